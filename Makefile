@@ -1,0 +1,72 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`. `make help` lists the rest.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+OUT ?= demo-out
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# torch goes first and alone, so that no resolver picks another build of it for somebody else's sake.
+$(INSTALLED): pyproject.toml ops/constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' || { echo "Python's venv module is incomplete: apt-get install python3-venv"; exit 1; }
+	@echo "Installing into $(VENV) (once, some minutes)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c ops/constraints.txt torch
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c ops/constraints.txt -e '.[dev]'
+	@touch $@
+
+.PHONY: install
+install: $(INSTALLED) ## Make the virtual environment with the pinned dependencies
+
+.PHONY: demo
+demo: $(INSTALLED) ## Run a whole federation on this machine; OUT=DIR chooses where it leaves everything
+	@$(BIN)/lorica demo --out '$(OUT)'
+
+.PHONY: test
+test: $(INSTALLED) ## Run the test suite; ARGS='-k name' narrows it
+	@$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: lint
+lint: $(INSTALLED) ## Style, types, dependency walls and generated code
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@PYTHONPATH=.:proto $(BIN)/lint-imports
+	@if [ -x $(BIN)/hadolint ]; then $(BIN)/hadolint Dockerfile; else echo "Dockerfile not linted: hadolint has no build for this machine"; fi
+	@$(MAKE) --no-print-directory proto-check
+
+.PHONY: format
+format: $(INSTALLED) ## Format the code
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+PROTOS := $(wildcard proto/silo_wire/v1/*.proto)
+PROTOC = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(1) --grpc_python_out=$(1) \
+	--mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) $(PROTOS)
+
+.PHONY: proto
+proto: $(INSTALLED) ## Generate the wire's Python code
+	@$(call PROTOC,proto)
+
+.PHONY: proto-check
+proto-check: $(INSTALLED)
+	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && $(call PROTOC,$$fresh) \
+	&& for file in "$$fresh"/silo_wire/v1/*; do \
+		cmp -s "$$file" "proto/silo_wire/v1/$$(basename "$$file")" \
+		|| { echo "generated code has drifted from its .proto: $$(basename "$$file"); run make proto"; exit 1; }; \
+	done && echo "generated code agrees with proto/"
+
+.PHONY: docs
+docs: $(INSTALLED) ## Bring the tables of ops/docs up to date with the code
+	@PYTHONPATH=.:proto $(BIN)/python -m ops.docs_pages
+
+.PHONY: clean
+clean: ## Remove the virtual environment, caches and the demo's output
+	rm -rf $(VENV) demo-out .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,496 @@
+"""The `coordinator` command. Commands that only look or invite start in a moment; torch is imported where it is needed."""
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import sys
+import tomllib
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import structlog
+import typer
+from google.protobuf.json_format import MessageToDict
+from prometheus_client import CollectorRegistry
+from rich.console import Console
+from rich.table import Table
+
+from coordinator.composition import Coordinator, serve
+from coordinator.edges.coordinator_folder import CoordinatorFolder, coordinator_folder, remember
+from coordinator.edges.key_store import KeyStore
+from coordinator.edges.metrics import CoordinatorMetrics
+from coordinator.edges.operator_servicer import OperatorServicer
+from coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT, settings_text
+from security import files
+from security.errors import ConfigurationError, Conflict, LoricaError, StateError, exit_code
+from security.identifiers import federation_name
+from security.process_lock import ProcessLock, holder
+from silo_wire.canonical import Digest
+from silo_wire.v1 import operator_pb2, operator_pb2_grpc
+
+DEFAULT_PLAN = "default"
+DEFAULT_SIZE = "mini"
+
+app = typer.Typer(help="Run the coordinator of a federation.", no_args_is_help=True, pretty_exceptions_enable=False)
+plan_app = typer.Typer(help="Make, look at, start and stop plans.", no_args_is_help=True)
+app.add_typer(plan_app, name="plan")
+
+Dir = Annotated[
+    Path | None,
+    typer.Option("--dir", help="The coordinator's folder.", envvar="LORICA_COORDINATOR_DIR", show_default=False),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Reply = TypeVar("Reply")
+
+
+def main() -> None:
+    """Entry point: an error of Lorica is one line on stderr and its exit code (ops/docs/exit-codes.md)."""
+    try:
+        app()
+    except LoricaError as error:
+        Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(exit_code(error))
+
+
+@app.command()
+def init(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.", show_default=False)],
+    federation: Annotated[str, typer.Option(help="Name of the federation; it stands in every certificate.")] = "",
+    host: Annotated[
+        list[str] | None, typer.Option(help="Name or address by which silos reach this host; repeatable.")
+    ] = None,
+    silos_port: Annotated[int, typer.Option(help="Port for silos and operators.")] = SILOS_PORT,
+    enrolment_port: Annotated[int, typer.Option(help="Port for enrolment.")] = ENROLMENT_PORT,
+    metrics_port: Annotated[int, typer.Option(help="Port of /metrics on loopback.")] = METRICS_PORT,
+    plan: Annotated[bool, typer.Option(help="Also make the plan 'default', a small model from scratch.")] = True,
+) -> None:
+    """Make a coordinator: its authority, its keys, federation.toml, an empty state."""
+    folder = CoordinatorFolder(directory.absolute())
+    if folder.root.exists() and any(folder.root.iterdir()):
+        raise ConfigurationError(f"{folder.root} is not empty: choose a new folder")
+    name = federation_name(federation or _name_from(folder.root.name))
+    text = settings_text(
+        name, host or _own_hosts(), silos_port=silos_port, enrolment_port=enrolment_port, metrics_port=metrics_port
+    )
+    files.make_private_folder(folder.root)
+    KeyStore.create(folder.keys, name, datetime.now(UTC))
+    files.replace(folder.settings, text.encode())
+    coordinator = Coordinator.load(folder)
+    coordinator.open_store().close()
+    remember(folder.root)
+    out = Console()
+    out.print(
+        f"federation [bold]{name}[/] is in {folder.root}; silos reach it at {coordinator.settings.public.hosts[0]}"
+    )
+    if plan:
+        out.print("making the plan 'default' (a small model from scratch) ...")
+        _create_plan(coordinator, DEFAULT_PLAN, size=DEFAULT_SIZE)
+    out.print("next: coordinator invite SILO, for each; then coordinator serve", highlight=False)
+
+
+@app.command()
+def invite(
+    silo: Annotated[str, typer.Argument(help="Name of the silo: a-z, 0-9 and '-'.", show_default=False)],
+    hours: Annotated[
+        float | None, typer.Option(help="How long the token can be used; default from federation.toml.")
+    ] = None,
+    directory: Dir = None,
+) -> None:
+    """Print a one-time enrolment token for a silo, on stdout alone."""
+    coordinator = _load(directory)
+    seconds = int(hours * 3600 if hours is not None else coordinator.settings.invitations.validity_s)
+    reply = _ask(
+        coordinator, lambda stub: stub.Invite(operator_pb2.InviteRequest(silo=silo, valid_seconds=max(0, seconds)))
+    )
+    expires = datetime.fromtimestamp(reply.expires_unix_s, UTC).isoformat(timespec="minutes")
+    Console(stderr=True).print(
+        f"for silo {silo}, once, until {expires}: silo-agent enroll TOKEN", highlight=False, soft_wrap=True
+    )
+    print(reply.token)
+
+
+@app.command(name="serve")
+def serve_command(
+    directory: Dir = None,
+    plan: Annotated[
+        str, typer.Option(help="Plan that silos prepare as soon as they connect; '' for none.")
+    ] = DEFAULT_PLAN,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Run the coordinator until it is stopped."""
+    _log_to_stderr(log_level)
+    coordinator = _load(directory)
+    if plan == DEFAULT_PLAN and plan not in coordinator.shelf.names():
+        plan = ""
+    with ProcessLock(coordinator.folder.lock, "coordinator"):
+        asyncio.run(serve(coordinator, offer=plan, ready=_announce(coordinator)))
+
+
+@app.command()
+def status(directory: Dir = None, as_json: AsJson = False) -> None:
+    """Show where the plan and each silo stand."""
+    coordinator = _load(directory)
+    reply = _ask(coordinator, lambda stub: stub.GetStatus(operator_pb2.GetStatusRequest()))
+    running = holder(coordinator.folder.lock) is not None
+    if as_json:
+        print(json.dumps({"running": running, **_json(reply)}, indent=2))
+        return
+    out = Console()
+    out.print(f"federation {reply.federation}: coordinator {'running' if running else 'not running'}", highlight=False)
+    if reply.plan_digest:
+        out.print(
+            f"plan {reply.plan_name} ({reply.plan_digest.hex()[:16]}), round {reply.round} of {reply.rounds}",
+            highlight=False,
+        )
+    left = f", {reply.seconds_left:.0f} s left" if reply.seconds_left >= 0 else ""
+    out.print(f"{reply.phase}{left}: {reply.detail}", highlight=False, markup=False)
+    table = Table()
+    for column in ("silo", "state", "progress", "last seen", "certificate expires", "detail"):
+        table.add_column(column)
+    for silo in reply.silos:
+        table.add_row(
+            silo.silo,
+            silo.state,
+            f"{silo.fraction:.0%}" if silo.state in ("training", "evaluating") else "",
+            _instant(silo.last_seen_unix_s),
+            _instant(silo.certificate_expires_unix_s),
+            silo.detail,
+        )
+    if reply.silos:
+        out.print(table)
+
+
+@app.command()
+def rounds(
+    directory: Dir = None,
+    last: Annotated[int, typer.Option(min=0, help="Only the last ones; 0 for all.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Show each round: who took part, loss reduction, weight, share, scores."""
+    coordinator = _load(directory)
+    reply = _ask(coordinator, lambda stub: stub.ListRounds(operator_pb2.ListRoundsRequest(last=last)))
+    if as_json:
+        print(json.dumps([_json(record) for record in reply.rounds], indent=2))
+        return
+    out = Console()
+    if not reply.rounds:
+        out.print("no round has been opened yet")
+        return
+    table = Table()
+    for column in (
+        "round",
+        "outcome",
+        "silo",
+        "update",
+        "examples",
+        "loss reduction",
+        "weight",
+        "share",
+        "exact match",
+        "execution",
+    ):
+        table.add_column(column, justify="left" if column in ("outcome", "silo", "update") else "right")
+    for record in reply.rounds:
+        for silo in record.silos:
+            table.add_row(
+                f"{record.round}.{record.attempt}",
+                record.outcome,
+                silo.silo,
+                silo.outcome,
+                str(silo.examples or ""),
+                f"{silo.loss_reduction:.4f}" if silo.examples else "",
+                f"{silo.weight:.2f}" if silo.weight else "",
+                f"{silo.share:.1%}" if silo.weight else "",
+                f"{silo.dev_exact_matches / silo.dev_examples:.1%}" if silo.dev_examples else "",
+                f"{silo.dev_execution_matches / silo.dev_executed:.1%}" if silo.dev_executed else "",
+            )
+        table.add_section()
+    out.print(table)
+    for record in reply.rounds:
+        notes = [record.detail] if record.detail else []
+        if record.macro_exact_match >= 0:
+            notes.append(
+                f"exact match MacroAvg {record.macro_exact_match:.1%}, MicroAvg {record.micro_exact_match:.1%}"
+            )
+        if record.weight_fallback:
+            notes.append("all weights were zero, sizes stood in")
+        if notes:
+            out.print(f"{record.round}.{record.attempt}: {'; '.join(notes)}", highlight=False, markup=False)
+
+
+@app.command()
+def export(
+    target: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.", show_default=False)],
+    directory: Dir = None,
+    latest: Annotated[bool, typer.Option("--latest", help="The last model instead of the best by MicroAvg.")] = False,
+) -> None:
+    """Write the plan's model as a Hugging Face folder that from_pretrained loads."""
+    from coordinator.edges.export import export_model
+
+    coordinator = _load(directory)
+    reply = _ask(coordinator, lambda stub: stub.GetStatus(operator_pb2.GetStatusRequest()))
+    chosen = reply.model_digest if latest else reply.best_model_digest
+    if not chosen:
+        raise StateError("no plan has been started, so there is no model: run coordinator plan start")
+    bundle = coordinator.shelf.bundle(Digest(reply.plan_digest.hex()))
+    model = Digest(chosen.hex())
+    store = coordinator.open_store()
+    try:
+        signed = store.signed_model(bundle.plan.digest, model)
+    finally:
+        store.close()
+    if signed is None:
+        raise StateError(
+            f"model {model} is not in the records of plan {reply.plan_name}: restore the state from backup"
+        )
+    export_model(bundle, coordinator.models(bundle), model, target, round_number=signed.round)
+    Console().print(f"model {model[:16]} of plan {reply.plan_name} is in {target}", highlight=False)
+
+
+@plan_app.command(name="new")
+def plan_new(
+    name: Annotated[str, typer.Argument(help="Name of the plan: a-z, 0-9 and '-'.", show_default=False)],
+    size: Annotated[str, typer.Option(help="Begin a model of this size from scratch.")] = "",
+    model: Annotated[Path | None, typer.Option(help="Begin with a Hugging Face folder.")] = None,
+    hub: Annotated[str, typer.Option(help="Begin with a model of the Hugging Face Hub: NAME or NAME@REVISION.")] = "",
+    preset: Annotated[str, typer.Option(help="default, paper-text or paper-code.")] = "default",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of initialisation and data order.")] = 0,
+    vocabulary: Annotated[int | None, typer.Option(help="Pieces of the tokenizer, with --size.")] = None,
+    tokenizer_text: Annotated[Path | None, typer.Option(help="PUBLIC text for the tokenizer, with --size.")] = None,
+    values: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Replace a value of the preset, such as schedule.rounds=40; repeatable."
+        ),
+    ] = None,
+    directory: Dir = None,
+) -> None:
+    """Make a plan folder with plan.toml, to be looked through and edited before it is started."""
+    coordinator = _load(directory)
+    digest = _create_plan(
+        coordinator,
+        name,
+        size=size,
+        model=model,
+        hub=hub,
+        preset=preset,
+        seed=seed,
+        vocabulary=vocabulary,
+        tokenizer_text=tokenizer_text,
+        overrides=dict(_assignment(item) for item in values or ()),
+    )
+    Console().print(
+        f"plan {name} ({digest[:16]}) is in {coordinator.shelf.folder(name)}; start it with coordinator plan start {name}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@plan_app.command(name="show")
+def plan_show(
+    name: Annotated[str, typer.Argument()] = DEFAULT_PLAN, directory: Dir = None, as_json: AsJson = False
+) -> None:
+    """Check a plan folder and show what silos will be asked to approve."""
+    coordinator = _load(directory)
+    bundle = coordinator.shelf.compile(name)
+    value = {"digest": bundle.plan.digest, **bundle.plan.model_dump(mode="json")}
+    if as_json:
+        print(json.dumps(value, indent=2))
+        return
+    out = Console()
+    out.print(
+        f"plan [bold]{name}[/]: {bundle.plan.model.source}, {bundle.plan.model.parameters:,} parameters",
+        highlight=False,
+    )
+    table = Table(show_header=False)
+    for section, content in value.items():
+        if isinstance(content, dict):
+            for key, item in content.items():
+                table.add_row(section, key, json.dumps(item))
+            table.add_section()
+        else:
+            table.add_row("", section, json.dumps(content))
+    out.print(table)
+
+
+@plan_app.command(name="list")
+def plan_list(directory: Dir = None) -> None:
+    """Name the plans that have a folder."""
+    for name in _load(directory).shelf.names():
+        print(name)
+
+
+@plan_app.command(name="start")
+def plan_start(name: Annotated[str, typer.Argument()] = DEFAULT_PLAN, directory: Dir = None) -> None:
+    """Start a plan, or go on with it after a stop."""
+    coordinator = _load(directory)
+    reply = _ask(coordinator, lambda stub: stub.StartPlan(operator_pb2.StartPlanRequest(plan=name)))
+    Console().print(
+        f"plan {name} ({reply.plan_digest.hex()[:16]}) is started: {reply.detail}",
+        highlight=False,
+        soft_wrap=True,
+        markup=False,
+    )
+
+
+@plan_app.command(name="stop")
+def plan_stop(directory: Dir = None) -> None:
+    """Stop the plan under way; what was committed is kept, and plan start goes on with it."""
+    reply = _ask(_load(directory), lambda stub: stub.StopPlan(operator_pb2.StopPlanRequest()))
+    Console().print(reply.detail, highlight=False, soft_wrap=True, markup=False)
+
+
+# --- how a command reaches the state: over mutual TLS if the coordinator runs, else directly, by the same servicer
+
+
+def _load(directory: Path | None) -> Coordinator:
+    return Coordinator.load(coordinator_folder(directory))
+
+
+def _ask(coordinator: Coordinator, ask: Callable[["operator_pb2_grpc.OperatorAsyncStub"], Awaitable[Reply]]) -> Reply:
+    if holder(coordinator.folder.lock) is None:
+        try:
+            with ProcessLock(coordinator.folder.lock, "coordinator"):
+                return asyncio.run(_ask_offline(coordinator, ask))
+        except Conflict:
+            pass  # it has started this moment
+    return coordinator.operator_access().call(ask)
+
+
+async def _ask_offline(
+    coordinator: Coordinator, ask: Callable[["operator_pb2_grpc.OperatorAsyncStub"], Awaitable[Reply]]
+) -> Reply:
+    _log_to_stderr("error")
+    async with coordinator.service(CoordinatorMetrics(CollectorRegistry())) as (service, _):
+        return await ask(_Direct(OperatorServicer(service)))  # type: ignore[arg-type]  # the same calls, without a wire
+
+
+class _Direct:
+    """A stub whose calls go straight to the servicer."""
+
+    def __init__(self, servicer: OperatorServicer) -> None:
+        self._servicer = servicer
+
+    def __getattr__(self, name: str) -> Callable[[object], Awaitable[object]]:
+        method = getattr(self._servicer, name)
+        return lambda request: method(request, None)
+
+
+# --- plans
+
+
+def _create_plan(
+    coordinator: Coordinator,
+    name: str,
+    *,
+    size: str = "",
+    model: Path | None = None,
+    hub: str = "",
+    preset: str = "default",
+    seed: int = 0,
+    vocabulary: int | None = None,
+    tokenizer_text: Path | None = None,
+    overrides: dict[str, object] | None = None,
+) -> Digest:
+    from coordinator.plans.model_source import FolderModel, HubModel, ModelSource, SizedModel
+    from coordinator.plans.plan_folder import create_plan
+
+    if sum(bool(item) for item in (size, model, hub)) > 1:
+        raise ConfigurationError("give one of --size, --model and --hub, not several")
+    if (model or hub) and (vocabulary or tokenizer_text):
+        raise ConfigurationError("--vocabulary and --tokenizer-text go with --size: a given model brings its tokenizer")
+    source: ModelSource
+    if model:
+        source = FolderModel(model)
+    elif hub:
+        repository, _, revision = hub.partition("@")
+        source = HubModel(repository, revision or None)
+    else:
+        source = SizedModel(size or DEFAULT_SIZE, vocabulary, tokenizer_text)
+    bundle = create_plan(
+        coordinator.shelf.plans,
+        name=name,
+        federation=coordinator.federation,
+        source=source,
+        preset=preset,
+        seed=seed,
+        overrides=overrides,
+    )
+    return bundle.plan.digest
+
+
+def _assignment(text: str) -> tuple[str, object]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigurationError(f"--set {text!r} is not KEY=VALUE: write for example --set schedule.rounds=40")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()  # a bare word
+
+
+# --- small things
+
+
+def _name_from(folder: str) -> str:
+    kept = "".join(character if character.isalnum() else "-" for character in folder.lower()).strip("-")
+    return kept[:63].strip("-") or "federation"
+
+
+def _own_hosts() -> list[str]:
+    """This host's name if it resolves, and localhost."""
+    name = socket.getfqdn()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        return ["localhost"]
+    return [name, "localhost"] if name != "localhost" else ["localhost"]
+
+
+def _instant(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ") if unix_s else "never"
+
+
+def _json(message: operator_pb2.StatusReply | operator_pb2.RoundRecord) -> dict[str, object]:
+    value = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    for key in ("plan_digest", "model_digest", "best_model_digest"):
+        if key in value:
+            value[key] = getattr(message, key).hex()
+    return dict(value)
+
+
+def _announce(coordinator: Coordinator) -> Callable[[], None]:
+    def announce() -> None:
+        if sys.stderr.isatty():
+            Console(stderr=True).print(
+                f"coordinator of federation [bold]{coordinator.federation}[/] serves silos on "
+                f"{coordinator.settings.listen.silos}; Ctrl-C stops it",
+                highlight=False,
+            )
+
+    return announce
+
+
+def _log_to_stderr(level: str) -> None:
+    numbers = logging.getLevelNamesMapping()
+    if level.upper() not in numbers:
+        raise ConfigurationError(f"--log-level {level!r} is unknown: use debug, info, warning or error")
+    pretty = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.dev.ConsoleRenderer() if pretty else structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(numbers[level.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""How the coordinator is put together: from a folder to a running federation, or to one that answers a single command."""
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import structlog
+from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry, start_http_server
+
+from coordinator.edges.coordinator_folder import CoordinatorFolder
+from coordinator.edges.enrolment_servicer import EnrolmentServicer
+from coordinator.edges.federation_servicer import FederationServicer
+from coordinator.edges.grpc_server import enrolment_listener, serve_while_open, silo_listener
+from coordinator.edges.key_store import KeyStore
+from coordinator.edges.metrics import CoordinatorMetrics
+from coordinator.edges.model_store import ModelStore
+from coordinator.edges.operator_client import OperatorAccess
+from coordinator.edges.operator_servicer import OperatorServicer
+from coordinator.edges.plan_parts import model_store, plan_parts
+from coordinator.edges.round_store import SqlRoundStore
+from coordinator.edges.spool import Spools
+from coordinator.plans.plan_shelf import PlanShelf
+from coordinator.service.federation import Federation
+from coordinator.service.ports import Aggregator, Clock
+from coordinator.settings import Settings, address, reachable
+from security.errors import ConfigurationError, StorageError
+from security.identifiers import FederationName
+from silo_wire.plan import PlanBundle
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinator:
+    """A coordinator's folder with its settings and keys loaded."""
+
+    folder: CoordinatorFolder
+    settings: Settings
+    keys: KeyStore
+
+    @classmethod
+    def load(cls, folder: CoordinatorFolder) -> "Coordinator":
+        """Raises ConfigurationError naming the file, the key and the remedy."""
+        settings = Settings.read(folder.settings)
+        keys = KeyStore.load(
+            folder.keys,
+            hosts=settings.public.hosts,
+            enrolment_host=settings.public.hosts[0],
+            enrolment_port=settings.public_enrolment_port,
+            silo_certificate_lifetime=settings.certificates.silo_lifetime,
+            own_certificate_lifetime=settings.certificates.own_lifetime,
+        )
+        if keys.federation != settings.federation:
+            raise ConfigurationError(
+                f"{folder.settings}: federation = {settings.federation!r}, but the authority in {folder.keys} is of "
+                f"{keys.federation!r}: correct the name"
+            )
+        return cls(folder, settings, keys)
+
+    @property
+    def federation(self) -> FederationName:
+        return self.keys.federation
+
+    @property
+    def shelf(self) -> PlanShelf:
+        return PlanShelf(self.settings.state_folder)
+
+    def models(self, bundle: PlanBundle) -> ModelStore:
+        """The models of one plan."""
+        return model_store(self.settings.state_folder, bundle)
+
+    def operator_access(self) -> OperatorAccess:
+        """How this host's operator reaches the coordinator that runs on this folder."""
+        listening = address(self.settings.listen.silos)
+        host = reachable(listening.host)
+        return OperatorAccess(
+            address=f"[{host}]:{listening.port}" if ":" in host else f"{host}:{listening.port}",
+            federation=self.federation,
+            pair=self.keys.operator_pair(datetime.now(UTC)),
+            trust=self.keys.trust,
+        )
+
+    def open_store(self) -> SqlRoundStore:
+        state = self.settings.state_folder
+        try:
+            state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"{state} cannot be created: {error.strerror}") from error
+        return SqlRoundStore(state / "state.sqlite", self.federation)
+
+    @asynccontextmanager
+    async def service(
+        self, metrics: CoordinatorMetrics, *, clock: Clock = time.time
+    ) -> AsyncIterator[tuple[Federation, asyncio.Task[None]]]:
+        """The service on this folder's state, and the task that is its loop. The caller holds the folder's lock."""
+        store = self.open_store()
+        try:
+            spools = Spools(self.settings.state_folder / "spools")
+            service = Federation(
+                federation=self.federation,
+                store=store,
+                shelf=self.shelf,
+                open_plan=plan_parts(self.settings.state_folder, spools=spools, make_aggregator=self._aggregator),
+                spools=spools,
+                keys=self.keys,
+                observer=metrics,
+                clock=clock,
+            )
+            await service.start()
+            metrics.know_silos(silo.silo for silo in store.silos())
+            loop = asyncio.create_task(service.run())
+            try:
+                yield service, loop
+            finally:
+                loop.cancel()
+                await asyncio.gather(loop, return_exceptions=True)
+        finally:
+            store.close()
+
+    def _aggregator(self, bundle: PlanBundle, models: ModelStore, spools: Spools) -> Aggregator:
+        # Here, not above: torch takes seconds to import, and most commands do without it.
+        import torch
+
+        from coordinator.edges import aggregator
+
+        if self.settings.aggregation.threads:
+            torch.set_num_threads(self.settings.aggregation.threads)
+        device = aggregator.device_for(self.settings.aggregation.device)
+        return aggregator.Aggregator(bundle.plan.aggregation, models=models, spools=spools, device=device)
+
+    def check_device(self) -> None:
+        """Raises ConfigurationError now for a device that is not there, rather than at the end of the first round."""
+        from coordinator.edges import aggregator
+
+        aggregator.device_for(self.settings.aggregation.device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """A coordinator at work; both tasks run until they are cancelled, and end otherwise only with what went wrong."""
+
+    service: Federation
+    loop: asyncio.Task[None]
+    door: asyncio.Task[None]
+
+
+@asynccontextmanager
+async def serving(
+    coordinator: Coordinator, metrics: CoordinatorMetrics, *, offer: str = "", clock: Clock = time.time
+) -> AsyncIterator[Serving]:
+    """The service with its two listeners. The caller holds the folder's lock; `offer` as for `serve`."""
+    settings = coordinator.settings
+    pair = coordinator.keys.server_pair(datetime.now(UTC))
+    metrics.certificate_expiry.set(pair.expires.timestamp())
+    async with coordinator.service(metrics, clock=clock) as (service, loop):
+        if offer:
+            await service.offer_plan(offer)
+        silos = silo_listener(
+            settings.listen.silos,
+            pair=pair,
+            trust=coordinator.keys.trust,
+            federation=coordinator.federation,
+            on_refused=metrics.refused,
+            federation_service=FederationServicer(
+                service, coordinator.federation, on_sent=metrics.sent.inc, on_received=metrics.received.inc
+            ),
+            operator_service=OperatorServicer(service),
+        )
+        public = settings.public.hosts[0]
+        enrolment = enrolment_listener(
+            settings.listen.enrolment,
+            pair=pair,
+            on_refused=metrics.refused,
+            enrolment_service=EnrolmentServicer(
+                service.enrolment,
+                coordinator.federation,
+                f"[{public}]:{settings.public_silos_port}"
+                if ":" in public
+                else f"{public}:{settings.public_silos_port}",
+            ),
+        )
+        enrolment.require_free()  # it listens only when somebody is invited, which is too late to find out
+        await silos.start()
+        door = asyncio.create_task(serve_while_open(service.enrolment, enrolment))
+        try:
+            yield Serving(service=service, loop=loop, door=door)
+        finally:
+            door.cancel()
+            await asyncio.gather(door, return_exceptions=True)
+            await enrolment.stop()
+            await silos.stop()
+
+
+async def serve(coordinator: Coordinator, *, offer: str, ready: Callable[[], None]) -> None:
+    """Run until SIGTERM or SIGINT. `offer` names a plan that silos prepare at once if none is under way; "" is none."""
+    listen = coordinator.settings.listen
+    coordinator.check_device()
+    registry = CollectorRegistry()
+    for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
+        registry.register(collector)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with serving(coordinator, CoordinatorMetrics(registry), offer=offer) as at_work:
+        at = address(listen.metrics)
+        try:
+            http, http_thread = start_http_server(at.port, at.host, registry)
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot listen on {listen.metrics} for metrics ({error.strerror}): change [listen] metrics in "
+                f"{coordinator.folder.settings}"
+            ) from error
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            _log.info("serving", silos=listen.silos, enrolment=listen.enrolment, metrics=listen.metrics)
+            ready()
+            await asyncio.wait((stopped, at_work.door, at_work.loop), return_when=asyncio.FIRST_COMPLETED)
+            for ended in (at_work.door, at_work.loop):
+                if ended.done():
+                    ended.result()  # raises why it ended: a port that cannot be bound, or a defect
+        finally:
+            _log.info("stopping")
+            stopped.cancel()
+            http.shutdown()
+            http_thread.join()
+            http.server_close()

@@ -1,0 +1,33 @@
+"""Who may call what: one row for every RPC of the wire. An RPC without a row cannot be served (a test walks them all)."""
+
+from typing import Final
+
+from security.errors import AuthorisationError
+from security.identifiers import Identity, Role
+
+_SILO: Final = frozenset({Role.SILO})
+_OPERATOR: Final = frozenset({Role.OPERATOR})
+_READER: Final = frozenset({Role.OPERATOR, Role.VIEWER})
+
+ALLOWED: Final[dict[str, frozenset[Role]]] = {
+    "/silo_wire.v1.Federation/Attend": _SILO,
+    "/silo_wire.v1.Federation/FetchPlan": _SILO,
+    "/silo_wire.v1.Federation/DeclareReadiness": _SILO,
+    "/silo_wire.v1.Federation/FetchModel": _SILO,
+    "/silo_wire.v1.Federation/UploadOffset": _SILO,
+    "/silo_wire.v1.Federation/UploadUpdate": _SILO,
+    "/silo_wire.v1.Federation/DeclineRound": _SILO,
+    "/silo_wire.v1.Federation/ReportProgress": _SILO,
+    "/silo_wire.v1.Federation/ReportEvaluation": _SILO,
+    "/silo_wire.v1.Operator/GetStatus": _READER,
+    "/silo_wire.v1.Operator/ListRounds": _READER,
+    "/silo_wire.v1.Operator/Invite": _OPERATOR,
+    "/silo_wire.v1.Operator/StartPlan": _OPERATOR,
+    "/silo_wire.v1.Operator/StopPlan": _OPERATOR,
+}
+
+
+def authorise(identity: Identity, method: str) -> None:
+    """Raise AuthorisationError unless a certificate of this role may call `method` (a full gRPC method name)."""
+    if identity.role not in ALLOWED.get(method, frozenset()):
+        raise AuthorisationError(f"{identity.uri} has role {identity.role.value}, which may not call {method}")

@@ -1,0 +1,74 @@
+"""The coordinator's folder (settings, keys, lock; its state is where the settings say), and which one a command means.
+
+A command works on `--dir`, else $LORICA_COORDINATOR_DIR, else the current folder if it holds a federation.toml, else
+the folder that `coordinator init` made last for this user.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from platformdirs import user_config_path
+
+from coordinator.settings import SETTINGS_FILE
+from security import files
+from security.errors import ConfigurationError, StorageError
+
+ENVIRONMENT_VARIABLE = "LORICA_COORDINATOR_DIR"
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorFolder:
+    root: Path
+
+    @property
+    def settings(self) -> Path:
+        return self.root / SETTINGS_FILE
+
+    @property
+    def keys(self) -> Path:
+        return self.root / "keys"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "coordinator.lock"
+
+    def require(self) -> None:
+        if not self.settings.is_file():
+            raise ConfigurationError(
+                f"{self.root} holds no {SETTINGS_FILE}: run `coordinator init DIR`, or name its folder with --dir"
+            )
+
+
+def coordinator_folder(given: Path | None) -> CoordinatorFolder:
+    """The folder that a command means; raises ConfigurationError when there is none."""
+    if given is not None:
+        chosen = given
+    elif named := os.environ.get(ENVIRONMENT_VARIABLE):
+        chosen = Path(named)
+    elif (Path.cwd() / SETTINGS_FILE).is_file():
+        chosen = Path.cwd()
+    else:
+        try:
+            chosen = Path(_pointer().read_text().strip())
+        except OSError as error:
+            raise ConfigurationError(
+                "no federation is known here: run `coordinator init DIR`, or name its folder with --dir"
+            ) from error
+    folder = CoordinatorFolder(chosen.absolute())
+    folder.require()
+    return folder
+
+
+def remember(folder: Path) -> None:
+    """Make `folder` the one that this user's commands mean when they name none."""
+    pointer = _pointer()
+    try:
+        pointer.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"{pointer.parent} cannot be created: {error.strerror}") from error
+    files.replace(pointer, f"{folder}\n".encode())
+
+
+def _pointer() -> Path:
+    return user_config_path("lorica") / "coordinator"

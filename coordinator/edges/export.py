@@ -1,0 +1,91 @@
+"""A global model as a Hugging Face folder that `from_pretrained` loads: the plan's own files and the parameters.
+
+Nothing is converted: configuration and tokenizer are the bytes that the silos approved, the parameters those that they
+trained, each chunk checked on the way.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from coordinator import model_file
+from coordinator.edges.model_store import ModelStore
+from coordinator.model_file import MODEL_FILE
+from security import files
+from security.errors import ConfigurationError, StorageError
+from silo_wire.canonical import Digest
+from silo_wire.plan import LAYOUT_FILE, PlanBundle
+
+
+def export_model(bundle: PlanBundle, models: ModelStore, model: Digest, folder: Path, *, round_number: int) -> None:
+    """Write `model`, which round `round_number` of the plan made, to `folder`, which must be empty or not exist.
+
+    Raises ConfigurationError for a folder that holds anything, IntegrityError naming a damaged file of the store; the
+    folder is made whole or not at all.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigurationError(f"{folder} is not an empty folder: choose another one, nothing is overwritten")
+    vector = models.vector(model)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+    except OSError as error:
+        raise StorageError(f"{folder.parent} cannot be written: {error.strerror or error}") from error
+    try:
+        for name, content in bundle.files.items():
+            if name != LAYOUT_FILE:
+                files.replace(work / name, content)
+        files.replace(work / "README.md", _card(bundle, model, round_number).encode())
+
+        def chunks() -> Iterator[bytes]:
+            for index in range(vector.manifest.chunks):
+                yield vector.chunk(index)
+
+        model_file.write(work / MODEL_FILE, bundle.layout, chunks())
+        work.chmod(0o755)
+        os.replace(work, folder)
+        files.sync_folder(folder.parent)
+    except OSError as error:
+        raise StorageError(f"{folder} cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _card(bundle: PlanBundle, model: Digest, round_number: int) -> str:
+    plan = bundle.plan
+    training = plan.training
+    prompt = "{question} ; structured knowledge: {schema}" if training.schema_in_input else "{question}"
+    return f"""---
+library_name: transformers
+pipeline_tag: text2text-generation
+tags: [text-to-sql, federated-learning, t5]
+---
+
+# {plan.name}: a text-to-SQL model of the federation {plan.federation}
+
+Trained where the data is, by the silos of the federation; no example left a silo.
+
+| | |
+| --- | --- |
+| plan | `{plan.digest}` |
+| round | {round_number} of {plan.schedule.rounds} |
+| model (manifest digest) | `{model}` |
+| begun from | {plan.model.source} |
+| parameters | {plan.model.parameters:,} |
+| weighting | {plan.aggregation.weighting} |
+| server optimizer | {plan.aggregation.server_optimizer}, learning rate {plan.aggregation.server_learning_rate:g} |
+
+The input is `{prompt}`, at most {training.max_input_tokens} tokens; the output is SQL, at most {training.max_output_tokens} tokens.
+SQL that a model wrote may be wrong or harmful: run it read-only, with a time limit.
+
+```python
+from transformers import AutoTokenizer, T5ForConditionalGeneration
+
+tokenizer = AutoTokenizer.from_pretrained("DIR")
+model = T5ForConditionalGeneration.from_pretrained("DIR")
+ids = model.generate(**tokenizer("how many patients are there ?", return_tensors="pt"), max_new_tokens={training.max_output_tokens})
+print(tokenizer.decode(ids[0], skip_special_tokens=True))
+```
+"""

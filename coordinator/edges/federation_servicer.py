@@ -1,0 +1,152 @@
+"""The Federation service over gRPC: messages in, values to the service, values out. No decision is made here."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any
+
+from coordinator.edges.gate import CALLER
+from coordinator.service.federation import Federation
+from security.errors import AuthorisationError, MalformedMessage, StateError
+from security.identifiers import FederationName, SiloName
+from silo_wire import codec
+from silo_wire.canonical import Digest, digest_from_wire, digest_to_wire
+from silo_wire.manifest import CHUNK_BYTES
+from silo_wire.messages import WIRE_VERSION
+from silo_wire.v1 import common_pb2, federation_pb2, federation_pb2_grpc
+
+INSTANCE_BYTES = 16
+
+
+class FederationServicer(federation_pb2_grpc.FederationServicer):
+    """What silos call. `on_sent` and `on_received` are told the bytes of chunks."""
+
+    def __init__(
+        self,
+        service: Federation,
+        federation: FederationName,
+        *,
+        on_sent: Callable[[int], None],
+        on_received: Callable[[int], None],
+    ) -> None:
+        self._service = service
+        self._federation = federation
+        self._on_sent = on_sent
+        self._on_received = on_received
+
+    def _caller(self, key: common_pb2.CallKey) -> SiloName:
+        """The verified certificate's silo, if enrolled; raises AuthorisationError when the message claims another."""
+        silo = SiloName(CALLER.get().name)
+        if key.silo != silo:
+            raise AuthorisationError(
+                f"the certificate is of silo {silo} and the call names {key.silo[:80]!r}: only your own is served"
+            )
+        if key.federation != self._federation:
+            raise AuthorisationError(f"the call names federation {key.federation[:80]!r}, this is {self._federation}")
+        self._service.require_enrolled(silo)
+        return silo
+
+    async def Attend(self, request: federation_pb2.AttendRequest, context: Any) -> AsyncIterator[federation_pb2.Notice]:
+        silo = self._caller(request.key)
+        if request.wire_version != WIRE_VERSION:
+            raise StateError(
+                f"agent of silo {silo} speaks wire version {request.wire_version}, this coordinator speaks {WIRE_VERSION}: "
+                "update whichever is older"
+            )
+        if len(request.agent_instance) != INSTANCE_BYTES:
+            raise MalformedMessage(
+                f"agent_instance has {len(request.agent_instance)} bytes, it must have {INSTANCE_BYTES}"
+            )
+        plan = digest_from_wire(request.key.plan_digest, "plan_digest") if request.key.plan_digest else Digest("")
+        async with aclosing(self._service.attend(silo, request.agent_instance, plan)) as orders:
+            async for order in orders:
+                yield codec.order_to_wire(order, silo)
+
+    async def FetchPlan(
+        self, request: federation_pb2.FetchPlanRequest, context: Any
+    ) -> AsyncIterator[common_pb2.Chunk]:
+        self._caller(request.key)
+        bundle = await self._service.plan_bundle(digest_from_wire(request.key.plan_digest, "plan_digest"))
+        for index, start in enumerate(range(0, len(bundle), CHUNK_BYTES)):
+            data = bundle[start : start + CHUNK_BYTES]
+            yield common_pb2.Chunk(index=index, data=data)
+            self._on_sent(len(data))
+
+    async def DeclareReadiness(self, request: federation_pb2.ReadinessRequest, context: Any) -> federation_pb2.Ack:
+        silo = self._caller(request.key)
+        await self._service.declare_readiness(
+            silo,
+            digest_from_wire(request.key.plan_digest, "plan_digest"),
+            ready=request.ready,
+            reason=codec.detail_from_wire(request.reason),
+        )
+        return federation_pb2.Ack()
+
+    async def FetchModel(
+        self, request: federation_pb2.FetchModelRequest, context: Any
+    ) -> AsyncIterator[federation_pb2.ModelPiece]:
+        self._caller(request.key)
+        source = await self._service.model(
+            digest_from_wire(request.key.plan_digest, "plan_digest"),
+            digest_from_wire(request.model_digest, "model_digest"),
+        )
+        chunks = source.header.manifest.chunks
+        if request.first_chunk > chunks:
+            raise MalformedMessage(f"first_chunk is {request.first_chunk}, the model has {chunks} chunks")
+        yield federation_pb2.ModelPiece(header=codec.model_header_to_wire(source.header))
+        for index in range(request.first_chunk, chunks):
+            data = await source.chunk(index)
+            yield federation_pb2.ModelPiece(chunk=common_pb2.Chunk(index=index, data=data))
+            self._on_sent(len(data))
+
+    async def UploadOffset(
+        self, request: federation_pb2.UploadOffsetRequest, context: Any
+    ) -> federation_pb2.UploadOffsetReply:
+        silo = self._caller(request.key)
+        chunks, committed = await self._service.upload_offset(
+            silo, codec.round_key_from_wire(request.key), digest_from_wire(request.update_digest, "update_digest")
+        )
+        return federation_pb2.UploadOffsetReply(chunks=chunks, committed=committed)
+
+    async def UploadUpdate(
+        self, request_iterator: AsyncIterator[federation_pb2.UpdatePiece], context: Any
+    ) -> federation_pb2.UpdateReceipt:
+        first = await anext(aiter(request_iterator), None)
+        if first is None or first.WhichOneof("piece") != "header":
+            raise MalformedMessage("an upload begins with its header")
+        silo = self._caller(first.header.key)
+        upload = await self._service.begin_update(silo, codec.update_header_from_wire(first.header))
+        try:
+            async for piece in request_iterator:
+                if piece.WhichOneof("piece") != "chunk":
+                    raise MalformedMessage("after its header an upload holds chunks alone")
+                await upload.write(piece.chunk.index, piece.chunk.data)
+                self._on_received(len(piece.chunk.data))
+            digest = await upload.commit()
+        finally:
+            await upload.close()
+        return federation_pb2.UpdateReceipt(update_digest=digest_to_wire(digest))
+
+    async def DeclineRound(self, request: federation_pb2.DeclineRequest, context: Any) -> federation_pb2.Ack:
+        silo = self._caller(request.key)
+        await self._service.decline(
+            silo,
+            codec.round_key_from_wire(request.key),
+            codec.decline_reason_from_wire(request.reason),
+            codec.detail_from_wire(request.detail),
+        )
+        return federation_pb2.Ack()
+
+    async def ReportProgress(self, request: federation_pb2.ProgressReport, context: Any) -> federation_pb2.Ack:
+        silo = self._caller(request.key)
+        self._service.report_progress(silo, codec.phase_from_wire(request.phase), request.fraction)
+        return federation_pb2.Ack()
+
+    async def ReportEvaluation(self, request: federation_pb2.EvaluationReport, context: Any) -> federation_pb2.Ack:
+        silo = self._caller(request.key)
+        await self._service.report_evaluation(
+            silo,
+            codec.round_key_from_wire(request.key),
+            digest_from_wire(request.model_digest, "model_digest"),
+            codec.evaluation_from_wire(request),
+        )
+        return federation_pb2.Ack()

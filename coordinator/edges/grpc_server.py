@@ -1,0 +1,150 @@
+"""The coordinator's listeners: one mutually authenticated for silos and operators, one for enrolment.
+
+gRPC either requires a client certificate or never asks for one, hence two ports. The enrolment port listens only while
+an invitation is open.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+
+from coordinator.edges.gate import Gate, anyone, by_certificate
+from coordinator.edges.key_store import TlsPair
+from coordinator.service.enrolment import Enrolment
+from coordinator.settings import address, reachable
+from security.errors import ConfigurationError, StateError
+from security.identifiers import FederationName
+from security.pki.trust_bundle import TrustBundle
+from silo_wire.transport import SERVER_OPTIONS
+from silo_wire.v1 import enrolment_pb2_grpc, federation_pb2_grpc, operator_pb2_grpc
+
+import grpc  # isort: skip  # after silo_wire, which leaves TLS 1.3 alone
+import grpc.aio  # isort: skip
+
+STOP_GRACE_S = 2.0
+PROBE_TIMEOUT_S = 10.0
+
+
+class Listener:
+    """One port. `start` binds it, `stop` lets calls in flight end for a moment and closes it; both may be repeated."""
+
+    def __init__(self, address: str, make: Callable[[], grpc.aio.Server], credentials: grpc.ServerCredentials) -> None:
+        self._address = address
+        self._make = make
+        self._credentials = credentials
+        self._server: grpc.aio.Server | None = None
+        self._stopping: asyncio.Task[None] | None = None
+
+    @property
+    def listening(self) -> bool:
+        return self._server is not None
+
+    def require_free(self) -> None:
+        """Raise ConfigurationError now rather than at a later `start` when the address cannot be bound."""
+        host, port = address(self._address)
+        try:
+            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((host, port))  # never listens, so nobody can connect
+        except OSError as error:
+            raise self._unusable() from error
+
+    async def start(self) -> None:
+        """Raises ConfigurationError when the address cannot be bound, StateError when it would speak TLS 1.2."""
+        if self._server is not None:
+            return
+        server = self._make()
+        try:
+            port = server.add_secure_port(self._address, self._credentials)
+        except RuntimeError:
+            port = 0
+        if port == 0:
+            await server.stop(None)
+            raise self._unusable()
+        await server.start()
+        if await asyncio.to_thread(_speaks_tls_1_2, address(self._address).host, port):
+            await server.stop(None)
+            raise StateError(
+                f"{self._address} accepted TLS 1.2, which must be off: gRPC was imported before silo_wire, or its TLS has "
+                "changed; report this as a defect"
+            )
+        self._server = server
+
+    def _unusable(self) -> ConfigurationError:
+        return ConfigurationError(
+            f"cannot listen on {self._address}: another process has the port, or the address is not of this host; "
+            "change it under [listen] in federation.toml"
+        )
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            if self._stopping is None:
+                self._stopping = asyncio.create_task(self._server.stop(STOP_GRACE_S))
+            # Shielded: grpc loses a cancellation that comes as its stop completes, and must not be stopped half-way.
+            await asyncio.shield(self._stopping)
+            self._server = self._stopping = None
+
+
+def _speaks_tls_1_2(host: str, port: int) -> bool:
+    """Whether a handshake with nothing newer completes. gRPC tells nobody which versions it takes, so it is asked."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        with socket.create_connection((reachable(host), port), PROBE_TIMEOUT_S) as raw, context.wrap_socket(raw):
+            return True
+    except (ssl.SSLError, ConnectionResetError):
+        return False
+
+
+def silo_listener(
+    address: str,
+    *,
+    pair: TlsPair,
+    trust: TrustBundle,
+    federation: FederationName,
+    on_refused: Callable[[str], None],
+    federation_service: federation_pb2_grpc.FederationServicer,
+    operator_service: operator_pb2_grpc.OperatorServicer,
+) -> Listener:
+    """Mutual TLS: silos and operators, told apart by their certificate's role."""
+
+    def make() -> grpc.aio.Server:
+        gate = Gate(by_certificate(trust=trust, federation=federation), on_refused)
+        server = grpc.aio.server(interceptors=[gate], options=list(SERVER_OPTIONS))
+        federation_pb2_grpc.add_FederationServicer_to_server(federation_service, server)
+        operator_pb2_grpc.add_OperatorServicer_to_server(operator_service, server)
+        return server
+
+    credentials = grpc.ssl_server_credentials(
+        [(pair.key_pem, pair.certificate_pem)], root_certificates=trust.to_pem(), require_client_auth=True
+    )
+    return Listener(address, make, credentials)
+
+
+def enrolment_listener(
+    address: str,
+    *,
+    pair: TlsPair,
+    on_refused: Callable[[str], None],
+    enrolment_service: enrolment_pb2_grpc.EnrolmentServicer,
+) -> Listener:
+    """Server-authenticated TLS: whoever holds a token."""
+
+    def make() -> grpc.aio.Server:
+        server = grpc.aio.server(interceptors=[Gate(anyone, on_refused)], options=list(SERVER_OPTIONS))
+        enrolment_pb2_grpc.add_EnrolmentServicer_to_server(enrolment_service, server)
+        return server
+
+    return Listener(address, make, grpc.ssl_server_credentials([(pair.key_pem, pair.certificate_pem)]))
+
+
+async def serve_while_open(enrolment: Enrolment, listener: Listener) -> None:
+    """Keep the enrolment listener up exactly while an invitation is open."""
+    while True:
+        await enrolment.until_open()
+        await listener.start()
+        await enrolment.until_closed()
+        await listener.stop()

@@ -1,0 +1,98 @@
+"""The Operator service over gRPC, and the same replies for commands that run without a coordinator."""
+
+from typing import Any
+
+from coordinator.service.federation import Federation
+from coordinator.service.records import RoundRow, SiloRow
+from coordinator.service.standing import Standing
+from silo_wire.canonical import digest_to_wire
+from silo_wire.v1 import operator_pb2, operator_pb2_grpc
+
+NO_DEADLINE = -1.0
+NOT_EVALUATED = -1.0
+
+
+class OperatorServicer(operator_pb2_grpc.OperatorServicer):
+    def __init__(self, service: Federation) -> None:
+        self._service = service
+
+    async def GetStatus(self, request: operator_pb2.GetStatusRequest, context: Any) -> operator_pb2.StatusReply:
+        return status_reply(await self._service.status())
+
+    async def ListRounds(self, request: operator_pb2.ListRoundsRequest, context: Any) -> operator_pb2.ListRoundsReply:
+        rows = await self._service.rounds(request.last)
+        return operator_pb2.ListRoundsReply(rounds=[round_record(row) for row in rows])
+
+    async def Invite(self, request: operator_pb2.InviteRequest, context: Any) -> operator_pb2.InviteReply:
+        token, expires = await self._service.enrolment.invite(request.silo, request.valid_seconds)
+        return operator_pb2.InviteReply(token=token, expires_unix_s=expires)
+
+    async def StartPlan(self, request: operator_pb2.StartPlanRequest, context: Any) -> operator_pb2.StartPlanReply:
+        digest, detail = await self._service.start_plan(request.plan)
+        return operator_pb2.StartPlanReply(plan_digest=digest_to_wire(digest), detail=detail)
+
+    async def StopPlan(self, request: operator_pb2.StopPlanRequest, context: Any) -> operator_pb2.StopPlanReply:
+        return operator_pb2.StopPlanReply(detail=await self._service.stop_plan())
+
+
+def status_reply(standing: Standing) -> operator_pb2.StatusReply:
+    reply = operator_pb2.StatusReply(
+        federation=standing.federation,
+        plan_name=standing.plan_name,
+        plan_digest=digest_to_wire(standing.plan) if standing.plan else b"",
+        phase=standing.phase,
+        detail=standing.detail,
+        round=standing.round,
+        attempt=standing.attempt,
+        rounds=standing.rounds,
+        seconds_left=NO_DEADLINE if standing.seconds_left is None else standing.seconds_left,
+        model_digest=digest_to_wire(standing.model) if standing.model else b"",
+        best_model_digest=digest_to_wire(standing.best_model) if standing.best_model else b"",
+    )
+    for silo in standing.silos:
+        reply.silos.add(
+            silo=silo.silo,
+            state=silo.state,
+            detail=silo.detail,
+            last_seen_unix_s=silo.last_seen_unix_s,
+            fraction=silo.fraction,
+            certificate_expires_unix_s=silo.certificate_expires_unix_s,
+        )
+    return reply
+
+
+def round_record(row: RoundRow) -> operator_pb2.RoundRecord:
+    return operator_pb2.RoundRecord(
+        round=row.round,
+        attempt=row.attempt,
+        outcome=row.outcome,
+        detail=row.detail,
+        opened_unix_s=row.opened_unix_s,
+        closed_unix_s=row.closed_unix_s or 0.0,
+        model_digest=digest_to_wire(row.model),
+        weight_fallback=row.weight_fallback,
+        silos=[_silo_round(silo) for silo in row.silos],
+        macro_exact_match=NOT_EVALUATED if row.macro_exact_match is None else row.macro_exact_match,
+        micro_exact_match=NOT_EVALUATED if row.micro_exact_match is None else row.micro_exact_match,
+    )
+
+
+def _silo_round(silo: SiloRow) -> operator_pb2.SiloRound:
+    record = operator_pb2.SiloRound(
+        silo=silo.silo,
+        outcome=silo.outcome,
+        detail=silo.detail,
+        examples=silo.examples,
+        loss_max=silo.loss_max,
+        loss_min=silo.loss_min,
+        loss_reduction=silo.loss_reduction,
+        weight=silo.weight,
+        share=silo.share,
+        delta_norm=silo.delta_norm,
+    )
+    if silo.evaluation is not None:
+        record.dev_examples = silo.evaluation.examples
+        record.dev_exact_matches = silo.evaluation.exact_matches
+        record.dev_executed = silo.evaluation.executed
+        record.dev_execution_matches = silo.evaluation.execution_matches
+    return record

@@ -1,0 +1,49 @@
+"""What works for one plan alone, put together: its models and its aggregator, below the state folder."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from coordinator.edges.model_store import ModelStore
+from coordinator.edges.spool import Spools
+from coordinator.model_file import MODEL_FILE
+from coordinator.rounds.updates import AggregationResult, CommittedUpdate
+from coordinator.service.ports import Aggregator, PlanParts
+from silo_wire.canonical import Digest
+from silo_wire.messages import RoundKey
+from silo_wire.plan import PlanBundle
+
+MakeAggregator = Callable[[PlanBundle, ModelStore, Spools], Aggregator]
+
+
+def model_store(state: Path, bundle: PlanBundle) -> ModelStore:
+    """The store of the plan's models, `state`/models/DIGEST."""
+    plan = bundle.plan
+    return ModelStore(
+        state / "models" / plan.digest,
+        layout=bundle.layout,
+        initial=Digest(plan.model.initial),
+        initial_file=state / "plans" / plan.name / MODEL_FILE,
+    )
+
+
+def plan_parts(state: Path, *, spools: Spools, make_aggregator: MakeAggregator) -> Callable[[PlanBundle], PlanParts]:
+    """The service's `OpenPlan`."""
+
+    def open_plan(bundle: PlanBundle) -> PlanParts:
+        models = model_store(state, bundle)
+        return PlanParts(models=models, aggregator=_OnDemand(lambda: make_aggregator(bundle, models, spools)))
+
+    return open_plan
+
+
+class _OnDemand:
+    """An aggregator that is made for the first round it sums: commands that only look never import torch."""
+
+    def __init__(self, make: Callable[[], Aggregator]) -> None:
+        self._make = make
+        self._made: Aggregator | None = None
+
+    def aggregate(self, key: RoundKey, base_model: Digest, updates: Sequence[CommittedUpdate]) -> AggregationResult:
+        if self._made is None:
+            self._made = self._make()
+        return self._made.aggregate(key, base_model, updates)

@@ -1,0 +1,430 @@
+"""The coordinator's durable state in a database: the machine's state and the records of each transition, together or not at all.
+
+SQLite with a write-ahead log and full synchronisation: what a method wrote is on the disk when it returns. The same
+statements suit PostgreSQL; only the connection's settings are SQLite's own.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Row, Table, and_, create_engine, delete, event, insert, select, update
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from coordinator.edges.round_tables import (
+    TABLES_VERSION,
+    checkpoints,
+    evaluations,
+    invitations,
+    machine,
+    metadata,
+    plans,
+    rounds,
+    schema,
+    silos,
+    updates,
+)
+from coordinator.edges.state_json import STATE_VERSION, state_from_json, state_to_json
+from coordinator.rounds.effects import (
+    EvaluationAbandoned,
+    EvaluationAccepted,
+    EvaluationClosed,
+    EvaluationOpened,
+    ModelMade,
+    PlanBegun,
+    Record,
+    RoundAbandoned,
+    RoundClosed,
+    RoundOpened,
+    SiloDropped,
+    SiloLastSeen,
+    UpdateAccepted,
+)
+from coordinator.rounds.states import Idle, State
+from coordinator.service.records import EnrolledSilo, Invitation, RoundRow, SignedModel, SiloRow
+from security.errors import AuthenticationError, StorageError
+from security.identifiers import FederationName, SiloName
+from silo_wire.canonical import Digest
+from silo_wire.messages import Evaluation, RoundKey
+
+BUSY_TIMEOUT_MS = 10_000
+_MACHINE_ID = 1
+_SCORED = ("applied", "zero_weight")
+
+
+class SqlRoundStore:
+    """Implements `coordinator.service.ports.RoundStore`. Safe to call from several threads."""
+
+    def __init__(self, path: Path, federation: FederationName) -> None:
+        """Open or create the database file; raises StorageError naming it."""
+        self._path = path
+        self._federation = federation
+        self._database = create_engine(f"sqlite:///{path}")
+        event.listen(self._database, "connect", _set_up_sqlite)
+        event.listen(self._database, "begin", _begin)
+        with self._transaction() as connection:
+            metadata.create_all(connection)
+            version = connection.execute(select(schema.c.version)).scalar_one_or_none()
+            if version is None:
+                connection.execute(insert(schema).values(version=TABLES_VERSION))
+            elif version != TABLES_VERSION:
+                raise StorageError(
+                    f"{path} has tables of version {version}, this coordinator works with version {TABLES_VERSION}: "
+                    "run the release that wrote it"
+                )
+
+    def close(self) -> None:
+        self._database.dispose()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        try:
+            with self._database.begin() as connection:
+                yield connection
+        except SQLAlchemyError as error:
+            reason = " ".join(str(error.__cause__ or error).split())
+            raise StorageError(
+                f"{self._path} cannot be read or written ({reason}): check the disk's free space and the permissions, "
+                "or restore the file from backup"
+            ) from error
+
+    # --- the machine
+
+    def load(self) -> State:
+        with self._transaction() as connection:
+            row = connection.execute(select(machine).where(machine.c.id == _MACHINE_ID)).one_or_none()
+            if row is None:
+                names = connection.execute(select(silos.c.silo)).scalars()
+                return Idle(population=frozenset(SiloName(name) for name in names))
+        return state_from_json(version=row.version, phase=row.phase, text=row.state, where=str(self._path))
+
+    def transition(self, state: State, records: Sequence[Record]) -> None:
+        values = {"version": STATE_VERSION, "phase": state.phase, "state": state_to_json(state)}
+        with self._transaction() as connection:
+            for record in records:
+                _write(connection, record)
+            _put(connection, machine, {"id": _MACHINE_ID}, values)
+
+    # --- silos and invitations
+
+    def silos(self) -> tuple[EnrolledSilo, ...]:
+        with self._transaction() as connection:
+            return tuple(_silo(row) for row in connection.execute(select(silos).order_by(silos.c.silo)))
+
+    def silo(self, name: SiloName) -> EnrolledSilo | None:
+        with self._transaction() as connection:
+            row = connection.execute(select(silos).where(silos.c.silo == name)).one_or_none()
+        return None if row is None else _silo(row)
+
+    def seen(self, name: SiloName, at: float) -> None:
+        with self._transaction() as connection:
+            connection.execute(update(silos).where(silos.c.silo == name).values(last_seen=at))
+
+    def invite(self, invitation: Invitation) -> None:
+        with self._transaction() as connection:
+            still_open = and_(invitations.c.silo == invitation.silo, invitations.c.spent_at.is_(None))
+            connection.execute(delete(invitations).where(still_open))
+            connection.execute(
+                insert(invitations).values(
+                    secret_digest=invitation.secret_digest,
+                    silo=invitation.silo,
+                    expires_at=invitation.expires_unix_s,
+                )
+            )
+
+    def invitations(self) -> tuple[Invitation, ...]:
+        query = select(invitations).where(invitations.c.spent_at.is_(None)).order_by(invitations.c.silo)
+        with self._transaction() as connection:
+            return tuple(
+                Invitation(silo=SiloName(row.silo), secret_digest=row.secret_digest, expires_unix_s=row.expires_at)
+                for row in connection.execute(query)
+            )
+
+    def enrol(self, silo: EnrolledSilo, *, secret_digest: bytes) -> None:
+        now = silo.enrolled_unix_s
+        spend = (
+            update(invitations)
+            .where(
+                invitations.c.secret_digest == secret_digest,
+                invitations.c.silo == silo.silo,
+                invitations.c.spent_at.is_(None),
+                invitations.c.expires_at > now,
+            )
+            .values(spent_at=now)
+        )
+        with self._transaction() as connection:
+            if connection.execute(spend).rowcount != 1:
+                raise AuthenticationError(
+                    f"invitation of silo {silo.silo} is spent, expired or replaced: "
+                    f"have a new one made with `coordinator invite {silo.silo}`"
+                )
+            _put(
+                connection,
+                silos,
+                {"silo": silo.silo},
+                {
+                    "identity_public_key": silo.identity_public_key,
+                    "certificate_serial": silo.certificate_serial,
+                    "certificate_expires": silo.certificate_expires_unix_s,
+                    "enrolled_at": now,
+                    "last_seen": silo.last_seen_unix_s,
+                },
+            )
+
+    # --- rounds
+
+    def has_rounds(self, plan: Digest) -> bool:
+        with self._transaction() as connection:
+            return connection.execute(select(rounds.c.round).where(rounds.c.plan == plan).limit(1)).first() is not None
+
+    def signed_model(self, plan: Digest, model: Digest) -> SignedModel | None:
+        query = select(checkpoints).where(checkpoints.c.plan == plan, checkpoints.c.model == model)
+        with self._transaction() as connection:
+            row = connection.execute(query).one_or_none()
+        return None if row is None else SignedModel(model=model, round=row.round, signature=row.signature)
+
+    def committed_update(self, key: RoundKey, silo: SiloName) -> Digest | None:
+        query = select(updates.c.update_digest).where(*_of(updates, key), updates.c.silo == silo)
+        with self._transaction() as connection:
+            digest = connection.execute(query).scalar_one_or_none()
+        return None if digest is None else Digest(digest)
+
+    def evaluation(self, key: RoundKey, silo: SiloName) -> Evaluation | None:
+        query = select(evaluations).where(*_of(evaluations, key), evaluations.c.silo == silo)
+        with self._transaction() as connection:
+            row = connection.execute(query).one_or_none()
+        return None if row is None else _evaluation(row)
+
+    def closed_attempts(self, last: int) -> tuple[RoundKey, ...]:
+        query = select(rounds).where(rounds.c.closed_at.is_not(None)).order_by(rounds.c.closed_at.desc()).limit(last)
+        with self._transaction() as connection:
+            return tuple(
+                RoundKey(federation=self._federation, plan=Digest(row.plan), round=row.round, attempt=row.attempt)
+                for row in connection.execute(query)
+            )
+
+    def rounds(self, plan: Digest, last: int) -> tuple[RoundRow, ...]:
+        newest = select(rounds).where(rounds.c.plan == plan).order_by(rounds.c.round.desc(), rounds.c.attempt.desc())
+        if last:
+            newest = newest.limit(last)
+        with self._transaction() as connection:
+            found = list(connection.execute(newest))[::-1]
+            of_silos = list(connection.execute(select(updates).where(updates.c.plan == plan).order_by(updates.c.silo)))
+            scores = {
+                (row.round, row.silo): _evaluation(row)
+                for row in connection.execute(
+                    select(evaluations).where(evaluations.c.plan == plan).order_by(evaluations.c.silo)
+                )
+            }
+        return tuple(_round(row, of_silos, scores) for row in found)
+
+
+def _begin(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN")
+
+
+def _set_up_sqlite(connection: Any, _: ConnectionPoolEntry) -> None:
+    connection.isolation_level = None  # the driver would begin before some statements only, and not before DDL
+    cursor = connection.cursor()
+    for pragma in (
+        f"busy_timeout = {BUSY_TIMEOUT_MS}",
+        "journal_mode = WAL",
+        "synchronous = FULL",
+        "foreign_keys = ON",
+    ):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _put(connection: Connection, table: Table, identity: Mapping[str, object], values: Mapping[str, object]) -> None:
+    """Update the row with this identity or insert it."""
+    matches = [table.c[name] == value for name, value in identity.items()]
+    if connection.execute(update(table).where(*matches).values(**values)).rowcount == 0:
+        connection.execute(insert(table).values(**identity, **values))
+
+
+def _identity(key: RoundKey) -> dict[str, object]:
+    return {"plan": key.plan, "round": key.round, "attempt": key.attempt}
+
+
+def _of(table: Table, key: RoundKey) -> list[Any]:
+    return [table.c[name] == value for name, value in _identity(key).items()]
+
+
+def _write(connection: Connection, record: Record) -> None:
+    match record:
+        case PlanBegun():
+            _put(connection, plans, {"digest": record.plan}, {"name": record.name, "begun_at": record.at})
+        case ModelMade():
+            _put(
+                connection,
+                checkpoints,
+                {"plan": record.plan, "model": record.model},
+                {"round": record.round, "signature": record.signature, "made_at": record.at},
+            )
+        case SiloLastSeen():
+            connection.execute(update(silos).where(silos.c.silo == record.silo).values(last_seen=record.at))
+        case RoundOpened():
+            _open(connection, record)
+            for silo in record.cohort:
+                connection.execute(insert(updates).values(**_identity(record.key), silo=silo, outcome="training"))
+        case UpdateAccepted():
+            _accept(connection, record)
+        case SiloDropped():
+            _of_silo(connection, record.key, record.silo, outcome=record.outcome, detail=record.detail)
+        case RoundClosed():
+            _close(
+                connection,
+                record.key,
+                record.at,
+                outcome=record.result.outcome.value,
+                model=record.result.model,
+                weight_fallback=record.result.fallback,
+            )
+            for item in record.result.weights:
+                _of_silo(connection, record.key, item.silo, weight=item.weight, share=item.share, capped=item.capped)
+        case RoundAbandoned():
+            _close(connection, record.key, record.at, outcome="abandoned", detail=record.reason)
+        case EvaluationOpened():
+            if record.key.round == 0:  # later ones belong to the row of the round that made the model
+                _open(connection, record)
+        case EvaluationAccepted():
+            _score(connection, record)
+        case EvaluationClosed():
+            _average(connection, record)
+        case EvaluationAbandoned():
+            if record.key.round == 0:
+                _close(connection, record.key, record.at, outcome="abandoned", detail=record.reason)
+
+
+def _open(connection: Connection, record: RoundOpened | EvaluationOpened) -> None:
+    connection.execute(
+        insert(rounds).values(**_identity(record.key), outcome="running", opened_at=record.at, model=record.model)
+    )
+
+
+def _close(connection: Connection, key: RoundKey, at: float, **values: object) -> None:
+    connection.execute(update(rounds).where(*_of(rounds, key)).values(closed_at=at, **values))
+
+
+def _of_silo(connection: Connection, key: RoundKey, silo: SiloName, **values: object) -> None:
+    connection.execute(update(updates).where(*_of(updates, key), updates.c.silo == silo).values(**values))
+
+
+def _accept(connection: Connection, record: UpdateAccepted) -> None:
+    summary = record.update.summary
+    _of_silo(
+        connection,
+        record.key,
+        record.update.silo,
+        outcome="committed",
+        update_digest=record.update.digest,
+        signature=record.signature,
+        examples=summary.examples,
+        loss_max=summary.loss_max,
+        loss_min=summary.loss_min,
+        loss_first=summary.loss_first,
+        loss_last=summary.loss_last,
+        optimizer_steps=summary.optimizer_steps,
+        seconds=summary.seconds,
+        delta_norm=record.update.delta_norm,
+        committed_at=record.at,
+    )
+
+
+def _score(connection: Connection, record: EvaluationAccepted) -> None:
+    scored = record.report.evaluation
+    _put(
+        connection,
+        evaluations,
+        {"plan": record.key.plan, "round": record.key.round, "silo": record.report.silo},
+        {
+            "attempt": record.key.attempt,
+            "model": record.model,
+            "split": scored.split,
+            "examples": scored.examples,
+            "exact_matches": scored.exact_matches,
+            "executed": scored.executed,
+            "execution_matches": scored.execution_matches,
+            "loss_per_token": scored.loss_per_token,
+            "seconds": scored.seconds,
+            "reported_at": record.at,
+        },
+    )
+
+
+def _average(connection: Connection, record: EvaluationClosed) -> None:
+    averages = {
+        "macro_exact_match": record.macro,
+        "micro_exact_match": None if record.score is None else record.score.micro_average,
+    }
+    if record.key.round == 0:
+        _close(connection, record.key, record.at, outcome="evaluated", **averages)
+    else:
+        made_the_model = and_(
+            rounds.c.plan == record.key.plan, rounds.c.round == record.key.round, rounds.c.outcome.in_(_SCORED)
+        )
+        connection.execute(update(rounds).where(made_the_model).values(**averages))
+
+
+def _silo(row: Row[Any]) -> EnrolledSilo:
+    return EnrolledSilo(
+        silo=SiloName(row.silo),
+        identity_public_key=row.identity_public_key,
+        certificate_serial=row.certificate_serial,
+        certificate_expires_unix_s=row.certificate_expires,
+        enrolled_unix_s=row.enrolled_at,
+        last_seen_unix_s=row.last_seen,
+    )
+
+
+def _evaluation(row: Row[Any]) -> Evaluation:
+    return Evaluation(
+        split=row.split,
+        examples=row.examples,
+        exact_matches=row.exact_matches,
+        executed=row.executed,
+        execution_matches=row.execution_matches,
+        loss_per_token=row.loss_per_token,
+        seconds=row.seconds,
+    )
+
+
+def _round(row: Row[Any], of_silos: Sequence[Row[Any]], scores: Mapping[tuple[int, str], Evaluation]) -> RoundRow:
+    members = [item for item in of_silos if (item.round, item.attempt) == (row.round, row.attempt)]
+    scored = row.outcome in (*_SCORED, "evaluated")
+    found = {silo: score for (number, silo), score in scores.items() if number == row.round} if scored else {}
+    trained = tuple(
+        SiloRow(
+            silo=SiloName(item.silo),
+            outcome=item.outcome,
+            detail=item.detail,
+            examples=item.examples,
+            loss_max=item.loss_max,
+            loss_min=item.loss_min,
+            weight=item.weight,
+            share=item.share,
+            delta_norm=item.delta_norm,
+            evaluation=found.pop(item.silo, None),
+        )
+        for item in members
+    )
+    # Whoever only evaluated: round 0, or an evaluation that was done again after a stop, by another cohort.
+    further = tuple(
+        SiloRow(silo=SiloName(silo), outcome="evaluated", evaluation=score) for silo, score in sorted(found.items())
+    )
+    return RoundRow(
+        round=row.round,
+        attempt=row.attempt,
+        outcome=row.outcome,
+        detail=row.detail,
+        opened_unix_s=row.opened_at,
+        closed_unix_s=row.closed_at,
+        model=Digest(row.model),
+        weight_fallback=row.weight_fallback,
+        silos=trained + further,
+        macro_exact_match=row.macro_exact_match,
+        micro_exact_match=row.micro_exact_match,
+    )

@@ -1,0 +1,131 @@
+"""The tables of the coordinator's state. Generic SQL types alone, so that PostgreSQL can take SQLite's place.
+
+Times are Unix seconds. A row of `machine` and the rows of the other tables change in one transaction.
+"""
+
+from sqlalchemy import (
+    Boolean,
+    Column,
+    Float,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+TABLES_VERSION = 1
+
+metadata = MetaData()
+
+schema = Table("schema", metadata, Column("version", Integer, primary_key=True, autoincrement=False))
+
+machine = Table(
+    "machine",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),  # 1: there is one
+    Column("version", Integer, nullable=False),
+    Column("phase", String(32), nullable=False),
+    Column("state", Text, nullable=False),
+)
+
+silos = Table(
+    "silos",
+    metadata,
+    Column("silo", String(63), primary_key=True),
+    Column("identity_public_key", LargeBinary(32), nullable=False),
+    Column("certificate_serial", String(64), nullable=False),
+    Column("certificate_expires", Float, nullable=False),
+    Column("enrolled_at", Float, nullable=False),
+    Column("last_seen", Float, nullable=False),
+)
+
+invitations = Table(
+    "invitations",
+    metadata,
+    Column("secret_digest", LargeBinary(32), primary_key=True),
+    Column("silo", String(63), nullable=False, index=True),
+    Column("expires_at", Float, nullable=False),
+    Column("spent_at", Float),
+)
+
+plans = Table(
+    "plans",
+    metadata,
+    Column("digest", String(64), primary_key=True),
+    Column("name", String(63), nullable=False),
+    Column("begun_at", Float, nullable=False),
+)
+
+rounds = Table(
+    "rounds",
+    metadata,
+    Column("plan", String(64), ForeignKey("plans.digest"), primary_key=True),
+    Column("round", Integer, primary_key=True, autoincrement=False),
+    Column("attempt", Integer, primary_key=True, autoincrement=False),
+    Column("outcome", String(16), nullable=False),
+    Column("detail", Text, nullable=False, default=""),
+    Column("opened_at", Float, nullable=False),
+    Column("closed_at", Float),
+    Column("model", String(64), nullable=False),
+    Column("weight_fallback", Boolean, nullable=False, default=False),
+    Column("macro_exact_match", Float),
+    Column("micro_exact_match", Float),
+)
+
+updates = Table(
+    "updates",
+    metadata,
+    Column("plan", String(64), primary_key=True),
+    Column("round", Integer, primary_key=True, autoincrement=False),
+    Column("attempt", Integer, primary_key=True, autoincrement=False),
+    Column("silo", String(63), ForeignKey("silos.silo"), primary_key=True),
+    Column("outcome", String(16), nullable=False),
+    Column("detail", Text, nullable=False, default=""),
+    Column("update_digest", String(64)),
+    Column("signature", LargeBinary(64)),
+    Column("examples", Integer, nullable=False, default=0),
+    Column("loss_max", Float, nullable=False, default=0.0),
+    Column("loss_min", Float, nullable=False, default=0.0),
+    Column("loss_first", Float, nullable=False, default=0.0),
+    Column("loss_last", Float, nullable=False, default=0.0),
+    Column("optimizer_steps", Integer, nullable=False, default=0),
+    Column("seconds", Float, nullable=False, default=0.0),
+    Column("delta_norm", Float, nullable=False, default=0.0),
+    Column("weight", Float, nullable=False, default=0.0),
+    Column("share", Float, nullable=False, default=0.0),
+    Column("capped", Boolean, nullable=False, default=False),
+    Column("committed_at", Float),
+    ForeignKeyConstraint(["plan", "round", "attempt"], ["rounds.plan", "rounds.round", "rounds.attempt"]),
+)
+
+evaluations = Table(
+    "evaluations",
+    metadata,
+    Column("plan", String(64), ForeignKey("plans.digest"), primary_key=True),
+    Column("round", Integer, primary_key=True, autoincrement=False),
+    Column("silo", String(63), ForeignKey("silos.silo"), primary_key=True),
+    Column("attempt", Integer, nullable=False),
+    Column("model", String(64), nullable=False),
+    Column("split", String(8), nullable=False),
+    Column("examples", Integer, nullable=False),
+    Column("exact_matches", Integer, nullable=False),
+    Column("executed", Integer, nullable=False),
+    Column("execution_matches", Integer, nullable=False),
+    Column("loss_per_token", Float, nullable=False),
+    Column("seconds", Float, nullable=False),
+    Column("reported_at", Float, nullable=False),
+)
+
+checkpoints = Table(
+    "checkpoints",
+    metadata,
+    Column("plan", String(64), ForeignKey("plans.digest"), primary_key=True),
+    Column("model", String(64), primary_key=True),
+    Column("round", Integer, nullable=False),
+    Column("signature", LargeBinary(64), nullable=False),
+    Column("made_at", Float, nullable=False),
+)

@@ -1,0 +1,1 @@
+"""Plan folders: what the operator edits, and how it becomes the plan bundle that silos approve."""

@@ -1,0 +1,153 @@
+"""A plan folder: `plan.toml` that the operator edits, beside the files whose digests it holds.
+
+    plan.toml           coordinator/plans/plan_text.py
+    model.safetensors   the initial parameters, in canonical order
+    layout.json         that order: names, shapes, type
+    config.json, generation_config.json, tokenizer.json, tokenizer_config.json ...
+
+`create_plan` makes one; `compile_plan` turns it into the bundle that silos are offered, and refuses a folder in which
+any file is not the one that plan.toml names.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coordinator import model_file
+from coordinator.model_file import MODEL_FILE
+from coordinator.plans.plan_text import plan_text
+from coordinator.plans.presets import preset as preset_named
+from security import files
+from security.errors import ConfigurationError, IntegrityError, MalformedMessage, StorageError
+from silo_wire.canonical import digest_of
+from silo_wire.plan import LAYOUT_FILE, Plan, PlanBundle
+from silo_wire.strict_toml import checked
+
+if TYPE_CHECKING:
+    from coordinator.plans.model_source import ModelSource
+
+PLAN_FILE = "plan.toml"
+_NOT_YET = "0" * 64
+_NO_MODEL = {
+    "source": "none",
+    "parameters": 1,
+    "layout": _NOT_YET,
+    "initial": _NOT_YET,
+    "files": {"config.json": _NOT_YET, LAYOUT_FILE: _NOT_YET},
+}
+
+
+def create_plan(
+    plans: Path,
+    *,
+    name: str,
+    federation: str,
+    source: "ModelSource",
+    preset: str = "default",
+    seed: int = 0,
+    overrides: Mapping[str, object] | None = None,
+) -> PlanBundle:
+    """Make the folder `plans`/`name` and return what it compiles to; same arguments, same plan digest.
+
+    `overrides` maps dotted keys, such as "schedule.rounds" or "training.overrides.bank-b.epochs", to values that replace
+    the preset's. Values are checked before the model is made. Raises ConfigurationError naming the key or the file, and
+    leaves nothing behind then.
+    """
+    # Here, not above: it imports torch and transformers, which takes seconds, and reading a plan needs neither.
+    from coordinator.plans.model_source import write_model
+
+    values = _values(name=name, federation=federation, preset=preset, seed=seed, overrides=overrides or {})
+    checked(Plan, {**values, "model": _NO_MODEL}, f"plan {name}")
+    target = plans / name
+    if target.exists():
+        raise ConfigurationError(f"plan {name!r} already exists in {plans}: choose another name, or delete its folder")
+    try:
+        plans.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(dir=plans, prefix=".new-"))
+    except OSError as error:
+        raise StorageError(f"{plans} cannot be written: {error.strerror or error}") from error
+    try:
+        made = write_model(source, work, seed)
+        model = {
+            "source": source.described,
+            "parameters": made.layout.parameters,
+            "layout": made.layout.digest,
+            "initial": made.initial.digest,
+            "files": {file: digest_of((work / file).read_bytes()) for file in made.files},
+        }
+        plan = checked(Plan, {**values, "model": model}, f"plan {name}")
+        files.replace(work / PLAN_FILE, plan_text(plan).encode())
+        work.chmod(0o755)
+        work.rename(target)
+        files.sync_folder(plans)
+    except OSError as error:
+        raise StorageError(f"plan {name} cannot be written to {plans}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return compile_plan(target)
+
+
+def compile_plan(folder: Path) -> PlanBundle:
+    """The plan bundle that the folder stands for; raises ConfigurationError or IntegrityError naming the file at fault."""
+    plan_file = folder / PLAN_FILE
+    if not folder.is_dir():
+        raise ConfigurationError(f"plan {folder.name!r} is not in {folder.parent}: make it with coordinator plan new")
+    try:
+        plan = Plan.from_toml(_read(plan_file).decode(), str(plan_file))
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{plan_file} is not UTF-8 text: save it as such") from error
+    if plan.name != folder.name:
+        raise ConfigurationError(
+            f"{plan_file}: name = {plan.name!r}, but its folder is called {folder.name!r}: make them agree"
+        )
+    contents = {name: _read(folder / name) for name in plan.model.files}
+    for name, content in contents.items():
+        if digest_of(content) != plan.model.files[name]:
+            raise _changed(folder / name)
+    try:
+        bundle = PlanBundle(plan, contents)
+        initial = model_file.manifest_of_file(folder / MODEL_FILE, bundle.layout)
+    except MalformedMessage as error:
+        raise ConfigurationError(f"{folder}: {error}; make a new plan with coordinator plan new") from error
+    if initial.digest != plan.model.initial:
+        raise _changed(folder / MODEL_FILE)
+    return bundle
+
+
+def _values(*, name: str, federation: str, preset: str, seed: int, overrides: Mapping[str, object]) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "version": 1,
+        **preset_named(preset),
+        "name": name,
+        "federation": federation,
+        "seed": seed,
+    }
+    for dotted, value in overrides.items():
+        *sections, key = dotted.split(".")
+        if sections[:1] == ["model"] or dotted in ("version", "name", "federation", "seed"):
+            raise ConfigurationError(f"plan key {dotted} cannot be set here: it follows from the plan's own arguments")
+        at = values
+        for section in sections:
+            at = at.setdefault(section, {})
+            if not isinstance(at, dict):
+                raise ConfigurationError(f"unknown key {dotted}: {section} is not a section of a plan")
+        at[key] = value
+    return values
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise ConfigurationError(f"{path} is missing: make the plan with coordinator plan new") from error
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _changed(path: Path) -> IntegrityError:
+    return IntegrityError(
+        f"{path} does not have the digest in [model] of {path.parent / PLAN_FILE}: it was changed; "
+        "restore it, or make a new plan with coordinator plan new"
+    )

@@ -1,0 +1,70 @@
+"""A plan as the commented TOML that an operator edits: plan_template.toml with the plan's own values in place."""
+
+import json
+import re
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+
+from silo_wire.plan import ModelSection, Plan
+
+_KEY_LINE = re.compile(r"(?:# )?([a-z_0-9]+) = \S.*")
+_HEADING = re.compile(r"\[([a-z.]+)\]")
+
+
+def plan_template() -> str:
+    """Every key that an operator may set, each under a comment that gives its meaning and unit, with the plan's defaults."""
+    return files(__package__).joinpath("plan_template.toml").read_text(encoding="utf-8")
+
+
+def plan_text(plan: Plan) -> str:
+    """`plan.toml` for this plan: the template with its values, silo overrides, and the model section."""
+    values = plan.model_dump(mode="json")
+    section: Mapping[str, Any] = values
+    lines = []
+    for line in plan_template().splitlines():
+        heading, key_line = _HEADING.fullmatch(line), _KEY_LINE.fullmatch(line)
+        if heading:
+            section = values[heading[1]]
+        elif key_line and key_line[1] in section and section[key_line[1]] is not None:
+            line = f"{key_line[1]} = {_toml_value(section[key_line[1]])}"
+        lines.append(line)
+    return "\n".join([*lines, "", *_overrides(plan), *_model(plan.model)])
+
+
+def _overrides(plan: Plan) -> list[str]:
+    lines = [
+        "# What single silos do differently: any of learning_rate, epochs, batch_size, gradient_accumulation, for example",
+        "# [training.overrides.hospital-a]",
+        "# learning_rate = 0.0001",
+        "",
+    ]
+    for silo, override in plan.training.overrides.items():
+        changed = override.model_dump(mode="json", exclude_none=True)
+        lines += [
+            f"[training.overrides.{silo}]",
+            *(f"{key} = {_toml_value(value)}" for key, value in changed.items()),
+            "",
+        ]
+    return lines
+
+
+def _model(model: ModelSection) -> list[str]:
+    return [
+        "# Written by `coordinator plan new`: the digests of the files in this folder. Not to be edited; for another model",
+        "# make another plan.",
+        "[model]",
+        f"source = {_toml_value(model.source)}",
+        f"parameters = {model.parameters}",
+        f"layout = {_toml_value(model.layout)}",
+        f"initial = {_toml_value(model.initial)}",
+        "",
+        "[model.files]",
+        *(f"{_toml_value(name)} = {_toml_value(digest)}" for name, digest in sorted(model.files.items())),
+        "",
+    ]
+
+
+def _toml_value(value: bool | int | float | str) -> str:
+    """Booleans, numbers and strings have one spelling in JSON and TOML, but for DEL, which no checked value holds."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)

@@ -1,0 +1,7 @@
+"""The round machine: pure values and one transition table. No clock, no I/O; `now` is Unix seconds, from the event.
+
+terms      what the machine needs to know of a plan      states   where a plan stands
+events     what can happen                               effects  what must be recorded and done
+machine    (state, event) -> (state, effects)            orders   what each silo should do now
+cohort, scores, updates                                  the arithmetic and values between them
+"""

@@ -1,0 +1,170 @@
+"""What follows from a transition: records, persisted in one transaction with the state, and commands, done after it.
+
+A command may be lost with the process and is given again by Resumed; doing one twice does no harm.
+"""
+
+from dataclasses import dataclass
+
+from coordinator.rounds.scores import BestModel
+from coordinator.rounds.states import Report
+from coordinator.rounds.updates import AggregationResult, CommittedUpdate
+from security.identifiers import SiloName
+from silo_wire.canonical import Digest
+from silo_wire.messages import RoundKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanBegun:
+    plan: Digest
+    name: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelMade:
+    """Round `round` made this model (0: the initial one); `signature` over its model statement."""
+
+    plan: Digest
+    round: int
+    model: Digest
+    signature: bytes
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiloLastSeen:
+    silo: SiloName
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundOpened:
+    key: RoundKey
+    cohort: tuple[SiloName, ...]
+    model: Digest
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateAccepted:
+    key: RoundKey
+    update: CommittedUpdate
+    signature: bytes
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiloDropped:
+    """`outcome`: declined, late, or refused (its committed update could not be used)."""
+
+    key: RoundKey
+    silo: SiloName
+    outcome: str
+    detail: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundClosed:
+    key: RoundKey
+    result: AggregationResult
+    updates: tuple[CommittedUpdate, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundAbandoned:
+    key: RoundKey
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationOpened:
+    key: RoundKey
+    cohort: tuple[SiloName, ...]
+    model: Digest
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationAccepted:
+    key: RoundKey
+    model: Digest
+    report: Report
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationClosed:
+    """`score` and `macro` are None when nobody reported; `counted`: a quorum did, so that the model can become the best."""
+
+    key: RoundKey
+    reports: tuple[Report, ...]
+    score: BestModel | None
+    macro: float | None
+    counted: bool
+    is_best: bool
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationAbandoned:
+    key: RoundKey
+    reason: str
+    at: float
+
+
+Record = (
+    PlanBegun
+    | ModelMade
+    | SiloLastSeen
+    | RoundOpened
+    | UpdateAccepted
+    | SiloDropped
+    | RoundClosed
+    | RoundAbandoned
+    | EvaluationOpened
+    | EvaluationAccepted
+    | EvaluationClosed
+    | EvaluationAbandoned
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmDeadline:
+    """In place of the one that was armed before: there is one at most."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DisarmDeadline:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aggregate:
+    key: RoundKey
+    base_model: Digest
+    updates: tuple[CommittedUpdate, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscardUpdates:
+    """The bytes of this attempt's updates are needed no more."""
+
+    key: RoundKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetainModels:
+    """Of this plan's models only these are needed."""
+
+    plan: Digest
+    models: frozenset[Digest]
+
+
+Command = ArmDeadline | DisarmDeadline | Aggregate | DiscardUpdates | RetainModels
+Effect = Record | Command
+COMMANDS = (ArmDeadline, DisarmDeadline, Aggregate, DiscardUpdates, RetainModels)

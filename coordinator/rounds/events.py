@@ -1,0 +1,160 @@
+"""What can happen to a plan. `now` is Unix seconds; whoever makes an event has checked who sent it."""
+
+from dataclasses import dataclass
+
+from coordinator.rounds.terms import PlanTerms
+from coordinator.rounds.updates import AggregationResult, CommittedUpdate
+from security.identifiers import SiloName
+from silo_wire.canonical import Digest
+from silo_wire.messages import DeclineReason, Evaluation, RoundKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOffered:
+    """A plan is there for silos to prepare; it starts by itself if its terms say so.
+
+    `model` is the initial model, `signature` the coordinator's over its model statement.
+    """
+
+    now: float
+    terms: PlanTerms
+    model: Digest
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanStarted:
+    """The operator starts this plan, or goes on with it. Fields as in PlanOffered."""
+
+    now: float
+    terms: PlanTerms
+    model: Digest
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanStopped:
+    """The operator stops the plan; what was committed for aggregation is kept."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiloEnrolled:
+    now: float
+    silo: SiloName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadinessDeclared:
+    """A connected silo has checked the present plan and says whether it takes part."""
+
+    now: float
+    silo: SiloName
+    ready: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiloLeft:
+    """The connection is gone. That alone drops nobody from a round."""
+
+    now: float
+    silo: SiloName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateCommitted:
+    """An update is durable, its digests and its silo's `signature` are verified."""
+
+    now: float
+    key: RoundKey
+    update: CommittedUpdate
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiloDeclined:
+    """A silo of the cohort will not do its part of this attempt."""
+
+    now: float
+    key: RoundKey
+    silo: SiloName
+    reason: DeclineReason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aggregated:
+    """`signature` is the coordinator's over the model statement of the result's model and this round."""
+
+    now: float
+    key: RoundKey
+    result: AggregationResult
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AggregationFailed:
+    """The update of `silo` cannot be used; the others can."""
+
+    now: float
+    key: RoundKey
+    silo: SiloName
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationReported:
+    now: float
+    key: RoundKey
+    silo: SiloName
+    model: Digest
+    evaluation: Evaluation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadlinePassed:
+    """`deadline` is the one that was armed, so that a timer which comes late ends no later phase."""
+
+    now: float
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """The coordinator has started again; nobody is connected. `population` is who is enrolled by its records."""
+
+    now: float
+    population: frozenset[SiloName]
+
+
+Event = (
+    PlanOffered
+    | PlanStarted
+    | PlanStopped
+    | SiloEnrolled
+    | ReadinessDeclared
+    | SiloLeft
+    | UpdateCommitted
+    | SiloDeclined
+    | Aggregated
+    | AggregationFailed
+    | EvaluationReported
+    | DeadlinePassed
+    | Resumed
+)
+EVENTS: tuple[type[Event], ...] = (
+    PlanOffered,
+    PlanStarted,
+    PlanStopped,
+    SiloEnrolled,
+    ReadinessDeclared,
+    SiloLeft,
+    UpdateCommitted,
+    SiloDeclined,
+    Aggregated,
+    AggregationFailed,
+    EvaluationReported,
+    DeadlinePassed,
+    Resumed,
+)

@@ -1,0 +1,615 @@
+"""The round machine: `step(state, event) -> (state, effects)`, by one table.
+
+One rule for time: each phase has one deadline and one quorum, `min_silos`.
+
+- Gathering opens when it is started and the whole population is ready, or when its deadline has passed, which runs from
+  the moment a quorum is ready. Below the quorum it waits. The cohort is whoever is ready at the opening.
+- Collecting ends when everyone in the cohort has committed or declined, or at its deadline: with a quorum of updates
+  they are aggregated, else the attempt is abandoned and the same round gathers again, from the same model. It is also
+  abandoned as soon as so many have declined that no quorum can come together. Leaving drops nobody: a silo may return
+  and commit until the deadline. A late silo is dropped for the round, not for good.
+- A silo that declines must declare readiness anew before it is in a cohort, so that a refusal cannot spin the rounds.
+- Aggregation that fails on one silo's update goes on without it, or the attempt is abandoned if no quorum is left.
+- Evaluating ends when everyone in the cohort has reported or declined, or at its deadline. The cohort is those whose
+  updates were summed (before round 1: whoever is ready). Below a quorum of reports the model cannot become the best.
+- A restart empties `ready` and gives the running phase its deadline anew, in full: time during which no silo could
+  reach the coordinator is not held against any of them, and a restart never ends a round.
+
+A handler checks everything, then returns; it raises and nothing has changed. WrongTime: the event does not fit this
+phase, round or attempt. Conflict: it contradicts what this silo has done before. The same again is acknowledged: the
+state stays, without effects.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from coordinator.rounds.cohort import cohort_of, everyone_is_ready, named, outstanding
+from coordinator.rounds.effects import (
+    Aggregate,
+    ArmDeadline,
+    DisarmDeadline,
+    DiscardUpdates,
+    Effect,
+    EvaluationAbandoned,
+    EvaluationAccepted,
+    EvaluationClosed,
+    EvaluationOpened,
+    ModelMade,
+    PlanBegun,
+    RetainModels,
+    RoundAbandoned,
+    RoundClosed,
+    RoundOpened,
+    SiloDropped,
+    SiloLastSeen,
+    UpdateAccepted,
+)
+from coordinator.rounds.events import (
+    Aggregated,
+    AggregationFailed,
+    DeadlinePassed,
+    EvaluationReported,
+    Event,
+    PlanOffered,
+    PlanStarted,
+    PlanStopped,
+    ReadinessDeclared,
+    Resumed,
+    SiloDeclined,
+    SiloEnrolled,
+    SiloLeft,
+    UpdateCommitted,
+)
+from coordinator.rounds.scores import BestModel, macro_average
+from coordinator.rounds.states import (
+    Aggregating,
+    Collecting,
+    Course,
+    Declined,
+    Evaluating,
+    Finished,
+    Gathering,
+    Idle,
+    Opening,
+    Report,
+    State,
+    Stopped,
+    Task,
+    deadline_of,
+    population_of,
+)
+from coordinator.rounds.updates import CommittedUpdate, Outcome
+from security.errors import AuthorisationError, Conflict, StateError, WrongTime
+from security.identifiers import SiloName
+from silo_wire.messages import RoundKey
+
+Step = tuple[State, tuple[Effect, ...]]
+Running = Gathering | Collecting | Aggregating | Evaluating | Stopped | Finished
+
+STOP_REASON = "the operator stopped the plan"
+
+
+def step(state: State, event: Event) -> Step:
+    """The state after `event`, and what follows from it; raises WrongTime, Conflict, StateError or AuthorisationError."""
+    handler = TABLE.get((type(state), type(event)))
+    if handler is None:
+        raise WrongTime(f"{type(event).__name__} does not fit the phase {state.phase}: nothing was changed")
+    after, effects = handler(state, event)
+    at = deadline_of(after)
+    if at != deadline_of(state) or isinstance(event, Resumed):
+        effects = (*effects, DisarmDeadline() if at is None else ArmDeadline(at=at))
+    return after, effects
+
+
+# --- the plan begins, stops, goes on ------------------------------------------------------------------------------
+
+
+def _begin(population: frozenset[SiloName], event: PlanOffered | PlanStarted, *, started: bool) -> Step:
+    terms = event.terms
+    course = Course(terms=terms, population=population, model=event.model)
+    if terms.evaluation_due(0):
+        opening = Opening(round=0, attempt=1, task=Task.EVALUATION)
+    else:
+        opening = Opening(round=1, attempt=1, task=Task.TRAINING)
+    begun = PlanBegun(plan=terms.plan, name=terms.name, at=event.now)
+    made = ModelMade(plan=terms.plan, round=0, model=event.model, signature=event.signature, at=event.now)
+    after, effects = _gather(course, opening, started=started, now=event.now)
+    return after, (begun, made, *effects)
+
+
+def _offer(state: Idle, event: PlanOffered) -> Step:
+    return _begin(state.population, event, started=event.terms.start_when_ready)
+
+
+def _start_idle(state: Idle, event: PlanStarted) -> Step:
+    return _begin(state.population, event, started=True)
+
+
+def _start_gathering(state: Gathering, event: PlanStarted) -> Step:
+    if not _is_same_plan(state, event):
+        if state.started:
+            raise _other_plan_runs(state)
+        return _begin(state.course.population, event, started=True)
+    if state.started:
+        return state, ()
+    return _gather(state.course, state.opening, started=True, now=event.now)
+
+
+def _start_running(state: Collecting | Aggregating | Evaluating, event: PlanStarted) -> Step:
+    if not _is_same_plan(state, event):
+        raise _other_plan_runs(state)
+    return state, ()
+
+
+def _start_stopped(state: Stopped, event: PlanStarted) -> Step:
+    if not _is_same_plan(state, event):
+        after, effects = _begin(state.course.population, event, started=True)
+        return after, (*_given_up(state, event.now), *effects)
+    if not state.updates:
+        return _gather(state.course, state.opening, started=True, now=event.now)
+    return _aggregate(state.course, state.opening.round, state.opening.attempt, state.updates)
+
+
+def _given_up(state: Stopped, now: float) -> tuple[Effect, ...]:
+    """The attempt whose updates were kept through the stop, when another plan takes its place."""
+    if not state.updates:
+        return ()
+    key = state.course.key(state.opening.round, state.opening.attempt)
+    return RoundAbandoned(key=key, reason="another plan was started", at=now), DiscardUpdates(key=key)
+
+
+def _start_finished(state: Finished, event: PlanStarted) -> Step:
+    if _is_same_plan(state, event):
+        raise StateError(
+            f"plan {event.terms.name} is finished: change its seed or its name to run it again from the beginning"
+        )
+    return _begin(state.course.population, event, started=True)
+
+
+def _is_same_plan(state: Running, event: PlanStarted) -> bool:
+    return state.course.terms.plan == event.terms.plan
+
+
+def _other_plan_runs(state: Running) -> StateError:
+    return StateError(f"plan {state.course.terms.name} is running: stop it before another is started")
+
+
+def _stop_gathering(state: Gathering, event: PlanStopped) -> Step:
+    return Stopped(course=state.course, opening=state.opening), ()
+
+
+def _stop_collecting(state: Collecting, event: PlanStopped) -> Step:
+    opening = Opening(round=state.round, attempt=state.attempt + 1, task=Task.TRAINING)
+    abandoned = RoundAbandoned(key=state.key, reason=STOP_REASON, at=event.now)
+    return Stopped(course=state.course, opening=opening), (abandoned, DiscardUpdates(key=state.key))
+
+
+def _stop_aggregating(state: Aggregating, event: PlanStopped) -> Step:
+    opening = Opening(round=state.round, attempt=state.attempt, task=Task.TRAINING)
+    return Stopped(course=state.course, opening=opening, updates=state.updates), ()
+
+
+def _stop_evaluating(state: Evaluating, event: PlanStopped) -> Step:
+    opening = Opening(round=state.round, attempt=state.attempt + 1, task=Task.EVALUATION)
+    abandoned = EvaluationAbandoned(key=state.key, reason=STOP_REASON, at=event.now)
+    return Stopped(course=state.course, opening=opening), (abandoned,)
+
+
+def _stop_stopped(state: Stopped, event: PlanStopped) -> Step:
+    return state, ()
+
+
+# --- silos come and go --------------------------------------------------------------------------------------------
+
+
+def _enrol_idle(state: Idle, event: SiloEnrolled) -> Step:
+    return replace(state, population=state.population | {event.silo}), ()
+
+
+def _enrol(state: Running, event: SiloEnrolled) -> Step:
+    return _with_course(state, replace(state.course, population=state.course.population | {event.silo}), event.now)
+
+
+def _declare(state: Running, event: ReadinessDeclared) -> Step:
+    _check_enrolled(state, event.silo)
+    ready = state.course.ready | {event.silo} if event.ready else state.course.ready - {event.silo}
+    return _with_course(state, replace(state.course, ready=ready), event.now)
+
+
+def _leave_idle(state: Idle, event: SiloLeft) -> Step:
+    return state, (SiloLastSeen(silo=event.silo, at=event.now),)
+
+
+def _leave(state: Running, event: SiloLeft) -> Step:
+    course = replace(state.course, ready=state.course.ready - {event.silo})
+    after, effects = _with_course(state, course, event.now)
+    return after, (SiloLastSeen(silo=event.silo, at=event.now), *effects)
+
+
+def _with_course(state: Running, course: Course, now: float) -> Step:
+    if isinstance(state, Gathering):
+        return _gather(course, state.opening, started=state.started, deadline=state.deadline, now=now)
+    return replace(state, course=course), ()
+
+
+# --- gathering ----------------------------------------------------------------------------------------------------
+
+
+def _gather(course: Course, opening: Opening, *, started: bool, now: float, deadline: float | None = None) -> Step:
+    """Wait for silos, or open at once when all are there; `deadline` is the one that runs already."""
+    if not started or len(course.ready) < course.terms.min_silos:
+        deadline = None
+    elif everyone_is_ready(population=course.population, ready=course.ready):
+        return _open(course, opening, now)
+    elif deadline is None:
+        deadline = now + course.terms.gathering_deadline_s
+    return Gathering(course=course, opening=opening, started=started, deadline=deadline), ()
+
+
+def _gathering_deadline(state: Gathering, event: DeadlinePassed) -> Step:
+    _check_deadline(state, event)
+    return _open(state.course, state.opening, event.now)
+
+
+def _open(course: Course, opening: Opening, now: float) -> Step:
+    cohort = cohort_of(course.ready)
+    if opening.task is Task.EVALUATION:
+        return _evaluate(course, opening.round, opening.attempt, cohort, now)
+    state = Collecting(
+        course=course,
+        round=opening.round,
+        attempt=opening.attempt,
+        cohort=cohort,
+        deadline=now + course.terms.training_deadline_s,
+    )
+    return state, (RoundOpened(key=state.key, cohort=cohort, model=course.model, at=now),)
+
+
+# --- collecting ---------------------------------------------------------------------------------------------------
+
+
+def check_may_commit(state: State, key: RoundKey, silo: SiloName) -> None:
+    """Raise unless an update of `silo` for `key` would be taken now: WrongTime, or Conflict after a decline."""
+    if not isinstance(state, Collecting):
+        raise WrongTime(
+            f"an update for round {key.round} attempt {key.attempt} does not fit the phase {state.phase}: "
+            "wait for the next order"
+        )
+    _check_key(state, key)
+    _check_in_cohort(state, silo)
+    if any(item.silo == silo for item in state.declined):
+        raise Conflict(f"silo {silo} has declined round {key.round} attempt {key.attempt}: wait for the next order")
+
+
+def _commit(state: Collecting, event: UpdateCommitted) -> Step:
+    update = event.update
+    check_may_commit(state, event.key, update.silo)
+    if _is_repeated(state.updates, update):
+        return state, ()
+    updates = tuple(sorted((*state.updates, update), key=lambda item: item.silo))
+    accepted = UpdateAccepted(key=state.key, update=update, signature=event.signature, at=event.now)
+    after, effects = _settle_collecting(replace(state, updates=updates), event.now)
+    return after, (accepted, *effects)
+
+
+def _commit_again(state: Aggregating, event: UpdateCommitted) -> Step:
+    _check_key(state, event.key)
+    if not _is_repeated(state.updates, event.update):
+        raise WrongTime(f"round {state.round} is closed: an update of silo {event.update.silo} came late")
+    return state, ()
+
+
+def _is_repeated(updates: tuple[CommittedUpdate, ...], update: CommittedUpdate) -> bool:
+    for held in updates:
+        if held.silo == update.silo:
+            if held.digest != update.digest:
+                raise Conflict(f"silo {update.silo} has committed update {held.digest} and sends {update.digest}")
+            return True
+    return False
+
+
+def _decline_training(state: Collecting, event: SiloDeclined) -> Step:
+    _check_key(state, event.key)
+    _check_in_cohort(state, event.silo)
+    if any(item.silo == event.silo for item in state.declined):
+        return state, ()
+    if any(item.silo == event.silo for item in state.updates):
+        raise Conflict(f"silo {event.silo} has committed its update for round {state.round}: it cannot decline it")
+    after, effects = _settle_collecting(
+        replace(
+            state,
+            course=_unready(state.course, event.silo),
+            declined=(*state.declined, _declined(event)),
+        ),
+        event.now,
+    )
+    return after, (_dropped(event), *effects)
+
+
+def _settle_collecting(state: Collecting, now: float) -> Step:
+    least = state.course.terms.min_silos
+    if len(state.cohort) - len(state.declined) < least:
+        reasons = "; ".join(f"{item.silo}: {item.reason.value} {item.detail}".rstrip() for item in state.declined)
+        return _abandon(state, f"fewer than {least} silos are left, declined have {reasons}", now)
+    if _missing(state):
+        return state, ()
+    return _aggregate(state.course, state.round, state.attempt, state.updates)
+
+
+def _missing(state: Collecting) -> tuple[SiloName, ...]:
+    return outstanding(state.cohort, (item.silo for item in state.updates), (item.silo for item in state.declined))
+
+
+def _collecting_deadline(state: Collecting, event: DeadlinePassed) -> Step:
+    _check_deadline(state, event)
+    late = _missing(state)
+    dropped = tuple(
+        SiloDropped(key=state.key, silo=silo, outcome="late", detail="no update before the deadline", at=event.now)
+        for silo in late
+    )
+    least = state.course.terms.min_silos
+    if len(state.updates) >= least:
+        after, effects = _aggregate(state.course, state.round, state.attempt, state.updates)
+    else:
+        after, effects = _abandon(
+            state, f"{len(state.updates)} of at least {least} updates at the deadline, late: {named(late)}", event.now
+        )
+    return after, (*dropped, *effects)
+
+
+def _abandon(state: Collecting | Aggregating, reason: str, now: float) -> Step:
+    opening = Opening(round=state.round, attempt=state.attempt + 1, task=Task.TRAINING)
+    after, effects = _gather(state.course, opening, started=True, now=now)
+    abandoned = RoundAbandoned(key=state.key, reason=reason, at=now)
+    return after, (abandoned, DiscardUpdates(key=state.key), *effects)
+
+
+# --- aggregating --------------------------------------------------------------------------------------------------
+
+
+def _aggregate(course: Course, round_number: int, attempt: int, updates: tuple[CommittedUpdate, ...]) -> Step:
+    state = Aggregating(course=course, round=round_number, attempt=attempt, updates=updates)
+    return state, (_aggregation(state),)
+
+
+def _aggregation(state: Aggregating) -> Aggregate:
+    return Aggregate(key=state.key, base_model=state.course.model, updates=state.updates)
+
+
+def _aggregated(state: Aggregating, event: Aggregated) -> Step:
+    _check_key(state, event.key)
+    result, course = event.result, state.course
+    effects: list[Effect] = []
+    if result.outcome is Outcome.APPLIED and result.model != course.model:
+        course = replace(course, model=result.model, model_round=state.round)
+        made = ModelMade(
+            plan=course.terms.plan, round=state.round, model=result.model, signature=event.signature, at=event.now
+        )
+        effects.append(made)
+    effects.append(RoundClosed(key=state.key, result=result, updates=state.updates, at=event.now))
+    effects.append(DiscardUpdates(key=state.key))
+    effects.append(_retained(course))
+    if course.terms.evaluation_due(state.round):
+        cohort = tuple(update.silo for update in state.updates)
+        after, further = _evaluate(course, state.round, state.attempt, cohort, event.now)
+    else:
+        after, further = _next(course, state.round, event.now)
+    return after, (*effects, *further)
+
+
+def _aggregation_failed(state: Aggregating, event: AggregationFailed) -> Step:
+    _check_key(state, event.key)
+    left = tuple(update for update in state.updates if update.silo != event.silo)
+    if len(left) == len(state.updates):
+        raise WrongTime(f"silo {event.silo} has no update in round {state.round} attempt {state.attempt}")
+    refused = SiloDropped(key=state.key, silo=event.silo, outcome="refused", detail=event.reason, at=event.now)
+    if len(left) >= state.course.terms.min_silos:
+        after, effects = _aggregate(state.course, state.round, state.attempt, left)
+    else:
+        after, effects = _abandon(state, f"the update of silo {event.silo} was refused: {event.reason}", event.now)
+    return after, (refused, *effects)
+
+
+def _retained(course: Course) -> RetainModels:
+    return RetainModels(plan=course.terms.plan, models=frozenset({course.model, course.best_model}))
+
+
+# --- evaluating ---------------------------------------------------------------------------------------------------
+
+
+def _evaluate(course: Course, round_number: int, attempt: int, cohort: tuple[SiloName, ...], now: float) -> Step:
+    state = Evaluating(
+        course=course,
+        round=round_number,
+        attempt=attempt,
+        cohort=cohort,
+        deadline=now + course.terms.evaluation_deadline_s,
+    )
+    return state, (EvaluationOpened(key=state.key, cohort=cohort, model=course.model, at=now),)
+
+
+def _report(state: Evaluating, event: EvaluationReported) -> Step:
+    _check_key(state, event.key)
+    _check_in_cohort(state, event.silo)
+    if event.model != state.course.model:
+        raise WrongTime(f"silo {event.silo} reports on model {event.model}, asked for was {state.course.model}")
+    for held in state.reports:
+        if held.silo == event.silo:
+            if held.evaluation != event.evaluation:
+                raise Conflict(f"silo {event.silo} has reported another evaluation of round {state.round}")
+            return state, ()
+    if any(item.silo == event.silo for item in state.declined):
+        raise Conflict(f"silo {event.silo} has declined the evaluation of round {state.round}")
+    report = Report(silo=event.silo, evaluation=event.evaluation)
+    reports = tuple(sorted((*state.reports, report), key=lambda item: item.silo))
+    accepted = EvaluationAccepted(key=state.key, model=event.model, report=report, at=event.now)
+    after, effects = _settle_evaluating(replace(state, reports=reports), event.now)
+    return after, (accepted, *effects)
+
+
+def _decline_evaluation(state: Evaluating, event: SiloDeclined) -> Step:
+    _check_key(state, event.key)
+    _check_in_cohort(state, event.silo)
+    if any(item.silo == event.silo for item in state.declined):
+        return state, ()
+    if any(item.silo == event.silo for item in state.reports):
+        raise Conflict(f"silo {event.silo} has reported its evaluation of round {state.round}: it cannot decline it")
+    declined = (*state.declined, _declined(event))
+    return _settle_evaluating(replace(state, course=_unready(state.course, event.silo), declined=declined), event.now)
+
+
+def _settle_evaluating(state: Evaluating, now: float) -> Step:
+    missing = outstanding(state.cohort, (item.silo for item in state.reports), (item.silo for item in state.declined))
+    return (state, ()) if missing else _close_evaluation(state, now)
+
+
+def _evaluating_deadline(state: Evaluating, event: DeadlinePassed) -> Step:
+    _check_deadline(state, event)
+    return _close_evaluation(state, event.now)
+
+
+def _close_evaluation(state: Evaluating, now: float) -> Step:
+    course = state.course
+    evaluations = [report.evaluation for report in state.reports]
+    score = BestModel.scored(course.model, state.round, evaluations) if evaluations else None
+    counted = len(evaluations) >= course.terms.min_silos
+    is_best = score is not None and counted and score.beats(course.best)
+    if is_best:
+        course = replace(course, best=score)
+    closed = EvaluationClosed(
+        key=state.key,
+        reports=state.reports,
+        score=score,
+        macro=macro_average(evaluations) if evaluations else None,
+        counted=counted,
+        is_best=is_best,
+        at=now,
+    )
+    after, effects = _next(course, state.round, now)
+    return after, (closed, *((_retained(course),) if is_best else ()), *effects)
+
+
+def _next(course: Course, done: int, now: float) -> Step:
+    if done >= course.terms.rounds:
+        return Finished(course=course), ()
+    return _gather(course, Opening(round=done + 1, attempt=1, task=Task.TRAINING), started=True, now=now)
+
+
+# --- the coordinator starts again ---------------------------------------------------------------------------------
+
+
+def _resume_idle(state: Idle, event: Resumed) -> Step:
+    return replace(state, population=event.population), ()
+
+
+def _resume(state: Running, event: Resumed) -> Step:
+    course = replace(state.course, population=event.population, ready=frozenset())
+    retained = _retained(course)
+    match state:
+        case Gathering():
+            return replace(state, course=course, deadline=None), (retained,)
+        case Collecting():
+            return replace(state, course=course, deadline=event.now + course.terms.training_deadline_s), (retained,)
+        case Evaluating():
+            return replace(state, course=course, deadline=event.now + course.terms.evaluation_deadline_s), (retained,)
+        case Aggregating():
+            resumed = replace(state, course=course)
+            return resumed, (retained, _aggregation(resumed))
+        case _:
+            return replace(state, course=course), (retained,)
+
+
+# --- checks -------------------------------------------------------------------------------------------------------
+
+
+def _check_key(state: Collecting | Aggregating | Evaluating, key: RoundKey) -> None:
+    if key != state.key:
+        raise WrongTime(
+            f"message for plan {key.plan[:12]} round {key.round} attempt {key.attempt}, "
+            f"now is plan {state.key.plan[:12]} round {state.round} attempt {state.attempt}: wait for the next order"
+        )
+
+
+def _check_in_cohort(state: Collecting | Evaluating, silo: SiloName) -> None:
+    if silo not in state.cohort:
+        raise WrongTime(f"silo {silo} is not in the cohort of round {state.round} attempt {state.attempt}")
+
+
+def _check_enrolled(state: State, silo: SiloName) -> None:
+    if silo not in population_of(state):
+        raise AuthorisationError(f"silo {silo} is not enrolled in this federation: enrol it with a new invitation")
+
+
+def _check_deadline(state: Gathering | Collecting | Evaluating, event: DeadlinePassed) -> None:
+    if event.deadline != state.deadline or event.now < event.deadline:
+        raise WrongTime(f"deadline {event.deadline} is not the one of phase {state.phase}, or has not passed")
+
+
+def _unready(course: Course, silo: SiloName) -> Course:
+    return replace(course, ready=course.ready - {silo})
+
+
+def _declined(event: SiloDeclined) -> Declined:
+    return Declined(silo=event.silo, reason=event.reason, detail=event.detail)
+
+
+def _dropped(event: SiloDeclined) -> SiloDropped:
+    detail = f"{event.reason.value}: {event.detail}" if event.detail else event.reason.value
+    return SiloDropped(key=event.key, silo=event.silo, outcome="declined", detail=detail, at=event.now)
+
+
+# --- the table ----------------------------------------------------------------------------------------------------
+
+TABLE: dict[tuple[type[State], type[Event]], Callable[[Any, Any], Step]] = {
+    (Idle, PlanOffered): _offer,
+    (Idle, PlanStarted): _start_idle,
+    (Gathering, PlanStarted): _start_gathering,
+    (Collecting, PlanStarted): _start_running,
+    (Aggregating, PlanStarted): _start_running,
+    (Evaluating, PlanStarted): _start_running,
+    (Stopped, PlanStarted): _start_stopped,
+    (Finished, PlanStarted): _start_finished,
+    (Gathering, PlanStopped): _stop_gathering,
+    (Collecting, PlanStopped): _stop_collecting,
+    (Aggregating, PlanStopped): _stop_aggregating,
+    (Evaluating, PlanStopped): _stop_evaluating,
+    (Stopped, PlanStopped): _stop_stopped,
+    (Idle, SiloEnrolled): _enrol_idle,
+    (Gathering, SiloEnrolled): _enrol,
+    (Collecting, SiloEnrolled): _enrol,
+    (Aggregating, SiloEnrolled): _enrol,
+    (Evaluating, SiloEnrolled): _enrol,
+    (Stopped, SiloEnrolled): _enrol,
+    (Finished, SiloEnrolled): _enrol,
+    (Gathering, ReadinessDeclared): _declare,
+    (Collecting, ReadinessDeclared): _declare,
+    (Aggregating, ReadinessDeclared): _declare,
+    (Evaluating, ReadinessDeclared): _declare,
+    (Stopped, ReadinessDeclared): _declare,
+    (Finished, ReadinessDeclared): _declare,
+    (Idle, SiloLeft): _leave_idle,
+    (Gathering, SiloLeft): _leave,
+    (Collecting, SiloLeft): _leave,
+    (Aggregating, SiloLeft): _leave,
+    (Evaluating, SiloLeft): _leave,
+    (Stopped, SiloLeft): _leave,
+    (Finished, SiloLeft): _leave,
+    (Gathering, DeadlinePassed): _gathering_deadline,
+    (Collecting, DeadlinePassed): _collecting_deadline,
+    (Evaluating, DeadlinePassed): _evaluating_deadline,
+    (Collecting, UpdateCommitted): _commit,
+    (Aggregating, UpdateCommitted): _commit_again,
+    (Collecting, SiloDeclined): _decline_training,
+    (Evaluating, SiloDeclined): _decline_evaluation,
+    (Aggregating, Aggregated): _aggregated,
+    (Aggregating, AggregationFailed): _aggregation_failed,
+    (Evaluating, EvaluationReported): _report,
+    (Idle, Resumed): _resume_idle,
+    (Gathering, Resumed): _resume,
+    (Collecting, Resumed): _resume,
+    (Aggregating, Resumed): _resume,
+    (Evaluating, Resumed): _resume,
+    (Stopped, Resumed): _resume,
+    (Finished, Resumed): _resume,
+}

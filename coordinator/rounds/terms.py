@@ -1,0 +1,32 @@
+"""What the round machine needs to know of a plan, and nothing more."""
+
+from dataclasses import dataclass
+
+from security.identifiers import FederationName
+from silo_wire.canonical import Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanTerms:
+    """`plan` is the plan's digest. Every phase has one deadline, in seconds from its beginning, and the quorum `min_silos`."""
+
+    federation: FederationName
+    plan: Digest
+    name: str
+    rounds: int
+    min_silos: int
+    start_when_ready: bool
+    gathering_deadline_s: float
+    training_deadline_s: float
+    evaluation_deadline_s: float
+    evaluate_every: int
+    evaluate_initial: bool
+    evaluate_last: bool
+
+    def evaluation_due(self, round_number: int) -> bool:
+        """Whether silos score the model that this round made; round 0 is the initial model."""
+        if round_number == 0:
+            return self.evaluate_initial
+        if round_number == self.rounds and self.evaluate_last:
+            return True
+        return self.evaluate_every > 0 and round_number % self.evaluate_every == 0

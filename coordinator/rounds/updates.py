@@ -1,0 +1,56 @@
+"""What a silo's committed update comes to, and what aggregation makes of a set of them."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from security.identifiers import SiloName
+from silo_wire.canonical import Digest
+from silo_wire.messages import TrainingSummary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedUpdate:
+    """A client update whose bytes are durable, checked against its manifest and signed by its silo.
+
+    `digest` is the manifest digest, `delta_norm` the L2 norm of the delta.
+    """
+
+    silo: SiloName
+    digest: Digest
+    summary: TrainingSummary
+    delta_norm: float
+
+    @property
+    def examples(self) -> int:
+        return self.summary.examples
+
+    @property
+    def loss_reduction(self) -> float:
+        return self.summary.loss_reduction
+
+
+class Outcome(Enum):
+    """What aggregation did: a new model, or none because the weights did not sum to more than zero."""
+
+    APPLIED = "applied"
+    ZERO_WEIGHT = "zero_weight"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiloWeight:
+    """One silo's part of the weighted mean: `weight` before and `share` after division by the sum; `capped` if a cap bit."""
+
+    silo: SiloName
+    weight: float
+    share: float
+    capped: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AggregationResult:
+    """`model` equals the base model when the outcome is ZERO_WEIGHT; `fallback`: all weights were zero, |D_i| was used."""
+
+    model: Digest
+    outcome: Outcome
+    weights: tuple[SiloWeight, ...]
+    fallback: bool = False

@@ -1,0 +1,144 @@
+"""Invitations, and the silos that accept them. A token is spent in the same transaction that stores its silo."""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import structlog
+
+from coordinator.rounds.events import SiloEnrolled
+from coordinator.service.ports import Clock, Keys, RoundStore
+from coordinator.service.records import EnrolledSilo, Invitation
+from coordinator.service.round_loop import RoundLoop
+from security.errors import AuthenticationError, ConfigurationError
+from security.identifiers import SiloName, silo_name
+from security.pki.enrolment_token import SECRET_BYTES, check_unexpired, secret_digest, verify_secret
+
+MAX_VALID_SECONDS = 90 * 86_400
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Issued:
+    """What a silo gets for its token."""
+
+    certificate_pem: bytes
+    trust_bundle_pem: bytes
+    coordinator_identity_key: bytes
+
+
+class Enrolment:
+    def __init__(self, *, store: RoundStore, keys: Keys, loop: RoundLoop, clock: Clock) -> None:
+        self._store = store
+        self._keys = keys
+        self._loop = loop
+        self._clock = clock
+        self._open: tuple[Invitation, ...] = ()
+        self._changed = asyncio.Event()
+        self.on_change: list[Callable[[], None]] = []
+
+    @property
+    def trust_bundle_pem(self) -> bytes:
+        return self._keys.trust_bundle_pem
+
+    async def resume(self) -> None:
+        """Take up the invitations that are open by the store."""
+        await self._reload()
+
+    async def invite(self, silo: str, valid_seconds: int) -> tuple[str, float]:
+        """A one-time token for `silo` and its expiry, Unix seconds; an older open one for this silo is void from now on.
+
+        An enrolled silo may be invited again: its keys are replaced when it accepts. Raises ConfigurationError.
+        """
+        name = silo_name(silo)
+        if not 1 <= valid_seconds <= MAX_VALID_SECONDS:
+            raise ConfigurationError(
+                f"an invitation valid for {valid_seconds} seconds is not allowed: use 1 to {MAX_VALID_SECONDS}"
+            )
+        secret = secrets.token_bytes(SECRET_BYTES)
+        expires = float(int(self._clock()) + valid_seconds)
+        token = self._keys.token(name, secret=secret, expires_unix_s=expires)
+        invitation = Invitation(silo=name, secret_digest=secret_digest(secret), expires_unix_s=expires)
+        await asyncio.to_thread(self._store.invite, invitation)
+        await self._reload()
+        _log.info("silo invited", silo=name, expires_unix_s=expires)
+        return token, expires
+
+    async def enrol(
+        self, silo: str, *, token_secret: bytes, csr_der: bytes, identity_public_key: bytes, identity_endorsement: bytes
+    ) -> Issued:
+        """Spend a token on a certificate.
+
+        Raises AuthenticationError for a token that is unknown, spent, replaced or expired, and what `Keys.certify`
+        raises for the request; the token is spent only when everything has been checked.
+        """
+        name = silo_name(silo)
+        now = self._clock()
+        invitation = next((item for item in self._open if item.silo == name), None)
+        if invitation is None:
+            raise AuthenticationError(
+                f"no invitation is open for silo {name}: have one made with `coordinator invite {name}`"
+            )
+        verify_secret(token_secret, invitation.secret_digest)
+        check_unexpired(int(invitation.expires_unix_s), silo=name, now=datetime.fromtimestamp(now, UTC))
+        certificate = self._keys.certify(
+            name,
+            csr_der=csr_der,
+            identity_public_key=identity_public_key,
+            identity_endorsement=identity_endorsement,
+            now=now,
+        )
+        enrolled = EnrolledSilo(
+            silo=name,
+            identity_public_key=identity_public_key,
+            certificate_serial=certificate.serial,
+            certificate_expires_unix_s=certificate.expires_unix_s,
+            enrolled_unix_s=now,
+            last_seen_unix_s=0.0,
+        )
+        await asyncio.to_thread(self._store.enrol, enrolled, secret_digest=invitation.secret_digest)
+        # Were this lost with the process: the population is taken from the store at the next start.
+        await self._loop.post(SiloEnrolled(now=now, silo=name))
+        await self._reload()
+        _log.info("silo enrolled", silo=name, certificate=certificate.serial)
+        return Issued(
+            certificate_pem=certificate.pem,
+            trust_bundle_pem=self._keys.trust_bundle_pem,
+            coordinator_identity_key=self._keys.identity_public_key,
+        )
+
+    # --- whether the enrolment listener should be there
+
+    def invited(self) -> tuple[SiloName, ...]:
+        """Silos with an open invitation that has not expired."""
+        now = self._clock()
+        return tuple(item.silo for item in self._open if item.expires_unix_s > now)
+
+    def invitations_open(self) -> bool:
+        return bool(self.invited())
+
+    async def until_open(self) -> None:
+        """Return as soon as there is an invitation to accept."""
+        while not self.invitations_open():
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def until_closed(self) -> None:
+        """Return as soon as every invitation is spent or expired."""
+        while self.invitations_open():
+            self._changed.clear()
+            latest = max(item.expires_unix_s for item in self._open)
+            # Not wait_for: in Python 3.11 it loses a cancellation that comes together with the change.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, latest - self._clock())):
+                    await self._changed.wait()
+
+    async def _reload(self) -> None:
+        self._open = await asyncio.to_thread(self._store.invitations)
+        self._changed.set()
+        for changed in self.on_change:
+            changed()

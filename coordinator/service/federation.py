@@ -1,0 +1,303 @@
+"""What a silo and the operator may ask of the coordinator. The edges call this and translate its errors; it knows no gRPC.
+
+`silo` arguments are identities from verified certificates, never from a message.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
+
+import structlog
+
+from coordinator.rounds.events import (
+    EvaluationReported,
+    PlanOffered,
+    PlanStarted,
+    PlanStopped,
+    ReadinessDeclared,
+    SiloDeclined,
+    SiloLeft,
+)
+from coordinator.rounds.orders import order_for, waiting_for
+from coordinator.rounds.states import Course, Idle, course_of, population_of
+from coordinator.service.attendance import Attendance, Seat
+from coordinator.service.enrolment import Enrolment
+from coordinator.service.plan_desk import OpenedPlan, PlanDesk, terms_of
+from coordinator.service.ports import Clock, Keys, ModelStore, Observer, OpenPlan, PlanShelf, RoundStore, Spools
+from coordinator.service.records import RoundRow
+from coordinator.service.round_loop import RETRY_S, RoundLoop
+from coordinator.service.standing import Standing, counts, standing
+from coordinator.service.uploads import Upload, Uploads
+from security.errors import AuthorisationError, MalformedMessage, StateError, WrongTime
+from security.identifiers import FederationName, SiloName
+from silo_wire.canonical import Digest
+from silo_wire.messages import (
+    AgentPhase,
+    DeclineReason,
+    Evaluate,
+    Evaluation,
+    ModelHeader,
+    Order,
+    RoundKey,
+    Train,
+    UpdateHeader,
+)
+from silo_wire.statements import MODEL_DOMAIN, model_statement
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model that may be handed out: its header, and its chunks on demand."""
+
+    header: ModelHeader
+    _models: ModelStore
+
+    async def chunk(self, index: int) -> bytes:
+        """Raises MalformedMessage for an index outside the model, IntegrityError or StorageError for its file."""
+        self.header.manifest.chunk_size(index)
+        return await asyncio.to_thread(self._models.read_chunk, self.header.manifest.digest, index)
+
+
+class Federation:
+    """`await start()` once, keep `run()` going as a task, then call the rest from the same event loop."""
+
+    def __init__(
+        self,
+        *,
+        federation: FederationName,
+        store: RoundStore,
+        shelf: PlanShelf,
+        open_plan: OpenPlan,
+        spools: Spools,
+        keys: Keys,
+        observer: Observer,
+        clock: Clock,
+        retry_s: float = RETRY_S,
+    ) -> None:
+        self._federation = federation
+        self._store = store
+        self._keys = keys
+        self._observer = observer
+        self._clock = clock
+        self._desk = PlanDesk(federation=federation, shelf=shelf, open_plan=open_plan)
+        self._loop = RoundLoop(
+            store=store, desk=self._desk, spools=spools, keys=keys, observer=observer, clock=clock, retry_s=retry_s
+        )
+        self._attendance = Attendance()
+        self._uploads = Uploads(loop=self._loop, desk=self._desk, spools=spools, store=store, clock=clock)
+        self.enrolment = Enrolment(store=store, keys=keys, loop=self._loop, clock=clock)
+        self._loop.on_change.append(self._changed)
+
+    async def start(self) -> None:
+        """Take up the persisted state; raises StorageError, or what is wrong with the plan under way."""
+        await self._loop.resume()
+        await self.enrolment.resume()
+        if (course := course_of(self._loop.state)) is not None:
+            await self._desk.opened(course.terms.plan)
+        self._changed()
+
+    async def run(self) -> None:
+        """Drive the rounds until cancelled."""
+        await self._loop.run()
+
+    def _changed(self) -> None:
+        self._attendance.wake_all()
+        self._observer.silos_by_state(counts(self._loop.state, self._attendance))
+
+    # --- for silos
+
+    def require_enrolled(self, silo: SiloName) -> None:
+        """Raise AuthorisationError for a silo that is not in the records, whatever certificate it still has."""
+        if silo not in population_of(self._loop.state):
+            raise AuthorisationError(f"silo {silo} is not enrolled in this federation: enrol it with a new invitation")
+
+    async def attend(self, silo: SiloName, instance: bytes, plan: Digest) -> AsyncGenerator[Order, None]:
+        """The order that stands for this silo, now and whenever it changes, for as long as the agent is there.
+
+        `instance` tells agents of one silo apart; `plan` is the one that the agent holds. Ends when the same agent
+        attends anew. Raises Conflict for a second agent, AuthorisationError for a silo that is not enrolled. Close the
+        generator (contextlib.aclosing) when the stream breaks: that is how the silo leaves.
+        """
+        self.require_enrolled(silo)
+        seat = self._attendance.take(silo, instance)
+        _log.info("silo connected", silo=silo, holds_plan=plan)
+        try:
+            await asyncio.to_thread(self._store.seen, silo, self._clock())
+            self._changed()
+            last: Order | None = None
+            while not seat.taken_over:
+                seat.wake.clear()
+                order = order_for(self._loop.state, silo, self._clock())
+                if last is None or _essence(order) != _essence(last):
+                    last = order
+                    seat.phase, seat.fraction = None, 0.0
+                    yield order
+                else:
+                    await seat.wake.wait()
+        finally:
+            self._left(seat)
+
+    def _left(self, seat: Seat) -> None:
+        if self._attendance.leave(seat):
+            _log.info("silo disconnected", silo=seat.silo)
+            self._loop.post_soon(SiloLeft(now=self._clock(), silo=seat.silo))
+            self._changed()
+
+    async def declare_readiness(self, silo: SiloName, plan: Digest, *, ready: bool, reason: str = "") -> None:
+        """A connected silo has checked `plan`; raises WrongTime when another one is under way or nobody attends."""
+        self._check_plan(plan)
+        seat = self._seat(silo)
+        seat.unready_reason = "" if ready else reason
+        if not ready:
+            _log.warning("silo is not ready", silo=silo, reason=reason)
+        await self._loop.post(ReadinessDeclared(now=self._clock(), silo=silo, ready=ready))
+
+    async def plan_bundle(self, plan: Digest) -> bytes:
+        """The encoded bundle of the plan under way; raises WrongTime for any other."""
+        self._check_plan(plan)
+        return (await self._desk.opened(plan)).encoded
+
+    async def model(self, plan: Digest, model: Digest) -> ModelSource:
+        """The present model of the plan, or its best; raises WrongTime for any other."""
+        course = self._check_plan(plan)
+        if model not in (course.model, course.best_model):
+            raise WrongTime(f"model {model} is not handed out now, the present one is {course.model}")
+        opened = await self._desk.opened(plan)
+        signed = await asyncio.to_thread(self._store.signed_model, plan, model)
+        if signed is None:
+            raise StateError(f"model {model} has no signature in the records: restore the state from backup")
+        manifest = await asyncio.to_thread(opened.parts.models.manifest, model)
+        header = ModelHeader(manifest=manifest, round=signed.round, signature=signed.signature)
+        return ModelSource(header, opened.parts.models)
+
+    async def begin_update(self, silo: SiloName, header: UpdateHeader) -> Upload:
+        """Check an update before its bytes come; then `write` its chunks, `commit`, and always `close`."""
+        return await self._uploads.begin(silo, header)
+
+    async def upload_offset(self, silo: SiloName, key: RoundKey, update: Digest) -> tuple[int, bool]:
+        """Chunks held of this update, and whether it has been committed."""
+        return await self._uploads.offset(silo, key, update)
+
+    async def decline(self, silo: SiloName, key: RoundKey, reason: DeclineReason, detail: str) -> None:
+        """The silo will not do its part of this attempt; raises WrongTime, or Conflict when it has done it."""
+        await self._loop.post(SiloDeclined(now=self._clock(), key=key, silo=silo, reason=reason, detail=detail))
+
+    def report_progress(self, silo: SiloName, phase: AgentPhase, fraction: float) -> None:
+        """How far a connected silo is, 0 to 1; forgotten at a restart. Raises MalformedMessage or WrongTime."""
+        if not 0 <= fraction <= 1:  # also catches NaN
+            raise MalformedMessage(f"progress fraction is {fraction}: it must be from 0 to 1")
+        seat = self._seat(silo)
+        seat.phase, seat.fraction = phase, fraction
+
+    async def report_evaluation(self, silo: SiloName, key: RoundKey, model: Digest, evaluation: Evaluation) -> None:
+        """The silo's score of `model`; the same again is acknowledged, even after the phase has closed."""
+        if await asyncio.to_thread(self._store.evaluation, key, silo) == evaluation:
+            return
+        await self._loop.post(
+            EvaluationReported(now=self._clock(), key=key, silo=silo, model=model, evaluation=evaluation)
+        )
+
+    # --- for the operator
+
+    async def offer_plan(self, name: str) -> None:
+        """Let silos prepare the plan folder `name` at once, if no plan is there; it starts by itself if it says so."""
+        if not isinstance(self._loop.state, Idle):
+            return
+        opened = await self._desk.compile(name)
+        await self._check_unused(opened)
+        await self._desk.store_initial(opened)
+        await self._loop.post(
+            PlanOffered(
+                now=self._clock(),
+                terms=terms_of(opened.bundle.plan),
+                model=opened.initial,
+                signature=self._sign_initial(opened),
+            )
+        )
+
+    async def start_plan(self, name: str) -> tuple[Digest, str]:
+        """Start the plan folder `name`, or go on with it after a stop; its digest, and what it waits for.
+
+        Raises ConfigurationError for a plan that cannot be used, StateError when another runs, when this one has run
+        to its end or was left for another, or when fewer silos are enrolled than its quorum.
+        """
+        opened = await self._desk.compile(name)
+        plan = opened.bundle.plan
+        course = course_of(self._loop.state)
+        known = course is not None and course.terms.plan == opened.digest
+        if not known:
+            await self._check_unused(opened)
+        enrolled = len(population_of(self._loop.state))
+        if enrolled < plan.schedule.min_silos:
+            raise StateError(
+                f"plan {plan.name} has min_silos = {plan.schedule.min_silos} and {enrolled} silos are enrolled: "
+                "enrol more or lower it"
+            )
+        if not known:
+            await self._desk.store_initial(opened)
+        state = await self._loop.post(
+            PlanStarted(
+                now=self._clock(),
+                terms=terms_of(plan),
+                model=opened.initial,
+                signature=self._sign_initial(opened),
+            )
+        )
+        return opened.digest, waiting_for(state)
+
+    async def stop_plan(self) -> str:
+        """Stop the plan under way, keeping all that is committed; what that means, in one line."""
+        return waiting_for(await self._loop.post(PlanStopped(now=self._clock())))
+
+    async def status(self) -> Standing:
+        return standing(
+            federation=self._federation,
+            state=self._loop.state,
+            fault=self._loop.fault,
+            enrolled=await asyncio.to_thread(self._store.silos),
+            invited=self.enrolment.invited(),
+            attendance=self._attendance,
+            now=self._clock(),
+        )
+
+    async def rounds(self, last: int = 0) -> tuple[RoundRow, ...]:
+        """The last attempts at rounds of the plan under way, oldest first; 0: all."""
+        course = course_of(self._loop.state)
+        if course is None:
+            return ()
+        return await asyncio.to_thread(self._store.rounds, course.terms.plan, last)
+
+    # --- checks
+
+    def _check_plan(self, plan: Digest) -> Course:
+        course = course_of(self._loop.state)
+        if course is None or course.terms.plan != plan:
+            under_way = "none" if course is None else course.terms.plan
+            raise WrongTime(f"plan {plan} is not under way, {under_way} is: wait for the next order")
+        return course
+
+    def _seat(self, silo: SiloName) -> Seat:
+        seat = self._attendance.seat(silo)
+        if seat is None:
+            raise WrongTime(f"silo {silo} is not attending: open the stream of orders first")
+        return seat
+
+    async def _check_unused(self, opened: OpenedPlan) -> None:
+        if await asyncio.to_thread(self._store.has_rounds, opened.digest):
+            raise StateError(
+                f"plan {opened.bundle.plan.name} has run before and was left for another: "
+                "change its seed or its name to run it from the beginning"
+            )
+
+    def _sign_initial(self, opened: OpenedPlan) -> bytes:
+        statement = model_statement(
+            federation=self._federation, plan=opened.digest, round_number=0, model=opened.initial
+        )
+        return self._keys.sign(MODEL_DOMAIN, statement)
+
+
+def _essence(order: Order) -> Order:
+    """The order without the time left, which changes all the time."""
+    return replace(order, seconds_left=0.0) if isinstance(order, Train | Evaluate) else order

@@ -1,0 +1,158 @@
+"""Each transition as one log line, each record as what the observer is told. Both after the transition is persisted."""
+
+from collections.abc import Sequence
+
+import structlog
+
+from coordinator.rounds.effects import (
+    EvaluationClosed,
+    Record,
+    RoundAbandoned,
+    RoundClosed,
+    RoundOpened,
+    SiloDropped,
+    UpdateAccepted,
+)
+from coordinator.rounds.events import Event
+from coordinator.rounds.states import State, round_of
+from coordinator.service.ports import Observer
+from silo_wire.messages import RoundKey
+
+_log = structlog.get_logger(__name__)
+
+
+class Journal:
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._opened: dict[RoundKey, float] = {}
+
+    def resumed(self, state: State) -> None:
+        round_number, attempt = round_of(state)
+        _log.info("resumed", phase=state.phase, round=round_number, attempt=attempt)
+        self._observer.phase_changed(state.phase, round_number=round_number, attempt=attempt)
+
+    def transition(self, before: State, event: Event, after: State, records: Sequence[Record]) -> None:
+        round_number, attempt = round_of(after)
+        silo = getattr(event, "silo", None)
+        _log.info(
+            "transition",
+            event_type=type(event).__name__,
+            before=before.phase,
+            phase=after.phase,
+            round=round_number,
+            attempt=attempt,
+            **({} if silo is None else {"silo": silo}),
+        )
+        for record in records:
+            self._record(record)
+        if (before.phase, *round_of(before)) != (after.phase, round_number, attempt):
+            self._observer.phase_changed(after.phase, round_number=round_number, attempt=attempt)
+
+    def _record(self, record: Record) -> None:
+        match record:
+            case RoundOpened():
+                self._opened[record.key] = record.at
+                _log.info("round opened", **_where(record.key), cohort=list(record.cohort), model=record.model)
+                self._observer.round_opened(record.key, record.cohort)
+            case UpdateAccepted():
+                update = record.update
+                _log.info(
+                    "update committed",
+                    **_where(record.key),
+                    silo=update.silo,
+                    examples=update.examples,
+                    loss_reduction=update.loss_reduction,
+                    delta_norm=update.delta_norm,
+                    update=update.digest,
+                )
+                self._observer.update_committed(
+                    update.silo,
+                    examples=update.examples,
+                    loss_reduction=update.loss_reduction,
+                    delta_norm=update.delta_norm,
+                )
+            case SiloDropped():
+                _log.warning(
+                    "silo dropped",
+                    **_where(record.key),
+                    silo=record.silo,
+                    outcome=record.outcome,
+                    detail=record.detail,
+                )
+                self._observer.silo_dropped(record.silo, record.outcome)
+            case RoundClosed():
+                self._closed(record)
+            case RoundAbandoned():
+                _log.warning("round abandoned", **_where(record.key), reason=record.reason)
+                self._observer.round_closed(
+                    record.key,
+                    outcome="abandoned",
+                    seconds=self._seconds(record.key, record.at),
+                    weights=(),
+                    fallback=False,
+                )
+            case EvaluationClosed():
+                self._evaluated(record)
+            case _:
+                pass
+
+    def _closed(self, record: RoundClosed) -> None:
+        result = record.result
+        updates = {update.silo: update for update in record.updates}
+        for item in result.weights:
+            _log.info(
+                "silo weight",
+                **_where(record.key),
+                silo=item.silo,
+                examples=updates[item.silo].examples,
+                loss_reduction=updates[item.silo].loss_reduction,
+                weight=item.weight,
+                share=item.share,
+                capped=item.capped,
+            )
+        log = _log.warning if result.fallback else _log.info
+        log(
+            "round closed",
+            **_where(record.key),
+            outcome=result.outcome.value,
+            model=result.model,
+            weight_fallback=result.fallback,
+            silos=len(result.weights),
+        )
+        self._observer.round_closed(
+            record.key,
+            outcome=result.outcome.value,
+            seconds=self._seconds(record.key, record.at),
+            weights=result.weights,
+            fallback=result.fallback,
+        )
+
+    def _evaluated(self, record: EvaluationClosed) -> None:
+        if record.score is None or record.macro is None:
+            _log.warning("evaluation without reports", **_where(record.key))
+            return
+        _log.info(
+            "evaluated",
+            **_where(record.key),
+            macro_exact_match=record.macro,
+            micro_exact_match=record.score.micro_average,
+            silos={
+                report.silo: report.evaluation.exact_matches / report.evaluation.examples for report in record.reports
+            },
+            quorum=record.counted,
+            best=record.is_best,
+        )
+        self._observer.evaluated(
+            record.key,
+            reports=[(report.silo, report.evaluation) for report in record.reports],
+            macro=record.macro,
+            micro=record.score.micro_average,
+        )
+
+    def _seconds(self, key: RoundKey, closed_at: float) -> float:
+        # A round that was opened before a restart counts from the restart: the observer's clock began there too.
+        return max(0.0, closed_at - self._opened.pop(key, closed_at))
+
+
+def _where(key: RoundKey) -> dict[str, int]:
+    return {"round": key.round, "attempt": key.attempt}

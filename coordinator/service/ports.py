@@ -1,0 +1,217 @@
+"""What the service needs of the world: storage of bytes and of state, keys, a clock, an observer.
+
+The edges implement these. Methods that may block (everything that touches a disk) are called in a worker thread, one
+call at a time per plan store, spool or aggregation; they raise the errors of `security.errors` and nothing else on
+purpose. Whatever they write is durable when they return.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from coordinator.rounds.effects import Record
+from coordinator.rounds.states import State
+from coordinator.rounds.updates import AggregationResult, CommittedUpdate, SiloWeight
+from coordinator.service.records import EnrolledSilo, Invitation, RoundRow, SignedModel
+from security.errors import IntegrityError
+from security.identifiers import SiloName
+from silo_wire.canonical import Digest
+from silo_wire.manifest import Layout, Manifest
+from silo_wire.messages import Evaluation, RoundKey, UpdateHeader
+from silo_wire.plan import PlanBundle
+
+Clock = Callable[[], float]
+"""Unix seconds, now."""
+
+
+class PlanShelf(Protocol):
+    """The operator's plan folders, and a kept copy of every plan that was ever offered to a silo."""
+
+    def compile(self, name: str) -> PlanBundle:
+        """Read, validate and digest the plan folder `name`, keep a copy; raises ConfigurationError naming the file."""
+
+    def bundle(self, plan: Digest) -> PlanBundle:
+        """The kept copy; raises StateError when this digest was never compiled, IntegrityError when it was changed."""
+
+
+class ModelStore(Protocol):
+    """The models of one plan, with the server optimizer's state that belongs to each."""
+
+    def initial(self) -> Digest:
+        """The plan's initial model, as its manifest digest; makes it if it is not stored yet."""
+
+    def exists(self, model: Digest) -> bool: ...
+
+    def manifest(self, model: Digest) -> Manifest:
+        """Raises StorageError when the model is not stored."""
+
+    def read_chunk(self, model: Digest, index: int) -> bytes:
+        """Chunk `index`, checked; raises IntegrityError naming the file when it was damaged."""
+
+    def retain(self, models: set[Digest]) -> None:
+        """Delete every model of this plan, and its optimizer state, that is not in `models`."""
+
+
+class UnusableUpdate(IntegrityError):
+    """One committed update cannot be summed (damaged spool, NaN found late); the round goes on without `silo`."""
+
+    def __init__(self, silo: SiloName, message: str) -> None:
+        super().__init__(message)
+        self.silo = silo
+
+
+class Aggregator(Protocol):
+    """Updates of one plan into its next model."""
+
+    def aggregate(self, key: RoundKey, base_model: Digest, updates: Sequence[CommittedUpdate]) -> AggregationResult:
+        """Sum the committed spools of `updates` (sorted by silo), step the server optimizer, store the new model.
+
+        A function of its arguments alone: repeated after a crash it gives the same model. Optimizer state is taken from
+        `base_model`'s and stored with the new model's. Raises UnusableUpdate naming the silo, StorageError otherwise.
+        """
+
+
+@dataclass(frozen=True)
+class PlanParts:
+    """What works for one plan alone."""
+
+    models: ModelStore
+    aggregator: Aggregator
+
+
+OpenPlan = Callable[[PlanBundle], PlanParts]
+
+
+class Spool(Protocol):
+    """One silo's update on its way in. Written in order of chunk index."""
+
+    @property
+    def held(self) -> int:
+        """Chunks held durably or in order so far; writing goes on at this index."""
+
+    def write(self, index: int, data: bytes) -> None:
+        """Take chunk `index` == `held`; raises MalformedMessage (size, order) or IntegrityError (digest), keeps nothing then."""
+
+    def commit(self) -> float:
+        """Make the whole update durable and return its L2 norm; may be repeated.
+
+        Raises MalformedMessage when chunks are missing or a value is NaN or infinite.
+        """
+
+    def close(self) -> None:
+        """Let go of the file; what is held stays for a later call. May be repeated."""
+
+
+class Spools(Protocol):
+    """All updates on their way in, by round key and silo; they outlive the process."""
+
+    def open(self, key: RoundKey, silo: SiloName, header: UpdateHeader, layout: Layout) -> Spool:
+        """Go on with the spool of exactly this manifest, or begin one in place of any other of this key and silo."""
+
+    def held(self, key: RoundKey, silo: SiloName, update: Digest) -> int:
+        """Chunks held of the update with this manifest digest; 0 when there is no such spool."""
+
+    def discard(self, key: RoundKey) -> None:
+        """Delete every spool of this attempt; nothing happens when there is none."""
+
+
+class RoundStore(Protocol):
+    """The coordinator's durable state. Every method is one transaction; raises StorageError naming the file."""
+
+    def load(self) -> State:
+        """The state that was last saved; Idle with the enrolled silos in a new store."""
+
+    def transition(self, state: State, records: Sequence[Record]) -> None:
+        """Save the state and what is recorded with it, all or nothing."""
+
+    def silos(self) -> tuple[EnrolledSilo, ...]: ...
+
+    def silo(self, name: SiloName) -> EnrolledSilo | None: ...
+
+    def seen(self, name: SiloName, at: float) -> None: ...
+
+    def invite(self, invitation: Invitation) -> None:
+        """Store it in place of any open one for the same silo."""
+
+    def invitations(self) -> tuple[Invitation, ...]:
+        """The open ones."""
+
+    def enrol(self, silo: EnrolledSilo, *, secret_digest: bytes) -> None:
+        """Spend the invitation and store the silo; raises AuthenticationError when it is not open, and changes nothing."""
+
+    def has_rounds(self, plan: Digest) -> bool:
+        """Whether a round of this plan was ever opened."""
+
+    def signed_model(self, plan: Digest, model: Digest) -> SignedModel | None: ...
+
+    def committed_update(self, key: RoundKey, silo: SiloName) -> Digest | None:
+        """The manifest digest of the update that counted, or counts, for this attempt."""
+
+    def evaluation(self, key: RoundKey, silo: SiloName) -> Evaluation | None: ...
+
+    def closed_attempts(self, last: int) -> tuple[RoundKey, ...]:
+        """The keys of the attempts that closed last, newest first."""
+
+    def rounds(self, plan: Digest, last: int) -> tuple[RoundRow, ...]:
+        """The last attempts of a plan, oldest first; 0: all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IssuedCertificate:
+    pem: bytes
+    serial: str
+    expires_unix_s: float
+
+
+class Keys(Protocol):
+    """The coordinator's key material: its certificate authority and its identity key."""
+
+    @property
+    def identity_public_key(self) -> bytes:
+        """Ed25519, 32 bytes: what silos verify round models with."""
+
+    @property
+    def trust_bundle_pem(self) -> bytes: ...
+
+    def sign(self, domain: str, statement: bytes) -> bytes:
+        """Ed25519 signature by the coordinator's identity key under `domain`."""
+
+    def certify(
+        self, silo: SiloName, *, csr_der: bytes, identity_public_key: bytes, identity_endorsement: bytes, now: float
+    ) -> IssuedCertificate:
+        """A silo certificate for the CSR.
+
+        Raises MalformedMessage or AuthorisationError unless the CSR is for this silo alone and is endorsed by the
+        identity key.
+        """
+
+    def token(self, silo: SiloName, *, secret: bytes, expires_unix_s: float) -> str:
+        """The enrolment token that holds `secret`, as the operator hands it to the silo."""
+
+
+class Observer(Protocol):
+    """Told of what happened, after it is persisted; never raises. Label values come from closed sets and silo names."""
+
+    def phase_changed(self, phase: str, *, round_number: int, attempt: int) -> None: ...
+
+    def round_opened(self, key: RoundKey, cohort: Sequence[SiloName]) -> None: ...
+
+    def update_committed(self, silo: SiloName, *, examples: int, loss_reduction: float, delta_norm: float) -> None: ...
+
+    def silo_dropped(self, silo: SiloName, outcome: str) -> None:
+        """`outcome`: declined, late or refused."""
+
+    def round_closed(
+        self, key: RoundKey, *, outcome: str, seconds: float, weights: Sequence[SiloWeight], fallback: bool
+    ) -> None:
+        """`outcome`: applied, zero_weight or abandoned (then without weights)."""
+
+    def evaluated(
+        self, key: RoundKey, *, reports: Sequence[tuple[SiloName, Evaluation]], macro: float, micro: float
+    ) -> None:
+        """Exact match, 0 to 1."""
+
+    def silos_by_state(self, counts: dict[str, int]) -> None: ...
+
+    def refused(self, kind: str) -> None:
+        """An error without a caller to tell: class name of `security.errors`. The edges count those with one."""

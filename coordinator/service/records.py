@@ -1,0 +1,81 @@
+"""What the coordinator's records say: silos, invitations and rounds, as the store returns them."""
+
+from dataclasses import dataclass
+
+from security.identifiers import SiloName
+from silo_wire.canonical import Digest
+from silo_wire.messages import Evaluation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnrolledSilo:
+    """`identity_public_key` is Ed25519, 32 bytes; `last_seen_unix_s` 0 while the silo has never connected."""
+
+    silo: SiloName
+    identity_public_key: bytes
+    certificate_serial: str
+    certificate_expires_unix_s: float
+    enrolled_unix_s: float
+    last_seen_unix_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invitation:
+    """An open one: not spent, not replaced by a newer one; perhaps expired."""
+
+    silo: SiloName
+    secret_digest: bytes
+    expires_unix_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedModel:
+    """A model that some round of a plan made (0: the initial one), with the coordinator's signature."""
+
+    model: Digest
+    round: int
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiloRow:
+    """One silo's part of an attempt. `outcome`: training, committed, late, declined, refused, evaluated.
+
+    Numbers are 0 where the silo committed nothing; `weight` and `share` until the round is closed.
+    """
+
+    silo: SiloName
+    outcome: str
+    detail: str = ""
+    examples: int = 0
+    loss_max: float = 0.0
+    loss_min: float = 0.0
+    weight: float = 0.0
+    share: float = 0.0
+    delta_norm: float = 0.0
+    evaluation: Evaluation | None = None
+
+    @property
+    def loss_reduction(self) -> float:
+        return self.loss_max - self.loss_min
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRow:
+    """One attempt at a round. `outcome`: running, applied, zero_weight, abandoned; evaluated for round 0.
+
+    `model` is the one that the round made, or started from while it has made none. Averages are of exact match, 0 to 1,
+    None where nothing was evaluated.
+    """
+
+    round: int
+    attempt: int
+    outcome: str
+    detail: str
+    opened_unix_s: float
+    closed_unix_s: float | None
+    model: Digest
+    weight_fallback: bool
+    silos: tuple[SiloRow, ...]
+    macro_exact_match: float | None
+    micro_exact_match: float | None

@@ -1,0 +1,273 @@
+"""The one place that moves the round machine: event in -> step -> persist -> effects -> acknowledge.
+
+Events queue; one task takes them in order, so nothing else ever sees a half-made transition. A caller that goes away
+does not undo its event. An event whose transition cannot be persisted has not happened: its caller gets StorageError;
+the loop's own events (deadlines, aggregation) are tried again after `retry_s`.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from coordinator.rounds.effects import (
+    COMMANDS,
+    Aggregate,
+    ArmDeadline,
+    Command,
+    DisarmDeadline,
+    DiscardUpdates,
+    Record,
+    RetainModels,
+)
+from coordinator.rounds.events import Aggregated, AggregationFailed, DeadlinePassed, Event, Resumed
+from coordinator.rounds.machine import step
+from coordinator.rounds.states import Aggregating, Idle, State
+from coordinator.service.journal import Journal
+from coordinator.service.plan_desk import PlanDesk
+from coordinator.service.ports import Clock, Keys, Observer, RoundStore, Spools, UnusableUpdate
+from security.errors import LoricaError, StateError, StorageError, kind_of
+from silo_wire.canonical import Digest
+from silo_wire.messages import RoundKey
+from silo_wire.statements import MODEL_DOMAIN, model_statement
+
+RETRY_S = 10.0
+_CLOSED_ATTEMPTS_TO_CLEAR = 4
+
+_log = structlog.get_logger(__name__)
+
+
+class RoundLoop:
+    """Call `resume` once, then keep `run` going; `post` from anywhere on the same event loop."""
+
+    def __init__(
+        self,
+        *,
+        store: RoundStore,
+        desk: PlanDesk,
+        spools: Spools,
+        keys: Keys,
+        observer: Observer,
+        clock: Clock,
+        retry_s: float = RETRY_S,
+    ) -> None:
+        self._store = store
+        self._desk = desk
+        self._spools = spools
+        self._keys = keys
+        self._observer = observer
+        self._journal = Journal(observer)
+        self._clock = clock
+        self._retry_s = retry_s
+        self._state: State = Idle()
+        self._inbox: asyncio.Queue[tuple[Event, asyncio.Future[State]]] = asyncio.Queue()
+        self._owed: list[Command] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._aggregating = asyncio.Lock()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._ended = False
+        self.on_change: list[Callable[[], None]] = []
+        self.fault: str | None = None
+        """Why the present phase cannot go on, while it is tried again."""
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    async def resume(self) -> None:
+        """Take up the persisted state; raises StorageError."""
+        before = await asyncio.to_thread(self._store.load)
+        silos = await asyncio.to_thread(self._store.silos)
+        event = Resumed(now=self._clock(), population=frozenset(item.silo for item in silos))
+        after, effects = step(before, event)
+        await asyncio.to_thread(self._store.transition, after, [])
+        self._state = after
+        self._owed = [effect for effect in effects if isinstance(effect, COMMANDS)]
+        for key in await asyncio.to_thread(self._store.closed_attempts, _CLOSED_ATTEMPTS_TO_CLEAR):
+            self._owed.append(DiscardUpdates(key=key))  # may have been lost between the record and the deed
+        self._journal.resumed(after)
+
+    async def run(self) -> None:
+        """Work until cancelled. A defect in an aggregation ends it, with that error."""
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                for command in self._owed:
+                    await self._do(command)
+                while True:
+                    event, done = await self._inbox.get()
+                    await self._take(event, done)
+        finally:
+            self._ended = True
+            self._disarm()
+            while not self._inbox.empty():
+                _, done = self._inbox.get_nowait()
+                if not done.done():
+                    done.set_exception(_Stopping())
+
+    async def post(self, event: Event) -> State:
+        """Have `event` happen and return the state after it; raises what the machine raises, or StorageError."""
+        return await asyncio.shield(self._queue(event))
+
+    def post_soon(self, event: Event) -> None:
+        """Have `event` happen without waiting for it; an error is logged alone."""
+        if not self._ended:
+            self._queue(event).add_done_callback(_log_failure)
+
+    def _queue(self, event: Event) -> asyncio.Future[State]:
+        if self._ended:
+            raise _Stopping()
+        done: asyncio.Future[State] = asyncio.get_running_loop().create_future()
+        done.add_done_callback(_see)
+        self._inbox.put_nowait((event, done))
+        return done
+
+    async def _take(self, event: Event, done: asyncio.Future[State]) -> None:
+        try:
+            after = await self._transition(event)
+        except LoricaError as error:
+            if not done.done():
+                done.set_exception(error)
+        else:
+            if not done.done():
+                done.set_result(after)
+        finally:
+            if not done.done():  # cancelled half-way: whether it was persisted, the next start will tell
+                done.set_exception(_Stopping())
+
+    async def _transition(self, event: Event) -> State:
+        before = self._state
+        after, effects = step(before, event)
+        records: list[Record] = [effect for effect in effects if not isinstance(effect, COMMANDS)]
+        if after != before or records:
+            await asyncio.to_thread(self._store.transition, after, records)
+            self._state = after
+            self._journal.transition(before, event, after, records)
+        if after.phase != before.phase:
+            self.fault = None
+        for effect in effects:
+            if isinstance(effect, COMMANDS):
+                await self._do(effect)
+        for changed in self.on_change:
+            changed()
+        return after
+
+    async def _do(self, command: Command) -> None:
+        match command:
+            case ArmDeadline(at=at):
+                self._arm(at)
+            case DisarmDeadline():
+                self._disarm()
+            case Aggregate():
+                assert self._tasks is not None
+                self._tasks.create_task(self._aggregate(command))
+            case DiscardUpdates(key=key):
+                await self._tidy(lambda: self._spools.discard(key))
+            case RetainModels(plan=plan, models=models):
+                await self._retain(plan, set(models))
+
+    async def _retain(self, plan: Digest, models: set[Digest]) -> None:
+        try:
+            opened = await self._desk.opened(plan)
+        except LoricaError as error:
+            self._complain("models could not be tidied", error)
+            return
+        await self._tidy(lambda: opened.parts.models.retain(models))
+
+    async def _tidy(self, work: Callable[[], None]) -> None:
+        """Deleting what is needed no more may fail without harm to the round."""
+        try:
+            await asyncio.to_thread(work)
+        except LoricaError as error:
+            self._complain("files could not be deleted", error)
+
+    def _complain(self, what: str, error: LoricaError) -> None:
+        kind = kind_of(error).__name__
+        _log.error(what, kind=kind, error=str(error))
+        self._observer.refused(kind)
+
+    # --- deadlines
+
+    def _arm(self, at: float) -> None:
+        self._disarm()
+        delay = max(0.0, at - self._clock())
+        self._timer = asyncio.get_running_loop().call_later(delay, self._on_timer, at)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_timer(self, at: float) -> None:
+        assert self._tasks is not None
+        now = self._clock()
+        if now < at:  # the wall clock was set back, or the timer was a little early
+            self._arm(at)
+        else:
+            self._tasks.create_task(self._insist(DeadlinePassed(now=now, deadline=at)))
+
+    # --- aggregation
+
+    async def _aggregate(self, command: Aggregate) -> None:
+        async with self._aggregating:  # one that began before a stop may still be at work
+            while self._is_owed(command.key):
+                try:
+                    event = await self._aggregated(command)
+                except LoricaError as error:
+                    self.fault = str(error)
+                    self._complain("aggregation failed, it is tried again", error)
+                    await asyncio.sleep(self._retry_s)
+                else:
+                    await self._insist(event)
+                    return
+
+    def _is_owed(self, key: RoundKey) -> bool:
+        return isinstance(self._state, Aggregating) and self._state.key == key
+
+    async def _aggregated(self, command: Aggregate) -> Aggregated | AggregationFailed:
+        opened = await self._desk.opened(command.key.plan)
+        try:
+            result = await asyncio.to_thread(
+                opened.parts.aggregator.aggregate, command.key, command.base_model, command.updates
+            )
+        except UnusableUpdate as error:
+            self._complain("update cannot be used", error)
+            return AggregationFailed(now=self._clock(), key=command.key, silo=error.silo, reason=str(error))
+        statement = model_statement(
+            federation=command.key.federation,
+            plan=command.key.plan,
+            round_number=command.key.round,
+            model=result.model,
+        )
+        signature = self._keys.sign(MODEL_DOMAIN, statement)
+        return Aggregated(now=self._clock(), key=command.key, result=result, signature=signature)
+
+    async def _insist(self, event: DeadlinePassed | Aggregated | AggregationFailed) -> None:
+        """Post one of the loop's own events until it is persisted, or no longer fits."""
+        while True:
+            try:
+                await self.post(event)
+                return
+            except StorageError as error:
+                self.fault = str(error)
+                self._complain("transition could not be saved, it is tried again", error)
+                await asyncio.sleep(self._retry_s)
+            except LoricaError as error:
+                _log.info("event no longer fits", event_type=type(event).__name__, reason=str(error))
+                return
+
+
+class _Stopping(StateError):
+    def __init__(self) -> None:
+        super().__init__("the coordinator is stopping: try again when it runs")
+
+
+def _see(done: asyncio.Future[State]) -> None:
+    """A caller that has gone away leaves its error unseen; asyncio would complain of that."""
+    if not done.cancelled():
+        done.exception()
+
+
+def _log_failure(done: asyncio.Future[State]) -> None:
+    error = None if done.cancelled() else done.exception()
+    if error is not None and not isinstance(error, _Stopping):  # who is connected matters to nobody any longer
+        _log.error("event was lost", kind=type(error).__name__, error=str(error))

@@ -1,0 +1,145 @@
+"""How the federation stands, for the operator: put together from the machine's state, the records and who is connected."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coordinator.rounds.orders import order_for, waiting_for
+from coordinator.rounds.states import (
+    Collecting,
+    Declined,
+    Evaluating,
+    State,
+    course_of,
+    deadline_of,
+    population_of,
+    round_of,
+)
+from coordinator.service.attendance import Attendance
+from coordinator.service.records import EnrolledSilo
+from security.identifiers import FederationName, SiloName
+from silo_wire.canonical import Digest
+from silo_wire.messages import Evaluate, Train
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiloStanding:
+    """`state`: invited, enrolled (never seen), absent, preparing, ready, training, evaluating, declined.
+
+    `fraction` is the progress of the present phase, 0 to 1, as the agent reports it.
+    """
+
+    silo: SiloName
+    state: str
+    detail: str
+    last_seen_unix_s: float
+    fraction: float
+    certificate_expires_unix_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """`seconds_left` of the phase, None without a deadline; plan and models None while there is no plan."""
+
+    federation: FederationName
+    plan_name: str
+    plan: Digest | None
+    phase: str
+    detail: str
+    round: int
+    attempt: int
+    rounds: int
+    seconds_left: float | None
+    silos: tuple[SiloStanding, ...]
+    model: Digest | None
+    best_model: Digest | None
+
+
+def standing(
+    *,
+    federation: FederationName,
+    state: State,
+    fault: str | None,
+    enrolled: Sequence[EnrolledSilo],
+    invited: Sequence[SiloName],
+    attendance: Attendance,
+    now: float,
+) -> Standing:
+    course, deadline = course_of(state), deadline_of(state)
+    round_number, attempt = round_of(state)
+    names = {item.silo for item in enrolled}
+    silos = [_enrolled(state, item, attendance, now) for item in enrolled]
+    silos += [
+        SiloStanding(
+            silo=name,
+            state="invited",
+            detail="",
+            last_seen_unix_s=0.0,
+            fraction=0.0,
+            certificate_expires_unix_s=0.0,
+        )
+        for name in invited
+        if name not in names
+    ]
+    return Standing(
+        federation=federation,
+        plan_name="" if course is None else course.terms.name,
+        plan=None if course is None else course.terms.plan,
+        phase=state.phase,
+        detail=waiting_for(state) if fault is None else f"{waiting_for(state)}; {fault}",
+        round=round_number,
+        attempt=attempt,
+        rounds=0 if course is None else course.terms.rounds,
+        seconds_left=None if deadline is None else max(0.0, deadline - now),
+        silos=tuple(sorted(silos, key=lambda item: item.silo)),
+        model=None if course is None else course.model,
+        best_model=None if course is None else course.best_model,
+    )
+
+
+def counts(state: State, attendance: Attendance) -> dict[str, int]:
+    """Silos by state: those connected are among the enrolled, those ready among the connected."""
+    course, population = course_of(state), population_of(state)
+    return {
+        "enrolled": len(population),
+        "connected": len(attendance.connected & population),
+        "ready": 0 if course is None else len(course.ready),
+    }
+
+
+def _enrolled(state: State, silo: EnrolledSilo, attendance: Attendance, now: float) -> SiloStanding:
+    seat = attendance.seat(silo.silo)
+    declined = next((item for item in _declined(state) if item.silo == silo.silo), None)
+    detail = ""
+    if seat is None:
+        name = "absent" if silo.last_seen_unix_s else "enrolled"
+    elif declined is not None:
+        name = "declined"
+        detail = f"{declined.reason.value} {declined.detail}".rstrip()
+    else:
+        name = _at_work(state, silo.silo, now)
+        if name == "preparing":
+            detail = seat.unready_reason
+        elif seat.phase is not None and name in ("training", "evaluating"):
+            detail = seat.phase.value
+    return SiloStanding(
+        silo=silo.silo,
+        state=name,
+        detail=detail,
+        last_seen_unix_s=silo.last_seen_unix_s if seat is None else now,
+        fraction=0.0 if seat is None else seat.fraction,
+        certificate_expires_unix_s=silo.certificate_expires_unix_s,
+    )
+
+
+def _declined(state: State) -> Sequence[Declined]:
+    return state.declined if isinstance(state, Collecting | Evaluating) else ()
+
+
+def _at_work(state: State, silo: SiloName, now: float) -> str:
+    course = course_of(state)
+    match order_for(state, silo, now):
+        case Train():
+            return "training"
+        case Evaluate():
+            return "evaluating"
+    return "ready" if course is not None and silo in course.ready else "preparing"

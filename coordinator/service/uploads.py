@@ -1,0 +1,158 @@
+"""Client updates on their way in: checked before the first byte, spooled chunk by chunk, counted once committed.
+
+1. The round takes an update of this silo now (key, phase, cohort).
+2. It was made from the round's model, and its manifest fits the plan's layout.
+3. The silo's identity key signed exactly this update and summary for this attempt.
+4. It goes on where the spool ends.
+5. Each chunk has the digest of the manifest; the whole is finite and durable.
+6. The machine counts it. Only then is the silo told.
+"""
+
+import asyncio
+
+from coordinator.rounds.events import UpdateCommitted
+from coordinator.rounds.machine import check_may_commit
+from coordinator.rounds.states import course_of
+from coordinator.rounds.updates import CommittedUpdate
+from coordinator.service.plan_desk import PlanDesk
+from coordinator.service.ports import Clock, RoundStore, Spool, Spools
+from coordinator.service.round_loop import RoundLoop
+from security.errors import AuthorisationError, Conflict, WrongTime
+from security.identifiers import SiloName
+from security.pki import identity_key
+from silo_wire.canonical import Digest
+from silo_wire.messages import RoundKey, UpdateHeader
+from silo_wire.statements import UPDATE_DOMAIN, update_statement
+
+
+class Upload:
+    """One call that brings an update, or the rest of one. Always `close` it."""
+
+    def __init__(
+        self, *, silo: SiloName, header: UpdateHeader, spool: Spool | None, loop: RoundLoop, clock: Clock
+    ) -> None:
+        """`spool` None: this very update has been committed before."""
+        self._silo = silo
+        self._header = header
+        self._spool = spool
+        self._loop = loop
+        self._clock = clock
+        self._busy = asyncio.Lock()
+        self._replaced = False
+
+    @property
+    def held(self) -> int:
+        """Chunks held: the index of the next one."""
+        return self._header.manifest.chunks if self._spool is None else self._spool.held
+
+    async def write(self, index: int, data: bytes) -> None:
+        """Take the next chunk; raises MalformedMessage, IntegrityError, StorageError, WrongTime or Conflict."""
+        async with self._busy:
+            await asyncio.to_thread(self._usable().write, index, data)
+
+    async def commit(self) -> Digest:
+        """Count the update and return its digest, the receipt; may be repeated. Raises as `write` does."""
+        digest = self._header.manifest.digest
+        if self._spool is None:
+            return digest
+        async with self._busy:
+            norm = await asyncio.to_thread(self._usable().commit)
+            update = CommittedUpdate(silo=self._silo, digest=digest, summary=self._header.summary, delta_norm=norm)
+            event = UpdateCommitted(
+                now=self._clock(), key=self._header.key, update=update, signature=self._header.signature
+            )
+            await self._loop.post(event)
+        return digest
+
+    async def close(self) -> None:
+        if self._spool is not None:
+            async with self._busy:
+                await asyncio.to_thread(self._spool.close)
+
+    async def replace(self) -> None:
+        """A newer call of the same silo has come: take nothing more from this one."""
+        self._replaced = True
+        await self.close()
+
+    def _usable(self) -> Spool:
+        if self._spool is None:
+            raise Conflict(
+                f"update {self._header.manifest.digest} of silo {self._silo} is committed: send no more of it"
+            )
+        if self._replaced:
+            raise Conflict(f"a newer upload of silo {self._silo} has taken this one's place")
+        check_may_commit(self._loop.state, self._header.key, self._silo)
+        return self._spool
+
+
+class Uploads:
+    def __init__(self, *, loop: RoundLoop, desk: PlanDesk, spools: Spools, store: RoundStore, clock: Clock) -> None:
+        self._loop = loop
+        self._desk = desk
+        self._spools = spools
+        self._store = store
+        self._clock = clock
+        self._live: dict[SiloName, Upload] = {}
+        self._beginning = asyncio.Lock()
+
+    async def begin(self, silo: SiloName, header: UpdateHeader) -> Upload:
+        """Check an update before its bytes; the steps stand at the head of this module."""
+        if await self._is_committed(silo, header.key, header.manifest.digest):
+            return self._at(Upload(silo=silo, header=header, spool=None, loop=self._loop, clock=self._clock), header)
+        check_may_commit(self._loop.state, header.key, silo)
+        course = course_of(self._loop.state)
+        assert course is not None
+        if header.model != course.model:
+            raise WrongTime(f"silo {silo} made its update from model {header.model}, the round's is {course.model}")
+        layout = (await self._desk.opened(header.key.plan)).bundle.layout
+        header.manifest.check_layout(layout)
+        await self._check_signature(silo, header)
+        async with self._beginning:
+            if (older := self._live.get(silo)) is not None:
+                await older.replace()
+            # Opening the spool of one update deletes any other: look again, now that no older call can commit.
+            await self._is_committed(silo, header.key, header.manifest.digest)
+            spool = await asyncio.to_thread(self._spools.open, header.key, silo, header, layout)
+            upload = Upload(silo=silo, header=header, spool=spool, loop=self._loop, clock=self._clock)
+            self._live[silo] = upload
+        try:
+            return self._at(upload, header)
+        except WrongTime:
+            await upload.close()
+            raise
+
+    async def offset(self, silo: SiloName, key: RoundKey, update: Digest) -> tuple[int, bool]:
+        """Chunks held of this update, and whether it has been committed (then the chunks are 0)."""
+        if await self._is_committed(silo, key, update):
+            return 0, True
+        check_may_commit(self._loop.state, key, silo)
+        return await asyncio.to_thread(self._spools.held, key, silo, update), False
+
+    async def _is_committed(self, silo: SiloName, key: RoundKey, update: Digest) -> bool:
+        """Whether this update has been counted; raises Conflict when another one has."""
+        counted = await asyncio.to_thread(self._store.committed_update, key, silo)
+        if counted is not None and counted != update:
+            raise Conflict(f"silo {silo} has committed update {counted} for round {key.round} and sends {update}")
+        return counted is not None
+
+    @staticmethod
+    def _at(upload: Upload, header: UpdateHeader) -> Upload:
+        if header.first_chunk != upload.held:
+            raise WrongTime(
+                f"the upload goes on at chunk {upload.held}, not at {header.first_chunk}: ask for the offset first"
+            )
+        return upload
+
+    async def _check_signature(self, silo: SiloName, header: UpdateHeader) -> None:
+        enrolled = await asyncio.to_thread(self._store.silo, silo)
+        if enrolled is None:
+            raise AuthorisationError(f"silo {silo} is not enrolled in this federation: enrol it with a new invitation")
+        statement = update_statement(
+            key=header.key, silo=silo, model=header.model, update=header.manifest.digest, summary=header.summary
+        )
+        identity_key.verify(
+            identity_key.public_key_from_bytes(enrolled.identity_public_key),
+            domain=UPDATE_DOMAIN.encode(),
+            payload=statement,
+            signature=header.signature,
+        )

@@ -1,0 +1,164 @@
+"""federation.toml: everything that an operator may set. One file; an unknown key is refused, an error names its key."""
+
+import re
+from collections.abc import Sequence
+from datetime import timedelta
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import Field, field_validator
+
+from security.errors import ConfigurationError, StorageError
+from security.identifiers import federation_name
+from security.pki.hosts import parse_host
+from silo_wire.strict_toml import NameText, Section, parse_toml
+
+SETTINGS_FILE = "federation.toml"
+SILOS_PORT = 7443
+ENROLMENT_PORT = 7444
+METRICS_PORT = 9464
+
+_ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+):(?P<port>[0-9]{1,5})")
+PublicPort = Annotated[int, Field(ge=0, le=65_535)]
+LifetimeDays = Annotated[float, Field(gt=0, le=3650)]
+
+
+class Address(NamedTuple):
+    """Host without brackets, and port; port 0 lets the system choose one."""
+
+    host: str
+    port: int
+
+
+def address(text: str) -> Address:
+    """ADDRESS:PORT; raises ValueError for anything else."""
+    match = _ADDRESS.fullmatch(text)
+    if match is None or int(match["port"]) > 65_535:
+        raise ValueError("use ADDRESS:PORT, such as 0.0.0.0:7443 or [::]:7443")
+    return Address(match["host"].strip("[]"), int(match["port"]))
+
+
+def reachable(host: str) -> str:
+    """Where this host itself reaches what listens on `host`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # looked up, not bound
+
+
+class PublicSection(Section):
+    """How silos reach this coordinator; a port of 0 is the one listened on."""
+
+    hosts: Annotated[list[str], Field(min_length=1)] = Field(default_factory=lambda: ["localhost"])
+    silos_port: PublicPort = 0
+    enrolment_port: PublicPort = 0
+
+    @field_validator("hosts")
+    @classmethod
+    def _host_names(cls, value: list[str]) -> list[str]:
+        for host in value:
+            try:
+                parse_host(host)
+            except ConfigurationError as error:
+                raise ValueError(f"{host!r} is not a host name or IP address: give one without port") from error
+        return value
+
+
+class ListenSection(Section):
+    silos: str = f"0.0.0.0:{SILOS_PORT}"
+    enrolment: str = f"0.0.0.0:{ENROLMENT_PORT}"
+    metrics: str = f"127.0.0.1:{METRICS_PORT}"
+
+    @field_validator("silos", "enrolment", "metrics")
+    @classmethod
+    def _addresses(cls, value: str) -> str:
+        address(value)
+        return value
+
+
+class CertificatesSection(Section):
+    silo_lifetime_days: LifetimeDays = 90
+    own_lifetime_days: LifetimeDays = 90
+
+    @property
+    def silo_lifetime(self) -> timedelta:
+        return timedelta(days=self.silo_lifetime_days)
+
+    @property
+    def own_lifetime(self) -> timedelta:
+        return timedelta(days=self.own_lifetime_days)
+
+
+class InvitationsSection(Section):
+    validity_hours: Annotated[float, Field(gt=0, le=2160)] = 72
+
+    @property
+    def validity_s(self) -> float:
+        return self.validity_hours * 3600
+
+
+class AggregationSettings(Section):
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0
+
+
+class Settings(Section):
+    federation: NameText
+    state: Annotated[str, Field(min_length=1)] = "state"
+    public: PublicSection = PublicSection()
+    listen: ListenSection = ListenSection()
+    certificates: CertificatesSection = CertificatesSection()
+    invitations: InvitationsSection = InvitationsSection()
+    aggregation: AggregationSettings = AggregationSettings()
+
+    @classmethod
+    def parse(cls, text: str, where: str) -> "Settings":
+        """Raises ConfigurationError naming `where`, the key, the value and the remedy."""
+        return parse_toml(cls, text, where)
+
+    @classmethod
+    def read(cls, path: Path) -> "Settings":
+        """The settings in `path`, `state` taken from its folder; raises ConfigurationError naming file, key and value."""
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError as error:
+            raise ConfigurationError(f"{path} is missing: make it with coordinator init, or correct --dir") from error
+        except UnicodeDecodeError as error:
+            raise ConfigurationError(f"{path} is not UTF-8 text: save it as such") from error
+        except OSError as error:
+            raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
+        settings = cls.parse(text, str(path))
+        return settings.model_copy(update={"state": str(path.parent.absolute() / Path(settings.state).expanduser())})
+
+    @property
+    def state_folder(self) -> Path:
+        return Path(self.state)
+
+    @property
+    def public_silos_port(self) -> int:
+        return self.public.silos_port or address(self.listen.silos).port
+
+    @property
+    def public_enrolment_port(self) -> int:
+        return self.public.enrolment_port or address(self.listen.enrolment).port
+
+
+def settings_text(
+    federation: str,
+    hosts: Sequence[str],
+    *,
+    silos_port: int = SILOS_PORT,
+    enrolment_port: int = ENROLMENT_PORT,
+    metrics_port: int = METRICS_PORT,
+) -> str:
+    """The commented file that `coordinator init` writes; raises ConfigurationError for values that are not allowed."""
+    text = files("coordinator").joinpath("federation_template.toml").read_text(encoding="utf-8")
+    listed = ", ".join(f'"{host}"' for host in hosts)
+    for default, chosen in (
+        ('federation = "example"', f'federation = "{federation_name(federation)}"'),
+        ('hosts = ["localhost"]', f"hosts = [{listed}]"),
+        (f'silos = "0.0.0.0:{SILOS_PORT}"', f'silos = "0.0.0.0:{silos_port}"'),
+        (f'enrolment = "0.0.0.0:{ENROLMENT_PORT}"', f'enrolment = "0.0.0.0:{enrolment_port}"'),
+        (f'metrics = "127.0.0.1:{METRICS_PORT}"', f'metrics = "127.0.0.1:{metrics_port}"'),
+    ):
+        text = text.replace(default, chosen, 1)
+    Settings.parse(text, SETTINGS_FILE)
+    return text

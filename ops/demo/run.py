@@ -1,0 +1,243 @@
+"""`lorica demo`: a whole federation on one machine, by the same commands that an operator and a silo would type.
+
+    generate silos -> coordinator init, plan new, invite (x4) -> serve -> enroll, start (x4) -> rounds -> export -> ask
+
+One coordinator and one agent per silo, each its own process, over mutual TLS on loopback. Everything stays in the
+folder `out`, with summary.json on top.
+"""
+
+import json
+import shutil
+import socket
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from coordinator.composition import Coordinator
+from coordinator.edges.coordinator_folder import CoordinatorFolder
+from ops.demo.display import RoundDisplay, round_table
+from ops.demo.observer import FederationView
+from ops.demo.plan import DEMO_PLAN, PLAN_NAME
+from ops.demo.processes import Processes, run
+from ops.demo.scoring import Score, score_silos
+from ops.demo.silos import SILOS, write_silo
+from security.errors import ConfigurationError, StateError
+from silo_wire.canonical import Digest
+from silo_wire.v1 import operator_pb2
+
+MARKER = ".lorica-demo"
+SUMMARY = "summary.json"
+POLL_S = 0.5
+LONGEST_S = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the demo keeps what."""
+
+    out: Path
+
+    @property
+    def coordinator(self) -> Path:
+        return self.out / "coordinator"
+
+    @property
+    def logs(self) -> Path:
+        return self.out / "logs"
+
+    def data(self, silo: str) -> Path:
+        return self.out / "silos" / silo
+
+    def agent(self, silo: str) -> Path:
+        return self.out / "agents" / silo
+
+    @property
+    def model(self) -> Path:
+        return self.out / "model"
+
+
+def run_demo(out: Path, *, seed: int, console: Console) -> dict[str, Any]:
+    """Run the demo and return its summary, which is also `out`/summary.json; raises StateError when a process fails."""
+    began = time.monotonic()
+    place = Layout(out.resolve())
+    _prepare(place.out)
+    names = [silo.name for silo in SILOS]
+    with console.status("generating four silos"):
+        for silo in SILOS:
+            write_silo(place.data(silo.name), silo, seed=seed)
+    _show_silos(console, place)
+    with Processes(place.logs) as processes:
+        with console.status("coordinator: init, plan new"):
+            _set_up_coordinator(place, seed)
+        processes.start(
+            "coordinator", "coordinator.cli", ["serve", "--dir", str(place.coordinator), "--plan", PLAN_NAME]
+        )
+        view = FederationView(Coordinator.load(CoordinatorFolder(place.coordinator)).operator_access())
+        view.wait_until_serving(processes.check, LONGEST_S)
+        with console.status("inviting and enrolling four silos"), ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda name: _enrol(place, name), names))
+        for name in names:
+            processes.start(
+                name, "silo_agent.cli", ["start", "--dir", str(place.agent(name)), "--data", str(place.data(name))]
+            )
+        status, records = _watch(view, processes, names, console)
+    run("coordinator.cli", "export", str(place.model), "--dir", str(place.coordinator), log=place.logs / "commands.log")
+    with console.status("scoring the first and the final model on held-out questions"):
+        before, after = score_silos(
+            place.coordinator,
+            Digest(status.plan_digest.hex()),
+            Digest(status.best_model_digest.hex()),
+            {name: place.data(name) for name in names},
+        )
+    seconds = time.monotonic() - began
+    summary = _summary(records, before, after, seconds=seconds, digest=status.plan_digest.hex())
+    (place.out / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
+    _show_result(console, names, summary)
+    _answer(console, place, names)
+    console.print(
+        f"Everything is in [bold]{place.out}[/]: model/ loads with from_pretrained, {SUMMARY} has the figures."
+    )
+    return summary
+
+
+def _prepare(out: Path) -> None:
+    """An empty folder; an earlier demo's is replaced, anybody else's is refused."""
+    if out.exists() and any(out.iterdir()):
+        if not (out / MARKER).exists():
+            raise ConfigurationError(f"{out} holds files that no demo made: choose another folder with OUT=DIR")
+        shutil.rmtree(out)
+    (out / "logs").mkdir(parents=True)
+    (out / "agents").mkdir()
+    (out / MARKER).write_text("made by lorica demo; the next demo replaces this folder\n")
+
+
+def free_ports(count: int) -> list[int]:
+    """Loopback ports that nothing listened on a moment ago."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [item.getsockname()[1] for item in sockets]
+    for item in sockets:
+        item.close()
+    return ports
+
+
+def _set_up_coordinator(place: Layout, seed: int) -> None:
+    silos, enrolment, metrics = free_ports(3)
+    log = place.logs / "commands.log"
+    where = ("--dir", str(place.coordinator))
+    run(
+        "coordinator.cli",
+        *("init", str(place.coordinator), "--federation", "demo", "--host", "127.0.0.1"),
+        *("--silos-port", str(silos), "--enrolment-port", str(enrolment), "--metrics-port", str(metrics), "--no-plan"),
+        log=log,
+        # The user's own commands must not mean the demo's coordinator from now on.
+        extra={"XDG_CONFIG_HOME": str(place.out / "config")},
+    )
+    run("coordinator.cli", "plan", "new", PLAN_NAME, *where, "--seed", str(seed), *DEMO_PLAN, log=log)
+
+
+def _enrol(place: Layout, name: str) -> None:
+    token = run("coordinator.cli", "invite", name, "--dir", str(place.coordinator))  # a secret: not logged
+    run("silo_agent.cli", "enroll", token.strip(), "--dir", str(place.agent(name)))
+
+
+def _watch(
+    view: FederationView, processes: Processes, names: Sequence[str], console: Console
+) -> tuple[operator_pb2.StatusReply, Sequence[operator_pb2.RoundRecord]]:
+    """Show the rounds until the plan is finished."""
+    deadline = time.monotonic() + LONGEST_S
+    status, records = view.look()
+    with RoundDisplay(console, names, status.rounds) as display:
+        while status.phase != "finished":
+            processes.check()
+            if time.monotonic() > deadline:
+                raise StateError(f"the demo's plan did not finish within {LONGEST_S:.0f} s: see the logs folder")
+            time.sleep(POLL_S)
+            status, records = view.look()
+            display.update(status, records)
+    console.print(round_table(records, names))
+    return status, records
+
+
+def _summary(
+    records: Sequence[operator_pb2.RoundRecord],
+    before: dict[str, Score],
+    after: dict[str, Score],
+    *,
+    seconds: float,
+    digest: str,
+) -> dict[str, Any]:
+    return {
+        "macro_exact_match": sum(score.exact_match for score in after.values()) / len(after),
+        "macro_execution_accuracy": sum(score.execution_accuracy for score in after.values()) / len(after),
+        "silos": {
+            name: {
+                "held_out_questions": after[name].questions,
+                "exact_match_before": before[name].exact_match,
+                "exact_match": after[name].exact_match,
+                "execution_accuracy_before": before[name].execution_accuracy,
+                "execution_accuracy": after[name].execution_accuracy,
+            }
+            for name in after
+        },
+        "rounds": sum(record.outcome in ("applied", "zero_weight") for record in records),
+        "seconds": round(seconds, 1),
+        "plan_digest": digest,
+    }
+
+
+def _show_silos(console: Console, place: Layout) -> None:
+    table = Table(title="silos", title_style="dim")
+    for column in ("silo", "train", "dev", "test", "a question it holds"):
+        table.add_column(column, justify="left" if column in ("silo", "a question it holds") else "right")
+    for silo in SILOS:
+        counts = []
+        example = ""
+        for split in ("train", "dev", "test"):
+            lines = (place.data(silo.name) / f"{split}.jsonl").read_text().splitlines()
+            counts.append(str(len(lines)))
+            example = example or json.loads(lines[0])["question"]
+        table.add_row(silo.name, *counts, example)
+    console.print(table)
+
+
+def _show_result(console: Console, names: Sequence[str], summary: dict[str, Any]) -> None:
+    table = Table(title="held-out questions, before -> after the federation", title_style="dim")
+    for column in ("silo", "questions", "exact match", "execution accuracy"):
+        table.add_column(column, justify="left" if column == "silo" else "right")
+    for name in names:
+        silo = summary["silos"][name]
+        table.add_row(
+            name,
+            str(silo["held_out_questions"]),
+            f"{silo['exact_match_before']:.1%} -> {silo['exact_match']:.1%}",
+            f"{silo['execution_accuracy_before']:.1%} -> {silo['execution_accuracy']:.1%}",
+        )
+    macro = (f"{summary['macro_exact_match']:.1%}", f"{summary['macro_execution_accuracy']:.1%}")
+    table.add_row("MacroAvg", "", *macro, style="bold")
+    console.print(table)
+
+
+def _answer(console: Console, place: Layout, names: Sequence[str]) -> None:
+    """One held-out question of each silo, through `silo-agent ask` against the silo's own database."""
+
+    def ask(name: str) -> tuple[str, str]:
+        with (place.data(name) / "test.jsonl").open() as lines:
+            question: str = json.loads(next(lines))["question"]
+        answer = run(
+            "silo_agent.cli",
+            *("ask", question, "--dir", str(place.agent(name)), "--data", str(place.data(name))),
+            log=place.logs / "commands.log",
+        )
+        return question, answer
+
+    with console.status("asking each silo one question"), ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(ask, names))
+    for name, (question, answer) in zip(names, answers, strict=True):
+        console.print(f"[bold]{name}[/]: {question}", highlight=False)
+        console.print(answer.rstrip(), highlight=False, markup=False)

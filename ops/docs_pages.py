@@ -1,0 +1,310 @@
+"""The tables of ops/docs that follow from the code: `make docs` writes them, a test compares them.
+
+A page holds its prose, and between `<!-- table: NAME -->` and `<!-- end of table -->` a table that is made here. What a
+key means is said once, in the template that an operator edits; what values it takes comes from the pydantic model.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from coordinator import settings as coordinator_settings
+from coordinator.edges.metrics import CoordinatorMetrics
+from coordinator.plans.plan_text import plan_template
+from coordinator.plans.presets import PRESETS, preset
+from silo_agent.settings import Settings as SiloSettings
+from silo_wire.plan import ModelSection, Plan
+
+DOCS: Final = Path(__file__).parent / "docs"
+
+_TABLE = re.compile(r"(<!-- table: ([a-z-]+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
+_KEY_LINE = re.compile(r"(?:# )?([a-z_0-9]+) = \S.*")
+_HEADING = re.compile(r"\[([a-z.]+)\]")
+_LIMITS: Final = ((Ge, "ge", "≥"), (Gt, "gt", ">"), (Le, "le", "≤"), (Lt, "lt", "<"))
+
+PLAN_UNITS: Final[dict[str, str]] = {
+    "schedule.rounds": "rounds",
+    "schedule.min_silos": "silos",
+    "schedule.gathering_deadline_s": "seconds",
+    "schedule.training_deadline_s": "seconds",
+    "schedule.evaluation_deadline_s": "seconds",
+    "aggregation.max_weight": "that of the weighting",
+    "aggregation.max_weight_share": "share of the sum",
+    "aggregation.max_delta_norm": "L2 norm",
+    "training.weight_decay": "per step",
+    "training.epochs": "passes",
+    "training.batch_size": "examples",
+    "training.gradient_accumulation": "batches",
+    "training.max_grad_norm": "L2 norm",
+    "training.loss_log_steps": "optimizer steps",
+    "training.max_input_tokens": "tokens",
+    "training.max_output_tokens": "tokens",
+    "evaluation.every": "rounds",
+    "evaluation.max_examples": "examples",
+    "evaluation.batch_size": "examples",
+    "evaluation.beams": "beams",
+}
+"""Keys that are absent here are words, switches or plain numbers."""
+
+MODEL_MEANINGS: Final[dict[str, str]] = {
+    "source": "Where the model came from, for people: `size:NAME`, `folder:NAME` or `hub:NAME`.",
+    "parameters": "How many parameters are trained and sent; tied ones count once.",
+    "layout": "Digest of their order, names and shapes.",
+    "initial": "Digest of the manifest of the initial parameters.",
+    "files": "Digest of each file of the bundle: configuration, tokenizer, layout.",
+}
+
+SILO_MEANINGS: Final[dict[str, str]] = {
+    "data.folder": "Folder with `train.jsonl`, `dev.jsonl` and `schema.json`; `--data` comes first.",
+    "data.max_bad_lines_share": "Share of bad lines in a file above which the silo does not start.",
+    "database.url": "`sqlite:///PATH` or `postgresql://USER:PASSWORD@HOST/DATABASE` of a role that only reads. "
+    "Empty: `db.sqlite` beside the data, if it is there.",
+    "policy.approved_plans": 'Digests of the plans that may run here, or `"any"`.',
+    "policy.max_parameters": "Largest model, in parameters.",
+    "policy.max_upload_bytes": "Most bytes of one update, hence of one round.",
+    "policy.max_rounds": "Most rounds of a plan.",
+    "policy.max_epochs": "Most epochs of local training in one round.",
+    "policy.allow_execution": "Whether SQL that the model wrote may run on the database, in the sandbox.",
+    "training.device": "`auto` (the GPU where there is one), `cpu`, `cuda` or `cuda:N`.",
+    "training.threads": "Threads of PyTorch. 0: its own choice.",
+    "sql.seconds": "Time for one statement, in seconds.",
+    "sql.rows": "Most rows of a result.",
+    "sql.result_bytes": "Most bytes of a result.",
+    "sql.memory_bytes": "Memory of the sandbox above what its own code takes, in bytes.",
+    "storage.models_kept": "Round models kept on disk.",
+}
+
+
+def write_pages(folder: Path = DOCS) -> list[Path]:
+    """Bring the tables of every page up to date; the pages that changed."""
+    changed = []
+    for page in sorted(folder.rglob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        if (current := rendered(text)) != text:
+            page.write_text(current, encoding="utf-8")
+            changed.append(page)
+    return changed
+
+
+def rendered(page: str) -> str:
+    """The page with every table as the code now has it; raises KeyError for a table that nobody makes."""
+    return _TABLE.sub(lambda match: f"{match[1]}\n{TABLES[match[2]]()}\n{match[4]}", page)
+
+
+def tables_of(page: str) -> list[str]:
+    """The names of the tables that the page asks for."""
+    return [match[2] for match in _TABLE.finditer(page)]
+
+
+# --- settings and plans
+
+
+def plan_table() -> str:
+    described = template_comments(plan_template())
+    rows = []
+    for key, field in leaves(Plan, skip={"model", "training.overrides"}):
+        default = "required" if field.is_required() else _shown(field.get_default(call_default_factory=True))
+        rows.append((f"`{key}`", _values(field), PLAN_UNITS.get(key, ""), default, described[key]))
+    return _table(("key", "values", "unit", "default", "meaning"), rows)
+
+
+def plan_model_table() -> str:
+    return _table(("key", "meaning"), [(f"`model.{key}`", MODEL_MEANINGS[key]) for key in ModelSection.model_fields])
+
+
+def preset_table() -> str:
+    """Every key that a preset sets, and what stands there under each."""
+    chosen = {name: _flat(preset(name)) for name in PRESETS}
+    defaults = {key: field for key, field in leaves(Plan, skip={"model"}) if not field.is_required()}
+    keys = sorted({key for values in chosen.values() for key in values}, key=_order_of(Plan))
+
+    def cell(name: str, key: str) -> str:
+        if key in chosen[name]:
+            return _shown(chosen[name][key])
+        if key.startswith("training.overrides."):
+            return ""
+        return f"_{_shown(defaults[key].get_default(call_default_factory=True))}_"
+
+    return _table(("key", *PRESETS), [(f"`{key}`", *(cell(name, key) for name in PRESETS)) for key in keys])
+
+
+def federation_table() -> str:
+    template = files("coordinator").joinpath("federation_template.toml").read_text(encoding="utf-8")
+    described = template_comments(template)
+    rows = []
+    for key, field in leaves(coordinator_settings.Settings):
+        default = "required" if field.is_required() else _shown(field.get_default(call_default_factory=True))
+        rows.append((f"`{key}`", _values(field), default, described[key]))
+    return _table(("key", "values", "default", "meaning"), rows)
+
+
+def silo_table() -> str:
+    rows = []
+    for key, field in leaves(SiloSettings):
+        default = _shown(field.get_default(call_default_factory=True))
+        rows.append((f"`{key}`", _values(field), default, SILO_MEANINGS[key]))
+    return _table(("key", "values", "default", "meaning"), rows)
+
+
+def template_comments(template: str) -> dict[str, str]:
+    """The comment above each key of a commented TOML, by dotted key; keys that share a comment have it both."""
+    comments: dict[str, str] = {}
+    section, lines, fresh = "", list[str](), True
+    for line in template.splitlines():
+        if heading := _HEADING.fullmatch(line):
+            section, lines = f"{heading[1]}.", []
+        elif key := _KEY_LINE.fullmatch(line):
+            comments[section + key[1]] = " ".join(lines)
+            fresh = True
+        elif line.startswith("# "):
+            lines = [line[2:]] if fresh else [*lines, line[2:]]
+            fresh = False
+        elif not line:
+            fresh = True
+    return comments
+
+
+def leaves(model: type[BaseModel], prefix: str = "", skip: Collection[str] = ()) -> Iterator[tuple[str, FieldInfo]]:
+    """The leaves of a settings model, by dotted key."""
+    for name, field in model.model_fields.items():
+        key = prefix + name
+        if key in skip:
+            continue
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from leaves(field.annotation, f"{key}.", skip)
+        else:
+            yield key, field
+
+
+def _order_of(model: type[BaseModel]) -> Callable[[str], tuple[int, str]]:
+    place = {key: index for index, (key, _) in enumerate(leaves(model))}
+    return lambda key: (place.get(key, len(place)), key)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def _values(field: FieldInfo) -> str:
+    """What the field takes, in words: choices, or the kind of value and its bounds."""
+    return _described(field.annotation, field.metadata)
+
+
+def _described(annotation: Any, metadata: Sequence[Any]) -> str:
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        inner, *more = get_args(annotation)
+        return _described(inner, [*metadata, *more])
+    if origin is Literal:
+        return ", ".join(_shown(choice) for choice in get_args(annotation))
+    if origin in (Union, UnionType):
+        kinds = [_described(one, metadata) for one in get_args(annotation) if one is not type(None)]
+        return " or ".join(kinds)
+    if origin is list:
+        (item,) = get_args(annotation)
+        return f"list of {_described(item, [])}"
+    kind = {str: "text", bool: "true, false", int: "whole number", float: "number"}[annotation]
+    return f"{kind} {_bounds(metadata)}".rstrip()
+
+
+def _bounds(metadata: Sequence[Any]) -> str:
+    bounds = []
+    for item in _unpacked(metadata):
+        for kind, attribute, sign in _LIMITS:
+            if isinstance(item, kind):
+                bounds.append(f"{sign} {_number(getattr(item, attribute))}")
+    return ", ".join(bounds)
+
+
+def _unpacked(metadata: Sequence[Any]) -> Iterator[Any]:
+    for item in metadata:
+        if isinstance(item, FieldInfo):
+            yield from item.metadata
+        else:
+            yield item
+
+
+def _shown(value: Any) -> str:
+    """A value as TOML spells it, in code type; None is what the key's meaning says of leaving it out."""
+    match value:
+        case None:
+            return "left out"
+        case bool():
+            return f"`{str(value).lower()}`"
+        case str():
+            return f'`"{value}"`'
+        case list():
+            return "`[" + ", ".join(f'"{item}"' for item in value) + "]`"
+        case int() | float():
+            return f"`{_number(value)}`"
+    raise TypeError(f"{value!r} has no spelling in these tables")
+
+
+def _number(value: float) -> str:
+    if isinstance(value, int):
+        return f"{value}" if value < 1 << 40 else f"2^{value.bit_length() - 1}"
+    return f"{value:g}" if abs(value) < 1e6 else f"{value:.0f}"
+
+
+# --- metrics
+
+
+def metrics_table() -> str:
+    """One row a metric, as Prometheus names it, with the closed set of each label's values."""
+    registry = CollectorRegistry()
+    metrics = CoordinatorMetrics(registry)
+    values: dict[str, dict[str, list[str]]] = {}
+    for family in registry.collect():
+        for sample in family.samples:
+            for label, value in sample.labels.items():
+                known = values.setdefault(family.name, {}).setdefault(label, [])
+                if label != "le" and value not in known:
+                    known.append(value)
+    rows = []
+    for instrument in vars(metrics).values():
+        if not isinstance(instrument, MetricWrapperBase):
+            continue
+        (family,) = instrument.describe()
+        labels = []
+        for label in instrument._labelnames:  # the library tells them nowhere else before there is a series
+            closed = values.get(family.name, {}).get(label)
+            labels.append(f"`{label}`: {', '.join(closed)}" if closed else f"`{label}`: enrolled silos")
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        rows.append((f"`{name}`", family.type, "; ".join(labels), family.documentation))
+    return _table(("metric", "type", "labels", "meaning"), rows)
+
+
+# --- all of them
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *([cell.replace("|", r"\|") for cell in row] for row in rows)]
+    return "".join("|" + "".join(f" {cell} |" if cell else " |" for cell in line) + "\n" for line in lines)
+
+
+TABLES: Final[dict[str, Callable[[], str]]] = {
+    "plan": plan_table,
+    "plan-model": plan_model_table,
+    "presets": preset_table,
+    "federation": federation_table,
+    "silo": silo_table,
+    "metrics": metrics_table,
+}
+
+
+if __name__ == "__main__":
+    for page in write_pages():
+        sys.stdout.write(f"{page.relative_to(DOCS.parent.parent)} brought up to date\n")

@@ -1,0 +1,188 @@
+"""Flat vectors: parameter order, chunks and their digests.
+
+A model or an update travels as one little-endian vector: the tensors of a Layout, sorted by name, each in row-major
+order, without gaps. Aliases of a tied parameter appear once, under the name that comes first in that order. The vector
+is cut into chunks of `chunk_bytes` (the last may be shorter); a Manifest lists the digest of each. Its own digest covers
+the layout, the sizes and every chunk digest, so it stands for the whole content.
+"""
+
+import hmac
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Literal, get_args
+
+from blake3 import blake3
+
+from security.errors import IntegrityError, MalformedMessage
+from silo_wire.canonical import DIGEST_BYTES, Digest, canonical_json, digest_of
+
+CHUNK_BYTES = 1 << 20
+"""About 1 MiB: small enough for gRPC's default limits, large enough that per-message cost does not show."""
+MAX_CHUNK_BYTES = 4 << 20
+MAX_TENSORS = 100_000
+MAX_TOTAL_BYTES = 1 << 40
+
+Dtype = Literal["float32", "bfloat16"]
+ITEM_BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The canonical parameter order of a model; `tensors` strictly ascending by name."""
+
+    dtype: Dtype
+    tensors: tuple[TensorSpec, ...]
+
+    def __post_init__(self) -> None:
+        if self.dtype not in get_args(Dtype):
+            raise MalformedMessage(f"layout dtype {self.dtype!r} is not one of {', '.join(get_args(Dtype))}")
+        if not 1 <= len(self.tensors) <= MAX_TENSORS:
+            raise MalformedMessage(f"layout has {len(self.tensors)} tensors, allowed are 1 to {MAX_TENSORS}")
+        previous = ""
+        for tensor in self.tensors:
+            if tensor.name <= previous:
+                raise MalformedMessage(f"layout tensor {tensor.name!r} is out of order or named twice: sort by name")
+            if any(type(size) is not int or size < 1 for size in tensor.shape):
+                raise MalformedMessage(
+                    f"layout tensor {tensor.name!r} has shape {tensor.shape}, sizes must be positive"
+                )
+            previous = tensor.name
+        if self.total_bytes > MAX_TOTAL_BYTES:
+            raise MalformedMessage(f"layout has {self.total_bytes} bytes, allowed are {MAX_TOTAL_BYTES}")
+
+    @cached_property
+    def parameters(self) -> int:
+        return sum(tensor.elements for tensor in self.tensors)
+
+    @property
+    def item_bytes(self) -> int:
+        return ITEM_BYTES[self.dtype]
+
+    @property
+    def total_bytes(self) -> int:
+        return self.parameters * self.item_bytes
+
+    def placed(self) -> Iterator[tuple[TensorSpec, int]]:
+        """Each tensor with the index of its first element in the flat vector."""
+        position = 0
+        for tensor in self.tensors:
+            yield tensor, position
+            position += tensor.elements
+
+    def to_json(self) -> bytes:
+        return canonical_json({"dtype": self.dtype, "tensors": [[t.name, list(t.shape)] for t in self.tensors]})
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> "Layout":
+        """Parse `to_json`'s output; raises MalformedMessage for anything else."""
+        try:
+            value = json.loads(raw)
+            if set(value) != {"dtype", "tensors"}:
+                raise MalformedMessage(f"layout has the keys {sorted(value)}, expected dtype and tensors")
+            tensors = tuple(TensorSpec(str(name), tuple(shape)) for name, shape in value["tensors"])
+            return cls(value["dtype"], tensors)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise MalformedMessage(f"layout does not parse: {error}") from error
+
+    @cached_property
+    def digest(self) -> Digest:
+        return digest_of(self.to_json())
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a flat vector consists of; checked against its Layout before a byte is accepted."""
+
+    layout_digest: Digest
+    total_bytes: int
+    chunk_bytes: int
+    chunk_digests: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.total_bytes <= MAX_TOTAL_BYTES:
+            raise MalformedMessage(f"manifest total_bytes is {self.total_bytes}, allowed are 1 to {MAX_TOTAL_BYTES}")
+        if not 1 <= self.chunk_bytes <= MAX_CHUNK_BYTES:
+            raise MalformedMessage(f"manifest chunk_bytes is {self.chunk_bytes}, allowed are 1 to {MAX_CHUNK_BYTES}")
+        expected = -(-self.total_bytes // self.chunk_bytes)
+        if len(self.chunk_digests) != expected:
+            raise MalformedMessage(
+                f"manifest has {len(self.chunk_digests)} chunk digests, its sizes ask for {expected}"
+            )
+        if any(len(digest) != DIGEST_BYTES for digest in self.chunk_digests):
+            raise MalformedMessage(f"manifest has a chunk digest that is not {DIGEST_BYTES} bytes long")
+
+    @property
+    def chunks(self) -> int:
+        return len(self.chunk_digests)
+
+    def chunk_size(self, index: int) -> int:
+        """Bytes of chunk `index`; raises MalformedMessage for an index outside the vector."""
+        if not 0 <= index < self.chunks:
+            raise MalformedMessage(f"chunk {index} is outside the {self.chunks} chunks of its manifest")
+        return min(self.chunk_bytes, self.total_bytes - index * self.chunk_bytes)
+
+    def check_chunk(self, index: int, data: bytes | memoryview) -> None:
+        """Raise unless `data` is exactly chunk `index`: MalformedMessage for its size, IntegrityError for its content."""
+        if len(data) != self.chunk_size(index):
+            raise MalformedMessage(f"chunk {index} has {len(data)} bytes, its manifest says {self.chunk_size(index)}")
+        if not hmac.compare_digest(blake3(data).digest(), self.chunk_digests[index]):
+            raise IntegrityError(f"chunk {index} does not have the digest in its manifest: it was damaged or replaced")
+
+    def check_layout(self, layout: Layout) -> None:
+        """Raise MalformedMessage unless this manifest describes a vector of `layout`."""
+        if self.layout_digest != layout.digest:
+            raise MalformedMessage("manifest is for another layout than the plan's: wrong model shape")
+        if self.total_bytes != layout.total_bytes:
+            raise MalformedMessage(
+                f"manifest total_bytes is {self.total_bytes}, the plan's layout has {layout.total_bytes}"
+            )
+
+    @cached_property
+    def digest(self) -> Digest:
+        return digest_of(
+            canonical_json(
+                {
+                    "chunk_bytes": self.chunk_bytes,
+                    "chunks": [digest.hex() for digest in self.chunk_digests],
+                    "layout": self.layout_digest,
+                    "total_bytes": self.total_bytes,
+                }
+            )
+        )
+
+
+def manifest_of(
+    layout: Layout, blocks: Iterable[bytes | bytearray | memoryview], chunk_bytes: int = CHUNK_BYTES
+) -> Manifest:
+    """The manifest of a vector that arrives as consecutive blocks of any size; raises IntegrityError when the length is wrong."""
+    digests: list[bytes] = []
+    hasher, filled, total = blake3(), 0, 0
+    for block in blocks:
+        view = memoryview(block).cast("B")
+        total += len(view)
+        while len(view):
+            taken = view[: chunk_bytes - filled]
+            hasher.update(taken)
+            filled += len(taken)
+            view = view[len(taken) :]
+            if filled == chunk_bytes:
+                digests.append(hasher.digest())
+                hasher, filled = blake3(), 0
+    if filled:
+        digests.append(hasher.digest())
+    if total != layout.total_bytes:
+        raise IntegrityError(f"a vector of {total} bytes was given for a layout of {layout.total_bytes} bytes")
+    return Manifest(layout.digest, total, chunk_bytes, tuple(digests))

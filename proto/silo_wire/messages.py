@@ -1,0 +1,176 @@
+"""The messages of the wire as frozen values: what every part of both programs works with once bytes are parsed.
+
+`codec` alone converts between these and protobuf. Ranges are checked here, at construction, so that a value that
+exists is a value that may be used.
+"""
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+from security.errors import MalformedMessage
+from silo_wire.canonical import Digest
+from silo_wire.manifest import Manifest
+
+WIRE_VERSION = 1
+MAX_DETAIL_CHARACTERS = 500
+MAX_EXAMPLES = 1 << 40
+MAX_OPTIMIZER_STEPS = 1 << 40
+
+
+def _non_negative(owner: str, **values: float) -> None:
+    for name, value in values.items():
+        if not math.isfinite(value) or value < 0:
+            raise MalformedMessage(f"{owner} {name} is {value}: it must be finite and not negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundKey:
+    """One attempt at one round of one plan."""
+
+    federation: str
+    plan: Digest
+    round: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSummary:
+    """How local training went. `loss_max - loss_min` is the loss reduction of Zhang et al. 2023, never negative."""
+
+    examples: int
+    loss_max: float
+    loss_min: float
+    loss_first: float
+    loss_last: float
+    optimizer_steps: int
+    seconds: float
+
+    def __post_init__(self) -> None:
+        _non_negative(
+            "training summary",
+            loss_max=self.loss_max,
+            loss_min=self.loss_min,
+            loss_first=self.loss_first,
+            loss_last=self.loss_last,
+            seconds=self.seconds,
+        )
+        if not 1 <= self.examples <= MAX_EXAMPLES:
+            raise MalformedMessage(f"training summary examples is {self.examples}: allowed are 1 to {MAX_EXAMPLES}")
+        if not 0 <= self.optimizer_steps <= MAX_OPTIMIZER_STEPS:
+            raise MalformedMessage(
+                f"training summary optimizer_steps is {self.optimizer_steps}: allowed are 0 to {MAX_OPTIMIZER_STEPS}"
+            )
+        if self.loss_min > self.loss_max:
+            raise MalformedMessage(f"training summary loss_min {self.loss_min} is above loss_max {self.loss_max}")
+
+    @property
+    def loss_reduction(self) -> float:
+        return self.loss_max - self.loss_min
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateHeader:
+    """Announces a client update before its chunks."""
+
+    key: RoundKey
+    model: Digest
+    manifest: Manifest
+    summary: TrainingSummary
+    signature: bytes
+    first_chunk: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelHeader:
+    """Announces a round model before its chunks; `round` made it, `signature` is the coordinator's."""
+
+    manifest: Manifest
+    round: int
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """The global model's score on one silo's held-out set. Counts, so that means over silos are exact."""
+
+    split: str
+    examples: int
+    exact_matches: int
+    executed: int
+    execution_matches: int
+    loss_per_token: float
+    seconds: float
+
+    def __post_init__(self) -> None:
+        _non_negative("evaluation", loss_per_token=self.loss_per_token, seconds=self.seconds)
+        if self.split not in ("dev", "test"):
+            raise MalformedMessage(f"evaluation split is {self.split!r}: it must be dev or test")
+        if not 1 <= self.examples <= MAX_EXAMPLES:
+            raise MalformedMessage(f"evaluation examples is {self.examples}: allowed are 1 to {MAX_EXAMPLES}")
+        if not (0 <= self.exact_matches <= self.examples and 0 <= self.executed <= self.examples):
+            raise MalformedMessage("evaluation counts exceed the number of examples")
+        if not 0 <= self.execution_matches <= self.executed:
+            raise MalformedMessage("evaluation execution_matches exceeds executed")
+
+
+class StandbyReason(Enum):
+    NO_PLAN = "no plan has been started"
+    GATHERING = "waiting for the round to open"
+    UPDATE_RECEIVED = "this silo's part is done"
+    NOT_IN_COHORT = "the round runs without this silo"
+    AGGREGATING = "the coordinator is aggregating"
+    STOPPED = "the operator stopped the plan"
+
+
+@dataclass(frozen=True, slots=True)
+class Standby:
+    reason: StandbyReason
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    plan: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Train:
+    key: RoundKey
+    model: Digest
+    seconds_left: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluate:
+    key: RoundKey
+    model: Digest
+    seconds_left: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    plan: Digest
+    rounds: int
+    final_model: Digest
+    best_model: Digest
+
+
+Order = Standby | Prepare | Train | Evaluate | Finished
+"""What the coordinator wants of one silo now."""
+
+
+class DeclineReason(Enum):
+    POLICY = "policy"
+    TRAINING_FAILED = "training_failed"
+    DATA = "data"
+    INTEGRITY = "integrity"
+    PAUSED = "paused"
+    STOPPING = "stopping"
+
+
+class AgentPhase(Enum):
+    FETCHING = "fetching"
+    TRAINING = "training"
+    UPLOADING = "uploading"
+    EVALUATING = "evaluating"

@@ -1,0 +1,266 @@
+"""The plan: what the operator asks of a federation, and what a silo approves. Identified by its digest.
+
+A plan is values alone: no code, no paths, no secrets. The operator edits it as TOML (`plan.toml`); it travels inside a
+plan bundle as canonical JSON, whose BLAKE3 digest is the plan's name everywhere. The digests of the model's
+configuration, tokenizer, parameter layout and initial parameters are part of it, so the one digest covers them all.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from security.errors import ConfigurationError, IntegrityError, MalformedMessage
+from security.identifiers import NAME_RULE, silo_name
+from silo_wire.canonical import Digest, canonical_json, digest_of
+from silo_wire.manifest import Layout
+from silo_wire.strict_toml import NameText, Section, describe, parse_toml
+from silo_wire.v1 import federation_pb2
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+DigestText = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+MAX_BUNDLE_BYTES = 64 << 20
+BUNDLE_FILES = frozenset(
+    {
+        "config.json",
+        "generation_config.json",
+        "layout.json",
+        "special_tokens_map.json",
+        "spiece.model",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+)
+"""The only files a bundle may hold. Each is data; those in JSON may not name code (`auto_map`, `custom_pipelines`)."""
+LAYOUT_FILE = "layout.json"
+CODE_KEYS = frozenset({"auto_map", "custom_pipelines", "trust_remote_code"})
+
+
+class ScheduleSection(Section):
+    """When rounds open and close. Each phase has one deadline; `min_silos` is the quorum of every one of them."""
+
+    rounds: Count
+    min_silos: Annotated[int, Field(ge=1, le=10_000)]
+    start_when_ready: bool = False
+    gathering_deadline_s: Positive = 60.0
+    training_deadline_s: Positive = 3600.0
+    evaluation_deadline_s: Positive = 900.0
+
+
+class AggregationSection(Section):
+    """How updates become a new model (DESIGN section 3). A cap of 0 means none."""
+
+    weighting: Literal["lorar", "size", "loss_reduction", "equal"] = "lorar"
+    server_optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = "sgd"
+    server_learning_rate: Positive = 1.0
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    tau: Positive = 1e-3
+    max_weight: NonNegative = 0.0
+    max_weight_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    max_delta_norm: NonNegative = 1000.0  # far above what training gives, far below what ruins a model for good
+
+
+class SiloTraining(Section):
+    """What a single silo may have differently; None keeps the plan's common value."""
+
+    learning_rate: Positive | None = None
+    epochs: Count | None = None
+    batch_size: Count | None = None
+    gradient_accumulation: Count | None = None
+
+
+class TrainingSection(Section):
+    """Local training of one round at every silo; `overrides` names silos that differ."""
+
+    optimizer: Literal["adafactor", "adamw"] = "adamw"
+    learning_rate: Positive = 1e-3
+    weight_decay: NonNegative = 0.0
+    epochs: Count = 1
+    batch_size: Count = 16
+    gradient_accumulation: Count = 1
+    max_grad_norm: NonNegative = 1.0  # L2 norm of the accumulated gradient; 0: not clipped
+    learning_rate_schedule: Literal["constant", "linear"] = "constant"  # linear: to 0 within each round
+    fedprox_mu: NonNegative = 0.0
+    loss_log_steps: Count = 1  # optimizer steps between the losses whose max - min is the loss reduction
+    precision: Literal["auto", "float32", "bfloat16"] = "float32"  # auto: bfloat16 autocast where a GPU has it
+    dropout: Annotated[float, Field(ge=0, lt=1)] | None = None  # None keeps the model's own
+    max_input_tokens: Count = 512
+    max_output_tokens: Count = 256
+    schema_in_input: bool = True
+    overrides: dict[str, SiloTraining] = Field(default_factory=dict)
+
+    @field_validator("overrides")
+    @classmethod
+    def _silo_names(cls, value: dict[str, SiloTraining]) -> dict[str, SiloTraining]:
+        for name in value:
+            try:
+                silo_name(name)
+            except ConfigurationError as error:
+                raise ValueError(f"{name!r} is not a silo name: use {NAME_RULE}") from error
+        return value
+
+    def for_silo(self, name: str) -> "TrainingSection":
+        """The section as it stands for one silo, its override applied."""
+        override = self.overrides.get(name, SiloTraining())
+        changed = {key: value for key, value in override.model_dump().items() if value is not None}
+        return self.model_copy(update={**changed, "overrides": {}})
+
+
+class EvaluationSection(Section):
+    """When silos score the global model on their dev sets, and how much of them."""
+
+    every: Annotated[int, Field(ge=0, le=1_000_000)] = 1  # rounds; 0: never
+    initial: bool = True  # also before the first round
+    last: bool = True  # also after the last round, whatever `every` says
+    max_examples: Annotated[int, Field(ge=0)] = 0  # 0: the whole split
+    batch_size: Count = 32
+    beams: Annotated[int, Field(ge=1, le=64)] = 1
+    execution: bool = True  # where a silo has a database and its policy allows it
+
+
+class ModelSection(Section):
+    """Which model, by digest of everything that makes it; written by `coordinator plan new`, not by hand."""
+
+    source: Annotated[str, Field(min_length=1, max_length=300)]  # for people: "size:small", "folder:NAME", "hub:NAME"
+    parameters: Annotated[int, Field(ge=1)]  # tied ones counted once
+    layout: DigestText
+    initial: DigestText  # manifest digest of the initial parameters
+    files: dict[str, DigestText]
+
+    @field_validator("files")
+    @classmethod
+    def _only_known_files(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value:
+            if name not in BUNDLE_FILES:
+                raise ValueError(f"{name!r} is not a file that a plan bundle may hold")
+        for name in ("config.json", LAYOUT_FILE):
+            if name not in value:
+                raise ValueError(f"{name} is missing")
+        return value
+
+
+class Plan(Section):
+    version: Literal[1] = 1
+    name: NameText
+    federation: NameText
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    model: ModelSection
+    schedule: ScheduleSection
+    aggregation: AggregationSection = AggregationSection()
+    training: TrainingSection = TrainingSection()
+    evaluation: EvaluationSection = EvaluationSection()
+
+    @model_validator(mode="after")
+    def _share_cap_is_possible(self) -> Self:
+        cap = self.aggregation.max_weight_share
+        if cap and cap * self.schedule.min_silos < 1:
+            raise ValueError(
+                f"[aggregation] max_weight_share = {cap} cannot hold with min_silos = {self.schedule.min_silos}: "
+                f"raise it to at least {1 / self.schedule.min_silos:.3f}"
+            )
+        return self
+
+    def to_json(self) -> bytes:
+        return canonical_json(self.model_dump(mode="json"))
+
+    @property
+    def digest(self) -> Digest:
+        return digest_of(self.to_json())
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> "Plan":
+        """Parse a peer's plan; raises MalformedMessage naming the key, also when the JSON is not canonical."""
+        try:
+            plan = cls.model_validate(json.loads(raw))
+        except ValidationError as error:
+            raise MalformedMessage(f"plan: {describe(error)}") from error
+        except (ValueError, RecursionError) as error:
+            raise MalformedMessage(f"plan is not JSON: {error}") from error
+        if plan.to_json() != raw:
+            raise MalformedMessage("plan is not in canonical form: its digest would not be unique")
+        return plan
+
+    @classmethod
+    def from_toml(cls, text: str, where: str) -> "Plan":
+        """Parse an operator's plan file; raises ConfigurationError naming `where`, the key, the value and the remedy."""
+        return parse_toml(cls, text, where)
+
+
+@dataclass(frozen=True)
+class PlanBundle:
+    """A plan with the files that its digests name: all that a silo needs to know before the model itself."""
+
+    plan: Plan
+    files: Mapping[str, bytes]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "files", MappingProxyType(dict(self.files)))
+        expected = self.plan.model.files
+        if set(self.files) != set(expected):
+            raise MalformedMessage(f"plan bundle holds {sorted(self.files)}, its plan names {sorted(expected)}")
+        for name, content in self.files.items():
+            if digest_of(content) != expected[name]:
+                raise IntegrityError(f"plan bundle file {name} does not have the digest in the plan: it was changed")
+            if name.endswith(".json"):
+                _refuse_code(name, content)
+        model = self.plan.model
+        if self.layout.digest != model.layout or self.layout.parameters != model.parameters:
+            raise MalformedMessage(
+                "plan bundle layout.json does not agree with [model] layout and parameters of the plan"
+            )
+
+    @cached_property
+    def layout(self) -> Layout:
+        return Layout.from_json(self.files[LAYOUT_FILE])
+
+    def encode(self) -> bytes:
+        message = federation_pb2.PlanBundle(plan_json=self.plan.to_json())
+        for name in sorted(self.files):
+            message.files.add(name=name, content=self.files[name])
+        return message.SerializeToString(deterministic=True)
+
+    @classmethod
+    def decode(cls, raw: bytes, expected: Digest) -> "PlanBundle":
+        """Parse what FetchPlan delivered; raises IntegrityError unless its plan has the digest `expected`."""
+        if len(raw) > MAX_BUNDLE_BYTES:
+            raise MalformedMessage(f"plan bundle has {len(raw)} bytes, allowed are {MAX_BUNDLE_BYTES}")
+        message = federation_pb2.PlanBundle()
+        try:
+            message.ParseFromString(raw)
+        except ValueError as error:  # protobuf's DecodeError
+            raise MalformedMessage(f"plan bundle does not parse: {error}") from error
+        if digest_of(message.plan_json) != expected:
+            raise IntegrityError("plan bundle does not have the digest that was asked for: it was changed on the way")
+        names = [file.name for file in message.files]
+        if len(set(names)) != len(names):
+            raise MalformedMessage(f"plan bundle names a file twice: {names}")
+        return cls(Plan.from_json(message.plan_json), {file.name: file.content for file in message.files})
+
+
+def _refuse_code(name: str, content: bytes) -> None:
+    def walk(value: Any) -> None:
+        if isinstance(value, dict):
+            named = CODE_KEYS.intersection(value)
+            if named:
+                raise MalformedMessage(
+                    f"{name} names code to run ({', '.join(sorted(named))}): only plain T5 models are taken"
+                )
+            for item in value.values():
+                walk(item)
+        elif isinstance(value, list):
+            for item in value:
+                walk(item)
+
+    try:
+        walk(json.loads(content))
+    except (ValueError, RecursionError) as error:
+        raise MalformedMessage(f"{name} of the plan bundle is not JSON: {error}") from error

@@ -1,0 +1,86 @@
+"""gRPC as both sides use it: bounded messages, keepalive, and errors as status in one table. TLS 1.3 alone: see silo_wire."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import grpc
+import grpc.aio
+
+from security import errors
+from security.errors import LoricaError, Unreachable
+
+MAX_MESSAGE_BYTES: Final = 5 << 20
+"""Above one chunk of 4 MiB with its frame; no message carries a whole model."""
+
+ERROR_KEY: Final = "lorica-error"
+MAX_DETAILS_CHARACTERS: Final = 600
+"""Errors quote what a peer sent: more of it would fill logs, and the 8 KiB that gRPC has for a status."""
+
+_STATUS: Final[dict[type[LoricaError], grpc.StatusCode]] = {
+    errors.ConfigurationError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.StateError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.IntegrityError: grpc.StatusCode.DATA_LOSS,
+    errors.StorageError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.DataError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.PolicyRefusal: grpc.StatusCode.PERMISSION_DENIED,
+    errors.AuthenticationError: grpc.StatusCode.UNAUTHENTICATED,
+    errors.AuthorisationError: grpc.StatusCode.PERMISSION_DENIED,
+    errors.MalformedMessage: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.WrongTime: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.Conflict: grpc.StatusCode.ALREADY_EXISTS,
+    errors.UnsafeSql: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.Unreachable: grpc.StatusCode.UNAVAILABLE,
+}
+_CLASSES: Final = {kind.__name__: kind for kind in _STATUS if kind is not errors.PolicyRefusal}
+
+_BOUNDS: Final[Sequence[tuple[str, int]]] = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+)
+SERVER_OPTIONS: Final[Sequence[tuple[str, int]]] = (
+    *_BOUNDS,
+    ("grpc.so_reuseport", 0),  # a second coordinator on the port must fail, not share it
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 3),
+    ("grpc.max_concurrent_streams", 32),
+)
+CHANNEL_OPTIONS: Final[Sequence[tuple[str, int]]] = (
+    *_BOUNDS,
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 15_000),
+    ("grpc.enable_http_proxy", 1),  # HTTPS_PROXY and NO_PROXY of the environment, through CONNECT
+)
+
+
+def status_of(error: LoricaError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
+    """Code, bounded one-line details and trailing metadata that tell the peer of `error`."""
+    kind = errors.kind_of(error)
+    details = str(error)
+    if len(details) > MAX_DETAILS_CHARACTERS:
+        details = f"{details[: MAX_DETAILS_CHARACTERS - 3]}..."
+    return _STATUS[kind], details, ((ERROR_KEY, kind.__name__),)
+
+
+def error_of(error: grpc.aio.AioRpcError) -> LoricaError:
+    """The error that a failed call stands for, so that callers never look at gRPC codes."""
+    code = error.code()
+    details = error.details() or code.name.lower()
+    trailing = error.trailing_metadata() or ()
+    for key, value in trailing:
+        if key == ERROR_KEY and isinstance(value, str) and value in _CLASSES:
+            return _CLASSES[value](details)
+    match code:
+        case grpc.StatusCode.UNAUTHENTICATED:
+            return errors.AuthenticationError(details)
+        case grpc.StatusCode.PERMISSION_DENIED:
+            return errors.AuthorisationError(details)
+        case grpc.StatusCode.RESOURCE_EXHAUSTED | grpc.StatusCode.INVALID_ARGUMENT:
+            return errors.MalformedMessage(details)
+        case _:
+            return Unreachable(details)

@@ -1,0 +1,76 @@
+"""Files that must be private, or whole: written atomically, and refused when others could read them.
+
+`replace` is temp -> fsync -> rename -> fsync of the folder, so a crash leaves the old file or the new one, never a
+part. Private files are 0600 inside a 0700 folder; reading one with looser permissions is refused, not mended, because
+somebody may have read it already.
+"""
+
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from security.errors import ConfigurationError, StorageError
+
+PRIVATE_FILE_MODE = 0o600
+PRIVATE_FOLDER_MODE = 0o700
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames inside `folder` durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Write `content` to `path` atomically and durably; raises StorageError naming the file."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            sync_folder(path.parent)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a key or a secret: mode 0600, atomically."""
+    replace(path, content, PRIVATE_FILE_MODE)
+
+
+def read_private(path: Path) -> bytes:
+    """Read a key or a secret; raises ConfigurationError when others than its owner can read it, or it is missing."""
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            if mode & 0o077:
+                raise ConfigurationError(
+                    f"{path} has mode {mode:04o}: others can read this secret; chmod 600 it, and replace it if it was exposed"
+                )
+            return file.read()
+    except FileNotFoundError as error:
+        raise ConfigurationError(f"{path} is missing") from error
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def make_private_folder(folder: Path) -> None:
+    """Create `folder` with mode 0700; an existing one with looser permissions is refused with ConfigurationError."""
+    try:
+        folder.mkdir(mode=PRIVATE_FOLDER_MODE, parents=True, exist_ok=True)
+        mode = stat.S_IMODE(folder.stat().st_mode)
+    except OSError as error:
+        raise StorageError(f"{folder} cannot be created: {error.strerror or error}") from error
+    if mode & 0o077:
+        raise ConfigurationError(f"{folder} has mode {mode:04o}: it will hold private keys; chmod 700 it")

@@ -1,0 +1,1 @@
+"""Where the agent meets the world: network, files, databases, terminal."""

@@ -1,0 +1,123 @@
+"""Enrolment: a one-time token becomes a certificate, and nothing secret is said before the coordinator is known.
+
+1. See which certificate answers at the token's address, without saying anything.
+2. Open a channel that accepts exactly this certificate under the federation's name, and ask it for the trust bundle.
+3. Find the CA with the token's pin; the certificate must be issued by it, to the coordinator of this federation.
+4. Only then send the secret, with a request for a key made here; check the certificate that comes back.
+"""
+
+import asyncio
+from datetime import datetime
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from security.errors import AuthenticationError, IntegrityError, LoricaError, MalformedMessage
+from security.identifiers import coordinator_dns_name
+from security.pki.csr import certificate_request
+from security.pki.endorsement import endorse_request
+from security.pki.enrolment_token import EnrolmentToken
+from security.pki.identity_key import new_identity_key, public_key_bytes, public_key_from_bytes
+from security.pki.parsing import parse_certificate
+from security.pki.peer import check_coordinator, identify_client
+from security.pki.tls_key import new_tls_key
+from security.pki.trust_bundle import TrustBundle
+from silo_agent.edges.channel import pinned_channel
+from silo_agent.edges.key_store import SiloCredentials, split_address
+from silo_agent.edges.tls_probe import Answer, probe
+from silo_wire.transport import error_of
+from silo_wire.v1 import enrolment_pb2, enrolment_pb2_grpc
+
+import grpc.aio  # isort: skip  # after silo_wire, which leaves TLS 1.3 alone
+
+TIMEOUT_S = 30.0
+
+
+async def enrol(token: EnrolmentToken, *, now: datetime, agent_version: str) -> SiloCredentials:
+    """Everything that the silo keeps; raises a LoricaError, and then nothing was stored and, before step 4, nothing said."""
+    token.check_unexpired(now)
+    answer = await asyncio.to_thread(probe, token.address, coordinator_dns_name(token.federation))
+    leaf = _leaf(answer, token)
+    channel = pinned_channel(token.address, token.federation, leaf.public_bytes(Encoding.PEM))
+    async with channel:
+        stub: enrolment_pb2_grpc.EnrolmentAsyncStub = enrolment_pb2_grpc.EnrolmentStub(channel)
+        try:
+            bundle = await stub.GetTrustBundle(enrolment_pb2.GetTrustBundleRequest(), timeout=TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            # Whoever answers without being the coordinator fails here: the name is not in its certificate, or it does not know the call.
+            raise _stranger(answer, token, leaf, error_of(error)) from error
+        trust = _verified(answer, token, leaf, bundle.trust_bundle_pem, now)
+        try:
+            return await _spend(token, stub, trust, now=now, agent_version=agent_version)
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from error
+
+
+def _leaf(answer: Answer, token: EnrolmentToken) -> x509.Certificate:
+    try:
+        return parse_certificate(answer.certificate)
+    except MalformedMessage as error:
+        raise AuthenticationError(f"{token.address}{answer.route} shows a certificate that is none: {error}") from error
+
+
+def _verified(
+    answer: Answer, token: EnrolmentToken, leaf: x509.Certificate, bundle_pem: bytes, now: datetime
+) -> TrustBundle:
+    try:
+        trust = TrustBundle.from_pem(bundle_pem).pinned(token.ca_pin)
+        check_coordinator(leaf.public_bytes(Encoding.DER), trust=trust, now=now, federation=token.federation)
+    except (AuthenticationError, MalformedMessage) as error:
+        raise _stranger(answer, token, leaf, error) from error
+    return trust
+
+
+def _stranger(
+    answer: Answer, token: EnrolmentToken, leaf: x509.Certificate, reason: LoricaError
+) -> AuthenticationError:
+    issuer = leaf.issuer.rfc4514_string()[:120]
+    return AuthenticationError(
+        f"{token.address}{answer.route} answers with a certificate issued by {issuer!r}, not with the coordinator's of "
+        f"{token.federation}: a TLS-intercepting proxy or an impostor stands between, so the token was not sent ({reason}); "
+        "have this address exempted from TLS inspection, or check it with the operator"
+    )
+
+
+async def _spend(
+    token: EnrolmentToken,
+    stub: "enrolment_pb2_grpc.EnrolmentAsyncStub",
+    trust: TrustBundle,
+    *,
+    now: datetime,
+    agent_version: str,
+) -> SiloCredentials:
+    tls_key, identity_key = new_tls_key(), new_identity_key()
+    request = certificate_request(tls_key, token.identity)
+    reply = await stub.Enrol(
+        enrolment_pb2.EnrolRequest(
+            federation=token.federation,
+            silo=token.silo,
+            token_secret=token.secret,
+            csr_der=request,
+            identity_public_key=public_key_bytes(identity_key.public_key()),
+            identity_endorsement=endorse_request(identity_key, request=request, identity=token.identity),
+            agent_version=agent_version,
+        ),
+        timeout=TIMEOUT_S,
+    )
+    certificate = parse_certificate(reply.certificate_pem)
+    identity = identify_client(reply.certificate_pem, trust=trust, now=now, federation=token.federation)
+    if identity != token.identity:
+        raise AuthenticationError(f"the coordinator issued a certificate for {identity.uri}, not {token.identity.uri}")
+    if certificate.public_key() != tls_key.public_key():
+        raise IntegrityError("the coordinator issued a certificate for another key than this silo's: refuse it")
+    split_address(reply.address)
+    return SiloCredentials(
+        federation=token.federation,
+        silo=token.silo,
+        address=reply.address,
+        identity_key=identity_key,
+        tls_key=tls_key,
+        certificate=certificate,
+        trust=trust,
+        coordinator_key=public_key_from_bytes(reply.coordinator_identity_key),
+    )

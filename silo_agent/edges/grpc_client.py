@@ -1,0 +1,375 @@
+"""The coordinator over mutual TLS: `CoordinatorPort`, for one silo.
+
+Every call may be repeated, so a call that finds the coordinator unreachable waits (backoff.py) and tries again until
+its task is cancelled. What the coordinator sends is checked here, in this order, before anything is kept: its order is
+for this federation; a plan has the digest that was asked for; a model's manifest has the digest of the order, fits the
+plan's layout, was made by no later round, and carries the coordinator's signature; each chunk has its digest.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+from security.errors import (
+    AuthenticationError,
+    AuthorisationError,
+    Conflict,
+    IntegrityError,
+    LoricaError,
+    MalformedMessage,
+    StorageError,
+    Unreachable,
+)
+from security.pki.identity_key import sign, verify
+from silo_agent.edges.backoff import Backoff
+from silo_agent.edges.key_store import SiloCredentials
+from silo_agent.edges.model_cache import ModelCache
+from silo_agent.service.ports import Progress, RoundModel
+from silo_agent.task.events import SavedUpdate
+from silo_wire.canonical import Digest, digest_from_wire, digest_to_wire
+from silo_wire.codec import (
+    NO_DIGEST,
+    call_key,
+    decline_reason_to_wire,
+    detail_to_wire,
+    evaluation_to_wire,
+    model_header_from_wire,
+    order_from_wire,
+    phase_to_wire,
+    round_call_key,
+    update_header_to_wire,
+)
+from silo_wire.manifest import Layout, Manifest
+from silo_wire.messages import (
+    WIRE_VERSION,
+    AgentPhase,
+    DeclineReason,
+    Evaluate,
+    Evaluation,
+    ModelHeader,
+    Order,
+    RoundKey,
+    Train,
+    UpdateHeader,
+)
+from silo_wire.plan import MAX_BUNDLE_BYTES, PlanBundle
+from silo_wire.statements import MODEL_DOMAIN, UPDATE_DOMAIN, model_statement, update_statement
+from silo_wire.transport import error_of
+from silo_wire.v1 import common_pb2, federation_pb2, federation_pb2_grpc
+
+import grpc.aio  # isort: skip  # after silo_wire, which leaves TLS 1.3 alone
+
+CALL_TIMEOUT_S = 30.0
+_ENDS_THE_AGENT = (AuthenticationError, AuthorisationError, Conflict)
+
+T = TypeVar("T")
+
+
+class GrpcCoordinator:
+    """`unreachable` hears of each failed try, with the seconds until the next."""
+
+    def __init__(
+        self,
+        *,
+        channel: grpc.aio.Channel,
+        credentials: SiloCredentials,
+        models: ModelCache,
+        agent_version: str,
+        unreachable: Callable[[LoricaError, float], None],
+        new_backoff: Callable[[], Backoff] = Backoff,
+    ) -> None:
+        self._channel = channel
+        self._stub: federation_pb2_grpc.FederationAsyncStub = federation_pb2_grpc.FederationStub(channel)
+        self._credentials = credentials
+        self._models = models
+        self._agent_version = agent_version
+        self._unreachable = unreachable
+        self._new_backoff = new_backoff
+        self._instance = os.urandom(16)
+
+    # ---- orders -------------------------------------------------------------------------------------------------
+
+    async def orders(self) -> AsyncIterator[Order]:
+        backoff = self._new_backoff()
+        while True:
+            call = self._stub.Attend(
+                federation_pb2.AttendRequest(
+                    key=self._key(),
+                    wire_version=WIRE_VERSION,
+                    agent_instance=self._instance,
+                    agent_version=self._agent_version,
+                )
+            )
+            problem: LoricaError = Unreachable("the coordinator ended the connection")
+            try:
+                async for notice in call:
+                    order = order_from_wire(notice)
+                    self._require_ours(order)
+                    backoff.reset()
+                    yield order
+            except grpc.aio.AioRpcError as error:
+                problem = error_of(error)
+            except MalformedMessage as error:
+                problem = error
+            finally:
+                call.cancel()
+            if isinstance(problem, _ENDS_THE_AGENT):
+                raise problem
+            await self._wait(problem, backoff)
+
+    def _require_ours(self, order: Order) -> None:
+        if isinstance(order, Train | Evaluate) and order.key.federation != self._credentials.federation:
+            raise MalformedMessage(
+                f"the coordinator sends an order for federation {order.key.federation!r}, this silo is of "
+                f"{self._credentials.federation!r}"
+            )
+
+    # ---- plans and models ---------------------------------------------------------------------------------------
+
+    async def fetch_plan(self, plan: Digest) -> PlanBundle:
+        return await self._until_answered(lambda: self._fetch_plan(plan))
+
+    async def _fetch_plan(self, plan: Digest) -> PlanBundle:
+        raw = bytearray()
+        expected = 0
+        call = self._stub.FetchPlan(federation_pb2.FetchPlanRequest(key=self._key(plan)))
+        try:
+            async for chunk in call:
+                if chunk.index != expected:
+                    raise MalformedMessage(f"plan bundle chunk {chunk.index} came where {expected} was due")
+                expected += 1
+                raw += chunk.data
+                if len(raw) > MAX_BUNDLE_BYTES:
+                    raise MalformedMessage(f"plan bundle has more than the {MAX_BUNDLE_BYTES} bytes allowed")
+        finally:
+            call.cancel()
+        return PlanBundle.decode(bytes(raw), plan)
+
+    async def declare_readiness(self, plan: Digest, *, ready: bool, reason: str) -> None:
+        request = federation_pb2.ReadinessRequest(key=self._key(plan), ready=ready, reason=detail_to_wire(reason))
+        await self._until_answered(lambda: self._stub.DeclareReadiness(request, timeout=CALL_TIMEOUT_S))
+
+    async def fetch_model(
+        self,
+        *,
+        plan: Digest,
+        layout: Layout,
+        key: RoundKey | None,
+        model: Digest,
+        latest_round: int,
+        progress: Progress,
+    ) -> RoundModel:
+        header = self._models.header(model)
+        if header is not None:
+            self._check_header(header, plan=plan, layout=layout, model=model, latest_round=latest_round)
+            if await asyncio.to_thread(self._models.holds, model, header.manifest):
+                self._models.touch(model)
+                return RoundModel(file=self._models.file(model), manifest=header.manifest)
+        wire_key = self._key(plan) if key is None else round_call_key(key, self._credentials.silo)
+
+        async def attempt() -> Manifest:
+            return await self._fetch_model(
+                wire_key, plan=plan, layout=layout, model=model, latest_round=latest_round, progress=progress
+            )
+
+        manifest = await self._until_answered(attempt)
+        self._models.prune({model})
+        return RoundModel(file=self._models.file(model), manifest=manifest)
+
+    async def _fetch_model(
+        self,
+        key: common_pb2.CallKey,
+        *,
+        plan: Digest,
+        layout: Layout,
+        model: Digest,
+        latest_round: int,
+        progress: Progress,
+    ) -> Manifest:
+        known = self._models.header(model)
+        partial = None
+        first = 0
+        if known is not None:
+            self._check_header(known, plan=plan, layout=layout, model=model, latest_round=latest_round)
+            partial = await asyncio.to_thread(self._models.open_partial, model, known)
+            first = partial.held
+        call = self._stub.FetchModel(
+            federation_pb2.FetchModelRequest(key=key, model_digest=digest_to_wire(model), first_chunk=first)
+        )
+        try:
+            async for piece in call:
+                match piece.WhichOneof("piece"):
+                    case "header":
+                        header = model_header_from_wire(piece.header)
+                        self._check_header(header, plan=plan, layout=layout, model=model, latest_round=latest_round)
+                        if partial is None:
+                            partial = self._models.open_partial(model, header)
+                    case "chunk":
+                        if partial is None:
+                            raise MalformedMessage("the coordinator sends a model's chunk before its header")
+                        if partial.is_whole or piece.chunk.index != partial.held:
+                            raise MalformedMessage(f"model chunk {piece.chunk.index} came where {partial.held} was due")
+                        partial.append(piece.chunk.data)
+                        progress(partial.fraction)
+                    case _:
+                        raise MalformedMessage(
+                            "the coordinator sends a piece of a model that is neither header nor chunk"
+                        )
+            if partial is None or not partial.is_whole:
+                raise Unreachable("the coordinator ended the download before the model was whole")
+            partial.finish(self._models.file(model))
+            return partial.manifest
+        finally:
+            call.cancel()
+            if partial is not None:
+                partial.close()
+
+    def _check_header(
+        self, header: ModelHeader, *, plan: Digest, layout: Layout, model: Digest, latest_round: int
+    ) -> None:
+        manifest = header.manifest
+        manifest.check_layout(layout)
+        if manifest.digest != model:
+            raise IntegrityError(f"the coordinator ordered model {model} and hands out {manifest.digest}")
+        if header.round > latest_round:
+            raise IntegrityError(f"the model is said to be of round {header.round}, which comes after {latest_round}")
+        verify(
+            self._credentials.coordinator_key,
+            domain=MODEL_DOMAIN.encode(),
+            payload=model_statement(
+                federation=self._credentials.federation, plan=plan, round_number=header.round, model=model
+            ),
+            signature=header.signature,
+        )
+
+    # ---- what leaves the silo -----------------------------------------------------------------------------------
+
+    async def upload(self, update: SavedUpdate, file: Path, *, progress: Progress) -> None:
+        await self._until_answered(lambda: self._upload(update, file, progress))
+
+    async def _upload(self, update: SavedUpdate, file: Path, progress: Progress) -> None:
+        manifest = update.manifest
+        reply = await self._stub.UploadOffset(
+            federation_pb2.UploadOffsetRequest(
+                key=round_call_key(update.key, self._credentials.silo), update_digest=digest_to_wire(manifest.digest)
+            ),
+            timeout=CALL_TIMEOUT_S,
+        )
+        if reply.committed:
+            progress(1.0)
+            return
+        if reply.chunks > manifest.chunks:
+            raise MalformedMessage(
+                f"the coordinator says it holds {reply.chunks} chunks of an update of {manifest.chunks}"
+            )
+        call = self._stub.UploadUpdate()
+        try:
+            await self._send(call, update, file, reply.chunks, progress)
+            receipt = await call
+        finally:
+            call.cancel()
+        if digest_from_wire(receipt.update_digest, "update receipt digest") != manifest.digest:
+            raise IntegrityError("the coordinator's receipt names another update than the one that was sent")
+
+    async def _send(
+        self,
+        call: "grpc.aio.StreamUnaryCall[federation_pb2.UpdatePiece, federation_pb2.UpdateReceipt]",
+        update: SavedUpdate,
+        file: Path,
+        first: int,
+        progress: Progress,
+    ) -> None:
+        manifest = update.manifest
+        header = update_header_to_wire(self._signed(update, first), self._credentials.silo)
+        try:
+            await call.write(federation_pb2.UpdatePiece(header=header))
+            for index in range(first, manifest.chunks):
+                data = await asyncio.to_thread(_read_chunk, file, manifest, index)
+                await call.write(federation_pb2.UpdatePiece(chunk=common_pb2.Chunk(index=index, data=data)))
+                progress((index + 1) / manifest.chunks)
+            await call.done_writing()
+        except asyncio.InvalidStateError:
+            pass  # the coordinator has answered already; awaiting the call tells what
+
+    def _signed(self, update: SavedUpdate, first_chunk: int) -> UpdateHeader:
+        statement = update_statement(
+            key=update.key,
+            silo=self._credentials.silo,
+            model=update.model,
+            update=update.manifest.digest,
+            summary=update.summary,
+        )
+        return UpdateHeader(
+            key=update.key,
+            model=update.model,
+            manifest=update.manifest,
+            summary=update.summary,
+            signature=sign(self._credentials.identity_key, domain=UPDATE_DOMAIN.encode(), payload=statement),
+            first_chunk=first_chunk,
+        )
+
+    async def decline(self, key: RoundKey, reason: DeclineReason, detail: str) -> None:
+        request = federation_pb2.DeclineRequest(
+            key=round_call_key(key, self._credentials.silo),
+            reason=decline_reason_to_wire(reason),
+            detail=detail_to_wire(detail),
+        )
+        await self._until_answered(lambda: self._stub.DeclineRound(request, timeout=CALL_TIMEOUT_S))
+
+    async def report_progress(self, key: RoundKey, phase: AgentPhase, fraction: float) -> None:
+        request = federation_pb2.ProgressReport(
+            key=round_call_key(key, self._credentials.silo), phase=phase_to_wire(phase), fraction=fraction
+        )
+        try:
+            await self._stub.ReportProgress(request, timeout=CALL_TIMEOUT_S)
+        except grpc.aio.AioRpcError:
+            return  # the next report says more than this one
+
+    async def report_evaluation(self, key: RoundKey, model: Digest, evaluation: Evaluation) -> None:
+        request = evaluation_to_wire(key, self._credentials.silo, model, evaluation)
+        await self._until_answered(lambda: self._stub.ReportEvaluation(request, timeout=CALL_TIMEOUT_S))
+
+    # ---- trying again -------------------------------------------------------------------------------------------
+
+    async def _until_answered(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        backoff = self._new_backoff()
+        while True:
+            began = time.monotonic()
+            try:
+                return await attempt()
+            except grpc.aio.AioRpcError as error:
+                problem = error_of(error)
+            except Unreachable as error:
+                problem = error
+            if not isinstance(problem, Unreachable):
+                raise problem
+            if time.monotonic() - began > CALL_TIMEOUT_S:
+                backoff.reset()  # it worked for a while
+            await self._wait(problem, backoff)
+
+    async def _wait(self, problem: LoricaError, backoff: Backoff) -> None:
+        seconds = backoff.wait_s()
+        self._unreachable(problem, seconds)
+        await asyncio.sleep(seconds)
+
+    def _key(self, plan: Digest | None = None) -> common_pb2.CallKey:
+        return call_key(
+            federation=self._credentials.federation,
+            silo=self._credentials.silo,
+            plan=NO_DIGEST if plan is None else plan,
+        )
+
+
+def _read_chunk(file: Path, manifest: Manifest, index: int) -> bytes:
+    """Chunk `index` as it was when its manifest was made: the same bytes or none."""
+    try:
+        with file.open("rb") as opened:
+            opened.seek(index * manifest.chunk_bytes)
+            data = opened.read(manifest.chunk_size(index))
+    except OSError as error:
+        raise StorageError(f"{file} cannot be read: {error.strerror}") from error
+    manifest.check_chunk(index, data)
+    return data

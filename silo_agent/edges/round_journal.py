@@ -1,0 +1,265 @@
+"""What survives the agent's process: SQLite in WAL mode, synced at every commit, in the silo's folder.
+
+It holds whether the silo is paused, the plan and the model it works with, the update on disk and how each round ended.
+`silo-agent pause` and `status` open it beside the running agent.
+"""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+from sqlalchemy import (
+    Column,
+    Connection,
+    Float,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    create_engine,
+    delete,
+    event,
+    select,
+)
+from sqlalchemy.dialects.sqlite import Insert
+from sqlalchemy.dialects.sqlite import insert as upsert
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from security.errors import LoricaError, StorageError
+from security.identifiers import SiloName
+from silo_agent.task.effects import (
+    JournalActivity,
+    JournalEffect,
+    JournalModel,
+    JournalOutcome,
+    JournalPlan,
+    JournalUpdate,
+)
+from silo_agent.task.events import SavedUpdate
+from silo_wire.canonical import Digest
+from silo_wire.codec import update_header_from_wire, update_header_to_wire
+from silo_wire.messages import RoundKey, UpdateHeader
+from silo_wire.v1 import federation_pb2
+
+SCHEMA_VERSION = "1"
+BUSY_TIMEOUT_S = 10
+
+_metadata = MetaData()
+_facts = Table("facts", _metadata, Column("name", String, primary_key=True), Column("value", String, nullable=False))
+_plans = Table(
+    "plans",
+    _metadata,
+    Column("plan", String, primary_key=True),
+    Column("prepared_unix_s", Float, nullable=False),
+)
+_updates = Table(
+    "updates",
+    _metadata,
+    Column("plan", String, primary_key=True),
+    Column("round", Integer, primary_key=True),
+    Column("attempt", Integer, primary_key=True),
+    Column("saved_unix_s", Float, nullable=False),
+    Column("digest", String, nullable=False),
+    Column("header", LargeBinary, nullable=False),  # federation.proto UpdateHeader, unsigned
+)
+_outcomes = Table(
+    "outcomes",
+    _metadata,
+    Column("number", Integer, primary_key=True),
+    Column("unix_s", Float, nullable=False),
+    Column("plan", String, nullable=False),
+    Column("round", Integer, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("work", String, nullable=False),  # training, evaluation
+    Column("outcome", String, nullable=False),
+    Column("detail", String, nullable=False),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedOutcome:
+    unix_s: float
+    plan: str
+    round: int
+    attempt: int
+    work: str
+    outcome: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastModel:
+    """The newest whole model in the cache, and the plan it is of."""
+
+    plan: Digest
+    model: Digest
+
+
+class RoundJournal:
+    """Raises StorageError when the file cannot be read or written."""
+
+    def __init__(self, path: Path, *, updates: Path, silo: SiloName) -> None:
+        self._path, self._updates, self._silo = path, updates, silo
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+        self._engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": BUSY_TIMEOUT_S})
+        event.listen(self._engine, "connect", _configure)
+        with self._transaction() as connection:
+            _metadata.create_all(connection)
+            connection.execute(
+                upsert(_facts).values(name="schema_version", value=SCHEMA_VERSION).on_conflict_do_nothing()
+            )
+        version = self.fact("schema_version")
+        if version != SCHEMA_VERSION:
+            self.close()
+            raise StorageError(f"{path} has schema version {version}, this agent writes {SCHEMA_VERSION}: update it")
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    # ---- JournalPort --------------------------------------------------------------------------------------------
+
+    def record(self, effect: JournalEffect) -> None:
+        match effect:
+            case JournalPlan(plan):
+                self._execute(_replacing(_plans, plan=plan, prepared_unix_s=time.time()))
+                self.set_fact("plan", plan)
+            case JournalModel(plan, model):
+                self.set_fact("model", f"{plan} {model}")
+            case JournalUpdate(update):
+                self._record_update(update)
+            case JournalOutcome(key=key):
+                row = upsert(_outcomes).values(
+                    unix_s=time.time(),
+                    plan=key.plan,
+                    round=key.round,
+                    attempt=key.attempt,
+                    work="evaluation" if effect.evaluation else "training",
+                    outcome=effect.outcome.value,
+                    detail=effect.detail,
+                )
+                self._execute(row)
+            case JournalActivity(activity, key, detail):
+                shown = f" round {key.round} attempt {key.attempt}" if key else ""
+                self.set_fact("activity", f"{activity.value}{shown}{f': {detail}' if detail else ''}")
+
+    def paused(self) -> bool:
+        return self.fact("paused") == "yes"
+
+    def saved_update(self) -> SavedUpdate | None:
+        with self._transaction() as connection:
+            row = connection.execute(select(_updates).order_by(_updates.c.saved_unix_s.desc()).limit(1)).first()
+        if row is None:
+            return None
+        try:
+            header = update_header_from_wire(federation_pb2.UpdateHeader.FromString(row.header))
+        except (DecodeError, LoricaError) as error:
+            raise StorageError(f"{self._path}: the update of round {row.round} does not parse: {error}") from error
+        try:
+            whole = self.update_file(header.key).stat().st_size == header.manifest.total_bytes
+        except OSError:
+            whole = False
+        if not whole:
+            return None
+        return SavedUpdate(key=header.key, model=header.model, manifest=header.manifest, summary=header.summary)
+
+    def update_file(self, key: RoundKey) -> Path:
+        return self._updates / f"{key.plan[:32]}-round-{key.round}-attempt-{key.attempt}.delta"
+
+    # ---- what commands read and write ---------------------------------------------------------------------------
+
+    def set_paused(self, paused: bool) -> None:
+        self.set_fact("paused", "yes" if paused else "no")
+
+    def last_model(self) -> LastModel | None:
+        fact = self.fact("model")
+        if fact is None:
+            return None
+        plan, _, model = fact.partition(" ")
+        return LastModel(plan=Digest(plan), model=Digest(model))
+
+    def history(self, last: int) -> Sequence[RecordedOutcome]:
+        """The newest outcomes, oldest first."""
+        with self._transaction() as connection:
+            rows = connection.execute(select(_outcomes).order_by(_outcomes.c.number.desc()).limit(last)).all()
+        return [
+            RecordedOutcome(
+                unix_s=row.unix_s,
+                plan=row.plan,
+                round=row.round,
+                attempt=row.attempt,
+                work=row.work,
+                outcome=row.outcome,
+                detail=row.detail,
+            )
+            for row in reversed(rows)
+        ]
+
+    def fact(self, name: str) -> str | None:
+        with self._transaction() as connection:
+            value = connection.execute(select(_facts.c.value).where(_facts.c.name == name)).scalar_one_or_none()
+        return None if value is None else str(value)
+
+    def set_fact(self, name: str, value: str) -> None:
+        self._execute(_replacing(_facts, name=name, value=value))
+
+    # ---- rows ---------------------------------------------------------------------------------------------------
+
+    def _record_update(self, update: SavedUpdate) -> None:
+        header = UpdateHeader(
+            key=update.key, model=update.model, manifest=update.manifest, summary=update.summary, signature=b""
+        )
+        key = update.key
+        with self._transaction() as connection:
+            connection.execute(delete(_updates))
+            connection.execute(
+                upsert(_updates).values(
+                    plan=key.plan,
+                    round=key.round,
+                    attempt=key.attempt,
+                    saved_unix_s=time.time(),
+                    digest=update.manifest.digest,
+                    header=update_header_to_wire(header, self._silo).SerializeToString(deterministic=True),
+                )
+            )
+        kept = self.update_file(key)
+        for path in self._updates.glob("*.delta"):
+            if path != kept:
+                path.unlink(missing_ok=True)
+
+    def _execute(self, statement: Insert) -> None:
+        with self._transaction() as connection:
+            connection.execute(statement)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except SQLAlchemyError as error:
+            reason = str(getattr(error, "orig", None) or error).splitlines()[0]
+            raise StorageError(f"{self._path} cannot be used: {reason}; check the disk, or restore it") from error
+
+
+def _replacing(table: Table, **values: str | float) -> Insert:
+    statement = upsert(table).values(**values)
+    keys = [column.name for column in table.primary_key]
+    return statement.on_conflict_do_update(
+        index_elements=keys, set_={name: value for name, value in values.items() if name not in keys}
+    )
+
+
+def _configure(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=FULL")
+    cursor.close()

@@ -1,0 +1,82 @@
+"""What lies where in a silo's folder (0700). `enrolment.json` is written last: with it, the silo is enrolled."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from platformdirs import user_data_path
+
+from security.errors import ConfigurationError
+from security.files import make_private_folder
+
+ENVIRONMENT_VARIABLE = "LORICA_SILO_DIR"
+
+
+@dataclass(frozen=True, slots=True)
+class SiloFolder:
+    root: Path
+
+    @property
+    def enrolment(self) -> Path:
+        return self.root / "enrolment.json"
+
+    @property
+    def identity_key(self) -> Path:
+        return self.root / "identity.key"
+
+    @property
+    def tls_key(self) -> Path:
+        return self.root / "tls.key"
+
+    @property
+    def certificate(self) -> Path:
+        return self.root / "certificate.pem"
+
+    @property
+    def trust_bundle(self) -> Path:
+        return self.root / "trust.pem"
+
+    @property
+    def journal(self) -> Path:
+        return self.root / "journal.sqlite"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "agent.lock"
+
+    @property
+    def settings(self) -> Path:
+        return self.root / "silo.toml"
+
+    @property
+    def models(self) -> Path:
+        return self.root / "models"
+
+    @property
+    def updates(self) -> Path:
+        return self.root / "updates"
+
+    @property
+    def plans(self) -> Path:
+        return self.root / "plans"
+
+    def make(self) -> None:
+        """Create the folder and its parts; raises ConfigurationError when others can look into one of them."""
+        for folder in (self.root, self.models, self.updates, self.plans):
+            make_private_folder(folder)
+
+    def require_enrolled(self) -> None:
+        """Raises ConfigurationError unless an enrolment was completed here."""
+        if not self.enrolment.is_file():
+            raise ConfigurationError(
+                f"{self.root} holds no enrolled silo: run `silo-agent enroll TOKEN`, or name its folder with --dir"
+            )
+
+
+def silo_folder(given: Path | None) -> SiloFolder:
+    """`--dir`, else $LORICA_SILO_DIR, else the user's data folder."""
+    if given is not None:
+        return SiloFolder(given.absolute())
+    if named := os.environ.get(ENVIRONMENT_VARIABLE):
+        return SiloFolder(Path(named).absolute())
+    return SiloFolder(user_data_path("lorica") / "silo")

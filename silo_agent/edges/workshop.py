@@ -1,0 +1,133 @@
+"""`TrainerPort` over silo_agent.training: this silo's data, database, device and sandbox around one plan's trainer.
+
+The only edge that imports torch, so commands import it when they train or answer and not before.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from security.errors import StateError, StorageError
+from silo_agent.edges.silo_sources import SiloSources
+from silo_agent.policy import SiloPolicy
+from silo_agent.service.ports import Cancelled, DataSummary, Progress, RoundModel, TrainedUpdate, WorkCancelled
+from silo_agent.settings import Settings
+from silo_agent.sql_sandbox import Rows, Sandbox, run_select
+from silo_agent.task.update import TrainingStopped
+from silo_agent.training.device import DeviceSettings
+from silo_agent.training.evaluation import in_sandbox
+from silo_agent.training.silo_trainer import SiloTrainer
+from silo_wire.messages import Evaluation, RoundKey
+from silo_wire.plan import PlanBundle
+
+
+class Workshop:
+    """Not for use by several threads at once."""
+
+    def __init__(self, *, settings: Settings, policy: SiloPolicy, sources: SiloSources) -> None:
+        self._settings = settings
+        self._policy = policy
+        self._sources = sources
+        self._bundle: PlanBundle | None = None
+        self._trainer: SiloTrainer | None = None
+
+    def prepare(self, bundle: PlanBundle) -> DataSummary:
+        """Data read and tokenised, model built; raises DataError, ConfigurationError, MalformedMessage, StorageError."""
+        with _enough_memory():
+            trainer = SiloTrainer(bundle, self._sources.data(), self._policy.silo, self._device())
+            trainer.encoded("train")
+        self._bundle, self._trainer = bundle, trainer
+        if self._executes(bundle):
+            self._sources.check_database()
+        return self._sources.summary()
+
+    def train(
+        self,
+        *,
+        bundle: PlanBundle,
+        key: RoundKey,
+        model: RoundModel,
+        update_file: Path,
+        progress: Progress,
+        cancelled: Cancelled,
+    ) -> TrainedUpdate:
+        trainer = self._of(bundle)
+        with _enough_memory(), _stoppable():
+            update = trainer.train(
+                round_number=key.round,
+                model_path=model.file,
+                model=model.manifest,
+                update_path=update_file,
+                on_progress=lambda fraction, _loss: progress(fraction),
+                should_stop=cancelled,
+            )
+        return TrainedUpdate(manifest=update.manifest, summary=update.summary)
+
+    def evaluate(
+        self, *, bundle: PlanBundle, model: RoundModel, progress: Progress, cancelled: Cancelled
+    ) -> Evaluation:
+        trainer = self._of(bundle)
+        target = self._sources.database() if self._executes(bundle) else None
+        with _enough_memory(), _stoppable():
+            if target is None:
+                return trainer.evaluate(
+                    model_path=model.file, model=model.manifest, on_progress=progress, should_stop=cancelled
+                )
+            with Sandbox(target, self._sources.limits()) as box:
+                return trainer.evaluate(
+                    model_path=model.file,
+                    model=model.manifest,
+                    same_result=in_sandbox(box),
+                    on_progress=progress,
+                    should_stop=cancelled,
+                )
+
+    def answer(self, *, bundle: PlanBundle, model: RoundModel, question: str) -> str:
+        """The model's SQL for one question; hostile until the sandbox has run it."""
+        with _enough_memory():
+            trainer = SiloTrainer(bundle, self._sources.data(), self._policy.silo, self._device())
+            return trainer.answer(question, model_path=model.file, model=model.manifest)
+
+    def run(self, sql: str) -> Rows | None:
+        """What the SQL gives on this silo's database, in the sandbox; None without a database.
+
+        Raises PolicyRefusal, UnsafeSql, QueryFailed, DataError.
+        """
+        target = self._sources.database()
+        if target is None:
+            return None
+        self._policy.check_execution()
+        return run_select(target, sql, self._sources.limits())
+
+    def _of(self, bundle: PlanBundle) -> SiloTrainer:
+        if self._trainer is None or self._bundle is None or self._bundle.plan.digest != bundle.plan.digest:
+            raise StateError(f"plan {bundle.plan.name} is not prepared: nothing was done under it")
+        return self._trainer
+
+    def _executes(self, bundle: PlanBundle) -> bool:
+        return bundle.plan.evaluation.execution and self._policy.rules.allow_execution
+
+    def _device(self) -> DeviceSettings:
+        training = self._settings.training
+        return DeviceSettings(device=training.device, threads=training.threads)
+
+
+@contextmanager
+def _enough_memory() -> Iterator[None]:
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise StorageError(
+            "this machine has too little memory for the plan's model and batch size: "
+            "have batch_size lowered for this silo ([training.overrides] of the plan), or add memory"
+        ) from error
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    try:
+        yield
+    except TrainingStopped as stopped:
+        raise WorkCancelled from stopped

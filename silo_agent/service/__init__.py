@@ -1,0 +1,1 @@
+"""The one loop of the agent: event in -> machine.step -> journal -> effects."""

@@ -1,0 +1,425 @@
+"""The agent's loop: an event comes, the machine steps, the journal is written, then effects are started.
+
+Three things run beside the loop: attending to the coordinator's orders, at most one piece of work, and errands (what
+must be told in order). A piece of work that was cancelled finishes leaving before the next begins, and its result is
+dropped. Training and evaluation run in one worker thread.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from security.errors import (
+    Conflict,
+    DataError,
+    IntegrityError,
+    LoricaError,
+    MalformedMessage,
+    PolicyRefusal,
+    StateError,
+    WrongTime,
+)
+from security.identifiers import FederationName
+from silo_agent.service.ports import (
+    CoordinatorPort,
+    DisplayPort,
+    JournalPort,
+    PlanGatePort,
+    PlanStorePort,
+    Progress,
+    RoundModel,
+    TrainerPort,
+    WorkCancelled,
+)
+from silo_agent.task.effects import (
+    CancelWork,
+    DeclareReadiness,
+    Decline,
+    Effect,
+    Errand,
+    FetchModel,
+    FetchPlan,
+    JournalActivity,
+    JournalModel,
+    JournalOutcome,
+    JournalPlan,
+    JournalUpdate,
+    ReportEvaluation,
+    RunEvaluation,
+    RunTraining,
+    UploadUpdate,
+    Work,
+)
+from silo_agent.task.events import (
+    Evaluated,
+    EvaluationDelivered,
+    Event,
+    ModelFetched,
+    PauseAsked,
+    PlanPrepared,
+    PlanRefused,
+    Result,
+    ResumeAsked,
+    SavedUpdate,
+    StopAsked,
+    Trained,
+    Uploaded,
+    WorkFailed,
+    WorkUnwanted,
+)
+from silo_agent.task.machine import Agent, Stopped, step
+from silo_wire.canonical import Digest
+from silo_wire.messages import AgentPhase, DeclineReason, Evaluate, Finished, RoundKey, Train
+from silo_wire.plan import PlanBundle
+
+STOP_S = 5.0
+"""How long a stopping agent tries to tell the coordinator so."""
+PROGRESS_S = 2.0
+"""Between two reports of progress to the coordinator."""
+_PROGRESS_STEP = 0.005  # of what a person sees
+
+T = TypeVar("T")
+
+
+class AgentService:
+    """One silo's agent. Raises what `CoordinatorPort.orders` raises, StorageError of the journal, and defects."""
+
+    def __init__(
+        self,
+        *,
+        federation: FederationName,
+        coordinator: CoordinatorPort,
+        journal: JournalPort,
+        plans: PlanStorePort,
+        gate: PlanGatePort,
+        trainer: TrainerPort,
+        display: DisplayPort,
+    ) -> None:
+        self._federation = federation
+        self._coordinator = coordinator
+        self._journal = journal
+        self._plans = plans
+        self._gate = gate
+        self._trainer = trainer
+        self._display = display
+        self._agent = Agent(paused=journal.paused(), saved=journal.saved_update())
+        self._bundle: PlanBundle | None = None
+        self._model: RoundModel | None = None
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
+        self._inbox: asyncio.Queue[tuple[asyncio.Task[None] | None, Event]] = asyncio.Queue()
+        self._errands: asyncio.Queue[Errand] = asyncio.Queue()
+        self._work: asyncio.Task[None] | None = None
+        self._leaving: asyncio.Task[None] | None = None
+        self._reported: tuple[RoundKey, AgentPhase, float] | None = None
+        self._report_due = asyncio.Event()
+
+    @property
+    def agent(self) -> Agent:
+        return self._agent
+
+    # ---- wishes, from signal handlers of the same thread ---------------------------------------------------------
+
+    def stop(self) -> None:
+        self._inbox.put_nowait((None, StopAsked()))
+
+    def reread_journal(self) -> None:
+        """Take over a pause or its end that another process wrote."""
+        self._inbox.put_nowait((None, PauseAsked() if self._journal.paused() else ResumeAsked()))
+
+    # ---- the loop -----------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until `stop`, or what ends the agent."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                attending = group.create_task(self._attend())
+                telling = group.create_task(self._run_errands())
+                reporting = group.create_task(self._report_progress())
+                while not isinstance(self._agent.phase, Stopped):
+                    source, event = await self._inbox.get()
+                    if source is None or source is self._work:
+                        self._take(group, event)
+                attending.cancel()
+                reporting.cancel()
+                try:
+                    async with asyncio.timeout(STOP_S):  # not wait_for, which can lose a cancellation in Python 3.11
+                        await self._errands.join()
+                except TimeoutError:
+                    self._display.note("coordinator-not-told", detail="it did not answer while the agent stopped")
+                telling.cancel()
+        except ExceptionGroup as errors:
+            raise _sole(errors) from errors
+        finally:
+            self._thread.shutdown()
+
+    def _take(self, group: asyncio.TaskGroup, event: Event) -> None:
+        if not isinstance(event, Result):
+            self._display.note("event", kind=type(event).__name__)
+        self._agent, effects = step(self._agent, event)
+        for effect in effects:
+            self._begin(group, effect)
+
+    def _begin(self, group: asyncio.TaskGroup, effect: Effect) -> None:
+        match effect:
+            case JournalActivity():
+                self._journal.record(effect)
+                self._display.activity(effect)
+            case JournalOutcome(key=key, outcome=outcome, detail=detail):
+                self._journal.record(effect)
+                work = "evaluation" if effect.evaluation else "training"
+                self._display.note(
+                    "round", round=key.round, attempt=key.attempt, work=work, outcome=outcome.value, detail=detail
+                )
+            case JournalPlan() | JournalModel() | JournalUpdate():
+                self._journal.record(effect)
+            case DeclareReadiness() | Decline():
+                self._errands.put_nowait(effect)
+            case CancelWork():
+                if self._work is not None:
+                    self._work.cancel()
+                    self._leaving, self._work = self._work, None
+            case _:
+                self._work = group.create_task(self._do(effect, self._work or self._leaving))
+
+    async def _attend(self) -> None:
+        async for order in self._coordinator.orders():
+            self._inbox.put_nowait((None, order))
+
+    async def _run_errands(self) -> None:
+        while True:
+            errand = await self._errands.get()
+            try:
+                match errand:
+                    case DeclareReadiness(plan=plan, ready=ready, reason=reason):
+                        self._display.note("readiness", ready=ready, reason=reason)
+                        await self._coordinator.declare_readiness(plan, ready=ready, reason=reason)
+                    case Decline(key=key, reason=reason_, detail=detail):
+                        await self._coordinator.decline(key, reason_, detail)
+            except LoricaError as error:
+                # The order that stands now follows on the stream; there is nothing to mend here.
+                self._display.note("errand-refused", errand=type(errand).__name__, detail=str(error))
+            finally:
+                self._errands.task_done()
+
+    # ---- work ---------------------------------------------------------------------------------------------------
+
+    async def _do(self, work: Work, earlier: asyncio.Task[None] | None) -> None:
+        if earlier is not None and not earlier.done():
+            await asyncio.wait({earlier})
+        try:
+            result = await self._perform(work)
+        except LoricaError as error:
+            self._display.note("work-failed", work=type(work).__name__, error=type(error).__name__, detail=str(error))
+            result = _failure(work, error)
+        self._inbox.put_nowait((asyncio.current_task(), result))
+
+    async def _perform(self, work: Work) -> Result:
+        match work:
+            case FetchPlan(plan):
+                await self._prepare(plan)
+                return PlanPrepared(plan)
+            case FetchModel(order):
+                return await self._fetch_model(order)
+            case RunTraining(order):
+                return await self._train(order)
+            case UploadUpdate(update):
+                self._gate.check_upload(update.manifest)
+                file = self._journal.update_file(update.key)
+                await self._coordinator.upload(update, file, progress=self._progress(update.key, AgentPhase.UPLOADING))
+                return Uploaded(update.key)
+            case RunEvaluation(order):
+                return await self._evaluate(order)
+            case ReportEvaluation(order, evaluation):
+                await self._coordinator.report_evaluation(order.key, order.model, evaluation)
+                return EvaluationDelivered(order.key)
+
+    async def _prepare(self, plan: Digest) -> None:
+        bundle = self._plans.load(plan)
+        if bundle is None:
+            bundle = await self._coordinator.fetch_plan(plan)
+        if bundle.plan.federation != self._federation:
+            raise IntegrityError(
+                f"plan {bundle.plan.name} is of federation {bundle.plan.federation}, this silo is of {self._federation}"
+            )
+        self._gate.check_plan(bundle)
+        self._plans.save(bundle)
+        data = await self._in_thread(lambda _cancelled: self._trainer.prepare(bundle))
+        self._display.note(
+            "prepared",
+            plan=bundle.plan.name,
+            train_examples=data.train_examples,
+            dev_examples=data.dev_examples,
+            bad_lines=data.bad_lines,
+        )
+        for problem in data.problems:
+            self._display.note("bad-line", detail=problem)
+        self._bundle = bundle
+
+    async def _fetch_model(self, order: Train | Evaluate | Finished) -> ModelFetched:
+        bundle = self._prepared(order.plan if isinstance(order, Finished) else order.key.plan)
+        key: RoundKey | None = None
+        match order:
+            case Train(key=key):
+                latest = key.round - 1
+            case Evaluate(key=key):
+                latest = key.round
+            case Finished(rounds=latest):
+                pass
+        model = order.best_model if isinstance(order, Finished) else order.model
+        self._model = await self._coordinator.fetch_model(
+            plan=bundle.plan.digest,
+            layout=bundle.layout,
+            key=key,
+            model=model,
+            latest_round=latest,
+            progress=self._progress(key, AgentPhase.FETCHING),
+        )
+        return ModelFetched(model)
+
+    async def _train(self, order: Train) -> Trained:
+        bundle = self._prepared(order.key.plan)
+        model = self._fetched(order.model)
+        update_file = self._journal.update_file(order.key)
+        progress = self._progress(order.key, AgentPhase.TRAINING)
+        trained = await self._in_thread(
+            lambda cancelled: self._trainer.train(
+                bundle=bundle,
+                key=order.key,
+                model=model,
+                update_file=update_file,
+                progress=progress,
+                cancelled=cancelled,
+            )
+        )
+        trained.manifest.check_layout(bundle.layout)
+        self._display.note(
+            "trained",
+            round=order.key.round,
+            examples=trained.summary.examples,
+            loss_first=trained.summary.loss_first,
+            loss_last=trained.summary.loss_last,
+            loss_reduction=trained.summary.loss_reduction,
+            seconds=trained.summary.seconds,
+        )
+        return Trained(
+            SavedUpdate(key=order.key, model=order.model, manifest=trained.manifest, summary=trained.summary)
+        )
+
+    async def _evaluate(self, order: Evaluate) -> Evaluated:
+        bundle = self._prepared(order.key.plan)
+        model = self._fetched(order.model)
+        progress = self._progress(order.key, AgentPhase.EVALUATING)
+        evaluation = await self._in_thread(
+            lambda cancelled: self._trainer.evaluate(bundle=bundle, model=model, progress=progress, cancelled=cancelled)
+        )
+        self._display.note(
+            "evaluated",
+            round=order.key.round,
+            examples=evaluation.examples,
+            exact_matches=evaluation.exact_matches,
+            executed=evaluation.executed,
+            execution_matches=evaluation.execution_matches,
+        )
+        return Evaluated(order.key, evaluation)
+
+    async def _in_thread(self, call: Callable[[Callable[[], bool]], T]) -> T:
+        """`call(cancelled)` in the worker thread; when this task is cancelled, `cancelled` says so and the thread is waited for."""
+        stop = threading.Event()
+        running = asyncio.get_running_loop().run_in_executor(self._thread, call, stop.is_set)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            stop.set()
+            while not running.done():
+                try:
+                    await asyncio.wait({running})
+                except asyncio.CancelledError:
+                    continue  # the thread is on its way out already
+            error = running.exception()
+            if error is not None and not isinstance(error, WorkCancelled | LoricaError):
+                raise error from None
+            raise
+
+    def _prepared(self, plan: Digest) -> PlanBundle:
+        if self._bundle is None or self._bundle.plan.digest != plan:
+            raise StateError(f"plan {plan} is not prepared: nothing was done under it")
+        return self._bundle
+
+    def _fetched(self, model: Digest) -> RoundModel:
+        if self._model is None or self._model.manifest.digest != model:
+            raise StateError(f"model {model} is not fetched: nothing was done with it")
+        return self._model
+
+    # ---- progress -----------------------------------------------------------------------------------------------
+
+    def _progress(self, key: RoundKey | None, phase: AgentPhase) -> Progress:
+        """For work in this thread or another; passes on what a person could see."""
+        loop = asyncio.get_running_loop()
+        shown = -1.0
+
+        def report(fraction: float) -> None:
+            nonlocal shown
+            fraction = min(max(fraction, 0.0), 1.0)
+            if fraction - shown >= _PROGRESS_STEP or fraction == 1.0 > shown:
+                shown = fraction
+                loop.call_soon_threadsafe(self._progressed, key, phase, fraction)
+
+        return report
+
+    def _progressed(self, key: RoundKey | None, phase: AgentPhase, fraction: float) -> None:
+        self._display.progress(fraction)
+        if key is not None:
+            self._reported = key, phase, fraction
+            self._report_due.set()
+
+    async def _report_progress(self) -> None:
+        while True:
+            await self._report_due.wait()
+            self._report_due.clear()
+            if self._reported is not None:
+                await self._coordinator.report_progress(*self._reported)
+                await asyncio.sleep(PROGRESS_S)
+
+
+def _failure(work: Work, error: LoricaError) -> Result:
+    """The event that a piece of work ended with; what the coordinator no longer wants is no failure of this silo."""
+    match work:
+        case FetchPlan(plan):
+            return PlanRefused(plan=plan, reason=_reason(error), detail=str(error), told=_told(error))
+        case FetchModel() | UploadUpdate() | ReportEvaluation() if isinstance(error, WrongTime | Conflict | StateError):
+            return WorkUnwanted(str(error))
+        case _:
+            return WorkFailed(reason=_reason(error), detail=str(error), told=_told(error))
+
+
+def _told(error: LoricaError) -> str:
+    """What the coordinator hears: all of it about its own plan and bytes, nothing of this silo's files and data."""
+    match error:
+        case PolicyRefusal() | MalformedMessage() | IntegrityError():
+            return str(error)
+        case DataError():
+            return "this silo's data or database cannot be used; its own log says why"
+        case _:
+            return f"the work failed here ({type(error).__name__}); this silo's own log says why"
+
+
+def _reason(error: LoricaError) -> DeclineReason:
+    match error:
+        case PolicyRefusal():
+            return DeclineReason.POLICY
+        case DataError():
+            return DeclineReason.DATA
+        case IntegrityError() | MalformedMessage():
+            return DeclineReason.INTEGRITY
+        case _:
+            return DeclineReason.TRAINING_FAILED
+
+
+def _sole(errors: ExceptionGroup[Exception]) -> Exception:
+    """The one error that ended the agent; a defect before an error that somebody can act on."""
+    leaves: list[Exception] = []
+    for error in errors.exceptions:
+        leaves.append(_sole(error) if isinstance(error, ExceptionGroup) else error)
+    return next((leaf for leaf in leaves if not isinstance(leaf, LoricaError)), leaves[0])

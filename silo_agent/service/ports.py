@@ -1,0 +1,156 @@
+"""What the agent's loop needs of the world. Edges and training implement these; nothing here does anything.
+
+Work that takes long gets `progress`, to be called with a fraction from 0 to 1 as often as it likes, and `cancelled`, to
+be asked often (each optimizer step, each batch); when that says True the work raises WorkCancelled and leaves no file
+behind that a later run would trust.
+"""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from silo_agent.task.effects import JournalActivity, JournalEffect
+from silo_agent.task.events import SavedUpdate
+from silo_wire.canonical import Digest
+from silo_wire.manifest import Layout, Manifest
+from silo_wire.messages import AgentPhase, DeclineReason, Evaluation, Order, RoundKey, TrainingSummary
+from silo_wire.plan import PlanBundle
+
+Progress = Callable[[float], None]
+Cancelled = Callable[[], bool]
+
+
+class WorkCancelled(Exception):
+    """The work stopped because `cancelled` said so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundModel:
+    """A round model's flat vector on disk, and the verified manifest of its bytes."""
+
+    file: Path
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedUpdate:
+    """What training leaves: `manifest` describes the flat vector that was written to the update file and fsynced."""
+
+    manifest: Manifest
+    summary: TrainingSummary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSummary:
+    """What a silo's data folder holds. `problems` name file, line and reason of each bad line."""
+
+    train_examples: int
+    dev_examples: int
+    test_examples: int
+    bad_lines: int
+    problems: Sequence[str]
+
+
+class TrainerPort(Protocol):
+    """The training workshop (silo_agent.training). All calls block and run in one worker thread, never two at once.
+
+    Errors are LoricaErrors alone: DataError for data or database, IntegrityError for a model file that does not fit its
+    layout, ConfigurationError for a device that is not there, StorageError for the disk or too little memory,
+    StateError for a loss that is not finite.
+    """
+
+    def prepare(self, bundle: PlanBundle, /) -> DataSummary:
+        """Read and check the data under this plan, so that a silo declares itself ready only when it can train."""
+
+    def train(
+        self,
+        *,
+        bundle: PlanBundle,
+        key: RoundKey,
+        model: RoundModel,
+        update_file: Path,
+        progress: Progress,
+        cancelled: Cancelled,
+    ) -> TrainedUpdate:
+        """Train one round from `model`; write the delta, flat and of the same layout, to `update_file` and fsync it."""
+
+    def evaluate(
+        self, *, bundle: PlanBundle, model: RoundModel, progress: Progress, cancelled: Cancelled
+    ) -> Evaluation:
+        """Score the model on this silo's dev set, with execution accuracy where plan and policy allow it."""
+
+
+class CoordinatorPort(Protocol):
+    """The coordinator as an agent sees it. A call that finds it unreachable waits and tries again until cancelled, so
+    callers see only answers: a result, or an error of `security.errors` that is the coordinator's word or this silo's."""
+
+    def orders(self) -> AsyncIterator[Order]:
+        """Every order as it arrives, over as many connections as it takes. Raises only what ends the agent:
+        AuthenticationError, AuthorisationError, Conflict."""
+
+    async def fetch_plan(self, plan: Digest, /) -> PlanBundle: ...
+
+    async def declare_readiness(self, plan: Digest, *, ready: bool, reason: str) -> None: ...
+
+    async def fetch_model(
+        self,
+        *,
+        plan: Digest,
+        layout: Layout,
+        key: RoundKey | None,
+        model: Digest,
+        latest_round: int,
+        progress: Progress,
+    ) -> RoundModel:
+        """The verified file of a round model that round `latest_round` or an earlier one made, fetched where missing."""
+
+    async def upload(self, update: SavedUpdate, file: Path, *, progress: Progress) -> None:
+        """Deliver the update; returns once the coordinator's receipt names its digest."""
+
+    async def decline(self, key: RoundKey, reason: DeclineReason, detail: str) -> None: ...
+
+    async def report_progress(self, key: RoundKey, phase: AgentPhase, fraction: float) -> None:
+        """Tell how far the work is; a report that cannot be delivered is dropped."""
+
+    async def report_evaluation(self, key: RoundKey, model: Digest, evaluation: Evaluation) -> None: ...
+
+
+class JournalPort(Protocol):
+    """What survives this process. Each call is durable when it returns."""
+
+    def record(self, effect: JournalEffect, /) -> None: ...
+
+    def paused(self) -> bool: ...
+
+    def saved_update(self) -> SavedUpdate | None:
+        """The newest update whose file is on disk, whole."""
+
+    def update_file(self, key: RoundKey, /) -> Path:
+        """Where the update of this attempt lies or will lie."""
+
+
+class PlanStorePort(Protocol):
+    """Plan bundles on disk: they hold everything about a model but its parameters."""
+
+    def load(self, plan: Digest, /) -> PlanBundle | None: ...
+
+    def save(self, bundle: PlanBundle, /) -> None: ...
+
+
+class PlanGatePort(Protocol):
+    """This silo's policy (silo_agent.policy): raises PolicyRefusal, whatever the coordinator says."""
+
+    def check_plan(self, bundle: PlanBundle, /) -> None: ...
+
+    def check_upload(self, manifest: Manifest, /) -> None: ...
+
+
+class DisplayPort(Protocol):
+    """What a person sees of the agent: a line or a bar, a log record."""
+
+    def activity(self, activity: JournalActivity, /) -> None: ...
+
+    def progress(self, fraction: float, /) -> None: ...
+
+    def note(self, event: str, **fields: object) -> None: ...

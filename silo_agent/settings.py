@@ -1,0 +1,87 @@
+"""silo.toml: everything that a silo's people may set. All of it is optional; an unknown key is refused.
+
+    [data]      folder and how bad it may be          [database]  what a model's SQL may be tried on
+    [policy]    what this silo refuses (policy.py)    [training]  device, threads
+    [sql]       what one statement may cost           [storage]   what is kept on disk
+
+Relative paths are taken from the folder of silo.toml.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from security.errors import ConfigurationError
+from silo_agent.policy import PolicyRules
+from silo_wire.strict_toml import Section, parse_toml
+
+
+class DataSection(Section):
+    folder: str = ""  # with train.jsonl, dev.jsonl, schema.json; `--data` comes first
+    max_bad_lines_share: Annotated[float, Field(ge=0, lt=1)] = 0.01  # above it, the silo does not start
+
+
+class DatabaseSection(Section):
+    url: str = ""  # sqlite:///PATH or postgresql://USER:PASSWORD@HOST/DATABASE of a read-only role; empty: none
+
+
+class TrainingSection(Section):
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$")] = "auto"
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0  # 0: PyTorch's own choice
+
+
+class SqlSection(Section):
+    """Bounds on one statement of a model."""
+
+    seconds: Annotated[float, Field(ge=0.01, le=3600)] = 5.0
+    rows: Annotated[int, Field(ge=1, le=10_000_000)] = 10_000
+    result_bytes: Annotated[int, Field(ge=1 << 10, le=1 << 28)] = 4 << 20
+    memory_bytes: Annotated[int, Field(ge=1 << 25, le=1 << 40)] = 256 << 20
+
+
+class StorageSection(Section):
+    models_kept: Annotated[int, Field(ge=1, le=1000)] = 2  # round models in the cache
+
+
+class Settings(Section):
+    data: DataSection = DataSection()
+    database: DatabaseSection = DatabaseSection()
+    policy: PolicyRules = PolicyRules()
+    training: TrainingSection = TrainingSection()
+    sql: SqlSection = SqlSection()
+    storage: StorageSection = StorageSection()
+
+    @classmethod
+    def read(cls, path: Path) -> "Settings":
+        """Parse a silo.toml; raises ConfigurationError naming the file, the key, the value and the remedy."""
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError as error:
+            raise ConfigurationError(f"{path} is missing: correct --config or leave it out") from error
+        except OSError as error:
+            raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigurationError(f"{path} is not UTF-8 text: save it as such") from error
+        return parse_toml(cls, text, str(path)).resolved(path.parent.absolute())
+
+    def resolved(self, base: Path) -> "Settings":
+        """With relative paths taken from `base`."""
+        folder = self.data.folder and str(base / Path(self.data.folder).expanduser())
+        return self.model_copy(
+            update={
+                "data": self.data.model_copy(update={"folder": folder}),
+                "database": self.database.model_copy(update={"url": _resolved_url(self.database.url, base)}),
+            }
+        )
+
+
+def _resolved_url(url: str, base: Path) -> str:
+    if not url:
+        return url
+    if "://" not in url:
+        return str(base / Path(url).expanduser())
+    scheme, _, rest = url.partition(":///")
+    if scheme == "sqlite" and rest and not rest.startswith("/"):
+        return f"sqlite:///{base / rest}"
+    return url

@@ -1,0 +1,32 @@
+"""A model's SQL, run read-only in a process of its own (DESIGN section 6).
+
+    with Sandbox(parse_database("sqlite:///clinic.db"), Limits(seconds=2)) as box:
+        box.run("SELECT count(*) FROM patient").rows
+
+Layers, outermost first: the parent kills what is late; the worker has no environment, no memory, files or processes to
+spare; one look at the statement refuses what is no single SELECT; the database layer (authorizer, or read-only
+transaction under a checked role) allows nothing but reading.
+"""
+
+from silo_agent.sql_sandbox.comparison import ExecutionMatch, ExecutionOutcome, execution_match, same_result
+from silo_agent.sql_sandbox.results import Limits, QueryFailed, ResultKind, Rows, Value
+from silo_agent.sql_sandbox.sandbox import Sandbox, run_select
+from silo_agent.sql_sandbox.target import DatabaseTarget, PostgresqlTarget, SqliteTarget, parse_database
+
+__all__ = [
+    "DatabaseTarget",
+    "ExecutionMatch",
+    "ExecutionOutcome",
+    "Limits",
+    "PostgresqlTarget",
+    "QueryFailed",
+    "ResultKind",
+    "Rows",
+    "Sandbox",
+    "SqliteTarget",
+    "Value",
+    "execution_match",
+    "parse_database",
+    "run_select",
+    "same_result",
+]

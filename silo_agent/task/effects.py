@@ -1,0 +1,145 @@
+"""What the machine asks for. Journal effects come first and are durable before any other effect of the same step runs."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from silo_agent.task.events import SavedUpdate
+from silo_wire.canonical import Digest
+from silo_wire.messages import DeclineReason, Evaluate, Evaluation, Finished, RoundKey, Train
+
+
+class Outcome(Enum):
+    """How this silo's part of a round ended."""
+
+    UPLOADED = "uploaded"
+    EVALUATED = "evaluated"
+    DECLINED = "declined"
+    CLOSED = "closed"  # the coordinator went on without it
+
+
+class Activity(Enum):
+    """What the agent is doing now, for people."""
+
+    WAITING = "waiting"
+    REFUSING = "refusing the plan"
+    PREPARING = "preparing"
+    FETCHING = "fetching"
+    TRAINING = "training"
+    UPLOADING = "uploading"
+    EVALUATING = "evaluating"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPlan:
+    """Fetch the plan, ask the policy, look at the data: gives PlanPrepared or PlanRefused."""
+
+    plan: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class FetchModel:
+    """Get the model of an order into the cache: gives ModelFetched or WorkFailed."""
+
+    order: Train | Evaluate | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class RunTraining:
+    """Gives Trained or WorkFailed."""
+
+    order: Train
+
+
+@dataclass(frozen=True, slots=True)
+class UploadUpdate:
+    """Gives Uploaded, WorkFailed or WorkUnwanted."""
+
+    update: SavedUpdate
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvaluation:
+    """Gives Evaluated or WorkFailed."""
+
+    order: Evaluate
+
+
+@dataclass(frozen=True, slots=True)
+class ReportEvaluation:
+    """Gives EvaluationDelivered, WorkFailed or WorkUnwanted."""
+
+    order: Evaluate
+    evaluation: Evaluation
+
+
+@dataclass(frozen=True, slots=True)
+class CancelWork:
+    """Stop the work under way; no result of it will be looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclareReadiness:
+    plan: Digest
+    ready: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decline:
+    """`detail` leaves the silo."""
+
+    key: RoundKey
+    reason: DeclineReason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class JournalPlan:
+    """This plan was fetched, allowed and prepared for."""
+
+    plan: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class JournalModel:
+    """The model with this digest is whole in the cache; `ask` uses the newest."""
+
+    plan: Digest
+    model: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class JournalUpdate:
+    """Before the first byte of it leaves."""
+
+    update: SavedUpdate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalOutcome:
+    key: RoundKey
+    evaluation: bool  # of an Evaluate order; else of a Train order
+    outcome: Outcome
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalActivity:
+    """What `silo-agent status` shows; `key` is None outside a round."""
+
+    activity: Activity
+    key: RoundKey | None = None
+    detail: str = ""
+
+
+Work = FetchPlan | FetchModel | RunTraining | UploadUpdate | RunEvaluation | ReportEvaluation
+"""At most one of these is under way; its result comes back as an event."""
+
+Errand = DeclareReadiness | Decline
+"""Told to the coordinator in order; nothing comes back."""
+
+JournalEffect = JournalPlan | JournalModel | JournalUpdate | JournalOutcome | JournalActivity
+
+Effect = Work | Errand | CancelWork | JournalEffect

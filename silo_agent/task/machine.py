@@ -1,0 +1,634 @@
+"""The agent's one transition table: (phase, event) -> handler, `step(agent, event) -> (agent, effects)`.
+
+Orders are levels: whatever arrives is what the coordinator wants now, so an order repeated after a reconnection changes
+nothing, another order replaces the work under way, and an agent that was restarted needs no history but its journal.
+
+    Idle, Ready, Refused, Done, Declined, Complete   rest: nothing is under way
+    Preparing, Collecting                            work on a plan, and on the model that a finished plan leaves
+    Fetching, Training, Uploading                    work on a Train order
+    Fetching, Evaluating, Reporting                  work on an Evaluate order
+    Stopped                                          the end: whatever comes is ignored
+
+Rules that the handlers keep:
+- Work on a round begins only under a plan that was prepared in this process, hence allowed by policy.
+- One attempt, one model: a second model for the same attempt is declined, whichever of the two is right.
+- An update on disk is uploaded again, never trained again: the same bytes or none.
+- What is being delivered is seen through: its receipt may be overtaken by the next order, and only the call itself says
+  whether it counted. The newest order waits as `then`.
+- Paused, no new round is taken; the round that this silo already works on goes on.
+- Readiness follows every decline, or the coordinator waits for it; after FAILURES_IN_A_ROW it is withheld, so that a
+  silo that cannot do the work does not spin the rounds of all.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from security.errors import StateError
+from silo_agent.task.effects import (
+    Activity,
+    CancelWork,
+    DeclareReadiness,
+    Decline,
+    Effect,
+    FetchModel,
+    FetchPlan,
+    JournalActivity,
+    JournalModel,
+    JournalOutcome,
+    JournalPlan,
+    JournalUpdate,
+    Outcome,
+    ReportEvaluation,
+    RunEvaluation,
+    RunTraining,
+    UploadUpdate,
+)
+from silo_agent.task.events import (
+    Evaluated,
+    EvaluationDelivered,
+    Event,
+    ModelFetched,
+    PauseAsked,
+    PlanPrepared,
+    PlanRefused,
+    ResumeAsked,
+    SavedUpdate,
+    StopAsked,
+    Trained,
+    Uploaded,
+    WorkFailed,
+    WorkUnwanted,
+)
+from silo_wire.canonical import Digest
+from silo_wire.messages import (
+    DeclineReason,
+    Evaluate,
+    Evaluation,
+    Finished,
+    Prepare,
+    RoundKey,
+    Standby,
+    StandbyReason,
+    Train,
+)
+
+PAUSED = "the silo is paused: its people resume it with `silo-agent resume`"
+STOPPING = "the silo agent is being stopped"
+FAILURES_IN_A_ROW = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Preparing:
+    """A plan is being fetched and checked; `then` is the order that waits for it."""
+
+    plan: Digest
+    then: Train | Evaluate | Finished | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    plan: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """`detail` stays in this silo, `told` goes to the coordinator; so in Declined."""
+
+    plan: Digest
+    reason: DeclineReason
+    detail: str
+    told: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fetching:
+    order: Train | Evaluate
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    order: Train
+
+
+@dataclass(frozen=True, slots=True)
+class Uploading:
+    order: Train
+    update: SavedUpdate
+    then: Prepare | Train | Evaluate | Finished | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluating:
+    order: Evaluate
+
+
+@dataclass(frozen=True, slots=True)
+class Reporting:
+    order: Evaluate
+    evaluation: Evaluation
+    then: Prepare | Train | Evaluate | Finished | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """This silo's part of the phase is delivered; `evaluation` is kept in case it is asked for again."""
+
+    order: Train | Evaluate
+    evaluation: Evaluation | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declined:
+    order: Train | Evaluate
+    reason: DeclineReason
+    told: str
+
+
+@dataclass(frozen=True, slots=True)
+class Collecting:
+    """The plan is finished and its best model is on the way, for `silo-agent ask`."""
+
+    order: Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    order: Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    pass
+
+
+Phase = (
+    Idle
+    | Preparing
+    | Ready
+    | Refused
+    | Fetching
+    | Training
+    | Uploading
+    | Evaluating
+    | Reporting
+    | Done
+    | Declined
+    | Collecting
+    | Complete
+    | Stopped
+)
+ON_AN_ORDER = (Fetching, Training, Uploading, Evaluating, Reporting)
+DELIVERING = (Uploading, Reporting)
+WORKING = (Preparing, Collecting, *ON_AN_ORDER)
+COUNTED_ON = (Ready, Done, Declined)  # the coordinator may open the next round with this silo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    """Where the agent stands.
+
+    `prepared` was checked in this process; `saved` is on disk, perhaps from an earlier one; `failures` came since the
+    last work that succeeded, `trouble` is what the coordinator was told of the latest.
+    """
+
+    phase: Phase = Idle()
+    paused: bool = False
+    prepared: Digest | None = None
+    saved: SavedUpdate | None = None
+    failures: int = 0
+    trouble: str = ""
+
+    @property
+    def unready(self) -> str:
+        """Why this silo takes no new round; empty when it does."""
+        if self.paused:
+            return PAUSED
+        if self.failures >= FAILURES_IN_A_ROW:
+            return (
+                f"{self.failures} pieces of work failed here in a row, the last: {self.trouble}; mend it, then restart"
+            )
+        return ""
+
+
+Step = tuple[Agent, tuple[Effect, ...]]
+
+
+def step(agent: Agent, event: Event) -> Step:
+    """The next agent and what to do, journal effects first.
+
+    Raises StateError, and changes nothing, for a result of work that is not under way.
+    """
+    handler = TABLE.get((type(agent.phase), type(event)))
+    if handler is None:
+        raise StateError(f"{type(event).__name__} does not fit {type(agent.phase).__name__}: nothing was changed")
+    after, effects = handler(agent, agent.phase, event)
+    before_shown, after_shown = shown(agent.phase), shown(after.phase)
+    if after_shown != before_shown:
+        effects = (after_shown, *effects)
+    journal = tuple(effect for effect in effects if isinstance(effect, _JOURNAL))
+    return after, journal + tuple(effect for effect in effects if not isinstance(effect, _JOURNAL))
+
+
+_JOURNAL = (JournalPlan, JournalModel, JournalUpdate, JournalOutcome, JournalActivity)
+
+
+def shown(phase: Phase) -> JournalActivity:
+    """What a person is told of a phase."""
+    match phase:
+        case Preparing():
+            return JournalActivity(Activity.PREPARING)
+        case Fetching(order):
+            return JournalActivity(Activity.FETCHING, order.key)
+        case Collecting():
+            return JournalActivity(Activity.FETCHING)
+        case Training(order):
+            return JournalActivity(Activity.TRAINING, order.key)
+        case Uploading(order):
+            return JournalActivity(Activity.UPLOADING, order.key)
+        case Evaluating(order) | Reporting(order):
+            return JournalActivity(Activity.EVALUATING, order.key)
+        case Refused(detail=detail):
+            return JournalActivity(Activity.REFUSING, detail=detail)
+        case Complete():
+            return JournalActivity(Activity.FINISHED)
+        case Stopped():
+            return JournalActivity(Activity.STOPPED)
+        case _:
+            return JournalActivity(Activity.WAITING)
+
+
+# ---- leaving what is under way ------------------------------------------------------------------------------------
+
+
+def _leave(phase: Phase) -> tuple[Effect, ...]:
+    """What it takes to drop the work of `phase`, if it has any."""
+    match phase:
+        case Fetching(order) | Training(order) | Uploading(order) | Evaluating(order) | Reporting(order):
+            return _outcome(order, Outcome.CLOSED, "the coordinator went on"), CancelWork()
+        case Preparing() | Collecting():
+            return (CancelWork(),)
+        case _:
+            return ()
+
+
+def _outcome(order: Train | Evaluate, outcome: Outcome, detail: str = "") -> JournalOutcome:
+    return JournalOutcome(key=order.key, evaluation=isinstance(order, Evaluate), outcome=outcome, detail=detail)
+
+
+def _rest(agent: Agent) -> Agent:
+    return replace(agent, phase=Idle() if agent.prepared is None else Ready(agent.prepared))
+
+
+def _readiness(agent: Agent) -> tuple[Effect, ...]:
+    if agent.prepared is None:
+        return ()
+    return (DeclareReadiness(plan=agent.prepared, ready=not agent.unready, reason=agent.unready),)
+
+
+def _unreadiness(agent: Agent) -> tuple[Effect, ...]:
+    """Said at the end of work that was under way when the reason arose."""
+    return _readiness(agent) if agent.unready else ()
+
+
+# ---- orders -------------------------------------------------------------------------------------------------------
+
+
+def _prepare(agent: Agent, phase: Phase, order: Prepare) -> Step:
+    match phase:
+        case Preparing(plan) if plan == order.plan:
+            return replace(agent, phase=Preparing(plan)), ()
+        case Refused(plan=plan, told=told) if plan == order.plan:
+            return agent, (DeclareReadiness(plan=plan, ready=False, reason=told),)
+        case Uploading() | Reporting() if agent.prepared == order.plan:
+            return replace(agent, phase=replace(phase, then=None)), _readiness(agent)
+        case Uploading() | Reporting():
+            return replace(agent, phase=replace(phase, then=order)), ()
+        case Done() if agent.prepared == order.plan:
+            return agent, _readiness(agent)
+        case _ if agent.prepared == order.plan:
+            return _rest(agent), (*_leave(phase), *_readiness(agent))
+        case _:
+            return replace(agent, phase=Preparing(order.plan)), (*_leave(phase), FetchPlan(order.plan))
+
+
+def _standby_at_rest(agent: Agent, phase: Phase, order: Standby) -> Step:
+    match order.reason:
+        case StandbyReason.NO_PLAN | StandbyReason.STOPPED:
+            return replace(agent, phase=phase if isinstance(phase, Complete | Idle) else Idle()), ()
+        case StandbyReason.GATHERING if not isinstance(phase, Refused):
+            # The coordinator counts on this silo: it must hear again that a paused one does not come.
+            return _rest(agent), _unreadiness(agent)
+        case _:
+            return agent, ()
+
+
+def _standby_preparing(agent: Agent, phase: Preparing, order: Standby) -> Step:
+    if order.reason in (StandbyReason.NO_PLAN, StandbyReason.STOPPED):
+        return replace(agent, phase=Idle()), _leave(phase)
+    return replace(agent, phase=Preparing(phase.plan)), ()
+
+
+def _standby_collecting(agent: Agent, _phase: Collecting, _order: Standby) -> Step:
+    return agent, ()
+
+
+def _standby_delivering(agent: Agent, phase: Uploading | Reporting, _order: Standby) -> Step:
+    return replace(agent, phase=replace(phase, then=None)), ()
+
+
+def _standby_working(agent: Agent, phase: Fetching | Training | Evaluating, order: Standby) -> Step:
+    over = order.reason in (StandbyReason.NO_PLAN, StandbyReason.STOPPED)
+    after = replace(agent, phase=Idle()) if over else _rest(agent)
+    return after, (*_leave(phase), *(() if over else _unreadiness(after)))
+
+
+def _round_order(agent: Agent, phase: Phase, order: Train | Evaluate) -> Step:
+    """A Train or Evaluate order, in any phase but Stopped."""
+    match phase:
+        case Fetching(known) | Training(known) | Uploading(known) | Evaluating(known) | Reporting(known) if _same(
+            known, order
+        ):
+            if known.model != order.model:
+                return _two_models(agent, phase, order)
+            return (replace(agent, phase=replace(phase, then=None)) if isinstance(phase, DELIVERING) else agent), ()
+        case Uploading() | Reporting():
+            return replace(agent, phase=replace(phase, then=order)), ()
+        case Preparing(plan, Train() | Evaluate() as known) if _same(known, order):
+            if known.model == order.model:
+                return agent, ()
+            return replace(agent, phase=Preparing(plan)), _decline(order, DeclineReason.INTEGRITY, _TWO_MODELS)
+        case Declined(order=known, reason=reason, told=told) if known.key == order.key and type(known) is type(order):
+            if reason is not DeclineReason.PAUSED or agent.paused:
+                return agent, (Decline(key=order.key, reason=reason, detail=told),)
+        case Done(Evaluate() as known, evaluation) if _same(known, order) and evaluation is not None:
+            if known.model == order.model and isinstance(order, Evaluate):
+                return replace(agent, phase=Reporting(order, evaluation)), (ReportEvaluation(order, evaluation),)
+            return _two_models(agent, phase, order)
+        case Refused(plan=plan, reason=reason, told=told) if plan == order.key.plan:
+            return agent, (Decline(key=order.key, reason=reason, detail=told),)
+        case _:
+            pass
+    if agent.paused and not _of_same_round(phase, order.key):
+        if isinstance(phase, Preparing) and phase.plan == order.key.plan:  # goes on, to be ready on resuming
+            return replace(agent, phase=Preparing(phase.plan)), _decline(order, DeclineReason.PAUSED, PAUSED)
+        return _declined(agent, phase, order, DeclineReason.PAUSED, PAUSED)
+    if agent.prepared != order.key.plan:
+        if isinstance(phase, Preparing) and phase.plan == order.key.plan:
+            return replace(agent, phase=Preparing(phase.plan, order)), ()
+        return replace(agent, phase=Preparing(order.key.plan, order)), (*_leave(phase), FetchPlan(order.key.plan))
+    return _begin(agent, phase, order)
+
+
+def _begin(agent: Agent, phase: Phase, order: Train | Evaluate) -> Step:
+    """Under a prepared plan; `phase` is what is left for it."""
+    saved = agent.saved
+    if isinstance(order, Train) and saved is not None and saved.key == order.key:
+        if saved.model != order.model:
+            return _two_models(agent, phase, order)
+        return replace(agent, phase=Uploading(order, saved)), (*_leave(phase), UploadUpdate(saved))
+    return replace(agent, phase=Fetching(order)), (*_leave(phase), FetchModel(order))
+
+
+_TWO_MODELS = "two different models were handed out for one attempt"
+
+
+def _two_models(agent: Agent, phase: Phase, order: Train | Evaluate) -> Step:
+    return _declined(agent, phase, order, DeclineReason.INTEGRITY, _TWO_MODELS)
+
+
+def _declined(agent: Agent, phase: Phase, order: Train | Evaluate, reason: DeclineReason, told: str) -> Step:
+    after = replace(agent, phase=Declined(order=order, reason=reason, told=told))
+    return after, (*_leave(phase), *_decline(order, reason, told))
+
+
+def _decline(order: Train | Evaluate, reason: DeclineReason, told: str, detail: str = "") -> tuple[Effect, ...]:
+    return (
+        _outcome(order, Outcome.DECLINED, f"{reason.value}: {detail or told}"),
+        Decline(key=order.key, reason=reason, detail=told),
+    )
+
+
+def _same(known: Train | Evaluate, order: Train | Evaluate) -> bool:
+    return type(known) is type(order) and known.key == order.key
+
+
+def _of_same_round(phase: Phase, key: RoundKey) -> bool:
+    match phase:
+        case (
+            Fetching(order)
+            | Training(order)
+            | Uploading(order)
+            | Evaluating(order)
+            | Reporting(order)
+            | Done(order)
+            | Preparing(_, (Train() | Evaluate()) as order)
+        ):
+            return (order.key.plan, order.key.round) == (key.plan, key.round)
+        case _:
+            return False
+
+
+def _finished(agent: Agent, phase: Phase, order: Finished) -> Step:
+    match phase:
+        case Collecting(known) | Complete(known) | Preparing(_, Finished() as known) if known == order:
+            return agent, ()
+        case Refused(plan=plan) if plan == order.plan:
+            return agent, ()
+        case Uploading() | Reporting():
+            return replace(agent, phase=replace(phase, then=order)), ()
+        case _:
+            pass
+    if agent.prepared != order.plan:
+        if isinstance(phase, Preparing) and phase.plan == order.plan:
+            return replace(agent, phase=Preparing(phase.plan, order)), ()
+        return replace(agent, phase=Preparing(order.plan, order)), (*_leave(phase), FetchPlan(order.plan))
+    return replace(agent, phase=Collecting(order)), (*_leave(phase), FetchModel(order))
+
+
+# ---- results ------------------------------------------------------------------------------------------------------
+
+
+def _plan_prepared(agent: Agent, phase: Preparing, event: PlanPrepared) -> Step:
+    _require(event.plan == phase.plan, event)
+    agent = replace(agent, prepared=event.plan)
+    journal = JournalPlan(event.plan)
+    match phase.then:
+        case Train() | Evaluate() as order:
+            after, effects = _begin(agent, Idle(), order)
+        case Finished() as order:
+            after, effects = replace(agent, phase=Collecting(order)), (FetchModel(order),)
+        case None:
+            after, effects = _rest(agent), _readiness(agent)
+    return after, (journal, *effects)
+
+
+def _plan_refused(agent: Agent, phase: Preparing, event: PlanRefused) -> Step:
+    _require(event.plan == phase.plan, event)
+    refused = Refused(plan=event.plan, reason=event.reason, detail=event.detail, told=event.told)
+    after = replace(agent, phase=refused)
+    unready = DeclareReadiness(plan=event.plan, ready=False, reason=event.told)
+    match phase.then:
+        case Train() | Evaluate() as order:
+            return after, (*_decline(order, event.reason, event.told, event.detail), unready)
+        case Finished():
+            return after, ()
+        case None:
+            return after, (unready,)
+
+
+def _model_for_a_round(agent: Agent, phase: Fetching, event: ModelFetched) -> Step:
+    _require(event.model == phase.order.model, event)
+    journal = JournalModel(phase.order.key.plan, event.model)
+    match phase.order:
+        case Train() as order:
+            return replace(agent, phase=Training(order)), (journal, RunTraining(order))
+        case Evaluate() as order:
+            return replace(agent, phase=Evaluating(order)), (journal, RunEvaluation(order))
+
+
+def _model_of_a_finished_plan(agent: Agent, phase: Collecting, event: ModelFetched) -> Step:
+    _require(event.model == phase.order.best_model, event)
+    return replace(agent, phase=Complete(phase.order)), (JournalModel(phase.order.plan, event.model),)
+
+
+def _trained(agent: Agent, phase: Training, event: Trained) -> Step:
+    update = event.update
+    _require((update.key, update.model) == (phase.order.key, phase.order.model), event)
+    after = replace(agent, phase=Uploading(phase.order, update), saved=update)
+    return after, (JournalUpdate(update), UploadUpdate(update))
+
+
+def _uploaded(agent: Agent, phase: Uploading, event: Uploaded) -> Step:
+    _require(event.key == phase.order.key, event)
+    after = replace(agent, phase=Done(phase.order), failures=0, trouble="")
+    return _go_on(after, phase, (_outcome(phase.order, Outcome.UPLOADED), *_unreadiness(after)))
+
+
+def _evaluated(agent: Agent, phase: Evaluating, event: Evaluated) -> Step:
+    _require(event.key == phase.order.key, event)
+    after = replace(agent, phase=Reporting(phase.order, event.evaluation))
+    return after, (ReportEvaluation(phase.order, event.evaluation),)
+
+
+def _evaluation_delivered(agent: Agent, phase: Reporting, event: EvaluationDelivered) -> Step:
+    _require(event.key == phase.order.key, event)
+    after = replace(agent, phase=Done(phase.order, phase.evaluation), failures=0, trouble="")
+    return _go_on(after, phase, (_outcome(phase.order, Outcome.EVALUATED), *_unreadiness(after)))
+
+
+def _failed(agent: Agent, phase: Fetching | Training | Uploading | Evaluating | Reporting, event: WorkFailed) -> Step:
+    after = replace(
+        agent,
+        phase=Declined(order=phase.order, reason=event.reason, told=event.told),
+        failures=agent.failures + 1,
+        trouble=event.told,
+    )
+    return _go_on(after, phase, (*_decline(phase.order, event.reason, event.told, event.detail), *_unreadiness(after)))
+
+
+def _collecting_ended(agent: Agent, phase: Collecting, _event: WorkFailed | WorkUnwanted) -> Step:
+    return replace(agent, phase=Complete(phase.order)), ()
+
+
+def _unwanted(
+    agent: Agent, phase: Fetching | Training | Uploading | Evaluating | Reporting, event: WorkUnwanted
+) -> Step:
+    after = _rest(agent)
+    return _go_on(after, phase, (_outcome(phase.order, Outcome.CLOSED, event.detail), *_unreadiness(after)))
+
+
+def _go_on(agent: Agent, left: Phase, effects: tuple[Effect, ...]) -> Step:
+    """With the order that came while `left` was delivering, if one did."""
+    if not isinstance(left, Uploading | Reporting) or left.then is None:
+        return agent, effects
+    after, more = TABLE[type(agent.phase), type(left.then)](agent, agent.phase, left.then)
+    return after, (*effects, *more)
+
+
+def _require(holds: bool, event: Event) -> None:
+    if not holds:
+        raise StateError(f"{type(event).__name__} is of other work than is under way: nothing was changed")
+
+
+# ---- wishes of this silo's people -----------------------------------------------------------------------------------
+
+
+def _pause(agent: Agent, phase: Phase, _event: PauseAsked) -> Step:
+    after = replace(agent, paused=True)
+    return after, _readiness(after) if isinstance(phase, COUNTED_ON) and not agent.paused else ()
+
+
+def _resume(agent: Agent, phase: Phase, _event: ResumeAsked) -> Step:
+    after = replace(agent, paused=False, failures=0, trouble="")
+    if not isinstance(phase, COUNTED_ON) or not agent.paused:
+        return after, ()
+    if isinstance(phase, Declined) and phase.reason is DeclineReason.PAUSED:
+        after = _rest(after)
+    return after, _readiness(after)
+
+
+def _stop(agent: Agent, phase: Phase, _event: StopAsked) -> Step:
+    after = replace(agent, phase=Stopped())
+    match phase:
+        case Fetching(order) | Training(order) | Evaluating(order):
+            return after, (CancelWork(), *_decline(order, DeclineReason.STOPPING, STOPPING))
+        case Preparing(_, (Train() | Evaluate()) as order):
+            return after, (CancelWork(), *_decline(order, DeclineReason.STOPPING, STOPPING))
+        case Preparing() | Collecting() | Uploading() | Reporting():
+            # An update on disk is uploaded by the next process, if the round still waits for it then.
+            return after, (CancelWork(),)
+        case _:
+            return after, ()
+
+
+def _ignore(agent: Agent, _phase: Phase, _event: Event) -> Step:
+    return agent, ()
+
+
+# ---- the table ------------------------------------------------------------------------------------------------------
+
+AT_REST = (Idle, Ready, Refused, Done, Declined, Complete)
+LIVE = (*AT_REST, *WORKING)
+EVENTS: tuple[type, ...] = (
+    *(Standby, Prepare, Train, Evaluate, Finished),
+    *(PlanPrepared, PlanRefused, ModelFetched, Trained, Uploaded, Evaluated, EvaluationDelivered),
+    *(WorkFailed, WorkUnwanted, PauseAsked, ResumeAsked, StopAsked),
+)
+
+# Phase and event reach a handler with the types that its row names; one dict cannot tell the type checker so.
+Handler = Callable[[Agent, Any, Any], Step]
+
+TABLE: dict[tuple[type, type], Handler] = {
+    **{(phase, Prepare): _prepare for phase in LIVE},
+    **{(phase, Train): _round_order for phase in LIVE},
+    **{(phase, Evaluate): _round_order for phase in LIVE},
+    **{(phase, Finished): _finished for phase in LIVE},
+    **{(phase, Standby): _standby_at_rest for phase in AT_REST},
+    **{(phase, Standby): _standby_working for phase in (Fetching, Training, Evaluating)},
+    (Preparing, Standby): _standby_preparing,
+    (Collecting, Standby): _standby_collecting,
+    (Uploading, Standby): _standby_delivering,
+    (Reporting, Standby): _standby_delivering,
+    (Preparing, PlanPrepared): _plan_prepared,
+    (Preparing, PlanRefused): _plan_refused,
+    (Fetching, ModelFetched): _model_for_a_round,
+    (Collecting, ModelFetched): _model_of_a_finished_plan,
+    (Training, Trained): _trained,
+    (Uploading, Uploaded): _uploaded,
+    (Evaluating, Evaluated): _evaluated,
+    (Reporting, EvaluationDelivered): _evaluation_delivered,
+    **{(phase, WorkFailed): _failed for phase in ON_AN_ORDER},
+    **{(phase, WorkUnwanted): _unwanted for phase in ON_AN_ORDER},
+    (Collecting, WorkFailed): _collecting_ended,
+    (Collecting, WorkUnwanted): _collecting_ended,
+    **{(phase, PauseAsked): _pause for phase in LIVE},
+    **{(phase, ResumeAsked): _resume for phase in LIVE},
+    **{(phase, StopAsked): _stop for phase in LIVE},
+    **{(Stopped, event): _ignore for event in EVENTS},
+}

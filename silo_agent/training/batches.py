@@ -1,0 +1,102 @@
+"""Encoded examples, and how they are grouped: similar lengths together, in an order that only the seed decides."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from silo_agent.training.serialisation import model_input
+from silo_agent.training.text_to_sql_data import Example
+from silo_agent.training.tokenizer import TextTokenizer
+
+IGNORED = -100
+
+Ids = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedExamples:
+    """Token ids of a split, tokenised once. Counts tell what the plan's limits or the vocabulary cost."""
+
+    inputs: tuple[Ids, ...]
+    targets: tuple[Ids, ...]
+    inputs_cut: int
+    targets_cut: int
+    targets_with_unknown: int
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Padded to the longest of the batch: input_ids and attention_mask (B, S), labels (B, T) with IGNORED for padding."""
+
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor
+    labels: torch.Tensor
+    target_tokens: int
+
+
+def encode_examples(
+    tokenizer: TextTokenizer,
+    examples: Sequence[Example],
+    *,
+    schema: str | None,
+    max_input_tokens: int,
+    max_output_tokens: int,
+) -> EncodedExamples:
+    """Both sides of each example; an input that is too long loses schema from its end, a target its own end."""
+    inputs = tokenizer.encode([model_input(example.question, schema) for example in examples])
+    targets = tokenizer.encode([example.query for example in examples])
+    return EncodedExamples(
+        inputs=tuple(np.asarray(tokenizer.cut(ids, max_input_tokens), dtype=np.int32) for ids in inputs),
+        targets=tuple(np.asarray(tokenizer.cut(ids, max_output_tokens), dtype=np.int32) for ids in targets),
+        inputs_cut=sum(len(ids) > max_input_tokens for ids in inputs),
+        targets_cut=sum(len(ids) > max_output_tokens for ids in targets),
+        targets_with_unknown=sum(tokenizer.unknown in ids for ids in targets),
+    )
+
+
+def shuffled_batches(examples: EncodedExamples, *, batch_size: int, generator: torch.Generator) -> list[list[int]]:
+    """Every example once, as index lists of `batch_size` (the last may be shorter), in random order.
+
+    Not sorted by length: questions of one length share a template, so such batches teach one template at a time, and
+    the spread of their losses would be taken for loss reduction.
+    """
+    order: list[int] = torch.randperm(len(examples), generator=generator).tolist()
+    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+
+
+def sorted_batches(examples: EncodedExamples, *, chosen: Sequence[int], batch_size: int) -> Iterator[list[int]]:
+    """`chosen` in batches of similar length, longest first, so that memory runs out at once or not at all."""
+    ordered = sorted(chosen, key=lambda index: _length(examples, index), reverse=True)
+    for start in range(0, len(ordered), batch_size):
+        yield ordered[start : start + batch_size]
+
+
+def collate(examples: EncodedExamples, indices: Sequence[int], *, pad: int, device: torch.device) -> Batch:
+    inputs = [examples.inputs[index] for index in indices]
+    targets = [examples.targets[index] for index in indices]
+    input_ids = _padded(inputs, pad)
+    lengths = np.fromiter(map(len, inputs), dtype=np.int64)
+    attention_mask = np.arange(input_ids.shape[1]) < lengths[:, None]
+    return Batch(
+        input_ids=torch.from_numpy(input_ids).to(device),
+        attention_mask=torch.from_numpy(attention_mask).to(device),
+        labels=torch.from_numpy(_padded(targets, IGNORED)).to(device),
+        target_tokens=sum(map(len, targets)),
+    )
+
+
+def _length(examples: EncodedExamples, index: int) -> tuple[int, int]:
+    return len(examples.targets[index]), len(examples.inputs[index])
+
+
+def _padded(rows: Sequence[Ids], filler: int) -> NDArray[np.int64]:
+    padded = np.full((len(rows), max(map(len, rows))), filler, dtype=np.int64)
+    for row, ids in zip(padded, rows, strict=True):
+        row[: len(ids)] = ids
+    return padded

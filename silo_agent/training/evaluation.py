@@ -1,0 +1,86 @@
+"""The global model's score on a held-out split: exact matches, loss per token, execution accuracy where a database is given."""
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+
+from silo_agent.sql_sandbox import ExecutionOutcome, Sandbox, execution_match
+from silo_agent.task.update import TrainingDiverged, TrainingStopped
+from silo_agent.training.batches import EncodedExamples, collate, sorted_batches
+from silo_agent.training.generation import generated
+from silo_agent.training.model import T5
+from silo_agent.training.serialisation import exact_match
+from silo_agent.training.task_loss import encoded_inputs, summed_loss
+from silo_agent.training.text_to_sql_data import Example
+from silo_agent.training.tokenizer import TextTokenizer
+from silo_wire.messages import Evaluation
+
+SameResult = Callable[[str, str], bool | None]
+"""(gold SQL, predicted SQL) -> whether both give the same result; None where the gold query itself cannot run."""
+
+
+def in_sandbox(box: Sandbox) -> SameResult:
+    """Execution in an open sandbox; a predicted query that fails or is refused is a mismatch."""
+
+    def same_result(gold: str, predicted: str) -> bool | None:
+        match = execution_match(box, gold_sql=gold, predicted_sql=predicted)
+        return None if match.outcome is ExecutionOutcome.GOLD_ERROR else match.outcome is ExecutionOutcome.MATCH
+
+    return same_result
+
+
+@torch.inference_mode()
+def evaluate(
+    model: T5,
+    tokenizer: TextTokenizer,
+    examples: Sequence[Example],
+    encoded: EncodedExamples,
+    chosen: Sequence[int],
+    *,
+    split: Literal["dev", "test"],
+    batch_size: int,
+    beams: int,
+    max_output_tokens: int,
+    same_result: SameResult | None,
+    on_progress: Callable[[float], None],
+    should_stop: Callable[[], bool],
+    clock: Callable[[], float],
+) -> Evaluation:
+    """Score the examples at indices `chosen`, in float32 whatever the plan's training precision.
+
+    `encoded` runs beside `examples`. Raises TrainingStopped soon after `should_stop()` turns true, TrainingDiverged where
+    the model's loss is not finite, DataError where the database is out of reach.
+    """
+    began = clock()
+    model.eval()
+    device = next(model.parameters()).device
+    predictions: dict[int, str] = {}
+    loss_sum, tokens = 0.0, 0
+    for indices in sorted_batches(encoded, chosen=chosen, batch_size=batch_size):
+        batch = collate(encoded, indices, pad=model.config.pad_token_id, device=device)
+        hidden = encoded_inputs(model, batch)
+        loss_sum += float(summed_loss(model, batch, hidden))
+        tokens += batch.target_tokens
+        answers = generated(
+            model, hidden, batch.attention_mask, beams=beams, max_new_tokens=max_output_tokens, should_stop=should_stop
+        )
+        predictions.update(zip(indices, tokenizer.decode(answers), strict=True))
+        on_progress(len(predictions) / len(chosen))
+    if not loss_sum < float("inf"):
+        raise TrainingDiverged(f"evaluation loss on {split} is {loss_sum}: the round model is not usable")
+    results: list[bool | None] = []
+    if same_result is not None:
+        for index, predicted in predictions.items():
+            if should_stop():
+                raise TrainingStopped
+            results.append(same_result(examples[index].query, predicted))
+    return Evaluation(
+        split=split,
+        examples=len(predictions),
+        exact_matches=sum(exact_match(text, examples[index].query) for index, text in predictions.items()),
+        executed=sum(result is not None for result in results),
+        execution_matches=sum(result is True for result in results),
+        loss_per_token=loss_sum / tokens,
+        seconds=clock() - began,
+    )

@@ -1,0 +1,160 @@
+"""One round of local training: from the round model in the parameters to the local model in the same parameters.
+
+An effective batch is `gradient_accumulation` batches; what is left of them at an epoch's end makes a smaller effective
+batch of its own. The gradient is that of the mean over all target tokens of the effective batch, whatever its size, so
+accumulation equals one large batch and nothing is inflated. FedProx's term enters the gradient, before clipping, and no
+loss. A logged loss is the mean over all target tokens seen since the last one, logged every `loss_log_steps` optimizer
+steps and after the last step (that window may be shorter); the loss reduction is max minus min of them (DESIGN section 3).
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from silo_agent.task.update import TrainingDiverged, TrainingStopped
+from silo_agent.training.batches import EncodedExamples, collate, shuffled_batches
+from silo_agent.training.device import autocast
+from silo_agent.training.local_optimizer import learning_rate_factor, local_optimizer
+from silo_agent.training.model import T5
+from silo_agent.training.task_loss import summed_loss
+from silo_wire.messages import TrainingSummary
+from silo_wire.plan import TrainingSection
+
+Progress = Callable[[float, float], None]
+"""Called after each optimizer step with the fraction done (0 to 1) and the effective batch's task loss."""
+
+
+@dataclass(slots=True)
+class LossLog:
+    """Token-mean losses over windows of optimizer steps."""
+
+    every: int
+    losses: list[float]
+    _sum: float = 0.0
+    _tokens: int = 0
+    _steps: int = 0
+
+    @classmethod
+    def empty(cls, every: int) -> "LossLog":
+        return cls(every, [])
+
+    def add(self, loss_sum: float, tokens: int) -> None:
+        """One optimizer step's summed loss over its target tokens."""
+        self._sum += loss_sum
+        self._tokens += tokens
+        self._steps += 1
+        if self._steps == self.every:
+            self.close()
+
+    def close(self) -> None:
+        """Log the window that is open, if it has a step."""
+        if self._steps:
+            self.losses.append(self._sum / self._tokens)
+            self._sum, self._tokens, self._steps = 0.0, 0, 0
+
+
+def train_locally(
+    model: T5,
+    parameters: Sequence[nn.Parameter],
+    examples: EncodedExamples,
+    section: TrainingSection,
+    *,
+    seed: int,
+    round_parameters: Sequence[torch.Tensor] | None,
+    on_progress: Progress,
+    should_stop: Callable[[], bool],
+    clock: Callable[[], float],
+) -> TrainingSummary:
+    """Train `model` in place on all of `examples` for `section.epochs`.
+
+    `parameters` are the model's own in a fixed order; `round_parameters`, in the same order, are needed for FedProx
+    alone. Data order and dropout depend on `seed` and nothing else; the process's random state is left as it was. Raises
+    TrainingStopped soon after `should_stop()` turns true, TrainingDiverged for a loss or gradient that is not finite.
+    """
+    began = clock()
+    device = parameters[0].device
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = local_optimizer(section, parameters)
+    per_epoch = math.ceil(math.ceil(len(examples) / section.batch_size) / section.gradient_accumulation)
+    steps = per_epoch * section.epochs
+    log, step = LossLog.empty(section.loss_log_steps), 0
+    model.train()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        for _ in range(section.epochs):
+            batches = shuffled_batches(examples, batch_size=section.batch_size, generator=generator)
+            for start in range(0, len(batches), section.gradient_accumulation):
+                group = batches[start : start + section.gradient_accumulation]
+                optimizer.zero_grad()
+                loss_sum, tokens = accumulate_gradient(model, examples, group, section, device, should_stop)
+                if not math.isfinite(loss_sum):
+                    raise _diverged("loss", loss_sum, step, steps, section)
+                _add_proximal_term(parameters, round_parameters, section.fedprox_mu)
+                norm = float(nn.utils.clip_grad_norm_(parameters, section.max_grad_norm or math.inf))
+                if not math.isfinite(norm):
+                    raise _diverged("gradient norm", norm, step, steps, section)
+                factor = learning_rate_factor(section.learning_rate_schedule, step, steps)
+                for settings in optimizer.param_groups:
+                    settings["lr"] = section.learning_rate * factor
+                optimizer.step()
+                step += 1
+                log.add(loss_sum, tokens)
+                on_progress(step / steps, loss_sum / tokens)
+    optimizer.zero_grad()
+    log.close()
+    return TrainingSummary(
+        examples=len(examples),
+        loss_max=max(log.losses),
+        loss_min=min(log.losses),
+        loss_first=log.losses[0],
+        loss_last=log.losses[-1],
+        optimizer_steps=step,
+        seconds=clock() - began,
+    )
+
+
+def accumulate_gradient(
+    model: T5,
+    examples: EncodedExamples,
+    group: Iterable[list[int]],
+    section: TrainingSection,
+    device: torch.device,
+    should_stop: Callable[[], bool],
+) -> tuple[float, int]:
+    """Add the gradient of the group's token-mean loss; its summed loss and its number of target tokens."""
+    group = list(group)
+    tokens = sum(len(examples.targets[index]) for indices in group for index in indices)
+    total = torch.zeros((), device=device)
+    pad = model.config.pad_token_id
+    for indices in group:
+        if should_stop():
+            raise TrainingStopped
+        batch = collate(examples, indices, pad=pad, device=device)
+        with autocast(device, section.precision):
+            loss = summed_loss(model, batch)
+        torch.autograd.backward(loss / tokens)
+        total += loss.detach()
+    return float(total), tokens
+
+
+def _add_proximal_term(
+    parameters: Sequence[nn.Parameter], round_parameters: Sequence[torch.Tensor] | None, mu: float
+) -> None:
+    """The gradient of mu/2 ||w - w_t||^2 (Li et al. 2020, FedProx)."""
+    if mu == 0:
+        return
+    assert round_parameters is not None, "FedProx needs the round model"
+    with torch.no_grad():
+        for parameter, origin in zip(parameters, round_parameters, strict=True):
+            pull = (parameter - origin).mul_(mu)
+            parameter.grad = pull if parameter.grad is None else parameter.grad.add_(pull)
+
+
+def _diverged(what: str, value: float, step: int, steps: int, section: TrainingSection) -> TrainingDiverged:
+    return TrainingDiverged(
+        f"training diverged: {what} is {value} at optimizer step {step + 1} of {steps}: "
+        f"lower learning_rate ({section.learning_rate:g}) in the plan"
+    )

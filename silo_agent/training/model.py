@@ -1,0 +1,221 @@
+"""The T5 of a plan bundle and its parameters as one flat vector in canonical order.
+
+Built from config.json alone: model_type t5, transformers' own class, no folder, no network, no code of others. Parameters
+are allocated, not initialised: a round model must be loaded before use. The layout decides what is tied: transformers ties
+every T5's output layer to its embedding, also v1.1's, so a layout that lists both gets them apart again.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from numpy.typing import NDArray
+from torch import nn
+from transformers import T5Config, T5ForConditionalGeneration
+
+from security.errors import ConfigurationError, IntegrityError, MalformedMessage
+from silo_agent.task.update import FloatBlock
+from silo_wire.manifest import Layout, TensorSpec
+
+CONFIG_FILE = "config.json"
+_OUTPUT = "lm_head.weight"
+# What transformers and torch raise for sizes and names that no model can have.
+_NO_CONFIGURATION = (
+    StrictDataclassError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
+)
+
+Block = bytes | bytearray | memoryview
+T5 = Any
+"""A T5ForConditionalGeneration. Not typed as one: to the type checker a module's children are `Tensor | Module`."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoundParameters:
+    """A model's parameters in the order of a layout, each once; `specs` and `tensors` run side by side."""
+
+    specs: tuple[TensorSpec, ...]
+    tensors: tuple[nn.Parameter, ...]
+
+
+def build_model(
+    files: Mapping[str, bytes], layout: Layout, *, device: torch.device, dropout: float | None = None
+) -> T5:
+    """A T5ForConditionalGeneration of `layout` with uninitialised float32 parameters on `device`.
+
+    Raises MalformedMessage where config.json is not a plain T5 or does not make exactly the tensors of `layout`; that is
+    found out before memory is taken.
+    """
+    config = _config(files[CONFIG_FILE], dropout)
+    if not 1 <= config.num_layers + (config.num_decoder_layers or 0) <= len(layout.tensors):
+        raise MalformedMessage(f"{CONFIG_FILE} has more layers than layout.json has tensors: they belong to two models")
+    try:
+        with torch.device("meta"):
+            model = T5ForConditionalGeneration(config)
+    except _NO_CONFIGURATION as error:
+        raise MalformedMessage(f"{CONFIG_FILE} makes no T5: {_line(error)}") from error
+    if _OUTPUT in {tensor.name for tensor in layout.tensors} and model.lm_head.weight is model.shared.weight:
+        model.lm_head.weight = nn.Parameter(torch.empty_like(model.lm_head.weight, device="meta"))
+    bind(model, layout)
+    _allocate(model, device)
+    return model
+
+
+def _config(raw: bytes, dropout: float | None) -> T5Config:
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise MalformedMessage(f"{CONFIG_FILE} of the plan bundle is not JSON: {error}") from error
+    if not isinstance(value, dict) or value.get("model_type") != "t5":
+        kind = value.get("model_type") if isinstance(value, dict) else value
+        raise MalformedMessage(f"{CONFIG_FILE} has model_type {kind!r}: only t5 models are taken")
+    if "quantization_config" in value:
+        raise MalformedMessage(f"{CONFIG_FILE} asks for quantisation: only float32 models are taken")
+    try:
+        config = T5Config.from_dict({**value, "use_cache": True, "dtype": "float32"})
+    except _NO_CONFIGURATION as error:
+        raise MalformedMessage(f"{CONFIG_FILE} makes no T5: {_line(error)}") from error
+    for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
+        number = getattr(config, name, None)
+        if type(number) is not int or not 0 <= number < config.vocab_size:
+            raise MalformedMessage(f"{CONFIG_FILE} has {name} {number!r}: it must be a token below {config.vocab_size}")
+    if dropout is not None:
+        config.dropout_rate = dropout
+    return config
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def layout_of(model: T5ForConditionalGeneration) -> Layout:
+    """The canonical layout: parameters sorted by name, a tied one once, under the first of its names."""
+    seen: set[int] = set()
+    tensors = []
+    for name, parameter in sorted(model.named_parameters(remove_duplicate=False), key=lambda item: item[0]):
+        if id(parameter) not in seen:
+            seen.add(id(parameter))
+            tensors.append(TensorSpec(name, tuple(parameter.shape)))
+    return Layout("float32", tuple(tensors))
+
+
+def bind(model: T5ForConditionalGeneration, layout: Layout) -> BoundParameters:
+    """The parameters that `layout` names; raises MalformedMessage unless it is exactly the model's own layout."""
+    own = layout_of(model)
+    if own.dtype != layout.dtype:
+        raise MalformedMessage(f"plan's layout has dtype {layout.dtype}: only float32 is taken")
+    if own != layout:
+        raise MalformedMessage(f"plan's {CONFIG_FILE} and layout.json disagree: {_first_difference(own, layout)}")
+    named = dict(model.named_parameters(remove_duplicate=False))
+    return BoundParameters(layout.tensors, tuple(named[tensor.name] for tensor in layout.tensors))
+
+
+def _first_difference(own: Layout, layout: Layout) -> str:
+    mine, theirs = ({tensor.name: tensor.shape for tensor in each.tensors} for each in (own, layout))
+    for name in sorted(mine.keys() | theirs.keys()):
+        if mine.get(name) != theirs.get(name):
+            return (
+                f"tensor {name} is {mine.get(name, 'absent')} by the former, {theirs.get(name, 'absent')} by the latter"
+            )
+    return "the order of tensors"
+
+
+def _allocate(model: T5ForConditionalGeneration, device: torch.device) -> None:
+    """Real memory for each meta parameter, shared where it was shared (Module.to_empty would split tied ones)."""
+    if next(model.buffers(), None) is not None:
+        raise ConfigurationError("this T5 has buffers, which a flat vector does not carry: use transformers 5")
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for _, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if id(parameter) not in made:
+                made[id(parameter)] = nn.Parameter(torch.empty(parameter.shape, dtype=torch.float32, device=device))
+    # All at once at the end: an id may be reused as soon as the last name of a meta parameter is gone.
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            module.register_parameter(name, made.get(id(parameter), parameter))
+
+
+def load_vector(parameters: BoundParameters, blocks: Iterable[Block]) -> None:
+    """Copy a flat little-endian float32 vector, in blocks of any size, into the parameters; no second copy is held.
+
+    Raises IntegrityError for a wrong length, MalformedMessage for a value that is not finite. After an error the
+    parameters hold parts of both: load again before use.
+    """
+    _require_little_endian()
+    stream = _Stream(blocks)
+    for spec, tensor in zip(parameters.specs, parameters.tensors, strict=True):
+        on_cpu = tensor.device.type == "cpu"
+        staging = tensor.detach() if on_cpu else torch.empty(tensor.shape, dtype=torch.float32)
+        values = staging.numpy().reshape(-1)
+        stream.fill(values.data.cast("B"), spec.name)
+        if not np.isfinite(values).all():
+            raise MalformedMessage(f"round model tensor {spec.name} has values that are not finite")
+        if not on_cpu:
+            with torch.no_grad():
+                tensor.copy_(staging)
+    stream.require_end()
+
+
+def vector_blocks(parameters: BoundParameters) -> Iterator[bytes]:
+    """The parameters as a flat little-endian float32 vector, one block per tensor."""
+    _require_little_endian()
+    for tensor in parameters.tensors:
+        yield _values(tensor).tobytes()
+
+
+def delta_blocks(parameters: BoundParameters, round_model: Iterable[Block]) -> Iterator[FloatBlock]:
+    """Local minus round model, tensor by tensor (each of shape (elements,)); the round model is streamed, never held."""
+    _require_little_endian()
+    stream = _Stream(round_model)
+    for spec, tensor in zip(parameters.specs, parameters.tensors, strict=True):
+        delta: NDArray[np.float32] = np.empty(spec.elements, dtype=np.float32)
+        stream.fill(delta.data.cast("B"), spec.name)
+        np.subtract(_values(tensor), delta, out=delta)
+        yield delta
+    stream.require_end()
+
+
+def _values(tensor: torch.Tensor) -> NDArray[np.float32]:
+    values: NDArray[np.float32] = tensor.detach().cpu().contiguous().numpy().reshape(-1)
+    return values
+
+
+class _Stream:
+    """Consecutive blocks, read as if they were one."""
+
+    def __init__(self, blocks: Iterable[Block]) -> None:
+        self._blocks = iter(blocks)
+        self._rest = memoryview(b"")
+
+    def fill(self, target: memoryview, name: str) -> None:
+        filled = 0
+        while filled < len(target):
+            if not len(self._rest):
+                block = next(self._blocks, None)
+                if block is None:
+                    raise IntegrityError(f"round model ends within tensor {name}: fetch it again")
+                self._rest = memoryview(block).cast("B")
+                continue
+            taken = min(len(self._rest), len(target) - filled)
+            target[filled : filled + taken] = self._rest[:taken]
+            self._rest = self._rest[taken:]
+            filled += taken
+
+    def require_end(self) -> None:
+        if len(self._rest) or any(len(memoryview(block).cast("B")) for block in self._blocks):
+            raise IntegrityError("round model is longer than its layout: fetch it again")
+
+
+def _require_little_endian() -> None:
+    if sys.byteorder != "little":
+        raise ConfigurationError("this machine is big-endian: Lorica's vectors are little-endian and used in place")

@@ -1,0 +1,34 @@
+"""The task loss: cross entropy of the gold query's tokens, teacher forced, summed so that callers choose the mean."""
+
+import torch
+from torch.nn import functional
+
+from silo_agent.training.batches import IGNORED, Batch
+from silo_agent.training.model import T5
+
+
+def encoded_inputs(model: T5, batch: Batch) -> torch.Tensor:
+    """The encoder's output, shape (B, S, d_model)."""
+    hidden: torch.Tensor = model.get_encoder()(input_ids=batch.input_ids, attention_mask=batch.attention_mask)[0]
+    return hidden
+
+
+def summed_loss(model: T5, batch: Batch, encoded: torch.Tensor | None = None) -> torch.Tensor:
+    """Sum over all target tokens of the batch, a scalar in float32; padding costs no work in the output layer."""
+    if encoded is None:
+        encoded = encoded_inputs(model, batch)
+    config = model.config
+    start = config.decoder_start_token_id
+    previous = batch.labels.new_full(batch.labels.shape, start)
+    previous[:, 1:] = batch.labels[:, :-1].masked_fill(batch.labels[:, :-1] == IGNORED, config.pad_token_id)
+    hidden = model.get_decoder()(
+        input_ids=previous,
+        encoder_hidden_states=encoded,
+        encoder_attention_mask=batch.attention_mask,
+        use_cache=False,
+    )[0]
+    kept = batch.labels != IGNORED
+    hidden = hidden[kept]
+    if config.scale_decoder_outputs:
+        hidden = hidden * config.d_model**-0.5
+    return functional.cross_entropy(model.lm_head(hidden).float(), batch.labels[kept], reduction="sum")

@@ -1,0 +1,59 @@
+"""Text to token ids and back, with the tokenizer.json of a plan bundle: data alone, read in memory, no class looked up."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+
+from security.errors import MalformedMessage
+
+TOKENIZER_FILE = "tokenizer.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecialTokens:
+    """Ids that the model's configuration gives a meaning."""
+
+    pad: int
+    end: int
+    start: int
+
+
+class TextTokenizer:
+    """The bundle's tokenizer; every encoding ends with the end token, also where it was cut."""
+
+    def __init__(self, files: Mapping[str, bytes], *, special: SpecialTokens, vocabulary: int) -> None:
+        """Raises MalformedMessage where tokenizer.json is missing, does not parse, or does not fit the model."""
+        if TOKENIZER_FILE not in files:
+            raise MalformedMessage(
+                f"plan bundle has no {TOKENIZER_FILE}: make the plan anew with 'coordinator plan new'"
+            )
+        try:
+            self._tokenizer = Tokenizer.from_str(files[TOKENIZER_FILE].decode())
+        except Exception as error:  # the library raises bare Exception for all that does not parse
+            raise MalformedMessage(f"{TOKENIZER_FILE} of the plan bundle does not parse: {error}") from error
+        size = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        if size > vocabulary:
+            raise MalformedMessage(f"{TOKENIZER_FILE} has {size} tokens, the model's vocabulary has {vocabulary}")
+        if self._tokenizer.encode("a").ids[-1:] != [special.end]:
+            raise MalformedMessage(
+                f"{TOKENIZER_FILE} does not end a text with eos_token_id {special.end} of config.json"
+            )
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self._end = special.end
+        unknown = self._tokenizer.encode("\U0010fffd").ids  # a private-use character, in no vocabulary
+        self.unknown: int | None = unknown[-2] if len(unknown) > 1 else None
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text, uncut."""
+        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts))]
+
+    def cut(self, ids: list[int], limit: int) -> list[int]:
+        """`ids` with at most `limit` entries, the last of them the end token."""
+        return ids if len(ids) <= limit else [*ids[: limit - 1], self._end]
+
+    def decode(self, sequences: Iterable[Sequence[int]]) -> list[str]:
+        """The text of each sequence, special tokens left out, spaces as they are."""
+        texts: list[str] = self._tokenizer.decode_batch([list(ids) for ids in sequences], skip_special_tokens=True)
+        return texts

@@ -1,0 +1,139 @@
+"""A plan of a very small T5 on disk, flat vectors for it, and updates as silos would send them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from coordinator.edges.aggregator import Aggregator
+from coordinator.edges.model_store import ModelStore
+from coordinator.edges.plan_parts import model_store
+from coordinator.edges.spool import Spools
+from coordinator.rounds.updates import CommittedUpdate
+from security.identifiers import SiloName
+from silo_wire.canonical import Digest
+from silo_wire.manifest import Layout, manifest_of
+from silo_wire.messages import RoundKey, TrainingSummary, UpdateHeader
+from silo_wire.plan import AggregationSection, PlanBundle
+
+FEDERATION = "health-net"
+A, B, C = SiloName("bank-a"), SiloName("bank-b"), SiloName("clinic-c")
+CHUNK_BYTES = 16 << 10
+
+Vector = NDArray[np.float32]
+
+
+def make_plan(state: Path, name: str = "first", **arguments: Any) -> PlanBundle:
+    """A plan folder with a `micro` model from scratch below `state`."""
+    from coordinator.plans.model_source import (
+        SizedModel,
+    )  # transformers takes seconds to import: only where it is needed
+    from coordinator.plans.plan_folder import create_plan
+
+    values: dict[str, Any] = {"federation": FEDERATION, "source": SizedModel("micro"), "seed": 7, **arguments}
+    return create_plan(state / "plans", name=name, **values)
+
+
+def random_vector(layout: Layout, seed: int, scale: float = 1e-3) -> Vector:
+    drawn = torch.randn(layout.parameters, generator=torch.Generator().manual_seed(seed)) * scale
+    return np.ascontiguousarray(drawn.numpy(), dtype="<f4")
+
+
+def stored_vector(models: ModelStore, model: Digest) -> Vector:
+    vector = models.vector(model)
+    return np.frombuffer(vector.read(0, vector.manifest.total_bytes), dtype="<f4")
+
+
+def round_key(plan: Digest, round_number: int = 1, attempt: int = 1) -> RoundKey:
+    return RoundKey(federation=FEDERATION, plan=plan, round=round_number, attempt=attempt)
+
+
+def summary(examples: int = 10, reduction: float = 1.0) -> TrainingSummary:
+    return TrainingSummary(
+        examples=examples,
+        loss_max=reduction,
+        loss_min=0.0,
+        loss_first=reduction,
+        loss_last=0.0,
+        optimizer_steps=1,
+        seconds=1.0,
+    )
+
+
+def update_header(
+    key: RoundKey,
+    base: Digest,
+    layout: Layout,
+    delta: bytes,
+    *,
+    chunk_bytes: int = CHUNK_BYTES,
+    told: TrainingSummary | None = None,
+) -> UpdateHeader:
+    return UpdateHeader(
+        key=key,
+        model=base,
+        manifest=manifest_of(layout, [delta], chunk_bytes),
+        summary=told or summary(),
+        signature=b"s" * 64,
+    )
+
+
+def chunk_of(header: UpdateHeader, delta: bytes, index: int) -> bytes:
+    begin = index * header.manifest.chunk_bytes
+    return delta[begin : begin + header.manifest.chunk_size(index)]
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """One plan's models and spools below `state`."""
+
+    state: Path
+    bundle: PlanBundle
+    models: ModelStore
+    spools: Spools
+
+    @classmethod
+    def at(cls, state: Path, bundle: PlanBundle) -> "Workplace":
+        return cls(state, bundle, model_store(state, bundle), Spools(state / "spools"))
+
+    @property
+    def layout(self) -> Layout:
+        return self.bundle.layout
+
+    def key(self, round_number: int = 1, attempt: int = 1) -> RoundKey:
+        return round_key(self.bundle.plan.digest, round_number, attempt)
+
+    def send(
+        self,
+        key: RoundKey,
+        silo: SiloName,
+        delta: Vector,
+        *,
+        examples: int = 10,
+        reduction: float = 1.0,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> CommittedUpdate:
+        """Spool and commit a whole update."""
+        data = delta.tobytes()
+        told = summary(examples, reduction)
+        header = update_header(
+            key, Digest(self.bundle.plan.model.initial), self.layout, data, chunk_bytes=chunk_bytes, told=told
+        )
+        spool = self.spools.open(key, silo, header, self.layout)
+        for index in range(spool.held, header.manifest.chunks):
+            spool.write(index, chunk_of(header, data, index))
+        norm = spool.commit()
+        return CommittedUpdate(silo=silo, digest=header.manifest.digest, summary=told, delta_norm=norm)
+
+    def aggregator(self, changes: Mapping[str, Any] | None = None, slab_bytes: int = CHUNK_BYTES) -> Aggregator:
+        return Aggregator(
+            AggregationSection.model_validate(dict(changes or {})),
+            models=self.models,
+            spools=self.spools,
+            device=torch.device("cpu"),
+            slab_bytes=slab_bytes,
+        )

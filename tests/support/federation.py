@@ -1,0 +1,87 @@
+"""A federation of real processes over mutual TLS on loopback, driven by its own commands as an operator would."""
+
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from coordinator.composition import Coordinator
+from coordinator.edges.coordinator_folder import CoordinatorFolder
+from ops.demo.observer import FederationView
+from ops.demo.processes import Processes, run
+from ops.demo.run import free_ports
+from tests.support.waiting import until
+
+LONGEST_S = 400.0
+
+
+class Federation:
+    """`data` maps silo names to their data folders; everything is kept below `root`."""
+
+    def __init__(self, root: Path, processes: Processes, data: Mapping[str, Path]) -> None:
+        self.root = root
+        self.data = data
+        self.processes = processes
+        self.ports = free_ports(3)
+        self._environment = {
+            "HOME": str(root / "home"),
+            "XDG_CONFIG_HOME": str(root / "home" / "config"),
+            "XDG_DATA_HOME": str(root / "home" / "data"),
+        }
+        (root / "home").mkdir()
+
+    @property
+    def folder(self) -> Path:
+        return self.root / "federation"
+
+    @property
+    def plans(self) -> Path:
+        return self.folder / "state" / "plans"
+
+    def coordinator(self, *arguments: str) -> str:
+        """What the command prints; raises StateError when it fails."""
+        return run("coordinator.cli", *arguments, extra=self._environment)
+
+    def agent(self, silo: str, *arguments: str) -> str:
+        return run("silo_agent.cli", *arguments, extra=self._of(silo))
+
+    def init(self, *more: str) -> None:
+        silos, enrolment, metrics = (str(port) for port in self.ports)
+        self.coordinator(
+            *("init", str(self.folder), "--host", "127.0.0.1", *more),
+            *("--silos-port", silos, "--enrolment-port", enrolment, "--metrics-port", metrics),
+        )
+
+    def serve(self, *arguments: str) -> None:
+        self.processes.start("coordinator", "coordinator.cli", ["serve", *arguments], self._environment)
+        self.view().wait_until_serving(self.processes.check, LONGEST_S)
+
+    def start_agent(self, silo: str) -> None:
+        self.processes.start(silo, "silo_agent.cli", ["start", "--data", str(self.data[silo])], self._of(silo))
+
+    def _of(self, silo: str) -> dict[str, str]:
+        return {**self._environment, "LORICA_SILO_DIR": str(self.root / "agents" / silo)}
+
+    def view(self) -> FederationView:
+        return FederationView(Coordinator.load(CoordinatorFolder(self.folder)).operator_access())
+
+    def wait(self, reached: Callable[[], bool]) -> None:
+        until(reached, self.processes.check, LONGEST_S)
+
+    def all_ready(self) -> bool:
+        status, _ = self.view().look()
+        return [silo.state for silo in status.silos].count("ready") == len(self.data)
+
+    def finished(self) -> bool:
+        return self.view().look()[0].phase == "finished"
+
+    def at_round(self, number: int) -> bool:
+        status, _ = self.view().look()
+        return status.round >= number or status.phase == "finished"
+
+    def metric(self, sample: str) -> float:
+        """The value of one sample on /metrics, such as `lorica_round`."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[2]}/metrics") as reply:
+            for line in reply.read().decode().splitlines():
+                if line.startswith(f"{sample} "):
+                    return float(line.rsplit(" ", 1)[1])
+        raise AssertionError(f"no metric {sample}")

@@ -1,0 +1,417 @@
+"""The coordinator's side of the wire, written by hand for tests of the agent: honest unless a test makes it hostile.
+
+A real gRPC server over mutual TLS. It takes no decision: the test gives the standing order, and awaits what comes in.
+"""
+
+# ruff: noqa: N802 - the service's methods are named as in the .proto
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from security.errors import LoricaError
+from security.identifiers import FederationName, Identity, Role, SiloName
+from security.pki.authority import Authority
+from security.pki.csr import check_request
+from security.pki.endorsement import check_endorsement
+from security.pki.identity_key import new_identity_key, public_key_bytes, sign
+from security.pki.tls_key import new_tls_key, tls_key_to_pem
+from security.pki.trust_bundle import TrustBundle
+from silo_agent.edges.key_store import SiloCredentials
+from silo_wire import codec
+from silo_wire.canonical import Digest, digest_from_wire, digest_of, digest_to_wire
+from silo_wire.manifest import Layout, Manifest, TensorSpec, manifest_of
+from silo_wire.messages import (
+    DeclineReason,
+    Evaluation,
+    ModelHeader,
+    Order,
+    RoundKey,
+    Standby,
+    StandbyReason,
+    UpdateHeader,
+)
+from silo_wire.plan import Plan, PlanBundle
+from silo_wire.statements import MODEL_DOMAIN, model_statement
+from silo_wire.transport import SERVER_OPTIONS, status_of
+from silo_wire.v1 import common_pb2, enrolment_pb2, enrolment_pb2_grpc, federation_pb2, federation_pb2_grpc
+
+import grpc  # isort: skip
+import grpc.aio  # isort: skip
+
+FEDERATION = FederationName("test-net")
+SILO = SiloName("hospital-a")
+
+
+@dataclass(frozen=True, slots=True)
+class TestNet:
+    """A federation's keys and certificates, made now."""
+
+    __test__ = False
+
+    authority: Authority
+    coordinator_key: Ed25519PrivateKey
+    server_pair: tuple[bytes, bytes]
+
+    @classmethod
+    def create(cls, federation: FederationName = FEDERATION, *, age: timedelta = timedelta(0)) -> "TestNet":
+        """The CA was made `age` ago, the coordinator's certificate now."""
+        now = datetime.now(UTC) - age
+        authority = Authority.create(federation, now=now)
+        return cls(authority, new_identity_key(), tls_pair(authority, Identity(federation, Role.COORDINATOR)))
+
+    def credentials(self, address: str, silo: SiloName = SILO, *, age: timedelta = timedelta(0)) -> SiloCredentials:
+        """Those of a silo that was enrolled `age` ago, for 7 days."""
+        tls_key = new_tls_key()
+        identity = Identity(self.authority.federation, Role.SILO, silo)
+        return SiloCredentials(
+            federation=self.authority.federation,
+            silo=silo,
+            address=address,
+            identity_key=new_identity_key(),
+            tls_key=tls_key,
+            certificate=self.authority.issue(tls_key.public_key(), identity, now=datetime.now(UTC) - age),
+            trust=TrustBundle((self.authority.certificate,)),
+            coordinator_key=self.coordinator_key.public_key(),
+        )
+
+
+def tls_pair(authority: Authority, identity: Identity) -> tuple[bytes, bytes]:
+    """Private key and certificate in PEM."""
+    key = new_tls_key()
+    certificate = authority.issue(key.public_key(), identity, now=datetime.now(UTC))
+    return tls_key_to_pem(key), certificate.public_bytes(Encoding.PEM)
+
+
+def small_bundle(*, elements: int = 1000, federation: str = FEDERATION, **sections: Any) -> PlanBundle:
+    """A plan around a layout of `elements` float32 numbers, for tests that need no T5."""
+    layout = Layout("float32", (TensorSpec("w", (elements,)),))
+    files = {"config.json": b"{}", "layout.json": layout.to_json()}
+    plan = Plan.model_validate(
+        {
+            "name": "small",
+            "federation": federation,
+            "model": {
+                "source": "size:test",
+                "parameters": elements,
+                "layout": layout.digest,
+                "initial": manifest_of(layout, [vector_of(layout, 0)], 1024).digest,
+                "files": {name: digest_of(content) for name, content in files.items()},
+            },
+            "schedule": {"rounds": 3, "min_silos": 1},
+            **sections,
+        }
+    )
+    return PlanBundle(plan, files)
+
+
+def vector_of(layout: Layout, number: int) -> bytes:
+    """Bytes that differ from chunk to chunk and from `number` to `number`."""
+    pattern = b"".join(((i * 2654435761 + number) & 0xFFFFFF).to_bytes(4, "little") for i in range(layout.parameters))
+    return pattern[: layout.total_bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedModel:
+    data: bytes
+    header: ModelHeader
+
+    @property
+    def digest(self) -> Digest:
+        return self.header.manifest.digest
+
+
+@dataclass(slots=True)
+class ReceivedUpdate:
+    header: UpdateHeader
+    chunks: dict[int, bytes] = field(default_factory=dict)
+    committed: bool = False
+
+    @property
+    def data(self) -> bytes:
+        return b"".join(self.chunks[index] for index in sorted(self.chunks))
+
+
+class FederationPeer(federation_pb2_grpc.FederationServicer):
+    """`async with FederationPeer(net) as peer`. What comes in is in its lists; `until` awaits a change of them."""
+
+    def __init__(self, net: TestNet) -> None:
+        self._net = net
+        self._changed = asyncio.Condition()
+        self._standing: Order = Standby(StandbyReason.NO_PLAN)
+        self._orders = 0
+        self._server: grpc.aio.Server | None = None
+        self._cuts = 0
+        self.port = 0
+        self.bundles: dict[Digest, PlanBundle] = {}
+        self.models: dict[Digest, OfferedModel] = {}
+        self.instances: list[bytes] = []
+        self.readiness: list[tuple[Digest, bool, str]] = []
+        self.declined: list[tuple[RoundKey, DeclineReason, str]] = []
+        self.updates: dict[Digest, ReceivedUpdate] = {}
+        self.evaluations: list[tuple[RoundKey, Evaluation]] = []
+        self.progress: list[tuple[RoundKey, str, float]] = []
+        self.first_chunks: list[int] = []
+        self.plan_fetches = 0
+        # What a hostile or unlucky coordinator does:
+        self.change_bundle: Callable[[bytes], bytes] = lambda raw: raw
+        self.endless_bundle = False
+        self.change_header: Callable[[ModelHeader], ModelHeader] = lambda header: header
+        self.change_chunk: Callable[[int, bytes], bytes] = lambda index, data: data
+        self.cut_model_after = 0  # chunks, once
+        self.cut_upload_after = 0  # chunks, once
+        self.deaf = False  # to every upload after the cut
+        self.refuse_attending: LoricaError | None = None
+        self.refuse_upload: LoricaError | None = None
+        self.raw_notices: list[federation_pb2.Notice] = []
+
+    # ---- what a test does ---------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        await self.listen(0)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def listen(self, port: int) -> None:
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        federation_pb2_grpc.add_FederationServicer_to_server(self, server)
+        root = self._net.authority.certificate_pem()
+        tls = grpc.ssl_server_credentials([self._net.server_pair], root_certificates=root, require_client_auth=True)
+        self.port = server.add_secure_port(f"127.0.0.1:{port}", tls)
+        await server.start()
+        self._server = server
+
+    async def close(self) -> None:
+        assert self._server is not None
+        await self._server.stop(None)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def order(self, order: Order) -> None:
+        self._standing = order
+        self._orders += 1
+        await self._note()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Until the test's condition on what came in holds."""
+        async with self._changed:
+            async with asyncio.timeout(20):
+                await self._changed.wait_for(holds)
+
+    def offer(
+        self,
+        bundle: PlanBundle,
+        data: bytes,
+        *,
+        made_by: int = 0,
+        chunk_bytes: int = 1024,
+        key: Ed25519PrivateKey | None = None,
+    ) -> OfferedModel:
+        """A signed model that FetchModel hands out."""
+        manifest = manifest_of(bundle.layout, [data], chunk_bytes)
+        header = self.signed(bundle.plan.digest, manifest, made_by, key=key)
+        model = OfferedModel(data, header)
+        self.models[model.digest] = model
+        self.bundles[bundle.plan.digest] = bundle
+        return model
+
+    def signed(
+        self, plan: Digest, manifest: Manifest, made_by: int, *, key: Ed25519PrivateKey | None = None
+    ) -> ModelHeader:
+        statement = model_statement(
+            federation=self._net.authority.federation, plan=plan, round_number=made_by, model=manifest.digest
+        )
+        signature = sign(key or self._net.coordinator_key, domain=MODEL_DOMAIN.encode(), payload=statement)
+        return ModelHeader(manifest=manifest, round=made_by, signature=signature)
+
+    async def cut_streams(self) -> None:
+        """Break every Attend stream, as a failing network would."""
+        self._cuts += 1
+        await self._note()
+
+    async def _note(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    # ---- the service --------------------------------------------------------------------------------------------
+
+    async def Attend(self, request: federation_pb2.AttendRequest, context: Any) -> AsyncIterator[federation_pb2.Notice]:
+        if self.refuse_attending is not None:
+            await abort(context, self.refuse_attending)
+        self.instances.append(request.agent_instance)
+        await self._note()
+        for notice in self.raw_notices:
+            yield notice
+        self.raw_notices = []
+        number, cuts = -1, self._cuts
+        while True:
+            number = await self._order_after(number, cuts)
+            if self._cuts != cuts:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "the line is cut")
+            yield codec.order_to_wire(self._standing, SiloName(request.key.silo))
+
+    async def _order_after(self, number: int, cuts: int) -> int:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._orders > number or self._cuts != cuts)
+            return self._orders
+
+    async def FetchPlan(
+        self, request: federation_pb2.FetchPlanRequest, context: Any
+    ) -> AsyncIterator[common_pb2.Chunk]:
+        self.plan_fetches += 1
+        index = 0
+        while self.endless_bundle:
+            yield common_pb2.Chunk(index=index, data=bytes(4 << 20))
+            index += 1
+        raw = self.change_bundle(self.bundles[digest_from_wire(request.key.plan_digest, "plan")].encode())
+        for index, start in enumerate(range(0, len(raw), 1000)):
+            yield common_pb2.Chunk(index=index, data=raw[start : start + 1000])
+
+    async def DeclareReadiness(self, request: federation_pb2.ReadinessRequest, context: Any) -> federation_pb2.Ack:
+        self.readiness.append((digest_from_wire(request.key.plan_digest, "plan"), request.ready, request.reason))
+        await self._note()
+        return federation_pb2.Ack()
+
+    async def FetchModel(
+        self, request: federation_pb2.FetchModelRequest, context: Any
+    ) -> AsyncIterator[federation_pb2.ModelPiece]:
+        self.first_chunks.append(request.first_chunk)
+        model = self.models[digest_from_wire(request.model_digest, "model")]
+        manifest = model.header.manifest
+        yield federation_pb2.ModelPiece(header=codec.model_header_to_wire(self.change_header(model.header)))
+        for sent, index in enumerate(range(request.first_chunk, manifest.chunks), 1):
+            data = model.data[index * manifest.chunk_bytes : (index + 1) * manifest.chunk_bytes]
+            yield federation_pb2.ModelPiece(chunk=common_pb2.Chunk(index=index, data=self.change_chunk(index, data)))
+            if self.cut_model_after and sent == self.cut_model_after:
+                self.cut_model_after = 0
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "the line is cut")
+
+    async def UploadOffset(
+        self, request: federation_pb2.UploadOffsetRequest, context: Any
+    ) -> federation_pb2.UploadOffsetReply:
+        held = self.updates.get(digest_from_wire(request.update_digest, "update"))
+        if held is None:
+            return federation_pb2.UploadOffsetReply(chunks=0, committed=False)
+        return federation_pb2.UploadOffsetReply(chunks=len(held.chunks), committed=held.committed)
+
+    async def UploadUpdate(
+        self, request_iterator: AsyncIterator[federation_pb2.UpdatePiece], context: Any
+    ) -> federation_pb2.UpdateReceipt:
+        if self.deaf and not self.cut_upload_after:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "nobody listens")
+        held: ReceivedUpdate | None = None
+        sent = 0
+        async for piece in request_iterator:
+            if piece.WhichOneof("piece") == "header":
+                header = codec.update_header_from_wire(piece.header)
+                held = self.updates.setdefault(header.manifest.digest, ReceivedUpdate(header))
+                held.header = header
+                if self.refuse_upload is not None:
+                    await abort(context, self.refuse_upload)
+                assert header.first_chunk == len(held.chunks)
+            else:
+                assert held is not None
+                held.header.manifest.check_chunk(piece.chunk.index, piece.chunk.data)
+                held.chunks[piece.chunk.index] = piece.chunk.data
+                sent += 1
+                if self.cut_upload_after and sent == self.cut_upload_after:
+                    self.cut_upload_after = 0
+                    await self._note()
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "the line is cut")
+        assert held is not None
+        assert len(held.chunks) == held.header.manifest.chunks
+        held.committed = True
+        await self._note()
+        return federation_pb2.UpdateReceipt(update_digest=digest_to_wire(held.header.manifest.digest))
+
+    async def DeclineRound(self, request: federation_pb2.DeclineRequest, context: Any) -> federation_pb2.Ack:
+        reason = codec.decline_reason_from_wire(request.reason)
+        self.declined.append((codec.round_key_from_wire(request.key), reason, request.detail))
+        await self._note()
+        return federation_pb2.Ack()
+
+    async def ReportProgress(self, request: federation_pb2.ProgressReport, context: Any) -> federation_pb2.Ack:
+        phase = codec.phase_from_wire(request.phase)
+        self.progress.append((codec.round_key_from_wire(request.key), phase.value, request.fraction))
+        await self._note()
+        return federation_pb2.Ack()
+
+    async def ReportEvaluation(self, request: federation_pb2.EvaluationReport, context: Any) -> federation_pb2.Ack:
+        self.evaluations.append((codec.round_key_from_wire(request.key), codec.evaluation_from_wire(request)))
+        await self._note()
+        return federation_pb2.Ack()
+
+
+async def abort(context: Any, error: LoricaError) -> NoReturn:
+    await context.abort(*status_of(error))
+    raise AssertionError("abort returned")
+
+
+class EnrolmentPeer(enrolment_pb2_grpc.EnrolmentServicer):
+    """The enrolment listener: `async with EnrolmentPeer(net) as peer`. `requests` holds every secret that reached it."""
+
+    def __init__(self, net: TestNet, *, address: str = "127.0.0.1:1") -> None:
+        self._net = net
+        self._address = address
+        self._server: grpc.aio.Server | None = None
+        self.port = 0
+        self.requests: list[enrolment_pb2.EnrolRequest] = []
+        self.bundle = net.authority.certificate_pem()
+        self.issue_for: Identity | None = None
+        self.issue_other_key = False
+        self.refuse: LoricaError | None = None
+
+    async def __aenter__(self) -> Self:
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        enrolment_pb2_grpc.add_EnrolmentServicer_to_server(self, server)
+        self.port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([self._net.server_pair]))
+        await server.start()
+        self._server = server
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._server is not None
+        await self._server.stop(None)
+
+    async def GetTrustBundle(
+        self, request: enrolment_pb2.GetTrustBundleRequest, context: Any
+    ) -> enrolment_pb2.GetTrustBundleReply:
+        return enrolment_pb2.GetTrustBundleReply(trust_bundle_pem=self.bundle)
+
+    async def Enrol(self, request: enrolment_pb2.EnrolRequest, context: Any) -> enrolment_pb2.EnrolReply:
+        self.requests.append(request)
+        if self.refuse is not None:
+            await abort(context, self.refuse)
+        identity = Identity(self._net.authority.federation, Role.SILO, request.silo)
+        public_key = check_request(request.csr_der, identity)
+        check_endorsement(
+            request.identity_public_key,
+            request=request.csr_der,
+            identity=identity,
+            signature=request.identity_endorsement,
+        )
+        certificate = self._net.authority.issue(
+            new_tls_key().public_key() if self.issue_other_key else public_key,
+            self.issue_for or identity,
+            now=datetime.now(UTC),
+        )
+        return enrolment_pb2.EnrolReply(
+            certificate_pem=certificate.public_bytes(Encoding.PEM),
+            trust_bundle_pem=self.bundle,
+            coordinator_identity_key=public_key_bytes(self._net.coordinator_key.public_key()),
+            address=self._address,
+        )

@@ -1,0 +1,212 @@
+"""Values for the round machine: a plan's terms, silos, updates, and one state of every phase."""
+
+from typing import Any
+
+from coordinator.rounds.events import (
+    Aggregated,
+    AggregationFailed,
+    DeadlinePassed,
+    EvaluationReported,
+    Event,
+    PlanOffered,
+    PlanStarted,
+    PlanStopped,
+    ReadinessDeclared,
+    Resumed,
+    SiloDeclined,
+    SiloEnrolled,
+    SiloLeft,
+    UpdateCommitted,
+)
+from coordinator.rounds.machine import step
+from coordinator.rounds.states import (
+    Aggregating,
+    Collecting,
+    Course,
+    Evaluating,
+    Finished,
+    Gathering,
+    Idle,
+    Opening,
+    State,
+    Stopped,
+    Task,
+)
+from coordinator.rounds.terms import PlanTerms
+from coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome, SiloWeight
+from security.identifiers import FederationName, SiloName
+from silo_wire.canonical import Digest, digest_of
+from silo_wire.messages import DeclineReason, Evaluation, RoundKey, TrainingSummary
+
+FEDERATION = FederationName("health-net")
+A, B, C = SiloName("bank-a"), SiloName("bank-b"), SiloName("clinic-c")
+PLAN = digest_of(b"plan")
+INITIAL = digest_of(b"initial model")
+SIGNATURE = b"s" * 64
+T0 = 1_700_000_000.0
+
+
+def terms(**changes: Any) -> PlanTerms:
+    fields: dict[str, Any] = {
+        "federation": FEDERATION,
+        "plan": PLAN,
+        "name": "first",
+        "rounds": 2,
+        "min_silos": 2,
+        "start_when_ready": False,
+        "gathering_deadline_s": 60.0,
+        "training_deadline_s": 600.0,
+        "evaluation_deadline_s": 120.0,
+        "evaluate_every": 1,
+        "evaluate_initial": False,
+        "evaluate_last": True,
+    }
+    return PlanTerms(**{**fields, **changes})
+
+
+def key(round_number: int = 1, attempt: int = 1) -> RoundKey:
+    return RoundKey(federation=FEDERATION, plan=PLAN, round=round_number, attempt=attempt)
+
+
+def summary(*, examples: int = 10, loss_max: float = 3.0, loss_min: float = 1.0) -> TrainingSummary:
+    return TrainingSummary(
+        examples=examples,
+        loss_max=loss_max,
+        loss_min=loss_min,
+        loss_first=loss_max,
+        loss_last=loss_min,
+        optimizer_steps=5,
+        seconds=1.5,
+    )
+
+
+def update(silo: SiloName, *, content: str = "update", examples: int = 10) -> CommittedUpdate:
+    return CommittedUpdate(
+        silo=silo,
+        digest=digest_of(f"{content} of {silo}".encode()),
+        summary=summary(examples=examples),
+        delta_norm=0.5,
+    )
+
+
+def evaluation(exact_matches: int = 4, examples: int = 10) -> Evaluation:
+    return Evaluation(
+        split="dev",
+        examples=examples,
+        exact_matches=exact_matches,
+        executed=5,
+        execution_matches=3,
+        loss_per_token=1.25,
+        seconds=2.0,
+    )
+
+
+def model_after(round_number: int) -> Digest:
+    return digest_of(f"model of round {round_number}".encode())
+
+
+def started(now: float = T0, **changes: Any) -> PlanStarted:
+    return PlanStarted(now=now, terms=terms(**changes), model=INITIAL, signature=SIGNATURE)
+
+
+def enrolled(silo: SiloName, now: float = T0) -> SiloEnrolled:
+    return SiloEnrolled(now=now, silo=silo)
+
+
+def ready(silo: SiloName, now: float = T0) -> ReadinessDeclared:
+    return ReadinessDeclared(now=now, silo=silo, ready=True)
+
+
+def committed(
+    silo: SiloName, at: RoundKey | None = None, *, now: float = T0, content: str = "update", examples: int = 10
+) -> UpdateCommitted:
+    return UpdateCommitted(
+        now=now, key=at or key(), update=update(silo, content=content, examples=examples), signature=SIGNATURE
+    )
+
+
+def declined(silo: SiloName, at: RoundKey | None = None, *, now: float = T0) -> SiloDeclined:
+    return SiloDeclined(
+        now=now, key=at or key(), silo=silo, reason=DeclineReason.TRAINING_FAILED, detail="loss is not finite"
+    )
+
+
+def aggregated(
+    at: RoundKey | None = None,
+    *,
+    model: Digest | None = None,
+    silos: tuple[SiloName, ...] = (A, B),
+    outcome: Outcome = Outcome.APPLIED,
+    now: float = T0,
+) -> Aggregated:
+    at = at or key()
+    weights = tuple(SiloWeight(silo=silo, weight=20.0, share=1 / len(silos)) for silo in silos)
+    result = AggregationResult(model=model or model_after(at.round), outcome=outcome, weights=weights)
+    return Aggregated(now=now, key=at, result=result, signature=SIGNATURE)
+
+
+def reported(
+    silo: SiloName, at: RoundKey | None = None, *, model: Digest | None = None, exact_matches: int = 4, now: float = T0
+) -> EvaluationReported:
+    at = at or key()
+    return EvaluationReported(
+        now=now,
+        key=at,
+        silo=silo,
+        model=model or (model_after(at.round) if at.round else INITIAL),
+        evaluation=evaluation(exact_matches),
+    )
+
+
+def after(state: State, *events: Event) -> State:
+    for event in events:
+        state, _ = step(state, event)
+    return state
+
+
+def course(**changes: Any) -> Course:
+    return Course(
+        **{
+            "terms": terms(),
+            "population": frozenset({A, B, C}),
+            "ready": frozenset({A, B}),
+            "model": INITIAL,
+            **changes,
+        }
+    )
+
+
+TRAIN_1 = Opening(round=1, attempt=1, task=Task.TRAINING)
+
+IDLE = Idle(population=frozenset({A, B}))
+GATHERING = Gathering(course=course(), opening=TRAIN_1, started=True, deadline=T0 + 60)
+COLLECTING = Collecting(course=course(), round=1, attempt=1, cohort=(A, B), deadline=T0 + 600)
+AGGREGATING = Aggregating(course=course(), round=1, attempt=1, updates=(update(A), update(B)))
+EVALUATING = Evaluating(
+    course=course(model=model_after(1), model_round=1), round=1, attempt=1, cohort=(A, B), deadline=T0 + 120
+)
+STOPPED = Stopped(course=course(), opening=TRAIN_1)
+FINISHED = Finished(course=course(model=model_after(2), model_round=2))
+
+ONE_OF_EACH_STATE: dict[str, State] = {
+    state.phase: state for state in (IDLE, GATHERING, COLLECTING, AGGREGATING, EVALUATING, STOPPED, FINISHED)
+}
+
+ONE_OF_EACH_EVENT: dict[str, Event] = {
+    type(event).__name__: event
+    for event in (
+        PlanOffered(now=T0, terms=terms(), model=INITIAL, signature=SIGNATURE),
+        started(),
+        PlanStopped(now=T0),
+        enrolled(C),
+        ready(A),
+        SiloLeft(now=T0, silo=A),
+        committed(A),
+        declined(A),
+        aggregated(),
+        AggregationFailed(now=T0, key=key(), silo=A, reason="spool is damaged"),
+        reported(A),
+        DeadlinePassed(now=T0 + 600, deadline=T0 + 600),
+        Resumed(now=T0 + 5, population=frozenset({A, B, C})),
+    )
+}

@@ -1,0 +1,472 @@
+"""The agent's transition table: every pair of phase and event, and the rules that the handlers keep."""
+
+from dataclasses import replace
+
+import pytest
+
+from security.errors import StateError
+from silo_agent.task.effects import (
+    Activity,
+    CancelWork,
+    DeclareReadiness,
+    Decline,
+    Effect,
+    FetchModel,
+    FetchPlan,
+    JournalActivity,
+    JournalModel,
+    JournalOutcome,
+    JournalPlan,
+    JournalUpdate,
+    Outcome,
+    ReportEvaluation,
+    RunEvaluation,
+    RunTraining,
+    UploadUpdate,
+)
+from silo_agent.task.events import (
+    Evaluated,
+    EvaluationDelivered,
+    Event,
+    ModelFetched,
+    PauseAsked,
+    PlanPrepared,
+    PlanRefused,
+    ResumeAsked,
+    SavedUpdate,
+    StopAsked,
+    Trained,
+    Uploaded,
+    WorkFailed,
+    WorkUnwanted,
+)
+from silo_agent.task.machine import (
+    EVENTS,
+    FAILURES_IN_A_ROW,
+    PAUSED,
+    TABLE,
+    Agent,
+    Collecting,
+    Complete,
+    Declined,
+    Done,
+    Evaluating,
+    Fetching,
+    Idle,
+    Phase,
+    Preparing,
+    Ready,
+    Refused,
+    Reporting,
+    Stopped,
+    Training,
+    Uploading,
+    step,
+)
+from silo_wire.canonical import Digest
+from silo_wire.manifest import Manifest
+from silo_wire.messages import (
+    DeclineReason,
+    Evaluate,
+    Evaluation,
+    Finished,
+    Prepare,
+    RoundKey,
+    Standby,
+    StandbyReason,
+    Train,
+    TrainingSummary,
+)
+
+PLAN, OTHER_PLAN = Digest("a1" * 32), Digest("b2" * 32)
+MODEL, OTHER_MODEL = Digest("c3" * 32), Digest("d4" * 32)
+KEY = RoundKey(federation="care", plan=PLAN, round=3, attempt=1)
+TRAIN = Train(key=KEY, model=MODEL, seconds_left=60.0)
+EVALUATE = Evaluate(key=KEY, model=OTHER_MODEL, seconds_left=60.0)
+FINISHED = Finished(plan=PLAN, rounds=3, final_model=OTHER_MODEL, best_model=MODEL)
+UPDATE = SavedUpdate(
+    key=KEY,
+    model=MODEL,
+    manifest=Manifest(Digest("e5" * 32), 8, 8, (bytes(32),)),
+    summary=TrainingSummary(
+        examples=5, loss_max=2.0, loss_min=1.0, loss_first=2.0, loss_last=1.0, optimizer_steps=4, seconds=1.5
+    ),
+)
+EVALUATION = Evaluation(
+    split="dev", examples=4, exact_matches=2, executed=4, execution_matches=3, loss_per_token=0.5, seconds=1.0
+)
+GATHERING = Standby(StandbyReason.GATHERING)
+
+SAMPLES: dict[str, Event] = {
+    "Standby": GATHERING,
+    "Prepare": Prepare(PLAN),
+    "Train": TRAIN,
+    "Evaluate": EVALUATE,
+    "Finished": FINISHED,
+    "PlanPrepared": PlanPrepared(PLAN),
+    "PlanRefused": PlanRefused(plan=PLAN, reason=DeclineReason.POLICY, detail="no", told="no"),
+    "ModelFetched": ModelFetched(MODEL),
+    "Trained": Trained(UPDATE),
+    "Uploaded": Uploaded(KEY),
+    "Evaluated": Evaluated(KEY, EVALUATION),
+    "EvaluationDelivered": EvaluationDelivered(KEY),
+    "WorkFailed": WorkFailed(reason=DeclineReason.TRAINING_FAILED, detail="line 3 broke", told="broke"),
+    "WorkUnwanted": WorkUnwanted("late"),
+    "PauseAsked": PauseAsked(),
+    "ResumeAsked": ResumeAsked(),
+    "StopAsked": StopAsked(),
+}
+PREPARED = Agent(prepared=PLAN)
+AGENTS: dict[str, Agent] = {
+    "Idle": Agent(),
+    "Preparing": Agent(phase=Preparing(PLAN)),
+    "Ready": replace(PREPARED, phase=Ready(PLAN)),
+    "Refused": Agent(phase=Refused(plan=PLAN, reason=DeclineReason.POLICY, detail="no", told="no")),
+    "Fetching": replace(PREPARED, phase=Fetching(TRAIN)),
+    "Training": replace(PREPARED, phase=Training(TRAIN)),
+    "Uploading": replace(PREPARED, phase=Uploading(TRAIN, UPDATE), saved=UPDATE),
+    "Evaluating": replace(PREPARED, phase=Evaluating(EVALUATE)),
+    "Reporting": replace(PREPARED, phase=Reporting(EVALUATE, EVALUATION)),
+    "Done": replace(PREPARED, phase=Done(TRAIN), saved=UPDATE),
+    "Declined": replace(
+        PREPARED, phase=Declined(order=TRAIN, reason=DeclineReason.TRAINING_FAILED, told="broke"), failures=1
+    ),
+    "Collecting": replace(PREPARED, phase=Collecting(FINISHED)),
+    "Complete": replace(PREPARED, phase=Complete(FINISHED)),
+    "Stopped": replace(PREPARED, phase=Stopped()),
+}
+
+# Where each event leads from each phase; `-`: refused, nothing changes.
+GRID = """
+            Standby    Prepare   Train     Evaluate   Finished   PlanPrepared PlanRefused ModelFetched Trained   Uploaded Evaluated EvaluationDelivered WorkFailed WorkUnwanted PauseAsked ResumeAsked StopAsked
+Idle        Idle       Preparing Preparing Preparing  Preparing  -            -           -            -         -        -         -                   -          -            Idle       Idle        Stopped
+Preparing   Preparing  Preparing Preparing Preparing  Preparing  Ready        Refused     -            -         -        -         -                   -          -            Preparing  Preparing   Stopped
+Ready       Ready      Ready     Fetching  Fetching   Collecting -            -           -            -         -        -         -                   -          -            Ready      Ready       Stopped
+Refused     Refused    Refused   Refused   Refused    Refused    -            -           -            -         -        -         -                   -          -            Refused    Refused     Stopped
+Fetching    Ready      Ready     Fetching  Fetching   Collecting -            -           Training     -         -        -         -                   Declined   Ready        Fetching   Fetching    Stopped
+Training    Ready      Ready     Training  Fetching   Collecting -            -           -            Uploading -        -         -                   Declined   Ready        Training   Training    Stopped
+Uploading   Uploading  Uploading Uploading Uploading  Uploading  -            -           -            -         Done     -         -                   Declined   Ready        Uploading  Uploading   Stopped
+Evaluating  Ready      Ready     Fetching  Evaluating Collecting -            -           -            -         -        Reporting -                   Declined   Ready        Evaluating Evaluating  Stopped
+Reporting   Reporting  Reporting Reporting Reporting  Reporting  -            -           -            -         -        -         Done                Declined   Ready        Reporting  Reporting   Stopped
+Done        Ready      Done      Uploading Fetching   Collecting -            -           -            -         -        -         -                   -          -            Done       Done        Stopped
+Declined    Ready      Ready     Declined  Fetching   Collecting -            -           -            -         -        -         -                   -          -            Declined   Declined    Stopped
+Collecting  Collecting Ready     Fetching  Fetching   Collecting -            -           Complete     -         -        -         -                   Complete   Complete     Collecting Collecting  Stopped
+Complete    Ready      Ready     Fetching  Fetching   Complete   -            -           -            -         -        -         -                   -          -            Complete   Complete    Stopped
+Stopped     Stopped    Stopped   Stopped   Stopped    Stopped    Stopped      Stopped     Stopped      Stopped   Stopped  Stopped   Stopped             Stopped    Stopped      Stopped    Stopped     Stopped
+""".strip().splitlines()
+PAIRS = [
+    (row.split()[0], event, expected)
+    for row in GRID[1:]
+    for event, expected in zip(GRID[0].split(), row.split()[1:], strict=True)
+]
+
+
+def test_the_grid_names_every_phase_and_every_event() -> None:
+    assert {event for _, event, _ in PAIRS} == {kind.__name__ for kind in EVENTS} == set(SAMPLES)
+    assert {phase for phase, _, _ in PAIRS} == {kind.__name__ for kind in Phase.__args__} == set(AGENTS)
+    assert len(TABLE) == sum(expected != "-" for _, _, expected in PAIRS)
+
+
+@pytest.mark.parametrize(("phase", "event", "expected"), PAIRS)
+def test_every_pair_of_phase_and_event(phase: str, event: str, expected: str) -> None:
+    agent = AGENTS[phase]
+    if expected == "-":
+        with pytest.raises(StateError):
+            step(agent, SAMPLES[event])
+        return
+    after, effects = step(agent, SAMPLES[event])
+    assert type(after.phase).__name__ == expected
+    kinds = [isinstance(effect, JOURNAL) for effect in effects]
+    assert kinds == sorted(kinds, reverse=True), "journal effects come first"
+    begun = [effect for effect in effects if isinstance(effect, WORK)]
+    assert len(begun) <= 1
+    was_at_work = isinstance(agent.phase, AT_WORK)
+    if begun and was_at_work and not isinstance(SAMPLES[event], RESULTS):
+        assert CancelWork() in effects, "work that is replaced is cancelled"
+        assert effects.index(CancelWork()) < effects.index(begun[0])
+    if was_at_work and not isinstance(after.phase, AT_WORK) and not isinstance(SAMPLES[event], RESULTS):
+        assert CancelWork() in effects, "work that is left is cancelled"
+
+
+JOURNAL = (JournalActivity, JournalModel, JournalOutcome, JournalPlan, JournalUpdate)
+WORK = (FetchPlan, FetchModel, RunTraining, UploadUpdate, RunEvaluation, ReportEvaluation)
+AT_WORK = (Preparing, Fetching, Training, Uploading, Evaluating, Reporting, Collecting)
+RESULTS = (
+    *(PlanPrepared, PlanRefused, ModelFetched, Trained, Uploaded, Evaluated),
+    *(EvaluationDelivered, WorkFailed, WorkUnwanted),
+)
+
+
+def run(agent: Agent, *events: Event) -> tuple[Agent, list[Effect]]:
+    """The agent after all events, and every effect but what is only shown."""
+    effects: list[Effect] = []
+    for event in events:
+        agent, more = step(agent, event)
+        effects += [effect for effect in more if not isinstance(effect, JournalActivity)]
+    return agent, effects
+
+
+def test_one_whole_round_from_nothing() -> None:
+    agent, effects = run(
+        Agent(),
+        Prepare(PLAN),
+        PlanPrepared(PLAN),
+        GATHERING,
+        TRAIN,
+        ModelFetched(MODEL),
+        Trained(UPDATE),
+        Standby(StandbyReason.UPDATE_RECEIVED),
+        Uploaded(KEY),
+        Standby(StandbyReason.AGGREGATING),
+        EVALUATE,
+        ModelFetched(OTHER_MODEL),
+        Evaluated(KEY, EVALUATION),
+        EvaluationDelivered(KEY),
+        FINISHED,
+        ModelFetched(MODEL),
+    )
+    assert agent == Agent(phase=Complete(FINISHED), prepared=PLAN, saved=UPDATE)
+    assert effects == [
+        FetchPlan(PLAN),
+        JournalPlan(PLAN),
+        DeclareReadiness(plan=PLAN, ready=True),
+        FetchModel(TRAIN),
+        JournalModel(PLAN, MODEL),
+        RunTraining(TRAIN),
+        JournalUpdate(UPDATE),
+        UploadUpdate(UPDATE),
+        JournalOutcome(key=KEY, evaluation=False, outcome=Outcome.UPLOADED),
+        FetchModel(EVALUATE),
+        JournalModel(PLAN, OTHER_MODEL),
+        RunEvaluation(EVALUATE),
+        ReportEvaluation(EVALUATE, EVALUATION),
+        JournalOutcome(key=KEY, evaluation=True, outcome=Outcome.EVALUATED),
+        FetchModel(FINISHED),
+        JournalModel(PLAN, MODEL),
+    ]
+
+
+@pytest.mark.parametrize("phase", ["Fetching", "Training", "Uploading"])
+def test_the_same_train_order_again_does_nothing(phase: str) -> None:
+    assert step(AGENTS[phase], replace(TRAIN, seconds_left=5.0)) == (AGENTS[phase], ())
+
+
+@pytest.mark.parametrize("phase", ["Evaluating", "Reporting"])
+def test_the_same_evaluate_order_again_does_nothing(phase: str) -> None:
+    assert step(AGENTS[phase], replace(EVALUATE, seconds_left=5.0)) == (AGENTS[phase], ())
+
+
+@pytest.mark.parametrize(
+    "reason", [StandbyReason.NOT_IN_COHORT, StandbyReason.AGGREGATING, StandbyReason.GATHERING, StandbyReason.STOPPED]
+)
+def test_a_round_that_goes_on_without_this_silo_cancels_its_training(reason: StandbyReason) -> None:
+    agent, effects = run(AGENTS["Training"], Standby(reason))
+    assert CancelWork() in effects
+    assert isinstance(effects[0], JournalOutcome)
+    assert effects[0].outcome is Outcome.CLOSED
+    assert isinstance(agent.phase, Idle if reason is StandbyReason.STOPPED else Ready)
+
+
+def test_a_new_attempt_replaces_the_training_of_the_old_one() -> None:
+    again = replace(TRAIN, key=replace(KEY, attempt=2))
+    agent, effects = run(AGENTS["Training"], again)
+    assert agent.phase == Fetching(again)
+    assert effects[-2:] == [CancelWork(), FetchModel(again)]
+
+
+def test_an_update_on_disk_is_uploaded_again_and_never_trained_again() -> None:
+    agent, effects = run(Agent(saved=UPDATE), TRAIN, PlanPrepared(PLAN))
+    assert agent.phase == Uploading(TRAIN, UPDATE)
+    assert effects == [FetchPlan(PLAN), JournalPlan(PLAN), UploadUpdate(UPDATE)]
+
+
+def test_an_update_of_another_attempt_on_disk_is_no_answer() -> None:
+    second = replace(TRAIN, key=replace(KEY, attempt=2))
+    agent, _ = run(Agent(saved=UPDATE, prepared=PLAN, phase=Ready(PLAN)), second)
+    assert agent.phase == Fetching(second)
+
+
+def test_a_second_model_for_one_attempt_is_declined_after_a_restart() -> None:
+    other = replace(TRAIN, model=OTHER_MODEL)
+    agent, effects = run(Agent(saved=UPDATE, prepared=PLAN, phase=Ready(PLAN)), other)
+    assert isinstance(agent.phase, Declined)
+    assert [e.reason for e in effects if isinstance(e, Decline)] == [DeclineReason.INTEGRITY]
+    assert not any(isinstance(e, UploadUpdate | FetchModel) for e in effects)
+
+
+def test_a_second_model_for_one_attempt_is_declined_while_training() -> None:
+    agent, effects = run(AGENTS["Training"], replace(TRAIN, model=OTHER_MODEL))
+    assert isinstance(agent.phase, Declined)
+    assert CancelWork() in effects
+    assert [e.reason for e in effects if isinstance(e, Decline)] == [DeclineReason.INTEGRITY]
+
+
+def test_an_order_for_another_plan_waits_for_that_plans_check() -> None:
+    key = replace(KEY, plan=OTHER_PLAN)
+    order = replace(TRAIN, key=key)
+    agent, effects = run(AGENTS["Ready"], order)
+    assert (agent.phase, effects) == (Preparing(OTHER_PLAN, order), [FetchPlan(OTHER_PLAN)])
+    refused = PlanRefused(plan=OTHER_PLAN, reason=DeclineReason.POLICY, detail="secret", told="not approved")
+    agent, effects = run(agent, refused)
+    assert Decline(key=key, reason=DeclineReason.POLICY, detail="not approved") in effects
+    assert DeclareReadiness(plan=OTHER_PLAN, ready=False, reason="not approved") in effects
+    assert not any(isinstance(e, FetchModel) for e in effects)
+    assert run(agent, order)[1] == [Decline(key=key, reason=DeclineReason.POLICY, detail="not approved")]
+
+
+def test_a_receipt_that_standby_overtakes_still_counts() -> None:
+    agent, effects = run(AGENTS["Uploading"], Standby(StandbyReason.AGGREGATING), Uploaded(KEY))
+    assert agent.phase == Done(TRAIN)
+    assert CancelWork() not in effects
+
+
+def test_prepare_that_overtakes_the_receipt_declares_readiness_and_lets_the_upload_end() -> None:
+    agent, effects = run(AGENTS["Uploading"], Prepare(PLAN), Uploaded(KEY))
+    assert agent.phase == Done(TRAIN)
+    assert effects[0] == DeclareReadiness(plan=PLAN, ready=True)
+    assert CancelWork() not in effects
+
+
+def test_an_order_that_overtakes_the_receipt_waits_for_it() -> None:
+    agent, effects = run(AGENTS["Uploading"], EVALUATE)
+    assert effects == []
+    assert run(agent, Uploaded(KEY)) == (
+        replace(AGENTS["Done"], phase=Fetching(EVALUATE)),
+        [JournalOutcome(key=KEY, evaluation=False, outcome=Outcome.UPLOADED), FetchModel(EVALUATE)],
+    )
+    next_round = replace(TRAIN, key=replace(KEY, round=4))
+    agent, _ = run(AGENTS["Reporting"], next_round)
+    after, effects = run(agent, EvaluationDelivered(KEY))
+    assert (after.phase, effects[-1]) == (Fetching(next_round), FetchModel(next_round))
+
+
+def test_an_upload_that_came_too_late_goes_on_with_the_order_that_stands() -> None:
+    again = replace(TRAIN, key=replace(KEY, attempt=2))
+    agent, effects = run(AGENTS["Uploading"], again, WorkUnwanted("attempt 1 is closed"))
+    assert agent.phase == Fetching(again)
+    assert [e.outcome for e in effects if isinstance(e, JournalOutcome)] == [Outcome.CLOSED]
+
+
+def test_only_the_newest_order_waits_for_a_delivery() -> None:
+    agent, _ = run(AGENTS["Uploading"], EVALUATE, GATHERING)
+    assert agent == AGENTS["Uploading"]
+    agent, _ = run(AGENTS["Uploading"], EVALUATE, FINISHED, Uploaded(KEY))
+    assert agent.phase == Collecting(FINISHED)
+    agent, _ = run(AGENTS["Uploading"], Prepare(OTHER_PLAN), Uploaded(KEY))
+    assert agent.phase == Preparing(OTHER_PLAN)
+
+
+def test_an_evaluation_that_is_asked_for_again_is_reported_again_without_work() -> None:
+    agent = replace(PREPARED, phase=Done(EVALUATE, EVALUATION))
+    after, effects = run(agent, EVALUATE)
+    assert (after.phase, effects) == (Reporting(EVALUATE, EVALUATION), [ReportEvaluation(EVALUATE, EVALUATION)])
+
+
+# ---- pause ----------------------------------------------------------------------------------------------------------
+
+
+def test_pause_while_ready_is_told_at_once_and_new_rounds_are_declined() -> None:
+    agent, effects = run(AGENTS["Ready"], PauseAsked(), TRAIN)
+    assert effects[0] == DeclareReadiness(plan=PLAN, ready=False, reason=PAUSED)
+    assert Decline(key=KEY, reason=DeclineReason.PAUSED, detail=PAUSED) in effects
+    assert isinstance(agent.phase, Declined)
+
+
+def test_pause_while_training_lets_the_round_end_its_evaluation_included() -> None:
+    agent, effects = run(AGENTS["Training"], PauseAsked())
+    assert effects == []
+    agent, effects = run(agent, Trained(UPDATE), Uploaded(KEY))
+    assert effects[-1] == DeclareReadiness(plan=PLAN, ready=False, reason=PAUSED)
+    agent, effects = run(agent, Prepare(PLAN), EVALUATE)
+    assert agent.phase == Fetching(EVALUATE)
+    next_round = replace(TRAIN, key=replace(KEY, round=4))
+    agent, effects = run(agent, next_round)
+    assert Decline(key=next_round.key, reason=DeclineReason.PAUSED, detail=PAUSED) in effects
+
+
+def test_resume_declares_readiness_again() -> None:
+    agent, effects = run(AGENTS["Ready"], PauseAsked(), TRAIN, ResumeAsked())
+    assert effects[-1] == DeclareReadiness(plan=PLAN, ready=True)
+    assert agent == replace(AGENTS["Ready"])
+
+
+def test_a_paused_agent_prepares_and_says_that_it_is_not_ready() -> None:
+    agent, effects = run(Agent(paused=True), Prepare(PLAN), PlanPrepared(PLAN))
+    assert agent.phase == Ready(PLAN)
+    assert effects[-1] == DeclareReadiness(plan=PLAN, ready=False, reason=PAUSED)
+
+
+def test_a_coordinator_that_counts_on_a_paused_silo_hears_it_again() -> None:
+    paused = replace(AGENTS["Ready"], paused=True)
+    assert run(paused, GATHERING)[1] == [DeclareReadiness(plan=PLAN, ready=False, reason=PAUSED)]
+
+
+# ---- failures and stopping ------------------------------------------------------------------------------------------
+
+
+def test_a_silo_that_keeps_failing_withholds_its_readiness_so_that_rounds_do_not_spin() -> None:
+    agent, told = AGENTS["Ready"], []
+    for attempt in range(1, FAILURES_IN_A_ROW + 1):
+        order = replace(TRAIN, key=replace(KEY, attempt=attempt))
+        agent, effects = run(
+            agent,
+            order,
+            WorkFailed(reason=DeclineReason.TRAINING_FAILED, detail="loss is nan", told="it failed"),
+            Prepare(PLAN),
+        )
+        told.append([e.ready for e in effects if isinstance(e, DeclareReadiness)][-1])
+    assert told == [True, True, False]
+    agent, effects = run(agent, ResumeAsked(), Prepare(PLAN))
+    assert effects[-1] == DeclareReadiness(plan=PLAN, ready=True)
+
+
+def test_what_failed_stays_in_the_silo_and_what_is_told_leaves() -> None:
+    failed = WorkFailed(reason=DeclineReason.DATA, detail="train.jsonl:3 names Ada", told="data")
+    _, effects = run(AGENTS["Training"], failed)
+    assert effects == [
+        JournalOutcome(key=KEY, evaluation=False, outcome=Outcome.DECLINED, detail="data: train.jsonl:3 names Ada"),
+        Decline(key=KEY, reason=DeclineReason.DATA, detail="data"),
+    ]
+
+
+def test_success_forgives_failures() -> None:
+    agent, _ = run(replace(AGENTS["Uploading"], failures=2, trouble="x"), Uploaded(KEY))
+    assert (agent.failures, agent.trouble) == (0, "")
+
+
+def test_stopping_while_training_declines_the_round() -> None:
+    agent, effects = run(AGENTS["Training"], StopAsked())
+    assert agent.phase == Stopped()
+    assert CancelWork() in effects
+    assert [e.reason for e in effects if isinstance(e, Decline)] == [DeclineReason.STOPPING]
+
+
+def test_stopping_while_uploading_keeps_the_round_for_the_next_process() -> None:
+    agent, effects = run(AGENTS["Uploading"], StopAsked())
+    assert (agent.phase, effects) == (Stopped(), [CancelWork()])
+
+
+@pytest.mark.parametrize(
+    ("phase", "event"),
+    [
+        ("Preparing", PlanPrepared(OTHER_PLAN)),
+        ("Preparing", PlanRefused(plan=OTHER_PLAN, reason=DeclineReason.DATA, detail="x", told="x")),
+        ("Fetching", ModelFetched(OTHER_MODEL)),
+        ("Collecting", ModelFetched(OTHER_MODEL)),
+        ("Training", Trained(replace(UPDATE, key=replace(KEY, attempt=2)))),
+        ("Training", Trained(replace(UPDATE, model=OTHER_MODEL))),
+        ("Uploading", Uploaded(replace(KEY, round=4))),
+        ("Evaluating", Evaluated(replace(KEY, round=4), EVALUATION)),
+        ("Reporting", EvaluationDelivered(replace(KEY, round=4))),
+    ],
+)
+def test_a_result_of_other_work_is_refused(phase: str, event: Event) -> None:
+    with pytest.raises(StateError):
+        step(AGENTS[phase], event)
+
+
+def test_what_is_shown_changes_with_the_phase_alone() -> None:
+    _, effects = step(AGENTS["Ready"], TRAIN)
+    assert effects[0] == JournalActivity(Activity.FETCHING, KEY)
+    _, effects = step(AGENTS["Ready"], GATHERING)
+    assert effects == ()

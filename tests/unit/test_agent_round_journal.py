@@ -1,0 +1,123 @@
+"""The journal: what it records is there for the next process, whole or not at all."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from security.errors import StorageError
+from silo_agent.edges.round_journal import LastModel, RoundJournal
+from silo_agent.task.effects import (
+    Activity,
+    JournalActivity,
+    JournalModel,
+    JournalOutcome,
+    JournalPlan,
+    JournalUpdate,
+    Outcome,
+)
+from silo_agent.task.events import SavedUpdate
+from silo_wire.canonical import Digest
+from silo_wire.manifest import manifest_of
+from silo_wire.messages import RoundKey, TrainingSummary
+from tests.support.federation_peer import FEDERATION, SILO, small_bundle, vector_of
+
+BUNDLE = small_bundle()
+DATA = vector_of(BUNDLE.layout, 3)
+PLAN = BUNDLE.plan.digest
+MODEL = Digest("ab" * 32)
+KEY = RoundKey(federation=FEDERATION, plan=PLAN, round=3, attempt=2)
+UPDATE = SavedUpdate(
+    key=KEY,
+    model=MODEL,
+    manifest=manifest_of(BUNDLE.layout, [DATA], 1024),
+    summary=TrainingSummary(
+        examples=9, loss_max=3.1, loss_min=1.2, loss_first=3.1, loss_last=1.2, optimizer_steps=7, seconds=2.5
+    ),
+)
+
+
+def opened(folder: Path) -> RoundJournal:
+    (folder / "updates").mkdir(exist_ok=True)
+    return RoundJournal(folder / "journal.sqlite", updates=folder / "updates", silo=SILO)
+
+
+def test_an_empty_journal_knows_nothing(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    assert (journal.paused(), journal.saved_update(), journal.last_model()) == (False, None, None)
+    assert list(journal.history(10)) == []
+    journal.close()
+
+
+def test_what_was_recorded_is_there_for_the_next_process(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    journal.update_file(KEY).write_bytes(DATA)
+    journal.record(JournalPlan(PLAN))
+    journal.record(JournalPlan(PLAN))
+    journal.record(JournalModel(PLAN, MODEL))
+    journal.record(JournalUpdate(UPDATE))
+    journal.record(JournalOutcome(key=KEY, evaluation=False, outcome=Outcome.UPLOADED))
+    journal.record(JournalOutcome(key=KEY, evaluation=True, outcome=Outcome.DECLINED, detail="data: gone"))
+    journal.record(JournalActivity(Activity.TRAINING, KEY))
+    journal.set_paused(True)
+    journal.close()
+    again = opened(tmp_path)
+    assert again.saved_update() == UPDATE
+    assert again.last_model() == LastModel(plan=PLAN, model=MODEL)
+    assert again.fact("plan") == PLAN
+    assert again.fact("activity") == "training round 3 attempt 2"
+    assert again.paused()
+    told = [(o.round, o.attempt, o.work, o.outcome, o.detail) for o in again.history(10)]
+    assert told == [(3, 2, "training", "uploaded", ""), (3, 2, "evaluation", "declined", "data: gone")]
+    assert [o.outcome for o in again.history(1)] == ["declined"]
+    again.close()
+
+
+def test_only_the_newest_update_is_kept(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    newer = replace(UPDATE, key=replace(KEY, attempt=3))
+    for update in (UPDATE, newer):
+        journal.update_file(update.key).write_bytes(DATA)
+        journal.record(JournalUpdate(update))
+    assert journal.saved_update() == newer
+    assert list((tmp_path / "updates").iterdir()) == [journal.update_file(newer.key)]
+    journal.close()
+
+
+@pytest.mark.parametrize("left", [None, b"", DATA[:-1]])
+def test_an_update_whose_file_is_not_whole_is_none(tmp_path: Path, left: bytes | None) -> None:
+    journal = opened(tmp_path)
+    if left is not None:
+        journal.update_file(KEY).write_bytes(left)
+    journal.record(JournalUpdate(UPDATE))
+    assert journal.saved_update() is None
+    journal.close()
+
+
+def test_two_processes_share_it(tmp_path: Path) -> None:
+    one, other = opened(tmp_path), opened(tmp_path)
+    one.set_paused(True)
+    assert other.paused()
+    other.set_paused(False)
+    assert not one.paused()
+    one.close()
+    other.close()
+
+
+def test_it_is_private(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    assert (tmp_path / "journal.sqlite").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_file_that_is_no_journal_is_named(tmp_path: Path) -> None:
+    (tmp_path / "journal.sqlite").write_bytes(b"this is no database at all" * 100)
+    with pytest.raises(StorageError, match=r"journal\.sqlite cannot be used: file is not a database"):
+        opened(tmp_path)
+
+
+def test_a_journal_of_a_later_version_is_refused(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    journal.set_fact("schema_version", "2")
+    journal.close()
+    with pytest.raises(StorageError, match="schema version 2"):
+        opened(tmp_path)

@@ -1,0 +1,455 @@
+"""The agent's loop with its real client, journal, cache and policy, against a hand-written coordinator.
+
+Training alone is stood in for: it adds one to every byte, and waits where a test tells it to, so that a test decides
+what happens while it runs.
+"""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from security.errors import Conflict, DataError, LoricaError, StateError, WrongTime
+from silo_agent.edges.backoff import Backoff
+from silo_agent.edges.channel import mutual_channel
+from silo_agent.edges.grpc_client import GrpcCoordinator
+from silo_agent.edges.key_store import SiloCredentials
+from silo_agent.edges.model_cache import ModelCache
+from silo_agent.edges.plan_store import PlanStore
+from silo_agent.edges.round_journal import LastModel, RoundJournal
+from silo_agent.edges.silo_folder import SiloFolder
+from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_agent.service.agent import AgentService
+from silo_agent.service.ports import Cancelled, DataSummary, Progress, RoundModel, TrainedUpdate, WorkCancelled
+from silo_agent.task.effects import JournalActivity
+from silo_agent.task.machine import Ready, Stopped
+from silo_wire.manifest import manifest_of
+from silo_wire.messages import (
+    DeclineReason,
+    Evaluate,
+    Evaluation,
+    Finished,
+    Prepare,
+    RoundKey,
+    Standby,
+    StandbyReason,
+    Train,
+    TrainingSummary,
+)
+from silo_wire.plan import PlanBundle
+from tests.support.federation_peer import (
+    FEDERATION,
+    SILO,
+    FederationPeer,
+    OfferedModel,
+    TestNet,
+    small_bundle,
+    vector_of,
+)
+
+NET = TestNet.create()
+BUNDLE = small_bundle()
+PLAN = BUNDLE.plan.digest
+DATA = vector_of(BUNDLE.layout, 1)
+TRAINED = bytes((byte + 1) % 256 for byte in DATA)
+KEY = RoundKey(federation=FEDERATION, plan=PLAN, round=1, attempt=1)
+EVALUATION = Evaluation(
+    split="dev", examples=4, exact_matches=2, executed=0, execution_matches=0, loss_per_token=0.5, seconds=1.0
+)
+
+
+class ByteTrainer:
+    """Adds one to every byte. `hold` makes training wait until `go` or until it is cancelled."""
+
+    def __init__(self) -> None:
+        self.prepared: list[str] = []
+        self.trained: list[RoundKey] = []
+        self.cancelled: list[RoundKey] = []
+        self.hold = False
+        self.go = threading.Event()
+        self.began = threading.Event()
+        self.gave_up = threading.Event()
+        self.unusable_data: LoricaError | None = None
+        self.failure: LoricaError | None = None
+
+    def prepare(self, bundle: PlanBundle) -> DataSummary:
+        if self.unusable_data:
+            raise self.unusable_data
+        self.prepared.append(bundle.plan.name)
+        return DataSummary(train_examples=9, dev_examples=4, test_examples=0, bad_lines=0, problems=())
+
+    def train(
+        self,
+        *,
+        bundle: PlanBundle,
+        key: RoundKey,
+        model: RoundModel,
+        update_file: Path,
+        progress: Progress,
+        cancelled: Cancelled,
+    ) -> TrainedUpdate:
+        self.began.set()
+        while self.hold and not self.go.wait(0.005):
+            if cancelled():
+                self.cancelled.append(key)
+                self.gave_up.set()
+                raise WorkCancelled
+        if self.failure:
+            raise self.failure
+        delta = bytes((byte + 1) % 256 for byte in model.file.read_bytes())
+        update_file.write_bytes(delta)
+        progress(1.0)
+        self.trained.append(key)
+        summary = TrainingSummary(
+            examples=9, loss_max=3.0, loss_min=1.0, loss_first=3.0, loss_last=1.0, optimizer_steps=7, seconds=2.0
+        )
+        return TrainedUpdate(manifest=manifest_of(bundle.layout, [delta], 1024), summary=summary)
+
+    def evaluate(
+        self, *, bundle: PlanBundle, model: RoundModel, progress: Progress, cancelled: Cancelled
+    ) -> Evaluation:
+        assert model.manifest.layout_digest == bundle.layout.digest
+        return EVALUATION
+
+
+class Notes:
+    """A DisplayPort that remembers."""
+
+    def __init__(self) -> None:
+        self.notes: list[tuple[str, dict[str, object]]] = []
+        self.activities: list[str] = []
+        self._changed = asyncio.Event()
+
+    def activity(self, activity: JournalActivity) -> None:
+        self.activities.append(activity.activity.value)
+        self._changed.set()
+
+    def progress(self, fraction: float) -> None:
+        return
+
+    def note(self, event: str, **fields: object) -> None:
+        self.notes.append((event, fields))
+        self._changed.set()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not holds():
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def outcomes(self, count: int) -> None:
+        """Until so many parts of rounds have ended."""
+        await self.until(lambda: sum(event == "round" for event, _ in self.notes) == count)
+
+
+class Silo:
+    """One silo's folder; `running` runs an agent process's worth of parts on it."""
+
+    def __init__(self, folder: Path, credentials: SiloCredentials) -> None:
+        self.folder = SiloFolder(folder)
+        self.folder.make()
+        self.credentials = credentials
+        self.trainer = ByteTrainer()
+        self.notes = Notes()
+        self.rules = PolicyRules()
+        self.service: AgentService
+        self.journal: RoundJournal
+        self.run: asyncio.Task[None]
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[AgentService]:
+        self.journal = RoundJournal(self.folder.journal, updates=self.folder.updates, silo=SILO)
+        async with mutual_channel(self.credentials) as channel:
+            self.service = AgentService(
+                federation=FEDERATION,
+                coordinator=GrpcCoordinator(
+                    channel=channel,
+                    credentials=self.credentials,
+                    models=ModelCache(self.folder.models, kept=2),
+                    agent_version="test",
+                    unreachable=lambda problem, seconds: self.notes.note("unreachable", detail=str(problem)),
+                    new_backoff=lambda: Backoff(first_s=0.01, most_s=0.05),
+                ),
+                journal=self.journal,
+                plans=PlanStore(self.folder.plans),
+                gate=SiloPolicy(rules=self.rules, silo=SILO),
+                trainer=self.trainer,
+                display=self.notes,
+            )
+            self.run = asyncio.create_task(self.service.run())
+            try:
+                yield self.service
+            finally:
+                self.service.stop()
+                async with asyncio.timeout(20):
+                    await asyncio.wait([self.run])
+                self.journal.close()
+        if not self.run.cancelled() and self.run.exception() is None:
+            assert self.service.agent.phase == Stopped()
+
+    @asynccontextmanager
+    async def killed(self) -> AsyncIterator[AgentService]:
+        """As `running`, but the process goes without a word at the end."""
+        async with self.running() as service:
+            yield service
+            self.trainer.go.set()
+            self.run.cancel()
+            await asyncio.wait([self.run])
+
+    async def training_began(self) -> None:
+        assert await asyncio.to_thread(self.trainer.began.wait, 20)
+
+    def outcomes(self) -> list[tuple[int, str, str]]:
+        journal = RoundJournal(self.folder.journal, updates=self.folder.updates, silo=SILO)
+        try:
+            return [(o.round, o.work, o.outcome) for o in journal.history(100)]
+        finally:
+            journal.close()
+
+
+@pytest.fixture
+async def peer(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FederationPeer]:
+    for name in ("HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    async with FederationPeer(NET) as listening:
+        yield listening
+
+
+@pytest.fixture
+def silo(peer: FederationPeer, tmp_path: Path) -> Silo:
+    return Silo(tmp_path / "silo", NET.credentials(peer.address))
+
+
+def train_order(model: OfferedModel, *, round_number: int = 1, attempt: int = 1) -> Train:
+    key = replace(KEY, round=round_number, attempt=attempt)
+    return Train(key=key, model=model.digest, seconds_left=60.0)
+
+
+async def test_one_round_from_prepare_to_the_finished_plan(peer: FederationPeer, silo: Silo) -> None:
+    model = peer.offer(BUNDLE, DATA)
+    next_model = peer.offer(BUNDLE, vector_of(BUNDLE.layout, 2), made_by=1)
+    async with silo.running():
+        await peer.order(Prepare(PLAN))
+        await peer.until(lambda: peer.readiness == [(PLAN, True, "")])
+        await peer.order(train_order(model))
+        await peer.until(lambda: any(update.committed for update in peer.updates.values()))
+        (update,) = peer.updates.values()
+        assert update.data == TRAINED
+        await peer.order(Evaluate(key=KEY, model=next_model.digest, seconds_left=60.0))
+        await peer.until(lambda: peer.evaluations == [(KEY, EVALUATION)])
+        best = model.digest
+        await peer.order(Finished(plan=PLAN, rounds=1, final_model=next_model.digest, best_model=best))
+        await silo.notes.until(lambda: silo.notes.activities[-1] == "finished")
+        assert silo.journal.last_model() == LastModel(plan=PLAN, model=best)
+    assert silo.outcomes() == [(1, "training", "uploaded"), (1, "evaluation", "evaluated")]
+    assert {phase for _, phase, _ in peer.progress} <= {"fetching", "training", "uploading", "evaluating"}
+    assert peer.declined == []
+
+
+async def test_the_same_order_after_a_reconnection_trains_once(peer: FederationPeer, silo: Silo) -> None:
+    model = peer.offer(BUNDLE, DATA)
+    silo.trainer.hold = True
+    async with silo.running():
+        await peer.order(train_order(model))
+        await silo.training_began()
+        await peer.cut_streams()
+        await peer.until(lambda: len(peer.instances) == 2)
+        await peer.order(train_order(model))
+        silo.trainer.go.set()
+        await peer.until(lambda: any(update.committed for update in peer.updates.values()))
+    assert silo.trainer.trained == [KEY]
+
+
+async def test_a_round_that_closes_stops_the_training(peer: FederationPeer, silo: Silo) -> None:
+    model = peer.offer(BUNDLE, DATA)
+    silo.trainer.hold = True
+    async with silo.running():
+        await peer.order(train_order(model))
+        await silo.training_began()
+        await peer.order(Standby(StandbyReason.NOT_IN_COHORT))
+        assert await asyncio.to_thread(silo.trainer.gave_up.wait, 20)
+        silo.trainer.hold = False
+        await peer.order(train_order(model, attempt=2))
+        await silo.notes.outcomes(2)
+    assert silo.trainer.cancelled == [KEY]
+    assert silo.trainer.trained == [replace(KEY, attempt=2)]
+    assert silo.outcomes() == [(1, "training", "closed"), (1, "training", "uploaded")]
+
+
+async def test_an_update_on_disk_is_uploaded_by_the_next_process_and_not_trained_again(
+    peer: FederationPeer, silo: Silo
+) -> None:
+    model = peer.offer(BUNDLE, DATA)
+    await peer.order(train_order(model))
+    peer.cut_upload_after = 2
+    peer.deaf = True
+    async with silo.killed():
+        await peer.until(lambda: not peer.cut_upload_after)
+    (update,) = peer.updates.values()
+    assert (len(update.chunks), update.committed) == (2, False)
+    peer.deaf = False
+    async with silo.running():
+        await silo.notes.outcomes(1)
+    assert silo.trainer.trained == [KEY], "not trained again"
+    assert peer.updates == {update.header.manifest.digest: update}, "the same update"
+    assert (update.data, update.header.first_chunk) == (TRAINED, 2)
+
+
+async def test_a_killed_training_is_done_again_by_the_next_process(peer: FederationPeer, silo: Silo) -> None:
+    model = peer.offer(BUNDLE, DATA)
+    silo.trainer.hold = True
+    await peer.order(train_order(model))
+    async with silo.killed():
+        await silo.training_began()
+        silo.trainer.failure = StateError("killed before anything was written")
+    silo.trainer.failure, silo.trainer.hold = None, False
+    async with silo.running():
+        await peer.until(lambda: any(update.committed for update in peer.updates.values()))
+    assert silo.trainer.trained == [KEY]
+    assert peer.plan_fetches == 1, "the plan was on disk"
+
+
+async def test_pause_of_another_process_takes_effect_on_reread_and_outlives_a_restart(
+    peer: FederationPeer, silo: Silo
+) -> None:
+    model = peer.offer(BUNDLE, DATA)
+    async with silo.running() as service:
+        await peer.order(Prepare(PLAN))
+        await peer.until(lambda: len(peer.readiness) == 1)
+        silo.journal.set_paused(True)
+        service.reread_journal()
+        await peer.until(lambda: len(peer.readiness) == 2)
+        assert peer.readiness[-1][1] is False
+        await peer.order(train_order(model))
+        await peer.until(lambda: bool(peer.declined))
+        assert peer.declined[0][:2] == (KEY, DeclineReason.PAUSED)
+    await peer.order(Prepare(PLAN))
+    async with silo.running() as service:
+        await peer.until(lambda: len(peer.readiness) == 3)
+        assert peer.readiness[-1][1] is False
+        silo.journal.set_paused(False)
+        service.reread_journal()
+        await peer.until(lambda: len(peer.readiness) == 4)
+        assert peer.readiness[-1] == (PLAN, True, "")
+
+
+async def test_stopping_declines_the_round_that_is_being_trained(peer: FederationPeer, silo: Silo) -> None:
+    model = peer.offer(BUNDLE, DATA)
+    silo.trainer.hold = True
+    async with silo.running():
+        await peer.order(train_order(model))
+        await silo.training_began()
+    assert [(key, reason) for key, reason, _ in peer.declined] == [(KEY, DeclineReason.STOPPING)]
+    assert silo.trainer.cancelled == [KEY]
+
+
+async def test_stopping_does_not_wait_for_a_coordinator_that_is_gone(
+    peer: FederationPeer, silo: Silo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("silo_agent.service.agent.STOP_S", 0.05)
+    model = peer.offer(BUNDLE, DATA)
+    silo.trainer.hold = True
+    async with silo.running():
+        await peer.order(train_order(model))
+        await silo.training_began()
+        await peer.close()
+    assert "coordinator-not-told" in [event for event, _ in silo.notes.notes]
+    await peer.listen(0)
+
+
+async def test_a_plan_that_is_not_approved_is_refused_and_its_rounds_are_declined(
+    peer: FederationPeer, silo: Silo
+) -> None:
+    model = peer.offer(BUNDLE, DATA)
+    silo.rules = PolicyRules(approved_plans=["00" * 32])
+    async with silo.running():
+        await peer.order(Prepare(PLAN))
+        await peer.until(lambda: len(peer.readiness) == 1)
+        _, ready, reason = peer.readiness[0]
+        assert not ready
+        assert "approved_plans" in reason
+        await peer.order(train_order(model))
+        await peer.until(lambda: bool(peer.declined))
+        assert peer.declined[0][1] is DeclineReason.POLICY
+    assert peer.first_chunks == []
+    assert list(silo.folder.plans.iterdir()) == []
+
+
+async def test_a_plan_of_another_federation_is_refused(peer: FederationPeer, silo: Silo) -> None:
+    foreign = small_bundle(federation="other-net")
+    peer.bundles[foreign.plan.digest] = foreign
+    async with silo.running():
+        await peer.order(Prepare(foreign.plan.digest))
+        await peer.until(lambda: len(peer.readiness) == 1)
+    assert peer.readiness[0][1] is False
+    assert "other-net" in peer.readiness[0][2]
+
+
+async def test_data_that_cannot_be_used_is_told_without_a_word_of_it(peer: FederationPeer, silo: Silo) -> None:
+    peer.offer(BUNDLE, DATA)
+    silo.trainer.unusable_data = DataError("train.jsonl:3: patient Ada has no query")
+    async with silo.running():
+        await peer.order(Prepare(PLAN))
+        await peer.until(lambda: len(peer.readiness) == 1)
+    told = "this silo's data or database cannot be used; its own log says why"
+    assert peer.readiness == [(PLAN, False, told)]
+    assert ("work-failed", str(silo.trainer.unusable_data)) in [
+        (event, fields.get("detail")) for event, fields in silo.notes.notes
+    ]
+
+
+async def test_a_model_with_a_wrong_signature_is_declined_and_never_trained_on(
+    peer: FederationPeer, silo: Silo
+) -> None:
+    model = peer.offer(BUNDLE, DATA, key=TestNet.create().coordinator_key)
+    async with silo.running():
+        await peer.order(train_order(model))
+        await peer.until(lambda: bool(peer.declined))
+    assert peer.declined[0][:2] == (KEY, DeclineReason.INTEGRITY)
+    assert silo.trainer.trained == []
+
+
+async def test_training_that_fails_is_declined_and_readiness_ends_after_three(peer: FederationPeer, silo: Silo) -> None:
+    model = peer.offer(BUNDLE, DATA)
+    silo.trainer.failure = DataError("loss is not finite")
+    async with silo.running():
+        for attempt in (1, 2, 3):
+            await peer.order(train_order(model, attempt=attempt))
+            await peer.until(lambda attempt=attempt: len(peer.declined) == attempt)  # type: ignore[misc]
+            await peer.order(Prepare(PLAN))
+            await peer.until(lambda attempt=attempt: len(peer.readiness) >= attempt)  # type: ignore[misc]
+        await peer.until(lambda: peer.readiness[-1][1] is False)
+    assert [ready for _, ready, _ in peer.readiness][:2] == [True, True]
+    assert "3 pieces of work failed here in a row" in peer.readiness[-1][2]
+    assert "loss is not finite" not in str(peer.readiness) + str(peer.declined)
+
+
+async def test_an_update_for_a_closed_round_ends_without_a_decline(peer: FederationPeer, silo: Silo) -> None:
+    model = peer.offer(BUNDLE, DATA)
+    peer.refuse_upload = WrongTime("round 1 is closed")
+    async with silo.running() as service:
+        await peer.order(train_order(model))
+        await silo.notes.outcomes(1)
+        assert service.agent.phase == Ready(PLAN)
+    assert peer.declined == []
+    assert silo.outcomes() == [(1, "training", "closed")]
+
+
+async def test_a_second_agent_ends_with_the_coordinators_conflict(peer: FederationPeer, silo: Silo) -> None:
+    peer.refuse_attending = Conflict("another agent of hospital-a is connected")
+    async with silo.running():
+        with pytest.raises(Conflict, match="another agent"):
+            await asyncio.shield(silo.run)
+
+
+async def test_a_defect_in_training_ends_the_agent_with_its_own_error(peer: FederationPeer, silo: Silo) -> None:
+    model = peer.offer(BUNDLE, DATA)
+    silo.trainer.failure = ZeroDivisionError("a defect")  # type: ignore[assignment]
+    async with silo.running():
+        await peer.order(train_order(model))
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.shield(silo.run)

@@ -1,0 +1,273 @@
+"""The model store: content-addressed, whole or absent, and quick to name a damaged file."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+from coordinator import model_file
+from coordinator.edges.aggregator import Aggregator
+from coordinator.edges.model_store import ModelStore, Slab
+from coordinator.edges.plan_parts import model_store, plan_parts
+from coordinator.edges.spool import Spools
+from security.errors import ConfigurationError, IntegrityError, StorageError
+from silo_wire.canonical import Digest, digest_of
+from silo_wire.manifest import CHUNK_BYTES, Layout, TensorSpec, manifest_of
+from silo_wire.plan import PlanBundle
+from tests.support.coordinator_edges import make_plan, random_vector, stored_vector
+
+LAYOUT = Layout("float32", (TensorSpec("a", (2, 3)), TensorSpec("b", (4,))))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PlanBundle]:
+    state = tmp_path_factory.mktemp("state")
+    return state, make_plan(state)
+
+
+@pytest.fixture
+def state(made: tuple[Path, PlanBundle], tmp_path: Path) -> Path:
+    shutil.copytree(made[0], tmp_path / "state")
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def store(made: tuple[Path, PlanBundle], state: Path) -> ModelStore:
+    return model_store(state, made[1])
+
+
+def small_store(folder: Path, vector: np.ndarray[Any, np.dtype[np.float32]]) -> ModelStore:
+    """A store of LAYOUT whose initial model is `vector`."""
+    manifest = model_file.write(folder / "initial.safetensors", LAYOUT, [vector.tobytes()])
+    return ModelStore(
+        folder / "models", layout=LAYOUT, initial=manifest.digest, initial_file=folder / "initial.safetensors"
+    )
+
+
+def add(store: ModelStore, layout: Layout, seed: int, steps: int = 1) -> Digest:
+    data = random_vector(layout, seed).tobytes()
+    slabs = (Slab(data[at : at + 4096], {"momentum": data[at : at + 4096]}) for at in range(0, len(data), 4096))
+    return store.add(slabs, slots=("momentum",), steps=steps, slab_bytes=4096)
+
+
+def test_initial_model_is_the_plans(store: ModelStore, made: tuple[Path, PlanBundle]) -> None:
+    bundle = made[1]
+    digest = store.initial()
+    assert digest == bundle.plan.model.initial
+    assert store.exists(digest)
+    assert store.initial() == digest
+    tensors = load_file(made[0] / "plans" / "first" / "model.safetensors")
+    vector = stored_vector(store, digest)
+    for tensor, begin in bundle.layout.placed():
+        name = "shared.weight" if tensor.name == "decoder.embed_tokens.weight" else tensor.name
+        assert np.array_equal(vector[begin : begin + tensor.elements], tensors[name].reshape(-1))
+
+
+def test_chunks_are_the_manifests(store: ModelStore) -> None:
+    digest = add(store, store._layout, 3)
+    manifest = store.manifest(digest)
+    assert manifest.digest == digest
+    joined = b"".join(store.read_chunk(digest, index) for index in range(manifest.chunks))
+    assert joined == random_vector(store._layout, 3).tobytes()
+    assert manifest == manifest_of(store._layout, [joined], CHUNK_BYTES)
+
+
+def test_initial_model_needs_the_plan_folder_only_once(store: ModelStore, state: Path) -> None:
+    digest = store.initial()
+    shutil.rmtree(state / "plans")
+    assert store.initial() == digest
+
+
+def test_swapped_initial_model_is_refused_and_not_stored(store: ModelStore, state: Path) -> None:
+    path = state / "plans" / "first" / "model.safetensors"
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(IntegrityError, match=re.escape(str(path))):
+        store.initial()
+    assert not list((state / "models").glob("*/*"))
+
+
+def test_models_of_a_store_that_was_opened_again_are_there(
+    store: ModelStore, state: Path, made: tuple[Path, PlanBundle]
+) -> None:
+    digest = add(store, store._layout, 3, steps=4)
+    again = model_store(state, made[1])
+    assert np.array_equal(stored_vector(again, digest), random_vector(again._layout, 3))
+    kept = again.state(digest)
+    assert kept.steps == 4
+    momentum = kept.slots["momentum"]
+    assert momentum.read(0, momentum.manifest.total_bytes) == random_vector(again._layout, 3).tobytes()
+
+
+def test_initial_model_begins_without_optimizer_state(store: ModelStore) -> None:
+    assert store.state(store.initial()).steps == 0
+
+
+def test_model_keeps_the_optimizer_state_it_had_first(store: ModelStore) -> None:
+    digest = add(store, store._layout, 3, steps=4)
+    assert add(store, store._layout, 3, steps=9) == digest
+    assert store.state(digest).steps == 4
+
+
+def test_error_while_a_model_is_made_leaves_nothing(store: ModelStore, state: Path) -> None:
+    def broken() -> Iterator[Slab]:
+        yield Slab(b"\0" * 4096, {"momentum": b"\0" * 4096})
+        raise IntegrityError("a spool was damaged")
+
+    store.initial()
+    before = sorted(path.name for path in (state / "models").glob("*/*"))
+    with pytest.raises(IntegrityError, match="a spool was damaged"):
+        store.add(broken(), slots=("momentum",), steps=1, slab_bytes=4096)
+    with pytest.raises(IntegrityError, match="a vector of 4096 bytes"):
+        store.add([Slab(b"\0" * 4096, {})], slots=(), steps=1, slab_bytes=4096)
+    assert sorted(path.name for path in (state / "models").glob("*/*")) == before
+
+
+def test_what_a_killed_process_left_is_cleared(store: ModelStore, state: Path, made: tuple[Path, PlanBundle]) -> None:
+    store.initial()
+    folder = next((state / "models").iterdir())
+    (folder / ".new-0123" / "optimizer").mkdir(parents=True)
+    (folder / ".new-0123" / "model.safetensors").write_bytes(b"half")
+    model_store(state, made[1])
+    assert not (folder / ".new-0123").exists()
+
+
+def test_retain_deletes_other_models_and_their_state(store: ModelStore, state: Path) -> None:
+    initial, kept, gone = store.initial(), add(store, store._layout, 1), add(store, store._layout, 2)
+    store.retain({initial, kept})
+    assert (store.exists(initial), store.exists(kept), store.exists(gone)) == (True, True, False)
+    assert store.state(kept).steps == 1
+    assert {path.name.partition(".")[0] for path in (state / "models").glob("*/*")} == {initial, kept}
+    with pytest.raises(StorageError, match=f"model {gone} is not stored"):
+        store.read_chunk(gone, 0)
+    store.retain({initial, kept})
+
+
+@pytest.mark.parametrize("at", [0, -1])
+def test_damaged_model_is_refused_by_name(store: ModelStore, state: Path, at: int) -> None:
+    digest = add(store, store._layout, 1)
+    path = next((state / "models").glob(f"*/{digest}.safetensors"))
+    raw = bytearray(path.read_bytes())
+    raw[at if at < 0 else len(model_file.header(store._layout))] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(IntegrityError, match=re.escape(str(path))):
+        stored_vector(store, digest)
+
+
+def test_truncated_and_missing_models_are_refused_by_name(store: ModelStore, state: Path) -> None:
+    digest = add(store, store._layout, 1)
+    path = next((state / "models").glob(f"*/{digest}.safetensors"))
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(IntegrityError, match=re.escape(str(path))):
+        stored_vector(store, digest)
+    path.unlink()
+    with pytest.raises(StorageError, match=re.escape(str(path))):
+        stored_vector(store, digest)
+
+
+@pytest.mark.parametrize("content", [b"{}", b"not json", b"[]", b'{"chunks": 3}'])
+def test_damaged_manifest_is_refused_by_name(
+    store: ModelStore, state: Path, made: tuple[Path, PlanBundle], content: bytes
+) -> None:
+    digest = add(store, store._layout, 1)
+    path = next((state / "models").glob(f"*/{digest}.manifest.json"))
+    path.write_bytes(content)
+    with pytest.raises(IntegrityError, match=re.escape(str(path))):
+        model_store(state, made[1]).manifest(digest)
+
+
+def test_manifest_of_another_model_is_refused(store: ModelStore, state: Path, made: tuple[Path, PlanBundle]) -> None:
+    one, other = add(store, store._layout, 1), add(store, store._layout, 2)
+    paths = {digest: next((state / "models").glob(f"*/{digest}.manifest.json")) for digest in (one, other)}
+    paths[one].write_bytes(paths[other].read_bytes())
+    with pytest.raises(IntegrityError, match="its digest is not its name"):
+        model_store(state, made[1]).read_chunk(one, 0)
+
+
+# --- the safetensors file itself
+
+
+def test_written_file_is_what_safetensors_reads(tmp_path: Path) -> None:
+    vector = np.arange(10, dtype="<f4")
+    model_file.write(tmp_path / "m.safetensors", LAYOUT, [vector[:3].tobytes(), vector[3:].tobytes()])
+    tensors = load_file(tmp_path / "m.safetensors")
+    assert np.array_equal(tensors["a"], vector[:6].reshape(2, 3))
+    assert np.array_equal(tensors["b"], vector[6:])
+
+
+def test_file_that_safetensors_wrote_in_canonical_order_is_taken(tmp_path: Path) -> None:
+    vector = np.arange(10, dtype="<f4")
+    save_file({"b": vector[6:], "a": vector[:6].reshape(2, 3)}, tmp_path / "m.safetensors")
+    manifest = model_file.manifest_of_file(tmp_path / "m.safetensors", LAYOUT)
+    assert manifest == manifest_of(LAYOUT, [vector.tobytes()])
+
+
+ZEROS = np.zeros((2, 3), dtype=np.float32), np.zeros(4, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        ({"a": ZEROS[0]}, "has no tensor b"),
+        ({"a": ZEROS[0], "b": ZEROS[1], "c": ZEROS[1]}, "has the tensor c"),
+        ({"a": ZEROS[0].T.copy(), "b": ZEROS[1]}, r"tensor a has shape \[3, 2\], the plan's layout has \[2, 3\]"),
+        ({"a": ZEROS[0], "b": np.zeros(4, dtype=np.float16)}, "tensor b has type F16, the plan's layout has F32"),
+        ({"a": ZEROS[0], "b": np.zeros(4, dtype=np.float64)}, "tensor b has type F64"),
+    ],
+)
+def test_model_of_the_wrong_shape_is_refused(tmp_path: Path, tensors: dict[str, Any], said: str) -> None:
+    store = small_store(tmp_path, np.zeros(10, dtype=np.float32))
+    save_file(tensors, tmp_path / "initial.safetensors")
+    with pytest.raises(ConfigurationError, match=said) as caught:
+        store.initial()
+    assert str(tmp_path / "initial.safetensors") in str(caught.value)
+
+
+def rewritten(raw: bytes, old: bytes, new: bytes) -> bytes:
+    assert raw.count(old) == 1
+    assert len(old) == len(new)
+    return raw.replace(old, new)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda raw: b"", "not a safetensors file"),
+        (lambda raw: b"PK\x03\x04" + raw, "not a safetensors file"),
+        (lambda raw: (1 << 60).to_bytes(8, "little") + raw[8:], "not a safetensors file"),
+        (lambda raw: rewritten(raw, b'{"__meta', b'["__meta'), "header is not JSON"),
+        (lambda raw: raw[:-4], "holds 36 bytes of data, its tensors need 40"),
+        (lambda raw: raw + b"more", "holds 44 bytes of data"),
+        (lambda raw: rewritten(raw, b"[0,24]", b"[8,32]"), "tensor a is not where canonical order puts it"),
+    ],
+)
+def test_file_that_is_no_model_is_refused(tmp_path: Path, spoil: Any, said: str) -> None:
+    path = tmp_path / "m.safetensors"
+    model_file.write(path, LAYOUT, [bytes(40)])
+    path.write_bytes(spoil(path.read_bytes()))
+    with pytest.raises(ConfigurationError, match=said):
+        model_file.check(path, LAYOUT)
+
+
+def test_full_disk_is_told_with_the_file() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    with pytest.raises(StorageError, match="cannot be written"):
+        model_file.write(Path("/dev/full"), LAYOUT, [bytes(40)])
+
+
+def made_on_the_cpu(bundle: PlanBundle, models: ModelStore, spools: Spools) -> Aggregator:
+    return Aggregator(bundle.plan.aggregation, models=models, spools=spools, device=torch.device("cpu"))
+
+
+def test_parts_of_a_plan_share_one_store(state: Path, made: tuple[Path, PlanBundle]) -> None:
+    parts = plan_parts(state, spools=Spools(state / "spools"), make_aggregator=made_on_the_cpu)(made[1])
+    assert parts.models.initial() == made[1].plan.model.initial
+    assert not parts.models.exists(digest_of(b"another"))

@@ -1,0 +1,591 @@
+"""What happens in a round, by name. Two or three silos, min_silos = 2 unless said otherwise."""
+
+from dataclasses import replace
+
+import pytest
+
+from coordinator.rounds.effects import (
+    Aggregate,
+    ArmDeadline,
+    DisarmDeadline,
+    DiscardUpdates,
+    EvaluationAbandoned,
+    EvaluationClosed,
+    ModelMade,
+    PlanBegun,
+    RetainModels,
+    RoundAbandoned,
+    RoundClosed,
+    RoundOpened,
+    SiloDropped,
+    SiloLastSeen,
+    UpdateAccepted,
+)
+from coordinator.rounds.events import (
+    AggregationFailed,
+    DeadlinePassed,
+    PlanOffered,
+    PlanStopped,
+    ReadinessDeclared,
+    Resumed,
+    SiloLeft,
+)
+from coordinator.rounds.machine import check_may_commit, step
+from coordinator.rounds.states import (
+    Aggregating,
+    Collecting,
+    Evaluating,
+    Finished,
+    Gathering,
+    Idle,
+    Opening,
+    Stopped,
+    Task,
+)
+from coordinator.rounds.updates import Outcome
+from security.errors import AuthorisationError, Conflict, StateError, WrongTime
+from security.identifiers import SiloName
+from silo_wire.canonical import digest_of
+from silo_wire.messages import RoundKey
+from tests.support.rounds import (
+    AGGREGATING,
+    COLLECTING,
+    EVALUATING,
+    FINISHED,
+    GATHERING,
+    IDLE,
+    INITIAL,
+    PLAN,
+    SIGNATURE,
+    STOPPED,
+    T0,
+    TRAIN_1,
+    A,
+    B,
+    C,
+    after,
+    aggregated,
+    committed,
+    course,
+    declined,
+    enrolled,
+    key,
+    model_after,
+    ready,
+    reported,
+    started,
+    terms,
+    update,
+)
+
+D = SiloName("insurer-d")
+OTHER_PLAN = digest_of(b"another plan")
+FOURTH = digest_of(b"model four")
+
+
+# --- gathering
+
+
+def test_a_round_opens_when_it_is_started_and_everyone_enrolled_is_ready() -> None:
+    state = after(IDLE, started(), ready(B))
+    assert isinstance(state, Gathering)
+    assert state.deadline is None  # below the quorum nothing runs
+
+    opened, effects = step(state, ready(A, T0 + 3))
+
+    assert isinstance(opened, Collecting)
+    assert opened.cohort == (A, B)
+    assert opened.deadline == T0 + 3 + 600
+    assert effects == (
+        RoundOpened(key=key(), cohort=(A, B), model=INITIAL, at=T0 + 3),
+        ArmDeadline(at=T0 + 603),
+    )
+
+
+def test_the_start_records_the_plan_and_its_signed_initial_model() -> None:
+    _, effects = step(IDLE, started())
+    assert effects == (
+        PlanBegun(plan=PLAN, name="first", at=T0),
+        ModelMade(plan=PLAN, round=0, model=INITIAL, signature=SIGNATURE, at=T0),
+    )
+
+
+def test_an_offered_plan_waits_for_the_operator_however_many_are_ready() -> None:
+    offered = PlanOffered(now=T0, terms=terms(), model=INITIAL, signature=SIGNATURE)
+    state = after(IDLE, offered, ready(A), ready(B))
+    assert isinstance(state, Gathering)
+    assert state.deadline is None
+    assert isinstance(after(state, started()), Collecting)
+
+
+def test_start_when_ready_needs_no_operator() -> None:
+    offered = PlanOffered(now=T0, terms=terms(start_when_ready=True), model=INITIAL, signature=SIGNATURE)
+    assert isinstance(after(IDLE, offered, ready(A), ready(B)), Collecting)
+
+
+def test_an_offered_plan_gives_way_to_the_one_that_the_operator_starts() -> None:
+    offered = PlanOffered(now=T0, terms=terms(), model=INITIAL, signature=SIGNATURE)
+    state = after(IDLE, offered, ready(A), started(plan=OTHER_PLAN))
+    assert isinstance(state, Gathering)
+    assert state.course.terms.plan == OTHER_PLAN
+    assert state.course.ready == frozenset()  # readiness was for the other plan
+
+
+def test_the_gathering_deadline_runs_from_the_quorum_and_opens_with_those_who_are_there() -> None:
+    state = after(Idle(population=frozenset({A, B, C})), started(), ready(A))
+    waiting, effects = step(state, ready(B, T0 + 10))
+    assert isinstance(waiting, Gathering)
+    assert effects == (ArmDeadline(at=T0 + 70),)
+
+    opened, effects = step(waiting, DeadlinePassed(now=T0 + 70, deadline=T0 + 70))
+
+    assert isinstance(opened, Collecting)
+    assert opened.cohort == (A, B)
+    assert effects[-1] == ArmDeadline(at=T0 + 670)
+
+
+def test_a_third_silo_does_not_move_the_gathering_deadline() -> None:
+    population = frozenset({A, B, C, D})
+    state = after(Idle(population=population), started(), ready(A), ready(B, T0 + 10), ready(C, T0 + 40))
+    assert isinstance(state, Gathering)
+    assert state.deadline == T0 + 70
+
+
+def test_losing_the_quorum_disarms_the_gathering_deadline_and_waits_on() -> None:
+    state = after(Idle(population=frozenset({A, B, C})), started(), ready(A), ready(B, T0 + 10))
+    waiting, effects = step(state, SiloLeft(now=T0 + 20, silo=B))
+    assert isinstance(waiting, Gathering)
+    assert waiting.deadline is None
+    assert effects == (SiloLastSeen(silo=B, at=T0 + 20), DisarmDeadline())
+    with pytest.raises(WrongTime):
+        step(waiting, DeadlinePassed(now=T0 + 70, deadline=T0 + 70))
+    again = after(waiting, ready(B, T0 + 100))
+    assert isinstance(again, Gathering)
+    assert again.deadline == T0 + 160
+
+
+def test_a_silo_that_enrols_while_all_others_are_ready_is_waited_for_until_the_deadline() -> None:
+    state = after(Idle(population=frozenset({A, B, C})), started(), ready(A), ready(B), enrolled(D), ready(C))
+    assert isinstance(state, Gathering)
+    assert state.deadline == T0 + 60
+
+
+def test_readiness_of_a_silo_that_is_not_enrolled_is_refused() -> None:
+    with pytest.raises(AuthorisationError, match="clinic-c is not enrolled"):
+        step(after(IDLE, started()), ready(C))
+
+
+def test_not_ready_takes_readiness_back() -> None:
+    state = after(IDLE, started(), ready(A), ReadinessDeclared(now=T0, silo=A, ready=False), ready(B))
+    assert isinstance(state, Gathering)
+    assert state.course.ready == {B}
+
+
+# --- collecting
+
+
+def test_the_last_update_closes_the_phase_and_asks_for_aggregation_in_order_of_name() -> None:
+    state = after(COLLECTING, committed(B))
+    assert isinstance(state, Collecting)
+    aggregating, effects = step(state, committed(A))
+    assert isinstance(aggregating, Aggregating)
+    assert effects == (
+        UpdateAccepted(key=key(), update=update(A), signature=SIGNATURE, at=T0),
+        Aggregate(key=key(), base_model=INITIAL, updates=(update(A), update(B))),
+        DisarmDeadline(),
+    )
+
+
+def test_the_same_update_again_is_acknowledged_and_not_counted_twice() -> None:
+    once = after(COLLECTING, committed(A))
+    assert step(once, committed(A)) == (once, ())
+
+
+def test_the_last_silos_repeated_update_is_acknowledged_while_aggregating() -> None:
+    assert step(AGGREGATING, committed(B)) == (AGGREGATING, ())
+
+
+def test_a_second_different_update_of_one_silo_is_a_conflict() -> None:
+    once = after(COLLECTING, committed(A))
+    with pytest.raises(Conflict, match="bank-a"):
+        step(once, committed(A, content="another"))
+    with pytest.raises(Conflict, match="bank-a"):
+        step(AGGREGATING, committed(A, content="another"))
+
+
+def test_an_update_of_a_silo_outside_the_cohort_is_wrong_time() -> None:
+    with pytest.raises(WrongTime, match="clinic-c is not in the cohort"):
+        step(COLLECTING, committed(C))
+
+
+def test_a_late_update_while_aggregating_is_wrong_time() -> None:
+    with pytest.raises(WrongTime, match="came late"):
+        step(AGGREGATING, committed(C))
+
+
+@pytest.mark.parametrize("at", [key(1, 2), key(2, 1), replace(key(), plan=OTHER_PLAN)])
+def test_an_update_for_another_round_attempt_or_plan_is_wrong_time(at: RoundKey) -> None:
+    with pytest.raises(WrongTime, match="wait for the next order"):
+        step(COLLECTING, committed(A, at))
+
+
+def test_an_update_for_a_closed_round_is_wrong_time() -> None:
+    with pytest.raises(WrongTime):
+        step(EVALUATING, committed(A))
+    with pytest.raises(WrongTime, match="does not fit the phase evaluating"):
+        check_may_commit(EVALUATING, key(), A)
+
+
+def test_at_the_deadline_a_quorum_goes_on_and_the_late_silo_is_named() -> None:
+    state = after(replace(COLLECTING, cohort=(A, B, C)), committed(A), committed(C))
+    aggregating, effects = step(state, DeadlinePassed(now=T0 + 600, deadline=T0 + 600))
+    assert isinstance(aggregating, Aggregating)
+    assert [item.silo for item in aggregating.updates] == [A, C]
+    assert effects[0] == SiloDropped(
+        key=key(), silo=B, outcome="late", detail="no update before the deadline", at=T0 + 600
+    )
+
+
+def test_below_the_quorum_at_the_deadline_the_round_is_abandoned_and_gathers_again() -> None:
+    state = after(COLLECTING, SiloLeft(now=T0, silo=B), committed(A))
+    gathering, effects = step(state, DeadlinePassed(now=T0 + 600, deadline=T0 + 600))
+    assert isinstance(gathering, Gathering)
+    assert gathering.opening == Opening(round=1, attempt=2, task=Task.TRAINING)
+    assert gathering.course.model == INITIAL
+    assert [type(effect) for effect in effects] == [SiloDropped, RoundAbandoned, DiscardUpdates, DisarmDeadline]
+    assert isinstance(effects[1], RoundAbandoned)
+    assert "1 of at least 2 updates" in effects[1].reason
+
+
+def test_an_abandoned_round_is_tried_again_at_once_with_silos_that_are_still_ready() -> None:
+    again, effects = step(COLLECTING, DeadlinePassed(now=T0 + 600, deadline=T0 + 600))
+    assert isinstance(again, Gathering)  # the population has a third silo, which is not ready
+    two = replace(COLLECTING, course=course(population=frozenset({A, B})))
+    again, effects = step(two, DeadlinePassed(now=T0 + 600, deadline=T0 + 600))
+    assert isinstance(again, Collecting)
+    assert (again.round, again.attempt) == (1, 2)
+    assert effects[-1] == ArmDeadline(at=T0 + 1200)
+
+
+def test_leaving_alone_drops_nobody_and_a_returned_silo_may_commit() -> None:
+    state = after(COLLECTING, SiloLeft(now=T0, silo=A), SiloLeft(now=T0, silo=B))
+    assert isinstance(state, Collecting)
+    assert state.cohort == (A, B)
+    assert isinstance(after(state, committed(A), committed(B)), Aggregating)
+
+
+def test_declines_that_make_the_quorum_impossible_abandon_at_once() -> None:
+    gathering, effects = step(COLLECTING, declined(A))
+    assert isinstance(gathering, Gathering)
+    assert gathering.opening.attempt == 2
+    assert [type(effect) for effect in effects] == [SiloDropped, RoundAbandoned, DiscardUpdates, DisarmDeadline]
+
+
+def test_a_declined_silo_must_declare_readiness_again_so_that_refusals_cannot_spin_rounds() -> None:
+    two = replace(COLLECTING, course=course(population=frozenset({A, B})))
+    state = after(two, declined(A))
+    assert isinstance(state, Gathering)
+    assert state.course.ready == {B}
+    assert isinstance(after(state, ready(A)), Collecting)
+
+
+def test_a_decline_that_leaves_a_quorum_ends_the_phase_once_the_others_have_committed() -> None:
+    state = after(replace(COLLECTING, cohort=(A, B, C)), committed(A), declined(B))
+    assert isinstance(state, Collecting)
+    assert isinstance(after(state, committed(C)), Aggregating)
+
+
+def test_a_repeated_decline_is_acknowledged_and_one_after_the_update_is_a_conflict() -> None:
+    state = after(replace(COLLECTING, cohort=(A, B, C)), declined(B), committed(A))
+    assert step(state, declined(B)) == (state, ())
+    with pytest.raises(Conflict):
+        step(state, declined(A))
+    with pytest.raises(Conflict):
+        step(state, committed(B))
+
+
+def test_a_stale_or_early_timer_ends_nothing() -> None:
+    for event in (
+        DeadlinePassed(now=T0 + 600, deadline=T0 + 60),
+        DeadlinePassed(now=T0 + 599, deadline=T0 + 600),
+    ):
+        with pytest.raises(WrongTime):
+            step(COLLECTING, event)
+
+
+# --- aggregating
+
+
+def test_an_applied_aggregation_publishes_the_model_and_asks_for_its_evaluation() -> None:
+    evaluating, effects = step(AGGREGATING, aggregated(now=T0 + 9))
+    assert isinstance(evaluating, Evaluating)
+    assert evaluating.course.model == model_after(1)
+    assert evaluating.course.model_round == 1
+    assert evaluating.cohort == (A, B)
+    assert evaluating.deadline == T0 + 9 + 120
+    assert effects[:4] == (
+        ModelMade(plan=PLAN, round=1, model=model_after(1), signature=SIGNATURE, at=T0 + 9),
+        RoundClosed(key=key(), result=aggregated().result, updates=AGGREGATING.updates, at=T0 + 9),
+        DiscardUpdates(key=key()),
+        RetainModels(plan=PLAN, models=frozenset({model_after(1)})),
+    )
+
+
+def test_zero_weight_leaves_the_model_and_goes_on() -> None:
+    state, effects = step(AGGREGATING, aggregated(model=INITIAL, outcome=Outcome.ZERO_WEIGHT))
+    assert isinstance(state, Evaluating)
+    assert (state.course.model, state.course.model_round) == (INITIAL, 0)
+    assert not any(isinstance(effect, ModelMade) for effect in effects)
+
+
+def test_without_an_evaluation_due_the_next_round_gathers() -> None:
+    state = replace(AGGREGATING, course=course(terms=terms(evaluate_every=0)))
+    gathering = after(state, aggregated())
+    assert isinstance(gathering, Gathering)
+    assert gathering.opening == Opening(round=2, attempt=1, task=Task.TRAINING)
+    assert gathering.deadline == T0 + 60
+
+
+def test_a_result_for_another_attempt_is_wrong_time() -> None:
+    with pytest.raises(WrongTime):
+        step(AGGREGATING, aggregated(key(1, 2)))
+
+
+def test_an_unusable_update_is_dropped_and_the_others_are_summed_again() -> None:
+    three = replace(AGGREGATING, updates=(update(A), update(B), update(C)))
+    again, effects = step(three, AggregationFailed(now=T0, key=key(), silo=B, reason="NaN in chunk 3"))
+    assert isinstance(again, Aggregating)
+    assert effects == (
+        SiloDropped(key=key(), silo=B, outcome="refused", detail="NaN in chunk 3", at=T0),
+        Aggregate(key=key(), base_model=INITIAL, updates=(update(A), update(C))),
+    )
+
+
+def test_an_unusable_update_that_breaks_the_quorum_abandons_the_round() -> None:
+    state, effects = step(AGGREGATING, AggregationFailed(now=T0, key=key(), silo=B, reason="NaN in chunk 3"))
+    assert isinstance(state, Gathering)
+    assert state.opening.attempt == 2
+    assert [type(effect) for effect in effects] == [SiloDropped, RoundAbandoned, DiscardUpdates, ArmDeadline]
+
+
+def test_a_failure_that_blames_a_silo_without_an_update_is_wrong_time() -> None:
+    with pytest.raises(WrongTime):
+        step(AGGREGATING, AggregationFailed(now=T0, key=key(), silo=C, reason="NaN"))
+
+
+# --- evaluating
+
+
+def test_the_initial_model_is_evaluated_as_round_0_before_round_1() -> None:
+    state = after(IDLE, started(evaluate_initial=True), ready(A), ready(B))
+    assert isinstance(state, Evaluating)
+    assert (state.round, state.attempt) == (0, 1)
+    state = after(state, reported(A, key(0)), reported(B, key(0)))
+    assert isinstance(state, Collecting)
+    assert (state.round, state.attempt) == (1, 1)
+    assert state.course.best is not None
+    assert state.course.best.model == INITIAL
+
+
+def test_averages_over_silos_and_examples() -> None:
+    # 4 of 10 and 10 of 10: MicroAvg 14/20 = 0.7, MacroAvg (0.4 + 1.0) / 2 = 0.7; then 1 of 2 for B: 5/12 and 0.45
+    _, effects = step(after(EVALUATING, reported(A, exact_matches=4)), reported(B, exact_matches=10))
+    closed = next(effect for effect in effects if isinstance(effect, EvaluationClosed))
+    assert closed.score is not None
+    assert (closed.score.exact_matches, closed.score.examples) == (14, 20)
+    small = reported(B)
+    small = replace(
+        small, evaluation=replace(small.evaluation, examples=2, exact_matches=1, executed=0, execution_matches=0)
+    )
+    _, effects = step(after(EVALUATING, reported(A, exact_matches=4)), small)
+    closed = next(effect for effect in effects if isinstance(effect, EvaluationClosed))
+    assert closed.macro == pytest.approx(0.45)
+    assert closed.score is not None
+    assert closed.score.micro_average == pytest.approx(5 / 12)
+
+
+def test_the_best_model_is_the_one_with_the_highest_micro_average_and_of_equals_the_later() -> None:
+    best = {}
+    for matches in (4, 5, 3):
+        state = after(EVALUATING, reported(A, exact_matches=4), reported(B, exact_matches=4))
+        assert isinstance(state, Gathering | Collecting)
+        second = Evaluating(
+            course=replace(state.course, model=FOURTH, model_round=2),
+            round=2,
+            attempt=1,
+            cohort=(A, B),
+            deadline=T0 + 500,
+        )
+        finished = after(
+            second,
+            reported(A, key(2), model=FOURTH, exact_matches=4),
+            reported(B, key(2), model=FOURTH, exact_matches=matches),
+        )
+        assert isinstance(finished, Finished)
+        best[matches] = finished.course.best_model
+    assert best == {4: FOURTH, 5: FOURTH, 3: model_after(1)}
+
+
+def test_a_new_best_keeps_both_models_and_a_worse_one_keeps_the_best() -> None:
+    state = after(EVALUATING, reported(A), reported(B))
+    assert isinstance(state, Gathering)
+    third = replace(AGGREGATING, course=replace(state.course), round=2)
+    _, effects = step(third, aggregated(key(2)))
+    assert RetainModels(plan=PLAN, models=frozenset({model_after(1), model_after(2)})) in effects
+
+
+def test_evaluation_ends_at_its_deadline_and_below_a_quorum_makes_no_best_model() -> None:
+    state = after(EVALUATING, reported(A, exact_matches=10))
+    gathering, effects = step(state, DeadlinePassed(now=T0 + 120, deadline=T0 + 120))
+    assert isinstance(gathering, Gathering)
+    assert gathering.course.best is None
+    closed = next(effect for effect in effects if isinstance(effect, EvaluationClosed))
+    assert (closed.counted, closed.is_best, closed.macro) == (False, False, 1.0)
+
+
+def test_evaluation_without_any_report_goes_on() -> None:
+    gathering, effects = step(EVALUATING, DeadlinePassed(now=T0 + 120, deadline=T0 + 120))
+    assert isinstance(gathering, Gathering)
+    closed = next(effect for effect in effects if isinstance(effect, EvaluationClosed))
+    assert (closed.score, closed.macro) == (None, None)
+
+
+def test_a_silo_that_cannot_evaluate_is_not_waited_for() -> None:
+    state = after(EVALUATING, reported(A), declined(B))
+    assert isinstance(state, Gathering)
+
+
+def test_reports_repeated_are_acknowledged_changed_ones_conflict_and_strays_are_wrong_time() -> None:
+    state = after(EVALUATING, reported(A))
+    assert step(state, reported(A)) == (state, ())
+    with pytest.raises(Conflict):
+        step(state, reported(A, exact_matches=9))
+    with pytest.raises(Conflict):
+        step(state, declined(A))
+    with pytest.raises(WrongTime):
+        step(state, reported(C))
+    with pytest.raises(WrongTime):
+        step(state, reported(B, key(1, 2)))
+    with pytest.raises(WrongTime):
+        step(state, reported(B, model=INITIAL))
+    with pytest.raises(WrongTime):
+        step(after(state, reported(B)), reported(B))
+
+
+def test_the_last_round_finishes_the_plan() -> None:
+    last = replace(EVALUATING, round=2, course=course(model=model_after(2), model_round=2))
+    finished, effects = step(after(last, reported(A, key(2))), reported(B, key(2)))
+    assert isinstance(finished, Finished)
+    assert finished.course.best_model == model_after(2)
+    assert effects[-1] == DisarmDeadline()
+
+
+# --- the operator
+
+
+def test_stopping_a_round_that_collects_abandons_it_and_the_start_takes_the_next_attempt() -> None:
+    stopped, effects = step(after(COLLECTING, committed(A)), PlanStopped(now=T0 + 1))
+    assert isinstance(stopped, Stopped)
+    assert effects == (
+        RoundAbandoned(key=key(), reason="the operator stopped the plan", at=T0 + 1),
+        DiscardUpdates(key=key()),
+        DisarmDeadline(),
+    )
+    two = replace(stopped, course=replace(stopped.course, population=frozenset({A, B})))
+    again = after(two, started(T0 + 50))
+    assert isinstance(again, Collecting)
+    assert (again.round, again.attempt, again.deadline) == (1, 2, T0 + 650)
+
+
+def test_stopping_an_aggregation_keeps_its_updates_and_the_start_does_it_again() -> None:
+    stopped = after(AGGREGATING, PlanStopped(now=T0))
+    with pytest.raises(WrongTime):
+        step(stopped, aggregated())  # the one that was under way
+    again, effects = step(stopped, started())
+    assert again == AGGREGATING
+    assert effects == (Aggregate(key=key(), base_model=INITIAL, updates=AGGREGATING.updates),)
+
+
+def test_stopping_an_evaluation_repeats_it_after_the_start() -> None:
+    state = replace(EVALUATING, course=replace(EVALUATING.course, population=frozenset({A, B})))
+    stopped, effects = step(after(state, reported(A)), PlanStopped(now=T0))
+    assert isinstance(effects[0], EvaluationAbandoned)
+    again = after(stopped, started())
+    assert isinstance(again, Evaluating)
+    assert (again.round, again.attempt, again.reports) == (1, 2, ())
+
+
+def test_stop_and_start_may_be_repeated() -> None:
+    assert step(STOPPED, PlanStopped(now=T0)) == (STOPPED, ())
+    for state in (COLLECTING, AGGREGATING, EVALUATING, GATHERING):
+        assert step(state, started()) == (state, ())
+
+
+def test_another_plan_waits_until_the_running_one_is_stopped_and_then_begins_at_its_beginning() -> None:
+    other = started(plan=OTHER_PLAN)
+    for state in (GATHERING, COLLECTING, AGGREGATING, EVALUATING):
+        with pytest.raises(StateError, match="stop it before"):
+            step(state, other)
+    begun, effects = step(after(AGGREGATING, PlanStopped(now=T0)), other)
+    assert isinstance(begun, Gathering)
+    assert begun.course.terms.plan == OTHER_PLAN
+    assert begun.course.population == {A, B, C}
+    assert [type(effect) for effect in effects] == [RoundAbandoned, DiscardUpdates, PlanBegun, ModelMade]
+
+
+def test_a_finished_plan_is_not_run_again_and_another_one_may_follow() -> None:
+    with pytest.raises(StateError, match="finished"):
+        step(FINISHED, started())
+    assert isinstance(after(FINISHED, started(plan=OTHER_PLAN)), Gathering)
+
+
+# --- restarts
+
+
+def resumed(now: float) -> Resumed:
+    return Resumed(now=now, population=frozenset({A, B, C}))
+
+
+def test_a_restart_gives_training_its_whole_time_again_even_past_the_deadline() -> None:
+    for now in (T0 + 300, T0 + 9_000):
+        state, effects = step(after(COLLECTING, committed(A)), resumed(now))
+        assert isinstance(state, Collecting)
+        assert state.cohort == (A, B)
+        assert [item.silo for item in state.updates] == [A]
+        assert state.course.ready == frozenset()
+        assert effects[-1] == ArmDeadline(at=now + 600)
+
+
+def test_a_restart_at_the_very_same_deadline_still_arms_it() -> None:
+    _, effects = step(COLLECTING, resumed(T0))
+    assert effects[-1] == ArmDeadline(at=T0 + 600)
+
+
+def test_a_restart_does_an_interrupted_aggregation_again() -> None:
+    state, effects = step(AGGREGATING, resumed(T0))
+    assert isinstance(state, Aggregating)
+    assert Aggregate(key=key(), base_model=INITIAL, updates=AGGREGATING.updates) in effects
+
+
+def test_a_restart_while_gathering_waits_for_silos_to_connect_again() -> None:
+    state = after(GATHERING, resumed(T0))
+    assert isinstance(state, Gathering)
+    assert (state.deadline, state.course.ready) == (None, frozenset())
+
+
+def test_a_restart_of_an_evaluation_keeps_its_reports() -> None:
+    state, effects = step(after(EVALUATING, reported(A)), resumed(T0 + 1000))
+    assert isinstance(state, Evaluating)
+    assert [item.silo for item in state.reports] == [A]
+    assert effects[-1] == ArmDeadline(at=T0 + 1120)
+
+
+def test_a_restart_takes_the_population_from_the_records() -> None:
+    state = after(STOPPED, Resumed(now=T0, population=frozenset({A})))
+    assert isinstance(state, Stopped)
+    assert state.course.population == {A}
+    assert after(IDLE, Resumed(now=T0, population=frozenset({C}))) == Idle(population=frozenset({C}))
+
+
+def test_an_opening_survives_the_stop_of_a_gathering() -> None:
+    assert after(GATHERING, PlanStopped(now=T0)) == Stopped(course=GATHERING.course, opening=TRAIN_1)

@@ -1,0 +1,65 @@
+"""One process to a folder, and a holder that is believed only while it holds."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from security.errors import Conflict
+from security.process_lock import ProcessLock, holder
+
+HOLD = """
+import sys
+from pathlib import Path
+from security.process_lock import ProcessLock
+with ProcessLock(Path(sys.argv[1]), "test"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def start(path: Path) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_second_process_is_refused_and_told_who_holds_it(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with start(path) as process:
+        assert holder(path) == process.pid
+        with pytest.raises(Conflict, match=rf"another test \(process {process.pid}\)"), ProcessLock(path, "test"):
+            pass
+        process.communicate("")
+    assert holder(path) is None
+    with ProcessLock(path, "test"):
+        assert holder(path) == os.getpid()
+
+
+def test_a_killed_holder_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with start(path) as process:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert holder(path) is None
+        with ProcessLock(path, "test"):
+            pass
+
+
+def test_a_stranger_with_the_same_process_id_is_not_believed(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    path.write_text(json.dumps({"pid": os.getpid(), "started": 1.0}))
+    assert holder(path) is None
+    path.write_text("nonsense")
+    assert holder(path) is None

@@ -1,0 +1,171 @@
+"""The plan and its bundle: what the operator mistypes, what a hostile coordinator tries."""
+
+import json
+from typing import Any
+
+import pytest
+
+from security.errors import ConfigurationError, IntegrityError, MalformedMessage
+from silo_wire.canonical import canonical_json, digest_of
+from silo_wire.manifest import Layout, TensorSpec
+from silo_wire.plan import Plan, PlanBundle
+from silo_wire.v1 import federation_pb2
+
+LAYOUT = Layout("float32", (TensorSpec("w", (2, 2)),))
+FILES = {"config.json": b'{"model_type":"t5"}', "layout.json": LAYOUT.to_json()}
+
+
+def plan_value(**changes: Any) -> dict[str, Any]:
+    value: dict[str, Any] = {
+        "version": 1,
+        "name": "first",
+        "federation": "north",
+        "seed": 7,
+        "model": {
+            "source": "size:mini",
+            "parameters": 4,
+            "layout": LAYOUT.digest,
+            "initial": "0" * 64,
+            "files": {name: digest_of(content) for name, content in FILES.items()},
+        },
+        "schedule": {"rounds": 3, "min_silos": 2},
+    }
+    for path, new in changes.items():
+        section, _, key = path.partition("__")
+        if key:
+            value.setdefault(section, {})[key] = new
+        else:
+            value[section] = new
+    return value
+
+
+def toml_of(value: dict[str, Any]) -> str:
+    def render(item: Any) -> str:
+        if isinstance(item, dict):
+            return "{" + ", ".join(f'"{key}" = {render(inner)}' for key, inner in item.items()) + "}"
+        return json.dumps(item)
+
+    return "\n".join(f"{key} = {render(item)}" for key, item in value.items())
+
+
+def test_round_trip_and_digest() -> None:
+    plan = Plan.from_toml(toml_of(plan_value()), "plan.toml")
+    assert Plan.from_json(plan.to_json()) == plan
+    assert plan.digest == digest_of(plan.to_json())
+    other = Plan.from_toml(toml_of(plan_value(schedule__rounds=4)), "plan.toml")
+    assert other.digest != plan.digest
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"trainig": {}}, "unknown key trainig: remove it or correct its spelling"),
+        ({"training__learning_rat": 1.0}, "unknown key training.learning_rat"),
+        ({"training__learning_rate": -1.0}, "training.learning_rate = -1.0: input should be greater than 0"),
+        ({"training__learning_rate": "fast"}, "training.learning_rate = 'fast': input should be a valid number"),
+        ({"schedule__min_silos": 0}, "schedule.min_silos = 0: input should be greater than or equal to 1"),
+        ({"schedule__rounds": 2.5}, "schedule.rounds = 2.5"),
+        ({"aggregation__weighting": "lorax"}, "aggregation.weighting = 'lorax': input should be 'lorar'"),
+        ({"aggregation__max_weight_share": 0.4}, r"max_weight_share = 0.4 cannot hold with min_silos = 2"),
+        ({"aggregation__momentum": 1.0}, "aggregation.momentum = 1.0"),
+        ({"training__overrides": {"Not A Silo": {}}}, "'Not A Silo' is not a silo name"),
+        ({"name": "Has Space"}, "name = 'Has Space': use 1 to 63"),
+        ({"model__initial": "zz"}, "model.initial = 'zz'"),
+        ({"model__files": {"config.json": "0" * 64}}, "layout.json is missing"),
+        ({"version": 2}, "version = 2"),
+    ],
+)
+def test_a_malformed_plan_is_refused_naming_key_and_value(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Plan.from_toml(toml_of(plan_value(**changes)), "plan.toml")
+    assert says in str(caught.value)
+    assert "plan.toml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_toml_is_refused_with_its_line() -> None:
+    with pytest.raises(ConfigurationError, match=r"plan.toml is not TOML: .*line 2"):
+        Plan.from_toml("name = 'a'\n= 3", "plan.toml")
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"null", b"[" * 100_000, b"\xff"])
+def test_plan_json_of_a_peer_that_does_not_parse_is_refused(raw: bytes) -> None:
+    with pytest.raises(MalformedMessage):
+        Plan.from_json(raw)
+
+
+def test_plan_json_in_another_spelling_is_refused() -> None:
+    raw = Plan.model_validate(plan_value()).to_json()
+    with pytest.raises(MalformedMessage, match="canonical"):
+        Plan.from_json(json.dumps(json.loads(raw)).encode())
+
+
+def test_overrides_of_one_silo() -> None:
+    plan = Plan.model_validate(plan_value(training__overrides={"yelp": {"learning_rate": 0.5, "epochs": 9}}))
+    assert plan.training.for_silo("yelp").learning_rate == 0.5
+    assert plan.training.for_silo("yelp").epochs == 9
+    assert plan.training.for_silo("yelp").batch_size == plan.training.batch_size
+    assert plan.training.for_silo("atis").learning_rate == plan.training.learning_rate
+
+
+def bundle(**changes: Any) -> PlanBundle:
+    return PlanBundle(Plan.model_validate(plan_value(**changes)), FILES)
+
+
+def test_bundle_round_trip() -> None:
+    whole = bundle()
+    again = PlanBundle.decode(whole.encode(), whole.plan.digest)
+    assert again.plan == whole.plan
+    assert dict(again.files) == FILES
+    assert again.layout == LAYOUT
+
+
+def wire(plan: bytes, files: list[tuple[str, bytes]]) -> bytes:
+    message = federation_pb2.PlanBundle(plan_json=plan)
+    for name, content in files:
+        message.files.add(name=name, content=content)
+    return message.SerializeToString()
+
+
+def test_a_bundle_with_another_plan_than_asked_for_is_refused() -> None:
+    with pytest.raises(IntegrityError, match="changed on the way"):
+        PlanBundle.decode(bundle().encode(), bundle(seed=8).plan.digest)
+
+
+def test_a_bundle_whose_file_was_swapped_is_refused() -> None:
+    plan = bundle().plan
+    raw = wire(plan.to_json(), [("config.json", b'{"model_type":"t5","d_ff":1}'), ("layout.json", LAYOUT.to_json())])
+    with pytest.raises(IntegrityError, match=r"config.json does not have the digest"):
+        PlanBundle.decode(raw, plan.digest)
+
+
+@pytest.mark.parametrize("name", ["../../evil", "/etc/passwd", "modeling.py", "pytorch_model.bin", "config.json\0"])
+def test_a_bundle_cannot_carry_code_pickle_or_paths(name: str) -> None:
+    plan = bundle().plan
+    files = [*FILES.items(), (name, b"x")]
+    with pytest.raises(MalformedMessage):
+        PlanBundle.decode(wire(plan.to_json(), list(files)), plan.digest)
+    with pytest.raises(ValueError, match="may hold"):
+        Plan.model_validate(plan_value(model__files={**plan_value()["model"]["files"], name: digest_of(b"x")}))
+
+
+def test_a_bundle_that_names_a_file_twice_is_refused() -> None:
+    plan = bundle().plan
+    with pytest.raises(MalformedMessage, match="twice"):
+        PlanBundle.decode(wire(plan.to_json(), [*FILES.items(), ("config.json", FILES["config.json"])]), plan.digest)
+
+
+@pytest.mark.parametrize(
+    "config", [{"auto_map": {"AutoModel": "evil.Model"}}, {"nested": [{"trust_remote_code": True}]}]
+)
+def test_a_bundle_whose_configuration_names_remote_code_is_refused(config: dict[str, Any]) -> None:
+    content = canonical_json({"model_type": "t5", **config})
+    files = {**FILES, "config.json": content}
+    value = plan_value(model__files={name: digest_of(raw) for name, raw in files.items()})
+    with pytest.raises(MalformedMessage, match="names code to run"):
+        PlanBundle(Plan.model_validate(value), files)
+
+
+def test_a_bundle_whose_layout_disagrees_with_the_plan_is_refused() -> None:
+    with pytest.raises(MalformedMessage, match="does not agree"):
+        bundle(model__parameters=5)

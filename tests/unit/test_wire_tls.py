@@ -1,0 +1,72 @@
+"""TLS 1.3 alone, whatever is imported first: gRPC reads its cipher list once, when it is imported."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if key != "GRPC_SSL_CIPHER_SUITES"}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("program", ["coordinator.cli", "coordinator.composition", "silo_agent.edges.grpc_client"])
+def test_each_program_sets_the_cipher_list_before_grpc_is_imported(program: str) -> None:
+    code = f"""
+import builtins, os, sys
+real = builtins.__import__
+def watched(name, *rest):
+    if name.split(".")[0] == "grpc" and "grpc" not in sys.modules:
+        print(os.environ.get("GRPC_SSL_CIPHER_SUITES", "unset"))
+    return real(name, *rest)
+builtins.__import__ = watched
+import {program}
+"""
+    done = python(code)
+    assert done.stdout.split() == ["ECDHE-RSA-AES128-GCM-SHA256"], done.stderr
+
+
+def test_grpc_imported_first_is_refused() -> None:
+    done = python("import grpc, silo_wire")
+    assert done.returncode != 0
+    assert "grpc was imported before silo_wire, with TLS 1.2 enabled" in done.stderr
+
+
+def test_a_listener_that_would_speak_tls_1_2_does_not_serve() -> None:
+    """gRPC is made to read a wider list behind silo_wire's back: the listener's own probe must notice."""
+    done = python("""
+import asyncio, os, tempfile
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+os.environ["GRPC_SSL_CIPHER_SUITES"] = "ECDHE-ECDSA-AES128-GCM-SHA256"
+import grpc
+os.environ["GRPC_SSL_CIPHER_SUITES"] = "ECDHE-RSA-AES128-GCM-SHA256"
+import grpc.aio
+from coordinator.edges.grpc_server import Listener
+from coordinator.edges.key_store import KeyStore
+from ops.demo.run import free_ports
+from security.errors import StateError
+from security.identifiers import FederationName
+
+async def main():
+    folder = Path(tempfile.mkdtemp()) / "keys"
+    now = datetime.now(UTC)
+    KeyStore.create(folder, FederationName("north"), now)
+    day = timedelta(days=1)
+    keys = KeyStore.load(folder, hosts=["localhost"], enrolment_host="localhost", enrolment_port=1,
+                         silo_certificate_lifetime=day, own_certificate_lifetime=day)
+    pair = keys.server_pair(now)
+    credentials = grpc.ssl_server_credentials([(pair.key_pem, pair.certificate_pem)])
+    listener = Listener(f"127.0.0.1:{free_ports(1)[0]}", grpc.aio.server, credentials)
+    try:
+        await listener.start()
+    except StateError as error:
+        print("refused:", error, listener.listening)
+asyncio.run(main())
+""")
+    assert done.stdout.startswith("refused: 127.0.0.1:"), done.stdout + done.stderr
+    assert "accepted TLS 1.2" in done.stdout
+    assert done.stdout.rstrip().endswith("False")

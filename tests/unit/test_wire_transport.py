@@ -1,0 +1,58 @@
+"""Errors survive the wire: one table, every class has a row, derived classes go by their base."""
+
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+from grpc._cython import cygrpc
+
+from security import errors
+from security.errors import EXIT_CODES, DataError, LoricaError, PolicyRefusal, exit_code, kind_of
+from silo_wire.transport import CHANNEL_OPTIONS, SERVER_OPTIONS, error_of, status_of
+
+
+def make(kind: type[LoricaError]) -> LoricaError:
+    return PolicyRefusal("rule", "no") if kind is PolicyRefusal else kind("no")
+
+
+def over_the_wire(error: LoricaError) -> LoricaError:
+    code, details, trailing = status_of(error)
+    return error_of(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailing), details))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in EXIT_CODES if kind is not PolicyRefusal])
+def test_every_error_arrives_as_what_it_was(kind: type[LoricaError]) -> None:
+    told = over_the_wire(make(kind))
+    assert type(told) is kind
+    assert str(told) == "no"
+
+
+def test_every_deliberate_error_has_an_exit_code_of_its_own() -> None:
+    own = {item for item in vars(errors).values() if isinstance(item, type) and issubclass(item, LoricaError)}
+    assert own - {LoricaError} == set(EXIT_CODES)
+    assert len(set(EXIT_CODES.values())) == len(EXIT_CODES)
+    assert not {0, 1, 2} & set(EXIT_CODES.values())
+
+
+def test_a_derived_error_goes_by_its_base() -> None:
+    class Finer(DataError):
+        pass
+
+    assert kind_of(Finer("no")) is DataError
+    assert exit_code(Finer("no")) == EXIT_CODES[DataError]
+    assert type(over_the_wire(Finer("no"))) is DataError
+
+
+def test_a_peer_cannot_make_us_raise_a_class_of_its_choice() -> None:
+    forged = grpc.aio.AioRpcError(
+        grpc.StatusCode.UNKNOWN, grpc.aio.Metadata(), grpc.aio.Metadata(("lorica-error", "SystemExit")), "boo"
+    )
+    assert type(error_of(forged)) is errors.Unreachable
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _ in (*SERVER_OPTIONS, *CHANNEL_OPTIONS)}))
+def test_every_option_is_one_that_grpc_knows(name: str) -> None:
+    """gRPC ignores an unknown option in silence: a misspelt ping interval once cut every idle stream after 100 s."""
+    core = Path(cygrpc.__file__).read_bytes()
+    assert name.encode() + b"\0" in core
