@@ -1,7 +1,8 @@
 """gRPC as both sides use it: bounded messages, keepalive, and errors as status in one table. TLS 1.3 alone: see silo_wire."""
 
-from collections.abc import Sequence
-from typing import Final
+import asyncio
+from collections.abc import AsyncIterable, Coroutine, Sequence
+from typing import Any, Final, TypeVar
 
 import grpc
 import grpc.aio
@@ -56,6 +57,56 @@ CHANNEL_OPTIONS: Final[Sequence[tuple[str, int]]] = (
     ("grpc.max_reconnect_backoff_ms", 15_000),
     ("grpc.enable_http_proxy", 1),  # HTTPS_PROXY and NO_PROXY of the environment, through CONNECT
 )
+
+Q = TypeVar("Q")
+R = TypeVar("R")
+
+
+async def answer_to(call: "grpc.aio.StreamUnaryCall[Q, R]", pieces: AsyncIterable[Q]) -> R:
+    """Send `pieces` over a new call and return the peer's answer, which may come before the last of them.
+
+    Raises:
+        grpc.aio.AioRpcError: the peer's refusal. A peer that refuses in mid-stream makes a write fail that is under
+            way, and gRPC then overwrites the status that came from the peer with an INTERNAL of its own: the peer's
+            is kept here.
+    """
+    told: list[grpc.aio.AioRpcError] = []
+
+    def note(ended: grpc.aio.Call) -> None:
+        told.append(
+            grpc.aio.AioRpcError(
+                _at_once(ended.code()),
+                _at_once(ended.initial_metadata()),
+                _at_once(ended.trailing_metadata()) or grpc.aio.Metadata(),
+                _at_once(ended.details()),
+            )
+        )
+
+    call.add_done_callback(note)
+    try:
+        try:
+            async for piece in pieces:
+                await call.write(piece)
+            await call.done_writing()
+        except (asyncio.InvalidStateError, grpc.aio.AioRpcError, grpc.aio.InternalError):
+            pass  # the call is over; awaiting it tells how
+        return await call
+    except grpc.aio.AioRpcError as error:
+        raise next((status for status in told if status.details() != _OVERWRITTEN), error) from None
+    finally:
+        call.cancel()
+
+
+_OVERWRITTEN: Final = "Internal error from Core"
+
+
+def _at_once(attribute: Coroutine[Any, Any, R]) -> R:
+    """What the coroutine of a call that is over returns; it has nothing to wait for."""
+    try:
+        attribute.send(None)
+    except StopIteration as result:
+        return result.value  # type: ignore[no-any-return]
+    raise AssertionError("a call that is over made its reader wait")
 
 
 def status_of(error: LoricaError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:

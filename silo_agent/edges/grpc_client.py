@@ -57,7 +57,7 @@ from silo_wire.messages import (
 )
 from silo_wire.plan import MAX_BUNDLE_BYTES, PlanBundle
 from silo_wire.statements import MODEL_DOMAIN, UPDATE_DOMAIN, model_statement, update_statement
-from silo_wire.transport import error_of
+from silo_wire.transport import answer_to, error_of
 from silo_wire.v1 import common_pb2, federation_pb2, federation_pb2_grpc
 
 import grpc.aio  # isort: skip  # after silo_wire, which leaves TLS 1.3 alone
@@ -265,34 +265,21 @@ class GrpcCoordinator:
             raise MalformedMessage(
                 f"the coordinator says it holds {reply.chunks} chunks of an update of {manifest.chunks}"
             )
-        call = self._stub.UploadUpdate()
-        try:
-            await self._send(call, update, file, reply.chunks, progress)
-            receipt = await call
-        finally:
-            call.cancel()
+        pieces = self._pieces(update, file, reply.chunks, progress)
+        receipt = await answer_to(self._stub.UploadUpdate(), pieces)
         if digest_from_wire(receipt.update_digest, "update receipt digest") != manifest.digest:
             raise IntegrityError("the coordinator's receipt names another update than the one that was sent")
 
-    async def _send(
-        self,
-        call: "grpc.aio.StreamUnaryCall[federation_pb2.UpdatePiece, federation_pb2.UpdateReceipt]",
-        update: SavedUpdate,
-        file: Path,
-        first: int,
-        progress: Progress,
-    ) -> None:
+    async def _pieces(
+        self, update: SavedUpdate, file: Path, first: int, progress: Progress
+    ) -> AsyncIterator[federation_pb2.UpdatePiece]:
         manifest = update.manifest
         header = update_header_to_wire(self._signed(update, first), self._credentials.silo)
-        try:
-            await call.write(federation_pb2.UpdatePiece(header=header))
-            for index in range(first, manifest.chunks):
-                data = await asyncio.to_thread(_read_chunk, file, manifest, index)
-                await call.write(federation_pb2.UpdatePiece(chunk=common_pb2.Chunk(index=index, data=data)))
-                progress((index + 1) / manifest.chunks)
-            await call.done_writing()
-        except asyncio.InvalidStateError:
-            pass  # the coordinator has answered already; awaiting the call tells what
+        yield federation_pb2.UpdatePiece(header=header)
+        for index in range(first, manifest.chunks):
+            data = await asyncio.to_thread(_read_chunk, file, manifest, index)
+            yield federation_pb2.UpdatePiece(chunk=common_pb2.Chunk(index=index, data=data))
+            progress((index + 1) / manifest.chunks)
 
     def _signed(self, update: SavedUpdate, first_chunk: int) -> UpdateHeader:
         statement = update_statement(

@@ -36,6 +36,7 @@ from silo_wire.canonical import Digest
 from silo_wire.manifest import Layout, TensorSpec, manifest_of
 from silo_wire.messages import DeclineReason, Evaluate, Evaluation, Finished, Standby, Train
 from silo_wire.plan import PlanBundle
+from silo_wire.transport import answer_to
 from silo_wire.v1 import common_pb2, federation_pb2, federation_pb2_grpc
 from tests.support.coordinator import (
     BANK,
@@ -836,7 +837,7 @@ async def test_message_of_more_than_5_mebibytes(play: Play) -> None:
     async with unbounded(play) as channel:
         stub: Any = federation_pb2_grpc.FederationStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.UploadUpdate(outgoing(), timeout=PATIENCE_S)
+            await answer_to(stub.UploadUpdate(timeout=PATIENCE_S), outgoing())
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.DeclineRound(decline(play.hospital, play.order, detail="x" * (6 << 20)), timeout=PATIENCE_S)
@@ -859,7 +860,7 @@ async def test_bytes_that_are_no_message(play: Play, call: str) -> None:
             case "Attend":
                 await first_of(channel.unary_stream(path)(garbage))
             case "UploadUpdate":
-                await channel.stream_unary(path)(outgoing())
+                await answer_to(channel.stream_unary(path)(), outgoing())
             case _:
                 await channel.unary_unary(path)(garbage)
     await play.finish()

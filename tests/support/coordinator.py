@@ -39,7 +39,7 @@ from silo_wire.canonical import Digest
 from silo_wire.manifest import Layout, Manifest, manifest_of
 from silo_wire.messages import WIRE_VERSION, Order, RoundKey, Train, TrainingSummary, UpdateHeader
 from silo_wire.statements import UPDATE_DOMAIN, update_statement
-from silo_wire.transport import CHANNEL_OPTIONS, error_of
+from silo_wire.transport import CHANNEL_OPTIONS, answer_to, error_of
 from silo_wire.v1 import common_pb2, federation_pb2, federation_pb2_grpc, operator_pb2_grpc
 
 import grpc  # isort: skip
@@ -410,7 +410,7 @@ class Silo:
             for piece in pieces:
                 yield piece
 
-        receipt = await self.stub.UploadUpdate(outgoing(), timeout=PATIENCE_S)
+        receipt = await answer_to(self.stub.UploadUpdate(timeout=PATIENCE_S), outgoing())
         return bytes(receipt.update_digest)
 
 

@@ -1,6 +1,8 @@
 """Errors survive the wire: one table, every class has a row, derived classes go by their base."""
 
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -9,7 +11,7 @@ from grpc._cython import cygrpc
 
 from security import errors
 from security.errors import EXIT_CODES, DataError, LoricaError, PolicyRefusal, exit_code, kind_of
-from silo_wire.transport import CHANNEL_OPTIONS, SERVER_OPTIONS, error_of, status_of
+from silo_wire.transport import CHANNEL_OPTIONS, SERVER_OPTIONS, answer_to, error_of, status_of
 
 
 def make(kind: type[LoricaError]) -> LoricaError:
@@ -56,3 +58,33 @@ def test_every_option_is_one_that_grpc_knows(name: str) -> None:
     """gRPC ignores an unknown option in silence: a misspelt ping interval once cut every idle stream after 100 s."""
     core = Path(cygrpc.__file__).read_bytes()
     assert name.encode() + b"\0" in core
+
+
+async def test_a_refusal_in_mid_stream_is_told_as_it_was_said() -> None:
+    """gRPC's aio now and then puts an INTERNAL of its own in the place of a refusal that met a write under way."""
+
+    async def refuse(pieces: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[Any, Any]") -> bytes:
+        await anext(pieces)
+        code, details, trailing = status_of(errors.WrongTime("not now"))
+        await context.abort(code, details, trailing)
+
+    async def pieces(count: int) -> AsyncIterator[bytes]:
+        for _ in range(count):
+            yield bytes(1000)
+
+    server = grpc.aio.server()
+    handlers = {"Upload": grpc.stream_unary_rpc_method_handler(refuse)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Refusing", handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            upload = channel.stream_unary("/Refusing/Upload")
+            told = []
+            for count in [*range(1, 8)] * 150:
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await answer_to(upload(), pieces(count))
+                told.append(error_of(caught.value))
+    finally:
+        await server.stop(None)
+    assert {(type(error), str(error)) for error in told} == {(errors.WrongTime, "not now")}
