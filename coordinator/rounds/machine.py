@@ -79,7 +79,7 @@ from coordinator.rounds.states import (
     deadline_of,
     population_of,
 )
-from coordinator.rounds.updates import CommittedUpdate, Outcome
+from coordinator.rounds.updates import CommittedUpdate, IncludedUpdate, Outcome
 from security.errors import AuthorisationError, Conflict, StateError, WrongTime
 from security.identifiers import SiloName
 from silo_wire.messages import RoundKey
@@ -381,6 +381,8 @@ def _aggregated(state: Aggregating, event: Aggregated) -> Step:
     _check_key(state, event.key)
     result, course = event.result, state.course
     effects: list[Effect] = []
+    if result.outcome is Outcome.APPLIED:
+        course = replace(course, included=_included(course, state.updates))
     if result.outcome is Outcome.APPLIED and result.model != course.model:
         course = replace(course, model=result.model, model_round=state.round)
         made = ModelMade(
@@ -396,6 +398,12 @@ def _aggregated(state: Aggregating, event: Aggregated) -> Step:
     else:
         after, further = _next(course, state.round, event.now)
     return after, (*effects, *further)
+
+
+def _included(course: Course, updates: tuple[CommittedUpdate, ...]) -> tuple[IncludedUpdate, ...]:
+    newest = {one.silo: one for one in course.included}
+    newest.update((update.silo, IncludedUpdate(silo=update.silo, digest=update.digest)) for update in updates)
+    return tuple(newest[silo] for silo in sorted(newest))
 
 
 def _aggregation_failed(state: Aggregating, event: AggregationFailed) -> Step:

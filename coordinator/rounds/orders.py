@@ -33,7 +33,12 @@ def order_for(state: State, silo: SiloName, now: float) -> Order:
         case Stopped():
             return Standby(StandbyReason.STOPPED)
         case Collecting() if silo in _at_work(state):
-            return Train(key=state.key, model=course.model, seconds_left=max(0.0, state.deadline - now))
+            return Train(
+                key=state.key,
+                model=course.model,
+                seconds_left=max(0.0, state.deadline - now),
+                included_update=next((one.digest for one in course.included if one.silo == silo), None),
+            )
         case Evaluating() if silo in _at_work(state):
             return Evaluate(key=state.key, model=course.model, seconds_left=max(0.0, state.deadline - now))
     if silo not in course.ready:

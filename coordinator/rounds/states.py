@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from coordinator.rounds.scores import BestModel
 from coordinator.rounds.terms import PlanTerms
-from coordinator.rounds.updates import CommittedUpdate
+from coordinator.rounds.updates import CommittedUpdate, IncludedUpdate
 from security.identifiers import SiloName
 from silo_wire.canonical import Digest
 from silo_wire.messages import DeclineReason, Evaluation, RoundKey
@@ -25,6 +25,7 @@ class Course:
 
     `population` holds the enrolled silos, `ready` those of them that are connected and have declared readiness for this
     plan since they last connected or declined; a restart empties it. `model_round` is the round that made `model`.
+    `included` has, in order of silo name, the newest update of each silo that a model of the plan includes.
     """
 
     terms: PlanTerms
@@ -33,6 +34,7 @@ class Course:
     model: Digest
     model_round: int = 0
     best: BestModel | None = None
+    included: tuple[IncludedUpdate, ...] = ()
 
     @property
     def best_model(self) -> Digest:

@@ -29,6 +29,14 @@ class CommittedUpdate:
         return self.summary.loss_reduction
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncludedUpdate:
+    """An update that became part of a model: its silo, and its manifest digest."""
+
+    silo: SiloName
+    digest: Digest
+
+
 class Outcome(Enum):
     """What aggregation did: a new model, or none because the weights did not sum to more than zero."""
 

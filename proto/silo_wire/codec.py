@@ -225,6 +225,7 @@ def order_to_wire(order: Order, silo: SiloName) -> federation_pb2.Notice:
                     key=round_call_key(order.key, silo),
                     model_digest=digest_to_wire(order.model),
                     seconds_left=order.seconds_left,
+                    included_update=digest_to_wire(order.included_update) if order.included_update else b"",
                 )
             )
         case Evaluate():
@@ -260,6 +261,9 @@ def order_from_wire(notice: federation_pb2.Notice) -> Order:
                 key=round_key_from_wire(notice.train.key),
                 model=digest_from_wire(notice.train.model_digest, "train model_digest"),
                 seconds_left=_seconds(notice.train.seconds_left),
+                included_update=digest_from_wire(notice.train.included_update, "train included_update")
+                if notice.train.included_update
+                else None,
             )
         case "evaluate":
             return Evaluate(

@@ -71,6 +71,10 @@ class Layout:
     def item_bytes(self) -> int:
         return ITEM_BYTES[self.dtype]
 
+    def as_type(self, dtype: Dtype) -> "Layout":
+        """The same tensors as numbers of another type."""
+        return self if dtype == self.dtype else Layout(dtype, self.tensors)
+
     @property
     def total_bytes(self) -> int:
         return self.parameters * self.item_bytes

@@ -136,9 +136,12 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Train:
+    """`included_update`: the newest update of this silo that a model of the plan includes, if any does."""
+
     key: RoundKey
     model: Digest
     seconds_left: float
+    included_update: Digest | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

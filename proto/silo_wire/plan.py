@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from security.errors import ConfigurationError, IntegrityError, MalformedMessage
 from security.identifiers import NAME_RULE, silo_name
 from silo_wire.canonical import Digest, canonical_json, digest_of
-from silo_wire.manifest import Layout
+from silo_wire.manifest import Dtype, Layout
 from silo_wire.strict_toml import NameText, Section, describe, parse_toml
 from silo_wire.v1 import federation_pb2
 
@@ -67,6 +67,13 @@ class AggregationSection(Section):
     max_weight: NonNegative = 0.0
     max_weight_share: Annotated[float, Field(ge=0, le=1)] = 0.0
     max_delta_norm: NonNegative = 1000.0  # far above what training gives, far below what ruins a model for good
+
+
+class WireSection(Section):
+    """The types in which parameters travel. Coordinator and silos compute in float32 whatever they are."""
+
+    model: Dtype = "float32"
+    update: Dtype = "float32"  # bfloat16: the silo keeps what rounding cut off and adds it to its next update
 
 
 class SiloTraining(Section):
@@ -133,7 +140,7 @@ class ModelSection(Section):
     source: Annotated[str, Field(min_length=1, max_length=300)]  # for people: "size:small", "folder:NAME", "hub:NAME"
     parameters: Annotated[int, Field(ge=1)]  # tied ones counted once
     layout: DigestText
-    initial: DigestText  # manifest digest of the initial parameters
+    initial: DigestText  # manifest digest of the initial parameters, as float32
     files: dict[str, DigestText]
 
     @field_validator("files")
@@ -156,6 +163,7 @@ class Plan(Section):
     model: ModelSection
     schedule: ScheduleSection
     aggregation: AggregationSection = AggregationSection()
+    wire: WireSection = WireSection()
     training: TrainingSection = TrainingSection()
     evaluation: EvaluationSection = EvaluationSection()
 
@@ -220,7 +228,18 @@ class PlanBundle:
 
     @cached_property
     def layout(self) -> Layout:
+        """The parameters as they are computed with, in float32."""
         return Layout.from_json(self.files[LAYOUT_FILE])
+
+    @cached_property
+    def model_layout(self) -> Layout:
+        """The layout of the models that silos are handed."""
+        return self.layout.as_type(self.plan.wire.model)
+
+    @cached_property
+    def update_layout(self) -> Layout:
+        """The layout of the updates that silos send."""
+        return self.layout.as_type(self.plan.wire.update)
 
     def encode(self) -> bytes:
         message = federation_pb2.PlanBundle(plan_json=self.plan.to_json())

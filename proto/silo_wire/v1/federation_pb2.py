@@ -25,19 +25,19 @@ _sym_db = _symbol_database.Default()
 from silo_wire.v1 import common_pb2 as silo__wire_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dsilo_wire/v1/federation.proto\x12\x0csilo_wire.v1\x1a\x19silo_wire/v1/common.proto\"\x05\n\x03\x41\x63k\"x\n\rAttendRequest\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.silo_wire.v1.CallKey\x12\x14\n\x0cwire_version\x18\x02 \x01(\r\x12\x16\n\x0e\x61gent_instance\x18\x03 \x01(\x0c\x12\x15\n\ragent_version\x18\x04 \x01(\t\"\xe3\x01\n\x06Notice\x12(\n\x07standby\x18\x01 \x01(\x0b\x32\x15.silo_wire.v1.StandbyH\x00\x12(\n\x07prepare\x18\x02 \x01(\x0b\x32\x15.silo_wire.v1.PrepareH\x00\x12$\n\x05train\x18\x03 \x01(\x0b\x32\x13.silo_wire.v1.TrainH\x00\x12*\n\x08\x65valuate\x18\x04 \x01(\x0b\x32\x16.silo_wire.v1.EvaluateH\x00\x12*\n\x08\x66inished\x18\x05 \x01(\x0b\x32\x16.silo_wire.v1.FinishedH\x00\x42\x07\n\x05order\"F\n\x07Standby\x12+\n\x06reason\x18\x01 \x01(\x0e\x32\x1b.silo_wire.v1.StandbyReason\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\"\x1e\n\x07Prepare\x12\x13\n\x0bplan_digest\x18\x01 \x01(\x0c\"W\n\x05Train\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.silo_wire.v1.CallKey\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\x0c\x12\x14\n\x0cseconds_left\x18\x03 \x01(\x01\"Z\n\x08\x45valuate\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.silo_wire.v1.CallKey\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\x0c\x12\x14\n\x0cseconds_left\x18\x03 \x01(\x01\"f\n\x08\x46inished\x12\x13\n\x0bplan_digest\x18\x01 \x01(\x0c\x12\x0e\n\x06rounds\x18\x02 \x01(\r\x12\x1a\n\x12\x66inal_model_digest\x18\x03 \x01(\x0c\x12\x19\n\x11\x62\x65st_model_digest\x18\x04 \x01(\x0c\"6\n\x10\x46\x65tchPlanRequest\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.silo_wire.v1.CallKey\"F\n\nPlanBundle\x12\x11\n\tplan_json\x18\x01 \x01(\x0c\x12%\n\x05\x66iles\x18\x02 \x03(\x0b\x32\x16.silo_wire.v1.PlanFile\")\n\x08PlanFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c\"U\n\x10ReadinessRequest\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.silo_wire.v1.CallKey\x12\r\n\x05ready\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\"b\n\x11\x46\x65tchModelRequest\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.silo_wire.v1.CallKey\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\x0c\x12\x13\n\x0b\x66irst_chunk\x18\x03 \x01(\r\"Y\n\x0bModelHeader\x12(\n\x08manifest\x18\x01 \x01(\x0b\x32\x16.silo_wire.v1.Manifest\x12\r\n\x05round\x18\x02 \x01(\r\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"h\n\nModelPiece\x12+\n\x06header\x18\x01 \x01(\x0b\x32\x19.silo_wire.v1.ModelHeaderH\x00\x12$\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x13.silo_wire.v1.ChunkH\x00\x42\x07\n\x05piece\"P\n\x13UploadOffsetRequest\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.silo_wire.v1.CallKey\x12\x15\n\rupdate_digest\x18\x02 \x01(\x0c\"6\n\x11UploadOffsetReply\x12\x0e\n\x06\x63hunks\x18\x01 \x01(\r\x12\x11\n\tcommitted\x18\x02 \x01(\x08\"\x98\x01\n\x0fTrainingSummary\x12\x10\n\x08\x65xamples\x18\x01 \x01(\x04\x12\x10\n\x08loss_max\x18\x02 \x01(\x01\x12\x10\n\x08loss_min\x18\x03 \x01(\x01\x12\x12\n\nloss_first\x18\x04 \x01(\x01\x12\x11\n\tloss_last\x18\x05 \x01(\x01\x12\x17\n\x0foptimizer_steps\x18\x06 \x01(\x04\x12\x0f\n\x07seconds\x18\x07 \x01(\x01\"\xca\x01\n\x0cUpdateHeader\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.silo_wire.v1.CallKey\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\x0c\x12(\n\x08manifest\x18\x03 \x01(\x0b\x32\x16.silo_wire.v1.Manifest\x12.\n\x07summary\x18\x04 \x01(\x0b\x32\x1d.silo_wire.v1.TrainingSummary\x12\x11\n\tsignature\x18\x05 \x01(\x0c\x12\x13\n\x0b\x66irst_chunk\x18\x06 \x01(\r\"j\n\x0bUpdatePiece\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1a.silo_wire.v1.UpdateHeaderH\x00\x12$\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x13.silo_wire.v1.ChunkH\x00\x42\x07\n\x05piece\"&\n\rUpdateReceipt\x12\x15\n\rupdate_digest\x18\x01 \x01(\x0c\"q\n\x0e\x44\x65\x63lineRequest\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.silo_wire.v1.CallKey\x12+\n\x06reason\x18\x02 \x01(\x0e\x32\x1b.silo_wire.v1.DeclineReason\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"o\n\x0eProgressReport\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.silo_wire.v1.CallKey\x12\'\n\x05phase\x18\x02 \x01(\x0e\x32\x18.silo_wire.v1.AgentPhase\x12\x10\n\x08\x66raction\x18\x03 \x01(\x01\"\xda\x01\n\x10\x45valuationReport\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.silo_wire.v1.CallKey\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\x0c\x12\r\n\x05split\x18\x03 \x01(\t\x12\x10\n\x08\x65xamples\x18\x04 \x01(\x04\x12\x15\n\rexact_matches\x18\x05 \x01(\x04\x12\x10\n\x08\x65xecuted\x18\x06 \x01(\x04\x12\x19\n\x11\x65xecution_matches\x18\x07 \x01(\x04\x12\x16\n\x0eloss_per_token\x18\x08 \x01(\x01\x12\x0f\n\x07seconds\x18\t \x01(\x01*\xeb\x01\n\rStandbyReason\x12\x1e\n\x1aSTANDBY_REASON_UNSPECIFIED\x10\x00\x12\x1a\n\x16STANDBY_REASON_NO_PLAN\x10\x01\x12\x1c\n\x18STANDBY_REASON_GATHERING\x10\x02\x12\"\n\x1eSTANDBY_REASON_UPDATE_RECEIVED\x10\x03\x12 \n\x1cSTANDBY_REASON_NOT_IN_COHORT\x10\x04\x12\x1e\n\x1aSTANDBY_REASON_AGGREGATING\x10\x05\x12\x1a\n\x16STANDBY_REASON_STOPPED\x10\x06*\xdd\x01\n\rDeclineReason\x12\x1e\n\x1a\x44\x45\x43LINE_REASON_UNSPECIFIED\x10\x00\x12\x19\n\x15\x44\x45\x43LINE_REASON_POLICY\x10\x01\x12\"\n\x1e\x44\x45\x43LINE_REASON_TRAINING_FAILED\x10\x02\x12\x17\n\x13\x44\x45\x43LINE_REASON_DATA\x10\x03\x12\x1c\n\x18\x44\x45\x43LINE_REASON_INTEGRITY\x10\x04\x12\x19\n\x15\x44\x45\x43LINE_REASON_PAUSED\x10\x05\x12\x1b\n\x17\x44\x45\x43LINE_REASON_STOPPING\x10\x06*\x94\x01\n\nAgentPhase\x12\x1b\n\x17\x41GENT_PHASE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x41GENT_PHASE_FETCHING\x10\x01\x12\x18\n\x14\x41GENT_PHASE_TRAINING\x10\x02\x12\x19\n\x15\x41GENT_PHASE_UPLOADING\x10\x03\x12\x1a\n\x16\x41GENT_PHASE_EVALUATING\x10\x04\x32\x8a\x05\n\nFederation\x12=\n\x06\x41ttend\x12\x1b.silo_wire.v1.AttendRequest\x1a\x14.silo_wire.v1.Notice0\x01\x12\x42\n\tFetchPlan\x12\x1e.silo_wire.v1.FetchPlanRequest\x1a\x13.silo_wire.v1.Chunk0\x01\x12\x45\n\x10\x44\x65\x63lareReadiness\x12\x1e.silo_wire.v1.ReadinessRequest\x1a\x11.silo_wire.v1.Ack\x12I\n\nFetchModel\x12\x1f.silo_wire.v1.FetchModelRequest\x1a\x18.silo_wire.v1.ModelPiece0\x01\x12R\n\x0cUploadOffset\x12!.silo_wire.v1.UploadOffsetRequest\x1a\x1f.silo_wire.v1.UploadOffsetReply\x12H\n\x0cUploadUpdate\x12\x19.silo_wire.v1.UpdatePiece\x1a\x1b.silo_wire.v1.UpdateReceipt(\x01\x12?\n\x0c\x44\x65\x63lineRound\x12\x1c.silo_wire.v1.DeclineRequest\x1a\x11.silo_wire.v1.Ack\x12\x41\n\x0eReportProgress\x12\x1c.silo_wire.v1.ProgressReport\x1a\x11.silo_wire.v1.Ack\x12\x45\n\x10ReportEvaluation\x12\x1e.silo_wire.v1.EvaluationReport\x1a\x11.silo_wire.v1.Ackb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dsilo_wire/v1/federation.proto\x12\x0csilo_wire.v1\x1a\x19silo_wire/v1/common.proto\"\x05\n\x03\x41\x63k\"x\n\rAttendRequest\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.silo_wire.v1.CallKey\x12\x14\n\x0cwire_version\x18\x02 \x01(\r\x12\x16\n\x0e\x61gent_instance\x18\x03 \x01(\x0c\x12\x15\n\ragent_version\x18\x04 \x01(\t\"\xe3\x01\n\x06Notice\x12(\n\x07standby\x18\x01 \x01(\x0b\x32\x15.silo_wire.v1.StandbyH\x00\x12(\n\x07prepare\x18\x02 \x01(\x0b\x32\x15.silo_wire.v1.PrepareH\x00\x12$\n\x05train\x18\x03 \x01(\x0b\x32\x13.silo_wire.v1.TrainH\x00\x12*\n\x08\x65valuate\x18\x04 \x01(\x0b\x32\x16.silo_wire.v1.EvaluateH\x00\x12*\n\x08\x66inished\x18\x05 \x01(\x0b\x32\x16.silo_wire.v1.FinishedH\x00\x42\x07\n\x05order\"F\n\x07Standby\x12+\n\x06reason\x18\x01 \x01(\x0e\x32\x1b.silo_wire.v1.StandbyReason\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\"\x1e\n\x07Prepare\x12\x13\n\x0bplan_digest\x18\x01 \x01(\x0c\"p\n\x05Train\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.silo_wire.v1.CallKey\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\x0c\x12\x14\n\x0cseconds_left\x18\x03 \x01(\x01\x12\x17\n\x0fincluded_update\x18\x04 \x01(\x0c\"Z\n\x08\x45valuate\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.silo_wire.v1.CallKey\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\x0c\x12\x14\n\x0cseconds_left\x18\x03 \x01(\x01\"f\n\x08\x46inished\x12\x13\n\x0bplan_digest\x18\x01 \x01(\x0c\x12\x0e\n\x06rounds\x18\x02 \x01(\r\x12\x1a\n\x12\x66inal_model_digest\x18\x03 \x01(\x0c\x12\x19\n\x11\x62\x65st_model_digest\x18\x04 \x01(\x0c\"6\n\x10\x46\x65tchPlanRequest\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.silo_wire.v1.CallKey\"F\n\nPlanBundle\x12\x11\n\tplan_json\x18\x01 \x01(\x0c\x12%\n\x05\x66iles\x18\x02 \x03(\x0b\x32\x16.silo_wire.v1.PlanFile\")\n\x08PlanFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c\"U\n\x10ReadinessRequest\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.silo_wire.v1.CallKey\x12\r\n\x05ready\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\"b\n\x11\x46\x65tchModelRequest\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.silo_wire.v1.CallKey\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\x0c\x12\x13\n\x0b\x66irst_chunk\x18\x03 \x01(\r\"Y\n\x0bModelHeader\x12(\n\x08manifest\x18\x01 \x01(\x0b\x32\x16.silo_wire.v1.Manifest\x12\r\n\x05round\x18\x02 \x01(\r\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"h\n\nModelPiece\x12+\n\x06header\x18\x01 \x01(\x0b\x32\x19.silo_wire.v1.ModelHeaderH\x00\x12$\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x13.silo_wire.v1.ChunkH\x00\x42\x07\n\x05piece\"P\n\x13UploadOffsetRequest\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.silo_wire.v1.CallKey\x12\x15\n\rupdate_digest\x18\x02 \x01(\x0c\"6\n\x11UploadOffsetReply\x12\x0e\n\x06\x63hunks\x18\x01 \x01(\r\x12\x11\n\tcommitted\x18\x02 \x01(\x08\"\x98\x01\n\x0fTrainingSummary\x12\x10\n\x08\x65xamples\x18\x01 \x01(\x04\x12\x10\n\x08loss_max\x18\x02 \x01(\x01\x12\x10\n\x08loss_min\x18\x03 \x01(\x01\x12\x12\n\nloss_first\x18\x04 \x01(\x01\x12\x11\n\tloss_last\x18\x05 \x01(\x01\x12\x17\n\x0foptimizer_steps\x18\x06 \x01(\x04\x12\x0f\n\x07seconds\x18\x07 \x01(\x01\"\xca\x01\n\x0cUpdateHeader\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.silo_wire.v1.CallKey\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\x0c\x12(\n\x08manifest\x18\x03 \x01(\x0b\x32\x16.silo_wire.v1.Manifest\x12.\n\x07summary\x18\x04 \x01(\x0b\x32\x1d.silo_wire.v1.TrainingSummary\x12\x11\n\tsignature\x18\x05 \x01(\x0c\x12\x13\n\x0b\x66irst_chunk\x18\x06 \x01(\r\"j\n\x0bUpdatePiece\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1a.silo_wire.v1.UpdateHeaderH\x00\x12$\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x13.silo_wire.v1.ChunkH\x00\x42\x07\n\x05piece\"&\n\rUpdateReceipt\x12\x15\n\rupdate_digest\x18\x01 \x01(\x0c\"q\n\x0e\x44\x65\x63lineRequest\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.silo_wire.v1.CallKey\x12+\n\x06reason\x18\x02 \x01(\x0e\x32\x1b.silo_wire.v1.DeclineReason\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"o\n\x0eProgressReport\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.silo_wire.v1.CallKey\x12\'\n\x05phase\x18\x02 \x01(\x0e\x32\x18.silo_wire.v1.AgentPhase\x12\x10\n\x08\x66raction\x18\x03 \x01(\x01\"\xda\x01\n\x10\x45valuationReport\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.silo_wire.v1.CallKey\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\x0c\x12\r\n\x05split\x18\x03 \x01(\t\x12\x10\n\x08\x65xamples\x18\x04 \x01(\x04\x12\x15\n\rexact_matches\x18\x05 \x01(\x04\x12\x10\n\x08\x65xecuted\x18\x06 \x01(\x04\x12\x19\n\x11\x65xecution_matches\x18\x07 \x01(\x04\x12\x16\n\x0eloss_per_token\x18\x08 \x01(\x01\x12\x0f\n\x07seconds\x18\t \x01(\x01*\xeb\x01\n\rStandbyReason\x12\x1e\n\x1aSTANDBY_REASON_UNSPECIFIED\x10\x00\x12\x1a\n\x16STANDBY_REASON_NO_PLAN\x10\x01\x12\x1c\n\x18STANDBY_REASON_GATHERING\x10\x02\x12\"\n\x1eSTANDBY_REASON_UPDATE_RECEIVED\x10\x03\x12 \n\x1cSTANDBY_REASON_NOT_IN_COHORT\x10\x04\x12\x1e\n\x1aSTANDBY_REASON_AGGREGATING\x10\x05\x12\x1a\n\x16STANDBY_REASON_STOPPED\x10\x06*\xdd\x01\n\rDeclineReason\x12\x1e\n\x1a\x44\x45\x43LINE_REASON_UNSPECIFIED\x10\x00\x12\x19\n\x15\x44\x45\x43LINE_REASON_POLICY\x10\x01\x12\"\n\x1e\x44\x45\x43LINE_REASON_TRAINING_FAILED\x10\x02\x12\x17\n\x13\x44\x45\x43LINE_REASON_DATA\x10\x03\x12\x1c\n\x18\x44\x45\x43LINE_REASON_INTEGRITY\x10\x04\x12\x19\n\x15\x44\x45\x43LINE_REASON_PAUSED\x10\x05\x12\x1b\n\x17\x44\x45\x43LINE_REASON_STOPPING\x10\x06*\x94\x01\n\nAgentPhase\x12\x1b\n\x17\x41GENT_PHASE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x41GENT_PHASE_FETCHING\x10\x01\x12\x18\n\x14\x41GENT_PHASE_TRAINING\x10\x02\x12\x19\n\x15\x41GENT_PHASE_UPLOADING\x10\x03\x12\x1a\n\x16\x41GENT_PHASE_EVALUATING\x10\x04\x32\x8a\x05\n\nFederation\x12=\n\x06\x41ttend\x12\x1b.silo_wire.v1.AttendRequest\x1a\x14.silo_wire.v1.Notice0\x01\x12\x42\n\tFetchPlan\x12\x1e.silo_wire.v1.FetchPlanRequest\x1a\x13.silo_wire.v1.Chunk0\x01\x12\x45\n\x10\x44\x65\x63lareReadiness\x12\x1e.silo_wire.v1.ReadinessRequest\x1a\x11.silo_wire.v1.Ack\x12I\n\nFetchModel\x12\x1f.silo_wire.v1.FetchModelRequest\x1a\x18.silo_wire.v1.ModelPiece0\x01\x12R\n\x0cUploadOffset\x12!.silo_wire.v1.UploadOffsetRequest\x1a\x1f.silo_wire.v1.UploadOffsetReply\x12H\n\x0cUploadUpdate\x12\x19.silo_wire.v1.UpdatePiece\x1a\x1b.silo_wire.v1.UpdateReceipt(\x01\x12?\n\x0c\x44\x65\x63lineRound\x12\x1c.silo_wire.v1.DeclineRequest\x1a\x11.silo_wire.v1.Ack\x12\x41\n\x0eReportProgress\x12\x1c.silo_wire.v1.ProgressReport\x1a\x11.silo_wire.v1.Ack\x12\x45\n\x10ReportEvaluation\x12\x1e.silo_wire.v1.EvaluationReport\x1a\x11.silo_wire.v1.Ackb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'silo_wire.v1.federation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STANDBYREASON']._serialized_start=2473
-  _globals['_STANDBYREASON']._serialized_end=2708
-  _globals['_DECLINEREASON']._serialized_start=2711
-  _globals['_DECLINEREASON']._serialized_end=2932
-  _globals['_AGENTPHASE']._serialized_start=2935
-  _globals['_AGENTPHASE']._serialized_end=3083
+  _globals['_STANDBYREASON']._serialized_start=2498
+  _globals['_STANDBYREASON']._serialized_end=2733
+  _globals['_DECLINEREASON']._serialized_start=2736
+  _globals['_DECLINEREASON']._serialized_end=2957
+  _globals['_AGENTPHASE']._serialized_start=2960
+  _globals['_AGENTPHASE']._serialized_end=3108
   _globals['_ACK']._serialized_start=74
   _globals['_ACK']._serialized_end=79
   _globals['_ATTENDREQUEST']._serialized_start=81
@@ -49,43 +49,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PREPARE']._serialized_start=505
   _globals['_PREPARE']._serialized_end=535
   _globals['_TRAIN']._serialized_start=537
-  _globals['_TRAIN']._serialized_end=624
-  _globals['_EVALUATE']._serialized_start=626
-  _globals['_EVALUATE']._serialized_end=716
-  _globals['_FINISHED']._serialized_start=718
-  _globals['_FINISHED']._serialized_end=820
-  _globals['_FETCHPLANREQUEST']._serialized_start=822
-  _globals['_FETCHPLANREQUEST']._serialized_end=876
-  _globals['_PLANBUNDLE']._serialized_start=878
-  _globals['_PLANBUNDLE']._serialized_end=948
-  _globals['_PLANFILE']._serialized_start=950
-  _globals['_PLANFILE']._serialized_end=991
-  _globals['_READINESSREQUEST']._serialized_start=993
-  _globals['_READINESSREQUEST']._serialized_end=1078
-  _globals['_FETCHMODELREQUEST']._serialized_start=1080
-  _globals['_FETCHMODELREQUEST']._serialized_end=1178
-  _globals['_MODELHEADER']._serialized_start=1180
-  _globals['_MODELHEADER']._serialized_end=1269
-  _globals['_MODELPIECE']._serialized_start=1271
-  _globals['_MODELPIECE']._serialized_end=1375
-  _globals['_UPLOADOFFSETREQUEST']._serialized_start=1377
-  _globals['_UPLOADOFFSETREQUEST']._serialized_end=1457
-  _globals['_UPLOADOFFSETREPLY']._serialized_start=1459
-  _globals['_UPLOADOFFSETREPLY']._serialized_end=1513
-  _globals['_TRAININGSUMMARY']._serialized_start=1516
-  _globals['_TRAININGSUMMARY']._serialized_end=1668
-  _globals['_UPDATEHEADER']._serialized_start=1671
-  _globals['_UPDATEHEADER']._serialized_end=1873
-  _globals['_UPDATEPIECE']._serialized_start=1875
-  _globals['_UPDATEPIECE']._serialized_end=1981
-  _globals['_UPDATERECEIPT']._serialized_start=1983
-  _globals['_UPDATERECEIPT']._serialized_end=2021
-  _globals['_DECLINEREQUEST']._serialized_start=2023
-  _globals['_DECLINEREQUEST']._serialized_end=2136
-  _globals['_PROGRESSREPORT']._serialized_start=2138
-  _globals['_PROGRESSREPORT']._serialized_end=2249
-  _globals['_EVALUATIONREPORT']._serialized_start=2252
-  _globals['_EVALUATIONREPORT']._serialized_end=2470
-  _globals['_FEDERATION']._serialized_start=3086
-  _globals['_FEDERATION']._serialized_end=3736
+  _globals['_TRAIN']._serialized_end=649
+  _globals['_EVALUATE']._serialized_start=651
+  _globals['_EVALUATE']._serialized_end=741
+  _globals['_FINISHED']._serialized_start=743
+  _globals['_FINISHED']._serialized_end=845
+  _globals['_FETCHPLANREQUEST']._serialized_start=847
+  _globals['_FETCHPLANREQUEST']._serialized_end=901
+  _globals['_PLANBUNDLE']._serialized_start=903
+  _globals['_PLANBUNDLE']._serialized_end=973
+  _globals['_PLANFILE']._serialized_start=975
+  _globals['_PLANFILE']._serialized_end=1016
+  _globals['_READINESSREQUEST']._serialized_start=1018
+  _globals['_READINESSREQUEST']._serialized_end=1103
+  _globals['_FETCHMODELREQUEST']._serialized_start=1105
+  _globals['_FETCHMODELREQUEST']._serialized_end=1203
+  _globals['_MODELHEADER']._serialized_start=1205
+  _globals['_MODELHEADER']._serialized_end=1294
+  _globals['_MODELPIECE']._serialized_start=1296
+  _globals['_MODELPIECE']._serialized_end=1400
+  _globals['_UPLOADOFFSETREQUEST']._serialized_start=1402
+  _globals['_UPLOADOFFSETREQUEST']._serialized_end=1482
+  _globals['_UPLOADOFFSETREPLY']._serialized_start=1484
+  _globals['_UPLOADOFFSETREPLY']._serialized_end=1538
+  _globals['_TRAININGSUMMARY']._serialized_start=1541
+  _globals['_TRAININGSUMMARY']._serialized_end=1693
+  _globals['_UPDATEHEADER']._serialized_start=1696
+  _globals['_UPDATEHEADER']._serialized_end=1898
+  _globals['_UPDATEPIECE']._serialized_start=1900
+  _globals['_UPDATEPIECE']._serialized_end=2006
+  _globals['_UPDATERECEIPT']._serialized_start=2008
+  _globals['_UPDATERECEIPT']._serialized_end=2046
+  _globals['_DECLINEREQUEST']._serialized_start=2048
+  _globals['_DECLINEREQUEST']._serialized_end=2161
+  _globals['_PROGRESSREPORT']._serialized_start=2163
+  _globals['_PROGRESSREPORT']._serialized_end=2274
+  _globals['_EVALUATIONREPORT']._serialized_start=2277
+  _globals['_EVALUATIONREPORT']._serialized_end=2495
+  _globals['_FEDERATION']._serialized_start=3111
+  _globals['_FEDERATION']._serialized_end=3761
 # @@protoc_insertion_point(module_scope)

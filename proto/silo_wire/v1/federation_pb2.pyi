@@ -234,8 +234,11 @@ class Train(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     SECONDS_LEFT_FIELD_NUMBER: _builtins.int
+    INCLUDED_UPDATE_FIELD_NUMBER: _builtins.int
     model_digest: _builtins.bytes
     seconds_left: _builtins.float
+    included_update: _builtins.bytes
+    """manifest digest of this silo's newest update that a model includes; empty: none yet"""
     @_builtins.property
     def key(self) -> _common_pb2.CallKey: ...
     def __init__(
@@ -244,10 +247,11 @@ class Train(_message.Message):
         key: _common_pb2.CallKey | None = ...,
         model_digest: _builtins.bytes = ...,
         seconds_left: _builtins.float = ...,
+        included_update: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "model_digest", b"model_digest", "seconds_left", b"seconds_left"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["included_update", b"included_update", "key", b"key", "model_digest", b"model_digest", "seconds_left", b"seconds_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
