@@ -60,6 +60,10 @@ class Processes:
         )
         self._running.append((name, process, log))
 
+    def pid(self, name: str) -> int:
+        """Raises StateError when there is no such process."""
+        return self._entry(name)[1].pid
+
     def check(self) -> None:
         """Raise StateError with the last lines of the log of a child that has ended."""
         for name, process, _ in self._running:
@@ -71,11 +75,30 @@ class Processes:
 
     def stop(self, name: str) -> None:
         """SIGTERM, and SIGKILL for one that does not end in time; raises StateError when there is no such process."""
+        entry = self._entry(name)
+        self._stop(entry)
+        self._running.remove(entry)
+
+    def ended(self, name: str) -> int | None:
+        """The exit code of a child that has ended, which is then forgotten and may be started again; None while it runs."""
+        entry = self._entry(name)
+        code = entry[1].poll()
+        if code is not None:
+            self._stop(entry)
+            self._running.remove(entry)
+        return code
+
+    def kill(self, name: str) -> None:
+        """SIGKILL, and wait for its end; raises StateError when there is no such process."""
+        entry = self._entry(name)
+        entry[1].kill()
+        self._stop(entry)
+        self._running.remove(entry)
+
+    def _entry(self, name: str) -> tuple[str, subprocess.Popen[bytes], IO[bytes]]:
         for entry in self._running:
             if entry[0] == name:
-                self._stop(entry)
-                self._running.remove(entry)
-                return
+                return entry
         raise StateError(f"no process {name} was started")
 
     def _stop(self, entry: tuple[str, subprocess.Popen[bytes], IO[bytes]]) -> None:
