@@ -10,7 +10,12 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from silo_agent.task.effects import Activity, JournalActivity
 
 _MEASURED = (Activity.FETCHING, Activity.TRAINING, Activity.UPLOADING, Activity.EVALUATING)
-_PROBLEMS = frozenset({"work-failed", "errand-refused", "unreachable", "coordinator-not-told", "bad-line"})
+_PROBLEMS = frozenset(
+    {
+        *("work-failed", "errand-refused", "unreachable", "coordinator-not-told", "bad-line"),
+        *("checkpoint-ignored", "checkpoint-not-written"),
+    }
+)
 
 
 class LogDisplay:

@@ -135,6 +135,7 @@ class RoundJournal:
                 self.set_fact("plan", plan)
             case JournalModel(plan, model):
                 self.set_fact("model", f"{plan} {model}")
+                self._delete_checkpoints(but=self.checkpoint_file(model))
             case JournalUpdate(update):
                 self._record_update(update)
             case JournalOutcome(key=key):
@@ -174,6 +175,9 @@ class RoundJournal:
 
     def update_file(self, key: RoundKey) -> Path:
         return self._updates / f"{key.plan[:32]}-round-{key.round}-attempt-{key.attempt}.delta"
+
+    def checkpoint_file(self, model: Digest) -> Path:
+        return self._updates / f"{model}.checkpoint"
 
     # ---- what commands read and write ---------------------------------------------------------------------------
 
@@ -234,6 +238,13 @@ class RoundJournal:
         kept = self.update_file(key)
         for path in self._updates.glob("*.delta"):
             if path != kept:
+                path.unlink(missing_ok=True)
+        self._delete_checkpoints()
+
+    def _delete_checkpoints(self, *, but: Path | None = None) -> None:
+        """What training from another model left is of no use: a round is over when the next model is here."""
+        for path in self._updates.glob("*.checkpoint*"):
+            if path != but:
                 path.unlink(missing_ok=True)
 
     def _execute(self, statement: Insert) -> None:

@@ -54,6 +54,7 @@ class SiloFolder:
 
     @property
     def updates(self) -> Path:
+        """What training makes: an update on its way out, and the checkpoint of a training under way."""
         return self.root / "updates"
 
     @property

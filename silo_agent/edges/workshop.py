@@ -12,7 +12,7 @@ import torch
 from security.errors import StateError, StorageError
 from silo_agent.edges.silo_sources import SiloSources
 from silo_agent.policy import SiloPolicy
-from silo_agent.service.ports import Cancelled, DataSummary, Progress, RoundModel, TrainedUpdate, WorkCancelled
+from silo_agent.service.ports import Cancelled, DataSummary, Notice, Progress, RoundModel, TrainedUpdate, WorkCancelled
 from silo_agent.settings import Settings
 from silo_agent.sql_sandbox import Rows, Sandbox, run_select
 from silo_agent.task.update import TrainingStopped
@@ -50,7 +50,9 @@ class Workshop:
         key: RoundKey,
         model: RoundModel,
         update_file: Path,
+        checkpoint_file: Path,
         progress: Progress,
+        notice: Notice,
         cancelled: Cancelled,
     ) -> TrainedUpdate:
         trainer = self._of(bundle)
@@ -60,7 +62,9 @@ class Workshop:
                 model_path=model.file,
                 model=model.manifest,
                 update_path=update_file,
+                checkpoint_path=checkpoint_file,
                 on_progress=lambda fraction, _loss: progress(fraction),
+                on_notice=notice,
                 should_stop=cancelled,
             )
         return TrainedUpdate(manifest=update.manifest, summary=update.summary)

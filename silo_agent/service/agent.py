@@ -9,6 +9,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 from security.errors import (
@@ -26,6 +27,7 @@ from silo_agent.service.ports import (
     CoordinatorPort,
     DisplayPort,
     JournalPort,
+    Notice,
     PlanGatePort,
     PlanStorePort,
     Progress,
@@ -282,14 +284,18 @@ class AgentService:
         bundle = self._prepared(order.key.plan)
         model = self._fetched(order.model)
         update_file = self._journal.update_file(order.key)
+        checkpoint_file = self._journal.checkpoint_file(order.model)
         progress = self._progress(order.key, AgentPhase.TRAINING)
+        notice = self._notice()
         trained = await self._in_thread(
             lambda cancelled: self._trainer.train(
                 bundle=bundle,
                 key=order.key,
                 model=model,
                 update_file=update_file,
+                checkpoint_file=checkpoint_file,
                 progress=progress,
+                notice=notice,
                 cancelled=cancelled,
             )
         )
@@ -351,6 +357,15 @@ class AgentService:
         if self._model is None or self._model.manifest.digest != model:
             raise StateError(f"model {model} is not fetched: nothing was done with it")
         return self._model
+
+    def _notice(self) -> Notice:
+        """For work in another thread."""
+        loop = asyncio.get_running_loop()
+
+        def tell(event: str, detail: str) -> None:
+            loop.call_soon_threadsafe(partial(self._display.note, event, detail=detail))
+
+        return tell
 
     # ---- progress -----------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 Work that takes long gets `progress`, to be called with a fraction from 0 to 1 as often as it likes, and `cancelled`, to
 be asked often (each optimizer step, each batch); when that says True the work raises WorkCancelled and leaves no file
-behind that a later run would trust.
+behind that a later run would trust, but for a checkpoint that names the work it belongs to.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -19,6 +19,8 @@ from silo_wire.plan import PlanBundle
 
 Progress = Callable[[float], None]
 Cancelled = Callable[[], bool]
+Notice = Callable[[str, str], None]
+"""Something that this silo's people should know of work that goes on all the same: an event and its detail."""
 
 
 class WorkCancelled(Exception):
@@ -70,10 +72,15 @@ class TrainerPort(Protocol):
         key: RoundKey,
         model: RoundModel,
         update_file: Path,
+        checkpoint_file: Path,
         progress: Progress,
+        notice: Notice,
         cancelled: Cancelled,
     ) -> TrainedUpdate:
-        """Train one round from `model`; write the delta, flat and of the same layout, to `update_file` and fsync it."""
+        """Train one round from `model`; write the delta, flat and of the same layout, to `update_file` and fsync it.
+
+        What an earlier process left in `checkpoint_file` of the same training is not done again.
+        """
 
     def evaluate(
         self, *, bundle: PlanBundle, model: RoundModel, progress: Progress, cancelled: Cancelled
@@ -128,6 +135,9 @@ class JournalPort(Protocol):
 
     def update_file(self, key: RoundKey, /) -> Path:
         """Where the update of this attempt lies or will lie."""
+
+    def checkpoint_file(self, model: Digest, /) -> Path:
+        """Where the checkpoint of training from `model` lies or will lie, until its update or another model is recorded."""
 
 
 class PlanStorePort(Protocol):

@@ -9,15 +9,16 @@ steps and after the last step (that window may be shorter); the loss reduction i
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from silo_agent.task.update import TrainingDiverged, TrainingStopped
 from silo_agent.training.batches import EncodedExamples, collate, shuffled_batches
+from silo_agent.training.checkpoint import CheckpointFile, TrainingState
 from silo_agent.training.device import autocast
 from silo_agent.training.local_optimizer import learning_rate_factor, local_optimizer
+from silo_agent.training.loss_log import LossLog
 from silo_agent.training.model import T5
 from silo_agent.training.task_loss import summed_loss
 from silo_wire.messages import TrainingSummary
@@ -25,35 +26,6 @@ from silo_wire.plan import TrainingSection
 
 Progress = Callable[[float, float], None]
 """Called after each optimizer step with the fraction done (0 to 1) and the effective batch's task loss."""
-
-
-@dataclass(slots=True)
-class LossLog:
-    """Token-mean losses over windows of optimizer steps."""
-
-    every: int
-    losses: list[float]
-    _sum: float = 0.0
-    _tokens: int = 0
-    _steps: int = 0
-
-    @classmethod
-    def empty(cls, every: int) -> "LossLog":
-        return cls(every, [])
-
-    def add(self, loss_sum: float, tokens: int) -> None:
-        """One optimizer step's summed loss over its target tokens."""
-        self._sum += loss_sum
-        self._tokens += tokens
-        self._steps += 1
-        if self._steps == self.every:
-            self.close()
-
-    def close(self) -> None:
-        """Log the window that is open, if it has a step."""
-        if self._steps:
-            self.losses.append(self._sum / self._tokens)
-            self._sum, self._tokens, self._steps = 0.0, 0, 0
 
 
 def train_locally(
@@ -64,11 +36,12 @@ def train_locally(
     *,
     seed: int,
     round_parameters: Sequence[torch.Tensor] | None,
+    checkpoint: CheckpointFile | None,
     on_progress: Progress,
     should_stop: Callable[[], bool],
     clock: Callable[[], float],
 ) -> TrainingSummary:
-    """Train `model` in place on all of `examples` for `section.epochs`.
+    """Train `model` in place on all of `examples` for `section.epochs`; the epochs that `checkpoint` holds are not repeated.
 
     `parameters` are the model's own in a fixed order; `round_parameters`, in the same order, are needed for FedProx
     alone. Data order and dropout depend on `seed` and nothing else; the process's random state is left as it was. Raises
@@ -80,11 +53,15 @@ def train_locally(
     optimizer = local_optimizer(section, parameters)
     per_epoch = math.ceil(math.ceil(len(examples) / section.batch_size) / section.gradient_accumulation)
     steps = per_epoch * section.epochs
-    log, step = LossLog.empty(section.loss_log_steps), 0
+    epoch, step, earlier_s, log = 0, 0, 0.0, LossLog.empty(section.loss_log_steps)
     model.train()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
-        for _ in range(section.epochs):
+        if checkpoint is not None and (state := checkpoint.load(device)) is not None:
+            _take_over(state, parameters, optimizer, generator)
+            epoch, step, earlier_s, log = state.epochs, state.steps, state.seconds, state.log
+            del state  # or its copy of the parameters would stay
+        while epoch < section.epochs:
             batches = shuffled_batches(examples, batch_size=section.batch_size, generator=generator)
             for start in range(0, len(batches), section.gradient_accumulation):
                 group = batches[start : start + section.gradient_accumulation]
@@ -103,6 +80,19 @@ def train_locally(
                 step += 1
                 log.add(loss_sum, tokens)
                 on_progress(step / steps, loss_sum / tokens)
+            epoch += 1
+            if checkpoint is not None and epoch < section.epochs:
+                checkpoint.save(
+                    TrainingState(
+                        epochs=epoch,
+                        steps=step,
+                        seconds=earlier_s + clock() - began,
+                        log=log,
+                        parameters=parameters,
+                        optimizer=optimizer.state_dict()["state"],
+                        random=_random_states(generator, device),
+                    )
+                )
     optimizer.zero_grad()
     log.close()
     return TrainingSummary(
@@ -112,8 +102,32 @@ def train_locally(
         loss_first=log.losses[0],
         loss_last=log.losses[-1],
         optimizer_steps=step,
-        seconds=clock() - began,
+        seconds=earlier_s + clock() - began,
     )
+
+
+def _random_states(generator: torch.Generator, device: torch.device) -> dict[str, torch.Tensor]:
+    """Of the data order (`generator`) and of dropout, which draws on the CPU or on the GPU."""
+    states = {"order": generator.get_state(), "cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def _take_over(
+    state: TrainingState,
+    parameters: Sequence[nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    generator: torch.Generator,
+) -> None:
+    with torch.no_grad():
+        for parameter, value in zip(parameters, state.parameters, strict=True):
+            parameter.copy_(value)
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state.optimizer})
+    generator.set_state(state.random["order"])
+    torch.set_rng_state(state.random["cpu"])
+    if "cuda" in state.random:
+        torch.cuda.set_rng_state(state.random["cuda"], parameters[0].device)
 
 
 def accumulate_gradient(

@@ -17,6 +17,7 @@ from blake3 import blake3
 from security.errors import DataError, StorageError
 from silo_agent.task.update import FloatBlock, LocalUpdate, delta_norm, encode_update
 from silo_agent.training.batches import EncodedExamples, encode_examples
+from silo_agent.training.checkpoint import CheckpointFile, Notice, training_identity
 from silo_agent.training.device import DeviceSettings, chosen_device
 from silo_agent.training.evaluation import SameResult, evaluate
 from silo_agent.training.generation import generated
@@ -85,10 +86,15 @@ class SiloTrainer:
         model_path: Path,
         model: Manifest,
         update_path: Path,
+        checkpoint_path: Path | None = None,
         on_progress: Progress = lambda fraction, loss: None,
+        on_notice: Notice = lambda event, detail: None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> LocalUpdate:
         """Train from the round model in `model_path` and write the delta (float32, layout order) to `update_path`.
+
+        Each epoch but the last leaves a checkpoint in `checkpoint_path`, if one is given; one of this very training that is
+        there already is gone on from. It is the caller's to delete once the update counts.
 
         The same plan, round, silo, data and thread count give the same bytes on a CPU; on a GPU the order of some sums is free.
         Raises IntegrityError for a damaged
@@ -103,6 +109,7 @@ class SiloTrainer:
             self._section,
             seed=self._seed("train", round_number),
             round_parameters=self._round_parameters(model_path) if self._section.fedprox_mu else None,
+            checkpoint=self._checkpoint(checkpoint_path, round_number, model, on_notice) if checkpoint_path else None,
             on_progress=on_progress,
             should_stop=should_stop,
             clock=self._clock,
@@ -185,6 +192,17 @@ class SiloTrainer:
             vector[start : start + spec.elements].view(spec.shape).to(self._device)
             for spec, start in self._layout.placed()
         ]
+
+    def _checkpoint(self, path: Path, round_number: int, model: Manifest, notice: Notice) -> CheckpointFile:
+        training = training_identity(
+            plan=self._plan.digest,
+            round_number=round_number,
+            silo=self._silo,
+            model=model.digest,
+            examples=self.encoded("train"),
+            device=self._device,
+        )
+        return CheckpointFile(path, training, update_bytes=self._layout.total_bytes, notice=notice)
 
     def _chosen(self, split: Split, most: int) -> list[int]:
         count = len(self._data.split(split))

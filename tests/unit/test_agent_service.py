@@ -24,7 +24,7 @@ from silo_agent.edges.round_journal import LastModel, RoundJournal
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.policy import PolicyRules, SiloPolicy
 from silo_agent.service.agent import AgentService
-from silo_agent.service.ports import Cancelled, DataSummary, Progress, RoundModel, TrainedUpdate, WorkCancelled
+from silo_agent.service.ports import Cancelled, DataSummary, Notice, Progress, RoundModel, TrainedUpdate, WorkCancelled
 from silo_agent.task.effects import JournalActivity
 from silo_agent.task.machine import Ready, Stopped
 from silo_wire.manifest import manifest_of
@@ -89,7 +89,9 @@ class ByteTrainer:
         key: RoundKey,
         model: RoundModel,
         update_file: Path,
+        checkpoint_file: Path,
         progress: Progress,
+        notice: Notice,
         cancelled: Cancelled,
     ) -> TrainedUpdate:
         self.began.set()

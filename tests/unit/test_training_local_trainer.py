@@ -13,7 +13,8 @@ from transformers import T5ForConditionalGeneration
 from silo_agent.task.update import TrainingDiverged, TrainingStopped
 from silo_agent.training.batches import EncodedExamples, collate, shuffled_batches, sorted_batches
 from silo_agent.training.local_optimizer import learning_rate_factor, local_optimizer
-from silo_agent.training.local_trainer import LossLog, accumulate_gradient, train_locally
+from silo_agent.training.local_trainer import accumulate_gradient, train_locally
+from silo_agent.training.loss_log import LossLog
 from silo_wire.messages import TrainingSummary
 from silo_wire.plan import TrainingSection
 
@@ -52,6 +53,7 @@ def train(
         plan,
         seed=seed,
         round_parameters=origin,
+        checkpoint=None,
         on_progress=lambda fraction, loss: None if seen is None else seen.append((fraction, loss)),
         should_stop=lambda: False,
         clock=lambda: 0.0,
@@ -241,6 +243,7 @@ def test_cancellation_is_heard_within_an_effective_batch() -> None:
             section(gradient_accumulation=4),
             seed=1,
             round_parameters=None,
+            checkpoint=None,
             on_progress=lambda fraction, loss: pytest.fail("no step may complete"),
             should_stop=stop,
             clock=lambda: 0.0,

@@ -1,0 +1,301 @@
+"""The checkpoint of a local training: what a restarted agent needs to go on after the last whole epoch, bit for bit.
+
+One private safetensors file, replaced whole (temp, fsync, rename): parameters, the local optimizer's state and every
+random state as tensors, canonical JSON for the rest in the header's metadata, and as its last tensor the BLAKE3 of all
+bytes before it. It is written and read tensor by tensor, hashed on the way.
+
+It names the training that it belongs to, down to what may change a bit of the result. One that belongs to another
+training, or is damaged, is deleted and training begins anew. A checkpoint is a convenience: where it cannot be written,
+or would leave no room for the update, training goes on without, says so once, and deletes the one that it had, because
+the update needs the room more.
+
+There is none after the last epoch: it would cost every round a write of the whole model, to save one epoch where an
+agent is killed in the few seconds until the update is on disk.
+"""
+
+import errno
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from io import FileIO
+from pathlib import Path
+from typing import IO
+
+import torch
+import transformers
+from blake3 import blake3
+
+from security import files
+from silo_agent.training.batches import EncodedExamples
+from silo_agent.training.loss_log import LossLog
+from silo_wire.canonical import DIGEST_BYTES, Digest, canonical_json
+
+FORMAT = 1
+"""To be raised with the file's layout, and when local training comes to other bits from the same plan and data."""
+BLOCK_BYTES = 4 << 20
+_METADATA, _CONTENT, _DIGEST = "__metadata__", "checkpoint", "digest"
+_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "U8": torch.uint8}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+Notice = Callable[[str, str], None]
+"""Called with an event and its detail: `training-resumed`, `checkpoint-ignored`, `checkpoint-not-written`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingIdentity:
+    """What a local training's result depends on; the plan's digest covers all its settings, the seed included."""
+
+    plan: Digest
+    round: int
+    silo: str
+    model: Digest
+    examples: Digest
+    device: str
+    threads: int
+    torch: str
+    transformers: str
+    format: int = FORMAT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingState:
+    """Where a local training stands after a whole epoch; the tensors are training's own, not copies.
+
+    `optimizer` is the state of torch's state_dict, by the parameter's index; `random` holds uint8 states, on the CPU.
+    """
+
+    epochs: int
+    steps: int
+    seconds: float
+    log: LossLog
+    parameters: Sequence[torch.Tensor]
+    optimizer: Mapping[int, Mapping[str, torch.Tensor | float]]
+    random: Mapping[str, torch.Tensor]
+
+
+class CheckpointFile:
+    """Where one training keeps its checkpoint. No method raises for what the disk does."""
+
+    def __init__(self, path: Path, training: TrainingIdentity, *, update_bytes: int, notice: Notice) -> None:
+        """`update_bytes` is the room that a checkpoint has to leave."""
+        self._path, self._part = path, path.with_name(f"{path.name}.part")
+        self._training = training
+        self._update_bytes = update_bytes
+        self._notice = notice
+        self._given_up = False
+
+    def load(self, device: torch.device) -> TrainingState | None:
+        """What an earlier process left of this very training, its tensors on `device`; else None, and the file is gone."""
+        try:
+            with self._path.open("rb", buffering=0) as file:
+                state = _read(file, self._training, device)
+        except FileNotFoundError:
+            self._delete()
+            return None
+        except (OSError, _Unusable) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            self._notice("checkpoint-ignored", f"{self._path} {reason}: training begins anew")
+            self._delete()
+            return None
+        self._notice("training-resumed", f"after epoch {state.epochs}, optimizer step {state.steps}")
+        return state
+
+    def save(self, state: TrainingState) -> None:
+        """Replace the checkpoint; it is on disk when this returns, unless a notice was given."""
+        if self._given_up:
+            return
+        tensors = dict(_named(state))
+        header = _header(self._training, state, tensors)
+        try:
+            self._require_room(len(header) + sum(tensor.nbytes for tensor in tensors.values()) + DIGEST_BYTES)
+            descriptor = os.open(
+                self._part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, files.PRIVATE_FILE_MODE
+            )
+            with os.fdopen(descriptor, "wb") as file:
+                _write(file, header, tensors)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(self._part, self._path)
+            files.sync_folder(self._path.parent)
+        except OSError as error:
+            self._given_up = True
+            self._delete()
+            self._notice(
+                "checkpoint-not-written",
+                f"{self._path} cannot be written ({error.strerror}): this training goes on without checkpoints and begins "
+                "anew after a restart; free some space",
+            )
+
+    def _require_room(self, size: int) -> None:
+        disk = os.statvfs(self._path.parent)
+        free = disk.f_bavail * disk.f_frsize
+        if free < size + self._update_bytes:
+            raise OSError(
+                errno.ENOSPC,
+                f"{free} bytes are free, it takes {size} and the update {self._update_bytes}",
+            )
+
+    def _delete(self) -> None:
+        for path in (self._part, self._path):
+            with suppress(OSError):  # on a disk that refuses even this, what is left is replaced or ignored later
+                path.unlink(missing_ok=True)
+
+
+def training_identity(
+    *, plan: Digest, round_number: int, silo: str, model: Digest, examples: EncodedExamples, device: torch.device
+) -> TrainingIdentity:
+    """Of a training that runs in this process, with its versions and its number of threads."""
+    return TrainingIdentity(
+        plan=plan,
+        round=round_number,
+        silo=silo,
+        model=model,
+        examples=_examples_digest(examples),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        threads=torch.get_num_threads(),
+        torch=str(torch.__version__),
+        transformers=transformers.__version__,
+    )
+
+
+def _examples_digest(examples: EncodedExamples) -> Digest:
+    hasher = blake3()
+    for ids in (*examples.inputs, *examples.targets):
+        hasher.update(len(ids).to_bytes(8, "little"))
+        hasher.update(ids.astype("<i4", copy=False).tobytes())
+    return Digest(hasher.hexdigest())
+
+
+# ---- the file -----------------------------------------------------------------------------------------------------
+
+
+class _Unusable(Exception):
+    """Why a file is no checkpoint of this training, as the predicate of a sentence about it."""
+
+
+def _named(state: TrainingState) -> Iterator[tuple[str, torch.Tensor]]:
+    for index, parameter in enumerate(state.parameters):
+        yield f"parameter.{index}", parameter
+    for index, entries in state.optimizer.items():
+        for name, value in entries.items():
+            if isinstance(value, torch.Tensor):
+                yield f"optimizer.{index}.{name}", value
+    for name, value in state.random.items():
+        yield f"random.{name}", value
+
+
+def _header(training: TrainingIdentity, state: TrainingState, tensors: Mapping[str, torch.Tensor]) -> bytes:
+    content = {
+        "training": asdict(training),
+        "epochs": state.epochs,
+        "steps": state.steps,
+        "seconds": state.seconds,
+        "log": asdict(state.log),
+        "optimizer": {
+            index: {name: value for name, value in entries.items() if not isinstance(value, torch.Tensor)}
+            for index, entries in state.optimizer.items()
+        },
+    }
+    entries: dict[str, object] = {_METADATA: {_CONTENT: canonical_json(content).decode()}}
+    begin = 0
+    for name, dtype, shape, size in (
+        *((name, _NAMES[tensor.dtype], list(tensor.shape), tensor.nbytes) for name, tensor in tensors.items()),
+        (_DIGEST, "U8", [DIGEST_BYTES], DIGEST_BYTES),
+    ):
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, begin + size]}
+        begin += size
+    # Not sorted: readers take the tensors in the order in which their bytes lie.
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _write(file: IO[bytes], header: bytes, tensors: Mapping[str, torch.Tensor]) -> None:
+    hasher = blake3(header)
+    file.write(header)
+    for tensor in tensors.values():
+        for block in _blocks(_bytes_of(tensor.detach().cpu().contiguous())):
+            hasher.update(block)
+            file.write(block)
+    file.write(hasher.digest())
+
+
+def _read(file: FileIO, training: TrainingIdentity, device: torch.device) -> TrainingState:
+    """Raises _Unusable, OSError. Twice through the file: what does not have its digest is not even parsed."""
+    _require_whole(file)
+    file.seek(0)
+    entries = json.loads(_read_exactly(file, int.from_bytes(_read_exactly(file, 8), "little")))
+    content = json.loads(entries.pop(_METADATA)[_CONTENT])
+    _require_same(training, content["training"])
+    parameters: list[torch.Tensor] = []
+    optimizer: dict[int, dict[str, torch.Tensor | float]] = {
+        int(index): dict(numbers) for index, numbers in content["optimizer"].items()
+    }
+    random: dict[str, torch.Tensor] = {}
+    for name, entry in entries.items():
+        tensor = torch.empty(entry["shape"], dtype=_DTYPES[entry["dtype"]])
+        for block in _blocks(_bytes_of(tensor)):
+            _fill(file, block)
+        match name.split(".", 2):
+            case ["parameter", _]:
+                parameters.append(tensor.to(device))
+            case ["optimizer", index, key]:
+                optimizer[int(index)][key] = tensor.to(device)
+            case ["random", key]:
+                random[key] = tensor
+    return TrainingState(
+        epochs=content["epochs"],
+        steps=content["steps"],
+        seconds=content["seconds"],
+        log=LossLog(**content["log"]),
+        parameters=parameters,
+        optimizer=optimizer,
+        random=random,
+    )
+
+
+def _require_whole(file: FileIO) -> None:
+    left = os.fstat(file.fileno()).st_size - DIGEST_BYTES
+    hasher, buffer = blake3(), memoryview(bytearray(BLOCK_BYTES))
+    while left > 0:
+        block = buffer[: min(left, BLOCK_BYTES)]
+        _fill(file, block)
+        hasher.update(block)
+        left -= len(block)
+    if file.read() != hasher.digest():
+        raise _Unusable("is damaged: it does not have its digest")
+
+
+def _require_same(training: TrainingIdentity, theirs: Mapping[str, object]) -> None:
+    ours = asdict(training)
+    for name in sorted(ours.keys() | theirs.keys()):
+        if ours.get(name) != theirs.get(name):
+            raise _Unusable(f"is of another training (its {name} is {theirs.get(name)}, here it is {ours.get(name)})")
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The contiguous CPU tensor's own memory."""
+    data: memoryview = tensor.reshape(-1).view(torch.uint8).numpy().data
+    return data
+
+
+def _blocks(data: memoryview) -> Iterator[memoryview]:
+    for start in range(0, len(data), BLOCK_BYTES):
+        yield data[start : start + BLOCK_BYTES]
+
+
+def _read_exactly(file: FileIO, size: int) -> bytearray:
+    data = bytearray(size)
+    _fill(file, memoryview(data))
+    return data
+
+
+def _fill(file: FileIO, target: memoryview) -> None:
+    filled = 0
+    while filled < len(target):
+        count = file.readinto(target[filled:])
+        if not count:
+            raise _Unusable("is cut off")
+        filled += count
