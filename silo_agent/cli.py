@@ -148,6 +148,7 @@ async def _run_agent(
     from silo_agent.edges.channel import mutual_channel
     from silo_agent.edges.display import LogDisplay, TerminalDisplay
     from silo_agent.edges.grpc_client import GrpcCoordinator
+    from silo_agent.edges.instance import next_instance
     from silo_agent.edges.model_cache import ModelCache
     from silo_agent.edges.plan_store import PlanStore
     from silo_agent.policy import SiloPolicy
@@ -171,6 +172,7 @@ async def _run_agent(
                     models=ModelCache(folder.models, kept=settings.storage.models_kept),
                     agent_version=agent_version(),
                     unreachable=unreachable,
+                    instance=next_instance(journal),
                 ),
                 journal=journal,
                 plans=PlanStore(folder.plans),

@@ -116,8 +116,8 @@ class Federation:
     async def attend(self, silo: SiloName, instance: bytes, plan: Digest) -> AsyncGenerator[Order, None]:
         """The order that stands for this silo, now and whenever it changes, for as long as the agent is there.
 
-        `instance` tells agents of one silo apart; `plan` is the one that the agent holds. Ends when the same agent
-        attends anew. Raises Conflict for a second agent, AuthorisationError for a silo that is not enrolled. Close the
+        `instance` tells agents of one silo apart (attendance.py); `plan` is the one that the agent holds. Ends when
+        the same agent attends anew, also from a restart. Raises Conflict for a second agent, AuthorisationError for a silo that is not enrolled. Close the
         generator (contextlib.aclosing) when the stream breaks: that is how the silo leaves.
         """
         self.require_enrolled(silo)
@@ -125,6 +125,8 @@ class Federation:
         _log.info("silo connected", silo=silo, holds_plan=plan)
         try:
             await asyncio.to_thread(self._store.seen, silo, self._clock())
+            if seat.restarted:
+                self._loop.post_soon(SiloLeft(now=self._clock(), silo=silo))
             self._changed()
             last: Order | None = None
             while not seat.taken_over:

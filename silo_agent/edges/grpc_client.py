@@ -80,7 +80,9 @@ class GrpcCoordinator:
         agent_version: str,
         unreachable: Callable[[LoricaError, float], None],
         new_backoff: Callable[[], Backoff] = Backoff,
+        instance: bytes = b"",
     ) -> None:
+        """`instance` as in instance.py; without one, this client succeeds no other."""
         self._channel = channel
         self._stub: federation_pb2_grpc.FederationAsyncStub = federation_pb2_grpc.FederationStub(channel)
         self._credentials = credentials
@@ -88,7 +90,7 @@ class GrpcCoordinator:
         self._agent_version = agent_version
         self._unreachable = unreachable
         self._new_backoff = new_backoff
-        self._instance = os.urandom(16)
+        self._instance = instance or os.urandom(16)
 
     # ---- orders -------------------------------------------------------------------------------------------------
 

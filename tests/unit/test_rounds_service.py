@@ -353,6 +353,27 @@ async def test_the_same_agent_takes_over_its_old_stream_and_stays_ready(at_work:
         assert (await at_work.service.status()).silos[0].state == "ready"
 
 
+async def test_a_restarted_agent_takes_over_a_stream_that_nobody_saw_end_and_prepares_anew(at_work: Running) -> None:
+    """As after a power cut: the old connection looks alive until its keepalive fails."""
+    add_plan(at_work.folder, "second", schedule=SCHEDULE, evaluation=QUIET)
+    bank, _ = await two_silos(at_work)
+    await at_work.service.start_plan("second")
+    folder, start = bank.instance[:8], int.from_bytes(bank.instance[8:])
+    old = at_work.service.attend(bank.name, bank.instance, NO_PLAN)
+    await bank.do(at_work.service, await anext(old))
+    assert isinstance(await anext(old), Standby)
+    restarted = at_work.service.attend(bank.name, folder + (start + 1).to_bytes(8), NO_PLAN)
+    async with aclosing(restarted) as new:
+        order = await anext(new)
+        while not isinstance(order, Prepare):  # what the process before had prepared, this one has not
+            order = await anext(new)
+        with pytest.raises(StopAsyncIteration):
+            await anext(old)
+        for another in (bank.instance, b"elsewhere"[:8] + (start + 2).to_bytes(8)):
+            with pytest.raises(Conflict, match="already has a connected agent"):
+                await anext(at_work.service.attend(bank.name, another, NO_PLAN))
+
+
 async def test_a_silo_that_was_never_enrolled_cannot_attend(at_work: Running) -> None:
     with pytest.raises(AuthorisationError, match="not enrolled"):
         await anext(at_work.service.attend(SiloName("stranger"), b"1" * 16, NO_PLAN))
