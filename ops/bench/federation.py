@@ -1,0 +1,136 @@
+"""Lorica's own rounds, measured: a real coordinator and real agents, each its own process, over mutual TLS on loopback.
+
+Local training is a constant (constant_silo.py); the server optimizer is plain FedAvg, as the peers run it. After the last
+round the global model is compared with what it must be: each round adds the constant to every parameter.
+"""
+
+import sys
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+from coordinator.composition import Coordinator
+from coordinator.edges.coordinator_folder import CoordinatorFolder
+from coordinator.model_file import MODEL_FILE
+from ops.bench.constant_silo import STEP
+from ops.bench.figures import Reading, Run
+from ops.bench.model import write_model
+from ops.bench.processes import Meter, imports_bytes
+from ops.demo.clinic import CLINIC
+from ops.demo.processes import Processes, environment, run
+from ops.demo.run import free_ports
+from ops.demo.silos import write_silo
+from security.errors import StateError
+
+PLAN = "bench"
+POLL_S = 0.02
+LONGEST_ROUND_S = 900.0
+_COORDINATOR_IMPORTS = ("coordinator.cli", "coordinator.edges.aggregator")
+_AGENT_IMPORTS = ("ops.bench.constant_silo", "silo_agent.edges.workshop", "silo_agent.edges.grpc_client")
+_VALUES: Mapping[str, str | int | float] = {
+    "schedule.start_when_ready": "true",
+    "schedule.training_deadline_s": LONGEST_ROUND_S,
+    "aggregation.weighting": "equal",
+    "aggregation.momentum": 0.0,
+    "evaluation.every": 0,
+    "evaluation.initial": "false",
+    "evaluation.last": "false",
+    "training.schema_in_input": "false",
+}
+
+
+def run_lorica(work: Path, *, silos: int, parameters: int, rounds: int, wire: str = "float32") -> Run:
+    """Measure `rounds` rounds after one that is not counted; raises StateError when a process fails or the sum is wrong.
+
+    `parameters` is what is asked for, the result has what came out. `work` is an empty folder for everything.
+    """
+    names = [f"silo-{index:02}" for index in range(1, silos + 1)]
+    home = work / "coordinator"
+    made = write_model(work / "t5", parameters, seed=1)
+    _set_up(work, home, silos=silos, rounds=rounds + 1, wire=wire)
+    with Processes(work) as processes:
+        processes.start("coordinator", "coordinator.cli", ["serve", "--dir", str(home), "--plan", PLAN])
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda name: _enrol(work, home, name), names))
+        for name in names:
+            folders = ["--dir", str(work / name), "--data", str(work / "data")]
+            processes.start(name, "ops.bench.constant_silo", ["start", *folders])
+        with Meter(
+            coordinator=[processes.pid("coordinator")], agents=[[processes.pid(name)] for name in names]
+        ) as meter:
+            readings = _follow(home, processes, meter, rounds + 1)
+    _check(work, rounds + 1)
+    return Run(
+        system="lorica" if wire == "float32" else f"lorica {wire}",
+        silos=silos,
+        parameters=made,
+        readings=readings,
+        coordinator_imports_bytes=imports_bytes(sys.executable, _COORDINATOR_IMPORTS, environment()),
+        agent_imports_bytes=imports_bytes(sys.executable, _AGENT_IMPORTS, environment()),
+    )
+
+
+def _set_up(work: Path, home: Path, *, silos: int, rounds: int, wire: str) -> None:
+    ports = free_ports(3)
+    where = ("--dir", str(home))
+    config = {"XDG_CONFIG_HOME": str(work / "config")}  # the user's own commands must not mean this coordinator later
+    run(
+        "coordinator.cli",
+        *("init", str(home), "--federation", "bench", "--host", "127.0.0.1", "--no-plan"),
+        *("--silos-port", str(ports[0]), "--enrolment-port", str(ports[1]), "--metrics-port", str(ports[2])),
+        extra=config,
+    )
+    values = {
+        **_VALUES,
+        "schedule.rounds": rounds,
+        "schedule.min_silos": silos,
+        "wire.model": wire,
+        "wire.update": wire,
+    }
+    settings = (argument for key, value in values.items() for argument in ("--set", f"{key}={value}"))
+    run("coordinator.cli", "plan", "new", PLAN, "--model", str(work / "t5"), *settings, *where)
+    write_silo(work / "data", CLINIC, seed=1)  # read and tokenised, but nothing learns from it
+
+
+def _enrol(work: Path, home: Path, name: str) -> None:
+    token = run("coordinator.cli", "invite", name, "--dir", str(home))
+    run("silo_agent.cli", "enroll", token.strip(), "--dir", str(work / name))
+
+
+def _follow(home: Path, processes: Processes, meter: Meter, rounds: int) -> list[Reading]:
+    """A reading at the end of each round, the uncounted first one included."""
+    coordinator = Coordinator.load(CoordinatorFolder(home))
+    plan = coordinator.shelf.compile(PLAN).plan.digest
+    store = coordinator.open_store()
+    readings: list[Reading] = []
+    deadline = time.monotonic() + LONGEST_ROUND_S
+    try:
+        while len(readings) < rounds:
+            processes.check()
+            if time.monotonic() > deadline:
+                raise StateError(f"no round ended within {LONGEST_ROUND_S:.0f} s: see the logs in {home.parent}")
+            for row in store.rounds(plan, 2):
+                if row.outcome not in ("running", "applied"):
+                    raise StateError(f"round {row.round} ended as {row.outcome}: {row.detail}")
+                if row.closed_unix_s is not None and row.round == len(readings) + 1:
+                    readings.append(meter.read())
+                    deadline = time.monotonic() + LONGEST_ROUND_S
+            time.sleep(POLL_S)
+    finally:
+        store.close()
+    return readings
+
+
+def _check(work: Path, rounds: int) -> None:
+    """Raise StateError unless every parameter of the global model has grown by `rounds` times the constant."""
+    run("coordinator.cli", "export", str(work / "model"), "--dir", str(work / "coordinator"))
+    with safe_open(work / "t5" / MODEL_FILE, "pt") as before, safe_open(work / "model" / MODEL_FILE, "pt") as after:
+        for name in after.keys():  # noqa: SIM118: not a mapping
+            was, now = before.get_tensor(name), after.get_tensor(name)
+            coarse = 2.0**-6 if now.dtype == torch.bfloat16 else 2.0**-20
+            if not torch.allclose(now.float(), was + rounds * STEP, rtol=coarse, atol=coarse * STEP * rounds):
+                raise StateError(f"the global model's {name} is not what {rounds} rounds of the constant give")

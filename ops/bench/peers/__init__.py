@@ -1,0 +1,1 @@
+"""Other systems at the same work as Lorica's rounds: each installed from PyPI, in its real deployment, on loopback."""
