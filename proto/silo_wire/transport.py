@@ -54,7 +54,7 @@ CHANNEL_OPTIONS: Final[Sequence[tuple[str, int]]] = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 500),
-    ("grpc.max_reconnect_backoff_ms", 15_000),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
     ("grpc.enable_http_proxy", 1),  # HTTPS_PROXY and NO_PROXY of the environment, through CONNECT
 )
 

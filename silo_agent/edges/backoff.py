@@ -3,13 +3,13 @@
 import secrets
 
 FIRST_S = 0.5
-MOST_S = 30.0
+MOST_S = 10.0
 
 _draw = secrets.SystemRandom().uniform
 
 
 class Backoff:
-    """Waits of at most 0.5 s, 1 s, 2 s ... 30 s, each drawn between a tenth of that and all of it."""
+    """Waits of at most 0.5 s, 1 s, 2 s ... 10 s, each drawn between a tenth of that and all of it."""
 
     def __init__(self, *, first_s: float = FIRST_S, most_s: float = MOST_S) -> None:
         self._first_s, self._most_s = first_s, most_s
