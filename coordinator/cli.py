@@ -30,6 +30,7 @@ from security.errors import ConfigurationError, Conflict, LoricaError, StateErro
 from security.identifiers import federation_name
 from security.process_lock import ProcessLock, holder
 from silo_wire.canonical import Digest
+from silo_wire.transport import keep_chunks_in_memory
 from silo_wire.v1 import operator_pb2, operator_pb2_grpc
 
 DEFAULT_PLAN = "default"
@@ -122,6 +123,7 @@ def serve_command(
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Run the coordinator until it is stopped."""
+    keep_chunks_in_memory()
     _log_to_stderr(log_level)
     coordinator = _load(directory)
     if plan == DEFAULT_PLAN and plan not in coordinator.shelf.names():

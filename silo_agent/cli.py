@@ -121,7 +121,9 @@ def start(
     """Run the agent until SIGTERM or Ctrl-C. SIGHUP makes it read `pause` and `resume` again."""
     from security.process_lock import ProcessLock
     from silo_agent.edges.logs import configure_logs
+    from silo_wire.transport import keep_chunks_in_memory
 
+    keep_chunks_in_memory()
     folder = silo_folder(directory)
     configure_logs(log_level.value)
     credentials = _credentials(folder)

@@ -1,0 +1,96 @@
+"""The pieces of a transfer as bytes: protobuf's own encoding of `ModelPiece` and `UpdatePiece`, without protobuf's copies.
+
+Nearly all that crosses the wire is chunks of about 1 MiB, and protobuf's library copies each twice on either side. Both
+messages are a oneof of `header` = 1 and `chunk` = 2, and a Chunk is `index` = 1 and `data` = 2 (federation.proto,
+common.proto), so one small reader and writer serve both. What the reader does not take for a chunk in its one shortest
+form goes to protobuf, which has the last word.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from silo_wire.v1 import federation_pb2
+
+_CHUNK: Final = 0x12  # field 2, length-delimited: `chunk` of a piece, and `data` of a chunk
+_INDEX: Final = 0x08  # field 1, varint: `index` of a chunk
+_DATA: Final = 0x12
+_MAX_INDEX: Final = (1 << 32) - 1
+
+Piece = TypeVar("Piece", federation_pb2.ModelPiece, federation_pb2.UpdatePiece)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPiece:
+    """One chunk on its way; `data` is a view of the message that brought it."""
+
+    index: int
+    data: bytes | memoryview
+
+
+def chunk_piece(index: int, data: bytes | bytearray | memoryview) -> bytes:
+    """A piece that holds chunk `index`, 0 to 2**32 - 1, as `ModelPiece` and `UpdatePiece` serialise it."""
+    head = bytes((_DATA,)) + _varint(len(data))
+    if index:
+        head = bytes((_INDEX,)) + _varint(index) + head
+    return b"".join((bytes((_CHUNK,)), _varint(len(head) + len(data)), head, data))
+
+
+def reader(kind: type[Piece]) -> Callable[[bytes], "Piece | ChunkPiece"]:
+    """What parses a serialised piece; raises google.protobuf.message.DecodeError for bytes that are none."""
+
+    def read(raw: bytes) -> "Piece | ChunkPiece":
+        chunk = _chunk_of(raw)
+        if chunk is not None:
+            return chunk
+        piece = kind.FromString(raw)
+        if piece.WhichOneof("piece") == "chunk":
+            return ChunkPiece(piece.chunk.index, piece.chunk.data)
+        return piece
+
+    return read
+
+
+def write(piece: "federation_pb2.ModelPiece | federation_pb2.UpdatePiece | bytes") -> bytes:
+    """A header piece, or what `chunk_piece` made, as bytes."""
+    return piece if isinstance(piece, bytes) else piece.SerializeToString()
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def _chunk_of(raw: bytes) -> ChunkPiece | None:
+    """The chunk, if `raw` is exactly what `chunk_piece` writes."""
+    try:
+        if raw[0] != _CHUNK:
+            return None
+        length, at = _read_varint(raw, 1)
+        if at + length != len(raw):
+            return None
+        index = 0
+        if raw[at] == _INDEX:
+            index, at = _read_varint(raw, at + 1)
+        if raw[at] != _DATA or index > _MAX_INDEX:
+            return None
+        length, at = _read_varint(raw, at + 1)
+    except IndexError:
+        return None
+    return ChunkPiece(index, memoryview(raw)[at:]) if at + length == len(raw) else None
+
+
+def _read_varint(raw: bytes, at: int) -> tuple[int, int]:
+    """Value, and where the next byte is; at most five bytes are looked at, which is all that 32 bits need."""
+    value = 0
+    for shift in range(0, 35, 7):
+        byte = raw[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise IndexError
