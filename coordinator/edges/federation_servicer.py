@@ -10,11 +10,15 @@ from security.errors import AuthorisationError, MalformedMessage, StateError
 from security.identifiers import FederationName, SiloName
 from silo_wire import codec
 from silo_wire.canonical import Digest, digest_from_wire, digest_to_wire
+from silo_wire.chunk_piece import ChunkPiece, chunk_piece, reader, write
 from silo_wire.manifest import CHUNK_BYTES
 from silo_wire.messages import WIRE_VERSION
 from silo_wire.v1 import common_pb2, federation_pb2, federation_pb2_grpc
 
+import grpc  # isort: skip  # after silo_wire, which leaves TLS 1.3 alone
+
 INSTANCE_BYTES = 16
+SERVICE = federation_pb2.DESCRIPTOR.services_by_name["Federation"].full_name
 
 
 class FederationServicer(federation_pb2_grpc.FederationServicer):
@@ -32,6 +36,23 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         self._federation = federation
         self._on_sent = on_sent
         self._on_received = on_received
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Serve on `server`; the two transfers read and write their chunks without protobuf's copies."""
+        federation_pb2_grpc.add_FederationServicer_to_server(self, server)
+        transfers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "FetchModel": grpc.unary_stream_rpc_method_handler(
+                self.FetchModel,
+                request_deserializer=federation_pb2.FetchModelRequest.FromString,
+                response_serializer=write,
+            ),
+            "UploadUpdate": grpc.stream_unary_rpc_method_handler(
+                self.UploadUpdate,
+                request_deserializer=reader(federation_pb2.UpdatePiece),
+                response_serializer=federation_pb2.UpdateReceipt.SerializeToString,
+            ),
+        }
+        server.add_registered_method_handlers(SERVICE, transfers)
 
     def _caller(self, key: common_pb2.CallKey) -> SiloName:
         """The verified certificate's silo, if enrolled; raises AuthorisationError when the message claims another."""
@@ -83,7 +104,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
 
     async def FetchModel(
         self, request: federation_pb2.FetchModelRequest, context: Any
-    ) -> AsyncIterator[federation_pb2.ModelPiece]:
+    ) -> AsyncIterator[Any]:
         self._caller(request.key)
         source = await self._service.model(
             digest_from_wire(request.key.plan_digest, "plan_digest"),
@@ -95,7 +116,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         yield federation_pb2.ModelPiece(header=codec.model_header_to_wire(source.header))
         for index in range(request.first_chunk, chunks):
             data = await source.chunk(index)
-            yield federation_pb2.ModelPiece(chunk=common_pb2.Chunk(index=index, data=data))
+            yield chunk_piece(index, data)
             self._on_sent(len(data))
 
     async def UploadOffset(
@@ -108,19 +129,19 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         return federation_pb2.UploadOffsetReply(chunks=chunks, committed=committed)
 
     async def UploadUpdate(
-        self, request_iterator: AsyncIterator[federation_pb2.UpdatePiece], context: Any
+        self, request_iterator: AsyncIterator[federation_pb2.UpdatePiece | ChunkPiece], context: Any
     ) -> federation_pb2.UpdateReceipt:
         first = await anext(aiter(request_iterator), None)
-        if first is None or first.WhichOneof("piece") != "header":
+        if first is None or isinstance(first, ChunkPiece) or not first.HasField("header"):
             raise MalformedMessage("an upload begins with its header")
         silo = self._caller(first.header.key)
         upload = await self._service.begin_update(silo, codec.update_header_from_wire(first.header))
         try:
             async for piece in request_iterator:
-                if piece.WhichOneof("piece") != "chunk":
+                if not isinstance(piece, ChunkPiece):
                     raise MalformedMessage("after its header an upload holds chunks alone")
-                await upload.write(piece.chunk.index, piece.chunk.data)
-                self._on_received(len(piece.chunk.data))
+                await upload.write(piece.index, piece.data)
+                self._on_received(len(piece.data))
             digest = await upload.commit()
         finally:
             await upload.close()

@@ -9,6 +9,7 @@ import socket
 import ssl
 from collections.abc import Callable
 
+from coordinator.edges.federation_servicer import FederationServicer
 from coordinator.edges.gate import Gate, anyone, by_certificate
 from coordinator.edges.key_store import TlsPair
 from coordinator.service.enrolment import Enrolment
@@ -17,7 +18,7 @@ from security.errors import ConfigurationError, StateError
 from security.identifiers import FederationName
 from security.pki.trust_bundle import TrustBundle
 from silo_wire.transport import SERVER_OPTIONS
-from silo_wire.v1 import enrolment_pb2_grpc, federation_pb2_grpc, operator_pb2_grpc
+from silo_wire.v1 import enrolment_pb2_grpc, operator_pb2_grpc
 
 import grpc  # isort: skip  # after silo_wire, which leaves TLS 1.3 alone
 import grpc.aio  # isort: skip
@@ -106,7 +107,7 @@ def silo_listener(
     trust: TrustBundle,
     federation: FederationName,
     on_refused: Callable[[str], None],
-    federation_service: federation_pb2_grpc.FederationServicer,
+    federation_service: FederationServicer,
     operator_service: operator_pb2_grpc.OperatorServicer,
 ) -> Listener:
     """Mutual TLS: silos and operators, told apart by their certificate's role."""
@@ -114,7 +115,7 @@ def silo_listener(
     def make() -> grpc.aio.Server:
         gate = Gate(by_certificate(trust=trust, federation=federation), on_refused)
         server = grpc.aio.server(interceptors=[gate], options=list(SERVER_OPTIONS))
-        federation_pb2_grpc.add_FederationServicer_to_server(federation_service, server)
+        federation_service.add_to(server)
         operator_pb2_grpc.add_OperatorServicer_to_server(operator_service, server)
         return server
 

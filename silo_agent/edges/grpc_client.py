@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
+from google.protobuf.message import DecodeError
+
 from security.errors import (
     AuthenticationError,
     AuthorisationError,
@@ -30,6 +32,7 @@ from silo_agent.edges.model_cache import ModelCache
 from silo_agent.service.ports import Progress, RoundModel
 from silo_agent.task.events import SavedUpdate
 from silo_wire.canonical import Digest, digest_from_wire, digest_to_wire
+from silo_wire.chunk_piece import ChunkPiece, chunk_piece, reader, write
 from silo_wire.codec import (
     NO_DIGEST,
     call_key,
@@ -63,6 +66,7 @@ from silo_wire.v1 import common_pb2, federation_pb2, federation_pb2_grpc
 import grpc.aio  # isort: skip  # after silo_wire, which leaves TLS 1.3 alone
 
 CALL_TIMEOUT_S = 30.0
+_SERVICE = federation_pb2.DESCRIPTOR.services_by_name["Federation"].full_name
 _ENDS_THE_AGENT = (AuthenticationError, AuthorisationError, Conflict)
 
 T = TypeVar("T")
@@ -85,6 +89,17 @@ class GrpcCoordinator:
         """`instance` as in instance.py; without one, this client succeeds no other."""
         self._channel = channel
         self._stub: federation_pb2_grpc.FederationAsyncStub = federation_pb2_grpc.FederationStub(channel)
+        # The two transfers, without protobuf's copies of each chunk.
+        self._model_pieces: grpc.aio.UnaryStreamMultiCallable[federation_pb2.FetchModelRequest, bytes] = (
+            channel.unary_stream(
+                f"/{_SERVICE}/FetchModel", request_serializer=federation_pb2.FetchModelRequest.SerializeToString
+            )
+        )
+        self._upload_update = channel.stream_unary(
+            f"/{_SERVICE}/UploadUpdate",
+            request_serializer=write,
+            response_deserializer=federation_pb2.UpdateReceipt.FromString,
+        )
         self._credentials = credentials
         self._models = models
         self._agent_version = agent_version
@@ -198,23 +213,23 @@ class GrpcCoordinator:
             self._check_header(known, plan=plan, layout=layout, model=model, latest_round=latest_round)
             partial = await asyncio.to_thread(self._models.open_partial, model, known)
             first = partial.held
-        call = self._stub.FetchModel(
+        call = self._model_pieces(
             federation_pb2.FetchModelRequest(key=key, model_digest=digest_to_wire(model), first_chunk=first)
         )
         try:
-            async for piece in call:
-                match piece.WhichOneof("piece"):
-                    case "header":
+            async for raw in call:
+                match piece := _read_piece(raw):
+                    case federation_pb2.ModelPiece() if piece.HasField("header"):
                         header = model_header_from_wire(piece.header)
                         self._check_header(header, plan=plan, layout=layout, model=model, latest_round=latest_round)
                         if partial is None:
                             partial = self._models.open_partial(model, header)
-                    case "chunk":
+                    case ChunkPiece():
                         if partial is None:
                             raise MalformedMessage("the coordinator sends a model's chunk before its header")
-                        if partial.is_whole or piece.chunk.index != partial.held:
-                            raise MalformedMessage(f"model chunk {piece.chunk.index} came where {partial.held} was due")
-                        partial.append(piece.chunk.data)
+                        if partial.is_whole or piece.index != partial.held:
+                            raise MalformedMessage(f"model chunk {piece.index} came where {partial.held} was due")
+                        partial.append(piece.data)
                         progress(partial.fraction)
                     case _:
                         raise MalformedMessage(
@@ -268,19 +283,19 @@ class GrpcCoordinator:
                 f"the coordinator says it holds {reply.chunks} chunks of an update of {manifest.chunks}"
             )
         pieces = self._pieces(update, file, reply.chunks, progress)
-        receipt = await answer_to(self._stub.UploadUpdate(), pieces)
+        receipt = await answer_to(self._upload_update(), pieces)
         if digest_from_wire(receipt.update_digest, "update receipt digest") != manifest.digest:
             raise IntegrityError("the coordinator's receipt names another update than the one that was sent")
 
     async def _pieces(
         self, update: SavedUpdate, file: Path, first: int, progress: Progress
-    ) -> AsyncIterator[federation_pb2.UpdatePiece]:
+    ) -> AsyncIterator[federation_pb2.UpdatePiece | bytes]:
         manifest = update.manifest
         header = update_header_to_wire(self._signed(update, first), self._credentials.silo)
         yield federation_pb2.UpdatePiece(header=header)
         for index in range(first, manifest.chunks):
             data = await asyncio.to_thread(_read_chunk, file, manifest, index)
-            yield federation_pb2.UpdatePiece(chunk=common_pb2.Chunk(index=index, data=data))
+            yield chunk_piece(index, data)
             progress((index + 1) / manifest.chunks)
 
     def _signed(self, update: SavedUpdate, first_chunk: int) -> UpdateHeader:
@@ -350,6 +365,16 @@ class GrpcCoordinator:
             silo=self._credentials.silo,
             plan=NO_DIGEST if plan is None else plan,
         )
+
+
+_parse_piece = reader(federation_pb2.ModelPiece)
+
+
+def _read_piece(raw: bytes) -> federation_pb2.ModelPiece | ChunkPiece:
+    try:
+        return _parse_piece(raw)
+    except DecodeError as error:
+        raise MalformedMessage(f"the coordinator sends a piece of {len(raw)} bytes that does not parse") from error
 
 
 def _read_chunk(file: Path, manifest: Manifest, index: int) -> bytes:

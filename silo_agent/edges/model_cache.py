@@ -37,7 +37,7 @@ class PartialModel:
     def fraction(self) -> float:
         return self.held / self.manifest.chunks
 
-    def append(self, data: bytes) -> None:
+    def append(self, data: bytes | memoryview) -> None:
         """Keep the next chunk; raises IntegrityError or MalformedMessage when it is not that one, StorageError."""
         self.manifest.check_chunk(self.held, data)
         try:
