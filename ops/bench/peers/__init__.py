@@ -1,1 +1,9 @@
 """Other systems at the same work as Lorica's rounds: each installed from PyPI, in its real deployment, on loopback."""
+
+from collections.abc import Mapping
+
+from ops.bench.peers.flwr import Flwr
+from ops.bench.peers.nvflare import Nvflare
+from ops.bench.peers.peer import Peer
+
+PEERS: Mapping[str, Peer] = {peer.name: peer for peer in (Flwr(), Nvflare())}

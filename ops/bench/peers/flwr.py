@@ -150,9 +150,7 @@ def _write_key(work: Path, name: str) -> Path:
     key = ec.generate_private_key(ec.SECP384R1())
     file = work / f"{name}.key"
     file.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-        )
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
     )
     file.chmod(0o600)
     file.with_suffix(".pub").write_bytes(
