@@ -29,6 +29,12 @@ install: $(INSTALLED) ## Make the virtual environment with the pinned dependenci
 demo: $(INSTALLED) ## Run a whole federation on this machine; OUT=DIR chooses where it leaves everything
 	@$(BIN)/lorica demo --out '$(OUT)'
 
+.PHONY: bench
+bench: OUT = bench.json
+bench: $(INSTALLED) ## Measure a round's infrastructure; SILOS=2 PARAMETERS=222903552 ROUNDS=3 WIRE=bfloat16 PEER=flwr|nvflare OUT=FILE
+	@$(BIN)/lorica bench --out '$(OUT)' $(if $(SILOS),--silos $(SILOS)) $(if $(PARAMETERS),--parameters $(PARAMETERS)) \
+		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(WIRE),--wire $(WIRE)) $(if $(PEER),--peer $(PEER)) $(if $(WORK),--work '$(WORK)')
+
 .PHONY: test
 test: $(INSTALLED) ## Run the test suite; ARGS='-k name' narrows it
 	@$(BIN)/python -m pytest $(ARGS)

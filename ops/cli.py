@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from security.errors import LoricaError, exit_code
+from security.errors import ConfigurationError, LoricaError, exit_code
 
 app = typer.Typer(
     help="Lorica: a whole federation on one machine.", no_args_is_help=True, pretty_exceptions_enable=False
@@ -37,6 +37,36 @@ def demo(
     from ops.demo.run import run_demo
 
     run_demo(out, seed=seed, console=Console())
+
+
+@app.command()
+def bench(
+    silos: Annotated[list[int] | None, typer.Option(min=1, help="Number of silos; repeatable. Default: 2, 4, 8.")] = None,
+    parameters: Annotated[
+        list[int] | None,
+        typer.Option(min=2_000_000, help="Parameters of the model; repeatable. Default: 25 M, 50 M, T5-base."),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds that count, after one that does not.")] = 3,
+    wire: Annotated[str, typer.Option(help="float32 or bfloat16, for models and updates.")] = "float32",
+    peer: Annotated[str, typer.Option(help="Also run flwr or nvflare, from PyPI, and print ratios.")] = "",
+    out: Annotated[Path | None, typer.Option(help="JSON file for the figures.")] = None,
+    work: Annotated[Path, typer.Option(help="Folder for models, spools and peers' environments.")] = Path(".bench"),
+) -> None:
+    """Measure one round's infrastructure: time, CPU, memory, bytes, with training replaced by a constant."""
+    from ops.bench.run import PARAMETERS, SILOS, Choice, run_bench
+
+    if wire not in ("float32", "bfloat16"):
+        raise ConfigurationError(f"wire type {wire!r} is unknown: use float32 or bfloat16")
+    choice = Choice(
+        silos=silos or SILOS,
+        parameters=parameters or PARAMETERS,
+        rounds=rounds,
+        wire="float32" if wire == "float32" else "bfloat16",
+        peer=peer or None,
+        work=work.absolute(),
+        out=out,
+    )
+    run_bench(choice, Console())
 
 
 if __name__ == "__main__":
