@@ -44,7 +44,7 @@ class SiloPolicy:
                 "add the digest to [policy] approved_plans of silo.toml and restart the agent",
             )
         _within("max_parameters", "parameters of the model", plan.model.parameters, rules.max_parameters)
-        _within("max_upload_bytes", "bytes of an update", bundle.layout.total_bytes, rules.max_upload_bytes)
+        _within("max_upload_bytes", "bytes of an update", bundle.update_layout.total_bytes, rules.max_upload_bytes)
         _within("max_rounds", "rounds", plan.schedule.rounds, rules.max_rounds)
         _within("max_epochs", "epochs in a round", plan.training.for_silo(self.silo).epochs, rules.max_epochs)
 

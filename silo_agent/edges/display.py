@@ -13,7 +13,7 @@ _MEASURED = (Activity.FETCHING, Activity.TRAINING, Activity.UPLOADING, Activity.
 _PROBLEMS = frozenset(
     {
         *("work-failed", "errand-refused", "unreachable", "coordinator-not-told", "bad-line"),
-        *("checkpoint-ignored", "checkpoint-not-written"),
+        *("checkpoint-ignored", "checkpoint-not-written", "residual-lost", "residual-not-written"),
     }
 )
 

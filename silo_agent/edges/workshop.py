@@ -19,6 +19,7 @@ from silo_agent.task.update import TrainingStopped
 from silo_agent.training.device import DeviceSettings
 from silo_agent.training.evaluation import in_sandbox
 from silo_agent.training.silo_trainer import SiloTrainer
+from silo_wire.canonical import Digest
 from silo_wire.messages import Evaluation, RoundKey
 from silo_wire.plan import PlanBundle
 
@@ -50,6 +51,7 @@ class Workshop:
         key: RoundKey,
         model: RoundModel,
         update_file: Path,
+        included_update: Digest | None,
         checkpoint_file: Path,
         progress: Progress,
         notice: Notice,
@@ -61,13 +63,15 @@ class Workshop:
                 round_number=key.round,
                 model_path=model.file,
                 model=model.manifest,
+                model_mark=model.mark,
                 update_path=update_file,
+                included_update=included_update,
                 checkpoint_path=checkpoint_file,
                 on_progress=lambda fraction, _loss: progress(fraction),
                 on_notice=notice,
                 should_stop=cancelled,
             )
-        return TrainedUpdate(manifest=update.manifest, summary=update.summary)
+        return TrainedUpdate(manifest=update.manifest, summary=update.summary, mark=update.mark)
 
     def evaluate(
         self, *, bundle: PlanBundle, model: RoundModel, progress: Progress, cancelled: Cancelled
@@ -77,12 +81,17 @@ class Workshop:
         with _enough_memory(), _stoppable():
             if target is None:
                 return trainer.evaluate(
-                    model_path=model.file, model=model.manifest, on_progress=progress, should_stop=cancelled
+                    model_path=model.file,
+                    model=model.manifest,
+                    model_mark=model.mark,
+                    on_progress=progress,
+                    should_stop=cancelled,
                 )
             with Sandbox(target, self._sources.limits()) as box:
                 return trainer.evaluate(
                     model_path=model.file,
                     model=model.manifest,
+                    model_mark=model.mark,
                     same_result=in_sandbox(box),
                     on_progress=progress,
                     should_stop=cancelled,

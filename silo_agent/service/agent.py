@@ -272,7 +272,7 @@ class AgentService:
         model = order.best_model if isinstance(order, Finished) else order.model
         self._model = await self._coordinator.fetch_model(
             plan=bundle.plan.digest,
-            layout=bundle.layout,
+            layout=bundle.model_layout,
             key=key,
             model=model,
             latest_round=latest,
@@ -293,13 +293,14 @@ class AgentService:
                 key=order.key,
                 model=model,
                 update_file=update_file,
+                included_update=order.included_update,
                 checkpoint_file=checkpoint_file,
                 progress=progress,
                 notice=notice,
                 cancelled=cancelled,
             )
         )
-        trained.manifest.check_layout(bundle.layout)
+        trained.manifest.check_layout(bundle.update_layout)
         self._display.note(
             "trained",
             round=order.key.round,

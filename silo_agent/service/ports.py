@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from silo_agent.service.file_mark import FileMark
 from silo_agent.task.effects import JournalActivity, JournalEffect
 from silo_agent.task.events import SavedUpdate
 from silo_wire.canonical import Digest
@@ -29,18 +30,26 @@ class WorkCancelled(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundModel:
-    """A round model's flat vector on disk, and the verified manifest of its bytes."""
+    """A round model's flat vector on disk, and the verified manifest of its bytes.
+
+    `mark` is of the file whose bytes this process checked; None where the reader has to.
+    """
 
     file: Path
     manifest: Manifest
+    mark: FileMark | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedUpdate:
-    """What training leaves: `manifest` describes the flat vector that was written to the update file and fsynced."""
+    """What training leaves: `manifest` describes the flat vector that was written to the update file and fsynced.
+
+    `mark` is of the file that was written; None where whoever sends it has to check it.
+    """
 
     manifest: Manifest
     summary: TrainingSummary
+    mark: FileMark | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,14 +81,15 @@ class TrainerPort(Protocol):
         key: RoundKey,
         model: RoundModel,
         update_file: Path,
+        included_update: Digest | None,
         checkpoint_file: Path,
         progress: Progress,
         notice: Notice,
         cancelled: Cancelled,
     ) -> TrainedUpdate:
-        """Train one round from `model`; write the delta, flat and of the same layout, to `update_file` and fsync it.
+        """Train one round from `model`; write the delta, flat and in the plan's type, to `update_file` and fsync it.
 
-        What an earlier process left in `checkpoint_file` of the same training is not done again.
+        `included_update` is this silo's newest that a model includes: what rounding cut off that one is made up for. What an earlier process left in `checkpoint_file` of the same training is not done again.
         """
 
     def evaluate(

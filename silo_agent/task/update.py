@@ -1,21 +1,32 @@
-"""The client update: delta -> clip -> weight -> encode. Pure arithmetic on blocks; the last step before bytes may leave.
+"""The client update: delta -> feed back -> clip -> encode. Pure arithmetic on blocks; the last step before bytes may leave.
 
-A delta comes as consecutive float32 blocks, one per tensor in layout order (all of one block in memory, never all of the
-delta). Clipping needs the norm before the first byte, so a delta is a function that yields its blocks each time anew.
+Plain updates travel unweighted: the coordinator weights by the summary (DESIGN section 3). A block is a flat array of a
+few hundred thousand numbers that stays in the processor's cache while all of this is done to it; results go into the
+arrays that are given, so that nothing of a whole model's size is ever made.
+
+bfloat16 with error feedback (Seide et al. 2014; Karimireddy et al. 2019): with residual r, the silo rounds u = delta + r to
+b(u), sends that, and r becomes u - b(u). Over rounds what travelled and the last residual add up to the deltas. u - b(u)
+has no rounding error of its own: it is the low half of u's significand.
+
+Clipped, the residual is taken of what is left after clipping: what clipping cut off is meant to be lost. Fed back it would
+leave in later rounds after all, and pile up without bound where every delta is clipped. Rounding may lift a clipped norm
+above the bound by the 256th part of it at most, which an accountant of privacy has to count.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from security.errors import StateError
-from silo_wire.manifest import Manifest
-from silo_wire.messages import TrainingSummary
 
 FloatBlock = NDArray[np.float32]
+BitsBlock = NDArray[np.uint16]
+"""bfloat16 numbers: the upper half of each float32."""
+
+BLOCK_ELEMENTS = 1 << 18
+"""1 MiB of float32: a few of them stay in the second-level cache."""
+_ROW = 1024
 
 
 class TrainingDiverged(StateError):
@@ -26,46 +37,44 @@ class TrainingStopped(Exception):
     """Training or evaluation was asked to stop and did; what it had so far is discarded."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalUpdate:
-    """One round's outcome at one silo: the summary, the manifest of the file that holds the update, the delta's L2 norm."""
+def squared_norm(values: FloatBlock) -> float:
+    """The sum of squares, to about 1e-6 of itself; not finite where a value is not, and only there.
 
-    summary: TrainingSummary
-    manifest: Manifest
-    delta_norm: float
-
-
-def delta_norm(blocks: Iterable[FloatBlock]) -> float:
-    """L2 norm over all blocks, summed in float64; raises TrainingDiverged for a value that is not finite."""
-    total = 0.0
-    for index, block in enumerate(blocks):
-        # einsum casts in pieces: no float64 copy of the block. Squares of finite float32 cannot overflow float64.
-        square = float(np.einsum("i,i->", block.reshape(-1), block.reshape(-1), dtype=np.float64, casting="safe"))
-        if not math.isfinite(square):
-            raise TrainingDiverged(
-                f"delta tensor {index} has values that are not finite: lower learning_rate in the plan"
-            )
-        total += square
-    return math.sqrt(total)
+    float32 sums over short rows are added up in float64. Where squares overflow, or are too small for float32, all of it
+    is computed in float64, which squares of float32 cannot overflow.
+    """
+    whole = len(values) - len(values) % _ROW
+    rows, rest = values[:whole].reshape(-1, _ROW), values[whole:]
+    square = float(np.einsum("ij,ij->i", rows, rows).sum(dtype=np.float64)) + float(np.einsum("i,i->", rest, rest))
+    if 1e-24 < square < math.inf:
+        return square
+    return float(np.einsum("i,i->", values, values, dtype=np.float64, casting="safe"))
 
 
 def clip_factor(norm: float, clipping_norm: float) -> float:
-    """What a delta of L2 norm `norm` is multiplied by so that its norm is at most `clipping_norm`; 0 means no bound."""
+    """What a vector of L2 norm `norm` is multiplied by so that its norm is at most `clipping_norm`; 0 means no bound."""
     if clipping_norm <= 0 or norm <= clipping_norm:
         return 1.0
     return clipping_norm / norm
 
 
-def encode_update(
-    delta: Callable[[], Iterable[FloatBlock]], *, norm: float, clipping_norm: float = 0.0, weight: float = 1.0
-) -> Iterator[bytes]:
-    """weight * clip(delta) as little-endian float32 bytes, block by block; `norm` is delta_norm of the same blocks.
+def round_to_bfloat16(values: FloatBlock, out: FloatBlock) -> None:
+    """The nearest bfloat16 of each finite value, ties to even, as float32; infinite where bfloat16's range ends."""
+    bits, rounded = values.view(np.uint32), out.view(np.uint32)
+    np.right_shift(bits, 16, out=rounded)
+    np.bitwise_and(rounded, 1, out=rounded)
+    np.add(rounded, 0x7FFF, out=rounded)
+    np.add(rounded, bits, out=rounded)
+    np.bitwise_and(rounded, 0xFFFF0000, out=rounded)
 
-    In plain mode the weight stays 1: the coordinator weights by the summary (DESIGN section 3).
-    """
-    if not (math.isfinite(weight) and weight >= 0):
-        raise TrainingDiverged(f"weight of this silo's delta is {weight}: it must be finite and not negative")
-    factor = np.float32(weight * clip_factor(norm, clipping_norm))
-    for block in delta():
-        scaled = block if factor == 1 else block * factor
-        yield scaled.astype("<f4", copy=False).tobytes()
+
+def bfloat16_bits(rounded: FloatBlock, out: BitsBlock) -> None:
+    """The bits of float32 values that are bfloat16 numbers."""
+    np.copyto(out, rounded.view(np.uint16)[1::2])
+
+
+def from_bfloat16(bits: BitsBlock, out: FloatBlock) -> None:
+    """The very same numbers as float32."""
+    wide = out.view(np.uint32)
+    np.copyto(wide, bits)
+    np.left_shift(wide, 16, out=wide)

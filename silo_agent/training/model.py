@@ -7,8 +7,11 @@ every T5's output layer to its embedding, also v1.1's, so a layout that lists bo
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -18,8 +21,9 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers import T5Config, T5ForConditionalGeneration
 
-from security.errors import ConfigurationError, IntegrityError, MalformedMessage
-from silo_agent.task.update import FloatBlock
+from security.errors import ConfigurationError, MalformedMessage
+from silo_agent.task.update import BLOCK_ELEMENTS, FloatBlock
+from silo_agent.training.vector_file import VectorReader, blocks
 from silo_wire.manifest import Layout, TensorSpec
 
 CONFIG_FILE = "config.json"
@@ -35,17 +39,44 @@ _NO_CONFIGURATION = (
     RuntimeError,
 )
 
-Block = bytes | bytearray | memoryview
 T5 = Any
 """A T5ForConditionalGeneration. Not typed as one: to the type checker a module's children are `Tensor | Module`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BoundParameters:
     """A model's parameters in the order of a layout, each once; `specs` and `tensors` run side by side."""
 
     specs: tuple[TensorSpec, ...]
     tensors: tuple[nn.Parameter, ...]
+
+    @cached_property
+    def _starts(self) -> tuple[int, ...]:
+        """Where each tensor begins in the flat vector, and where the last one ends."""
+        return tuple(accumulate((spec.elements for spec in self.specs), initial=0))
+
+    @property
+    def elements(self) -> int:
+        return self._starts[-1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.tensors[0].device
+
+    def slices(self, begin: int, end: int) -> Iterator[tuple[TensorSpec, torch.Tensor]]:
+        """The flat vector's elements from `begin` until `end` as views of the tensors that hold them, in order."""
+        index = bisect_right(self._starts, begin) - 1
+        while begin < end:
+            start, stop = self._starts[index], min(self._starts[index + 1], end)
+            yield self.specs[index], self.tensors[index].detach().view(-1)[begin - start : stop - start]
+            begin, index = stop, index + 1
+
+    def beside(self, values: FloatBlock, begin: int) -> Iterator[tuple[TensorSpec, torch.Tensor, FloatBlock]]:
+        """The same for as many elements as `values` has, each view with its part of `values`."""
+        position = 0
+        for spec, tensor in self.slices(begin, begin + len(values)):
+            yield spec, tensor, values[position : position + len(tensor)]
+            position += len(tensor)
 
 
 def build_model(
@@ -145,25 +176,29 @@ def _allocate(model: T5ForConditionalGeneration, device: torch.device) -> None:
             module.register_parameter(name, made.get(id(parameter), parameter))
 
 
-def load_vector(parameters: BoundParameters, blocks: Iterable[Block]) -> None:
-    """Copy a flat little-endian float32 vector, in blocks of any size, into the parameters; no second copy is held.
+def load_vector(parameters: BoundParameters, vector: VectorReader) -> None:
+    """Read a whole vector into the parameters' own memory, on a GPU block by block through the host's.
 
-    Raises IntegrityError for a wrong length, MalformedMessage for a value that is not finite. After an error the
-    parameters hold parts of both: load again before use.
+    Raises what `vector` raises, MalformedMessage for a value that is not finite. After an error the parameters hold parts of
+    both: load again before use.
     """
     _require_little_endian()
-    stream = _Stream(blocks)
-    for spec, tensor in zip(parameters.specs, parameters.tensors, strict=True):
-        on_cpu = tensor.device.type == "cpu"
-        staging = tensor.detach() if on_cpu else torch.empty(tensor.shape, dtype=torch.float32)
-        values = staging.numpy().reshape(-1)
-        stream.fill(values.data.cast("B"), spec.name)
-        if not np.isfinite(values).all():
-            raise MalformedMessage(f"round model tensor {spec.name} has values that are not finite")
-        if not on_cpu:
-            with torch.no_grad():
-                tensor.copy_(staging)
-    stream.require_end()
+    on_cpu = parameters.device.type == "cpu"
+    memory: FloatBlock = np.empty(0 if on_cpu else BLOCK_ELEMENTS, dtype=np.float32)
+    for begin, end in blocks(parameters.elements):
+        slices = list(parameters.slices(begin, end))
+        if on_cpu:
+            values = [tensor.numpy() for _, tensor in slices]
+            vector.read(values)
+        else:
+            vector.read([memory[: end - begin]])
+            values = [part for _, _, part in parameters.beside(memory[: end - begin], begin)]
+        for (spec, tensor), part in zip(slices, values, strict=True):
+            if not np.isfinite(part).all():
+                raise MalformedMessage(f"round model tensor {spec.name} has values that are not finite")
+            if not on_cpu:
+                with torch.no_grad():
+                    tensor.copy_(torch.from_numpy(part))
 
 
 def vector_blocks(parameters: BoundParameters) -> Iterator[bytes]:
@@ -173,47 +208,9 @@ def vector_blocks(parameters: BoundParameters) -> Iterator[bytes]:
         yield _values(tensor).tobytes()
 
 
-def delta_blocks(parameters: BoundParameters, round_model: Iterable[Block]) -> Iterator[FloatBlock]:
-    """Local minus round model, tensor by tensor (each of shape (elements,)); the round model is streamed, never held."""
-    _require_little_endian()
-    stream = _Stream(round_model)
-    for spec, tensor in zip(parameters.specs, parameters.tensors, strict=True):
-        delta: NDArray[np.float32] = np.empty(spec.elements, dtype=np.float32)
-        stream.fill(delta.data.cast("B"), spec.name)
-        np.subtract(_values(tensor), delta, out=delta)
-        yield delta
-    stream.require_end()
-
-
 def _values(tensor: torch.Tensor) -> NDArray[np.float32]:
     values: NDArray[np.float32] = tensor.detach().cpu().contiguous().numpy().reshape(-1)
     return values
-
-
-class _Stream:
-    """Consecutive blocks, read as if they were one."""
-
-    def __init__(self, blocks: Iterable[Block]) -> None:
-        self._blocks = iter(blocks)
-        self._rest = memoryview(b"")
-
-    def fill(self, target: memoryview, name: str) -> None:
-        filled = 0
-        while filled < len(target):
-            if not len(self._rest):
-                block = next(self._blocks, None)
-                if block is None:
-                    raise IntegrityError(f"round model ends within tensor {name}: fetch it again")
-                self._rest = memoryview(block).cast("B")
-                continue
-            taken = min(len(self._rest), len(target) - filled)
-            target[filled : filled + taken] = self._rest[:taken]
-            self._rest = self._rest[taken:]
-            filled += taken
-
-    def require_end(self) -> None:
-        if len(self._rest) or any(len(memoryview(block).cast("B")) for block in self._blocks):
-            raise IntegrityError("round model is longer than its layout: fetch it again")
 
 
 def _require_little_endian() -> None:

@@ -1,12 +1,13 @@
 """What the silo agent holds for a plan: one model in memory, its data tokenised once, and three verbs: train, evaluate, answer.
 
 Not for use by several threads at once. A round model is a file that holds its flat vector; it is checked against its
-manifest chunk by chunk each time it is read. An update is written to a file the same way.
+manifest when it is read, unless this process has checked it and the file is still the same. An update is written to a file
+the same way.
 """
 
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -14,23 +15,36 @@ import numpy as np
 import torch
 from blake3 import blake3
 
-from security.errors import DataError, StorageError
-from silo_agent.task.update import FloatBlock, LocalUpdate, delta_norm, encode_update
+from security.errors import DataError
+from silo_agent.service.file_mark import FileMark
 from silo_agent.training.batches import EncodedExamples, encode_examples
 from silo_agent.training.checkpoint import CheckpointFile, Notice, training_identity
+from silo_agent.training.client_update import Feedback, write_update
 from silo_agent.training.device import DeviceSettings, chosen_device
 from silo_agent.training.evaluation import SameResult, evaluate
 from silo_agent.training.generation import generated
 from silo_agent.training.local_trainer import Progress, train_locally
-from silo_agent.training.model import T5, bind, build_model, delta_blocks, load_vector
+from silo_agent.training.model import T5, bind, build_model, load_vector
+from silo_agent.training.residual import Residuals
 from silo_agent.training.schema import serialise
 from silo_agent.training.serialisation import model_input
 from silo_agent.training.text_to_sql_data import SiloData, Split
 from silo_agent.training.tokenizer import SpecialTokens, TextTokenizer
+from silo_agent.training.vector_file import VectorReader
 from silo_wire.canonical import Digest, canonical_json
-from silo_wire.manifest import Manifest, manifest_of
-from silo_wire.messages import Evaluation
+from silo_wire.manifest import Manifest
+from silo_wire.messages import Evaluation, TrainingSummary
 from silo_wire.plan import PlanBundle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalUpdate:
+    """One round's outcome at one silo: the summary, the manifest of the file that holds the update, the delta's L2 norm."""
+
+    summary: TrainingSummary
+    manifest: Manifest
+    delta_norm: float
+    mark: FileMark
 
 
 class SiloTrainer:
@@ -46,6 +60,7 @@ class SiloTrainer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Raises MalformedMessage where the bundle does not make a T5 of its own layout, ConfigurationError for the device."""
+        self._bundle = bundle
         self._plan = bundle.plan
         self._layout = bundle.layout
         self._section = bundle.plan.training.for_silo(silo)
@@ -66,6 +81,8 @@ class SiloTrainer:
         self._schema = serialise(data.schema) if self._section.schema_in_input else None
         self._encoded: dict[Split, EncodedExamples] = {}
         self._loaded: Digest | None = None
+        self._mark: FileMark | None = None
+        """Of the round model's file that was checked last, of which there is one at a time."""
 
     def encoded(self, split: Split) -> EncodedExamples:
         """The split's token ids and what the plan's limits cut from them; tokenised on first use."""
@@ -85,22 +102,27 @@ class SiloTrainer:
         round_number: int,
         model_path: Path,
         model: Manifest,
+        model_mark: FileMark | None = None,
         update_path: Path,
+        included_update: Digest | None = None,
         checkpoint_path: Path | None = None,
         on_progress: Progress = lambda fraction, loss: None,
         on_notice: Notice = lambda event, detail: None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> LocalUpdate:
-        """Train from the round model in `model_path` and write the delta (float32, layout order) to `update_path`.
+        """Train from the round model in `model_path` and write the update to `update_path`, in the plan's type for updates.
+
+        `included_update` is this silo's newest one that a model includes: in bfloat16, what rounding cut off that one is added
+        to this one. Residuals lie beside the update.
 
         Each epoch but the last leaves a checkpoint in `checkpoint_path`, if one is given; one of this very training that is
         there already is gone on from. It is the caller's to delete once the update counts.
 
-        The same plan, round, silo, data and thread count give the same bytes on a CPU; on a GPU the order of some sums is free.
-        Raises IntegrityError for a damaged
-        round model, TrainingDiverged, TrainingStopped, StorageError where the update cannot be written.
+        The same plan, round, silo, data, residual and thread count give the same bytes on a CPU; on a GPU the order of some
+        sums is free. Raises IntegrityError for a damaged round model, TrainingDiverged, TrainingStopped, StorageError where
+        the update cannot be written.
         """
-        self._load(model_path, model)
+        self._load(model_path, model, model_mark)
         self._loaded = None  # from here on the parameters are no round model
         summary = train_locally(
             self._model,
@@ -114,19 +136,22 @@ class SiloTrainer:
             should_stop=should_stop,
             clock=self._clock,
         )
-
-        def delta() -> Iterator[FloatBlock]:
-            return delta_blocks(self._parameters, _verified_blocks(model_path, model))
-
-        norm = delta_norm(delta())
-        manifest = manifest_of(self._layout, _written(update_path, encode_update(delta, norm=norm)))
-        return LocalUpdate(summary=summary, manifest=manifest, delta_norm=norm)
+        residuals = Residuals(folder=update_path.parent, plan=self._plan.digest, layout=self._layout, notice=on_notice)
+        written = write_update(
+            update_path,
+            self._bundle.update_layout,
+            parameters=self._parameters,
+            round_model=lambda: self._reader(model_path, model),
+            feedback=Feedback(residuals=residuals, included=included_update),
+        )
+        return LocalUpdate(summary=summary, manifest=written.manifest, delta_norm=written.norm, mark=written.mark)
 
     def evaluate(
         self,
         *,
         model_path: Path,
         model: Manifest,
+        model_mark: FileMark | None = None,
         split: Literal["dev", "test"] = "dev",
         same_result: SameResult | None = None,
         on_progress: Callable[[float], None] = lambda fraction: None,
@@ -140,7 +165,7 @@ class SiloTrainer:
         examples = self._data.split(split)
         if not examples:
             raise DataError(f"silo {self._silo} has no {split} examples: add {split}.jsonl to its data folder")
-        self._load(model_path, model)
+        self._load(model_path, model, model_mark)
         section = self._plan.evaluation
         return evaluate(
             self._model,
@@ -177,20 +202,27 @@ class SiloTrainer:
         )
         return self._tokenizer.decode(answers)[0]
 
-    def _load(self, path: Path, model: Manifest) -> None:
+    def _load(self, path: Path, model: Manifest, mark: FileMark | None = None) -> None:
+        if mark is not None:
+            self._mark = mark
         if self._loaded == model.digest:
             return
         self._loaded = None
-        model.check_layout(self._layout)
-        load_vector(self._parameters, _verified_blocks(path, model))
+        with self._reader(path, model) as vector:
+            load_vector(self._parameters, vector)
+            self._mark = vector.checked()
         self._loaded = model.digest
+
+    def _reader(self, path: Path, model: Manifest) -> VectorReader:
+        return VectorReader(path, model, self._bundle.model_layout, self._mark)
 
     def _round_parameters(self, path: Path) -> list[torch.Tensor]:
         """The round model as tensors; on the CPU a private mapping of its file, whose pages the system shares and drops."""
-        vector = torch.from_numpy(np.memmap(path, dtype="<f4", mode="c"))
+        layout = self._bundle.model_layout
+        vector = torch.from_numpy(np.memmap(path, dtype=f"<i{layout.item_bytes}", mode="c"))
+        vector = vector.view(torch.float32 if layout.dtype == "float32" else torch.bfloat16)
         return [
-            vector[start : start + spec.elements].view(spec.shape).to(self._device)
-            for spec, start in self._layout.placed()
+            vector[start : start + spec.elements].view(spec.shape).to(self._device) for spec, start in layout.placed()
         ]
 
     def _checkpoint(self, path: Path, round_number: int, model: Manifest, notice: Notice) -> CheckpointFile:
@@ -216,37 +248,3 @@ class SiloTrainer:
         """63 bits of BLAKE3 over what the draws may depend on; the plan's digest covers its seed."""
         source = canonical_json([self._plan.digest, self._plan.seed, purpose, round_number, self._silo])
         return int.from_bytes(blake3(source).digest(length=8), "little") >> 1
-
-
-def _verified_blocks(path: Path, manifest: Manifest) -> Iterator[bytes]:
-    """The file's chunks, each checked against `manifest`; raises IntegrityError, StorageError."""
-    try:
-        with path.open("rb", buffering=0) as file:
-            for index in range(manifest.chunks):
-                chunk = _read_exactly(file.fileno(), manifest.chunk_size(index))
-                manifest.check_chunk(index, chunk)
-                yield chunk
-    except OSError as error:
-        raise StorageError(f"round model {path} cannot be read ({error.strerror}): fetch it again") from error
-
-
-def _read_exactly(descriptor: int, size: int) -> bytes:
-    chunk = os.read(descriptor, size)
-    while len(chunk) < size and (more := os.read(descriptor, size - len(chunk))):
-        chunk += more
-    return chunk
-
-
-def _written(path: Path, blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Pass the blocks on while they are written to `path`, which is on disk once the last was taken."""
-    try:
-        with path.open("wb") as file:
-            for block in blocks:
-                file.write(block)
-                yield block
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise StorageError(
-            f"update {path} cannot be written ({error.strerror}): make room or correct permissions"
-        ) from error

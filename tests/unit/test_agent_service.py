@@ -27,6 +27,7 @@ from silo_agent.service.agent import AgentService
 from silo_agent.service.ports import Cancelled, DataSummary, Notice, Progress, RoundModel, TrainedUpdate, WorkCancelled
 from silo_agent.task.effects import JournalActivity
 from silo_agent.task.machine import Ready, Stopped
+from silo_wire.canonical import Digest
 from silo_wire.manifest import manifest_of
 from silo_wire.messages import (
     DeclineReason,
@@ -89,6 +90,7 @@ class ByteTrainer:
         key: RoundKey,
         model: RoundModel,
         update_file: Path,
+        included_update: Digest | None,
         checkpoint_file: Path,
         progress: Progress,
         notice: Notice,

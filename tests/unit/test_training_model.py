@@ -1,22 +1,21 @@
 import json
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.tiny_t5 import bundle_of, config_json, random_model, tokenizer_json, v1_1, vocabulary_size
 from transformers import T5ForConditionalGeneration
 
-from security.errors import IntegrityError, MalformedMessage
+from security.errors import IntegrityError, MalformedMessage, StorageError
+from silo_agent.service.file_mark import FileMark
+from silo_agent.task.update import BLOCK_ELEMENTS
 from silo_agent.training.batches import Batch
-from silo_agent.training.model import bind, build_model, delta_blocks, layout_of, load_vector, vector_blocks
+from silo_agent.training.model import BoundParameters, bind, build_model, layout_of, load_vector, vector_blocks
 from silo_agent.training.task_loss import summed_loss
 from silo_agent.training.tokenizer import SpecialTokens, TextTokenizer
-from silo_wire.manifest import Layout, TensorSpec
+from silo_agent.training.vector_file import VectorReader
+from silo_wire.manifest import Dtype, Layout, TensorSpec, manifest_of
 
 CPU = torch.device("cpu")
 SPECIAL = SpecialTokens(pad=0, end=1, start=0)
@@ -24,6 +23,16 @@ SPECIAL = SpecialTokens(pad=0, end=1, start=0)
 
 def vector(model: torch.nn.Module) -> bytes:
     return b"".join(vector_blocks(bind(model, layout_of(model))))
+
+
+def load(model: torch.nn.Module, path: Path, raw: bytes, *, chunk_bytes: int = 4096, dtype: Dtype = "float32") -> None:
+    """Read `raw`, kept in `path`, into `model`."""
+    layout = layout_of(model)
+    path.write_bytes(raw)
+    vector_layout = layout.as_type(dtype)
+    with VectorReader(path, manifest_of(vector_layout, [raw], chunk_bytes), vector_layout, None) as reader:
+        load_vector(bind(model, layout), reader)
+        reader.checked()
 
 
 def test_tied_parameters_are_counted_and_sent_once_under_the_first_of_their_names() -> None:
@@ -43,12 +52,14 @@ def test_an_output_layer_of_its_own_is_a_tensor_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("make", [random_model, v1_1])
-def test_a_built_model_computes_what_the_original_does(make: Callable[..., T5ForConditionalGeneration]) -> None:
+def test_a_built_model_computes_what_the_original_does(
+    make: Callable[..., T5ForConditionalGeneration], tmp_path: Path
+) -> None:
     """Also v1.1: transformers ties whatever config.json says, so the layout alone tells that the output layer is apart."""
     original = make()
     bundle = bundle_of(original)
     model = build_model(bundle.files, bundle.layout, device=CPU).eval()
-    load_vector(bind(model, bundle.layout), vector_blocks(bind(original, bundle.layout)))
+    load(model, tmp_path / "vector", vector(original))
     assert (model.lm_head.weight is model.shared.weight) == (original.lm_head.weight is original.shared.weight)
     ids, labels = torch.tensor([[5, 6, 7, 1]]), torch.tensor([[8, 9, 1]])
     with torch.no_grad():
@@ -73,45 +84,118 @@ def test_padding_changes_no_loss() -> None:
         assert float(summed_loss(model, padded)) == pytest.approx(float(bare), rel=1e-5)
 
 
-@pytest.mark.parametrize("make", [random_model, v1_1])
-@settings(max_examples=20)
-@given(cuts=st.lists(st.integers(0, 200_000), max_size=8))
-def test_load_and_read_are_bit_exact_however_the_blocks_are_cut(
-    make: Callable[..., T5ForConditionalGeneration], cuts: list[int]
+def several_blocks(seed: int = 0) -> T5ForConditionalGeneration:
+    """A T5 whose vector takes more than one block, the last of them short."""
+    model = random_model(seed, d_ff=3000)
+    assert BLOCK_ELEMENTS < layout_of(model).parameters % (2 * BLOCK_ELEMENTS) != 0
+    return model
+
+
+@pytest.mark.parametrize("make", [random_model, v1_1, several_blocks])
+@pytest.mark.parametrize("chunk_bytes", [999, 4096, 100_001, 4 * BLOCK_ELEMENTS, 4 << 20])
+def test_load_and_read_are_bit_exact_however_the_vector_is_cut(
+    make: Callable[..., T5ForConditionalGeneration], chunk_bytes: int, tmp_path: Path
 ) -> None:
-    target = make(2)
-    raw = vector(make(1))
-    edges = [0, *sorted(min(cut, len(raw)) for cut in cuts), len(raw)]
-    load_vector(bind(target, layout_of(target)), (raw[a:b] for a, b in pairwise(edges)))
+    target, raw = make(2), vector(make(1))
+    load(target, tmp_path / "vector", raw, chunk_bytes=chunk_bytes)
     assert vector(target) == raw
 
 
-def test_delta_is_local_minus_round_model() -> None:
-    base, local = random_model(1), random_model(2)
-    blocks = list(delta_blocks(bind(local, layout_of(local)), [vector(base)]))
-    assert [len(block) for block in blocks] == [t.elements for t in layout_of(base).tensors]
-    ours, theirs = (np.frombuffer(vector(m), dtype="<f4") for m in (local, base))
-    assert np.array_equal(np.concatenate(blocks), ours - theirs)
+def test_a_bfloat16_vector_is_loaded_as_the_very_same_numbers(tmp_path: Path) -> None:
+    source, target = several_blocks(1).to(torch.bfloat16), several_blocks(2)
+    raw = b"".join(t.detach().view(torch.int16).numpy().tobytes() for t in bind_any(source))
+    load(target, tmp_path / "vector", raw, dtype="bfloat16")
+    for theirs, ours in zip(bind_any(source), bind_any(target), strict=True):
+        assert ours.dtype == torch.float32
+        assert torch.equal(theirs.float(), ours)
 
 
-@pytest.mark.parametrize(("cut", "reason"), [(slice(None, -4), "ends within tensor"), (slice(None), "is longer")])
-def test_a_vector_of_wrong_length_is_refused(cut: slice, reason: str) -> None:
+def bind_any(model: T5ForConditionalGeneration) -> list[torch.nn.Parameter]:
+    """Its parameters in layout order, whatever their type."""
+    named = dict(model.named_parameters(remove_duplicate=False))
+    return [named[tensor.name] for tensor in layout_of(model).tensors]
+
+
+def test_slices_cover_the_vector_in_order_and_are_the_parameters_own_memory() -> None:
+    model = several_blocks()
+    parameters: BoundParameters = bind(model, layout_of(model))
+    for step in (1000, 7919, parameters.elements):
+        pieces = []
+        for begin in range(0, parameters.elements, step):
+            end = min(begin + step, parameters.elements)
+            slices = [tensor for _, tensor in parameters.slices(begin, end)]
+            assert sum(len(tensor) for tensor in slices) == end - begin
+            pieces += [tensor.numpy().tobytes() for tensor in slices]
+        assert b"".join(pieces) == vector(model)
+    for _, tensor in parameters.slices(0, parameters.elements):
+        tensor.zero_()
+    assert not any(vector(model))
+
+
+@pytest.mark.parametrize("change", [-4, 4])
+def test_a_vector_of_wrong_length_is_refused(change: int, tmp_path: Path) -> None:
     model = random_model()
-    raw = vector(model)[cut] + (b"" if reason != "is longer" else b"\0\0\0\0")
-    with pytest.raises(IntegrityError, match=reason):
-        load_vector(bind(model, layout_of(model)), [raw])
-    with pytest.raises(IntegrityError, match=reason):
-        list(delta_blocks(bind(model, layout_of(model)), [raw]))
+    layout, raw = layout_of(model), vector(model)
+    path = tmp_path / "vector"
+    path.write_bytes(raw[:change] if change < 0 else raw + bytes(change))
+    reason = f"has {len(raw) + change} bytes, its manifest says {len(raw)}"
+    with pytest.raises(IntegrityError, match=reason), VectorReader(path, manifest_of(layout, [raw]), layout, None):
+        pass
 
 
-def test_attack_round_model_with_nan_is_refused() -> None:
+def test_a_chunk_that_changed_is_refused_unless_the_mark_says_that_nothing_did(tmp_path: Path) -> None:
     model = random_model()
-    raw = bytearray(vector(model))
-    raw[-4:] = np.float32("nan").tobytes()
+    layout, raw, path = layout_of(model), vector(model), tmp_path / "vector"
+    load(model, path, raw)
+    manifest = manifest_of(layout, [raw], 4096)
+    with path.open("rb") as file:
+        mark = FileMark.of(file.fileno())
+    with path.open("r+b") as file:
+        file.seek(5000)
+        file.write(b"\xff\xff")
+    with (
+        pytest.raises(IntegrityError, match="chunk 1 does not have the digest"),
+        VectorReader(path, manifest, layout, mark) as reader,
+    ):
+        load_vector(bind(model, layout), reader)
+    with path.open("rb") as file:
+        mark = FileMark.of(file.fileno())
+    with VectorReader(path, manifest, layout, mark) as reader:
+        load_vector(bind(model, layout), reader)
+        assert reader.checked() == mark
+    assert vector(model) != raw
+
+
+def test_a_vector_that_was_not_read_to_its_end_is_not_checked(tmp_path: Path) -> None:
+    model = random_model()
+    layout, raw, path = layout_of(model), vector(model), tmp_path / "vector"
+    path.write_bytes(raw)
+    with (
+        VectorReader(path, manifest_of(layout, [raw], 4096), layout, None) as reader,
+        pytest.raises(IntegrityError, match=f"0 of {len(raw)} bytes"),
+    ):
+        reader.checked()
+
+
+def test_a_vector_that_is_gone_is_named(tmp_path: Path) -> None:
+    layout = layout_of(random_model())
+    manifest = manifest_of(layout, [vector(random_model())])
+    with (
+        pytest.raises(StorageError, match="absent cannot be read"),
+        VectorReader(tmp_path / "absent", manifest, layout, None),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_attack_round_model_with_nan_is_refused(tmp_path: Path, dtype: Dtype) -> None:
+    model = random_model()
+    raw = bytearray(layout_of(model).as_type(dtype).total_bytes)
+    raw[-2:] = b"\xc0\x7f"
     with pytest.raises(
         MalformedMessage, match=r"tensor encoder\.final_layer_norm\.weight has values that are not finite"
     ):
-        load_vector(bind(model, layout_of(model)), [raw])
+        load(model, tmp_path / "vector", bytes(raw), dtype=dtype)
 
 
 def test_a_layout_of_another_shape_is_named_before_memory_is_taken() -> None:

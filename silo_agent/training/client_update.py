@@ -1,0 +1,155 @@
+"""Local model minus round model, on its way into the file that will leave: one pass over blocks that stay in cache.
+
+Each block is read, subtracted, given what earlier rounding cut off, measured, encoded, digested and written before the next
+is looked at. Clipping needs the norm before the first byte, so it takes one pass more.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from security import files
+from security.errors import StorageError
+from silo_agent.service.file_mark import FileMark
+from silo_agent.task.update import (
+    BLOCK_ELEMENTS,
+    BitsBlock,
+    FloatBlock,
+    TrainingDiverged,
+    bfloat16_bits,
+    clip_factor,
+    round_to_bfloat16,
+    squared_norm,
+)
+from silo_agent.training.model import BoundParameters
+from silo_agent.training.residual import ResidualReader, Residuals, ResidualWriter
+from silo_agent.training.vector_file import VectorReader, VectorWriter, blocks
+from silo_wire.canonical import Digest
+from silo_wire.manifest import Layout, Manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenUpdate:
+    """`manifest` describes the file, which is on disk; `norm` is the L2 norm of what was to leave, before clipping."""
+
+    manifest: Manifest
+    norm: float
+    mark: FileMark
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feedback:
+    """Where residuals are, and the update whose residual to begin with."""
+
+    residuals: Residuals
+    included: Digest | None
+
+
+def write_update(
+    path: Path,
+    layout: Layout,
+    *,
+    parameters: BoundParameters,
+    round_model: Callable[[], VectorReader],
+    feedback: Feedback,
+    clipping_norm: float = 0.0,
+) -> WrittenUpdate:
+    """Write the update that `parameters` make of `round_model` to `path`, of type and order of `layout`.
+
+    In bfloat16 the residual of `feedback.included` is added first, and what rounding leaves is kept for the new update.
+    Raises TrainingDiverged for a value that is not finite or beyond bfloat16's range, IntegrityError and StorageError for
+    the round model's file, StorageError for the update's. After an error there is no file.
+    """
+    narrow = layout.dtype == "bfloat16"
+
+    def deltas() -> Iterator[FloatBlock]:
+        with (
+            round_model() as reader,
+            feedback.residuals.opened(feedback.included) if narrow else nullcontext() as earlier,
+        ):
+            yield from _deltas(parameters, reader, earlier)
+
+    norm = 0.0
+    if clipping_norm:
+        norm = math.sqrt(math.fsum(squared_norm(values) for values in deltas()))
+    factor = np.float32(clip_factor(norm, clipping_norm))
+    squares: list[float] = []
+    with (
+        _new_file(path) as writer,
+        feedback.residuals.written(begun_with=feedback.included) if narrow else nullcontext() as left,
+    ):
+        encode = writer.write if left is None else _bfloat16_encoder(writer, left)
+        for values in deltas():
+            squares.append(squared_norm(values))
+            if factor != 1:
+                np.multiply(values, factor, out=values)
+            encode(values)
+        manifest = writer.manifest(layout)
+        writer.finish()
+        mark = writer.sync()
+        files.sync_folder(path.parent)
+        if left is not None:
+            left.keep_for(manifest.digest)
+    return WrittenUpdate(manifest=manifest, norm=math.sqrt(math.fsum(squares)), mark=mark)
+
+
+def _deltas(
+    parameters: BoundParameters, round_model: VectorReader, residual: ResidualReader | None
+) -> Iterator[FloatBlock]:
+    """Finite blocks of local - round model + residual, each in the memory of the one before."""
+    memory: FloatBlock = np.empty(BLOCK_ELEMENTS, dtype=np.float32)
+    for begin, end in blocks(parameters.elements):
+        values = memory[: end - begin]
+        round_model.read([values])
+        for spec, local, part in parameters.beside(values, begin):
+            np.subtract(local.cpu().numpy(), part, out=part)
+            if not np.isfinite(part).all():
+                raise TrainingDiverged(
+                    f"delta tensor {spec.name} has values that are not finite: lower learning_rate in the plan"
+                )
+        if residual is not None:
+            residual.add_to(values, begin)
+        yield values
+    round_model.checked()
+
+
+def _bfloat16_encoder(writer: VectorWriter, residual: ResidualWriter) -> Callable[[FloatBlock], None]:
+    memory: FloatBlock = np.empty(BLOCK_ELEMENTS, dtype=np.float32)
+    bits: BitsBlock = np.empty(BLOCK_ELEMENTS, dtype=np.uint16)
+
+    def encode(values: FloatBlock) -> None:
+        """Write `values` as bfloat16; what that cuts off is left in them, and written too."""
+        rounded = memory[: len(values)]
+        round_to_bfloat16(values, rounded)
+        np.subtract(values, rounded, out=values)
+        if not np.isfinite(values).all():
+            raise TrainingDiverged(
+                "update has values that bfloat16 cannot hold (above 3.39e38): lower learning_rate in the plan"
+            )
+        bfloat16_bits(rounded, bits[: len(values)])
+        writer.write(bits[: len(values)])
+        residual.write(values)
+
+    return encode
+
+
+@contextmanager
+def _new_file(path: Path) -> Iterator[VectorWriter]:
+    """A file to write the update to, which is gone after any error."""
+    try:
+        writer = VectorWriter(path)
+        try:
+            yield writer
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            writer.close()
+    except OSError as error:
+        raise StorageError(
+            f"update {path} cannot be written ({error.strerror}): make room or correct permissions"
+        ) from error
