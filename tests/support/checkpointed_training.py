@@ -68,7 +68,7 @@ def _die(*_: Any, **__: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _dying_at(call: int, function: Callable[..., Any]) -> Callable[..., Any]:
+def dying_at(call: int, function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, but its call number `call` ends the process."""
     calls = count(1)
     return lambda *given, **named: (_die if next(calls) == call else function)(*given, **named)
@@ -93,9 +93,9 @@ def main(folder: str, optimizer: str, fault: str) -> None:
         case "file-size":
             resource.setrlimit(resource.RLIMIT_FSIZE, (int(number), int(number)))
         case "step":
-            after_step = _dying_at(int(number), after_step)
+            after_step = dying_at(int(number), after_step)
         case "writing":
-            os.replace = _dying_at(int(number), os.replace)
+            os.replace = dying_at(int(number), os.replace)
         case "trained":
             silo_trainer.train_locally = _trained_and_died
     silo = SiloFiles(Path(folder), optimizer=optimizer)

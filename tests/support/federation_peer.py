@@ -204,10 +204,10 @@ class FederationPeer(federation_pb2_grpc.FederationServicer):
         self._orders += 1
         await self._note()
 
-    async def until(self, holds: Callable[[], bool]) -> None:
+    async def until(self, holds: Callable[[], bool], *, within_s: float = 20.0) -> None:
         """Until the test's condition on what came in holds."""
         async with self._changed:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(within_s):
                 await self._changed.wait_for(holds)
 
     def offer(

@@ -84,6 +84,25 @@ def test_only_the_newest_update_is_kept(tmp_path: Path) -> None:
     journal.close()
 
 
+def test_a_checkpoint_is_kept_until_another_model_or_the_update_is_recorded(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    checkpoint, other = journal.checkpoint_file(MODEL), journal.checkpoint_file(Digest("cd" * 32))
+    halves = [path.with_name(f"{path.name}.part") for path in (checkpoint, other)]
+    for path in (checkpoint, other, *halves):
+        path.write_bytes(b"state")
+    journal.update_file(KEY).write_bytes(DATA)
+    journal.record(
+        JournalModel(PLAN, MODEL)
+    )  # as an agent does that was restarted in the round, or began its next attempt
+    assert set((tmp_path / "updates").iterdir()) == {checkpoint, journal.update_file(KEY)}
+    journal.record(JournalUpdate(UPDATE))
+    assert set((tmp_path / "updates").iterdir()) == {journal.update_file(KEY)}
+    checkpoint.write_bytes(b"state")
+    journal.record(JournalModel(PLAN, Digest("cd" * 32)))
+    assert set((tmp_path / "updates").iterdir()) == {journal.update_file(KEY)}
+    journal.close()
+
+
 @pytest.mark.parametrize("left", [None, b"", DATA[:-1]])
 def test_an_update_whose_file_is_not_whole_is_none(tmp_path: Path, left: bytes | None) -> None:
     journal = opened(tmp_path)

@@ -161,7 +161,7 @@ class Process:
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "proto")])},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=250,
             check=False,
         )
         records = [json.loads(line) for line in done.stdout.splitlines()]
