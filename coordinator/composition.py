@@ -130,7 +130,13 @@ class Coordinator:
         if self.settings.aggregation.threads:
             torch.set_num_threads(self.settings.aggregation.threads)
         device = aggregator.device_for(self.settings.aggregation.device)
-        return aggregator.Aggregator(bundle.plan.aggregation, models=models, spools=spools, device=device)
+        return aggregator.Aggregator(
+            bundle.plan.aggregation,
+            models=models,
+            spools=spools,
+            update_dtype=bundle.plan.wire.update,
+            device=device,
+        )
 
     def check_device(self) -> None:
         """Raises ConfigurationError now for a device that is not there, rather than at the end of the first round."""

@@ -14,9 +14,11 @@ Two readers: `check` for a file from outside, which may be wrong in any way, and
 import json
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from coordinator.vector_file import VectorWriter
 from security.errors import ConfigurationError, StorageError
 from silo_wire.canonical import canonical_json
 from silo_wire.manifest import Dtype, Layout, Manifest, manifest_of
@@ -51,24 +53,13 @@ def header(layout: Layout) -> bytes:
 def write(path: Path, layout: Layout, vector: Iterable[bytes | bytearray | memoryview]) -> Manifest:
     """Write a new file from the blocks of its vector, in one pass, and fsync it; returns the vector's manifest.
 
-    `path` must not exist: callers write beside the final name and rename. Raises IntegrityError when the blocks are not
+    What `path` holds is written over: callers write beside the final name and rename. Raises IntegrityError when the blocks are not
     the layout's length, StorageError naming the file.
     """
-    try:
-        with path.open("xb") as file:
-            file.write(header(layout))
-
-            def written() -> Iterator[bytes | bytearray | memoryview]:
-                for block in vector:
-                    file.write(block)
-                    yield block
-
-            manifest = manifest_of(layout, written())
-            file.flush()
-            os.fsync(file.fileno())
-            return manifest
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
+    with closing(VectorWriter(path, layout, head=header(layout))) as file:
+        for block in vector:
+            file.write(block)
+        return file.finish()
 
 
 def check(path: Path, layout: Layout) -> int:
@@ -112,13 +103,17 @@ def manifest_of_file(path: Path, layout: Layout) -> Manifest:
     return manifest_of(layout, blocks(path, check(path, layout)))
 
 
-def blocks(path: Path, offset: int) -> Iterator[bytes]:
-    """The data from `offset` to the end of the file, in blocks; raises StorageError naming the file."""
+def blocks(path: Path, offset: int) -> Iterator[memoryview]:
+    """The data from `offset` to the end of the file, in blocks that are good until the next one is asked for.
+
+    Raises StorageError naming the file.
+    """
+    block = memoryview(bytearray(BLOCK_BYTES))
     try:
-        with path.open("rb") as file:
+        with path.open("rb", buffering=0) as file:
             file.seek(offset)
-            while block := file.read(BLOCK_BYTES):
-                yield block
+            while filled := file.readinto(block):
+                yield block[:filled]
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
 

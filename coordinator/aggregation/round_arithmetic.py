@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from coordinator.aggregation.finite import extremes
 from coordinator.aggregation.pseudo_gradient import pseudo_gradient
 from coordinator.aggregation.server_optimizer import ServerOptimizer, step
-from coordinator.aggregation.streaming_sum import weighted_mean
+from coordinator.aggregation.streaming_sum import Scratch, weighted_mean
 from coordinator.aggregation.weighting import CohortWeights
 from security.errors import ConfigurationError
 from security.identifiers import SiloName
@@ -25,20 +26,20 @@ def aggregate_slab(
     state: Mapping[str, Tensor],
     *,
     step_number: int,
+    scratch: Scratch | None = None,
 ) -> None:
     """Turn a slab of the round model into the next one and advance its optimizer state, both in place.
 
     `model` and each tensor of `state` are flat float32 slabs of one length on one device; `deltas` yields every silo's slab of the
-    same range, in order of silo name. Raises what `weighted_mean` and `step` raise, before anything changed; and
+    same range, in order of silo name. `scratch` is overwritten; it has the slab's length, or is made. Raises what `weighted_mean` and `step` raise, before anything changed; and
     ConfigurationError where the step itself leaves float32's range, after it did. A caller writes the slabs to a new file and
     puts it in place once all are done, so that an error half-way harms nothing.
     """
-    gradient = pseudo_gradient(weighted_mean(deltas, cohort, device=model.device))
-    step(optimizer, model, gradient, state, step_number=step_number)
-    if model.numel() == 0:
-        return
-    extremes = torch.stack([end for slab in (model, *state.values()) for end in torch.aminmax(slab)])
-    if not bool(torch.isfinite(extremes).all()):
+    scratch = scratch or Scratch.of(model.numel(), model.device)
+    gradient = pseudo_gradient(weighted_mean(deltas, cohort, scratch))
+    step(optimizer, model, gradient, state, step_number=step_number, scratch=scratch.product)
+    ends = torch.stack([extremes(slab) for slab in (model, *state.values())])
+    if not bool(torch.isfinite(ends).all()):
         raise ConfigurationError(
             f"a step with learning_rate {optimizer.learning_rate!r} takes the model or the server optimizer's state out of "
             "float32's range: lower learning_rate or set max_delta_norm"

@@ -146,37 +146,42 @@ def step(
     state: Mapping[str, Tensor],
     *,
     step_number: int,
+    scratch: Tensor,
 ) -> None:
     """Apply one step to a slab of the model and of each state slot, in place; the pseudo-gradient `gradient` stays.
 
-    All are float32 of one shape, on one device. `step_number` counts from 1 the steps that this model has taken, this one
+    `scratch` is overwritten. All are float32 of one shape, on one device. `step_number` counts from 1 the steps that this model has taken, this one
     included; a round whose outcome is zero_weight takes none. (Feeding it zeros would be another thing: momentum would still move
     the model.) Raises StateError for slots, shapes or a step number that do not fit, before anything changes.
     """
-    _require_fit(optimizer, model, gradient, state, step_number)
+    _require_fit(optimizer, model, gradient, state, step_number, scratch)
     match optimizer:
         case Sgd():
-            _sgd(optimizer, model, gradient, state)
+            _sgd(optimizer, model, gradient, state, scratch)
         case Adam():
-            _adam(optimizer, model, gradient, state, step_number)
+            _adam(optimizer, model, gradient, state, step_number, scratch)
         case Yogi():
-            _yogi(optimizer, model, gradient, state)
+            _yogi(optimizer, model, gradient, state, scratch)
         case Adagrad():
-            _adagrad(optimizer, model, gradient, state)
+            _adagrad(optimizer, model, gradient, state, scratch)
         case _:
             assert_never(optimizer)
 
 
-def _sgd(optimizer: Sgd, model: Tensor, gradient: Tensor, state: Mapping[str, Tensor]) -> None:
+def _sgd(optimizer: Sgd, model: Tensor, gradient: Tensor, state: Mapping[str, Tensor], scratch: Tensor) -> None:
     direction = gradient
     if optimizer.momentum > 0.0:
         direction = state["momentum"].mul_(optimizer.momentum).add_(gradient)
-    model.sub_(direction * optimizer.learning_rate)
+    if optimizer.learning_rate != 1.0:
+        direction = torch.mul(direction, optimizer.learning_rate, out=scratch)
+    model.sub_(direction)
 
 
-def _adam(optimizer: Adam, model: Tensor, gradient: Tensor, state: Mapping[str, Tensor], step_number: int) -> None:
+def _adam(
+    optimizer: Adam, model: Tensor, gradient: Tensor, state: Mapping[str, Tensor], step_number: int, scratch: Tensor
+) -> None:
     first, second = state["first_moment"], state["second_moment"]
-    scratch = gradient * (1.0 - optimizer.beta1)
+    torch.mul(gradient, 1.0 - optimizer.beta1, out=scratch)
     first.mul_(optimizer.beta1).add_(scratch)
     torch.mul(gradient, gradient, out=scratch).mul_(1.0 - optimizer.beta2)
     second.mul_(optimizer.beta2).add_(scratch)
@@ -187,9 +192,9 @@ def _adam(optimizer: Adam, model: Tensor, gradient: Tensor, state: Mapping[str, 
     model.sub_(scratch)
 
 
-def _yogi(optimizer: Yogi, model: Tensor, gradient: Tensor, state: Mapping[str, Tensor]) -> None:
+def _yogi(optimizer: Yogi, model: Tensor, gradient: Tensor, state: Mapping[str, Tensor], scratch: Tensor) -> None:
     first, second = state["first_moment"], state["second_moment"]
-    scratch = gradient * (1.0 - optimizer.beta1)
+    torch.mul(gradient, 1.0 - optimizer.beta1, out=scratch)
     first.mul_(optimizer.beta1).add_(scratch)
     torch.mul(gradient, gradient, out=scratch)
     direction = torch.sub(second, scratch).sign_()
@@ -199,9 +204,9 @@ def _yogi(optimizer: Yogi, model: Tensor, gradient: Tensor, state: Mapping[str, 
     model.sub_(scratch)
 
 
-def _adagrad(optimizer: Adagrad, model: Tensor, gradient: Tensor, state: Mapping[str, Tensor]) -> None:
+def _adagrad(optimizer: Adagrad, model: Tensor, gradient: Tensor, state: Mapping[str, Tensor], scratch: Tensor) -> None:
     sum_of_squares = state["sum_of_squares"]
-    scratch = gradient * gradient
+    torch.mul(gradient, gradient, out=scratch)
     sum_of_squares.add_(scratch)
     torch.sqrt(sum_of_squares, out=scratch).add_(optimizer.tau)
     torch.div(gradient, scratch, out=scratch).mul_(optimizer.learning_rate)
@@ -209,7 +214,12 @@ def _adagrad(optimizer: Adagrad, model: Tensor, gradient: Tensor, state: Mapping
 
 
 def _require_fit(
-    optimizer: ServerOptimizer, model: Tensor, gradient: Tensor, state: Mapping[str, Tensor], step_number: int
+    optimizer: ServerOptimizer,
+    model: Tensor,
+    gradient: Tensor,
+    state: Mapping[str, Tensor],
+    step_number: int,
+    scratch: Tensor,
 ) -> None:
     if step_number < 1:
         raise StateError(f"step number {step_number} of the server optimizer is below 1: count its steps from 1")
@@ -219,7 +229,7 @@ def _require_fit(
             f"the server optimizer's state holds {sorted(state)}, it needs {sorted(wanted)}: "
             "begin anew or restore the state that belongs to this optimizer"
         )
-    for name, tensor in {"model": model, "pseudo-gradient": gradient, **state}.items():
+    for name, tensor in {"model": model, "pseudo-gradient": gradient, "scratch": scratch, **state}.items():
         if tensor.dtype != torch.float32 or tensor.shape != model.shape or tensor.device != model.device:
             raise StateError(
                 f"the slab of {name} is {tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}: "

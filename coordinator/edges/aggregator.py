@@ -7,27 +7,31 @@ an earlier try came: the same base model and committed updates give the same mod
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from coordinator.aggregation.round_arithmetic import aggregate_slab
+from coordinator.aggregation.rounding import round_to_bfloat16
 from coordinator.aggregation.server_optimizer import optimizer_named, slots
 from coordinator.aggregation.weighting import CohortWeights, SiloSummary, WeightCaps, Weighting, weigh
-from coordinator.edges.model_store import ModelStore, OptimizerState, Slab
+from coordinator.edges.model_store import MASTER, ModelStore, OptimizerState, Slab
 from coordinator.edges.spool import Spools
-from coordinator.edges.stored_vector import StoredVector
+from coordinator.edges.stored_vector import StoredVector, VectorReader
 from coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome, SiloWeight
 from coordinator.service.ports import UnusableUpdate
 from security.errors import ConfigurationError, IntegrityError, MalformedMessage, StorageError
 from security.identifiers import SiloName
 from silo_wire.canonical import Digest
-from silo_wire.manifest import MAX_CHUNK_BYTES
+from silo_wire.manifest import Dtype
 from silo_wire.messages import RoundKey
 from silo_wire.plan import AggregationSection
 
 DeviceSetting = Literal["auto", "cpu", "cuda"]
+SLAB_BYTES = 1 << 20
+_TYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def device_for(setting: DeviceSetting) -> torch.device:
@@ -38,7 +42,10 @@ def device_for(setting: DeviceSetting) -> torch.device:
 
 
 class Aggregator:
-    """Updates of one plan into its next model, stored in `models`. `slab_bytes`: a multiple of 4, at most 4 MiB."""
+    """Updates of one plan into its next model, stored in `models`.
+
+    `update_dtype` is the type of the committed deltas, `slab_bytes` the size of a slab in float32, a multiple of 4.
+    """
 
     def __init__(
         self,
@@ -46,11 +53,13 @@ class Aggregator:
         *,
         models: ModelStore,
         spools: Spools,
+        update_dtype: Dtype,
         device: torch.device,
-        slab_bytes: int = MAX_CHUNK_BYTES,
+        slab_bytes: int = SLAB_BYTES,
     ) -> None:
-        if not 4 <= slab_bytes <= MAX_CHUNK_BYTES or slab_bytes % 4:
-            raise ValueError(f"slab_bytes={slab_bytes}: use a multiple of 4 of at most {MAX_CHUNK_BYTES}")
+        if slab_bytes < 4 or slab_bytes % 4:
+            raise ValueError(f"slab_bytes={slab_bytes}: use a multiple of 4, at least 4")
+        self._update_dtype = _TYPES[update_dtype]
         self._weighting = Weighting(section.weighting)
         self._caps = WeightCaps(
             max_weight=section.max_weight or None,
@@ -90,10 +99,9 @@ class Aggregator:
         state = self._models.state(base_model)
         try:
             model = self._models.add(
-                self._slabs(self._models.vector(base_model), state, deltas, cohort),
-                slots=slots(self._optimizer),
+                self._slabs(self._models.master(base_model, state), state, deltas, cohort),
+                slots=(*slots(self._optimizer), *((MASTER,) if self._models.keeps_master else ())),
                 steps=state.steps + 1,
-                slab_bytes=self._slab_bytes,
             )
         except (MalformedMessage, ConfigurationError) as error:
             # Finite deltas whose mean or step is not: the longest of them is to blame, and the others can go on.
@@ -116,38 +124,63 @@ class Aggregator:
         deltas: Sequence[tuple[SiloName, StoredVector]],
         cohort: CohortWeights,
     ) -> Iterator[Slab]:
+        """Each slab is good until the next one is asked for."""
         fills = slots(self._optimizer)
-        if state.steps and set(state.slots) != set(fills):
+        if state.steps and set(state.slots) - {MASTER} != set(fills):
             raise IntegrityError(
                 f"the optimizer state beside {base.path} holds {sorted(state.slots)}, this plan's server optimizer needs "
                 f"{sorted(fills)}: restore it from a backup"
             )
-        total = base.manifest.total_bytes
-        for start in range(0, total, self._slab_bytes):
-            stop = min(start + self._slab_bytes, total)
-            model = self._tensor(base, start, stop)
-            slot_values = {
-                name: self._tensor(state.slots[name], start, stop) if state.steps else torch.full_like(model, fill)
-                for name, fill in fills.items()
-            }
-            of_silos = ((silo, _delta(silo, delta, start, stop)) for silo, delta in deltas)
-            aggregate_slab(model, of_silos, cohort, self._optimizer, slot_values, step_number=state.steps + 1)
-            yield Slab(_bytes(model), {name: _bytes(values) for name, values in slot_values.items()})
+        elements = base.manifest.total_bytes // 4
+        with ExitStack() as stack:
 
-    def _tensor(self, vector: StoredVector, start: int, stop: int) -> Tensor:
-        return torch.frombuffer(vector.read(start, stop), dtype=torch.float32).to(self._device)
+            def reader(vector: StoredVector) -> VectorReader:
+                return stack.enter_context(closing(VectorReader(vector)))
+
+            of_base = reader(base)
+            of_state = {name: reader(state.slots[name]) for name in fills if state.steps}
+            of_silos = []
+            for silo, vector in deltas:
+                with _blamed_on(silo):
+                    of_silos.append((silo, reader(vector)))
+            for start in range(0, elements, self._slab_bytes // 4):
+                length = min(self._slab_bytes // 4, elements - start)
+                model = _read(of_base, length, torch.float32)
+                values = {
+                    name: _read(of_state[name], length, torch.float32) if state.steps else torch.full_like(model, fill)
+                    for name, fill in fills.items()
+                }
+
+                def slabs_of_silos(length: int = length) -> Iterator[tuple[SiloName, Tensor]]:
+                    for silo, source in of_silos:
+                        with _blamed_on(silo):
+                            yield silo, _read(source, length, self._update_dtype)
+
+                aggregate_slab(model, slabs_of_silos(), cohort, self._optimizer, values, step_number=state.steps + 1)
+                if self._models.keeps_master:
+                    published = torch.empty(length, dtype=torch.bfloat16)
+                    round_to_bfloat16(model, published)
+                    yield Slab(_bytes(published), {MASTER: _bytes(model), **{n: _bytes(v) for n, v in values.items()}})
+                else:
+                    yield Slab(_bytes(model), {name: _bytes(v) for name, v in values.items()})
 
 
-def _delta(silo: SiloName, vector: StoredVector, start: int, stop: int) -> Tensor:
+@contextmanager
+def _blamed_on(silo: SiloName) -> Iterator[None]:
     try:
-        data = vector.read(start, stop)
+        yield
     except (IntegrityError, StorageError) as error:
         raise UnusableUpdate(silo, f"the committed update of silo {silo} cannot be used: {error}") from error
-    return torch.frombuffer(data, dtype=torch.float32)
+
+
+def _read(source: VectorReader, elements: int, dtype: torch.dtype) -> Tensor:
+    values = torch.empty(elements, dtype=dtype)
+    source.read_into(_bytes(values))
+    return values
 
 
 def _bytes(values: Tensor) -> memoryview:
-    return values.cpu().numpy().data.cast("B")
+    return values.view(torch.uint8).numpy().data
 
 
 def _summary(update: CommittedUpdate) -> SiloSummary:

@@ -1,7 +1,7 @@
 """A global model as a Hugging Face folder that `from_pretrained` loads: the plan's own files and the parameters.
 
 Nothing is converted: configuration and tokenizer are the bytes that the silos approved, the parameters those that they
-trained, each chunk checked on the way.
+were handed, in the plan's type for models, each chunk checked on the way.
 """
 
 import os
@@ -43,7 +43,7 @@ def export_model(bundle: PlanBundle, models: ModelStore, model: Digest, folder: 
             for index in range(vector.manifest.chunks):
                 yield vector.chunk(index)
 
-        model_file.write(work / MODEL_FILE, bundle.layout, chunks())
+        model_file.write(work / MODEL_FILE, bundle.model_layout, chunks())
         work.chmod(0o755)
         os.replace(work, folder)
         files.sync_folder(folder.parent)

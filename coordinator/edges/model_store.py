@@ -1,23 +1,28 @@
 """The models of one plan on disk, each under its manifest digest, with the server optimizer's state that belongs to it.
 
-    <digest>.safetensors      the parameters (coordinator/model_file.py)
+    <digest>.safetensors      the parameters as they are published (coordinator/model_file.py)
     <digest>.manifest.json    their manifest, whose digest is the file's name
-    <digest>.optimizer/       state.json and one file per slot; the initial model has none
+    <digest>.optimizer/       state.json and one file per slot, all float32
+    initial.json              the digest of the initial model, and of the file that it was made from
+    spare/                    files of deleted models, to be written over (spare_files.py)
+
+Where models are published in bfloat16, the float32 numbers that the next step begins from are one more slot, `master`; else
+the published model is its own master, and the initial one has no state.
 
 A model appears last, by rename, when everything else of it is durable: a model that exists is whole. The state belongs
 to the model, not to a round, so a round that is done again after a crash starts from what it started from before. Where
 a round happens to give a model that is already there, that model keeps the state it has.
 """
 
-import os
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Set
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator import model_file
+from coordinator.edges.spare_files import SpareFiles
 from coordinator.edges.stored_vector import (
     StoredVector,
     manifest_fields,
@@ -27,17 +32,23 @@ from coordinator.edges.stored_vector import (
     read_record,
     write_record,
 )
+from coordinator.vector_file import VectorWriter
 from security import files
 from security.errors import IntegrityError, StorageError
-from silo_wire.canonical import Digest, digest_of, digest_to_wire
-from silo_wire.manifest import MAX_CHUNK_BYTES, Layout, Manifest
+from silo_wire.canonical import Digest
+from silo_wire.manifest import Layout, Manifest
 
+MASTER = "master"
+"""The slot of the float32 parameters behind a model that is published in another type."""
 _WORK = ".new-"
+_SPARE = "spare"
+_INITIAL = "initial.json"
+_MODEL, _SLOT = ".safetensors", ".f32"
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizerState:
-    """What the server optimizer carried after `steps` steps: a vector per slot; none before the first step."""
+    """What the server optimizer carried after `steps` steps: a vector per slot, `master` among them where there is one."""
 
     steps: int
     slots: Mapping[str, StoredVector]
@@ -45,32 +56,46 @@ class OptimizerState:
 
 @dataclass(frozen=True, slots=True)
 class Slab:
-    """The same range of a new model and of each state slot, as bytes."""
+    """The bytes that come next: of a new model as it is published, and of each state slot in float32."""
 
     model: bytes | bytearray | memoryview
     slots: Mapping[str, bytes | bytearray | memoryview]
 
 
 class ModelStore:
-    """`folder` holds one plan's models; `initial_file` is the plan folder's model, needed until it was imported."""
+    """`folder` holds one plan's models.
 
-    def __init__(self, folder: Path, *, layout: Layout, initial: Digest, initial_file: Path) -> None:
+    `layout` is of float32, `model_layout` of the type in which models are published. `initial_file` is the plan folder's
+    model, needed until it was imported; `initial` is its manifest digest.
+    """
+
+    def __init__(
+        self, folder: Path, *, layout: Layout, model_layout: Layout, initial: Digest, initial_file: Path
+    ) -> None:
         self._folder = folder
         self._layout = layout
+        self.model_layout = model_layout
         self._initial = initial
         self._initial_file = initial_file
         self._manifests: dict[Digest, Manifest] = {}
+        self._header_bytes = len(model_file.header(model_layout))
         self._make_folder()
 
-    def initial(self) -> Digest:
-        """The plan's initial model; imports it from the plan folder if it is not stored yet.
+    @property
+    def keeps_master(self) -> bool:
+        """Whether models are published in another type than they are computed in."""
+        return self.model_layout.dtype != self._layout.dtype
 
-        Raises ConfigurationError unless the file holds exactly the plan's layout, IntegrityError when it was changed.
+    def initial(self) -> Digest:
+        """The plan's initial model as it is published; imports it from the plan folder if it is not stored yet.
+
+        Raises ConfigurationError unless the file holds exactly the plan's layout in numbers that can be published,
+        IntegrityError when it was changed.
         """
-        if not self.exists(self._initial):
-            offset = model_file.check(self._initial_file, self._layout)
-            self._store(Slab(block, {}) for block in model_file.blocks(self._initial_file, offset))
-        return self._initial
+        published = self._imported()
+        if published is None or not self.exists(published):
+            published = self._import()
+        return published
 
     def exists(self, model: Digest) -> bool:
         return self._path(model).exists()
@@ -92,12 +117,22 @@ class ModelStore:
         return self.vector(model).chunk(index)
 
     def vector(self, model: Digest) -> StoredVector:
-        """The model's parameters; raises what `manifest` raises."""
-        return StoredVector(self._path(model), len(model_file.header(self._layout)), self.manifest(model))
+        """The model's parameters as they are published; raises what `manifest` raises."""
+        return StoredVector(self._path(model), self._header_bytes, self.manifest(model))
+
+    def master(self, model: Digest, state: OptimizerState) -> StoredVector:
+        """The model's parameters in float32, `state` being its own; raises what `manifest` raises, and IntegrityError."""
+        if not self.keeps_master:
+            return self.vector(model)
+        if MASTER not in state.slots:
+            raise IntegrityError(
+                f"{self._state_folder(model) / 'state.json'} names no {MASTER}: restore it from a backup"
+            )
+        return state.slots[MASTER]
 
     def state(self, model: Digest) -> OptimizerState:
         """The server optimizer's state that belongs to `model`; raises StorageError when it is missing."""
-        if model == self._initial:
+        if model == self._initial:  # then it is published in float32
             return OptimizerState(0, {})
         folder = self._state_folder(model)
         record = read_record(folder / "state.json")
@@ -107,77 +142,111 @@ class ModelStore:
         return OptimizerState(
             steps,
             {
-                name: StoredVector(folder / f"{name}.f32", 0, manifest_from_fields(fields, folder / "state.json"))
+                name: StoredVector(folder / f"{name}{_SLOT}", 0, manifest_from_fields(fields, folder / "state.json"))
                 for name, fields in slots.items()
             },
         )
 
-    def add(self, slabs: Iterable[Slab], *, slots: Iterable[str], steps: int, slab_bytes: int) -> Digest:
-        """Store the next model and its optimizer state as they are made, slab by slab of `slab_bytes`, in one pass.
+    def add(self, slabs: Iterable[Slab], *, slots: Iterable[str], steps: int) -> Digest:
+        """Store the next model and its optimizer state as they are made, slab by slab, in one pass.
 
         Nothing shows before everything is durable; whatever an error leaves behind is removed.
         """
-        return self._store(slabs, slots=tuple(slots), steps=steps, slab_bytes=slab_bytes)
+        with self._work_folder() as work:
+            manifest = self._write(work, slabs, slots=tuple(slots), steps=steps)
+            self._publish(work, manifest, with_state=True)
+        return manifest.digest
 
     def retain(self, models: Set[Digest]) -> None:
-        """Delete every model of this plan, and its optimizer state, that is not in `models`."""
+        """Let every model of this plan that is not in `models` go, with its optimizer state; the last one's files become spares."""
         try:
-            for path in sorted(self._folder.iterdir()):
-                model = Digest(path.name.partition(".")[0])
-                if model in models or path.name.startswith(_WORK):
-                    continue
+            stored = {_model_of(path) for path in self._folder.iterdir() if not _belongs_to_none(path)}
+            spares = SpareFiles(self._folder / _SPARE)
+            for model in sorted(stored - models):
                 self._manifests.pop(model, None)
-                if path.is_dir():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink()
+                spares.trim(0)  # the next model needs those of one
+                for path in (self._path(model), *sorted(self._state_folder(model).glob(f"*{_SLOT}"))):
+                    if path.exists():
+                        spares.keep(path)
+                self._manifest_path(model).unlink(missing_ok=True)
+                if self._state_folder(model).exists():
+                    shutil.rmtree(self._state_folder(model))
             files.sync_folder(self._folder)
         except OSError as error:
             raise StorageError(f"{self._folder} cannot be cleared: {error.strerror or error}") from error
 
-    def _store(
-        self, slabs: Iterable[Slab], *, slots: tuple[str, ...] = (), steps: int = 0, slab_bytes: int = MAX_CHUNK_BYTES
-    ) -> Digest:
-        work = self._folder / f"{_WORK}{secrets.token_hex(8)}"
+    def clear_spares(self) -> None:
+        """Delete the files that are kept to be written over: no further model is made of this plan."""
         try:
-            state = work / "optimizer"
-            state.mkdir(parents=True)
-            with ExitStack() as stack:
-                open_slots = {name: stack.enter_context((state / f"{name}.f32").open("xb")) for name in slots}
-                digests: dict[str, list[bytes]] = {name: [] for name in slots}
+            SpareFiles(self._folder / _SPARE).trim(0)
+        except OSError as error:
+            raise StorageError(f"{self._folder} cannot be cleared: {error.strerror or error}") from error
 
-                def model_blocks() -> Iterator[bytes | bytearray | memoryview]:
-                    for slab in slabs:
-                        for name, content in slab.slots.items():
-                            open_slots[name].write(content)
-                            digests[name].append(digest_to_wire(digest_of(content)))
-                        yield slab.model
+    def _imported(self) -> Digest | None:
+        """What the initial model is published as, None when that is not known (any more)."""
+        if not self.keeps_master:
+            return self._initial
+        path = self._folder / _INITIAL
+        try:
+            return Digest(str(read_record(path)["model"])) if path.exists() else None
+        except (IntegrityError, KeyError):
+            return None
 
-                manifest = model_file.write(work / "model.safetensors", self._layout, model_blocks())
-                for file in open_slots.values():
-                    file.flush()
-                    os.fsync(file.fileno())
-            record = {
-                "slots": {
-                    name: manifest_fields(
-                        Manifest(self._layout.digest, self._layout.total_bytes, slab_bytes, tuple(digests[name]))
-                    )
-                    for name in slots
-                },
-                "steps": steps,
-            }
-            write_record(state / "state.json", record)
-            if steps == 0 and manifest.digest != self._initial:
+    def _import(self) -> Digest:
+        offset = model_file.check(self._initial_file, self._layout)
+        blocks = model_file.blocks(self._initial_file, offset)
+        with self._work_folder() as work:
+            if self.keeps_master:
+                manifest = self._write(work, _rounded(blocks), slots=(MASTER,), steps=0)
+                master = read_record(work / "optimizer" / "state.json")["slots"][MASTER]
+                read = manifest_from_fields(master, self._initial_file)
+            else:
+                read = manifest = self._write(work, (Slab(block, {}) for block in blocks), slots=(), steps=0)
+            if read.digest != self._initial:
                 raise IntegrityError(
                     f"{self._initial_file} does not have the digest in [model] initial of its plan: it was changed; "
                     "restore it, or make a new plan with coordinator plan new"
                 )
-            self._publish(work, manifest, with_state=steps > 0)
+            self._publish(work, manifest, with_state=self.keeps_master)
+        if self.keeps_master:
+            write_record(self._folder / _INITIAL, {"model": manifest.digest})
+        return manifest.digest
+
+    def _write(self, work: Path, slabs: Iterable[Slab], *, slots: tuple[str, ...], steps: int) -> Manifest:
+        """Model and state, durably, in the folder `work`; the model's manifest."""
+        state = work / "optimizer"
+        with ExitStack() as stack:
+            model = stack.enter_context(closing(self._writer(work / "model.safetensors", self.model_layout)))
+            of_slots = {
+                name: stack.enter_context(closing(self._writer(state / f"{name}{_SLOT}", self._layout)))
+                for name in slots
+            }
+            for slab in slabs:
+                model.write(slab.model)
+                for name, content in slab.slots.items():
+                    of_slots[name].write(content)
+            manifests = {name: writer.finish() for name, writer in of_slots.items()}
+            record = {"slots": {name: manifest_fields(one) for name, one in manifests.items()}, "steps": steps}
+            write_record(state / "state.json", record)
+            return model.finish()
+
+    def _writer(self, path: Path, layout: Layout) -> VectorWriter:
+        """A file for a vector; a spare one of the same size, where there is one, is written over."""
+        head = model_file.header(layout) if path.suffix == _MODEL else b""
+        SpareFiles(self._folder / _SPARE).take(path, len(head) + layout.total_bytes)
+        return VectorWriter(path, layout, head=head)
+
+    @contextmanager
+    def _work_folder(self) -> Iterator[Path]:
+        """A folder for what is being made; what is left in it in the end is deleted."""
+        work = self._folder / f"{_WORK}{secrets.token_hex(8)}"
+        try:
+            (work / "optimizer").mkdir(parents=True)
+            yield work
         except OSError as error:
             raise StorageError(f"{self._folder} cannot be written: {error.strerror or error}") from error
         finally:
             shutil.rmtree(work, ignore_errors=True)
-        return manifest.digest
 
     def _publish(self, work: Path, manifest: Manifest, *, with_state: bool) -> None:
         model = manifest.digest
@@ -200,10 +269,33 @@ class ModelStore:
             raise StorageError(f"{self._folder} cannot be used: {error.strerror or error}") from error
 
     def _path(self, model: Digest) -> Path:
-        return self._folder / f"{model}.safetensors"
+        return self._folder / f"{model}{_MODEL}"
 
     def _manifest_path(self, model: Digest) -> Path:
         return self._folder / f"{model}.manifest.json"
 
     def _state_folder(self, model: Digest) -> Path:
         return self._folder / f"{model}.optimizer"
+
+
+def _belongs_to_none(path: Path) -> bool:
+    return path.name.startswith(_WORK) or path.name in (_INITIAL, _SPARE)
+
+
+def _model_of(path: Path) -> Digest:
+    """The model that a file or folder of the store belongs to."""
+    return Digest(path.name.partition(".")[0])
+
+
+def _rounded(blocks: Iterable[memoryview]) -> Iterator[Slab]:
+    """float32 blocks as a model in bfloat16 and its master; each slab is good until the next one is asked for."""
+    # Here, not above: torch takes seconds to import, and commands that only look at the state never need it.
+    import torch
+
+    from coordinator.aggregation.rounding import round_to_bfloat16
+
+    for block in blocks:
+        values = torch.frombuffer(block, dtype=torch.float32)
+        published = torch.empty(len(values), dtype=torch.bfloat16)
+        round_to_bfloat16(values, published)
+        yield Slab(published.view(torch.uint8).numpy().data, {MASTER: block})

@@ -21,6 +21,7 @@ def model_store(state: Path, bundle: PlanBundle) -> ModelStore:
     return ModelStore(
         state / "models" / plan.digest,
         layout=bundle.layout,
+        model_layout=bundle.model_layout,
         initial=Digest(plan.model.initial),
         initial_file=state / "plans" / plan.name / MODEL_FILE,
     )

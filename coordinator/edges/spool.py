@@ -1,32 +1,40 @@
-"""Client updates on their way in: one append-only file per plan, round, attempt and silo, and what is held of it.
+"""Client updates on their way in: one file per plan, round, attempt and silo, and what is held of it.
 
-    <plan>/<round>-<attempt>/<silo>.delta    the chunks held, in order
+    <plan>/<round>-<attempt>/<silo>.delta    the chunks, each at its place; the file has its full size from the start
     <plan>/<round>-<attempt>/<silo>.json     the manifest they belong to; the delta's L2 norm once all is committed
+    <plan>/spare/                            the files of closed attempts, to be written over (spare_files.py)
 
-Every chunk is checked against the manifest before it is written. After a crash the chunks on disk are checked again:
-those whose bytes did not reach the disk are cut off and asked for once more. A spool is committed when its JSON holds
-the norm, which is written after the data is durable.
+Every chunk is checked against the manifest before it is written, and its part of the norm is found then. Chunks are held
+in order: how many, is remembered while the process lives. After a restart the file's chunks are checked again, from the
+first to the first that is not what the manifest says; what a file held before it was taken over never is. A spool is
+committed when its JSON holds the norm, which is written after the data is durable.
 """
 
+import math
 import os
 import shutil
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
+from coordinator.aggregation.delta_norm import expanded, norm_of, sum_of_squares
+from coordinator.edges.spare_files import SpareFiles
 from coordinator.edges.stored_vector import (
     StoredVector,
+    VectorReader,
     manifest_fields,
     manifest_from_fields,
     read_record,
     write_record,
 )
-from security.errors import IntegrityError, MalformedMessage, StorageError
+from coordinator.vector_file import WRITE_BACK_BYTES, begin_write_back, preallocate, write_all
+from security.errors import IntegrityError, MalformedMessage, StorageError, WrongTime
 from security.identifiers import SiloName
 from silo_wire.canonical import Digest
-from silo_wire.manifest import Layout, Manifest
+from silo_wire.manifest import Dtype, Layout, Manifest
 from silo_wire.messages import RoundKey, UpdateHeader
+
+_SPARE = "spare"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,103 +57,120 @@ class _Place:
     def write(self, manifest: Manifest, norm: float | None) -> None:
         write_record(self.record, {"manifest": manifest_fields(manifest), "norm": norm})
 
-    def chunks_held(self, manifest: Manifest) -> int:
-        """How many chunks from the first on are on disk as the manifest has them."""
-        vector = StoredVector(self.delta, 0, manifest)
-        held = 0
-        if self.delta.exists():
-            for index in range(manifest.chunks):
-                try:
-                    vector.chunk(index)
-                except IntegrityError:
-                    break
-                held += 1
-        return held
+
+@dataclass(slots=True)
+class _Progress:
+    """The sum of squares of each chunk held, in order; the norm once the update is committed."""
+
+    sums: list[float] = field(default_factory=list)
+    norm: float | None = None
 
 
 class Spool:
     """One silo's update on its way in; made by `Spools.open`."""
 
-    def __init__(self, place: _Place, silo: SiloName, manifest: Manifest, held: int, norm: float | None) -> None:
+    def __init__(self, place: _Place, silo: SiloName, manifest: Manifest, dtype: Dtype, progress: _Progress) -> None:
         self._place = place
         self._silo = silo
         self._manifest = manifest
-        self._held = held
-        self._norm = norm
+        self._dtype = dtype
+        self._progress = progress
         self._descriptor: int | None = None
+        self._written_back = len(progress.sums) * manifest.chunk_bytes
+        self._retired = False
+        self._lock = threading.Lock()
 
     @property
     def held(self) -> int:
         """Chunks held in order so far; writing goes on at this index."""
-        return self._held
+        return len(self._progress.sums)
 
-    def write(self, index: int, data: bytes) -> None:
+    @property
+    def manifest(self) -> Manifest:
+        return self._manifest
+
+    @property
+    def progress(self) -> _Progress:
+        return self._progress
+
+    def write(self, index: int, data: bytes | memoryview) -> None:
         """Take chunk `index` == `held`.
 
         Raises MalformedMessage for another index, a wrong size or a value that is NaN or infinite, IntegrityError for
-        wrong content, StorageError naming the file; nothing of the chunk is kept then.
+        wrong content, WrongTime when the attempt is over, StorageError naming the file; nothing of the chunk is kept
+        then.
         """
-        if index != self._held:
-            raise MalformedMessage(
-                f"chunk {index} of the update of silo {self._silo} came where {self._held} is expected"
-            )
-        self._manifest.check_chunk(index, data)
-        if not np.isfinite(np.frombuffer(data, dtype="<f4")).all():
-            raise MalformedMessage(
-                f"chunk {index} of the update of silo {self._silo} holds NaN or infinite values: its training diverged; "
-                "lower learning_rate, or bound it with max_grad_norm"
-            )
-        try:
-            if self._descriptor is None:
-                self._descriptor = os.open(self._place.delta, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            view, at = memoryview(data), index * self._manifest.chunk_bytes
-            while view:  # the kernel may take a part, above all on a disk that runs full
-                written = os.pwrite(self._descriptor, view, at)
-                view, at = view[written:], at + written
-        except OSError as error:
-            raise StorageError(f"{self._place.delta} cannot be written: {error.strerror or error}") from error
-        self._held += 1
+        with self._lock:
+            if index != self.held:
+                raise MalformedMessage(
+                    f"chunk {index} of the update of silo {self._silo} came where {self.held} is expected"
+                )
+            self._manifest.check_chunk(index, data)
+            squares = sum_of_squares(expanded(data, self._dtype))
+            if not math.isfinite(squares):
+                raise MalformedMessage(
+                    f"chunk {index} of the update of silo {self._silo} holds NaN or infinite values: its training "
+                    "diverged; lower learning_rate, or bound it with max_grad_norm"
+                )
+            begin = index * self._manifest.chunk_bytes
+            try:
+                write_all(self._open(), data, begin)
+                end = begin + len(data)
+                if end - self._written_back >= WRITE_BACK_BYTES:
+                    begin_write_back(self._open(), self._written_back, end - self._written_back)
+                    self._written_back = end
+            except OSError as error:
+                raise StorageError(f"{self._place.delta} cannot be written: {error.strerror or error}") from error
+            self._progress.sums.append(squares)
 
     def commit(self) -> float:
         """Make the whole update durable and return its L2 norm; may be repeated.
 
-        Raises MalformedMessage when chunks are missing, StorageError naming the file.
+        Raises MalformedMessage when chunks are missing, WrongTime when the attempt is over, StorageError naming the
+        file.
         """
-        if self._norm is not None:
-            return self._norm
-        if self._held != self._manifest.chunks:
-            raise MalformedMessage(
-                f"the update of silo {self._silo} is not complete: {self._held} of {self._manifest.chunks} chunks are held"
-            )
-        try:
-            descriptor = os.open(self._place.delta, os.O_RDWR | os.O_CLOEXEC)
+        with self._lock:
+            if self._progress.norm is not None:
+                return self._progress.norm
+            if self.held != self._manifest.chunks:
+                raise MalformedMessage(
+                    f"the update of silo {self._silo} is not complete: {self.held} of {self._manifest.chunks} chunks are "
+                    "held"
+                )
             try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            raise StorageError(f"{self._place.delta} cannot be made durable: {error.strerror or error}") from error
-        norm = self._measured_norm()
-        self._place.write(self._manifest, norm)  # also makes the folder's entries durable
-        self._norm = norm
-        self.close()
-        return norm
+                os.fsync(self._open())
+            except OSError as error:
+                # Which pages reached the disk cannot be found out any more: all of them must be written once again.
+                self._progress.sums.clear()
+                self._written_back = 0
+                raise StorageError(f"{self._place.delta} cannot be made durable: {error.strerror or error}") from error
+            norm = norm_of(self._progress.sums)
+            self._place.write(self._manifest, norm)  # also makes the folder's entries durable
+            self._progress.norm = norm
+            return norm
 
     def close(self) -> None:
         """Let go of the file; what is held stays for a later call. May be repeated."""
+        with self._lock:
+            self._let_go()
+
+    def retire(self) -> None:
+        """Close it for good: the file may become another spool's."""
+        with self._lock:
+            self._retired = True
+            self._let_go()
+
+    def _let_go(self) -> None:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
 
-    def _measured_norm(self) -> float:
-        # Here, not above: torch takes seconds to import, and commands that only look at the state never need it.
-        import torch
-
-        from coordinator.aggregation.delta_norm import delta_norm
-
-        vector = StoredVector(self._place.delta, 0, self._manifest)
-        chunks = (vector.chunk(index) for index in range(self._manifest.chunks))
-        return delta_norm(self._silo, (torch.frombuffer(bytearray(chunk), dtype=torch.float32) for chunk in chunks))
+    def _open(self) -> int:
+        if self._retired:
+            raise WrongTime(f"the attempt that the update of silo {self._silo} is for is over: wait for the next order")
+        if self._descriptor is None:
+            self._descriptor = os.open(self._place.delta, os.O_WRONLY | os.O_CLOEXEC)
+        return self._descriptor
 
 
 class Spools:
@@ -153,12 +178,16 @@ class Spools:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._known: dict[_Place, Spool] = {}
+        self._discarded: set[Path] = set()
+        self._lock = threading.Lock()  # over what is known, and over which file is whose
 
     def open(self, key: RoundKey, silo: SiloName, header: UpdateHeader, layout: Layout) -> Spool:
         """Go on with the spool of exactly this manifest, or begin one in place of any other of this key and silo.
 
         Which update counts is the round store's to say: callers ask it before they open another one's spool. Raises
-        MalformedMessage for a manifest of another layout, type or chunk size than can be summed.
+        MalformedMessage for a manifest of another layout, type or chunk size than can be summed, WrongTime when the
+        attempt was discarded, StorageError naming the file, above all when the disk has no room for all of it.
         """
         if header.key != key:
             raise MalformedMessage(
@@ -167,38 +196,43 @@ class Spools:
             )
         manifest = header.manifest
         manifest.check_layout(layout)
-        if layout.dtype != "float32":
-            raise MalformedMessage(f"update of silo {silo} has type {layout.dtype}: only float32 updates are taken")
         if manifest.chunk_bytes % layout.item_bytes:
             raise MalformedMessage(
                 f"update of silo {silo} has chunk_bytes {manifest.chunk_bytes}: use a multiple of {layout.item_bytes}"
             )
         place = self._place(key, silo)
         try:
-            place.delta.parent.mkdir(parents=True, exist_ok=True)
-            known = place.read()
-            if known is None or known[0] != manifest:
-                place.delta.unlink(missing_ok=True)
-                place.write(manifest, None)
-                return Spool(place, silo, manifest, 0, None)
-            held, norm = place.chunks_held(manifest), known[1]
-            if held < manifest.chunks:
-                if norm is not None:  # committed once, damaged since: what is missing is asked for again
+            progress = self._progress(place, manifest, layout.dtype)
+            with self._lock:
+                if place.delta.parent in self._discarded:
+                    raise WrongTime(f"round {key.round} attempt {key.attempt} is over: wait for the next order")
+                if (former := self._known.pop(place, None)) is not None:
+                    former.retire()
+                place.delta.parent.mkdir(parents=True, exist_ok=True)
+                if progress is None:
+                    progress = _Progress()
                     place.write(manifest, None)
-                    norm = None
-                if place.delta.exists():
-                    os.truncate(place.delta, held * manifest.chunk_bytes)
-            return Spool(place, silo, manifest, held, norm)
+                self._provide(place.delta, manifest.total_bytes)
+                spool = Spool(place, silo, manifest, layout.dtype, progress)
+                self._known[place] = spool
+                return spool
         except OSError as error:
             raise StorageError(f"{place.delta} cannot be used: {error.strerror or error}") from error
 
-    def held(self, key: RoundKey, silo: SiloName, update: Digest) -> int:
+    def held(self, key: RoundKey, silo: SiloName, update: Digest, layout: Layout) -> int:
         """Chunks held of the update with this manifest digest; 0 when there is no such spool."""
         place = self._place(key, silo)
-        known = place.read()
-        if known is None or known[0].digest != update:
+        known = self._known.get(place)
+        if known is not None:
+            return known.held if known.manifest.digest == update else 0
+        record = place.read()
+        if record is None or record[0].digest != update:
             return 0
-        return place.chunks_held(known[0])
+        progress = self._progress(place, record[0], layout.dtype)
+        assert progress is not None
+        with self._lock:
+            known = self._known.setdefault(place, Spool(place, silo, record[0], layout.dtype, progress))
+        return known.held if known.manifest.digest == update else 0
 
     def committed(self, key: RoundKey, silo: SiloName, update: Digest) -> StoredVector:
         """The committed delta with this manifest digest; raises IntegrityError naming the silo when it is not there."""
@@ -211,13 +245,66 @@ class Spools:
         return StoredVector(place.delta, 0, known[0])
 
     def discard(self, key: RoundKey) -> None:
-        """Delete every spool of this attempt; nothing happens when there is none."""
+        """Let every spool of this attempt go; nothing happens when there is none. Their files become spares."""
         folder = self._attempt(key)
+        spares = SpareFiles(folder.parent / _SPARE)
         try:
-            if folder.exists():
+            with self._lock:
+                self._discarded.add(folder)
+                self._forget(folder)
+                if not folder.exists():
+                    return
+                deltas = sorted(folder.glob("*.delta"))
+                for delta in deltas:
+                    spares.keep(delta)
                 shutil.rmtree(folder)
+                spares.trim(len(deltas))  # the next attempt needs about as many as this one had
         except OSError as error:
             raise StorageError(f"{folder} cannot be deleted: {error.strerror or error}") from error
+
+    def retain(self, plan: Digest | None) -> None:
+        """Delete the spools and spares of every plan but this one; None: of every plan."""
+        try:
+            with self._lock:
+                if not self._folder.exists():
+                    return
+                for folder in sorted(self._folder.iterdir()):
+                    if folder.name != plan:
+                        self._forget(folder)
+                        shutil.rmtree(folder)
+        except OSError as error:
+            raise StorageError(f"{self._folder} cannot be cleared: {error.strerror or error}") from error
+
+    def _forget(self, folder: Path) -> None:
+        for place in [place for place in self._known if folder in place.delta.parents]:
+            self._known.pop(place).retire()
+
+    def _provide(self, delta: Path, size: int) -> None:
+        """A file of `size` bytes at `delta`; what it holds is another matter. Raises OSError."""
+        fresh = not delta.exists() and not SpareFiles(delta.parent.parent / _SPARE).take(delta, size)
+        descriptor = os.open(delta, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            preallocate(descriptor, size)
+        except OSError:
+            if fresh:
+                delta.unlink()  # with the part of the disk that it was given
+            raise
+        finally:
+            os.close(descriptor)
+
+    def _progress(self, place: _Place, manifest: Manifest, dtype: Dtype) -> _Progress | None:
+        """How far the update of `manifest` is: as remembered, else as the file says; None when another one is there."""
+        known = self._known.get(place)
+        if known is not None:
+            return known.progress if known.manifest == manifest else None
+        record = place.read()
+        if record is None or record[0] != manifest:
+            return None
+        progress = _Progress(_sums_held(place.delta, manifest, dtype), record[1])
+        if progress.norm is not None and len(progress.sums) < manifest.chunks:
+            place.write(manifest, None)  # committed once, damaged since: what is missing is asked for again
+            progress.norm = None
+        return progress
 
     def _attempt(self, key: RoundKey) -> Path:
         return self._folder / key.plan / f"{key.round}-{key.attempt}"
@@ -225,3 +312,25 @@ class Spools:
     def _place(self, key: RoundKey, silo: SiloName) -> _Place:
         folder = self._attempt(key)
         return _Place(folder / f"{silo}.delta", folder / f"{silo}.json")
+
+
+def _sums_held(delta: Path, manifest: Manifest, dtype: Dtype) -> list[float]:
+    """The sum of squares of each chunk that is on disk as the manifest has it, from the first on."""
+    sums: list[float] = []
+    if not delta.exists():
+        return sums
+    buffer = memoryview(bytearray(manifest.chunk_bytes))
+    reader = VectorReader(StoredVector(delta, 0, manifest))
+    try:
+        for index in range(manifest.chunks):
+            chunk = buffer[: manifest.chunk_size(index)]
+            reader.read_into(chunk)
+            squares = sum_of_squares(expanded(chunk, dtype))
+            if not math.isfinite(squares):
+                break
+            sums.append(squares)
+    except (IntegrityError, StorageError):  # not written, damaged or unreadable: it is written once again
+        pass
+    finally:
+        reader.close()
+    return sums

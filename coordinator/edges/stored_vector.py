@@ -1,7 +1,7 @@
 """A flat vector in a file, with the manifest that its bytes are checked against on every read.
 
-Models, spooled updates and the server optimizer's state are all this. Reading needs nothing but the range that is
-asked for: whole chunks are read, checked and cut, so that no byte is used unchecked and no memory is held in between.
+Models, spooled updates and the server optimizer's state are all this. Whole chunks are read and checked before any of their
+bytes is used, in the memory that they are used from.
 """
 
 import json
@@ -28,33 +28,99 @@ class StoredVector:
     def chunk(self, index: int) -> bytes:
         """Chunk `index`; raises IntegrityError naming the file unless it is what the manifest says."""
         size = self.manifest.chunk_size(index)
-        begin = index * self.manifest.chunk_bytes
+        descriptor = self.open()
         try:
-            with self.path.open("rb") as file:
-                data = os.pread(file.fileno(), size, self.offset + begin)
+            data = os.pread(descriptor, size, self.offset + index * self.manifest.chunk_bytes)
+        except OSError as error:
+            raise self.unreadable(error) from error
+        finally:
+            os.close(descriptor)
+        self.check(index, data)
+        return data
+
+    def open(self) -> int:
+        """A descriptor to read the file with; raises StorageError naming it."""
+        try:
+            return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError as error:
             raise StorageError(f"{self.path} is missing: restore it from a backup") from error
         except OSError as error:
-            raise StorageError(f"{self.path} cannot be read: {error.strerror or error}") from error
+            raise self.unreadable(error) from error
+
+    def check(self, index: int, data: bytes | memoryview) -> None:
+        """Raise IntegrityError naming the file unless `data` is chunk `index`."""
         try:
             self.manifest.check_chunk(index, data)
         except (IntegrityError, MalformedMessage) as error:
+            begin = index * self.manifest.chunk_bytes
             raise IntegrityError(
-                f"{self.path} was damaged: chunk {index} (bytes {begin} to {begin + size}) is not what was written; "
-                "restore the file from a backup"
+                f"{self.path} was damaged: chunk {index} (bytes {begin} to {begin + self.manifest.chunk_size(index)}) is "
+                "not what was written; restore the file from a backup"
             ) from error
-        return data
 
-    def read(self, start: int, stop: int) -> bytearray:
-        """Bytes `start` to `stop` of the vector, every chunk they lie in checked."""
-        data = bytearray(stop - start)
-        chunk_bytes = self.manifest.chunk_bytes
-        for index in range(start // chunk_bytes, -(-stop // chunk_bytes)):
-            begin = index * chunk_bytes
-            piece = self.chunk(index)[max(0, start - begin) : stop - begin]
-            at = max(0, begin - start)
-            data[at : at + len(piece)] = piece
-        return data
+    def unreadable(self, error: OSError) -> StorageError:
+        return StorageError(f"{self.path} cannot be read: {error.strerror or error}")
+
+
+class VectorReader:
+    """A stored vector from its first byte to its last, in pieces of any length; every chunk is read and checked once.
+
+    Raises what StoredVector raises. `close` it.
+    """
+
+    def __init__(self, vector: StoredVector) -> None:
+        self._vector = vector
+        self._next = 0  # chunk
+        self._cut: memoryview | None = None  # memory for a chunk that a piece ends in
+        self._rest = memoryview(b"")  # of the chunk before `_next`, checked
+        self._descriptor = vector.open()
+
+    def read_into(self, buffer: memoryview) -> None:
+        """Fill `buffer` with the bytes that come next, of which there must be as many."""
+        while buffer:
+            if not self._rest:
+                whole = self._whole_chunks(len(buffer))
+                self._read_chunks(buffer[:whole])
+                buffer = buffer[whole:]
+                if buffer:
+                    self._rest = self._cut_chunk()
+            taken = min(len(buffer), len(self._rest))
+            buffer[:taken] = self._rest[:taken]
+            buffer, self._rest = buffer[taken:], self._rest[taken:]
+
+    def close(self) -> None:
+        """May be repeated."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def _whole_chunks(self, size: int) -> int:
+        """How many bytes the chunks from `_next` on have that fit into `size`."""
+        manifest = self._vector.manifest
+        left = manifest.total_bytes - self._next * manifest.chunk_bytes
+        return left if left <= size else size - size % manifest.chunk_bytes
+
+    def _cut_chunk(self) -> memoryview:
+        if self._cut is None:
+            self._cut = memoryview(bytearray(self._vector.manifest.chunk_bytes))
+        chunk = self._cut[: self._vector.manifest.chunk_size(self._next)]
+        self._read_chunks(chunk)
+        return chunk
+
+    def _read_chunks(self, target: memoryview) -> None:
+        vector, chunk_bytes = self._vector, self._vector.manifest.chunk_bytes
+        begin, filled = vector.offset + self._next * chunk_bytes, 0
+        try:
+            while filled < len(target):
+                count = os.preadv(self._descriptor, [target[filled:]], begin + filled)
+                if count == 0:
+                    vector.check(self._next + filled // chunk_bytes, b"")  # cut short: never as it was written
+                filled += count
+        except OSError as error:
+            raise vector.unreadable(error) from error
+        for start in range(0, len(target), chunk_bytes):
+            vector.check(self._next, target[start : start + chunk_bytes])
+            self._next += 1
 
 
 def manifest_to_json(manifest: Manifest) -> bytes:

@@ -209,13 +209,13 @@ class Federation:
             return
         opened = await self._desk.compile(name)
         await self._check_unused(opened)
-        await self._desk.store_initial(opened)
+        model = await self._desk.store_initial(opened)
         await self._loop.post(
             PlanOffered(
                 now=self._clock(),
                 terms=terms_of(opened.bundle.plan),
-                model=opened.initial,
-                signature=self._sign_initial(opened),
+                model=model,
+                signature=self._sign_initial(opened.digest, model),
             )
         )
 
@@ -237,14 +237,14 @@ class Federation:
                 f"plan {plan.name} has min_silos = {plan.schedule.min_silos} and {enrolled} silos are enrolled: "
                 "enrol more or lower it"
             )
-        if not known:
-            await self._desk.store_initial(opened)
+        # A plan that is known goes on from where it is: the machine looks at no model then.
+        model = course.model if course is not None and known else await self._desk.store_initial(opened)
         state = await self._loop.post(
             PlanStarted(
                 now=self._clock(),
                 terms=terms_of(plan),
-                model=opened.initial,
-                signature=self._sign_initial(opened),
+                model=model,
+                signature=self._sign_initial(opened.digest, model),
             )
         )
         return opened.digest, waiting_for(state)
@@ -293,10 +293,8 @@ class Federation:
                 "change its seed or its name to run it from the beginning"
             )
 
-    def _sign_initial(self, opened: OpenedPlan) -> bytes:
-        statement = model_statement(
-            federation=self._federation, plan=opened.digest, round_number=0, model=opened.initial
-        )
+    def _sign_initial(self, plan: Digest, model: Digest) -> bytes:
+        statement = model_statement(federation=self._federation, plan=plan, round_number=0, model=model)
         return self._keys.sign(MODEL_DOMAIN, statement)
 
 

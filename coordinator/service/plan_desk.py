@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from coordinator.rounds.terms import PlanTerms
 from coordinator.service.ports import OpenPlan, PlanParts, PlanShelf
-from security.errors import ConfigurationError, IntegrityError
+from security.errors import ConfigurationError
 from security.identifiers import FederationName
 from silo_wire.canonical import Digest
 from silo_wire.plan import Plan, PlanBundle
@@ -17,10 +17,6 @@ class OpenedPlan:
     parts: PlanParts
     digest: Digest
     encoded: bytes
-
-    @property
-    def initial(self) -> Digest:
-        return Digest(self.bundle.plan.model.initial)
 
 
 def terms_of(plan: Plan) -> PlanTerms:
@@ -69,14 +65,9 @@ class PlanDesk:
                 self._opened = await asyncio.to_thread(self._open, bundle)
             return self._opened
 
-    async def store_initial(self, opened: OpenedPlan) -> None:
+    async def store_initial(self, opened: OpenedPlan) -> Digest:
         """Have the initial model stored before a plan begins: later its folder may go. Raises IntegrityError."""
-        stored = await asyncio.to_thread(opened.parts.models.initial)
-        if stored != opened.initial:
-            raise IntegrityError(
-                f"plan {opened.bundle.plan.name} names initial model {opened.initial}, stored is {stored}: "
-                "make the plan again with `coordinator plan new`"
-            )
+        return await asyncio.to_thread(opened.parts.models.initial)
 
     def _open(self, bundle: PlanBundle) -> OpenedPlan:
         return OpenedPlan(bundle, self._open_plan(bundle), bundle.plan.digest, bundle.encode())

@@ -38,7 +38,10 @@ class ModelStore(Protocol):
     """The models of one plan, with the server optimizer's state that belongs to each."""
 
     def initial(self) -> Digest:
-        """The plan's initial model, as its manifest digest; makes it if it is not stored yet."""
+        """The plan's initial model as it is handed out, by its manifest digest; makes it if it is not stored yet.
+
+        Raises IntegrityError when the plan's file of it was changed.
+        """
 
     def exists(self, model: Digest) -> bool: ...
 
@@ -50,6 +53,9 @@ class ModelStore(Protocol):
 
     def retain(self, models: set[Digest]) -> None:
         """Delete every model of this plan, and its optimizer state, that is not in `models`."""
+
+    def clear_spares(self) -> None:
+        """Delete the files that are kept to be written over: no further model is made of this plan."""
 
 
 class UnusableUpdate(IntegrityError):
@@ -89,13 +95,17 @@ class Spool(Protocol):
     def held(self) -> int:
         """Chunks held durably or in order so far; writing goes on at this index."""
 
-    def write(self, index: int, data: bytes) -> None:
-        """Take chunk `index` == `held`; raises MalformedMessage (size, order) or IntegrityError (digest), keeps nothing then."""
+    def write(self, index: int, data: bytes | memoryview) -> None:
+        """Take chunk `index` == `held`, or raise and keep nothing of it.
+
+        MalformedMessage for size, order, or a value that is NaN or infinite; IntegrityError for its digest; WrongTime when
+        the attempt is over; StorageError naming the file.
+        """
 
     def commit(self) -> float:
         """Make the whole update durable and return its L2 norm; may be repeated.
 
-        Raises MalformedMessage when chunks are missing or a value is NaN or infinite.
+        Raises MalformedMessage when chunks are missing, WrongTime when the attempt is over, StorageError naming the file.
         """
 
     def close(self) -> None:
@@ -108,11 +118,14 @@ class Spools(Protocol):
     def open(self, key: RoundKey, silo: SiloName, header: UpdateHeader, layout: Layout) -> Spool:
         """Go on with the spool of exactly this manifest, or begin one in place of any other of this key and silo."""
 
-    def held(self, key: RoundKey, silo: SiloName, update: Digest) -> int:
+    def held(self, key: RoundKey, silo: SiloName, update: Digest, layout: Layout) -> int:
         """Chunks held of the update with this manifest digest; 0 when there is no such spool."""
 
     def discard(self, key: RoundKey) -> None:
-        """Delete every spool of this attempt; nothing happens when there is none."""
+        """Let every spool of this attempt go; nothing happens when there is none."""
+
+    def retain(self, plan: Digest | None) -> None:
+        """Delete everything of every plan but this one; None: of every plan."""
 
 
 class RoundStore(Protocol):

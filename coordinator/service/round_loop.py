@@ -22,7 +22,7 @@ from coordinator.rounds.effects import (
 )
 from coordinator.rounds.events import Aggregated, AggregationFailed, DeadlinePassed, Event, Resumed
 from coordinator.rounds.machine import step
-from coordinator.rounds.states import Aggregating, Idle, State
+from coordinator.rounds.states import Aggregating, Finished, Idle, State, course_of
 from coordinator.service.journal import Journal
 from coordinator.service.plan_desk import PlanDesk
 from coordinator.service.ports import Clock, Keys, Observer, RoundStore, Spools, UnusableUpdate
@@ -93,6 +93,9 @@ class RoundLoop:
             async with asyncio.TaskGroup() as self._tasks:
                 for command in self._owed:
                     await self._do(command)
+                if _under_way(self._state) is None:
+                    course = course_of(self._state)
+                    await self._let_go_of(None if course is None else course.terms.plan)
                 while True:
                     event, done = await self._inbox.get()
                     await self._take(event, done)
@@ -149,6 +152,8 @@ class RoundLoop:
                 await self._do(effect)
         for changed in self.on_change:
             changed()
+        if (ended := _under_way(before)) != _under_way(after):
+            await self._let_go_of(ended)
         return after
 
     async def _do(self, command: Command) -> None:
@@ -164,6 +169,18 @@ class RoundLoop:
                 await self._tidy(lambda: self._spools.discard(key))
             case RetainModels(plan=plan, models=models):
                 await self._retain(plan, set(models))
+
+    async def _let_go_of(self, ended: Digest | None) -> None:
+        """What is kept for further rounds goes with the plan that has ended: its spools, and files to write over."""
+        plan = _under_way(self._state)
+        await self._tidy(lambda: self._spools.retain(plan))
+        if ended is not None:
+            try:
+                opened = await self._desk.opened(ended)
+            except LoricaError as error:
+                self._complain("models could not be tidied", error)
+                return
+            await self._tidy(opened.parts.models.clear_spares)
 
     async def _retain(self, plan: Digest, models: set[Digest]) -> None:
         try:
@@ -254,6 +271,12 @@ class RoundLoop:
             except LoricaError as error:
                 _log.info("event no longer fits", event_type=type(event).__name__, reason=str(error))
                 return
+
+
+def _under_way(state: State) -> Digest | None:
+    """The plan that further rounds may be of."""
+    course = course_of(state)
+    return None if course is None or isinstance(state, Finished) else course.terms.plan
 
 
 class _Stopping(StateError):

@@ -1,7 +1,7 @@
 """Client updates on their way in: checked before the first byte, spooled chunk by chunk, counted once committed.
 
 1. The round takes an update of this silo now (key, phase, cohort).
-2. It was made from the round's model, and its manifest fits the plan's layout.
+2. It was made from the round's model, and its manifest fits the plan's layout and type of updates.
 3. The silo's identity key signed exactly this update and summary for this attempt.
 4. It goes on where the spool ends.
 5. Each chunk has the digest of the manifest; the whole is finite and durable.
@@ -45,7 +45,7 @@ class Upload:
         """Chunks held: the index of the next one."""
         return self._header.manifest.chunks if self._spool is None else self._spool.held
 
-    async def write(self, index: int, data: bytes) -> None:
+    async def write(self, index: int, data: bytes | memoryview) -> None:
         """Take the next chunk; raises MalformedMessage, IntegrityError, StorageError, WrongTime or Conflict."""
         async with self._busy:
             await asyncio.to_thread(self._usable().write, index, data)
@@ -104,7 +104,7 @@ class Uploads:
         assert course is not None
         if header.model != course.model:
             raise WrongTime(f"silo {silo} made its update from model {header.model}, the round's is {course.model}")
-        layout = (await self._desk.opened(header.key.plan)).bundle.layout
+        layout = (await self._desk.opened(header.key.plan)).bundle.update_layout
         header.manifest.check_layout(layout)
         await self._check_signature(silo, header)
         async with self._beginning:
@@ -126,7 +126,8 @@ class Uploads:
         if await self._is_committed(silo, key, update):
             return 0, True
         check_may_commit(self._loop.state, key, silo)
-        return await asyncio.to_thread(self._spools.held, key, silo, update), False
+        layout = (await self._desk.opened(key.plan)).bundle.update_layout
+        return await asyncio.to_thread(self._spools.held, key, silo, update, layout), False
 
     async def _is_committed(self, silo: SiloName, key: RoundKey, update: Digest) -> bool:
         """Whether this update has been counted; raises Conflict when another one has."""

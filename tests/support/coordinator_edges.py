@@ -13,10 +13,11 @@ from coordinator.edges.aggregator import Aggregator
 from coordinator.edges.model_store import ModelStore
 from coordinator.edges.plan_parts import model_store
 from coordinator.edges.spool import Spools
+from coordinator.edges.stored_vector import StoredVector
 from coordinator.rounds.updates import CommittedUpdate
 from security.identifiers import SiloName
 from silo_wire.canonical import Digest
-from silo_wire.manifest import Layout, manifest_of
+from silo_wire.manifest import Dtype, Layout, manifest_of
 from silo_wire.messages import RoundKey, TrainingSummary, UpdateHeader
 from silo_wire.plan import AggregationSection, PlanBundle
 
@@ -25,6 +26,7 @@ A, B, C = SiloName("bank-a"), SiloName("bank-b"), SiloName("clinic-c")
 CHUNK_BYTES = 16 << 10
 
 Vector = NDArray[np.float32]
+TYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def make_plan(state: Path, name: str = "first", **arguments: Any) -> PlanBundle:
@@ -43,9 +45,16 @@ def random_vector(layout: Layout, seed: int, scale: float = 1e-3) -> Vector:
     return np.ascontiguousarray(drawn.numpy(), dtype="<f4")
 
 
+def content_of(vector: StoredVector) -> bytes:
+    """The whole vector, checked."""
+    return b"".join(vector.chunk(index) for index in range(vector.manifest.chunks))
+
+
 def stored_vector(models: ModelStore, model: Digest) -> Vector:
-    vector = models.vector(model)
-    return np.frombuffer(vector.read(0, vector.manifest.total_bytes), dtype="<f4")
+    """A model as it is published, in float32."""
+    content = content_of(models.vector(model))
+    published = torch.frombuffer(bytearray(content), dtype=TYPES[models.model_layout.dtype])
+    return np.ascontiguousarray(published.float().numpy(), dtype="<f4")
 
 
 def round_key(plan: Digest, round_number: int = 1, attempt: int = 1) -> RoundKey:
@@ -117,13 +126,14 @@ class Workplace:
         reduction: float = 1.0,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> CommittedUpdate:
-        """Spool and commit a whole update."""
-        data = delta.tobytes()
+        """Spool and commit a whole update, in the plan's type for updates."""
+        layout = self.bundle.update_layout
+        data = torch.from_numpy(delta).to(TYPES[layout.dtype]).view(torch.uint8).numpy().tobytes()
         told = summary(examples, reduction)
         header = update_header(
-            key, Digest(self.bundle.plan.model.initial), self.layout, data, chunk_bytes=chunk_bytes, told=told
+            key, Digest(self.bundle.plan.model.initial), layout, data, chunk_bytes=chunk_bytes, told=told
         )
-        spool = self.spools.open(key, silo, header, self.layout)
+        spool = self.spools.open(key, silo, header, layout)
         for index in range(spool.held, header.manifest.chunks):
             spool.write(index, chunk_of(header, data, index))
         norm = spool.commit()
@@ -134,6 +144,7 @@ class Workplace:
             AggregationSection.model_validate(dict(changes or {})),
             models=self.models,
             spools=self.spools,
+            update_dtype=self.bundle.plan.wire.update,
             device=torch.device("cpu"),
             slab_bytes=slab_bytes,
         )

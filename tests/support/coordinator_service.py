@@ -135,8 +135,14 @@ async def running(folder: Path, *, clock: AdjustableClock | None = None) -> Asyn
 
     def open_plan(bundle: PlanBundle) -> PlanParts:
         models = model_store(folder, bundle)
-        section, device = bundle.plan.aggregation, torch.device("cpu")
-        return PlanParts(models=models, aggregator=Aggregator(section, models=models, spools=spools, device=device))
+        aggregator = Aggregator(
+            bundle.plan.aggregation,
+            models=models,
+            spools=spools,
+            update_dtype=bundle.plan.wire.update,
+            device=torch.device("cpu"),
+        )
+        return PlanParts(models=models, aggregator=aggregator)
 
     service = Federation(
         federation=FEDERATION,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from coordinator.aggregation.delta_norm import delta_norm
+from coordinator.aggregation.delta_norm import norm_of, sum_of_squares
 from coordinator.aggregation.pseudo_gradient import pseudo_gradient
 from coordinator.aggregation.round_arithmetic import aggregate_slab
 from coordinator.aggregation.server_optimizer import FED_AVG, Adagrad, Adam, ServerOptimizer, Sgd, Yogi, slots
@@ -34,8 +34,10 @@ def random_round(length: int, *, seed: int) -> dict[SiloName, Tensor]:
     return {silo: torch.randn(length, generator=generator) * 0.1 for silo in NAMES}
 
 
-def in_order(deltas: dict[SiloName, Tensor], part: slice = slice(None)) -> Iterator[tuple[SiloName, Tensor]]:
-    return ((silo, delta[part]) for silo, delta in sorted(deltas.items()))
+def in_order(
+    deltas: dict[SiloName, Tensor], part: slice = slice(None), device: str = "cpu"
+) -> Iterator[tuple[SiloName, Tensor]]:
+    return ((silo, delta[part].to(device)) for silo, delta in sorted(deltas.items()))
 
 
 def summaries_of(deltas: dict[SiloName, Tensor]) -> list[SiloSummary]:
@@ -45,7 +47,7 @@ def summaries_of(deltas: dict[SiloName, Tensor]) -> list[SiloSummary]:
             silo=silo,
             examples=facts[silo][0],
             loss_reduction=facts[silo][1],
-            delta_norm=delta_norm(silo, [delta.cpu()]),
+            delta_norm=norm_of([sum_of_squares(delta.numpy())]),
         )
         for silo, delta in deltas.items()
     ]
@@ -69,7 +71,7 @@ def run_rounds(
             part = slice(low, low + (slab or length))
             aggregate_slab(
                 model[part],
-                in_order(deltas, part),
+                in_order(deltas, part, device),
                 cohort,
                 optimizer,
                 {name: values[part] for name, values in state.items()},
@@ -138,7 +140,9 @@ def test_one_silo_with_fedavg_gives_exactly_its_own_model() -> None:
     generator = torch.Generator().manual_seed(31)
     model, delta = torch.randn(1_000, generator=generator), torch.randn(1_000, generator=generator)
     expected = model + delta
-    summary = SiloSummary(silo=NAMES[0], examples=3, loss_reduction=0.1, delta_norm=delta_norm(NAMES[0], [delta]))
+    summary = SiloSummary(
+        silo=NAMES[0], examples=3, loss_reduction=0.1, delta_norm=norm_of([sum_of_squares(delta.numpy())])
+    )
     cohort = weigh([summary], weighting=Weighting.LORAR)
     aggregate_slab(model, [(NAMES[0], delta)], cohort, FED_AVG, {}, step_number=1)
     assert model.equal(expected)
@@ -234,4 +238,6 @@ def test_nan_poisoning_is_found_on_the_gpu(bad: float) -> None:
     cohort = weigh(summaries_of(deltas), weighting=Weighting.LORAR)
     deltas[NAMES[2]][4_999] = bad
     with pytest.raises(MalformedMessage, match="silo hospital"):
-        aggregate_slab(torch.zeros(5_000, device="cuda"), in_order(deltas), cohort, FED_AVG, {}, step_number=1)
+        aggregate_slab(
+            torch.zeros(5_000, device="cuda"), in_order(deltas, device="cuda"), cohort, FED_AVG, {}, step_number=1
+        )

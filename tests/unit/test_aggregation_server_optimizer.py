@@ -46,7 +46,7 @@ def walk(
     state = fresh_state(optimizer, model)
     path = []
     for number, gradient in enumerate(gradients, start=1):
-        step(optimizer, model, gradient, state, step_number=number)
+        step(optimizer, model, gradient, state, step_number=number, scratch=torch.empty_like(model))
         path.append(model.clone())
     return path, state
 
@@ -178,6 +178,7 @@ def test_slab_size_does_not_change_a_bit(optimizer: ServerOptimizer, slab: int) 
                 gradient[part],
                 {name: values[part] for name, values in in_slabs.items()},
                 step_number=number,
+                scratch=torch.empty_like(model[part]),
             )
     assert model.equal(path[-1])
     assert all(in_slabs[name].equal(values) for name, values in state.items())
@@ -191,7 +192,7 @@ def test_stopping_and_going_on_with_the_saved_state_changes_nothing(optimizer: S
     before, state = walk(optimizer, start, gradients[:3])
     model = before[-1].clone()
     for number, gradient in enumerate(gradients[3:], start=4):
-        step(optimizer, model, gradient, state, step_number=number)
+        step(optimizer, model, gradient, state, step_number=number, scratch=torch.empty_like(model))
     assert model.equal(path[-1])
 
 
@@ -230,7 +231,7 @@ def test_what_does_not_fit_is_refused_before_anything_changes(optimizer: ServerO
             number = 0
     kept = {key: values.clone() for key, values in state.items()}
     with pytest.raises(StateError):
-        step(optimizer, model, gradient, state, step_number=number)
+        step(optimizer, model, gradient, state, step_number=number, scratch=torch.empty_like(model))
     assert model.equal(torch.ones(4))
     assert all(state[key].equal(values) for key, values in kept.items())
 

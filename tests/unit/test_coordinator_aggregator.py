@@ -3,7 +3,9 @@
 import re
 import shutil
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 import torch
 
 import coordinator.edges.aggregator as aggregator_module
-from coordinator.aggregation.delta_norm import delta_norm
+from coordinator.aggregation.delta_norm import norm_of, sum_of_squares
 from coordinator.aggregation.round_arithmetic import aggregate_slab
 from coordinator.aggregation.server_optimizer import optimizer_named, slots
 from coordinator.aggregation.weighting import CohortWeights, SiloSummary, SiloWeight, WeightCaps, Weighting, weigh
@@ -22,7 +24,18 @@ from coordinator.service.ports import UnusableUpdate
 from security.errors import ConfigurationError, IntegrityError, StorageError
 from silo_wire.canonical import Digest
 from silo_wire.plan import AggregationSection, PlanBundle
-from tests.support.coordinator_edges import A, B, C, Vector, Workplace, make_plan, random_vector, stored_vector
+from tests.support.coordinator_edges import (
+    TYPES,
+    A,
+    B,
+    C,
+    Vector,
+    Workplace,
+    content_of,
+    make_plan,
+    random_vector,
+    stored_vector,
+)
 
 OPTIMIZERS: list[dict[str, Any]] = [
     {"server_optimizer": "sgd", "momentum": 0.0},
@@ -39,10 +52,36 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PlanBundle]:
     return state, make_plan(state)
 
 
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tuple[Path, PlanBundle]]:
+    """A plan whose models and updates travel in these types."""
+
+    @cache
+    def make(model: str, update: str) -> tuple[Path, PlanBundle]:
+        state = tmp_path_factory.mktemp("state")
+        return state, make_plan(state, overrides={"wire.model": model, "wire.update": update})
+
+    return make
+
+
 @pytest.fixture
 def place(made: tuple[Path, PlanBundle], tmp_path: Path) -> Workplace:
     shutil.copytree(made[0] / "plans", tmp_path / "state" / "plans")
     return Workplace.at(tmp_path / "state", made[1])
+
+
+def spoil(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+
+
+SENT = {A: (10, 1.0, 4096), B: (100, 0.5, 16 << 10), C: (7, 2.5, 10_000)}
+"""Examples, loss reduction and chunk size in bytes of each silo's update."""
+
+
+def norm_in_chunks(delta: Vector, step: int) -> float:
+    return norm_of(sum_of_squares(delta[begin : begin + step]) for begin in range(0, len(delta), step))
 
 
 def deltas_of(place: Workplace, round_number: int = 1) -> dict[Any, Vector]:
@@ -52,17 +91,26 @@ def deltas_of(place: Workplace, round_number: int = 1) -> dict[Any, Vector]:
 def sent(place: Workplace, round_number: int = 1, attempt: int = 1) -> list[CommittedUpdate]:
     """Three silos' updates of a round, of different sizes, loss reductions and chunk sizes."""
     key = place.key(round_number, attempt)
-    numbers = {A: (10, 1.0, 4096), B: (100, 0.5, 16 << 10), C: (7, 2.5, 10_000)}
     return [
         place.send(key, silo, delta, examples=examples, reduction=reduction, chunk_bytes=chunk_bytes)
         for (silo, delta), (examples, reduction, chunk_bytes) in zip(
-            deltas_of(place, round_number).items(), numbers.values(), strict=True
+            deltas_of(place, round_number).items(), SENT.values(), strict=True
         )
     ]
 
 
+def as_sent(place: Workplace, delta: Vector) -> Vector:
+    """The delta as the coordinator gets it, in float32."""
+    return torch.from_numpy(delta).to(TYPES[place.bundle.plan.wire.update]).float().numpy()
+
+
+def master_of(place: Workplace, model: Digest) -> Vector:
+    vector = place.models.master(model, place.models.state(model))
+    return np.frombuffer(content_of(vector), dtype="<f4")
+
+
 def expected_rounds(place: Workplace, changes: dict[str, Any], rounds: int) -> Vector:
-    """The pure maths on whole vectors in memory."""
+    """The pure maths on whole vectors in memory: the model in float32."""
     section = AggregationSection.model_validate(changes)
     optimizer = optimizer_named(
         section.server_optimizer,
@@ -72,18 +120,18 @@ def expected_rounds(place: Workplace, changes: dict[str, Any], rounds: int) -> V
         beta2=section.beta2,
         tau=section.tau,
     )
-    model = torch.from_numpy(stored_vector(place.models, place.models.initial()).copy())
+    model = torch.from_numpy(master_of(place, place.models.initial()).copy())
     state = {name: torch.full_like(model, fill) for name, fill in slots(optimizer).items()}
     for round_number in range(1, rounds + 1):
-        vectors = {silo: torch.from_numpy(delta) for silo, delta in deltas_of(place, round_number).items()}
-        told = {A: (10, 1.0), B: (100, 0.5), C: (7, 2.5)}
+        deltas = {silo: as_sent(place, delta) for silo, delta in deltas_of(place, round_number).items()}
+        vectors = {silo: torch.from_numpy(delta) for silo, delta in deltas.items()}
         cohort = weigh(
             [
                 SiloSummary(
                     silo=silo,
-                    examples=told[silo][0],
-                    loss_reduction=told[silo][1],
-                    delta_norm=delta_norm(silo, [vectors[silo]]),
+                    examples=SENT[silo][0],
+                    loss_reduction=SENT[silo][1],
+                    delta_norm=norm_in_chunks(deltas[silo], SENT[silo][2] // place.bundle.update_layout.item_bytes),
                 )
                 for silo in vectors
             ],
@@ -108,6 +156,70 @@ def test_slabs_give_the_bits_of_whole_vectors(place: Workplace, changes: dict[st
         assert result.outcome is Outcome.APPLIED
         model = result.model
     assert stored_vector(place.models, model).tobytes() == expected_rounds(place, changes, 2).tobytes()
+
+
+@pytest.mark.parametrize("changes", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("model", "update"), [("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float32", "bfloat16")]
+)
+def test_types_on_the_wire_change_what_travels_and_not_the_arithmetic(
+    short: Any, tmp_path: Path, model: str, update: str, changes: dict[str, Any]
+) -> None:
+    state, bundle = short(model, update)
+    shutil.copytree(state / "plans", tmp_path / "plans")
+    place = Workplace.at(tmp_path, bundle)
+    now = place.models.initial()
+    for round_number in (1, 2):
+        updates = sent(place, round_number)
+        now = place.aggregator(changes, 10_004).aggregate(place.key(round_number), now, updates).model
+    master = expected_rounds(place, changes, 2)
+    assert master_of(place, now).tobytes() == master.tobytes()
+    published = torch.from_numpy(master).to(TYPES[bundle.plan.wire.model])
+    assert content_of(place.models.vector(now)) == published.view(torch.uint8).numpy().tobytes()
+    assert place.models.manifest(now).layout_digest == bundle.model_layout.digest
+    assert place.models.state(now).steps == 2
+
+
+def test_master_goes_on_where_rounding_would_stand_still(short: Any, tmp_path: Path) -> None:
+    """Steps of a tenth of what bfloat16 can tell apart: ten of them show, because the master keeps the others."""
+    state, bundle = short("bfloat16", "float32")
+    shutil.copytree(state / "plans", tmp_path / "plans")
+    place = Workplace.at(tmp_path, bundle)
+    base = now = place.models.initial()
+    start = master_of(place, base).copy()
+    tenth = np.abs(start) * np.float32(2.0**-7 / 10)
+    tenth[0] = 1.0  # so that no model is the one before
+    for round_number in range(1, 11):
+        updates = [place.send(place.key(round_number), A, tenth)]
+        now = place.aggregator({"momentum": 0.0}).aggregate(place.key(round_number), now, updates).model
+    moved = stored_vector(place.models, now) - stored_vector(place.models, base)
+    assert np.mean(np.abs(moved[1:]) > 0) > 0.9
+    assert np.allclose(master_of(place, now)[1:], start[1:] + 10 * tenth[1:], rtol=1e-5)
+
+
+def test_model_that_leaves_the_range_of_bfloat16_names_a_silo(short: Any, tmp_path: Path) -> None:
+    state, bundle = short("bfloat16", "float32")
+    shutil.copytree(state / "plans", tmp_path / "plans")
+    place = Workplace.at(tmp_path, bundle)
+    huge = np.full(place.layout.parameters, 3.4e38, dtype="<f4")  # a float32, and beyond the last bfloat16
+    updates = [place.send(place.key(), A, huge)]
+    with pytest.raises(UnusableUpdate, match=f"the delta of silo {A} .* rounds to infinity in bfloat16") as caught:
+        place.aggregator({"max_delta_norm": 0.0}).aggregate(place.key(), place.models.initial(), updates)
+    assert caught.value.silo == A
+    assert len(list((tmp_path / "models").glob("*/*.safetensors"))) == 1
+
+
+@pytest.mark.parametrize("damage", [spoil, Path.unlink])
+def test_damaged_master_is_nobodys_fault_and_named(short: Any, tmp_path: Path, damage: Any) -> None:
+    state, bundle = short("bfloat16", "bfloat16")
+    shutil.copytree(state / "plans", tmp_path / "plans")
+    place = Workplace.at(tmp_path, bundle)
+    base, updates = place.models.initial(), sent(place)
+    path = next((tmp_path / "models").rglob("master.f32"))
+    damage(path)
+    with pytest.raises((IntegrityError, StorageError), match=re.escape(str(path))) as caught:
+        place.aggregator().aggregate(place.key(), base, updates)
+    assert not isinstance(caught.value, UnusableUpdate)
 
 
 def test_caps_reach_the_sum(place: Workplace) -> None:
@@ -233,12 +345,6 @@ def test_zero_weight_changes_no_byte(place: Workplace) -> None:
 # --- one silo's fault
 
 
-def spoil(path: Path) -> None:
-    raw = bytearray(path.read_bytes())
-    raw[len(raw) // 2] ^= 1
-    path.write_bytes(raw)
-
-
 @pytest.mark.parametrize("damage", [spoil, Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-1])])
 @pytest.mark.parametrize("suffix", [".delta", ".json"])
 def test_damaged_spool_names_its_silo_and_the_others_go_on(place: Workplace, damage: Any, suffix: str) -> None:
@@ -326,10 +432,10 @@ def test_state_of_another_optimizer_is_refused(place: Workplace) -> None:
 
 
 def test_memory_does_not_grow_with_the_number_of_silos(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted in slabs of deltas that are alive at once: the one being added and the next."""
+    """Counted in slabs that are alive at once."""
     living: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
     alive: list[int] = []
-    read = aggregator_module._delta
+    read = aggregator_module._read
 
     def counted(*arguments: Any) -> torch.Tensor:
         slab = read(*arguments)
@@ -337,14 +443,14 @@ def test_memory_does_not_grow_with_the_number_of_silos(place: Workplace, monkeyp
         alive.append(len(living))
         return slab
 
-    monkeypatch.setattr(aggregator_module, "_delta", counted)
+    monkeypatch.setattr(aggregator_module, "_read", counted)
     updates = sent(place)
     most = []
     for count in (2, 3):
         place.aggregator().aggregate(place.key(), place.models.initial(), updates[:count])
         most.append(max(alive))
         alive.clear()
-    assert most == [2, 2]
+    assert most[0] == most[1]
 
 
 def test_device_setting_is_honoured_or_refused() -> None:
@@ -357,7 +463,7 @@ def test_device_setting_is_honoured_or_refused() -> None:
             device_for("cuda")
 
 
-@pytest.mark.parametrize("slab_bytes", [0, 2, 4097, (4 << 20) + 4])
+@pytest.mark.parametrize("slab_bytes", [0, 2, 4097])
 def test_slab_size_is_checked(place: Workplace, slab_bytes: int) -> None:
     with pytest.raises(ValueError, match="slab_bytes"):
         place.aggregator(slab_bytes=slab_bytes)

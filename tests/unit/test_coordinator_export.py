@@ -56,6 +56,20 @@ def test_exported_folder_gives_the_same_answers(place: Workplace, tmp_path: Path
     assert sum(parameter.numel() for parameter in loaded.parameters()) == place.layout.parameters
 
 
+def test_model_in_bfloat16_is_exported_as_it_was_handed_out(tmp_path: Path) -> None:
+    bundle = make_plan(tmp_path / "state", overrides={"wire.model": "bfloat16", "wire.update": "bfloat16"})
+    place = Workplace.at(tmp_path / "state", bundle)
+    model = global_model(place)
+    export_model(bundle, place.models, model, tmp_path / "out", round_number=1)
+    loaded = T5ForConditionalGeneration.from_pretrained(tmp_path / "out", dtype="auto")
+    named = dict(loaded.named_parameters(remove_duplicate=False))
+    vector = torch.from_numpy(stored_vector(place.models, model))
+    for tensor, begin in place.layout.placed():
+        parameter = named[tensor.name]
+        assert parameter.dtype == torch.bfloat16
+        assert torch.equal(parameter.float().reshape(-1), vector[begin : begin + tensor.elements])
+
+
 def test_exported_folder_holds_data_and_a_card(place: Workplace, tmp_path: Path) -> None:
     model = global_model(place)
     (tmp_path / "out").mkdir()

@@ -18,9 +18,9 @@ from coordinator.edges.plan_parts import model_store, plan_parts
 from coordinator.edges.spool import Spools
 from security.errors import ConfigurationError, IntegrityError, StorageError
 from silo_wire.canonical import Digest, digest_of
-from silo_wire.manifest import CHUNK_BYTES, Layout, TensorSpec, manifest_of
+from silo_wire.manifest import CHUNK_BYTES, Dtype, Layout, TensorSpec, manifest_of
 from silo_wire.plan import PlanBundle
-from tests.support.coordinator_edges import make_plan, random_vector, stored_vector
+from tests.support.coordinator_edges import content_of, make_plan, random_vector, stored_vector
 
 LAYOUT = Layout("float32", (TensorSpec("a", (2, 3)), TensorSpec("b", (4,))))
 
@@ -42,18 +42,24 @@ def store(made: tuple[Path, PlanBundle], state: Path) -> ModelStore:
     return model_store(state, made[1])
 
 
-def small_store(folder: Path, vector: np.ndarray[Any, np.dtype[np.float32]]) -> ModelStore:
+def small_store(
+    folder: Path, vector: np.ndarray[Any, np.dtype[np.float32]], published: Dtype = "float32"
+) -> ModelStore:
     """A store of LAYOUT whose initial model is `vector`."""
     manifest = model_file.write(folder / "initial.safetensors", LAYOUT, [vector.tobytes()])
     return ModelStore(
-        folder / "models", layout=LAYOUT, initial=manifest.digest, initial_file=folder / "initial.safetensors"
+        folder / "models",
+        layout=LAYOUT,
+        model_layout=LAYOUT.as_type(published),
+        initial=manifest.digest,
+        initial_file=folder / "initial.safetensors",
     )
 
 
 def add(store: ModelStore, layout: Layout, seed: int, steps: int = 1) -> Digest:
     data = random_vector(layout, seed).tobytes()
     slabs = (Slab(data[at : at + 4096], {"momentum": data[at : at + 4096]}) for at in range(0, len(data), 4096))
-    return store.add(slabs, slots=("momentum",), steps=steps, slab_bytes=4096)
+    return store.add(slabs, slots=("momentum",), steps=steps)
 
 
 def test_initial_model_is_the_plans(store: ModelStore, made: tuple[Path, PlanBundle]) -> None:
@@ -103,7 +109,7 @@ def test_models_of_a_store_that_was_opened_again_are_there(
     kept = again.state(digest)
     assert kept.steps == 4
     momentum = kept.slots["momentum"]
-    assert momentum.read(0, momentum.manifest.total_bytes) == random_vector(again._layout, 3).tobytes()
+    assert content_of(momentum) == random_vector(again._layout, 3).tobytes()
 
 
 def test_initial_model_begins_without_optimizer_state(store: ModelStore) -> None:
@@ -124,9 +130,9 @@ def test_error_while_a_model_is_made_leaves_nothing(store: ModelStore, state: Pa
     store.initial()
     before = sorted(path.name for path in (state / "models").glob("*/*"))
     with pytest.raises(IntegrityError, match="a spool was damaged"):
-        store.add(broken(), slots=("momentum",), steps=1, slab_bytes=4096)
+        store.add(broken(), slots=("momentum",), steps=1)
     with pytest.raises(IntegrityError, match="a vector of 4096 bytes"):
-        store.add([Slab(b"\0" * 4096, {})], slots=(), steps=1, slab_bytes=4096)
+        store.add([Slab(b"\0" * 4096, {})], slots=(), steps=1)
     assert sorted(path.name for path in (state / "models").glob("*/*")) == before
 
 
@@ -144,10 +150,42 @@ def test_retain_deletes_other_models_and_their_state(store: ModelStore, state: P
     store.retain({initial, kept})
     assert (store.exists(initial), store.exists(kept), store.exists(gone)) == (True, True, False)
     assert store.state(kept).steps == 1
-    assert {path.name.partition(".")[0] for path in (state / "models").glob("*/*")} == {initial, kept}
+    folder = next((state / "models").iterdir())
+    assert {path.name.partition(".")[0] for path in folder.iterdir()} - {"spare"} == {initial, kept}
     with pytest.raises(StorageError, match=f"model {gone} is not stored"):
         store.read_chunk(gone, 0)
     store.retain({initial, kept})
+
+
+def test_next_model_is_written_over_the_files_of_a_deleted_one(store: ModelStore, state: Path) -> None:
+    initial, first = store.initial(), add(store, store._layout, 1)
+    folder = next((state / "models").iterdir())
+    files_of_first = {(folder / f"{first}.safetensors").stat().st_ino, *inodes(folder / f"{first}.optimizer", "*.f32")}
+    store.retain({initial})
+    assert inodes(folder / "spare", "*") == files_of_first
+    second = add(store, store._layout, 2, steps=2)
+    assert {
+        (folder / f"{second}.safetensors").stat().st_ino,
+        *inodes(folder / f"{second}.optimizer", "*.f32"),
+    } == files_of_first
+    assert np.array_equal(stored_vector(store, second), random_vector(store._layout, 2))
+    assert content_of(store.state(second).slots["momentum"]) == random_vector(store._layout, 2).tobytes()
+    assert not inodes(folder / "spare", "*")
+
+
+def test_spares_are_those_of_one_model_and_can_be_cleared(store: ModelStore, state: Path) -> None:
+    initial = store.initial()
+    for seed in range(3):
+        add(store, store._layout, seed)
+    store.retain({initial})
+    folder = next((state / "models").iterdir())
+    assert len(inodes(folder / "spare", "*")) == 2
+    store.clear_spares()
+    assert not inodes(folder / "spare", "*")
+
+
+def inodes(folder: Path, pattern: str) -> set[int]:
+    return {path.stat().st_ino for path in folder.glob(pattern)}
 
 
 @pytest.mark.parametrize("at", [0, -1])
@@ -189,6 +227,64 @@ def test_manifest_of_another_model_is_refused(store: ModelStore, state: Path, ma
     paths[one].write_bytes(paths[other].read_bytes())
     with pytest.raises(IntegrityError, match="its digest is not its name"):
         model_store(state, made[1]).read_chunk(one, 0)
+
+
+# --- models in bfloat16
+
+
+def in_bfloat16(vector: np.ndarray[Any, np.dtype[np.float32]]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return torch.from_numpy(vector).to(torch.bfloat16).float().numpy()
+
+
+def test_initial_model_is_published_rounded_with_its_master_beside_it(tmp_path: Path) -> None:
+    vector = np.linspace(-1, 1, 10, dtype="<f4")
+    store = small_store(tmp_path, vector, "bfloat16")
+    digest = store.initial()
+    assert np.array_equal(stored_vector(store, digest), in_bfloat16(vector))
+    raw = torch.from_numpy(vector).to(torch.bfloat16).view(torch.uint8).numpy().tobytes()
+    assert digest == manifest_of(LAYOUT.as_type("bfloat16"), [raw]).digest
+    state = store.state(digest)
+    assert state.steps == 0
+    assert content_of(store.master(digest, state)) == vector.tobytes()
+
+
+def test_initial_model_in_bfloat16_is_known_without_the_plan_folder(tmp_path: Path) -> None:
+    vector = np.linspace(-1, 1, 10, dtype="<f4")
+    digest = small_store(tmp_path, vector, "bfloat16").initial()
+    (tmp_path / "initial.safetensors").unlink()
+    again = ModelStore(
+        tmp_path / "models",
+        layout=LAYOUT,
+        model_layout=LAYOUT.as_type("bfloat16"),
+        initial=manifest_of(LAYOUT, [vector.tobytes()]).digest,
+        initial_file=tmp_path / "initial.safetensors",
+    )
+    assert again.initial() == digest
+
+
+@pytest.mark.parametrize("lost", ["initial.json", "{}.safetensors"])
+def test_initial_model_in_bfloat16_that_was_lost_is_imported_again(tmp_path: Path, lost: str) -> None:
+    store = small_store(tmp_path, np.linspace(-1, 1, 10, dtype="<f4"), "bfloat16")
+    digest = store.initial()
+    (tmp_path / "models" / lost.format(digest)).unlink()
+    assert store.initial() == digest
+    assert store.exists(digest)
+
+
+def test_swapped_initial_model_is_refused_in_bfloat16_too(tmp_path: Path) -> None:
+    store = small_store(tmp_path, np.zeros(10, dtype="<f4"), "bfloat16")
+    path = tmp_path / "initial.safetensors"
+    model_file.write(path, LAYOUT, [np.ones(10, dtype="<f4").tobytes()])
+    with pytest.raises(IntegrityError, match=re.escape(str(path))):
+        store.initial()
+    assert not list((tmp_path / "models").glob("*"))
+
+
+def test_initial_model_that_bfloat16_cannot_hold_is_refused(tmp_path: Path) -> None:
+    store = small_store(tmp_path, np.full(10, 3.4e38, dtype="<f4"), "bfloat16")
+    with pytest.raises(ConfigurationError, match="rounds to infinity in bfloat16"):
+        store.initial()
+    assert not list((tmp_path / "models").glob("*"))
 
 
 # --- the safetensors file itself
@@ -264,7 +360,9 @@ def test_full_disk_is_told_with_the_file() -> None:
 
 
 def made_on_the_cpu(bundle: PlanBundle, models: ModelStore, spools: Spools) -> Aggregator:
-    return Aggregator(bundle.plan.aggregation, models=models, spools=spools, device=torch.device("cpu"))
+    return Aggregator(
+        bundle.plan.aggregation, models=models, spools=spools, update_dtype="float32", device=torch.device("cpu")
+    )
 
 
 def test_parts_of_a_plan_share_one_store(state: Path, made: tuple[Path, PlanBundle]) -> None:

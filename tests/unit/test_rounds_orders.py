@@ -3,6 +3,7 @@ from dataclasses import replace
 from coordinator.rounds.events import PlanStopped, SiloLeft
 from coordinator.rounds.orders import order_for, waiting_for
 from coordinator.rounds.states import Idle, State
+from coordinator.rounds.updates import IncludedUpdate
 from security.identifiers import SiloName
 from silo_wire.messages import Evaluate, Finished, Prepare, Standby, StandbyReason, Train
 from tests.support.rounds import (
@@ -28,6 +29,7 @@ from tests.support.rounds import (
     ready,
     reported,
     started,
+    update,
 )
 
 
@@ -59,6 +61,16 @@ def test_the_cohort_trains_until_it_has_committed_or_declined() -> None:
 
 def test_a_silo_that_comes_back_trains_on_whether_or_not_it_is_ready() -> None:
     assert isinstance(order_for(after(COLLECTING, SiloLeft(now=T0, silo=A)), A, T0), Train)
+
+
+def test_a_train_order_names_the_update_of_this_silo_that_a_model_includes() -> None:
+    included = (IncludedUpdate(silo=A, digest=update(A).digest),)
+    state = replace(COLLECTING, course=replace(COLLECTING.course, included=included))
+    expected = {A: update(A).digest, B: None}
+    for silo, digest in expected.items():
+        order = order_for(state, silo, T0)
+        assert isinstance(order, Train)
+        assert order.included_update == digest
 
 
 def test_time_left_is_never_negative() -> None:

@@ -39,13 +39,15 @@ from coordinator.rounds.states import (
     Gathering,
     Idle,
     Opening,
+    State,
     Stopped,
     Task,
+    course_of,
 )
-from coordinator.rounds.updates import Outcome
+from coordinator.rounds.updates import IncludedUpdate, Outcome
 from security.errors import AuthorisationError, Conflict, StateError, WrongTime
 from security.identifiers import SiloName
-from silo_wire.canonical import digest_of
+from silo_wire.canonical import Digest, digest_of
 from silo_wire.messages import RoundKey
 from tests.support.rounds import (
     AGGREGATING,
@@ -179,6 +181,45 @@ def test_not_ready_takes_readiness_back() -> None:
     state = after(IDLE, started(), ready(A), ReadinessDeclared(now=T0, silo=A, ready=False), ready(B))
     assert isinstance(state, Gathering)
     assert state.course.ready == {B}
+
+
+# --- which updates a model includes
+
+
+def included(state: State) -> dict[SiloName, Digest]:
+    course = course_of(state)
+    assert course is not None
+    assert [one.silo for one in course.included] == sorted(one.silo for one in course.included)
+    return {one.silo: one.digest for one in course.included}
+
+
+def test_updates_that_were_summed_are_included_from_then_on() -> None:
+    state = after(replace(AGGREGATING, updates=(update(A), update(B))), aggregated())
+    assert included(state) == {A: update(A).digest, B: update(B).digest}
+
+
+def test_a_newer_update_takes_the_place_of_an_older_one_and_others_stay() -> None:
+    kept = (IncludedUpdate(silo=A, digest=update(A).digest), IncludedUpdate(silo=C, digest=update(C).digest))
+    newer = (update(A, content="newer"), update(B, content="newer"))
+    state = after(replace(AGGREGATING, course=course(included=kept), updates=newer), aggregated())
+    assert included(state) == {A: newer[0].digest, B: newer[1].digest, C: update(C).digest}
+
+
+def test_a_round_without_a_step_includes_nothing() -> None:
+    state = after(AGGREGATING, aggregated(model=INITIAL, outcome=Outcome.ZERO_WEIGHT))
+    assert included(state) == {}
+
+
+def test_an_update_that_could_not_be_used_is_not_included() -> None:
+    three = replace(AGGREGATING, updates=(update(A), update(B), update(C)))
+    failed = AggregationFailed(now=T0, key=key(), silo=B, reason="spool is damaged")
+    state = after(three, failed, aggregated(silos=(A, C)))
+    assert included(state) == {A: update(A).digest, C: update(C).digest}
+
+
+def test_an_abandoned_round_includes_nothing() -> None:
+    state = after(COLLECTING, committed(A), DeadlinePassed(now=T0 + 600, deadline=T0 + 600))
+    assert included(state) == {}
 
 
 # --- collecting

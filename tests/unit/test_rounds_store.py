@@ -1,5 +1,6 @@
 """The round store on a real SQLite file: what comes back is what went in, and a transition is whole or not there."""
 
+import json
 import os
 import shutil
 import sqlite3
@@ -17,6 +18,7 @@ from coordinator.rounds.events import DeadlinePassed, Event, PlanStopped
 from coordinator.rounds.machine import step
 from coordinator.rounds.scores import BestModel
 from coordinator.rounds.states import Idle, State, Stopped
+from coordinator.rounds.updates import IncludedUpdate
 from coordinator.service.records import EnrolledSilo, Invitation
 from security.errors import AuthenticationError, StorageError
 from security.identifiers import SiloName
@@ -135,6 +137,17 @@ def test_states_with_all_their_parts_come_back() -> None:
     for state in (busy, Stopped(course=STOPPED.course, opening=STOPPED.opening, updates=(update(A), update(B)))):
         text = state_to_json(state)
         assert state_from_json(version=STATE_VERSION, phase=state.phase, text=text, where="here") == state
+
+
+def test_what_a_model_includes_survives_and_older_states_include_nothing() -> None:
+    kept = course(included=(IncludedUpdate(silo=A, digest=update(A).digest),))
+    state = replace(COLLECTING, course=kept)
+    text = state_to_json(state)
+    assert state_from_json(version=STATE_VERSION, phase=state.phase, text=text, where="here") == state
+    older = json.loads(text)
+    del older["course"]["included"]
+    read = state_from_json(version=STATE_VERSION, phase=state.phase, text=json.dumps(older), where="here")
+    assert read == COLLECTING
 
 
 def test_a_new_store_is_idle_with_the_enrolled_silos(store: SqlRoundStore) -> None:

@@ -42,7 +42,7 @@ amounts = st.floats(0, 1e300, allow_nan=False)
 orders: st.SearchStrategy[Order] = st.one_of(
     st.builds(Standby, st.sampled_from(StandbyReason), st.text("abc ", max_size=20)),
     st.builds(Prepare, digests),
-    st.builds(Train, key=keys, model=digests, seconds_left=amounts),
+    st.builds(Train, key=keys, model=digests, seconds_left=amounts, included_update=st.none() | digests),
     st.builds(Evaluate, key=keys, model=digests, seconds_left=amounts),
     st.builds(Finished, plan=digests, rounds=st.integers(0, 2**32 - 1), final_model=digests, best_model=digests),
 )
@@ -175,6 +175,13 @@ def test_a_deadline_that_is_no_duration_is_refused(seconds: float) -> None:
     key = common_pb2.CallKey(federation="north", plan_digest=bytes(32), round=1, attempt=1)
     train = federation_pb2.Train(key=key, model_digest=bytes(32), seconds_left=seconds)
     with pytest.raises(MalformedMessage, match="seconds_left"):
+        codec.order_from_wire(federation_pb2.Notice(train=train))
+
+
+def test_an_included_update_that_is_no_digest_is_refused() -> None:
+    key = common_pb2.CallKey(federation="north", plan_digest=bytes(32), round=1, attempt=1)
+    train = federation_pb2.Train(key=key, model_digest=bytes(32), seconds_left=1.0, included_update=b"short")
+    with pytest.raises(MalformedMessage, match="included_update has 5 bytes"):
         codec.order_from_wire(federation_pb2.Notice(train=train))
 
 
