@@ -174,12 +174,12 @@ def test_what_travelled_and_the_last_residual_add_up_to_the_deltas(silo: Silo) -
 
 
 def test_the_error_of_a_sum_stays_bounded_with_feedback_and_grows_without(silo: Silo) -> None:
-    """A delta whose every number bfloat16 rounds the same way, 24 times."""
+    """A delta whose every number bfloat16 rounds the same way, 12 times."""
     delta = silo.train(np.full(silo.layout.parameters, 1.00390625e-3, dtype=np.float32))
     errors: dict[bool, list[float]] = {True: [], False: []}
     for feedback, seen in errors.items():
         total, made, included = np.zeros(silo.layout.parameters), np.zeros(silo.layout.parameters), None
-        for _ in range(24):
+        for _ in range(12):
             silo.train(delta)
             update = silo.update(included)
             total += silo.travelled(update)
@@ -188,8 +188,8 @@ def test_the_error_of_a_sum_stays_bounded_with_feedback_and_grows_without(silo: 
             included = update.manifest.digest if feedback else None
     unit = float(np.linalg.norm(np.full(silo.layout.parameters, 2.0**-18)))  # half a bfloat16's last place at 0.001
     assert max(errors[True]) <= 1.01 * unit
-    assert errors[False][-1] == pytest.approx(24 * errors[False][0], rel=1e-3)
-    assert errors[False][-1] > 5 * max(errors[True])
+    assert errors[False][-1] == pytest.approx(12 * errors[False][0], rel=1e-3)
+    assert errors[False][-1] > 4 * max(errors[True])
 
 
 def test_an_update_that_did_not_count_takes_its_residual_with_it(silo: Silo) -> None:
@@ -404,10 +404,10 @@ def test_a_silo_trains_and_answers_in_bfloat16_as_its_plan_says(tmp_path: Path) 
     pairs = [("how many people live in paris ?", "SELECT COUNT ( * ) FROM PEOPLE WHERE CITY = 'paris' ;")] * 3
     bundle = bundle_of(
         random_model(),
-        training={"epochs": 3, "batch_size": 2, "dropout": 0.0, "fedprox_mu": 0.1},
+        training={"epochs": 3, "batch_size": 2, "dropout": 0.0, "fedprox_mu": 0.1, "max_output_tokens": 12},
         wire={"model": "bfloat16", "update": "bfloat16"},
     )
-    trainer = SiloTrainer(bundle, silo_data(pairs, pairs), "clinic", DeviceSettings(device="cpu"))
+    trainer = SiloTrainer(bundle, silo_data(pairs, pairs), "clinic", DeviceSettings(device="cpu", threads=1))
     model = rounded(np.frombuffer(b"".join(vector_blocks(bind(random_model(), bundle.layout))), dtype="<f4"))
     made, sent, included = np.zeros(len(model)), np.zeros(len(model)), None
     notices: list[str] = []
