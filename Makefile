@@ -35,6 +35,11 @@ bench: $(INSTALLED) ## Measure a round's infrastructure; SILOS=2 PARAMETERS=2229
 	@$(BIN)/lorica bench --out '$(OUT)' $(foreach n,$(SILOS),--silos $(n)) $(foreach n,$(PARAMETERS),--parameters $(n)) \
 		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(WIRE),--wire $(WIRE)) $(if $(PEER),--peer $(PEER)) $(if $(WORK),--work '$(WORK)')
 
+.PHONY: soak
+soak: OUT = soak-out
+soak: $(INSTALLED) ## Kill processes at random through a whole plan, compare with an undisturbed one; SEED= ROUNDS=30 SILOS=5 OUT=DIR
+	@$(BIN)/lorica soak --out '$(OUT)' $(if $(SEED),--seed $(SEED)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SILOS),--silos $(SILOS))
+
 .PHONY: test
 test: $(INSTALLED) ## Run the test suite; ARGS='-k name' narrows it
 	@$(BIN)/python -m pytest $(ARGS)
@@ -75,4 +80,4 @@ docs: $(INSTALLED) ## Bring the tables of ops/docs up to date with the code
 
 .PHONY: clean
 clean: ## Remove the virtual environment, caches and the demo's output
-	rm -rf $(VENV) demo-out .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) demo-out soak-out .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,5 +1,6 @@
 """The `lorica` command: what spans both programs."""
 
+import secrets
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -41,7 +42,9 @@ def demo(
 
 @app.command()
 def bench(
-    silos: Annotated[list[int] | None, typer.Option(min=1, help="Number of silos; repeatable. Default: 2, 4, 8.")] = None,
+    silos: Annotated[
+        list[int] | None, typer.Option(min=1, help="Number of silos; repeatable. Default: 2, 4, 8.")
+    ] = None,
     parameters: Annotated[
         list[int] | None,
         typer.Option(min=2_000_000, help="Parameters of the model; repeatable. Default: 25 M, 50 M, T5-base."),
@@ -67,6 +70,22 @@ def bench(
         out=out,
     )
     run_bench(choice, Console())
+
+
+@app.command()
+def soak(
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Of who is killed when; drawn, and printed, without it.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of the plan.")] = 30,
+    silos: Annotated[int, typer.Option(min=1, help="Silos; all of them are the quorum.")] = 5,
+    out: Annotated[Path, typer.Option(help="Folder for everything the soak leaves.")] = Path("soak-out"),
+) -> None:
+    """Kill a process at random every few seconds through a whole plan, and show that nothing is different by that."""
+    from ops.soak.run import run_soak
+
+    chosen = secrets.randbelow(1 << 32) if seed is None else seed
+    run_soak(out, seed=chosen, rounds=rounds, silos=silos, console=Console())
 
 
 if __name__ == "__main__":

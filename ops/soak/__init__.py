@@ -1,0 +1,1 @@
+"""Rounds under random kills: what no kill may change."""

@@ -1,0 +1,162 @@
+"""`lorica soak`: a plan to its end while a process chosen at random is killed every few seconds, then what changed by that.
+
+    undisturbed run -> the same plan again, with kill -9 of any process and the same command again -> compare
+
+The seed is printed: it fixes who is killed after which wait, though not what that process is doing at that moment.
+"""
+
+import random
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from ops.demo.processes import Processes
+from ops.soak.comparison import differences
+from ops.soak.federation import COORDINATOR, MortalFederation, Place, Shape
+from security.errors import ConfigurationError, IntegrityError, StateError
+
+MARKER = ".lorica-soak"
+LEAST_WAIT_S, MOST_WAIT_S = 2.0, 8.0
+LOOK_S = 0.1
+LONGEST_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Killing:
+    """`at_s` after the start of the run; `place` is where the plan stood, by the coordinator's log."""
+
+    at_s: float
+    process: str
+    place: Place
+
+
+def run_soak(out: Path, *, seed: int, rounds: int, silos: int, console: Console) -> None:
+    """Raises IntegrityError when a kill changed anything but the time, StateError when a process ends by itself."""
+    out = out.resolve()
+    _prepare(out)
+    console.print(f"soak: {rounds} rounds, {silos} silos, seed {seed}; make soak SEED={seed} kills in the same order")
+    undisturbed, disturbed = out / "undisturbed", out / "disturbed"
+    for folder in (undisturbed, disturbed):
+        (folder / "logs").mkdir(parents=True)
+    with Processes(undisturbed / "logs") as first, Processes(disturbed / "logs") as second:
+        calm = MortalFederation(undisturbed, _shape(rounds, silos), first)
+        calm.set_up()
+        killed = calm.copy(disturbed, second)
+        with console.status("the undisturbed run"):
+            calm_s = _run(calm)
+        expected = calm.result()
+        console.print(f"undisturbed: {calm_s:.0f} s, final model {expected.model}")
+        killer = Killer(killed, random.Random(seed))
+        with console.status("the run under kills"):
+            killed_s = _run(killed, killer.look)
+        actual = killed.result()
+    _show(console, killer.killings)
+    of_coordinator = sum(killing.process == COORDINATOR for killing in killer.killings)
+    console.print(
+        f"under kills: {killed_s:.0f} s, {len(killer.killings)} kills ({of_coordinator} of the coordinator), "
+        f"final model {actual.model}"
+    )
+    if found := differences(expected, actual):
+        raise IntegrityError(
+            f"the kills of seed {seed} changed the outcome, everything is in {out}: {'; '.join(found)}"
+        )
+    console.print("[bold]the same to the last bit[/]: models, weights and scores of every round, one attempt each")
+
+
+def _shape(rounds: int, silos: int) -> Shape:
+    if not (rounds >= 1 and 1 <= silos <= 99):
+        raise ConfigurationError(f"a soak of {rounds} rounds and {silos} silos: use at least 1, and at most 99 silos")
+    return Shape(
+        federation="soak",
+        silos=tuple(f"silo-{number:02}" for number in range(1, silos + 1)),
+        size="tiny",
+        lines=32,
+        dev_lines=4,
+        values={
+            "schedule.rounds": rounds,
+            "aggregation.momentum": 0.9,
+            "training.epochs": 2,
+            "training.batch_size": 8,
+            "training.schema_in_input": "false",
+            "training.max_input_tokens": 48,
+            "training.max_output_tokens": 24,
+            "evaluation.every": 3,
+        },
+    )
+
+
+def _run(federation: MortalFederation, meanwhile: Callable[[], None] = lambda: None) -> float:
+    """From the first process to the end of the plan, in seconds; `meanwhile` is called at each look at a plan under way."""
+    tokens = federation.invite()
+    began = time.monotonic()
+    federation.start(COORDINATOR)
+    _until(federation.is_serving, federation, began)
+    federation.enrol(tokens)
+    for silo in federation.shape.silos:
+        federation.start(silo)
+    _until(federation.is_over, federation, began, meanwhile)
+    seconds = time.monotonic() - began
+    for name in federation.names:
+        federation.processes.stop(name)
+    return seconds
+
+
+def _until(
+    reached: Callable[[], bool],
+    federation: MortalFederation,
+    began: float,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> None:
+    while not reached():
+        federation.processes.check()
+        if time.monotonic() - began > LONGEST_S:
+            raise StateError(f"the plan is not over after {LONGEST_S:.0f} s: see the logs in {federation.root}")
+        meanwhile()
+        time.sleep(LOOK_S)
+
+
+class Killer:
+    """Kills one process after another, each after a wait that is drawn, and starts it again by the same command."""
+
+    def __init__(self, federation: MortalFederation, draw: random.Random) -> None:
+        self._federation, self._draw = federation, draw
+        self._began: float | None = None
+        self._due = 0.0
+        self.killings: list[Killing] = []
+
+    def look(self) -> None:
+        """Whether it is time; the first look begins the first wait."""
+        now = time.monotonic()
+        if self._began is None:
+            self._began = now
+        elif now >= self._due:
+            victim = self._draw.choice(self._federation.names)
+            self._federation.processes.kill(victim)
+            self.killings.append(Killing(at_s=now - self._began, process=victim, place=self._federation.place))
+            self._federation.start(victim)
+        else:
+            return
+        self._due = now + self._draw.uniform(LEAST_WAIT_S, MOST_WAIT_S)
+
+
+def _show(console: Console, killings: Sequence[Killing]) -> None:
+    table = Table("kill", "after", "process", "round", "phase")
+    for number, killing in enumerate(killings, 1):
+        place = killing.place
+        table.add_row(str(number), f"{killing.at_s:.1f} s", killing.process, str(place.round), place.phase)
+    console.print(table)
+
+
+def _prepare(out: Path) -> None:
+    """An empty folder; an earlier soak's is replaced, anybody else's is refused."""
+    if out.exists() and any(out.iterdir()):
+        if not (out / MARKER).exists():
+            raise ConfigurationError(f"{out} holds files that no soak made: choose another folder with OUT=DIR")
+        shutil.rmtree(out)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / MARKER).write_text("made by lorica soak; the next soak replaces this folder\n")

@@ -1,0 +1,30 @@
+"""Every named point is a function that the product has, and every one of them is in the plan of kills."""
+
+import pytest
+
+import silo_wire  # noqa: F401  # before whatever imports grpc
+from ops.soak.federation import COORDINATOR
+from tests.support.kill_plan import AGENT_KILLS, COORDINATOR_KILLS
+from tests.support.kill_points import COORDINATOR as COORDINATOR_POINTS
+from tests.support.kill_points import PROGRAMS, SILO_AGENT, Point
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param(point, id=f"{program}-{name}")
+        for program, points in PROGRAMS.items()
+        for name, point in points.items()
+    ],
+)
+def test_a_point_is_a_function_of_the_product(point: Point) -> None:
+    _, _, function = point.place()
+    assert callable(function)
+
+
+def test_every_point_has_its_kill() -> None:
+    assert [kill.point for kill in COORDINATOR_KILLS if kill.process == COORDINATOR] == sorted(
+        COORDINATOR_POINTS, key=[kill.point for kill in COORDINATOR_KILLS].index
+    )
+    assert {kill.point for kill in AGENT_KILLS} == set(SILO_AGENT)
+    assert len(COORDINATOR_KILLS) + len(AGENT_KILLS) >= 14

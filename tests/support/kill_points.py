@@ -1,0 +1,216 @@
+"""The instants at which tests kill a process, each named after what has just happened, or is just about to.
+
+A point is a function of the product and a side of it: `before` and `after` a call, after the n-th `item` of an
+asynchronous generator, or at its `end`, when it has nothing more to give. The product knows nothing of this; the
+wrapper in tests/support/killed_process.py patches the function from outside. A function that was renamed fails loudly:
+tests/crash/test_kill_points.py resolves every point.
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Side = Literal["before", "after", "item", "end"]
+Arguments = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """`where` is `module:name` or `module:Class.name`; `only` looks at the call's positional arguments, `self` included."""
+
+    meaning: str
+    where: str
+    side: Side
+    only: Callable[[Arguments], bool] = lambda arguments: True
+
+    def place(self) -> tuple[Any, str, Callable[..., Any]]:
+        """The object that holds the function, the function's name in it, and the function; AttributeError for none."""
+        module, _, path = self.where.partition(":")
+        *holders, name = path.split(".")
+        holder: Any = importlib.import_module(module)
+        for step in holders:
+            holder = getattr(holder, step)
+        function = getattr(holder, name)
+        if inspect.isasyncgenfunction(function) != (self.side in ("item", "end")):
+            raise TypeError(f"{self.where} and the side {self.side!r} do not go together")
+        return holder, name, function
+
+
+def _writes(*kinds: str) -> Callable[[Arguments], bool]:
+    """Of SqlRoundStore.transition(self, state, records): it writes a record of each of these kinds."""
+    return lambda arguments: set(kinds) <= {type(record).__name__ for record in arguments[2]}
+
+
+def _enters(kind: str, *, with_record: str = "") -> Callable[[Arguments], bool]:
+    """Of the same: the state that it saves is of this kind."""
+
+    def entered(arguments: Arguments) -> bool:
+        return type(arguments[1]).__name__ == kind and (not with_record or _writes(with_record)(arguments))
+
+    return entered
+
+
+def _transition(meaning: str, only: Callable[[Arguments], bool]) -> Point:
+    where = "coordinator.edges.round_store:SqlRoundStore.transition"
+    return Point(meaning=meaning, where=where, side="after", only=only)
+
+
+def _named(suffix: str) -> Callable[[Arguments], bool]:
+    """Of a call whose first argument is a path."""
+    return lambda arguments: arguments[0].name.endswith(suffix)
+
+
+COORDINATOR: Mapping[str, Point] = {
+    "plan-begun": _transition("the plan's first state is saved", _writes("PlanBegun")),
+    "silo-ready": _transition(
+        "a silo's readiness is saved, the round waits for the others",
+        lambda arguments: _enters("Gathering")(arguments) and bool(arguments[1].course.ready),
+    ),
+    "round-opened": _transition("the open round is saved, nobody was told", _writes("RoundOpened")),
+    "mid-download": Point(
+        meaning="some chunks of the round model are handed out",
+        where="coordinator.edges.federation_servicer:FederationServicer.FetchModel",
+        side="item",
+    ),
+    "mid-upload": Point(
+        meaning="some chunks of an update are spooled", where="coordinator.edges.spool:Spool.write", side="after"
+    ),
+    "spool-durable": Point(
+        meaning="a spool is whole and durable, the round does not count it yet",
+        where="coordinator.edges.spool:Spool.commit",
+        side="after",
+    ),
+    "update-accepted": _transition(
+        "an update is counted, the others are missing", _enters("Collecting", with_record="UpdateAccepted")
+    ),
+    "update-not-acknowledged": Point(
+        meaning="an update is counted and acted upon, its silo has no receipt",
+        where="coordinator.service.uploads:Upload.commit",
+        side="after",
+    ),
+    "aggregating-entered": _transition(
+        "the last update is counted, no sum was begun", _enters("Aggregating", with_record="UpdateAccepted")
+    ),
+    "resumed": Point(
+        meaning="a start after a kill has saved its first state",
+        where="coordinator.service.round_loop:RoundLoop.resume",
+        side="after",
+    ),
+    "mid-aggregation": Point(
+        meaning="a slab of the new model is computed",
+        where="coordinator.edges.aggregator:aggregate_slab",
+        side="after",
+    ),
+    "model-written": Point(
+        meaning="the new model's bytes are durable under a working name",
+        where="coordinator.edges.model_store:ModelStore._publish",
+        side="before",
+    ),
+    "mid-publication": Point(
+        meaning="optimizer state and manifest have their names, the model has not",
+        where="coordinator.edges.model_store:files.replace",
+        side="after",
+        only=_named(".manifest.json"),
+    ),
+    "model-published": Point(
+        meaning="the new model has its name, the round does not know it",
+        where="coordinator.edges.model_store:ModelStore._publish",
+        side="after",
+    ),
+    "round-closed": _transition("the round is closed with its model", _writes("ModelMade", "RoundClosed")),
+    "spools-not-cleared": Point(
+        meaning="the round is closed, its spools are still there",
+        where="coordinator.edges.spool:Spools.discard",
+        side="before",
+    ),
+    "clearing-models": Point(
+        meaning="a part of the models that nobody needs is deleted",
+        where="coordinator.edges.model_store:Path.unlink",
+        side="after",
+        only=lambda arguments: "models" in arguments[0].parts,
+    ),
+    "evaluation-opened": _transition(
+        "the open evaluation is saved, nobody was told", _enters("Evaluating", with_record="EvaluationOpened")
+    ),
+    "evaluation-accepted": _transition(
+        "a score is counted, the others are missing", _enters("Evaluating", with_record="EvaluationAccepted")
+    ),
+    "evaluation-closed": _transition("the scores are averaged and saved", _writes("EvaluationClosed")),
+    "plan-finished": _transition("the plan's end is saved, nobody was told", _enters("Finished")),
+}
+
+
+def _journalled(meaning: str, kind: str) -> Point:
+    return Point(
+        meaning=meaning,
+        where="silo_agent.edges.round_journal:RoundJournal.record",
+        side="after",
+        only=lambda arguments: type(arguments[1]).__name__ == kind,
+    )
+
+
+SILO_AGENT: Mapping[str, Point] = {
+    "plan-journalled": _journalled("the prepared plan is journalled", "JournalPlan"),
+    "mid-download": Point(
+        meaning="some chunks of the round model are kept",
+        where="silo_agent.edges.model_cache:PartialModel.append",
+        side="after",
+    ),
+    "model-not-named": Point(
+        meaning="all chunks of the round model are kept, under the name of a part",
+        where="silo_agent.edges.model_cache:PartialModel.finish",
+        side="before",
+    ),
+    "model-journalled": _journalled("the round model is journalled", "JournalModel"),
+    "mid-training": Point(
+        meaning="some batches of the first epoch are done",
+        where="silo_agent.training.local_trainer:accumulate_gradient",
+        side="after",
+    ),
+    "epoch-done": Point(
+        meaning="the first of two epochs is done",
+        where="silo_agent.training.local_trainer:shuffled_batches",
+        side="before",
+    ),
+    "update-written": Point(
+        meaning="the update is durable, the journal does not know it",
+        where="silo_agent.training.silo_trainer:SiloTrainer.train",
+        side="after",
+    ),
+    "update-journalled": _journalled("the update is journalled, no byte of it has left", "JournalUpdate"),
+    "mid-upload": Point(
+        meaning="some chunks of the update have left",
+        where="silo_agent.edges.grpc_client:GrpcCoordinator._pieces",
+        side="item",
+    ),
+    "last-chunk-sent": Point(
+        meaning="the whole update has left, there is no receipt",
+        where="silo_agent.edges.grpc_client:GrpcCoordinator._pieces",
+        side="end",
+    ),
+    "receipt-not-journalled": Point(
+        meaning="the receipt is here, the journal does not know it",
+        where="silo_agent.edges.grpc_client:GrpcCoordinator.upload",
+        side="after",
+    ),
+    "outcome-journalled": _journalled("the end of this silo's part is journalled", "JournalOutcome"),
+    "mid-evaluation": Point(
+        meaning="some answers are generated",
+        where="silo_agent.training.evaluation:generated",
+        side="after",
+    ),
+    "score-not-reported": Point(
+        meaning="the score is known, nobody was told",
+        where="silo_agent.edges.grpc_client:GrpcCoordinator.report_evaluation",
+        side="before",
+    ),
+    "score-not-journalled": Point(
+        meaning="the score is reported, the journal does not know it",
+        where="silo_agent.edges.grpc_client:GrpcCoordinator.report_evaluation",
+        side="after",
+    ),
+}
+
+PROGRAMS: Mapping[str, Mapping[str, Point]] = {"coordinator": COORDINATOR, "silo-agent": SILO_AGENT}

@@ -1,0 +1,231 @@
+"""A plan driven to its end while its processes are killed as planned: each incarnation of a process has one kill before it.
+
+After each death, and before the same command is given again, the dead process's folder is looked at: what it had made
+durable says where it really died.
+"""
+
+import json
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.composition import Coordinator
+from coordinator.edges.coordinator_folder import CoordinatorFolder
+from coordinator.edges.round_store import SqlRoundStore
+from coordinator.rounds.states import State, course_of
+from coordinator.service.records import RoundRow
+from ops.demo.processes import Processes
+from ops.soak.comparison import Result, timeless
+from ops.soak.federation import COORDINATOR, MortalFederation
+from security.identifiers import FederationName, SiloName
+from silo_agent.edges.round_journal import RecordedOutcome, RoundJournal
+from silo_agent.edges.silo_folder import SiloFolder
+from silo_agent.task.events import SavedUpdate
+
+LONGEST_S = 600.0
+LOOK_S = 0.05
+MANY = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """At the `nth` call that fits the point, in `round`; None: in whichever comes first."""
+
+    process: str
+    point: str
+    round: int | None = None
+    nth: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorRecords:
+    state: State
+    rounds: tuple[RoundRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRecords:
+    update: SavedUpdate | None
+    outcomes: Sequence[RecordedOutcome]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """What a killed process left: its own records, and `files` below its folder with their sizes."""
+
+    kill: Kill
+    round: int | None
+    files: dict[str, int]
+    coordinator: CoordinatorRecords | None = None
+    agent: AgentRecords | None = None
+
+    def at(self) -> int:
+        assert self.round is not None
+        return self.round
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillRun:
+    """A finished run; `deaths` in the order in which they happened."""
+
+    federation: MortalFederation
+    result: Result
+    deaths: tuple[Death, ...]
+
+    def death(self, kill: Kill) -> Death:
+        for death in self.deaths:
+            if death.kill == kill:
+                return death
+        raise AssertionError(f"{kill.process} never came to {kill.point} of round {kill.round}")
+
+
+def check_the_round(number: int | None, run: KillRun, undisturbed: KillRun) -> None:
+    """The round of a kill (all, where it was none) has one attempt, every silo's update in it once, and the same model."""
+    only = range(run.result.rounds[-1].round + 1) if number is None else (number,)
+    for one in only:
+        (row,) = [row for row in run.result.rounds if row.round == one]
+        assert row.attempt == 1
+        assert row.outcome == ("applied" if one else "evaluated")
+        assert [silo.outcome for silo in row.silos] == ["committed" if one else "evaluated"] * len(
+            run.federation.shape.silos
+        )
+        (expected,) = [row for row in undisturbed.result.rounds if row.round == one]
+        assert timeless(row) == timeless(expected)
+    assert run.result.model == undisturbed.result.model
+
+
+class Executioner:
+    """Starts the processes of `federation`, each with its next kill before it; `at_death` may spoil something in between."""
+
+    def __init__(
+        self,
+        federation: MortalFederation,
+        kills: Sequence[Kill],
+        at_death: Callable[[Death], None] = lambda death: None,
+    ) -> None:
+        self._federation = federation
+        self._ahead = {name: [kill for kill in kills if kill.process == name] for name in federation.names}
+        self._armed: dict[str, Kill] = {}
+        self._started: set[str] = set()
+        self._at_death = at_death
+        self._given_up = False
+        self.deaths: list[Death] = []
+
+    def run(self) -> KillRun:
+        """Everything from the enrolment to the end of the plan; the processes are stopped then."""
+        federation = self._federation
+        tokens = federation.invite()
+        self.start(COORDINATOR)
+        self.until(federation.is_serving)
+        federation.enrol(tokens)
+        for silo in federation.shape.silos:
+            self.start(silo)
+        self.until(federation.is_over)
+        for name in federation.names:
+            federation.processes.stop(name)
+        return KillRun(federation=federation, result=federation.result(), deaths=tuple(self.deaths))
+
+    def give_up(self) -> None:
+        """Have `until` raise at its next look, in whichever thread it waits."""
+        self._given_up = True
+
+    def start(self, process: str) -> None:
+        self._started.add(process)
+        if not self._ahead[process]:
+            self._federation.start(process)
+            return
+        kill = self._armed[process] = self._ahead[process].pop(0)
+        program = "coordinator" if process == COORDINATOR else "silo-agent"
+        where = () if kill.round is None else ("--round", str(kill.round))
+        wrapper = [program, "--at", kill.point, "--nth", str(kill.nth), *where, "--note", str(self._note(process))]
+        _, arguments = self._federation.command(process)
+        self._federation.processes.start(process, "tests.support.killed_process", [*wrapper, "--", *arguments])
+
+    def until(self, reached: Callable[[], bool]) -> None:
+        """Bury who was killed as planned and start it again, until `reached`; any other end of a process is an error."""
+        deadline = time.monotonic() + LONGEST_S
+        while not self._buried() or not reached():
+            assert not self._given_up, "nobody waits for this run any longer"
+            assert time.monotonic() < deadline, f"not over within {LONGEST_S:.0f} s: {self._armed} are still to come"
+            time.sleep(LOOK_S)
+
+    def _buried(self) -> bool:
+        """Whether nobody was dead."""
+        dead = False
+        for process in sorted(self._started):
+            code = self._federation.processes.ended(process)
+            if code is None:
+                continue
+            dead = True
+            kill, note = self._armed.pop(process, None), self._note(process)
+            log = self._federation.log(process).read_text(errors="replace").splitlines()[-15:]
+            assert code == -signal.SIGKILL, f"{process} ended with {code} before {kill}:\n" + "\n".join(log)
+            assert kill is not None
+            assert note.exists(), f"{process} was killed by somebody else than {kill}"
+            facts = json.loads(note.read_text())
+            note.unlink()
+            death = self._post_mortem(kill, facts["round"])
+            self.deaths.append(death)
+            self._at_death(death)
+            self.start(process)
+        return not dead
+
+    def _note(self, process: str) -> Path:
+        return self._federation.root / f"{process}.killed"
+
+    def _post_mortem(self, kill: Kill, round_number: int | None) -> Death:
+        federation = self._federation
+        if kill.process == COORDINATOR:
+            return Death(
+                kill=kill,
+                round=round_number,
+                files=sizes(federation.state),
+                coordinator=coordinator_records(federation.folder),
+            )
+        folder = federation.agent(kill.process)
+        return Death(
+            kill=kill,
+            round=round_number,
+            files=sizes(folder.root),
+            agent=agent_records(folder, SiloName(kill.process)),
+        )
+
+
+def sizes(folder: Path) -> dict[str, int]:
+    return {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+
+
+def coordinator_records(folder: CoordinatorFolder) -> CoordinatorRecords:
+    """From a copy of the database: to open the dead process's own would mend it before its next start does."""
+    loaded = Coordinator.load(folder)
+    with tempfile.TemporaryDirectory() as copy:
+        for part in loaded.settings.state_folder.glob("state.sqlite*"):
+            shutil.copy(part, copy)
+        store = SqlRoundStore(Path(copy) / "state.sqlite", FederationName(loaded.federation))
+        try:
+            state = store.load()
+            course = course_of(state)
+            return CoordinatorRecords(state, () if course is None else store.rounds(course.terms.plan, 0))
+        finally:
+            store.close()
+
+
+def agent_records(folder: SiloFolder, silo: SiloName) -> AgentRecords:
+    """From a copy, as above."""
+    with tempfile.TemporaryDirectory() as copy:
+        for part in folder.root.glob("journal.sqlite*"):
+            shutil.copy(part, copy)
+        journal = RoundJournal(Path(copy) / "journal.sqlite", updates=folder.updates, silo=silo)
+        try:
+            return AgentRecords(journal.saved_update(), journal.history(MANY))
+        finally:
+            journal.close()
+
+
+def processes_in(root: Path) -> Processes:
+    (root / "logs").mkdir(parents=True)
+    return Processes(root / "logs")

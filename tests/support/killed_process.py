@@ -1,0 +1,148 @@
+"""One of the two programs, run as its command runs it, but for one thing: at a named point it kills itself.
+
+    python -m tests.support.killed_process coordinator --at round-opened --round 3 --note FILE -- serve --dir DIR
+
+SIGKILL, so nothing of the program runs after it: no handler, no `finally`, no flush. `--nth` counts the calls that fit the
+point; `--round` counts those of that round alone. FILE gets a line of JSON just before the end, so that a test can tell
+this death from any other.
+"""
+
+import argparse
+import functools
+import importlib
+import inspect
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tests.support.kill_points import PROGRAMS, Arguments, Point
+
+MAIN = {"coordinator": "coordinator.cli", "silo-agent": "silo_agent.cli"}
+
+
+class Fate:
+    """Counts the calls that fit the point, over all threads, and ends the process at the one that was asked for."""
+
+    def __init__(self, name: str, point: Point, *, nth: int, only_round: int | None, note: Path) -> None:
+        self._name, self._point = name, point
+        self._left, self._only_round, self._note = nth, only_round, note
+        self._counting = threading.Lock()
+        self.round: int | None = None
+
+    def meet(self, arguments: Arguments) -> None:
+        if not self._point.only(arguments) or self._only_round not in (None, self.round):
+            return
+        with self._counting:
+            self._left -= 1
+            if self._left == 0:
+                self._end()
+
+    def _end(self) -> NoReturn:
+        self._note.write_text(json.dumps({"point": self._name, "round": self.round, "process": os.getpid()}))
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("SIGKILL returned")
+
+
+def install(fate: Fate, point: Point) -> None:
+    holder, name, function = point.place()
+    setattr(holder, name, _wrapped(function, fate, point.side))
+
+
+def _wrapped(function: Callable[..., Any], fate: Fate, side: str) -> Callable[..., Any]:
+    if inspect.isasyncgenfunction(function):
+
+        @functools.wraps(function)
+        async def generating(*arguments: Any, **named: Any) -> AsyncIterator[Any]:
+            async for item in function(*arguments, **named):
+                yield item
+                if side == "item":
+                    fate.meet(arguments)
+            if side == "end":
+                fate.meet(arguments)
+
+        return generating
+
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def waiting(*arguments: Any, **named: Any) -> Any:
+            if side == "before":
+                fate.meet(arguments)
+            result = await function(*arguments, **named)
+            if side == "after":
+                fate.meet(arguments)
+            return result
+
+        return waiting
+
+    @functools.wraps(function)
+    def calling(*arguments: Any, **named: Any) -> Any:
+        if side == "before":
+            fate.meet(arguments)
+        result = function(*arguments, **named)
+        if side == "after":
+            fate.meet(arguments)
+        return result
+
+    return calling
+
+
+def follow_rounds(program: str, fate: Fate) -> None:
+    """Have `fate` know the round under way: from what the program makes durable, just before it does so."""
+    if program == "coordinator":
+        from coordinator.edges.round_store import SqlRoundStore
+        from coordinator.rounds.states import State, round_of
+
+        transition, load = SqlRoundStore.transition, SqlRoundStore.load
+
+        def saving(store: SqlRoundStore, state: State, records: Any) -> None:
+            keys = [record.key for record in records if hasattr(record, "key")]
+            fate.round = keys[0].round if keys else round_of(state)[0]
+            transition(store, state, records)
+
+        def loading(store: SqlRoundStore) -> State:
+            state = load(store)
+            fate.round = round_of(state)[0]
+            return state
+
+        SqlRoundStore.transition = saving  # type: ignore[method-assign]
+        SqlRoundStore.load = loading  # type: ignore[method-assign]
+    else:
+        from silo_agent.edges.round_journal import RoundJournal
+
+        record = RoundJournal.record
+
+        def recording(journal: RoundJournal, effect: Any) -> None:
+            if (key := getattr(effect, "key", None)) is not None:
+                fate.round = key.round
+            record(journal, effect)
+
+        RoundJournal.record = recording  # type: ignore[method-assign]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("program", choices=sorted(PROGRAMS))
+    parser.add_argument("--at", required=True)
+    parser.add_argument("--nth", type=int, default=1)
+    parser.add_argument("--round", type=int)
+    parser.add_argument("--note", type=Path, required=True)
+    parser.add_argument("arguments", nargs="+")
+    given = parser.parse_args()
+    point = PROGRAMS[given.program][given.at]
+    fate = Fate(given.at, point, nth=given.nth, only_round=given.round, note=given.note)
+    import silo_wire  # noqa: F401  # before whatever imports grpc
+
+    install(fate, point)
+    follow_rounds(given.program, fate)
+    sys.argv = [given.program, *given.arguments]
+    importlib.import_module(MAIN[given.program]).main()
+
+
+if __name__ == "__main__":
+    main()
