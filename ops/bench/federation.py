@@ -21,6 +21,7 @@ from ops.bench.figures import Reading, Run
 from ops.bench.model import write_model
 from ops.bench.processes import Meter, imports_bytes
 from ops.demo.clinic import CLINIC
+from ops.demo.observer import FederationView
 from ops.demo.processes import Processes, environment, run
 from ops.demo.run import free_ports
 from ops.demo.silos import write_silo
@@ -54,6 +55,8 @@ def run_lorica(work: Path, *, silos: int, parameters: int, rounds: int, wire: st
     _set_up(work, home, silos=silos, rounds=rounds + 1, wire=wire)
     with Processes(work) as processes:
         processes.start("coordinator", "coordinator.cli", ["serve", "--dir", str(home), "--plan", PLAN])
+        view = FederationView(Coordinator.load(CoordinatorFolder(home)).operator_access())
+        view.wait_until_serving(processes.check, LONGEST_ROUND_S)
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(lambda name: _enrol(work, home, name), names))
         for name in names:
