@@ -103,7 +103,7 @@ class Flwr:
             with Meter(coordinator=[superlink], agents=[[pid] for pid in supernodes]) as meter:
                 readings = follow(marks, deployment, meter, rounds + 1)
         return Run(
-            system=f"{self.name} {self.version}",
+            system=self.name,
             silos=silos,
             parameters=parameters,
             readings=readings,
