@@ -56,7 +56,8 @@ def bench(
     work: Annotated[Path, typer.Option(help="Folder for models, spools and peers' environments.")] = Path(".bench"),
 ) -> None:
     """Measure one round's infrastructure: time, CPU, memory, bytes, with training replaced by a constant."""
-    from ops.bench.run import PARAMETERS, SILOS, Choice, run_bench
+    from ops.bench import private_loopback
+    from ops.bench.run import PARAMETERS, SILOS, Choice, install_peer, run_bench
 
     if wire not in ("float32", "bfloat16"):
         raise ConfigurationError(f"wire type {wire!r} is unknown: use float32 or bfloat16")
@@ -69,7 +70,11 @@ def bench(
         work=work.absolute(),
         out=out,
     )
-    run_bench(choice, Console())
+    console = Console()
+    install_peer(choice, console)
+    if not private_loopback.enter():
+        console.print("Without root, bytes on the wire are those of all traffic on loopback: let nothing else run.")
+    run_bench(choice, console)
 
 
 @app.command()

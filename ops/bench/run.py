@@ -39,10 +39,21 @@ class Choice:
     out: Path | None
 
 
-def run_bench(choice: Choice, console: Console) -> list[Figures]:
-    """Measure every configuration and print each as it is done; raises ConfigurationError, StorageError, StateError."""
-    if choice.peer is not None and choice.peer not in PEERS:
+def install_peer(choice: Choice, console: Console) -> None:
+    """The only step that needs the network; raises ConfigurationError for an unknown peer, StateError when it fails."""
+    if choice.peer is None:
+        return
+    if choice.peer not in PEERS:
         raise ConfigurationError(f"peer {choice.peer!r} is unknown: use one of {', '.join(PEERS)}")
+    with console.status(f"{choice.peer}: installing"):
+        PEERS[choice.peer].install(_venv(choice, choice.peer))
+
+
+def run_bench(choice: Choice, console: Console) -> list[Figures]:
+    """Measure every configuration and print each as it is done; raises StorageError, StateError.
+
+    The peer, if any, is installed.
+    """
     results: list[Figures] = []
     for parameters in choice.parameters:
         for silos in choice.silos:
@@ -62,15 +73,17 @@ def _measure(choice: Choice, *, silos: int, parameters: int, console: Console) -
     shutil.rmtree(place)
     found = [figures(run)]
     if choice.peer is not None:
-        peer, venv = PEERS[choice.peer], choice.work / "venvs" / choice.peer
-        with console.status(f"{choice.peer}: installing"):
-            peer.install(venv)
+        peer, venv = PEERS[choice.peer], _venv(choice, choice.peer)
         place = _folder(choice.work, choice.peer, needed=0)
         with console.status(f"{choice.peer}: {what}"):
             theirs = peer.run(venv=venv, work=place, silos=silos, parameters=run.parameters, rounds=choice.rounds)
         shutil.rmtree(place)
         found.append(figures(theirs))
     return found
+
+
+def _venv(choice: Choice, peer: str) -> Path:
+    return choice.work / "venvs" / peer
 
 
 def _folder(work: Path, name: str, *, needed: int) -> Path:
