@@ -16,7 +16,7 @@ agent is killed in the few seconds until the update is on disk.
 import errno
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from io import FileIO
@@ -28,6 +28,7 @@ import transformers
 from blake3 import blake3
 
 from security import files
+from silo_agent.service.ports import Notice
 from silo_agent.training.batches import EncodedExamples
 from silo_agent.training.loss_log import LossLog
 from silo_wire.canonical import DIGEST_BYTES, Digest, canonical_json
@@ -38,9 +39,6 @@ BLOCK_BYTES = 4 << 20
 _METADATA, _CONTENT, _DIGEST = "__metadata__", "checkpoint", "digest"
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "U8": torch.uint8}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-
-Notice = Callable[[str, str], None]
-"""Called with an event and its detail: `training-resumed`, `checkpoint-ignored`, `checkpoint-not-written`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +77,10 @@ class CheckpointFile:
     """Where one training keeps its checkpoint. No method raises for what the disk does."""
 
     def __init__(self, path: Path, training: TrainingIdentity, *, update_bytes: int, notice: Notice) -> None:
-        """`update_bytes` is the room that a checkpoint has to leave."""
+        """`update_bytes` is the room that a checkpoint has to leave.
+
+        `notice` hears of `training-resumed`, `checkpoint-ignored` and `checkpoint-not-written`.
+        """
         self._path, self._part = path, path.with_name(f"{path.name}.part")
         self._training = training
         self._update_bytes = update_bytes

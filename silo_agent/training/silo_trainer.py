@@ -17,8 +17,9 @@ from blake3 import blake3
 
 from security.errors import DataError
 from silo_agent.service.file_mark import FileMark
+from silo_agent.service.ports import Notice
 from silo_agent.training.batches import EncodedExamples, encode_examples
-from silo_agent.training.checkpoint import CheckpointFile, Notice, training_identity
+from silo_agent.training.checkpoint import CheckpointFile, training_identity
 from silo_agent.training.client_update import Feedback, write_update
 from silo_agent.training.device import DeviceSettings, chosen_device
 from silo_agent.training.evaluation import SameResult, evaluate
@@ -234,7 +235,9 @@ class SiloTrainer:
             examples=self.encoded("train"),
             device=self._device,
         )
-        return CheckpointFile(path, training, update_bytes=self._layout.total_bytes, notice=notice)
+        update = self._bundle.update_layout
+        residual_bytes = 0 if update.dtype == self._layout.dtype else self._layout.total_bytes
+        return CheckpointFile(path, training, update_bytes=update.total_bytes + residual_bytes, notice=notice)
 
     def _chosen(self, split: Split, most: int) -> list[int]:
         count = len(self._data.split(split))
