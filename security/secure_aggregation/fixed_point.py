@@ -1,0 +1,334 @@
+"""Fixed-point encoding: reals to integers mod 2^32, so that sums of masked vectors are exact.
+
+A silo of weight w encodes, coordinate by coordinate, x = w * delta / cap. Tensor k has a public range R_k: x is clipped to
+[-R_k, R_k], multiplied by levels / R_k and rounded to one of its two neighbouring integers at random, without bias. Two more
+words follow the delta: w / cap, in range 1; and the number of coordinates that had to be clipped. Only sums of them are
+ever seen.
+
+Overflow is impossible, not unlikely: |integer| <= levels + 1 (one for the rounding) and the constructor of FixedPoint refuses
+unless cohort * (levels + 1) <= 2^31 - 1, so a sum of `cohort` of them read as a signed word is the sum over the integers;
+likewise cohort * saturation_limit <= 2^32 - 1 for the count.
+
+How ranges come about: in the first round from conservative bounds (`Ranges.conservative`); from then on from the last public
+sum (`Ranges.after`), HEADROOM times its largest coordinate. The levels are so many (2^31 / cohort) that even 32 silos keep
+the relative error far under 1e-4 at that headroom, while a silo whose delta is cancelled by others' does not saturate.
+
+Error: the rounding of one silo adds at most half a level to the standard deviation of a coordinate, so a tensor's sum over n
+silos is off by at most sqrt(n) / 2 * R_k / levels in root mean square.
+"""
+
+import math
+import sys
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from security.errors import ConfigurationError, MalformedMessage, StateError
+from security.secure_aggregation import mask_stream
+from security.secure_aggregation.mask_stream import KeyStream, Words
+from security.secure_aggregation.transcript import Part
+
+if sys.byteorder != "little":
+    raise ImportError("secure aggregation needs a little-endian processor: vectors travel as little-endian words")
+
+FloatBlock = NDArray[np.float32]
+WideBlock = NDArray[np.float64]
+
+SIGNED_MAX = 2**31 - 1
+UNSIGNED_MAX = 2**32 - 1
+LEAST_LEVELS = 1 << 16
+"""Below this many levels an aggregate's error is visible: the cohort is too large for 32-bit words."""
+SMALLEST_BOUND, LARGEST_BOUND = 2.0**-200, 2.0**200
+MAX_ELEMENTS = 1 << 38
+
+HEADROOM = 32.0
+"""How far above the largest coordinate of the last sum a single silo's may lie before it is clipped."""
+WEIGHT_HEADROOM = 4.0
+"""The cap on a weight, in sums of all weights of the last round: no weight is above one sum, unless it grows."""
+SHRINK_OF_ZEROS = 2.0**-10
+"""A tensor whose sum was all zeros: its range shrinks by this, since nothing is known of its size but that it is small."""
+
+EXTRA_WORDS = 2
+"""Behind the delta: the weight, then the count of saturated coordinates."""
+
+BLOCK_ELEMENTS = 1 << 15
+_ROUND = 1.5 * 2.0**52
+"""Added to a double of less than 2^51, it leaves the nearest integer, mod 2^32, in the low word (two's complement)."""
+_UNIT = 2.0**-32
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRange:
+    """`elements` consecutive coordinates, of which |w * delta / cap| is at most `bound`."""
+
+    elements: int
+    bound: float
+
+    def __post_init__(self) -> None:
+        if type(self.elements) is not int or not 1 <= self.elements <= MAX_ELEMENTS:
+            raise MalformedMessage(f"tensor range has {self.elements} elements: allowed are 1 to {MAX_ELEMENTS}")
+        _check_bound("tensor range bound", self.bound)
+
+
+def _check_bound(name: str, value: float) -> None:
+    if type(value) is not float or not SMALLEST_BOUND <= value <= LARGEST_BOUND:
+        raise MalformedMessage(f"{name} is {value}: allowed are {SMALLEST_BOUND:g} to {LARGEST_BOUND:g}")
+
+
+def _bounded(value: float) -> float:
+    return min(max(value, SMALLEST_BOUND), LARGEST_BOUND)
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """What numbers can be expressed in a round, whatever the size of its cohort; public."""
+
+    weight_cap: float
+    tensors: tuple[TensorRange, ...]
+
+    def __post_init__(self) -> None:
+        _check_bound("weight cap", self.weight_cap)
+        if not self.tensors:
+            raise MalformedMessage("ranges name no tensor: a model has at least one")
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """Where each tensor begins, then where the last one ends."""
+        starts = [0]
+        for tensor in self.tensors:
+            starts.append(starts[-1] + tensor.elements)
+        return tuple(starts)
+
+    @property
+    def elements(self) -> int:
+        return self.starts[-1]
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(tensor.elements for tensor in self.tensors)
+
+    def pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """(tensor, first, last + 1) of each stretch of coordinates [start, stop) that lies in one tensor."""
+        index = bisect_right(self.starts, start) - 1
+        while start < stop:
+            end = min(stop, self.starts[index + 1])
+            yield index, start, end
+            start, index = end, index + 1
+
+    @classmethod
+    def conservative(cls, *, sizes: Sequence[int], largest_delta: Sequence[float], largest_weight: float) -> "Ranges":
+        """For the first round: bounds that no honest silo exceeds, per tensor on |delta|, and on the weight."""
+        tensors = tuple(
+            TensorRange(size, _bounded(float(bound))) for size, bound in zip(sizes, largest_delta, strict=True)
+        )
+        return cls(weight_cap=_bounded(float(largest_weight)), tensors=tensors)
+
+    def after(self, *, peaks: Sequence[int], levels: int, weight_sum: float) -> "Ranges":
+        """The ranges of the next round, from the last public sum.
+
+        `peaks` is the largest magnitude per tensor of the summed integers (`Peaks`), `levels` the levels they were encoded
+        with, `weight_sum` the sum of the weights. A weight sum of zero tells nothing: all stays as it is.
+        """
+        if len(peaks) != len(self.tensors):
+            raise ValueError(f"{len(peaks)} peaks for {len(self.tensors)} tensors")
+        if not weight_sum > 0:
+            return self
+        cap = _bounded(WEIGHT_HEADROOM * weight_sum)
+        recap = self.weight_cap / cap
+        tensors = tuple(
+            TensorRange(
+                tensor.elements,
+                _bounded(
+                    tensor.bound * recap * (HEADROOM * peak / levels if peak else SHRINK_OF_ZEROS),
+                ),
+            )
+            for tensor, peak in zip(self.tensors, peaks, strict=True)
+        )
+        return Ranges(weight_cap=cap, tensors=tensors)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedPoint:
+    """The encoding of one cohort; a value that exists cannot overflow. Raises MalformedMessage otherwise."""
+
+    cohort: int
+    levels: int
+    saturation_limit: int
+    ranges: Ranges
+
+    def __post_init__(self) -> None:
+        if self.cohort < 1 or self.levels < LEAST_LEVELS:
+            raise MalformedMessage(
+                f"fixed point has {self.levels} levels for {self.cohort} silos: at least {LEAST_LEVELS} are needed, "
+                "take a smaller cohort"
+            )
+        if self.cohort * (self.levels + 1) > SIGNED_MAX:
+            raise MalformedMessage(
+                f"fixed point of {self.levels} levels can overflow in a sum of {self.cohort} silos: "
+                f"at most {SIGNED_MAX // self.cohort - 1} levels are safe"
+            )
+        if self.saturation_limit < 1 or self.cohort * self.saturation_limit > UNSIGNED_MAX:
+            raise MalformedMessage(
+                f"saturation limit {self.saturation_limit} can overflow in a sum of {self.cohort} silos: "
+                f"at most {UNSIGNED_MAX // self.cohort} is safe"
+            )
+
+    @classmethod
+    def of(cls, *, cohort: int, ranges: Ranges) -> "FixedPoint":
+        """The finest encoding that is safe for `cohort` silos."""
+        if cohort < 1:
+            raise ConfigurationError(f"a cohort of {cohort} silos: at least one is needed")
+        return cls(
+            cohort=cohort,
+            levels=SIGNED_MAX // cohort - 1,
+            saturation_limit=UNSIGNED_MAX // cohort,
+            ranges=ranges,
+        )
+
+    @property
+    def words(self) -> int:
+        """Length of an encoded vector: the delta, the weight, the count of saturated coordinates."""
+        return self.ranges.elements + EXTRA_WORDS
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What the roster digest covers."""
+        tensors = tuple((tensor.elements, tensor.bound) for tensor in self.ranges.tensors)
+        return (self.cohort, self.levels, self.saturation_limit, self.ranges.weight_cap, tensors)
+
+
+class Workspace:
+    """Buffers for one thread at a time; `erase` when done."""
+
+    __slots__ = ("noise", "random", "stream", "wide")
+
+    def __init__(self) -> None:
+        self.stream = mask_stream.Workspace()
+        self.random: Words = np.zeros(BLOCK_ELEMENTS, dtype="<u4")
+        self.wide: WideBlock = np.zeros(BLOCK_ELEMENTS, dtype=np.float64)
+        self.noise: WideBlock = np.zeros(BLOCK_ELEMENTS, dtype=np.float64)
+
+    def erase(self) -> None:
+        self.stream.erase()
+        for buffer in (self.random, self.wide, self.noise):
+            buffer.fill(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoder:
+    """One silo's encoding: the same bytes whenever it is run, since the rounding comes from an addressable stream."""
+
+    fixed_point: FixedPoint
+    weight: float
+    rounding: KeyStream
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.weight) or self.weight < 0:
+            raise StateError(f"weight {self.weight} cannot be encoded: it must be finite and not negative")
+
+    @property
+    def capped_weight(self) -> float:
+        """The weight that this silo takes part with, in its delta and in the sum of weights alike."""
+        return min(self.weight, self.fixed_point.ranges.weight_cap)
+
+    def encode(self, out: Words, delta: FloatBlock, start: int, workspace: Workspace) -> int:
+        """Write coordinates [start, start + len(delta)) into `out`; the number of them that had to be clipped.
+
+        Raises StateError for a delta that is not finite.
+        """
+        if len(out) != len(delta) or start + len(delta) > self.fixed_point.ranges.elements:
+            raise ValueError(f"coordinates {start} to {start + len(delta)} do not fit {len(out)} words")
+        ranges, levels = self.fixed_point.ranges, self.fixed_point.levels
+        factor = self.capped_weight / ranges.weight_cap * levels
+        rounding = self.rounding.opened(start)
+        saturated = 0
+        for block in range(0, len(delta), BLOCK_ELEMENTS):
+            size = min(BLOCK_ELEMENTS, len(delta) - block)
+            mask_stream.expand(rounding, workspace.random[:size], workspace.stream)
+            at = start + block
+            for tensor, first, last in ranges.pieces(at, at + size):
+                here = slice(first - start, last - start)
+                random = workspace.random[first - at : last - at]
+                scale = factor / ranges.tensors[tensor].bound
+                saturated += _encode(out[here], delta[here], random, scale, levels, workspace)
+        return saturated
+
+    def encode_tail(self, saturated: int, workspace: Workspace) -> Words:
+        """The two last words: the weight; and the count, to which a weight above the cap adds one."""
+        ranges, levels = self.fixed_point.ranges, self.fixed_point.levels
+        out: Words = np.zeros(EXTRA_WORDS, dtype="<u4")
+        random: Words = np.zeros(1, dtype="<u4")
+        self.rounding.words_into(random, ranges.elements, workspace.stream)
+        share: WideBlock = np.array([self.capped_weight / ranges.weight_cap * levels], dtype=np.float64)
+        _round(out[:1], share, random, workspace)
+        out[1] = min(saturated + (self.weight > ranges.weight_cap), self.fixed_point.saturation_limit)
+        return out
+
+
+def _encode(out: Words, delta: FloatBlock, random: Words, scale: float, levels: int, workspace: Workspace) -> int:
+    peak = max(float(delta.max()), -float(delta.min()))  # NaN wins in either
+    if not math.isfinite(peak):
+        raise StateError("the delta has a coordinate that is not finite: nothing of it may leave")
+    wide = workspace.wide[: len(delta)]
+    np.multiply(delta, scale, out=wide, dtype=np.float64)
+    saturated = 0
+    if peak * scale > levels:
+        saturated = int(np.count_nonzero(np.abs(wide) > levels))
+        np.clip(wide, -levels, levels, out=wide)
+    _round(out, wide, random, workspace)
+    return saturated
+
+
+def _round(out: Words, wide: WideBlock, random: Words, workspace: Workspace) -> None:
+    """The integers that `wide`, which is overwritten, rounds to: nearest to value + uniform in [-1/2, 1/2)."""
+    noise = workspace.noise[: len(wide)]
+    np.multiply(random.view("<i4"), _UNIT, out=noise, dtype=np.float64)
+    np.add(wide, noise, out=wide)
+    np.add(wide, _ROUND, out=wide)
+    np.copyto(out, wide.view("<u4")[::2])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumTail:
+    """What the two last words of a sum say."""
+
+    weight_sum: float
+    saturated: int
+
+
+def decode_tail(fixed_point: FixedPoint, words: Words) -> SumTail:
+    """The sum of the weights, and how many coordinates were clipped in all (at least; a silo's count has a limit)."""
+    if len(words) != EXTRA_WORDS:
+        raise ValueError(f"{len(words)} words at the end of a sum: expected {EXTRA_WORDS}")
+    weight = int(words[:1].view("<i4")[0])
+    return SumTail(
+        weight_sum=max(weight, 0) * fixed_point.ranges.weight_cap / fixed_point.levels, saturated=int(words[1])
+    )
+
+
+def decode(fixed_point: FixedPoint, words: Words, start: int, out: NDArray[np.floating]) -> None:
+    """Coordinates [start, start + len(words)) of the sum of w * delta, in float32 or float64."""
+    ranges = fixed_point.ranges
+    for tensor, first, last in ranges.pieces(start, start + len(words)):
+        unit = ranges.tensors[tensor].bound / fixed_point.levels * ranges.weight_cap
+        here = slice(first - start, last - start)
+        np.multiply(words[here].view("<i4"), unit, out=out[here], dtype=np.float64, casting="same_kind")
+
+
+class Peaks:
+    """The largest magnitude per tensor of the summed integers, as blocks of the sum pass by: what the next ranges need."""
+
+    __slots__ = ("_ranges", "values")
+
+    def __init__(self, ranges: Ranges) -> None:
+        self._ranges = ranges
+        self.values = [0] * len(ranges.tensors)
+
+    def take(self, words: Words, start: int) -> None:
+        for tensor, first, last in self._ranges.pieces(start, start + len(words)):
+            signed = words[first - start : last - start].view("<i4")
+            self.values[tensor] = max(self.values[tensor], int(signed.max()), -int(signed.min()))

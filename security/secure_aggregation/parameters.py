@@ -1,0 +1,92 @@
+"""The numbers that a cohort agrees on: how many shares open a secret, how many must survive, how reals become integers.
+
+- n >= 3: a sum of two shows each the other.
+- Threshold t with max(3, n // 2 + 1) <= t <= n: two disjoint sets of t silos do not exist.
+- c colluding silos (or ones whose disk was restored, and who therefore answer twice): 2t > n + c. Two survivor sets of one
+  attempt would need t signatures each, hence n + c in all at most.
+- min_survivors >= max(3, c + 2): at least two of a sum do not collude.
+"""
+
+from dataclasses import dataclass
+
+from security.errors import MalformedMessage
+from security.secure_aggregation.fixed_point import FixedPoint, Ranges
+from security.secure_aggregation.transcript import Part
+
+LEAST_COHORT = 3
+
+
+def least_threshold(cohort: int) -> int:
+    return max(3, cohort // 2 + 1)
+
+
+def default_threshold(cohort: int) -> int:
+    """More than two thirds: with it, up to a third of the cohort may collude."""
+    return max(3, 2 * cohort // 3 + 1)
+
+
+def least_survivors(colluders: int) -> int:
+    return max(3, colluders + 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters:
+    """Checked at construction; raises MalformedMessage, which says what would be allowed."""
+
+    cohort: int
+    threshold: int
+    colluders: int
+    min_survivors: int
+    fixed_point: FixedPoint
+
+    def __post_init__(self) -> None:
+        n, t, c = self.cohort, self.threshold, self.colluders
+        if n < LEAST_COHORT:
+            raise MalformedMessage(f"cohort of {n} silos: secure aggregation needs at least {LEAST_COHORT}")
+        if not least_threshold(n) <= t <= n:
+            raise MalformedMessage(f"threshold {t} for {n} silos: allowed are {least_threshold(n)} to {n}")
+        if c < 0 or 2 * t <= n + c:
+            raise MalformedMessage(
+                f"threshold {t} of {n} silos does not hold against {c} colluders: twice the threshold must exceed {n + c}"
+            )
+        if not least_survivors(c) <= self.min_survivors <= n:
+            raise MalformedMessage(
+                f"min_survivors is {self.min_survivors} for {n} silos and {c} colluders: "
+                f"allowed are {least_survivors(c)} to {n}"
+            )
+        if self.fixed_point.cohort != n:
+            raise MalformedMessage(f"fixed point is for {self.fixed_point.cohort} silos, the cohort has {n}")
+
+    @property
+    def least_sum(self) -> int:
+        """The fewest silos whose sum comes out."""
+        return max(self.threshold, self.min_survivors)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What the roster digest covers."""
+        return (self.cohort, self.threshold, self.colluders, self.min_survivors, self.fixed_point.parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What the coordinator opens an attempt with, before it knows who will be in the cohort; `threshold` None is the default."""
+
+    model: bytes
+    ranges: Ranges
+    min_cohort: int = LEAST_COHORT
+    min_survivors: int = LEAST_COHORT
+    colluders: int = 0
+    threshold: int | None = None
+
+    def parameters(self, cohort: int) -> Parameters:
+        """For a cohort of this size; raises MalformedMessage where the terms do not hold for it."""
+        if cohort < self.min_cohort:
+            raise MalformedMessage(f"{cohort} silos advertised keys: the terms ask for at least {self.min_cohort}")
+        return Parameters(
+            cohort=cohort,
+            threshold=default_threshold(cohort) if self.threshold is None else self.threshold,
+            colluders=self.colluders,
+            min_survivors=self.min_survivors,
+            fixed_point=FixedPoint.of(cohort=cohort, ranges=self.ranges),
+        )

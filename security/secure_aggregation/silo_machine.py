@@ -1,0 +1,742 @@
+"""A silo's side of secure aggregation: `step(state, event, party) -> (state, effects)`, by one table.
+
+    Resting     --OpenAttempt--> Advertised     remember the attempt, journal; send the Advertisement
+    Advertised  --Roster-------> Dealt          check the roster; journal; send SharedKeys
+    Dealt       --Delivery-----> Masking        check all dealings and boxes; journal; mask the vector
+    Dealt       --Delivery-----> Resting        a dealer dealt falsely: send a Complaint, erase
+    Masking     --VectorMasked-> Masked         journal the digest; send the MaskedInput
+    Masked      --SurvivorSet--> Agreed         journal the set; sign it, once
+    Agreed      --UnmaskRequest> Revealed       at least `threshold` signatures on that set; remember, journal; send the Reveal
+    any attempt --AttemptEnded-> Resting        erase
+
+A message that was answered may come again, the very same, and is answered by the very same bytes; another in its place is a
+Conflict. All else raises and changes nothing. A handler checks everything, then commits.
+
+Effects stand in the order in which they must be done: `Remember` and `Journal` are durable before anything is sent. The
+journal of an attempt is the list of its events; `restored` replays it, and since all that is random comes from the root in
+OpenAttempt, gives the same state and the same bytes. `Erase` ends it: root and journal go, in memory and on disk. The root
+must not outlive the attempt; whoever has it and the boxes can open them.
+
+What this machine holds a coordinator to (DESIGN section 4), by rule:
+- every member's keys are signed by the identity key that this silo's own people pinned, so that phantoms cannot fill a cohort;
+- model, tensors and parameters are what this silo expects and demands, and are bound to every key by the roster digest;
+- masks go only to those who dealt, and are bound to who dealt what; survivors are a subset of them, this silo among them;
+- one survivor set per attempt is signed, and nothing is revealed but for that set, signed by `threshold` of its members;
+- one share per dealer: of the self mask for a survivor, of the mask key for all others.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from security.errors import (
+    Conflict,
+    IntegrityError,
+    MalformedMessage,
+    PolicyRefusal,
+    StateError,
+    WrongTime,
+)
+from security.identifiers import FederationName, SiloName
+from security.secure_aggregation import key_agreement, secret_sharing, share_box
+from security.secure_aggregation.attempt import Attempt
+from security.secure_aggregation.fixed_point import FixedPoint
+from security.secure_aggregation.key_agreement import ROOT_BYTES
+from security.secure_aggregation.mask_stream import KeyStream, MaskSum
+from security.secure_aggregation.messages import (
+    Advertisement,
+    Agreement,
+    Complaint,
+    Dealing,
+    DealtLine,
+    Delivery,
+    Identities,
+    MaskedInput,
+    MaskKeyShare,
+    Reveal,
+    RevealedShare,
+    SealedShare,
+    SelfMaskShare,
+    SharedKeys,
+    SurvivorSet,
+    UnmaskRequest,
+    box_digest,
+    check_signed,
+    signed,
+)
+from security.secure_aggregation.parameters import LEAST_COHORT, Parameters
+from security.secure_aggregation.roster import Roster
+from security.secure_aggregation.secret import Secret
+from security.secure_aggregation.secret_sharing import MASK_KEY, SALT_BYTES, SELF_MASK, share_commitment
+from security.secure_aggregation.share_box import KeyShares
+from security.secure_aggregation.silo_memory import SiloMemory
+from security.secure_aggregation.transcript import DIGEST_BYTES, check_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demands:
+    """What this silo's own policy asks of a cohort; the coordinator can ask for more, never for less."""
+
+    min_cohort: int = LEAST_COHORT
+    min_threshold: int = LEAST_COHORT
+    min_survivors: int = LEAST_COHORT
+
+    def check(self, parameters: Parameters) -> None:
+        """Raises PolicyRefusal, which names the rule."""
+        for rule, offered, demanded in (
+            ("min_cohort", parameters.cohort, max(self.min_cohort, LEAST_COHORT)),
+            ("min_threshold", parameters.threshold, max(self.min_threshold, LEAST_COHORT)),
+            ("min_survivors", parameters.min_survivors, max(self.min_survivors, LEAST_COHORT)),
+        ):
+            if offered < demanded:
+                raise PolicyRefusal(rule, f"{rule} of this silo is {demanded}, the roster offers {offered}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Party:
+    """Who this silo is, and whom its people pinned (itself need not be among them)."""
+
+    federation: FederationName
+    silo: SiloName
+    identity_key: Ed25519PrivateKey
+    pinned: Identities
+    demands: Demands = Demands()
+
+    @property
+    def identities(self) -> Identities:
+        return {**self.pinned, self.silo: self.identity_key.public_key()}
+
+
+# --- events: from the silo's own side, and from the coordinator (messages, roster) -----------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenAttempt:
+    """The agent takes part: `model` and `tensors` are what it trained from; `root` is 32 fresh bytes of OS entropy."""
+
+    attempt: Attempt
+    model: bytes
+    tensors: tuple[int, ...]
+    root: Secret
+
+    def __post_init__(self) -> None:
+        check_bytes("attempt", DIGEST_BYTES, model=self.model)
+        if len(self.root) != ROOT_BYTES:
+            raise StateError(f"the root of an attempt has {len(self.root)} bytes: draw {ROOT_BYTES}")
+
+
+@dataclass(frozen=True, slots=True)
+class VectorMasked:
+    """The masked vector is on disk; `vector` is its digest (of its manifest). It also pins the encoding, masks being fixed."""
+
+    vector: bytes
+
+    def __post_init__(self) -> None:
+        check_bytes("masked vector", DIGEST_BYTES, digest=self.vector)
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptEnded:
+    """The sum came out, or the attempt was abandoned, by whichever side."""
+
+    attempt: Attempt
+
+
+Event = OpenAttempt | Roster | Delivery | VectorMasked | SurvivorSet | UnmaskRequest | AttemptEnded
+
+
+# --- effects ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Remember:
+    """Replace what is remembered, durably, before any later effect."""
+
+    memory: SiloMemory
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """Append to the attempt's journal, durably, before any later effect; OpenAttempt holds the root (mode 0600)."""
+
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    message: Advertisement | SharedKeys | Complaint | MaskedInput | Agreement | Reveal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskVector:
+    """Encode the delta with `rounding`, add `masks`, write to disk: gives VectorMasked. Erase both when done."""
+
+    fixed_point: FixedPoint
+    rounding: KeyStream
+    masks: MaskSum
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Erase:
+    """Erase `root` in memory, and the attempt's journal, root and masked vector on disk."""
+
+    attempt: Attempt
+    root: Secret
+
+
+Effect = Remember | Journal | Send | MaskVector | Erase
+
+
+# --- states -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Resting:
+    memory: SiloMemory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advertised:
+    memory: SiloMemory
+    opening: OpenAttempt
+
+    @property
+    def attempt(self) -> Attempt:
+        return self.opening.attempt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dealt(Advertised):
+    roster: Roster
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masking(Dealt):
+    delivery: Delivery
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masked(Masking):
+    vector: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreed(Masked):
+    survivors: SurvivorSet
+
+
+@dataclass(frozen=True, kw_only=True)
+class Revealed(Agreed):
+    pass
+
+
+State = Resting | Advertised | Dealt | Masking | Masked | Agreed | Revealed
+STATES: tuple[type[State], ...] = (Resting, Advertised, Dealt, Masking, Masked, Agreed, Revealed)
+EVENTS: tuple[type[Event], ...] = (
+    OpenAttempt,
+    Roster,
+    Delivery,
+    VectorMasked,
+    SurvivorSet,
+    UnmaskRequest,
+    AttemptEnded,
+)
+
+Step = tuple[State, tuple[Effect, ...]]
+
+
+def step(state: State, event: Event, party: Party) -> Step:
+    """The state after `event`, and what to do, in this order.
+
+    Raises WrongTime (does not fit the state), Conflict (a second, different answer was asked for), PolicyRefusal (this
+    silo's rules; the roster is to be refused for good), AuthenticationError, IntegrityError or MalformedMessage.
+    """
+    handler = TABLE.get((type(state), type(event)))
+    if handler is None:
+        raise WrongTime(f"{type(event).__name__} does not fit the state {type(state).__name__}: nothing was changed")
+    return handler(state, event, party)
+
+
+def restored(memory: SiloMemory, journal: tuple[Event, ...], party: Party) -> Step:
+    """Where a restarted agent stands: the state that the journal leads to, and the last event's effects, to be done again.
+
+    Journal effects among them are already done and are left out. An empty journal gives a silo at rest.
+    """
+    if not journal:
+        return Resting(memory), ()
+    opening, *events = journal
+    if not isinstance(opening, OpenAttempt):
+        raise IntegrityError(
+            f"the journal of a secure aggregation begins with {type(opening).__name__}: forfeit the attempt"
+        )
+    state: State = Advertised(memory=memory, opening=opening)
+    effects: tuple[Effect, ...] = (Send(_advertisement(opening, party)),)
+    for event in events:
+        state, effects = step(state, event, party)
+    return state, tuple(effect for effect in effects if not isinstance(effect, Journal))
+
+
+# --- 1. advertise keys ------------------------------------------------------------------------------------------------
+
+
+def _open(state: Resting, event: OpenAttempt, party: Party) -> Step:
+    if event.attempt.federation != party.federation:
+        raise PolicyRefusal(
+            "federation", f"attempt of federation {event.attempt.federation}: this silo is in {party.federation}"
+        )
+    state.memory.check_may_join(event.attempt)
+    memory = state.memory.joined(event.attempt)
+    after = Advertised(memory=memory, opening=event)
+    return after, (Remember(memory), Journal(event), Send(_advertisement(event, party)))
+
+
+def _advertisement(opening: OpenAttempt, party: Party) -> Advertisement:
+    mask_key = key_agreement.mask_private_key(opening.root, opening.attempt)
+    box_key = key_agreement.box_private_key(opening.root, opening.attempt)
+    advertisement = Advertisement(
+        attempt=opening.attempt,
+        silo=party.silo,
+        mask_key=key_agreement.public_key(mask_key),
+        box_key=key_agreement.public_key(box_key),
+    )
+    _erase(mask_key, box_key)
+    return signed(advertisement, party.identity_key)
+
+
+# --- 2. share keys ----------------------------------------------------------------------------------------------------
+
+
+def _deal(state: Advertised, roster: Roster, party: Party) -> Step:
+    check_roster(roster, state.opening, party)
+    after = Dealt(memory=state.memory, opening=state.opening, roster=roster)
+    return after, (Journal(roster), Send(_shared_keys(after, party)))
+
+
+def check_roster(roster: Roster, opening: OpenAttempt, party: Party) -> None:
+    """Raise unless this silo may share keys with this roster; every rule that a roster must meet stands here."""
+    if roster.attempt != opening.attempt:
+        raise WrongTime(f"a roster of {roster.attempt} came for {opening.attempt}: an old or a foreign one")
+    if roster.model != opening.model:
+        raise PolicyRefusal(
+            "one_model",
+            f"the roster is for model {roster.model.hex()[:16]}, this silo trained {opening.model.hex()[:16]}",
+        )
+    if roster.parameters.fixed_point.ranges.sizes != opening.tensors:
+        raise PolicyRefusal("allowed_tensors", "the roster's ranges are for other tensors than the model's")
+    party.demands.check(roster.parameters)
+    strangers = [silo for silo in roster.silos if silo not in party.identities]
+    if strangers:
+        raise PolicyRefusal(
+            "trusted_peers", f"the roster names {', '.join(strangers)}, whose identity keys this silo has not pinned"
+        )
+    for member in roster.members:
+        check_signed(member, party.identities)
+    if party.silo not in roster or roster.member(party.silo) != _advertisement(opening, party):
+        raise IntegrityError(
+            "the roster does not hold the keys that this silo advertised: they were swapped or left out"
+        )
+    own = key_agreement.mask_private_key(opening.root, opening.attempt)
+    for member in roster.members:
+        if member.silo != party.silo:
+            for public in (member.mask_key, member.box_key):
+                _erase(key_agreement.agreed(own, public, member.silo))
+    _erase(own)
+
+
+def _deal_again(state: Dealt, roster: Roster, party: Party) -> Step:
+    if roster != state.roster:
+        raise Conflict(f"a second roster came for {state.attempt}: this silo has dealt to the first")
+    return state, (Send(_shared_keys(state, party)),)
+
+
+def _shared_keys(state: Dealt, party: Party) -> SharedKeys:
+    """All of it expanded from the root, so that it is the same whenever it is made."""
+    roster, root = state.roster, state.opening.root
+    box_private = key_agreement.box_private_key(root, state.attempt)
+    seed = key_agreement.self_mask_seed(root, state.attempt)
+    lines, boxes = [], []
+    for member, shares in zip(roster.members, _dealt_shares(state), strict=True):
+        box = b""
+        if member.silo != party.silo:
+            key = key_agreement.box_key(
+                box_private,
+                member.box_key,
+                peer=member.silo,
+                roster=roster.digest,
+                sender=party.silo,
+                receiver=member.silo,
+            )
+            box = share_box.sealed(shares, key, roster=roster.digest, dealer=party.silo, holder=member.silo)
+            key.erase()
+            boxes.append(SealedShare(dealer=party.silo, holder=member.silo, box=box))
+        lines.append(_dealt_line(roster, party.silo, member.silo, shares, box_digest(box)))
+        shares.erase()
+    dealing = Dealing(
+        roster=roster.digest,
+        silo=party.silo,
+        seed_commitment=secret_sharing.seed_commitment(roster=roster.digest, dealer=party.silo, seed=seed),
+        lines=tuple(lines),
+    )
+    _erase(box_private, seed)
+    return SharedKeys(dealing=signed(dealing, party.identity_key), boxes=tuple(boxes))
+
+
+def _dealt_shares(state: Dealt) -> tuple[KeyShares, ...]:
+    """What this silo deals, in the order of the roster."""
+    roster, root = state.roster, state.opening.root
+    threshold, holders = roster.parameters.threshold, len(roster.members)
+    secrets = {
+        SELF_MASK: key_agreement.self_mask_seed(root, state.attempt),
+        MASK_KEY: key_agreement.mask_private_key(root, state.attempt),
+    }
+    shares, salts = {}, {}
+    for kind, secret in secrets.items():
+        size = secret_sharing.coefficients_bytes(threshold)
+        entropy = _expanded(root, f"polynomial/{kind}", roster.digest, size=size)
+        shares[kind] = secret_sharing.split(secret, threshold=threshold, holders=holders, entropy=entropy)
+        salts[kind] = [
+            key_agreement.derived(root, f"salt/{kind}", roster.digest, silo, length=SALT_BYTES) for silo in roster.silos
+        ]
+        _erase(entropy, secret)
+    return tuple(
+        KeyShares(
+            self_mask=shares[SELF_MASK][index],
+            self_mask_salt=salts[SELF_MASK][index],
+            mask_key=shares[MASK_KEY][index],
+            mask_key_salt=salts[MASK_KEY][index],
+        )
+        for index in range(holders)
+    )
+
+
+def _expanded(root: Secret, purpose: str, roster: bytes, *, size: int) -> Secret:
+    """`size` bytes, of which HKDF gives 255 * 32 at a time."""
+    out, most = bytearray(size), 255 * 32
+    for at in range(0, size, most):
+        piece = key_agreement.derived(root, purpose, roster, at, length=min(most, size - at))
+        out[at : at + len(piece)] = piece.buffer
+        piece.erase()
+    return Secret.taking(out)
+
+
+def _dealt_line(roster: Roster, dealer: SiloName, holder: SiloName, shares: KeyShares, box: bytes) -> DealtLine:
+    def commitment(kind: str, salt: Secret, share: Secret) -> bytes:
+        return share_commitment(
+            roster=roster.digest,
+            kind=kind,
+            dealer=dealer,
+            holder=holder,
+            salt=bytes(salt.buffer),
+            share=bytes(share.buffer),
+        )
+
+    return DealtLine(
+        self_mask=commitment(SELF_MASK, shares.self_mask_salt, shares.self_mask),
+        mask_key=commitment(MASK_KEY, shares.mask_key_salt, shares.mask_key),
+        box=box,
+    )
+
+
+# --- 3. masked input --------------------------------------------------------------------------------------------------
+
+
+def _receive(state: Dealt, delivery: Delivery, party: Party) -> Step:
+    check_delivery(state, delivery, party)
+    for share in delivery.boxes:
+        key = _key_of_box(state, share.dealer, party)
+        sound = box_is_sound(state.roster, _dealing(delivery, share.dealer), share, key)
+        if not sound:
+            complaint = Complaint(
+                roster=state.roster.digest, silo=party.silo, dealer=share.dealer, key=bytes(key.buffer)
+            )
+            ended, effects = _end(state, AttemptEnded(state.attempt), party)
+            return ended, (Send(signed(complaint, party.identity_key)), *effects)
+        key.erase()
+    after = Masking(memory=state.memory, opening=state.opening, roster=state.roster, delivery=delivery)
+    return after, (Journal(delivery), _mask_vector(after, party))
+
+
+def check_delivery(state: Dealt, delivery: Delivery, party: Party) -> None:
+    """Raise unless the delivery is complete, signed by its dealers, and unaltered on the way."""
+    roster = state.roster
+    if delivery.roster != roster.digest or delivery.holder != party.silo:
+        raise WrongTime(f"a delivery for silo {delivery.holder} and another roster came for {state.attempt}")
+    for dealing in delivery.dealings:
+        check_dealing(roster, dealing, party.identities)
+    own = _shared_keys(state, party).dealing
+    if party.silo not in delivery.dealers or _dealing(delivery, party.silo) != own:
+        raise IntegrityError("the delivery does not hold what this silo dealt: it was altered or left out")
+    if len(delivery.dealers) < roster.parameters.least_sum:
+        raise PolicyRefusal(
+            "min_survivors",
+            f"{len(delivery.dealers)} silos dealt, at least {roster.parameters.least_sum} must for a sum to come out",
+        )
+    if tuple(share.dealer for share in delivery.boxes) != tuple(it for it in delivery.dealers if it != party.silo):
+        raise MalformedMessage("the delivery does not hold one box of each other dealer")
+    for share in delivery.boxes:
+        if _line(roster, _dealing(delivery, share.dealer), party.silo).box != share.digest:
+            raise IntegrityError(f"the box of silo {share.dealer} is not the one that it signed: altered on the way")
+
+
+def check_dealing(roster: Roster, dealing: Dealing, identities: Identities) -> None:
+    """Raise unless `dealing` was signed by a member of `roster`, for it, with a line for each member."""
+    if dealing.silo not in roster or dealing.roster != roster.digest:
+        raise MalformedMessage(f"the dealing of silo {dealing.silo} is for another roster, or by no member of this one")
+    if len(dealing.lines) != len(roster.members):
+        raise MalformedMessage(
+            f"the dealing of silo {dealing.silo} has {len(dealing.lines)} lines for {len(roster.members)} members"
+        )
+    check_signed(dealing, identities)
+
+
+def box_is_sound(roster: Roster, dealing: Dealing, share: SealedShare, key: Secret) -> bool:
+    """Whether the box opens with `key` and holds the shares that its dealer signed commitments to."""
+    try:
+        shares = share_box.opened(share.box, key, roster=roster.digest, dealer=share.dealer, holder=share.holder)
+    except IntegrityError:
+        return False
+    sound = _dealt_line(roster, share.dealer, share.holder, shares, share.digest) == _line(
+        roster, dealing, share.holder
+    )
+    try:
+        secret_sharing.check_share(bytes(shares.self_mask.buffer))
+        secret_sharing.check_share(bytes(shares.mask_key.buffer))
+    except MalformedMessage:
+        sound = False
+    shares.erase()
+    return sound
+
+
+def _line(roster: Roster, dealing: Dealing, holder: SiloName) -> DealtLine:
+    return dealing.lines[roster.place(holder) - 1]
+
+
+def _dealing(delivery: Delivery, dealer: SiloName) -> Dealing:
+    return delivery.dealings[delivery.dealers.index(dealer)]
+
+
+def _key_of_box(state: Dealt, dealer: SiloName, party: Party) -> Secret:
+    private = key_agreement.box_private_key(state.opening.root, state.attempt)
+    key = key_agreement.box_key(
+        private,
+        state.roster.member(dealer).box_key,
+        peer=dealer,
+        roster=state.roster.digest,
+        sender=dealer,
+        receiver=party.silo,
+    )
+    private.erase()
+    return key
+
+
+def _receive_again(state: Masking, delivery: Delivery, party: Party) -> Step:
+    if delivery != state.delivery:
+        raise Conflict(f"a second delivery came for {state.attempt}: this silo masks for the first")
+    return state, (_mask_vector(state, party),)
+
+
+def _mask_vector(state: Masking, party: Party) -> MaskVector:
+    roster, root = state.roster, state.opening.root
+    seed = key_agreement.self_mask_seed(root, state.attempt)
+    private = key_agreement.mask_private_key(root, state.attempt)
+    dealings = state.delivery.dealings_digest
+    added = [KeyStream(key_agreement.self_mask_key(seed, own=party.silo, roster=roster.digest, dealings=dealings))]
+    subtracted: list[KeyStream] = []
+    for peer in state.delivery.dealers:
+        if peer != party.silo:
+            key = key_agreement.pairwise_mask_key(
+                private,
+                roster.member(peer).mask_key,
+                own=party.silo,
+                peer=peer,
+                roster=roster.digest,
+                dealings=dealings,
+            )
+            (added if party.silo < peer else subtracted).append(KeyStream(key))
+    _erase(seed, private)
+    return MaskVector(
+        fixed_point=roster.parameters.fixed_point,
+        rounding=KeyStream(key_agreement.rounding_key(root, state.attempt, roster.model)),
+        masks=MaskSum(added=tuple(added), subtracted=tuple(subtracted)),
+    )
+
+
+def _upload(state: Masking, event: VectorMasked, party: Party) -> Step:
+    after = Masked(
+        memory=state.memory,
+        opening=state.opening,
+        roster=state.roster,
+        delivery=state.delivery,
+        vector=event.vector,
+    )
+    return after, (Journal(event), Send(_masked_input(after, party)))
+
+
+def _upload_again(state: Masked, event: VectorMasked, party: Party) -> Step:
+    if event.vector != state.vector:
+        raise Conflict(
+            f"the vector of {state.attempt} was masked again and differs: forfeit the attempt, never send both"
+        )
+    return state, (Send(_masked_input(state, party)),)
+
+
+def _masked_input(state: Masked, party: Party) -> MaskedInput:
+    return signed(
+        MaskedInput(
+            roster=state.roster.digest,
+            dealings=state.delivery.dealings_digest,
+            silo=party.silo,
+            words=state.roster.parameters.fixed_point.words,
+            vector=state.vector,
+        ),
+        party.identity_key,
+    )
+
+
+# --- 4. consistency check ---------------------------------------------------------------------------------------------
+
+
+def _agree(state: Masked, survivors: SurvivorSet, party: Party) -> Step:
+    if survivors.roster != state.roster.digest or survivors.dealings != state.delivery.dealings_digest:
+        raise WrongTime(f"a survivor set of another roster, or of other dealings, came for {state.attempt}")
+    strangers = [silo for silo in survivors.silos if silo not in state.delivery.dealers]
+    if strangers:
+        raise MalformedMessage(f"the survivor set names {', '.join(strangers)}, who dealt no keys")
+    if party.silo not in survivors.silos:
+        raise PolicyRefusal(
+            "own_survivor_set", "the survivor set leaves out this silo: it signs only sets that it is in"
+        )
+    least = max(state.roster.parameters.least_sum, party.demands.min_survivors)
+    if len(survivors.silos) < least:
+        raise PolicyRefusal(
+            "min_survivors", f"the survivor set has {len(survivors.silos)} silos, at least {least} are needed"
+        )
+    after = Agreed(
+        memory=state.memory,
+        opening=state.opening,
+        roster=state.roster,
+        delivery=state.delivery,
+        vector=state.vector,
+        survivors=survivors,
+    )
+    return after, (Journal(survivors), Send(_agreement(after, party)))
+
+
+def _agree_again(state: Agreed, survivors: SurvivorSet, party: Party) -> Step:
+    if survivors != state.survivors:
+        raise Conflict(f"a second survivor set came for {state.attempt}: this silo signs one per attempt")
+    return state, (Send(_agreement(state, party)),)
+
+
+def _agreement(state: Agreed, party: Party) -> Agreement:
+    return signed(
+        Agreement(roster=state.roster.digest, silo=party.silo, survivors=state.survivors.digest), party.identity_key
+    )
+
+
+# --- 5. unmasking -----------------------------------------------------------------------------------------------------
+
+
+def _reveal(state: Agreed, request: UnmaskRequest, party: Party) -> Step:
+    check_agreements(state, request, party)
+    memory = state.memory.answered(state.attempt)
+    after = Revealed(
+        memory=memory,
+        opening=state.opening,
+        roster=state.roster,
+        delivery=state.delivery,
+        vector=state.vector,
+        survivors=state.survivors,
+    )
+    return after, (Remember(memory), Journal(request), Send(_revealed(after, party)))
+
+
+def check_agreements(state: Agreed, request: UnmaskRequest, party: Party) -> None:
+    """Raise unless at least `threshold` survivors signed the very set that this silo signed."""
+    if request.roster != state.roster.digest:
+        raise WrongTime(f"an unmask request of another roster came for {state.attempt}")
+    for agreement in request.agreements:
+        if agreement.silo not in state.survivors.silos:
+            raise MalformedMessage(f"the unmask request has a signature of silo {agreement.silo}, who is no survivor")
+        if agreement.roster != state.roster.digest or agreement.survivors != state.survivors.digest:
+            raise IntegrityError(
+                f"silo {agreement.silo} signed another survivor set than this silo: nothing is revealed"
+            )
+        check_signed(agreement, party.identities)
+    threshold = max(state.roster.parameters.threshold, party.demands.min_threshold)
+    if len(request.agreements) < threshold:
+        raise PolicyRefusal(
+            "min_threshold",
+            f"{len(request.agreements)} silos signed the survivor set, at least {threshold} must before any share is shown",
+        )
+
+
+def _reveal_again(state: Revealed, request: UnmaskRequest, party: Party) -> Step:
+    check_agreements(state, request, party)
+    return state, (Send(_revealed(state, party)),)
+
+
+def _revealed(state: Agreed, party: Party) -> Reveal:
+    own = _dealt_shares(state)[state.roster.place(party.silo) - 1]
+    revealed: list[RevealedShare] = []
+    boxes = {share.dealer: share for share in state.delivery.boxes}
+    for dealer in state.delivery.dealers:
+        if dealer == party.silo:
+            shares = own
+        else:
+            key = _key_of_box(state, dealer, party)
+            shares = share_box.opened(
+                boxes[dealer].box, key, roster=state.roster.digest, dealer=dealer, holder=party.silo
+            )
+            key.erase()
+        if dealer in state.survivors.silos:
+            share, salt = shares.self_mask, shares.self_mask_salt
+            revealed.append(SelfMaskShare(dealer=dealer, share=bytes(share.buffer), salt=bytes(salt.buffer)))
+        else:
+            share, salt = shares.mask_key, shares.mask_key_salt
+            revealed.append(MaskKeyShare(dealer=dealer, share=bytes(share.buffer), salt=bytes(salt.buffer)))
+        shares.erase()
+    reveal = Reveal(roster=state.roster.digest, silo=party.silo, shares=tuple(revealed))
+    return signed(reveal, party.identity_key)
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+def _end(state: Advertised, event: AttemptEnded, party: Party) -> Step:
+    if event.attempt != state.attempt:
+        raise WrongTime(f"the end of {event.attempt} came during {state.attempt}")
+    return Resting(state.memory), (Erase(attempt=state.attempt, root=state.opening.root),)
+
+
+def _ended_already(state: Resting, event: AttemptEnded, party: Party) -> Step:
+    return state, ()
+
+
+def _erase(*secrets: Secret) -> None:
+    for secret in secrets:
+        secret.erase()
+
+
+TABLE: dict[tuple[type[State], type[Event]], Callable[[Any, Any, Party], Step]] = {
+    (Resting, OpenAttempt): _open,
+    (Resting, AttemptEnded): _ended_already,
+    (Advertised, Roster): _deal,
+    (Advertised, AttemptEnded): _end,
+    (Dealt, Roster): _deal_again,
+    (Dealt, Delivery): _receive,
+    (Dealt, AttemptEnded): _end,
+    (Masking, Delivery): _receive_again,
+    (Masking, VectorMasked): _upload,
+    (Masking, AttemptEnded): _end,
+    (Masked, VectorMasked): _upload_again,
+    (Masked, SurvivorSet): _agree,
+    (Masked, AttemptEnded): _end,
+    (Agreed, SurvivorSet): _agree_again,
+    (Agreed, UnmaskRequest): _reveal,
+    (Agreed, AttemptEnded): _end,
+    (Revealed, UnmaskRequest): _reveal_again,
+    (Revealed, AttemptEnded): _end,
+}
