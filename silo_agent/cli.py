@@ -174,7 +174,7 @@ async def _run_agent(
                     models=ModelCache(folder.models, kept=settings.storage.models_kept),
                     agent_version=agent_version(),
                     unreachable=unreachable,
-                    instance=next_instance(journal),
+                    instance=next_instance(journal, folder.root),
                 ),
                 journal=journal,
                 plans=PlanStore(folder.plans),

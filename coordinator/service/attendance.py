@@ -11,7 +11,6 @@ from security.errors import Conflict
 from security.identifiers import SiloName
 from silo_wire.messages import AgentPhase
 
-
 _FOLDER_BYTES = 8
 
 

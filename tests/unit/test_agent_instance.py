@@ -1,6 +1,6 @@
 """Which process attends: a folder keeps its name, each start has a higher number."""
 
-from contextlib import closing
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,30 +11,41 @@ from silo_agent.edges.round_journal import RoundJournal
 from tests.support.federation_peer import SILO
 
 
-def journal(folder: Path) -> RoundJournal:
+def start(folder: Path) -> bytes:
     folder.mkdir(exist_ok=True)
-    return RoundJournal(folder / "journal.sqlite", updates=folder, silo=SILO)
+    journal = RoundJournal(folder / "journal.sqlite", updates=folder, silo=SILO)
+    try:
+        return next_instance(journal, folder)
+    finally:
+        journal.close()
 
 
 def test_each_start_in_a_folder_succeeds_the_one_before(tmp_path: Path) -> None:
-    instances = []
-    for _ in range(3):
-        with closing(journal(tmp_path)) as opened:
-            instances.append(next_instance(opened))
+    instances = [start(tmp_path / "silo") for _ in range(3)]
     assert [len(instance) for instance in instances] == [16, 16, 16]
     assert len({instance[:8] for instance in instances}) == 1
     assert [int.from_bytes(instance[8:]) for instance in instances] == [1, 2, 3]
 
 
-def test_two_folders_are_two_agents(tmp_path: Path) -> None:
-    with closing(journal(tmp_path / "one")) as one, closing(journal(tmp_path / "two")) as two:
-        assert next_instance(one)[:8] != next_instance(two)[:8]
+def test_a_folder_that_was_moved_is_the_same_agent(tmp_path: Path) -> None:
+    before = start(tmp_path / "silo")
+    after = start((tmp_path / "silo").rename(tmp_path / "elsewhere"))
+    assert after[:8] == before[:8]
+    assert after > before
 
 
-@pytest.mark.parametrize("damaged", [("instance_starts", "many"), ("instance_folder", "xyz")])
-def test_a_damaged_count_is_told(tmp_path: Path, damaged: tuple[str, str]) -> None:
-    with closing(journal(tmp_path)) as opened:
-        next_instance(opened)
-        opened.set_fact(*damaged)
-        with pytest.raises(StorageError, match="restore the silo's folder"):
-            next_instance(opened)
+def test_two_folders_are_two_agents_also_when_one_is_a_copy(tmp_path: Path) -> None:
+    one = start(tmp_path / "one")
+    assert start(tmp_path / "two")[:8] != one[:8]
+    shutil.copytree(tmp_path / "one", tmp_path / "copy")
+    assert start(tmp_path / "copy")[:8] != one[:8]
+
+
+@pytest.mark.parametrize("damaged", ["many", "-7", str(1 << 70)])
+def test_a_damaged_count_is_told(tmp_path: Path, damaged: str) -> None:
+    start(tmp_path)
+    journal = RoundJournal(tmp_path / "journal.sqlite", updates=tmp_path, silo=SILO)
+    journal.set_fact("instance_starts", damaged)
+    journal.close()
+    with pytest.raises(StorageError, match="was damaged"):
+        start(tmp_path)

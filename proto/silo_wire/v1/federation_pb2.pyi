@@ -126,8 +126,8 @@ class AttendRequest(_message.Message):
     AGENT_VERSION_FIELD_NUMBER: _builtins.int
     wire_version: _builtins.int
     agent_instance: _builtins.bytes
-    """8 random bytes of the silo's folder, then the number of this start in it, big-endian: a reconnection and a restart
-    take their seat over, a second agent is told that it is one.
+    """8 bytes that stand for the silo's folder, then the number of this start in it, big-endian: a reconnection and a
+    restart take their seat over, a second agent is told that it is one.
     """
     agent_version: _builtins.str
     @_builtins.property
