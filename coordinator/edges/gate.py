@@ -1,13 +1,21 @@
-"""What every call passes before a servicer sees it: who are you, may you, and what becomes of an error.
+"""What every call passes before a servicer sees it: who are you, may you, how much of this server do you hold already,
+and what becomes of an error.
 
 The identity comes from the certificate that TLS verified, is checked again in full (security.pki.peer) and compared
 with the authorisation table. It is handed on in CALLER; no servicer reads an identity from anywhere else. Errors of
 security.errors become status in the one table of silo_wire.transport; anything else is a defect, logged with its
 traceback and told to the peer as "internal error" alone.
+
+No request is read before its caller is known and within its limits. gRPC takes in a message of MAX_MESSAGE_BYTES for
+whoever began to send one, and keeps it until the rest has come: without limits a single silo fills the server's memory
+with beginnings. That is why every call is served as a stream of requests, also one that has only one.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, NoReturn
 
@@ -15,7 +23,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from coordinator.edges.authorisation import authorise
-from security.errors import AuthenticationError, LoricaError, MalformedMessage, kind_of
+from security.errors import AuthenticationError, LoricaError, MalformedMessage, Unreachable, kind_of
 from security.identifiers import FederationName, Identity
 from security.pki.peer import identify_client
 from security.pki.trust_bundle import TrustBundle
@@ -29,6 +37,7 @@ DEFECT: Final = "Defect"
 _log = structlog.get_logger(__name__)
 
 Call = Callable[[str, Any], Identity | None]
+Parse = Callable[[bytes], Any]
 
 
 def by_certificate(*, trust: TrustBundle, federation: FederationName) -> Call:
@@ -49,12 +58,41 @@ def anyone(method: str, context: Any) -> None:
     """The enrolment listener knows nobody yet; its service checks tokens."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one caller may hold of a listener at once.
+
+    `calls` open, each up to WINDOW_BYTES of memory; `requests` that are being read, each up to a message of memory;
+    seconds from the beginning of a call to its first whole request, waiting for one's own other requests included.
+    """
+
+    calls: int
+    requests: int
+    first_request_s: float = 30.0
+
+
+OF_ONE_CALLER: Final = Limits(calls=12, requests=6)
+"""An agent holds four calls at most; twice as many more may be its own from before its network broke."""
+OF_ALL_STRANGERS: Final = Limits(calls=64, requests=8)
+"""On the enrolment listener nobody is known: all share one."""
+
+
+class _Share:
+    """What a caller holds now."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.calls = 0
+        self.requests = asyncio.Semaphore(limits.requests)
+
+
 class Gate(grpc.aio.ServerInterceptor):  # gRPC offers interception by subclass alone
     """Wraps every handler of one listener; `on_refused` is told the class name of each error, or DEFECT."""
 
-    def __init__(self, admit: Call, on_refused: Callable[[str], None]) -> None:
+    def __init__(self, admit: Call, on_refused: Callable[[str], None], limits: Limits) -> None:
         self._admit = admit
         self._on_refused = on_refused
+        self._limits = limits
+        self._shares: dict[str, _Share] = {}
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
         handler = await continuation(handler_call_details)
@@ -62,15 +100,15 @@ class Gate(grpc.aio.ServerInterceptor):  # gRPC offers interception by subclass 
             return None
         method: str = handler_call_details.method
         parse = _parser(handler.request_deserializer)
-        requests = _parsed_stream if handler.request_streaming else _parsed
+        requests: Callable[..., Any] = self._stream if handler.request_streaming else self._single
         if handler.response_streaming:
             inner_stream = handler.unary_stream or handler.stream_stream
 
-            async def streaming(request: Any, context: Any) -> AsyncIterator[Any]:
+            async def streaming(raw: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
                 try:
-                    self._enter(method, context)
-                    async for message in inner_stream(requests(parse, request), context):
-                        yield message
+                    with self._entered(method, context) as share:
+                        async for message in inner_stream(await requests(parse, raw, share), context):
+                            yield message
                 except LoricaError as error:
                     await self._abort(method, context, error)
                 except grpc.aio.BaseError:
@@ -78,19 +116,14 @@ class Gate(grpc.aio.ServerInterceptor):  # gRPC offers interception by subclass 
                 except Exception as error:  # noqa: BLE001  # the last place where a defect can be kept from the peer
                     await self._break_off(method, context, error)
 
-            make: Any = (
-                grpc.stream_stream_rpc_method_handler
-                if handler.request_streaming
-                else grpc.unary_stream_rpc_method_handler
-            )
-            return make(streaming, None, handler.response_serializer)
+            return grpc.stream_stream_rpc_method_handler(streaming, None, handler.response_serializer)
 
         inner = handler.stream_unary if handler.request_streaming else handler.unary_unary
 
-        async def single(request: Any, context: Any) -> Any:
+        async def single(raw: AsyncIterator[bytes], context: Any) -> Any:
             try:
-                self._enter(method, context)
-                return await inner(requests(parse, request), context)
+                with self._entered(method, context) as share:
+                    return await inner(await requests(parse, raw, share), context)
             except LoricaError as error:
                 await self._abort(method, context, error)
             except grpc.aio.BaseError:
@@ -98,15 +131,47 @@ class Gate(grpc.aio.ServerInterceptor):  # gRPC offers interception by subclass 
             except Exception as error:  # noqa: BLE001  # as above
                 await self._break_off(method, context, error)
 
-        make = (
-            grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
-        )
-        return make(single, None, handler.response_serializer)
+        return grpc.stream_unary_rpc_method_handler(single, None, handler.response_serializer)
 
-    def _enter(self, method: str, context: Any) -> None:
+    @contextmanager
+    def _entered(self, method: str, context: Any) -> Iterator[_Share]:
         identity = self._admit(method, context)
+        name = ""
         if identity is not None:
             CALLER.set(identity)
+            name = identity.uri
+        share = self._shares.setdefault(name, _Share(self._limits))
+        if share.calls >= self._limits.calls:
+            raise Unreachable(f"{share.calls} calls are open, which is all that a caller may have: wait until one ends")
+        share.calls += 1
+        try:
+            yield share
+        finally:
+            share.calls -= 1
+            if share.calls == 0:
+                del self._shares[name]
+
+    async def _single(self, parse: Parse, raw: AsyncIterator[bytes], share: _Share) -> Any:
+        message = await self._next(raw, share, self._limits.first_request_s)
+        if message is None:
+            raise MalformedMessage("the call ended before its request had come")
+        return parse(message)
+
+    async def _stream(self, parse: Parse, raw: AsyncIterator[bytes], share: _Share) -> AsyncIterator[Any]:
+        async def parsed() -> AsyncIterator[Any]:
+            seconds: float | None = self._limits.first_request_s
+            while (message := await self._next(raw, share, seconds)) is not None:
+                yield parse(message)
+                seconds = None  # how long the rest may take is the round's to say
+
+        return parsed()
+
+    async def _next(self, raw: AsyncIterator[bytes], share: _Share, seconds: float | None) -> bytes | None:
+        try:
+            async with asyncio.timeout(seconds), share.requests:
+                return await anext(aiter(raw), None)  # gRPC's aiter gives the same iterator each time
+        except TimeoutError as error:
+            raise MalformedMessage(f"the request did not come within {seconds:.0f} s of its call") from error
 
     async def _abort(self, method: str, context: Any, error: LoricaError) -> NoReturn:
         caller = CALLER.get(None)
@@ -130,9 +195,6 @@ class Gate(grpc.aio.ServerInterceptor):  # gRPC offers interception by subclass 
         raise AssertionError("abort returned")
 
 
-Parse = Callable[[bytes], Any]
-
-
 def _parser(deserialise: Parse) -> Parse:
     """gRPC would answer bytes that are no message with a status of its own, past every counter and log."""
 
@@ -143,12 +205,3 @@ def _parser(deserialise: Parse) -> Parse:
             raise MalformedMessage(f"a request of {len(data)} bytes cannot be read: {error}") from error
 
     return parse
-
-
-def _parsed(parse: Parse, request: bytes) -> Any:
-    return parse(request)
-
-
-async def _parsed_stream(parse: Parse, requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
-    async for request in requests:
-        yield parse(request)

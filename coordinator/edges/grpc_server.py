@@ -5,24 +5,26 @@ an invitation is open.
 """
 
 import asyncio
+import resource
 import socket
 import ssl
 from collections.abc import Callable
 
 from coordinator.edges.federation_servicer import FederationServicer
-from coordinator.edges.gate import Gate, anyone, by_certificate
+from coordinator.edges.gate import OF_ALL_STRANGERS, OF_ONE_CALLER, Gate, anyone, by_certificate
 from coordinator.edges.key_store import TlsPair
 from coordinator.service.enrolment import Enrolment
 from coordinator.settings import address, reachable
 from security.errors import ConfigurationError, StateError
 from security.identifiers import FederationName
 from security.pki.trust_bundle import TrustBundle
-from silo_wire.transport import SERVER_OPTIONS
+from silo_wire.transport import ENROLMENT_OPTIONS, SERVER_OPTIONS
 from silo_wire.v1 import enrolment_pb2_grpc, operator_pb2_grpc
 
 import grpc  # isort: skip  # after silo_wire, which leaves TLS 1.3 alone
 import grpc.aio  # isort: skip
 
+OPEN_FILES = 65_536
 STOP_GRACE_S = 2.0
 PROBE_TIMEOUT_S = 10.0
 
@@ -55,6 +57,7 @@ class Listener:
         """Raises ConfigurationError when the address cannot be bound, StateError when it would speak TLS 1.2."""
         if self._server is not None:
             return
+        _allow_open_files()
         server = self._make()
         try:
             port = server.add_secure_port(self._address, self._credentials)
@@ -87,6 +90,14 @@ class Listener:
             self._server = self._stopping = None
 
 
+def _allow_open_files() -> None:
+    """Most systems give a process 1024 files unless it asks for more: so many strangers would keep every silo out."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def _speaks_tls_1_2(host: str, port: int) -> bool:
     """Whether a handshake with nothing newer completes. gRPC tells nobody which versions it takes, so it is asked."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -113,7 +124,7 @@ def silo_listener(
     """Mutual TLS: silos and operators, told apart by their certificate's role."""
 
     def make() -> grpc.aio.Server:
-        gate = Gate(by_certificate(trust=trust, federation=federation), on_refused)
+        gate = Gate(by_certificate(trust=trust, federation=federation), on_refused, OF_ONE_CALLER)
         server = grpc.aio.server(interceptors=[gate], options=list(SERVER_OPTIONS))
         federation_service.add_to(server)
         operator_pb2_grpc.add_OperatorServicer_to_server(operator_service, server)
@@ -135,7 +146,8 @@ def enrolment_listener(
     """Server-authenticated TLS: whoever holds a token."""
 
     def make() -> grpc.aio.Server:
-        server = grpc.aio.server(interceptors=[Gate(anyone, on_refused)], options=list(SERVER_OPTIONS))
+        gate = Gate(anyone, on_refused, OF_ALL_STRANGERS)
+        server = grpc.aio.server(interceptors=[gate], options=list(ENROLMENT_OPTIONS))
         enrolment_pb2_grpc.add_EnrolmentServicer_to_server(enrolment_service, server)
         return server
 
