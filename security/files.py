@@ -44,6 +44,14 @@ def replace(path: Path, content: bytes, mode: int = 0o644) -> None:
         raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
+def write_at(descriptor: int, data: bytes | memoryview, position: int) -> None:
+    """Write all of `data` from byte `position` of an open file on; raises OSError."""
+    left = memoryview(data)
+    while len(left):
+        written = os.pwrite(descriptor, left, position)
+        position, left = position + written, left[written:]
+
+
 def write_private(path: Path, content: bytes) -> None:
     """Write a key or a secret: mode 0600, atomically."""
     replace(path, content, PRIVATE_FILE_MODE)

@@ -28,7 +28,8 @@ from security.errors import (
 from security.pki.identity_key import sign, verify
 from silo_agent.edges.backoff import Backoff
 from silo_agent.edges.key_store import SiloCredentials
-from silo_agent.edges.model_cache import ModelCache
+from silo_agent.edges.model_cache import ModelCache, PartialModel
+from silo_agent.service.file_mark import FileMark
 from silo_agent.service.ports import Progress, RoundModel
 from silo_agent.task.events import SavedUpdate
 from silo_wire.canonical import Digest, digest_from_wire, digest_to_wire
@@ -66,6 +67,8 @@ from silo_wire.v1 import common_pb2, federation_pb2, federation_pb2_grpc
 import grpc.aio  # isort: skip  # after silo_wire, which leaves TLS 1.3 alone
 
 CALL_TIMEOUT_S = 30.0
+BATCH_BYTES = 2 << 20
+"""Chunks go to disk and come from it so many bytes at a time, and no more than twice as many wait in memory."""
 _SERVICE = federation_pb2.DESCRIPTOR.services_by_name["Federation"].full_name
 _ENDS_THE_AGENT = (AuthenticationError, AuthorisationError, Conflict)
 
@@ -182,9 +185,10 @@ class GrpcCoordinator:
         header = self._models.header(model)
         if header is not None:
             self._check_header(header, plan=plan, layout=layout, model=model, latest_round=latest_round)
-            if await asyncio.to_thread(self._models.holds, model, header.manifest):
+            mark = await asyncio.to_thread(self._models.whole, model, header.manifest)
+            if mark is not None:
                 self._models.touch(model)
-                return RoundModel(file=self._models.file(model), manifest=header.manifest)
+                return RoundModel(file=self._models.file(model), manifest=header.manifest, mark=mark)
         wire_key = self._key(plan) if key is None else round_call_key(key, self._credentials.silo)
 
         async def attempt() -> Manifest:
@@ -194,7 +198,8 @@ class GrpcCoordinator:
 
         manifest = await self._until_answered(attempt)
         self._models.prune({model})
-        return RoundModel(file=self._models.file(model), manifest=manifest)
+        mark = self._models.whole(model, manifest)  # known: its chunks were checked as they came
+        return RoundModel(file=self._models.file(model), manifest=manifest, mark=mark)
 
     async def _fetch_model(
         self,
@@ -216,6 +221,7 @@ class GrpcCoordinator:
         call = self._model_pieces(
             federation_pb2.FetchModelRequest(key=key, model_digest=digest_to_wire(model), first_chunk=first)
         )
+        behind = _KeptBehind()
         try:
             async for raw in call:
                 match piece := _read_piece(raw):
@@ -223,13 +229,14 @@ class GrpcCoordinator:
                         header = model_header_from_wire(piece.header)
                         self._check_header(header, plan=plan, layout=layout, model=model, latest_round=latest_round)
                         if partial is None:
-                            partial = self._models.open_partial(model, header)
+                            partial = await asyncio.to_thread(self._models.open_partial, model, header, anew=True)
                     case ChunkPiece():
                         if partial is None:
                             raise MalformedMessage("the coordinator sends a model's chunk before its header")
-                        if partial.is_whole or piece.index != partial.held:
-                            raise MalformedMessage(f"model chunk {piece.index} came where {partial.held} was due")
-                        partial.append(piece.data)
+                        if partial.is_whole or piece.index != partial.due:
+                            raise MalformedMessage(f"model chunk {piece.index} came where {partial.due} was due")
+                        partial.arrive(piece.data)
+                        await behind.keep(partial)
                         progress(partial.fraction)
                     case _:
                         raise MalformedMessage(
@@ -237,6 +244,7 @@ class GrpcCoordinator:
                         )
             if partial is None or not partial.is_whole:
                 raise Unreachable("the coordinator ended the download before the model was whole")
+            await behind.keep_all(partial)
             partial.finish(self._models.file(model))
             return partial.manifest
         finally:
@@ -264,10 +272,12 @@ class GrpcCoordinator:
 
     # ---- what leaves the silo -----------------------------------------------------------------------------------
 
-    async def upload(self, update: SavedUpdate, file: Path, *, progress: Progress) -> None:
-        await self._until_answered(lambda: self._upload(update, file, progress))
+    async def upload(
+        self, update: SavedUpdate, file: Path, *, mark: FileMark | None = None, progress: Progress
+    ) -> None:
+        await self._until_answered(lambda: self._upload(update, file, mark, progress))
 
-    async def _upload(self, update: SavedUpdate, file: Path, progress: Progress) -> None:
+    async def _upload(self, update: SavedUpdate, file: Path, mark: FileMark | None, progress: Progress) -> None:
         manifest = update.manifest
         reply = await self._stub.UploadOffset(
             federation_pb2.UploadOffsetRequest(
@@ -282,21 +292,31 @@ class GrpcCoordinator:
             raise MalformedMessage(
                 f"the coordinator says it holds {reply.chunks} chunks of an update of {manifest.chunks}"
             )
-        pieces = self._pieces(update, file, reply.chunks, progress)
+        pieces = self._pieces(update, file, mark, reply.chunks, progress)
         receipt = await answer_to(self._upload_update(), pieces)
         if digest_from_wire(receipt.update_digest, "update receipt digest") != manifest.digest:
             raise IntegrityError("the coordinator's receipt names another update than the one that was sent")
 
     async def _pieces(
-        self, update: SavedUpdate, file: Path, first: int, progress: Progress
+        self, update: SavedUpdate, file: Path, mark: FileMark | None, first: int, progress: Progress
     ) -> AsyncIterator[federation_pb2.UpdatePiece | bytes]:
+        """The header and every chunk from `first` on; the next few are read while these are sent."""
         manifest = update.manifest
         header = update_header_to_wire(self._signed(update, first), self._credentials.silo)
         yield federation_pb2.UpdatePiece(header=header)
-        for index in range(first, manifest.chunks):
-            data = await asyncio.to_thread(_read_chunk, file, manifest, index)
-            yield chunk_piece(index, data)
-            progress((index + 1) / manifest.chunks)
+        step = max(1, BATCH_BYTES // manifest.chunk_bytes)
+
+        def read_from(index: int) -> "asyncio.Task[list[bytes]]":
+            indices = range(index, min(index + step, manifest.chunks))
+            return _in_thread(lambda: _read_pieces(file, manifest, mark, indices))
+
+        ahead = read_from(first)
+        for begin in range(first, manifest.chunks, step):
+            pieces = await ahead
+            ahead = read_from(begin + step)
+            for index, piece in enumerate(pieces, begin):
+                yield piece
+                progress((index + 1) / manifest.chunks)
 
     def _signed(self, update: SavedUpdate, first_chunk: int) -> UpdateHeader:
         statement = update_statement(
@@ -377,13 +397,50 @@ def _read_piece(raw: bytes) -> federation_pb2.ModelPiece | ChunkPiece:
         raise MalformedMessage(f"the coordinator sends a piece of {len(raw)} bytes that does not parse") from error
 
 
-def _read_chunk(file: Path, manifest: Manifest, index: int) -> bytes:
-    """Chunk `index` as it was when its manifest was made: the same bytes or none."""
+def _read_pieces(file: Path, manifest: Manifest, mark: FileMark | None, indices: range) -> list[bytes]:
+    """Chunks as they were when their manifest was made: the same bytes or none. Checked unless the file is as marked."""
+    if not indices:
+        return []
+    pieces = []
     try:
-        with file.open("rb") as opened:
-            opened.seek(index * manifest.chunk_bytes)
-            data = opened.read(manifest.chunk_size(index))
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            known = FileMark.of(descriptor) == mark
+            for index in indices:
+                data = os.pread(descriptor, manifest.chunk_size(index), index * manifest.chunk_bytes)
+                if not known:
+                    manifest.check_chunk(index, data)
+                pieces.append(chunk_piece(index, data))
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise StorageError(f"{file} cannot be read: {error.strerror}") from error
-    manifest.check_chunk(index, data)
-    return data
+    return pieces
+
+
+class _KeptBehind:
+    """Has a part write its chunks in another thread while the next ones arrive."""
+
+    def __init__(self) -> None:
+        self._keeping: asyncio.Task[None] | None = None
+
+    async def keep(self, partial: PartialModel) -> None:
+        """Raises what `PartialModel.keep` raises, perhaps for a chunk that came earlier."""
+        waiting = partial.waiting * partial.manifest.chunk_bytes
+        if self._keeping is not None and (self._keeping.done() or waiting >= 2 * BATCH_BYTES):
+            await self._keeping
+            self._keeping = None
+        if self._keeping is None and waiting >= BATCH_BYTES:
+            self._keeping = _in_thread(partial.keep)
+
+    async def keep_all(self, partial: PartialModel) -> None:
+        if self._keeping is not None:
+            await self._keeping
+        await asyncio.to_thread(partial.keep)
+
+
+def _in_thread(work: Callable[[], T]) -> "asyncio.Task[T]":
+    """`work` in another thread, from now on; nobody has to await it."""
+    task = asyncio.create_task(asyncio.to_thread(work))
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    return task

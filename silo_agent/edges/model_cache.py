@@ -1,20 +1,30 @@
 """Round models on disk, by digest: each chunk is checked before it is kept, and a cut download goes on where it broke.
 
-`DIGEST.header` is what the coordinator signed; `DIGEST.part` grows chunk by chunk and becomes `DIGEST.model` (fsync,
-rename) when it is whole. Names are digests alone, which were parsed as 32 bytes: no peer chooses a path.
+`DIGEST.header` is what the coordinator signed; `DIGEST.part` grows chunk by chunk and becomes `DIGEST.model` when it is
+whole. Names are digests alone, which were parsed as 32 bytes: no peer chooses a path.
+
+A part is begun in the file of a model that is not needed any more, `spare`, where there is one: to write over pages and
+blocks that a file has already costs a tenth of the time of new ones. What that file held is taken for nothing but what it
+is: a chunk is held if it has its digest.
+
+Nothing here is synced to disk. A kill loses nothing that was written, and what a power cut takes is found by its digest
+when a later process looks, and fetched again: models are the coordinator's, and the wait for a disk would be on the way of
+every round.
 """
 
 import os
 import tempfile
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 from google.protobuf.message import DecodeError
 
 from security import files
 from security.errors import LoricaError, StorageError
+from silo_agent.service.file_mark import FileMark
 from silo_wire.canonical import Digest
 from silo_wire.codec import model_header_from_wire, model_header_to_wire
 from silo_wire.manifest import Manifest
@@ -23,47 +33,85 @@ from silo_wire.v1 import federation_pb2
 
 
 class PartialModel:
-    """A model that is being fetched; `held` chunks are on disk and verified."""
+    """A model that is being fetched; `held` chunks are on disk and verified, some more may have arrived.
 
-    def __init__(self, file: IO[bytes], manifest: Manifest, held: int, path: Path) -> None:
-        self._file, self.manifest, self._path = file, manifest, path
-        self.held = held
+    Chunks may be kept in one thread while they arrive in another.
+    """
+
+    def __init__(
+        self, descriptor: int, manifest: Manifest, held: int, path: Path, closed: Callable[[FileMark, int], None]
+    ) -> None:
+        """`closed` hears of the file's mark and the chunks held in it, once, at the end."""
+        self._descriptor, self.manifest, self._path, self._tell = descriptor, manifest, path, closed
+        self.held = self.due = held
+        self._arrived: deque[bytes | memoryview] = deque()
+        self._keeping = threading.Lock()
+        self._closed = False
 
     @property
     def is_whole(self) -> bool:
-        return self.held == self.manifest.chunks
+        """Whether every chunk has arrived."""
+        return self.due == self.manifest.chunks
 
     @property
     def fraction(self) -> float:
-        return self.held / self.manifest.chunks
+        return self.due / self.manifest.chunks
+
+    @property
+    def waiting(self) -> int:
+        """Chunks that have arrived and are not kept yet."""
+        return len(self._arrived)
+
+    def arrive(self, data: bytes | memoryview) -> None:
+        """The chunk that is due; `keep` writes it."""
+        self._arrived.append(data)
+        self.due += 1
+
+    def keep(self) -> None:
+        """Write what has arrived, in order; raises as `append` does, after which nothing that arrived is waiting."""
+        with self._keeping:
+            try:
+                while self._arrived and not self._closed:
+                    self.append(self._arrived[0])
+                    self._arrived.popleft()
+            except LoricaError:
+                self._arrived.clear()
+                raise
 
     def append(self, data: bytes | memoryview) -> None:
         """Keep the next chunk; raises IntegrityError or MalformedMessage when it is not that one, StorageError."""
         self.manifest.check_chunk(self.held, data)
         try:
-            self._file.write(data)
+            files.write_at(self._descriptor, data, self.held * self.manifest.chunk_bytes)
         except OSError as error:
             raise StorageError(f"{self._path} cannot be written: {error.strerror}; free some space") from error
         self.held += 1
 
-    def close(self) -> None:
-        self._file.close()
-
     def finish(self, target: Path) -> None:
-        """Make the whole model durable under its final name."""
+        """Give the whole model its final name; raises StorageError."""
         try:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
+            os.ftruncate(self._descriptor, self.manifest.total_bytes)
             os.replace(self._path, target)
-            files.sync_folder(target.parent)
         except OSError as error:
             raise StorageError(f"{target} cannot be written: {error.strerror}; free some space") from error
 
+    def close(self) -> None:
+        """Keep what has arrived, if it is right; nothing is written after this, whoever is at it."""
+        with suppress(LoricaError):
+            self.keep()
+        with self._keeping:
+            self._closed = True
+            self._tell(FileMark.of(self._descriptor), self.held)
+            os.close(self._descriptor)
+
 
 class ModelCache:
+    """For one process at a time, but for `header` and `held`."""
+
     def __init__(self, folder: Path, *, kept: int) -> None:
         self._folder, self._kept = folder, kept
+        self._checked: dict[Digest, tuple[FileMark, int]] = {}
+        """Of each model's file as this process left it, and the number of chunks in it that it found right."""
 
     def file(self, model: Digest) -> Path:
         return self._folder / f"{model}.model"
@@ -78,45 +126,58 @@ class ModelCache:
         except (OSError, DecodeError, LoricaError):
             return None  # damaged: it is fetched anew
 
-    def holds(self, model: Digest, manifest: Manifest) -> bool:
-        """Whether the whole model is here, every chunk as its manifest says."""
+    def whole(self, model: Digest, manifest: Manifest) -> FileMark | None:
+        """The mark of the model's file, if it is here and every chunk is as its manifest says."""
         path = self.file(model)
         try:
-            with path.open("rb") as file:
-                whole = _verified_chunks(file, manifest) == manifest.chunks and file.read(1) == b""
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
-            return False
-        if not whole:
+            return None
+        try:
+            mark = FileMark.of(descriptor)
+            held = self._held(model, descriptor, manifest)
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
+        if held < manifest.chunks or mark.size != manifest.total_bytes:
             path.unlink(missing_ok=True)
-        return whole
+            return None
+        self._checked[model] = mark, held
+        return mark
 
-    def open_partial(self, model: Digest, header: ModelHeader) -> PartialModel:
-        """What there is of a model, cut after its last whole chunk; raises StorageError."""
-        path = self._folder / f"{model}.part"
+    def open_partial(self, model: Digest, header: ModelHeader, *, anew: bool = False) -> PartialModel:
+        """What there is of a model, to go on after its last whole chunk, or `anew` with its first; raises StorageError."""
+        path = self._part(model)
         files.write_private(
             self._header_file(model), model_header_to_wire(header).SerializeToString(deterministic=True)
         )
         try:
+            if not path.exists():
+                with suppress(FileNotFoundError):
+                    self._spare.replace(path)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, files.PRIVATE_FILE_MODE)
-            file = os.fdopen(descriptor, "r+b")
-            held = _verified_chunks(file, header.manifest)
-            file.truncate(min(held * header.manifest.chunk_bytes, header.manifest.total_bytes))
-            file.seek(0, os.SEEK_END)
+            held = 0 if anew else self._held(model, descriptor, header.manifest)
         except OSError as error:
             raise StorageError(f"{path} cannot be opened: {error.strerror}") from error
-        return PartialModel(file, header.manifest, held, path)
+
+        def closed(mark: FileMark, held: int) -> None:
+            self._checked[model] = mark, held
+
+        return PartialModel(descriptor, header.manifest, held, path, closed)
 
     def prune(self, keep: Collection[Digest]) -> None:
-        """Delete all but `keep` and the newest models, by the time they were last asked for."""
-        whole = sorted(self._folder.glob("*.model"), key=lambda path: path.stat().st_mtime, reverse=True)
-        kept = {self.file(model) for model in keep}
-        for path in whole:
-            if len(kept) < self._kept:
-                kept.add(path)
-        names = {path.stem for path in kept}
+        """Delete all but `keep` and the newest models, by the time they were last asked for; one file becomes the spare."""
+        newest = sorted(self._folder.glob("*.header"), key=lambda path: path.stat().st_mtime, reverse=True)
+        names = set(keep)
+        for path in newest:
+            if len(names) < self._kept and path.with_suffix(".model").exists():
+                names.add(Digest(path.stem))
         for path in self._folder.iterdir():
             if path.suffix in (".model", ".part", ".header") and path.stem not in names:
-                path.unlink(missing_ok=True)
+                self._checked.pop(Digest(path.stem), None)
+                if path.suffix == ".header" or not self._keep_as_spare(path):
+                    path.unlink(missing_ok=True)
 
     @contextmanager
     def held(self, model: Digest, beside: Path) -> Iterator[Path | None]:
@@ -131,18 +192,38 @@ class ModelCache:
                 yield link
 
     def touch(self, model: Digest) -> None:
-        os.utime(self.file(model))
+        """It was asked for just now."""
+        os.utime(self._header_file(model))
+
+    def _keep_as_spare(self, path: Path) -> bool:
+        if self._spare.exists():
+            return False
+        path.replace(self._spare)
+        # Another process may read it under a second name (`held`); under this one it cannot be given one any more.
+        if self._spare.stat().st_nlink > 1:
+            self._spare.unlink()
+        return True
+
+    def _held(self, model: Digest, descriptor: int, manifest: Manifest) -> int:
+        """How many chunks from the start are exactly what the manifest says; raises OSError."""
+        checked = self._checked.get(model)
+        if checked is not None and checked[0] == FileMark.of(descriptor):
+            return checked[1]
+        memory = memoryview(bytearray(manifest.chunk_bytes))
+        for index in range(manifest.chunks):
+            chunk = memory[: os.preadv(descriptor, [memory], index * manifest.chunk_bytes)]
+            try:
+                manifest.check_chunk(index, chunk[: manifest.chunk_size(index)])
+            except LoricaError:
+                return index
+        return manifest.chunks
 
     def _header_file(self, model: Digest) -> Path:
         return self._folder / f"{model}.header"
 
+    def _part(self, model: Digest) -> Path:
+        return self._folder / f"{model}.part"
 
-def _verified_chunks(file: IO[bytes], manifest: Manifest) -> int:
-    """How many chunks from the start are exactly what the manifest says."""
-    for index in range(manifest.chunks):
-        data = file.read(manifest.chunk_size(index))
-        try:
-            manifest.check_chunk(index, data)
-        except LoricaError:
-            return index
-    return manifest.chunks
+    @property
+    def _spare(self) -> Path:
+        return self._folder / "spare"

@@ -7,7 +7,7 @@ It holds whether the silo is paused, the plan and the model it works with, the u
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,6 +133,7 @@ class RoundJournal:
             case JournalPlan(plan):
                 self._execute(_replacing(_plans, plan=plan, prepared_unix_s=time.time()))
                 self.set_fact("plan", plan)
+                self._delete_residuals(of_all_but=plan)
             case JournalModel(plan, model):
                 self.set_fact("model", f"{plan} {model}")
                 self._delete_checkpoints(but=self.checkpoint_file(model))
@@ -175,6 +176,13 @@ class RoundJournal:
 
     def update_file(self, key: RoundKey) -> Path:
         return self._updates / f"{key.plan[:32]}-round-{key.round}-attempt-{key.attempt}.delta"
+
+    def new_update_file(self, key: RoundKey) -> Path:
+        path = self.update_file(key)
+        if not path.exists():
+            with suppress(FileNotFoundError):
+                self._spare.replace(path)
+        return path
 
     def checkpoint_file(self, model: Digest) -> Path:
         return self._updates / f"{model}.checkpoint"
@@ -237,9 +245,21 @@ class RoundJournal:
             )
         kept = self.update_file(key)
         for path in self._updates.glob("*.delta"):
-            if path != kept:
+            if path != kept and self._spare.exists():
                 path.unlink(missing_ok=True)
+            elif path != kept:
+                path.replace(self._spare)
         self._delete_checkpoints()
+
+    @property
+    def _spare(self) -> Path:
+        """The room of an update that is of no use any more: to write over it costs a tenth of the time of a new file."""
+        return self._updates / "spare"
+
+    def _delete_residuals(self, *, of_all_but: Digest) -> None:
+        for path in self._updates.glob("*.residual*"):
+            if not path.name.startswith(of_all_but[:32]):
+                path.unlink(missing_ok=True)
 
     def _delete_checkpoints(self, *, but: Path | None = None) -> None:
         """What training from another model left is of no use: a round is over when the next model is here."""

@@ -23,6 +23,7 @@ from security.errors import (
     WrongTime,
 )
 from security.identifiers import FederationName
+from silo_agent.service.file_mark import FileMark
 from silo_agent.service.ports import (
     CoordinatorPort,
     DisplayPort,
@@ -109,6 +110,7 @@ class AgentService:
         self._agent = Agent(paused=journal.paused(), saved=journal.saved_update())
         self._bundle: PlanBundle | None = None
         self._model: RoundModel | None = None
+        self._written: tuple[Digest | None, FileMark | None] = None, None  # of the update that this process wrote last
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
         self._inbox: asyncio.Queue[tuple[asyncio.Task[None] | None, Event]] = asyncio.Queue()
         self._errands: asyncio.Queue[Errand] = asyncio.Queue()
@@ -228,8 +230,13 @@ class AgentService:
                 return await self._train(order)
             case UploadUpdate(update):
                 self._gate.check_upload(update.manifest)
-                file = self._journal.update_file(update.key)
-                await self._coordinator.upload(update, file, progress=self._progress(update.key, AgentPhase.UPLOADING))
+                written, mark = self._written
+                await self._coordinator.upload(
+                    update,
+                    self._journal.update_file(update.key),
+                    mark=mark if written == update.manifest.digest else None,
+                    progress=self._progress(update.key, AgentPhase.UPLOADING),
+                )
                 return Uploaded(update.key)
             case RunEvaluation(order):
                 return await self._evaluate(order)
@@ -283,7 +290,7 @@ class AgentService:
     async def _train(self, order: Train) -> Trained:
         bundle = self._prepared(order.key.plan)
         model = self._fetched(order.model)
-        update_file = self._journal.update_file(order.key)
+        update_file = self._journal.new_update_file(order.key)
         checkpoint_file = self._journal.checkpoint_file(order.model)
         progress = self._progress(order.key, AgentPhase.TRAINING)
         notice = self._notice()
@@ -301,6 +308,7 @@ class AgentService:
             )
         )
         trained.manifest.check_layout(bundle.update_layout)
+        self._written = trained.manifest.digest, trained.mark
         self._display.note(
             "trained",
             round=order.key.round,

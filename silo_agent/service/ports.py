@@ -122,8 +122,10 @@ class CoordinatorPort(Protocol):
     ) -> RoundModel:
         """The verified file of a round model that round `latest_round` or an earlier one made, fetched where missing."""
 
-    async def upload(self, update: SavedUpdate, file: Path, *, progress: Progress) -> None:
-        """Deliver the update; returns once the coordinator's receipt names its digest."""
+    async def upload(
+        self, update: SavedUpdate, file: Path, *, mark: FileMark | None = None, progress: Progress
+    ) -> None:
+        """Deliver the update; returns once the coordinator's receipt names its digest. `mark`: of the file as written."""
 
     async def decline(self, key: RoundKey, reason: DeclineReason, detail: str) -> None: ...
 
@@ -145,6 +147,9 @@ class JournalPort(Protocol):
 
     def update_file(self, key: RoundKey, /) -> Path:
         """Where the update of this attempt lies or will lie."""
+
+    def new_update_file(self, key: RoundKey, /) -> Path:
+        """The same, for one that is to be written: what the file holds, if it is there, is of no use."""
 
     def checkpoint_file(self, model: Digest, /) -> Path:
         """Where the checkpoint of training from `model` lies or will lie, until its update or another model is recorded."""

@@ -15,8 +15,8 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from security import files
 from security.errors import IntegrityError, StorageError
-from security.files import PRIVATE_FILE_MODE
 from silo_agent.service.file_mark import FileMark
 from silo_agent.task.update import BLOCK_ELEMENTS, BitsBlock, FloatBlock, from_bfloat16
 from silo_wire.manifest import CHUNK_BYTES, Layout, Manifest
@@ -153,7 +153,7 @@ class VectorWriter:
     """
 
     def __init__(self, path: Path, chunk_bytes: int = CHUNK_BYTES) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE_MODE)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, files.PRIVATE_FILE_MODE)
         self._chunk_bytes = chunk_bytes
         self._digests = ChunkDigests(chunk_bytes)
         self._position = 0
@@ -164,11 +164,8 @@ class VectorWriter:
         self._append(data)
 
     def _append(self, data: memoryview | bytes) -> None:
-        left = memoryview(data)
-        while len(left):
-            count = os.pwrite(self._descriptor, left, self._position)
-            self._position += count
-            left = left[count:]
+        files.write_at(self._descriptor, data, self._position)
+        self._position += len(data)
 
     def manifest(self, layout: Layout) -> Manifest:
         """Of all that was written, which has to be a vector of `layout`."""

@@ -323,7 +323,10 @@ class FederationPeer(federation_pb2_grpc.FederationServicer):
                 assert header.first_chunk == len(held.chunks)
             else:
                 assert held is not None
-                held.header.manifest.check_chunk(piece.chunk.index, piece.chunk.data)
+                try:
+                    held.header.manifest.check_chunk(piece.chunk.index, piece.chunk.data)
+                except LoricaError as error:
+                    await abort(context, error)
                 held.chunks[piece.chunk.index] = piece.chunk.data
                 sent += 1
                 if self.cut_upload_after and sent == self.cut_upload_after:

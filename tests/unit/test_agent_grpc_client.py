@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import timedelta
@@ -24,6 +25,7 @@ from silo_agent.edges.channel import mutual_channel
 from silo_agent.edges.grpc_client import GrpcCoordinator
 from silo_agent.edges.key_store import SiloCredentials
 from silo_agent.edges.model_cache import ModelCache
+from silo_agent.service.file_mark import FileMark
 from silo_agent.service.ports import RoundModel
 from silo_agent.task.events import SavedUpdate
 from silo_wire.canonical import Digest, canonical_json, digest_of
@@ -287,7 +289,8 @@ async def test_a_bundle_without_end_is_cut_off(peer: FederationPeer, client: Cli
 async def test_a_model_is_fetched_once_and_then_comes_from_the_cache(peer: FederationPeer, client: Client) -> None:
     model = peer.offer(BUNDLE, DATA)
     fetched = await client.fetch(model.digest)
-    assert fetched == RoundModel(file=client.folder / f"{model.digest}.model", manifest=model.header.manifest)
+    file = client.folder / f"{model.digest}.model"
+    assert fetched == RoundModel(file=file, manifest=model.header.manifest, mark=mark_of(file))
     assert fetched.file.read_bytes() == DATA
     assert client.progress == [0.25, 0.5, 0.75, 1.0]
     assert await client.fetch(model.digest) == fetched
@@ -387,8 +390,92 @@ async def test_the_cache_keeps_the_newest_models_alone(peer: FederationPeer, cli
     for digest in digests:
         await client.fetch(digest)
     assert {path.name for path in client.folder.iterdir()} == {
-        f"{digest}.{kind}" for digest in digests[-2:] for kind in ("model", "header")
+        *(f"{digest}.{kind}" for digest in digests[-2:] for kind in ("model", "header")),
+        "spare",
     }
+    await client.fetch(digests[-2])
+    await client.fetch(peer.offer(BUNDLE, vector_of(BUNDLE.layout, 9)).digest)
+    assert not (client.folder / f"{digests[-1]}.model").exists(), "the one that was asked for longer ago"
+
+
+async def test_a_download_is_written_into_the_file_of_a_model_that_nobody_needs(
+    peer: FederationPeer, client: Client
+) -> None:
+    """Also one that is longer; what the file held counts for nothing."""
+    long = small_bundle(elements=5000)
+    old = peer.offer(long, vector_of(long.layout, 1))
+    inode = (await client.fetch(old.digest, bundle=long)).file.stat().st_ino
+    for number in (2, 3):
+        await client.fetch(peer.offer(BUNDLE, vector_of(BUNDLE.layout, number)).digest)
+    assert (client.folder / "spare").stat().st_ino == inode
+    peer.cut_model_after = 2
+    model = peer.offer(BUNDLE, DATA)
+    fetched = await client.fetch(model.digest)
+    assert fetched.file.stat().st_ino == inode
+    assert fetched.file.read_bytes() == DATA
+    assert peer.first_chunks[-2:] == [0, 2]
+
+
+async def test_a_file_that_happens_to_hold_the_model_already_is_no_stumbling_block(
+    peer: FederationPeer, client: Client
+) -> None:
+    """Its chunks were asked for before anybody looked."""
+    model = peer.offer(BUNDLE, DATA)
+    client.folder.joinpath("spare").write_bytes(DATA)
+    assert (await client.fetch(model.digest)).file.read_bytes() == DATA
+
+
+async def test_a_model_that_another_process_reads_is_not_written_over(peer: FederationPeer, client: Client) -> None:
+    model = peer.offer(BUNDLE, DATA)
+    await client.fetch(model.digest)
+    with ModelCache(client.folder, kept=2).held(model.digest, client.folder.parent) as file:
+        assert file is not None
+        for number in range(2, 6):
+            await client.fetch(peer.offer(BUNDLE, vector_of(BUNDLE.layout, number)).digest)
+        assert file.read_bytes() == DATA
+
+
+async def test_what_this_process_has_checked_is_not_checked_again_until_the_file_changes(
+    peer: FederationPeer, client: Client
+) -> None:
+    model = peer.offer(BUNDLE, DATA)
+    fetched = await client.fetch(model.digest)
+    status = fetched.file.stat()
+    damage(fetched.file)
+    os.utime(fetched.file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert await client.fetch(model.digest) == fetched, "as if nothing had happened: no digest was computed"
+    assert ModelCache(client.folder, kept=2).whole(model.digest, fetched.manifest) is None, "another process looks"
+    assert (await client.fetch(model.digest)).file.read_bytes() == DATA
+    damage(fetched.file)
+    assert (await client.fetch(model.digest)).file.read_bytes() == DATA, "a change that shows"
+    assert peer.first_chunks == [0, 0, 0]
+
+
+async def test_no_more_than_8_mib_of_a_cut_download_is_sent_twice(peer: FederationPeer, client: Client) -> None:
+    """48 chunks of 1 MiB, cut after 20: what had arrived is kept, and the agent is told nothing that it must repeat."""
+    bundle = small_bundle(elements=12 << 20)
+    data = bytes(48 << 20)
+    model = peer.offer(bundle, data, chunk_bytes=1 << 20)
+    peer.cut_model_after = 20
+    fetched = await client.fetch(model.digest, bundle=bundle)
+    assert fetched.file.stat().st_size == len(data)
+    first, second = peer.first_chunks
+    assert first == 0
+    assert 12 <= second <= 20
+
+
+def mark_of(file: Path) -> FileMark:
+    with file.open("rb") as opened:
+        return FileMark.of(opened.fileno())
+
+
+def damage(file: Path) -> None:
+    """One byte of the second chunk is another."""
+    with file.open("r+b") as opened:
+        opened.seek(1500)
+        byte = opened.read(1)[0]
+        opened.seek(1500)
+        opened.write(bytes([byte ^ 1]))
 
 
 # ---- updates --------------------------------------------------------------------------------------------------------
@@ -450,6 +537,39 @@ async def test_an_update_file_that_changed_on_disk_never_leaves(
     with pytest.raises(IntegrityError, match="chunk 1"):
         await client.coordinator.upload(update, file, progress=client.progress.append)
     assert not peer.updates[update.manifest.digest].committed
+
+
+async def test_an_update_is_checked_unless_the_file_is_still_the_one_that_was_written(
+    peer: FederationPeer, client: Client, tmp_path: Path
+) -> None:
+    update, file = saved_update(tmp_path)
+    mark = mark_of(file)
+    status = file.stat()
+    damage(file)
+    with pytest.raises(IntegrityError, match="chunk 1"):
+        await client.coordinator.upload(update, file, mark=mark, progress=client.progress.append)
+    peer.updates.clear()
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(IntegrityError, match="chunk 1"):  # nobody computed a digest here; the coordinator does
+        await client.coordinator.upload(update, file, mark=mark, progress=client.progress.append)
+    assert len(peer.updates[update.manifest.digest].chunks) == 1
+    assert not peer.updates[update.manifest.digest].committed
+
+
+async def test_an_update_of_many_chunks_is_read_ahead_in_order(
+    peer: FederationPeer, client: Client, tmp_path: Path
+) -> None:
+    layout = small_bundle(elements=5 << 19).layout
+    data = b"".join(bytes([number]) * (1 << 18) for number in range(40))
+    file = tmp_path / "update.delta"
+    file.write_bytes(data)
+    for chunk_bytes in (1 << 18, 3 << 20):  # several chunks are read at a time, or one
+        manifest = manifest_of(layout, [data], chunk_bytes)
+        update = SavedUpdate(key=KEY, model=Digest("ab" * 32), manifest=manifest, summary=SUMMARY)
+        peer.cut_upload_after = 2
+        await client.coordinator.upload(update, file, mark=mark_of(file), progress=client.progress.append)
+        assert peer.updates[manifest.digest].data == data
+        assert peer.updates[manifest.digest].header.first_chunk == 2
 
 
 @pytest.mark.parametrize("refusal", [WrongTime("round 1 is closed"), MalformedMessage("update holds NaN")])

@@ -80,7 +80,39 @@ def test_only_the_newest_update_is_kept(tmp_path: Path) -> None:
         journal.update_file(update.key).write_bytes(DATA)
         journal.record(JournalUpdate(update))
     assert journal.saved_update() == newer
-    assert list((tmp_path / "updates").iterdir()) == [journal.update_file(newer.key)]
+    assert {path.name for path in (tmp_path / "updates").iterdir()} == {journal.update_file(newer.key).name, "spare"}
+    journal.close()
+
+
+def test_an_update_is_written_over_one_of_no_use_and_the_newest_stays_until_it_is_recorded(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    updates = [replace(UPDATE, key=replace(KEY, round=number)) for number in range(1, 6)]
+    inodes = []
+    for number, update in enumerate(updates):
+        file = journal.new_update_file(update.key)
+        assert file == journal.update_file(update.key)
+        with file.open("r+b" if file.exists() else "wb") as opened_file:
+            opened_file.write(DATA)
+        if number:
+            assert journal.saved_update() == updates[number - 1], "until the new one is recorded"
+        journal.record(JournalUpdate(update))
+        assert journal.saved_update() == update
+        assert len(list((tmp_path / "updates").iterdir())) <= 2
+        inodes.append(file.stat().st_ino)
+    assert inodes[0] == inodes[2] == inodes[4] != inodes[1] == inodes[3]
+    journal.close()
+
+
+def test_another_plan_ends_the_residuals_and_the_same_plan_does_not(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    mine = tmp_path / "updates" / f"{PLAN[:32]}-{MODEL}.residual"
+    part = tmp_path / "updates" / "new.residual.part"
+    for path in (mine, part):
+        path.write_bytes(b"residual")
+    journal.record(JournalPlan(PLAN))
+    assert mine.exists()
+    journal.record(JournalPlan(Digest("00" * 32)))
+    assert list((tmp_path / "updates").iterdir()) == []
     journal.close()
 
 
