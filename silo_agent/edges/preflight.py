@@ -43,8 +43,8 @@ CALL_TIMEOUT_S = 15.0
 BYTES_PER_PARAMETER = 4
 COPIES_IN_MEMORY = 6
 """Parameters, gradient, two moments of AdamW, and as much again for activations: a rough bound, said as such."""
-COPIES_ON_DISK = 4
-"""The kept round models, one download and one update."""
+FREE_BYTES = 64 << 20
+"""On disk, beyond models and updates: the journal, plans, logs of a service manager."""
 
 
 class Outcome(Enum):
@@ -102,7 +102,7 @@ async def preflight(ground: Ground) -> Sequence[Check]:
             policy = SiloPolicy(rules=ground.settings.policy, silo=credentials.silo)
             await run("plan and policy", lambda: _plan(bundle, policy))
             await run("memory", lambda: _memory(bundle))
-        await run("disk", lambda: _disk(ground.folder, bundle))
+        await run("disk", lambda: _disk(ground.folder, ground.settings.storage.models_kept, bundle))
     else:
         skip("certificate", "clock", "route and TLS interception", because="the silo's files cannot be used")
         skip("coordinator accepts this silo", "plan and policy", "memory", "disk", because="no silo")
@@ -228,10 +228,15 @@ def _memory(bundle: PlanBundle) -> str:
     return f"{_mib(free)} free, about {_mib(needed)} needed"
 
 
-def _disk(folder: SiloFolder, bundle: PlanBundle | None) -> str:
-    needed = 64 << 20
+def _disk(folder: SiloFolder, models_kept: int, bundle: PlanBundle | None) -> str:
+    """Files are written over where they can be, so what is there already needs no more room."""
+    needed = FREE_BYTES
     if bundle is not None:
-        needed += bundle.layout.total_bytes * COPIES_ON_DISK
+        models = bundle.model_layout.total_bytes * (models_kept + 1)  # and a download, or the spare file for one
+        updates = bundle.update_layout.total_bytes * 2
+        residuals = bundle.layout.total_bytes * 2 if bundle.update_layout.dtype == "bfloat16" else 0
+        there = sum(path.stat().st_size for part in (folder.models, folder.updates) for path in part.iterdir())
+        needed += max(0, models + updates + residuals - there)
     free = shutil.disk_usage(folder.root).free
     if free < needed:
         raise ConfigurationError(
