@@ -58,6 +58,7 @@ class MortalFederation:
         self.state = self.folder.root / "state"
         self.names = (COORDINATOR, *shape.silos)
         self.place = Place(phase=Idle.phase, round=0)
+        self.connected: set[str] = set()
         self._read: dict[str, int] = {}
         self._over: set[str] = set()
 
@@ -123,6 +124,11 @@ class MortalFederation:
         data = self.root / "data" / process
         return "silo_agent.cli", ["start", "--dir", str(self.agent(process).root), "--data", str(data)]
 
+    def kill(self, process: str) -> None:
+        """SIGKILL; nobody hears of it from the process itself."""
+        self.processes.kill(process)
+        self.connected -= set(self.shape.silos) if process == COORDINATOR else {process}
+
     def start(self, process: str) -> None:
         module, arguments = self.command(process)
         self.processes.start(process, module, arguments)
@@ -136,8 +142,15 @@ class MortalFederation:
         return any(record.get("event") == "serving" for record in self._new_records(COORDINATOR))
 
     def is_over(self) -> bool:
-        """Whether the plan is finished and every agent has heard so; takes `place` along."""
+        """Whether the plan is finished and every agent has heard so; takes `place` and `connected` along."""
         for record in self._new_records(COORDINATOR):
+            match record.get("event"):
+                case "resumed":
+                    self.connected.clear()
+                case "silo connected":
+                    self.connected.add(str(record["silo"]))
+                case "silo disconnected":
+                    self.connected.discard(str(record["silo"]))
             if "phase" in record and "round" in record:
                 self.place = Place(phase=str(record["phase"]), round=int(record["round"]))
         for silo in self.shape.silos:

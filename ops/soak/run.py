@@ -21,7 +21,7 @@ from ops.soak.federation import COORDINATOR, MortalFederation, Place, Shape
 from security.errors import ConfigurationError, IntegrityError, StateError
 
 MARKER = ".lorica-soak"
-LEAST_WAIT_S, MOST_WAIT_S = 2.0, 8.0
+MOST_WAIT_S = 5.0
 LOOK_S = 0.1
 LONGEST_S = 3600.0
 
@@ -121,27 +121,37 @@ def _until(
 
 
 class Killer:
-    """Kills one process after another, each after a wait that is drawn, and starts it again by the same command."""
+    """Kills one process after another and starts it again by the same command.
+
+    Half of the kills follow the one before within seconds, whatever is still starting; the other half wait until all
+    silos are connected, so that a plan comes to its end on a slow machine too.
+    """
 
     def __init__(self, federation: MortalFederation, draw: random.Random) -> None:
         self._federation, self._draw = federation, draw
-        self._began: float | None = None
-        self._due = 0.0
+        self._began = time.monotonic()
         self.killings: list[Killing] = []
+        self._due: float | None = None
+        self._aim()
 
     def look(self) -> None:
-        """Whether it is time; the first look begins the first wait."""
+        """Kill, if it is time."""
         now = time.monotonic()
-        if self._began is None:
-            self._began = now
-        elif now >= self._due:
-            victim = self._draw.choice(self._federation.names)
-            self._federation.processes.kill(victim)
-            self.killings.append(Killing(at_s=now - self._began, process=victim, place=self._federation.place))
-            self._federation.start(victim)
-        else:
-            return
-        self._due = now + self._draw.uniform(LEAST_WAIT_S, MOST_WAIT_S)
+        if self._due is None and self._federation.connected == set(self._federation.shape.silos):
+            self._due = now + self._wait_s
+        if self._due is not None and now >= self._due:
+            place = self._federation.place
+            self._federation.kill(self._victim)
+            self.killings.append(Killing(at_s=now - self._began, process=self._victim, place=place))
+            self._federation.start(self._victim)
+            self._aim()
+
+    def _aim(self) -> None:
+        """Draw who is next, and when."""
+        self._victim = self._draw.choice(self._federation.names)
+        at_once = self._draw.random() < 0.5 and bool(self.killings)
+        self._wait_s = self._draw.uniform(0.0, MOST_WAIT_S)
+        self._due = time.monotonic() + self._wait_s if at_once else None
 
 
 def _show(console: Console, killings: Sequence[Killing]) -> None:

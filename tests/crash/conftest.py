@@ -35,7 +35,8 @@ def runs(
             executioners[name] = Executioner(federation, kills)
         pool = stack.enter_context(ThreadPoolExecutor(max(1, len(executioners))))
         futures = {name: pool.submit(executioner.run) for name, executioner in executioners.items()}
-        stack.callback(lambda: [executioner.give_up() for executioner in executioners.values()])
+        for executioner in executioners.values():
+            stack.callback(executioner.give_up)
         yield futures
 
 

@@ -41,6 +41,11 @@ def _part(death: Death) -> None:
     assert any(name.endswith(".part") and size for name, size in death.files.items())
 
 
+def _checkpoint(death: Death) -> None:
+    _nothing_saved(death)
+    assert any(name.endswith(".checkpoint") for name in death.files)
+
+
 def _written(death: Death) -> None:
     _nothing_saved(death)
     assert any(f"round-{death.at()}-" in name and name.endswith(".delta") for name in death.files)
@@ -60,6 +65,7 @@ WHERE_IT_DIED: Mapping[str, Callable[[Death], None]] = {
     "model-journalled": _nothing_saved,
     "mid-training": _nothing_saved,
     "epoch-done": _nothing_saved,
+    "checkpoint-written": _checkpoint,
     "update-written": _written,
     "update-journalled": _saved,
     "mid-upload": _saved,

@@ -77,7 +77,7 @@ def _mid_publication(death: Death) -> None:
 
 def _clearing_models(death: Death) -> None:
     _phase(Collecting | Gathering)(death)  # type: ignore[arg-type]
-    assert len(_models(death, ".safetensors")) != len(_models(death, ".manifest.json"))
+    assert len(_models(death, ".safetensors")) < len(_models(death, ".manifest.json"))
 
 
 def _some_spooled(death: Death) -> None:
@@ -105,6 +105,7 @@ WHERE_IT_DIED: Mapping[str, Callable[[Death], None]] = {
     "model-published": _new_model(named=True),
     "round-closed": _phase(Collecting),
     "spools-not-cleared": lambda death: None,
+    "clearing-spools": lambda death: None,
     "clearing-models": _clearing_models,
     "plan-finished": _phase(Finished),
 }

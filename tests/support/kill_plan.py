@@ -49,6 +49,7 @@ COORDINATOR_KILLS = (
     Kill(process=COORDINATOR, point="model-written", round=11),
     Kill(process=COORDINATOR, point="mid-publication", round=13),
     Kill(process=COORDINATOR, point="model-published", round=14),
+    Kill(process=COORDINATOR, point="clearing-spools", round=14),
     Kill(process=COORDINATOR, point="clearing-models", round=15),
     Kill(process=COORDINATOR, point="spools-not-cleared", round=16),
     Kill(process=COORDINATOR, point="round-closed", round=17),
@@ -57,7 +58,7 @@ COORDINATOR_KILLS = (
 
 AGENT_KILLS = (
     Kill(process=INSURER, point="mid-evaluation", round=0),
-    Kill(process=CLINIC, point="epoch-done", round=1, nth=2),
+    Kill(process=CLINIC, point="epoch-done", round=1),
     Kill(process=INSURER, point="mid-download", round=2, nth=3),
     Kill(process=CLINIC, point="model-not-named", round=3),
     Kill(process=INSURER, point="score-not-reported", round=4),
@@ -71,4 +72,5 @@ AGENT_KILLS = (
     Kill(process=INSURER, point="outcome-journalled", round=12, nth=2),
     Kill(process=CLINIC, point="mid-training", round=13, nth=2),
     Kill(process=CLINIC, point="plan-journalled"),
+    Kill(process=INSURER, point="checkpoint-written", round=14),
 )

@@ -125,11 +125,17 @@ COORDINATOR: Mapping[str, Point] = {
         where="coordinator.edges.spool:Spools.discard",
         side="before",
     ),
-    "clearing-models": Point(
-        meaning="a part of the models that nobody needs is deleted",
-        where="coordinator.edges.model_store:Path.unlink",
+    "clearing-spools": Point(
+        meaning="one of the round's spools is a spare now",
+        where="coordinator.edges.spare_files:SpareFiles.keep",
         side="after",
-        only=lambda arguments: "models" in arguments[0].parts,
+        only=lambda arguments: arguments[1].name.endswith(".delta"),
+    ),
+    "clearing-models": Point(
+        meaning="a model that nobody needs is a spare now, what belongs to it is still there",
+        where="coordinator.edges.spare_files:SpareFiles.keep",
+        side="after",
+        only=lambda arguments: arguments[1].name.endswith(".safetensors"),
     ),
     "evaluation-opened": _transition(
         "the open evaluation is saved, nobody was told", _enters("Evaluating", with_record="EvaluationOpened")
@@ -170,9 +176,14 @@ SILO_AGENT: Mapping[str, Point] = {
         side="after",
     ),
     "epoch-done": Point(
-        meaning="the first of two epochs is done",
-        where="silo_agent.training.local_trainer:shuffled_batches",
+        meaning="the first of two epochs is done, its checkpoint is not written",
+        where="silo_agent.training.checkpoint:CheckpointFile.save",
         side="before",
+    ),
+    "checkpoint-written": Point(
+        meaning="the checkpoint of the first of two epochs is written",
+        where="silo_agent.training.checkpoint:CheckpointFile.save",
+        side="after",
     ),
     "update-written": Point(
         meaning="the update is durable, the journal does not know it",

@@ -116,7 +116,12 @@ class Executioner:
         self.deaths: list[Death] = []
 
     def run(self) -> KillRun:
-        """Everything from the enrolment to the end of the plan; the processes are stopped then."""
+        """Everything from the enrolment to the end of the plan."""
+        self.begin()
+        return self.finish()
+
+    def begin(self) -> None:
+        """Enrol all silos and start them."""
         federation = self._federation
         tokens = federation.invite()
         self.start(COORDINATOR)
@@ -124,6 +129,10 @@ class Executioner:
         federation.enrol(tokens)
         for silo in federation.shape.silos:
             self.start(silo)
+
+    def finish(self) -> KillRun:
+        """See the plan through to its end, and stop the processes then."""
+        federation = self._federation
         self.until(federation.is_over)
         for name in federation.names:
             federation.processes.stop(name)

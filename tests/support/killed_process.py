@@ -110,8 +110,8 @@ def follow_rounds(program: str, fate: Fate) -> None:
             fate.round = round_of(state)[0]
             return state
 
-        SqlRoundStore.transition = saving  # type: ignore[method-assign]
-        SqlRoundStore.load = loading  # type: ignore[method-assign]
+        SqlRoundStore.transition = saving  # type: ignore[method-assign, assignment]
+        SqlRoundStore.load = loading  # type: ignore[method-assign, assignment]
     else:
         from silo_agent.edges.round_journal import RoundJournal
 
@@ -122,7 +122,7 @@ def follow_rounds(program: str, fate: Fate) -> None:
                 fate.round = key.round
             record(journal, effect)
 
-        RoundJournal.record = recording  # type: ignore[method-assign]
+        RoundJournal.record = recording  # type: ignore[method-assign, assignment]
 
 
 def main() -> None:
