@@ -26,8 +26,8 @@ $(INSTALLED): pyproject.toml ops/constraints.txt
 install: $(INSTALLED) ## Make the virtual environment with the pinned dependencies
 
 .PHONY: demo
-demo: $(INSTALLED) ## Run a whole federation on this machine; OUT=DIR chooses where it leaves everything
-	@$(BIN)/lorica demo --out '$(OUT)'
+demo: $(INSTALLED) ## Run a whole federation on this machine; OUT=DIR where it leaves everything, SET='KEY=VALUE ...' of the plan
+	@$(BIN)/lorica demo --out '$(OUT)' $(foreach value,$(SET),--set '$(value)')
 
 .PHONY: bench
 bench: OUT = bench.json

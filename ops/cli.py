@@ -33,11 +33,17 @@ def main() -> None:
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for everything the demo leaves.")] = Path("demo-out"),
     seed: Annotated[int, typer.Option(min=0, help="Of the generated silos and of the plan.")] = 1,
+    values: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="A value of the plan, such as wire.update=bfloat16; repeatable."
+        ),
+    ] = None,
 ) -> None:
     """Generate four silos, run one coordinator and four agents over mutual TLS, and show them learn."""
     from ops.demo.run import run_demo
 
-    run_demo(out, seed=seed, console=Console())
+    run_demo(out, seed=seed, values=values or (), console=Console())
 
 
 @app.command()

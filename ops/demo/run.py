@@ -62,8 +62,11 @@ class Layout:
         return self.out / "model"
 
 
-def run_demo(out: Path, *, seed: int, console: Console) -> dict[str, Any]:
-    """Run the demo and return its summary, which is also `out`/summary.json; raises StateError when a process fails."""
+def run_demo(out: Path, *, seed: int, values: Sequence[str] = (), console: Console) -> dict[str, Any]:
+    """Run the demo and return its summary, which is also `out`/summary.json; raises StateError when a process fails.
+
+    `values` are KEY=VALUE of the plan, over the demo's own.
+    """
     began = time.monotonic()
     place = Layout(out.resolve())
     _prepare(place.out)
@@ -74,7 +77,7 @@ def run_demo(out: Path, *, seed: int, console: Console) -> dict[str, Any]:
     _show_silos(console, place)
     with Processes(place.logs) as processes:
         with console.status("coordinator: init, plan new"):
-            _set_up_coordinator(place, seed)
+            _set_up_coordinator(place, seed, values)
         processes.start(
             "coordinator", "coordinator.cli", ["serve", "--dir", str(place.coordinator), "--plan", PLAN_NAME]
         )
@@ -126,7 +129,7 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def _set_up_coordinator(place: Layout, seed: int) -> None:
+def _set_up_coordinator(place: Layout, seed: int, values: Sequence[str]) -> None:
     silos, enrolment, metrics = free_ports(3)
     log = place.logs / "commands.log"
     where = ("--dir", str(place.coordinator))
@@ -138,7 +141,8 @@ def _set_up_coordinator(place: Layout, seed: int) -> None:
         # The user's own commands must not mean the demo's coordinator from now on.
         extra={"XDG_CONFIG_HOME": str(place.out / "config")},
     )
-    run("coordinator.cli", "plan", "new", PLAN_NAME, *where, "--seed", str(seed), *DEMO_PLAN, log=log)
+    given = [argument for value in values for argument in ("--set", value)]
+    run("coordinator.cli", "plan", "new", PLAN_NAME, *where, "--seed", str(seed), *DEMO_PLAN, *given, log=log)
 
 
 def _enrol(place: Layout, name: str) -> None:
