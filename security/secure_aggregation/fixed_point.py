@@ -56,9 +56,10 @@ EXTRA_WORDS = 2
 """Behind the delta: the weight, then the count of saturated coordinates."""
 
 BLOCK_ELEMENTS = 1 << 15
-_ROUND = 1.5 * 2.0**52
-"""Added to a double of less than 2^51, it leaves the nearest integer, mod 2^32, in the low word (two's complement)."""
-_UNIT = 2.0**-32
+_FINE = 2.0**32
+"""Values are rounded in units of 2^-32, in which the random words are whole numbers: one multiplication less."""
+_ROUND = 1.5 * 2.0**52 * _FINE
+"""Added to such a value below 2^51, leaves the nearest integer, mod 2^32, in the low word of the double."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +264,7 @@ class Encoder:
         out: Words = np.zeros(EXTRA_WORDS, dtype="<u4")
         random: Words = np.zeros(1, dtype="<u4")
         self.rounding.words_into(random, ranges.elements, workspace.stream)
-        share: WideBlock = np.array([self.capped_weight / ranges.weight_cap * levels], dtype=np.float64)
+        share: WideBlock = np.array([self.capped_weight / ranges.weight_cap * levels * _FINE], dtype=np.float64)
         _round(out[:1], share, random, workspace)
         out[1] = min(saturated + (self.weight > ranges.weight_cap), self.fixed_point.saturation_limit)
         return out
@@ -274,22 +275,22 @@ def _encode(out: Words, delta: FloatBlock, random: Words, scale: float, levels: 
     if not math.isfinite(peak):
         raise StateError("the delta has a coordinate that is not finite: nothing of it may leave")
     wide = workspace.wide[: len(delta)]
-    np.multiply(delta, scale, out=wide, dtype=np.float64)
+    np.multiply(delta, scale * _FINE, out=wide, dtype=np.float64)
     saturated = 0
     if peak * scale > levels:
-        saturated = int(np.count_nonzero(np.abs(wide) > levels))
-        np.clip(wide, -levels, levels, out=wide)
+        saturated = int(np.count_nonzero(np.abs(wide) > levels * _FINE))
+        np.clip(wide, -levels * _FINE, levels * _FINE, out=wide)
     _round(out, wide, random, workspace)
     return saturated
 
 
 def _round(out: Words, wide: WideBlock, random: Words, workspace: Workspace) -> None:
-    """The integers that `wide`, which is overwritten, rounds to: nearest to value + uniform in [-1/2, 1/2)."""
+    """The integers that `wide`, in units of 2^-32 and overwritten, rounds to: nearest to value + uniform in [-1/2, 1/2)."""
     noise = workspace.noise[: len(wide)]
-    np.multiply(random.view("<i4"), _UNIT, out=noise, dtype=np.float64)
+    np.copyto(noise, random.view("<i4"))
     np.add(wide, noise, out=wide)
     np.add(wide, _ROUND, out=wide)
-    np.copyto(out, wide.view("<u4")[::2])
+    np.copyto(out, wide.view("<u8"), casting="unsafe")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

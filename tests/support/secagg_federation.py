@@ -1,0 +1,295 @@
+"""A federation of real silo machines and a real coordinator machine, joined by a queue that a test may order, drop and alter.
+
+All randomness is expanded from a text, so that a run can be repeated byte for byte.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from blake3 import blake3
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from security.errors import WrongTime
+from security.identifiers import FederationName, SiloName
+from security.secure_aggregation import coordinator_machine as coordinator
+from security.secure_aggregation import mask_stream
+from security.secure_aggregation import silo_machine as silo
+from security.secure_aggregation.attempt import Attempt
+from security.secure_aggregation.fixed_point import Encoder, FixedPoint, Ranges, Workspace
+from security.secure_aggregation.mask_stream import Words
+from security.secure_aggregation.messages import Reveal, SelfMaskShare
+from security.secure_aggregation.parameters import Terms
+from security.secure_aggregation.secret import Secret
+from security.secure_aggregation.silo_memory import SiloMemory
+
+FEDERATION = FederationName("test")
+PLAN = bytes.fromhex("11" * 32)
+MODEL = bytes.fromhex("22" * 32)
+SIZES = (3, 7, 1, 10)
+PHASES = ("advertise keys", "share keys", "masked input", "consistency check", "unmasking")
+PHASE_OF = {
+    "Advertisement": "advertise keys",
+    "SharedKeys": "share keys",
+    "Complaint": "masked input",
+    "MaskedInput": "masked input",
+    "Agreement": "consistency check",
+    "Reveal": "unmasking",
+}
+
+
+def entropy(*names: object) -> bytes:
+    """32 bytes that only the names decide."""
+    return blake3("/".join(map(str, names)).encode()).digest()
+
+
+def silo_names(count: int) -> tuple[SiloName, ...]:
+    return tuple(SiloName(f"silo-{index:02}") for index in range(count))
+
+
+def identity_key(name: str) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(entropy("identity", name))
+
+
+def identities(names: Iterable[SiloName]) -> dict[SiloName, Ed25519PublicKey]:
+    return {name: identity_key(name).public_key() for name in names}
+
+
+def party(name: SiloName, peers: Iterable[SiloName], **more: Any) -> silo.Party:
+    return silo.Party(
+        federation=FEDERATION, silo=name, identity_key=identity_key(name), pinned=identities(peers), **more
+    )
+
+
+def attempt(*, round: int = 1, number: int = 1, salt: str = "attempt", plan: bytes = PLAN) -> Attempt:
+    return Attempt(federation=FEDERATION, plan=plan, round=round, number=number, id=entropy(salt, round, number))
+
+
+def ranges(sizes: Sequence[int] = SIZES) -> Ranges:
+    return Ranges.conservative(
+        sizes=sizes, largest_delta=[2.0**-index for index in range(len(sizes))], largest_weight=64
+    )
+
+
+def terms(**more: Any) -> Terms:
+    return Terms(model=MODEL, ranges=more.pop("ranges", ranges()), **more)
+
+
+def opening(name: str, of: Attempt, *, model: bytes = MODEL, sizes: tuple[int, ...] = SIZES) -> silo.OpenAttempt:
+    return silo.OpenAttempt(attempt=of, model=model, tensors=sizes, root=Secret(entropy("root", name, of.id.hex())))
+
+
+def delta_of(name: str, sizes: Sequence[int] = SIZES) -> np.ndarray:
+    seed = int.from_bytes(entropy("delta", name)[:8], "big")
+    generator = np.random.default_rng(seed)
+    scales = np.concatenate([np.full(size, 2.0**-index / 3) for index, size in enumerate(sizes)])
+    return (generator.uniform(-1, 1, sum(sizes)) * scales).astype(np.float32)
+
+
+def weight_of(name: str) -> float:
+    return 1.0 + entropy("weight", name)[0] / 8
+
+
+def encoded(fixed_point: FixedPoint, rounding: mask_stream.KeyStream, delta: np.ndarray, weight: float) -> Words:
+    workspace = Workspace()
+    encoder = Encoder(fixed_point=fixed_point, weight=weight, rounding=rounding)
+    words = np.zeros(fixed_point.words, dtype="<u4")
+    saturated = encoder.encode(words[:-2], delta, 0, workspace)
+    words[-2:] = encoder.encode_tail(saturated, workspace)
+    return words
+
+
+@dataclass
+class Silo:
+    """One silo: its machine, its disk (memory and journal) and the vectors that it made."""
+
+    party: silo.Party
+    state: silo.State = field(default_factory=lambda: silo.Resting(SiloMemory()))
+    memory: SiloMemory = field(default_factory=SiloMemory)
+    journal: list[silo.Event] = field(default_factory=list)
+    encoded: Words | None = None
+    masked: Words | None = None
+    sent: list[Any] = field(default_factory=list)
+    erased: list[Secret] = field(default_factory=list)
+
+    @property
+    def name(self) -> SiloName:
+        return self.party.silo
+
+    def take(self, event: silo.Event) -> list[Any]:
+        """What it sends in answer to `event`, with its own work done in between."""
+        self.state, effects = silo.step(self.state, event, self.party)
+        return self.do(effects)
+
+    def do(self, effects: Sequence[silo.Effect]) -> list[Any]:
+        messages = []
+        for effect in effects:
+            match effect:
+                case silo.Remember():
+                    self.memory = effect.memory
+                case silo.Journal():
+                    self.journal.append(effect.event)
+                case silo.Send():
+                    messages.append(effect.message)
+                case silo.MaskVector():
+                    messages += self.take(silo.VectorMasked(self.mask(effect)))
+                case silo.Erase():
+                    effect.root.erase()
+                    self.erased.append(effect.root)
+                    self.journal.clear()
+        self.sent += messages
+        return messages
+
+    def mask(self, effect: silo.MaskVector) -> bytes:
+        self.encoded = encoded(effect.fixed_point, effect.rounding, delta_of(self.name), weight_of(self.name))
+        self.masked = self.encoded.copy()
+        workspace = mask_stream.Workspace()
+        effect.masks.apply(self.masked[:5], 0, workspace)
+        effect.masks.apply(self.masked[5:], 5, workspace)
+        effect.masks.erase()
+        effect.rounding.erase()
+        return blake3(self.masked.tobytes()).digest()
+
+    def restart(self) -> list[Any]:
+        """As after `kill -9`: all that is left is the disk."""
+        self.state, effects = silo.restored(self.memory, tuple(self.journal), self.party)
+        return self.do(effects)
+
+
+class Federation:
+    """`run` carries one attempt through; `queue` holds what is on its way, as (recipient or "", message)."""
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        of: Attempt | None = None,
+        terms_: Terms | None = None,
+        silos: Mapping[SiloName, Silo] | None = None,
+        demands: silo.Demands | None = None,
+    ) -> None:
+        self.names = silo_names(count)
+        self.identities = identities(self.names)
+        self.attempt = of or attempt()
+        self.terms = terms_ or terms()
+        more = {} if demands is None else {"demands": demands}
+        self.silos = silos or {name: Silo(party(name, self.names, **more)) for name in self.names}
+        self.coordinator: coordinator.State = coordinator.Idle()
+        self.journal: list[coordinator.Event] = []
+        self.blames: list[coordinator.Blame] = []
+        self.unmask: coordinator.Unmask | None = None
+        self.queue: list[tuple[str, Any]] = []
+        self.seen: list[Any] = []
+        self.alter: Callable[[str, Any], Any] = lambda to, message: message
+
+    def begin(self, *, model: bytes = MODEL) -> None:
+        self.tell_coordinator(coordinator.OpenAttempt(attempt=self.attempt, terms=self.terms, invited=self.names))
+        for name in self.names:
+            self.tell_silo(name, opening(name, self.attempt, model=model))
+
+    def tell_coordinator(self, event: coordinator.Event) -> None:
+        self.coordinator, effects = coordinator.step(self.coordinator, event, self.identities)
+        for effect in effects:
+            match effect:
+                case coordinator.Journal():
+                    self.journal.append(effect.event)
+                case coordinator.Send():
+                    self.queue.append((effect.to, effect.message))
+                case coordinator.Blame():
+                    self.blames.append(effect)
+                case coordinator.Unmask():
+                    self.unmask = effect
+
+    def tell_silo(self, name: SiloName, event: silo.Event) -> None:
+        for message in self.silos[name].take(event):
+            self.queue.append(("", message))
+
+    def deliver(self, index: int = 0) -> None:
+        to, message = self.queue.pop(index)
+        message = self.alter(to, message)
+        if message is None:
+            return
+        if to:
+            self.tell_silo(SiloName(to), message)
+            return
+        self.seen.append(message)
+        self.tell_coordinator(message)
+
+    @property
+    def over(self) -> bool:
+        return isinstance(self.coordinator, coordinator.Unmasked | coordinator.Abandoned)
+
+    def run(
+        self,
+        *,
+        drops: Mapping[SiloName, str] | None = None,
+        until: str = "",
+        order: Callable[[int], int] = lambda waiting: 0,
+    ) -> "Federation":
+        """Until the attempt is over, or the coordinator's phase is `until`; `drops` says in which phase who falls silent."""
+        if isinstance(self.coordinator, coordinator.Idle):
+            self.begin()
+        silent = drops or {}
+        while not self.over and self.coordinator.phase != until:
+            if not self.queue:
+                self.tell_coordinator(coordinator.PhaseClosed(self.coordinator.phase))
+                continue
+            index = order(len(self.queue))
+            to, message = self.queue[index]
+            sender = to if to else message.silo
+            phase = PHASE_OF.get(type(message).__name__, "")
+            if not to and sender in silent and PHASES.index(silent[sender]) <= PHASES.index(phase):
+                self.queue.pop(index)
+                continue
+            try:
+                self.deliver(index)
+            except WrongTime:
+                if not to:
+                    continue
+                raise
+        return self
+
+    def end(self) -> None:
+        for each in self.silos.values():
+            each.do(self._ended(each))
+
+    def _ended(self, each: Silo) -> tuple[silo.Effect, ...]:
+        each.state, effects = silo.step(each.state, silo.AttemptEnded(self.attempt), each.party)
+        return effects
+
+    def sum(self) -> Words:
+        """The unmasked sum, as an aggregator makes it."""
+        assert self.unmask is not None
+        total = np.zeros(self.unmask.fixed_point.words, dtype="<u4")
+        for name in self.unmask.survivors:
+            masked = self.silos[name].masked
+            assert masked is not None
+            total += masked
+        self.unmask.masks.apply(total, 0, mask_stream.Workspace())
+        return total
+
+    def true_sum(self) -> Words:
+        """The sum of what the survivors encoded, without any mask."""
+        assert self.unmask is not None
+        total = np.zeros(self.unmask.fixed_point.words, dtype="<u4")
+        for name in self.unmask.survivors:
+            words = self.silos[name].encoded
+            assert words is not None
+            total += words
+        return total
+
+    def shares_seen(self) -> dict[tuple[SiloName, str], set[SiloName]]:
+        """(dealer, which secret) -> whose shares of it reached the coordinator."""
+        seen: dict[tuple[SiloName, str], set[SiloName]] = {}
+        for message in self.seen:
+            if isinstance(message, Reveal):
+                for share in message.shares:
+                    kind = "self mask" if isinstance(share, SelfMaskShare) else "mask key"
+                    seen.setdefault((share.dealer, kind), set()).add(message.silo)
+        return seen
+
+
+def altered(message: Any, **changes: Any) -> Any:
+    """`message` with other fields, and so, where it is signed, with a signature that no longer fits."""
+    return replace(message, **changes)

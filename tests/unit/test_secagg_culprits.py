@@ -1,0 +1,252 @@
+"""A malicious silo: it is named, left out, and cannot make the coordinator read or lose anything else."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from security.errors import Conflict, WrongTime
+from security.secure_aggregation import coordinator_machine as coordinator
+from security.secure_aggregation import share_box
+from security.secure_aggregation.coordinator_machine import Offence
+from security.secure_aggregation.key_agreement import box_key, box_private_key
+from security.secure_aggregation.messages import (
+    Advertisement,
+    Agreement,
+    Complaint,
+    Delivery,
+    MaskedInput,
+    Reveal,
+    SealedShare,
+    SharedKeys,
+    signed,
+)
+from security.secure_aggregation.secret import Secret
+from security.secure_aggregation.secret_sharing import MASK_KEY, share_commitment
+from tests.support.secagg_federation import Federation, attempt, entropy, identity_key, opening, silo_names
+
+NAMES = silo_names(6)
+ROGUE = NAMES[3]
+
+
+def played(kind: type, change: Callable[[Any], Any]) -> Federation:
+    """A whole attempt of six in which the rogue's message of one kind is another."""
+    federation = Federation(6)
+
+    def alter(to: str, message: Any) -> Any:
+        return change(message) if not to and isinstance(message, kind) and message.silo == ROGUE else message
+
+    federation.alter = alter
+    return federation.run()
+
+
+def resigned(message: Any, **changes: Any) -> Any:
+    return signed(replace(message, **changes), identity_key(ROGUE))
+
+
+def spoilt(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+def false_share(reveal: Reveal) -> Reveal:
+    share = replace(reveal.shares[1], share=spoilt(reveal.shares[1].share))
+    return resigned(reveal, shares=(reveal.shares[0], share, *reveal.shares[2:]))
+
+
+def fewer_shares(reveal: Reveal) -> Reveal:
+    return resigned(reveal, shares=reveal.shares[1:])
+
+
+def unsigned_box(shared: SharedKeys) -> SharedKeys:
+    box = replace(shared.boxes[0], box=spoilt(shared.boxes[0].box))
+    return replace(shared, boxes=(box, *shared.boxes[1:]))
+
+
+def fewer_boxes(shared: SharedKeys) -> SharedKeys:
+    return replace(shared, boxes=shared.boxes[1:])
+
+
+def fewer_lines(shared: SharedKeys) -> SharedKeys:
+    return replace(shared, dealing=resigned(shared.dealing, lines=shared.dealing.lines[1:]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "offence"),
+    [
+        (Advertisement, lambda it: replace(it, signature=spoilt(it.signature)), Offence.BAD_SIGNATURE),
+        (Advertisement, lambda it: replace(it, mask_key=entropy("other")), Offence.BAD_SIGNATURE),
+        (Advertisement, lambda it: resigned(it, mask_key=bytes(32)), Offence.BAD_MESSAGE),
+        (Advertisement, lambda it: resigned(it, mask_key=it.box_key), Offence.BAD_MESSAGE),
+        (SharedKeys, lambda it: replace(it, dealing=replace(it.dealing, signature=bytes(64))), Offence.BAD_SIGNATURE),
+        (SharedKeys, unsigned_box, Offence.BAD_MESSAGE),
+        (SharedKeys, fewer_boxes, Offence.BAD_MESSAGE),
+        (SharedKeys, fewer_lines, Offence.BAD_MESSAGE),
+        (MaskedInput, lambda it: replace(it, vector=bytes(32)), Offence.BAD_SIGNATURE),
+        (MaskedInput, lambda it: resigned(it, words=it.words - 1), Offence.WRONG_LENGTH),
+        (MaskedInput, lambda it: resigned(it, dealings=bytes(32)), Offence.BAD_MESSAGE),
+        (Agreement, lambda it: replace(it, signature=bytes(64)), Offence.BAD_SIGNATURE),
+        (Agreement, lambda it: resigned(it, survivors=bytes(32)), Offence.BAD_MESSAGE),
+        (Reveal, lambda it: replace(it, signature=bytes(64)), Offence.BAD_SIGNATURE),
+        (Reveal, false_share, Offence.BAD_SHARE),
+        (Reveal, fewer_shares, Offence.BAD_MESSAGE),
+    ],
+    ids=lambda value: getattr(value, "__name__", getattr(value, "value", None)),
+)
+def test_a_false_message_names_its_sender_and_the_others_sum_comes_out(
+    kind: type, change: Callable[[Any], Any], offence: Offence
+) -> None:
+    federation = played(kind, change)
+    assert [(blame.silo, blame.offence) for blame in federation.blames] == [(ROGUE, offence)]
+    assert np.array_equal(federation.sum(), federation.true_sum())
+    assert federation.unmask is not None
+    assert (ROGUE in federation.unmask.survivors) == (kind in (Agreement, Reveal))
+
+
+def test_silence_is_named_in_every_phase() -> None:
+    federation = Federation(6).run(drops={ROGUE: "masked input"})
+    assert federation.blames == [
+        coordinator.Blame(silo=ROGUE, offence=Offence.SILENCE, detail="no answer in the phase masked input")
+    ]
+
+
+# --- false shares -----------------------------------------------------------------------------------------------------
+
+
+def dealt_falsely(victim: int, *, commit: bool, right_key: bool = True) -> Federation:
+    """The rogue seals other shares for one holder; `commit` says whether it commits to those as well."""
+    federation = Federation(6)
+
+    def alter(to: str, message: Any) -> Any:
+        if to == ROGUE and isinstance(message, Delivery):
+            return None  # its machine would see that this is not what it dealt
+        if to or not isinstance(message, SharedKeys) or message.silo != ROGUE:
+            return message
+        holder = NAMES[victim]
+        roster = federation.coordinator.roster  # type: ignore[union-attr]
+        root = opening(ROGUE, federation.attempt).root
+        key = box_key(
+            box_private_key(root, federation.attempt),
+            roster.member(holder).box_key,
+            peer=holder,
+            roster=roster.digest,
+            sender=ROGUE,
+            receiver=holder,
+        )
+        index = next(index for index, box in enumerate(message.boxes) if box.holder == holder)
+        bound_to = {"roster": roster.digest, "dealer": ROGUE, "holder": holder}
+        shares = share_box.opened(message.boxes[index].box, key, **bound_to)
+        shares.mask_key.buffer[-1] ^= 1
+        sealing = key if right_key else Secret(bytes(32))
+        box = SealedShare(dealer=ROGUE, holder=holder, box=share_box.sealed(shares, sealing, **bound_to))
+        place = roster.place(holder) - 1
+        line = replace(message.dealing.lines[place], box=box.digest)
+        if commit:
+            commitment = share_commitment(
+                **bound_to,
+                kind=MASK_KEY,
+                salt=bytes(shares.mask_key_salt.buffer),
+                share=bytes(shares.mask_key.buffer),
+            )
+            line = replace(line, mask_key=commitment)
+        lines = (*message.dealing.lines[:place], line, *message.dealing.lines[place + 1 :])
+        dealing = resigned(message.dealing, lines=lines)
+        return SharedKeys(dealing=dealing, boxes=(*message.boxes[:index], box, *message.boxes[index + 1 :]))
+
+    federation.alter = alter
+    return federation
+
+
+def test_a_share_that_does_not_fit_its_commitment_convicts_the_dealer_before_anybody_is_unmasked() -> None:
+    federation = dealt_falsely(1, commit=False).run()
+    assert isinstance(federation.coordinator, coordinator.Abandoned)
+    assert [(it.silo, it.offence) for it in federation.blames] == [(ROGUE, Offence.BAD_SHARE)]
+    assert not any(isinstance(it, Reveal) for it in federation.seen)
+    assert federation.silos[NAMES[1]].erased, "the accuser is done with this attempt"
+
+
+def test_the_next_attempt_goes_on_without_the_rogue() -> None:
+    federation = dealt_falsely(1, commit=False).run()
+    federation.end()
+    honest = tuple(name for name in NAMES if name != ROGUE)
+    second = Federation(6, of=attempt(number=2), silos=federation.silos)
+    second.names = honest
+    second.run()
+    assert second.unmask is not None
+    assert second.unmask.survivors == honest
+    assert np.array_equal(second.sum(), second.true_sum())
+
+
+def test_a_box_that_does_not_open_is_a_dispute_between_two() -> None:
+    federation = dealt_falsely(1, commit=False, right_key=False).run()
+    assert isinstance(federation.coordinator, coordinator.Abandoned)
+    assert [(it.silo, it.offence) for it in federation.blames] == [
+        (NAMES[1], Offence.DISPUTED),
+        (ROGUE, Offence.DISPUTED),
+    ]
+
+
+def test_shares_of_no_one_secret_convict_the_dealer_when_they_are_put_together() -> None:
+    """The rogue commits to its false share, so that nobody can see it but when it drops and its key is needed."""
+    federation = dealt_falsely(1, commit=True).run(drops={ROGUE: "masked input"})
+    assert isinstance(federation.coordinator, coordinator.Abandoned)
+    assert [(it.silo, it.offence) for it in federation.blames] == [
+        (ROGUE, Offence.SILENCE),
+        (ROGUE, Offence.BAD_SHARE),
+    ]
+
+
+def test_a_complaint_about_a_sound_box_names_the_accuser() -> None:
+    federation = Federation(6).run(until="masked input")
+    roster = federation.coordinator.roster  # type: ignore[union-attr]
+    key = box_key(
+        box_private_key(opening(ROGUE, federation.attempt).root, federation.attempt),
+        roster.member(NAMES[0]).box_key,
+        peer=NAMES[0],
+        roster=roster.digest,
+        sender=NAMES[0],
+        receiver=ROGUE,
+    )
+    complaint = Complaint(roster=roster.digest, silo=ROGUE, dealer=NAMES[0], key=bytes(key.buffer))
+    federation.tell_coordinator(signed(complaint, identity_key(ROGUE)))
+    assert [(it.silo, it.offence) for it in federation.blames] == [(ROGUE, Offence.FALSE_COMPLAINT)]
+
+
+def test_a_complaint_that_is_not_signed_by_its_silo_names_nobody_else() -> None:
+    federation = Federation(6).run(until="masked input")
+    roster = federation.coordinator.roster  # type: ignore[union-attr]
+    federation.tell_coordinator(Complaint(roster=roster.digest, silo=ROGUE, dealer=NAMES[0], key=bytes(32)))
+    assert [(it.silo, it.offence) for it in federation.blames] == [(ROGUE, Offence.BAD_SIGNATURE)]
+    assert federation.run().unmask is not None
+
+
+def test_a_second_different_answer_is_a_conflict_and_the_same_one_is_nothing() -> None:
+    federation = Federation(6).run(until="masked input")
+    while not isinstance(federation.queue[0][1], MaskedInput):
+        federation.queue.append(federation.queue.pop(0))
+        federation.deliver(next(i for i, (to, _) in enumerate(federation.queue) if to or i == 0))
+    message = federation.queue[0][1]
+    federation.deliver()
+    state = federation.coordinator
+    federation.tell_coordinator(message)
+    assert federation.coordinator == state
+    with pytest.raises(Conflict, match="second, different MaskedInput"):
+        federation.tell_coordinator(replace(message, vector=bytes(32)))
+    assert federation.coordinator == state
+
+
+def test_a_late_answer_does_not_come_back_in() -> None:
+    federation = Federation(6).run(until="masked input")
+    federation.tell_coordinator(coordinator.SiloDropped(ROGUE, "upload failed"))
+    federation.tell_coordinator(coordinator.SiloDropped(ROGUE, "upload failed"))
+    assert len(federation.blames) == 1
+    (late,) = federation.silos[ROGUE].take(next(message for to, message in federation.queue if to == ROGUE))
+    with pytest.raises(WrongTime, match="not waited for"):
+        federation.tell_coordinator(late)
+
+
+def test_a_deadline_of_another_phase_closes_nothing() -> None:
+    federation = Federation(6).run(until="masked input")
+    with pytest.raises(WrongTime, match="came in the phase masked input"):
+        federation.tell_coordinator(coordinator.PhaseClosed("share keys"))
