@@ -140,10 +140,14 @@ class Manifest:
 
     def check_chunk(self, index: int, data: bytes | memoryview) -> None:
         """Raise unless `data` is exactly chunk `index`: MalformedMessage for its size, IntegrityError for its content."""
-        if len(data) != self.chunk_size(index):
-            raise MalformedMessage(f"chunk {index} has {len(data)} bytes, its manifest says {self.chunk_size(index)}")
+        self.check_chunk_size(index, data)
         if not hmac.compare_digest(blake3(data).digest(), self.chunk_digests[index]):
             raise IntegrityError(f"chunk {index} does not have the digest in its manifest: it was damaged or replaced")
+
+    def check_chunk_size(self, index: int, data: bytes | memoryview) -> None:
+        """Raise MalformedMessage unless `data` is as long as chunk `index`."""
+        if len(data) != self.chunk_size(index):
+            raise MalformedMessage(f"chunk {index} has {len(data)} bytes, its manifest says {self.chunk_size(index)}")
 
     def check_layout(self, layout: Layout) -> None:
         """Raise MalformedMessage unless this manifest describes a vector of `layout`."""

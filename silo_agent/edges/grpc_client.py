@@ -160,6 +160,8 @@ class GrpcCoordinator:
             async for chunk in call:
                 if chunk.index != expected:
                     raise MalformedMessage(f"plan bundle chunk {chunk.index} came where {expected} was due")
+                if not chunk.data:
+                    raise MalformedMessage(f"plan bundle chunk {chunk.index} is empty")
                 expected += 1
                 raw += chunk.data
                 if len(raw) > MAX_BUNDLE_BYTES:
@@ -222,10 +224,14 @@ class GrpcCoordinator:
             federation_pb2.FetchModelRequest(key=key, model_digest=digest_to_wire(model), first_chunk=first)
         )
         behind = _KeptBehind()
+        announced = False
         try:
             async for raw in call:
                 match piece := _read_piece(raw):
                     case federation_pb2.ModelPiece() if piece.HasField("header"):
+                        if announced:
+                            raise MalformedMessage("the coordinator sends a model's header a second time")
+                        announced = True
                         header = model_header_from_wire(piece.header)
                         self._check_header(header, plan=plan, layout=layout, model=model, latest_round=latest_round)
                         if partial is None:
@@ -242,6 +248,8 @@ class GrpcCoordinator:
                         raise MalformedMessage(
                             "the coordinator sends a piece of a model that is neither header nor chunk"
                         )
+                if partial is not None and partial.is_whole:
+                    break  # whatever else comes, it is not of this model
             if partial is None or not partial.is_whole:
                 raise Unreachable("the coordinator ended the download before the model was whole")
             await behind.keep_all(partial)

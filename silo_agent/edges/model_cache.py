@@ -63,7 +63,8 @@ class PartialModel:
         return len(self._arrived)
 
     def arrive(self, data: bytes | memoryview) -> None:
-        """The chunk that is due; `keep` writes it."""
+        """The chunk that is due; `keep` writes it. Raises MalformedMessage for another size: what waits is counted in chunks."""
+        self.manifest.check_chunk_size(self.due, data)
         self._arrived.append(data)
         self.due += 1
 

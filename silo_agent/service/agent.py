@@ -79,6 +79,8 @@ from silo_wire.plan import PlanBundle
 
 STOP_S = 5.0
 """How long a stopping agent tries to tell the coordinator so."""
+ERRANDS_WAITING = 16
+"""More than an honest coordinator's orders ever leave to be told at once."""
 PROGRESS_S = 2.0
 """Between two reports of progress to the coordinator."""
 _PROGRESS_STEP = 0.005  # of what a person sees
@@ -190,6 +192,8 @@ class AgentService:
     async def _attend(self) -> None:
         async for order in self._coordinator.orders():
             self._inbox.put_nowait((None, order))
+            if self._errands.qsize() > ERRANDS_WAITING:
+                await self._errands.join()  # who does not listen is not listened to: nothing piles up here
 
     async def _run_errands(self) -> None:
         while True:
