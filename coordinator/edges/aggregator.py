@@ -1,13 +1,15 @@
 """Committed updates into the next model: coordinator/aggregation over files, slab by slab.
 
-A slab is the same few MiB of the base model, of each optimizer slot and of every delta. The deltas of one slab are read
+A slab is the same part of the base model, of each optimizer slot and of every delta. The deltas of one slab are read
 and added one silo after the other, in order of name, so memory is a handful of slabs whatever the number of silos.
+Reading, arithmetic and writing each have a thread, and pass slabs on in that order (slab_buffers.py).
 Every byte is checked against its digest as it is read. Nothing here depends on the clock, on arrival order or on how far
 an earlier try came: the same base model and committed updates give the same model on the same device.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -16,8 +18,10 @@ from torch import Tensor
 from coordinator.aggregation.round_arithmetic import aggregate_slab
 from coordinator.aggregation.rounding import round_to_bfloat16
 from coordinator.aggregation.server_optimizer import optimizer_named, slots
+from coordinator.aggregation.streaming_sum import Scratch
 from coordinator.aggregation.weighting import CohortWeights, SiloSummary, WeightCaps, Weighting, weigh
 from coordinator.edges.model_store import MASTER, ModelStore, OptimizerState, Slab
+from coordinator.edges.slab_buffers import SlabBuffer, SlabBuffers, ahead
 from coordinator.edges.spool import Spools
 from coordinator.edges.stored_vector import StoredVector, VectorReader
 from coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome, SiloWeight
@@ -30,7 +34,8 @@ from silo_wire.messages import RoundKey
 from silo_wire.plan import AggregationSection
 
 DeviceSetting = Literal["auto", "cpu", "cuda"]
-SLAB_BYTES = 1 << 20
+SLAB_BYTES: dict[str, int] = {"cpu": 1 << 20, "cuda": 32 << 20}
+"""By kind of device: what stays in a core's cache, and what a copy to a GPU and back is worth its overhead for."""
 _TYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -55,8 +60,9 @@ class Aggregator:
         spools: Spools,
         update_dtype: Dtype,
         device: torch.device,
-        slab_bytes: int = SLAB_BYTES,
+        slab_bytes: int | None = None,
     ) -> None:
+        slab_bytes = SLAB_BYTES[device.type] if slab_bytes is None else slab_bytes
         if slab_bytes < 4 or slab_bytes % 4:
             raise ValueError(f"slab_bytes={slab_bytes}: use a multiple of 4, at least 4")
         self._update_dtype = _TYPES[update_dtype]
@@ -77,7 +83,7 @@ class Aggregator:
         self._models = models
         self._spools = spools
         self._device = device
-        self._slab_bytes = slab_bytes
+        self._slab_elements = slab_bytes // torch.float32.itemsize
 
     def aggregate(self, key: RoundKey, base_model: Digest, updates: Sequence[CommittedUpdate]) -> AggregationResult:
         """Weigh `updates`, sum them, step the server optimizer, store the new model with its optimizer state.
@@ -97,12 +103,11 @@ class Aggregator:
         by_name = sorted(updates, key=lambda update: update.silo)
         deltas = [(update.silo, self._committed(key, update)) for update in by_name]
         state = self._models.state(base_model)
+        work = _Work(self._models.master(base_model, state), state, deltas, slots(self._optimizer))
         try:
-            model = self._models.add(
-                self._slabs(self._models.master(base_model, state), state, deltas, cohort),
-                slots=(*slots(self._optimizer), *((MASTER,) if self._models.keeps_master else ())),
-                steps=state.steps + 1,
-            )
+            with closing(self._slabs(work, cohort)) as slabs:
+                names = (*work.fills, *((MASTER,) if self._models.keeps_master else ()))
+                model = self._models.add(slabs, slots=names, steps=state.steps + 1)
         except (MalformedMessage, ConfigurationError) as error:
             # Finite deltas whose mean or step is not: the longest of them is to blame, and the others can go on.
             longest = max(by_name, key=lambda update: update.delta_norm)
@@ -117,52 +122,141 @@ class Aggregator:
         except IntegrityError as error:
             raise UnusableUpdate(update.silo, str(error)) from error
 
-    def _slabs(
-        self,
-        base: StoredVector,
-        state: OptimizerState,
-        deltas: Sequence[tuple[SiloName, StoredVector]],
-        cohort: CohortWeights,
-    ) -> Iterator[Slab]:
-        """Each slab is good until the next one is asked for."""
-        fills = slots(self._optimizer)
-        if state.steps and set(state.slots) - {MASTER} != set(fills):
-            raise IntegrityError(
-                f"the optimizer state beside {base.path} holds {sorted(state.slots)}, this plan's server optimizer needs "
-                f"{sorted(fills)}: restore it from a backup"
-            )
-        elements = base.manifest.total_bytes // 4
+    def _slabs(self, work: "_Work", cohort: CohortWeights) -> Generator[Slab, None, None]:
+        """The new model and its state; each slab is good until the next one is asked for."""
+        of_one_slab = 1 + len(work.fills) + self._models.keeps_master
+        # One slab is computed, one is written, one is read, and so is the next delta while another one is added.
+        elements = min(self._slab_elements, work.elements)
+        buffers = SlabBuffers(3 * of_one_slab + 2, elements * torch.float32.itemsize, self._device)
+        reading = ahead(self._read(work, buffers), buffers.close)
+        with closing(ahead(self._computed(reading, work, cohort, buffers), buffers.close)) as computed:
+            for done in computed:
+                for buffer in done.buffers:
+                    buffer.fetch()
+                in_float32 = {name: buffer.content(done.elements, torch.float32) for name, buffer in done.state.items()}
+                master = done.master.content(done.elements, torch.float32)
+                if done.published is None:
+                    yield Slab(master, in_float32)
+                else:
+                    published = done.published.content(done.elements, torch.bfloat16)
+                    yield Slab(published, {MASTER: master, **in_float32})
+                buffers.give(*done.buffers)
+
+    def _read(self, work: "_Work", buffers: SlabBuffers) -> Generator["_Slab | SlabBuffer", None, None]:
+        """For each slab what will be changed, then the delta of each silo in order of name."""
         with ExitStack() as stack:
 
-            def reader(vector: StoredVector) -> VectorReader:
+            def open_(vector: StoredVector) -> VectorReader:
                 return stack.enter_context(closing(VectorReader(vector)))
 
-            of_base = reader(base)
-            of_state = {name: reader(state.slots[name]) for name in fills if state.steps}
+            def filled(source: VectorReader, elements: int, dtype: torch.dtype) -> SlabBuffer:
+                buffer = buffers.take()
+                source.read_into(buffer.content(elements, dtype))
+                buffer.send()
+                return buffer
+
+            def constant(elements: int, value: float) -> SlabBuffer:
+                buffer = buffers.take()
+                buffer.values(elements, torch.float32).fill_(value)
+                buffer.mark()
+                return buffer
+
+            base = open_(work.base)
+            of_state = {name: open_(work.state.slots[name]) for name in work.fills if work.state.steps}
             of_silos = []
-            for silo, vector in deltas:
+            for silo, vector in work.deltas:
                 with _blamed_on(silo):
-                    of_silos.append((silo, reader(vector)))
-            for start in range(0, elements, self._slab_bytes // 4):
-                length = min(self._slab_bytes // 4, elements - start)
-                model = _read(of_base, length, torch.float32)
-                values = {
-                    name: _read(of_state[name], length, torch.float32) if state.steps else torch.full_like(model, fill)
-                    for name, fill in fills.items()
-                }
+                    of_silos.append((silo, open_(vector)))
+            for start in range(0, work.elements, self._slab_elements):
+                elements = min(self._slab_elements, work.elements - start)
+                yield _Slab(
+                    elements,
+                    master=filled(base, elements, torch.float32),
+                    state={
+                        name: filled(of_state[name], elements, torch.float32)
+                        if work.state.steps
+                        else constant(elements, fill)
+                        for name, fill in work.fills.items()
+                    },
+                    published=buffers.take() if self._models.keeps_master else None,
+                )
+                for silo, source in of_silos:
+                    with _blamed_on(silo):
+                        delta = filled(source, elements, self._update_dtype)
+                    yield delta
 
-                def slabs_of_silos(length: int = length) -> Iterator[tuple[SiloName, Tensor]]:
-                    for silo, source in of_silos:
-                        with _blamed_on(silo):
-                            yield silo, _read(source, length, self._update_dtype)
+    def _computed(
+        self,
+        read: Generator["_Slab | SlabBuffer", None, None],
+        work: "_Work",
+        cohort: CohortWeights,
+        buffers: SlabBuffers,
+    ) -> Generator["_Slab", None, None]:
+        scratch = Scratch.of(min(self._slab_elements, work.elements), self._device)
+        with closing(read):
+            for slab in read:
+                assert isinstance(slab, _Slab)
+                model = slab.master.values(slab.elements, torch.float32)
+                aggregate_slab(
+                    model,
+                    self._deltas(read, slab.elements, work, buffers),
+                    cohort,
+                    self._optimizer,
+                    {name: buffer.values(slab.elements, torch.float32) for name, buffer in slab.state.items()},
+                    step_number=work.state.steps + 1,
+                    scratch=scratch.first(slab.elements),
+                )
+                if slab.published is not None:
+                    round_to_bfloat16(model, slab.published.values(slab.elements, torch.bfloat16))
+                for buffer in slab.buffers:
+                    buffer.mark()
+                yield slab
 
-                aggregate_slab(model, slabs_of_silos(), cohort, self._optimizer, values, step_number=state.steps + 1)
-                if self._models.keeps_master:
-                    published = torch.empty(length, dtype=torch.bfloat16)
-                    round_to_bfloat16(model, published)
-                    yield Slab(_bytes(published), {MASTER: _bytes(model), **{n: _bytes(v) for n, v in values.items()}})
-                else:
-                    yield Slab(_bytes(model), {name: _bytes(v) for name, v in values.items()})
+    def _deltas(
+        self, read: Iterator["_Slab | SlabBuffer"], elements: int, work: "_Work", buffers: SlabBuffers
+    ) -> Iterator[tuple[SiloName, Tensor]]:
+        """The deltas of one slab; each is given back when the next one is asked for."""
+        for silo, _ in work.deltas:
+            buffer = next(read)
+            assert isinstance(buffer, SlabBuffer)
+            yield silo, buffer.values(elements, self._update_dtype)
+            buffer.mark()
+            buffers.give(buffer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What one aggregation reads: the model in float32, its state, each silo's delta; and what fills the state at first."""
+
+    base: StoredVector
+    state: OptimizerState
+    deltas: Sequence[tuple[SiloName, StoredVector]]
+    fills: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        if self.state.steps and set(self.state.slots) - {MASTER} != set(self.fills):
+            raise IntegrityError(
+                f"the optimizer state beside {self.base.path} holds {sorted(self.state.slots)}, this plan's server "
+                f"optimizer needs {sorted(self.fills)}: restore it from a backup"
+            )
+
+    @property
+    def elements(self) -> int:
+        return self.base.manifest.total_bytes // torch.float32.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class _Slab:
+    """The part of a model that is being changed: in float32, its optimizer state, and as it is published."""
+
+    elements: int
+    master: SlabBuffer
+    state: Mapping[str, SlabBuffer]
+    published: SlabBuffer | None
+
+    @property
+    def buffers(self) -> tuple[SlabBuffer, ...]:
+        return self.master, *self.state.values(), *(() if self.published is None else (self.published,))
 
 
 @contextmanager
@@ -171,16 +265,6 @@ def _blamed_on(silo: SiloName) -> Iterator[None]:
         yield
     except (IntegrityError, StorageError) as error:
         raise UnusableUpdate(silo, f"the committed update of silo {silo} cannot be used: {error}") from error
-
-
-def _read(source: VectorReader, elements: int, dtype: torch.dtype) -> Tensor:
-    values = torch.empty(elements, dtype=dtype)
-    source.read_into(_bytes(values))
-    return values
-
-
-def _bytes(values: Tensor) -> memoryview:
-    return values.view(torch.uint8).numpy().data
 
 
 def _summary(update: CommittedUpdate) -> SiloSummary:

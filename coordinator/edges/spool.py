@@ -17,7 +17,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coordinator.aggregation.delta_norm import expanded, norm_of, sum_of_squares
+from coordinator.aggregation.delta_norm import norm_of, sum_of_squares
 from coordinator.edges.spare_files import SpareFiles
 from coordinator.edges.stored_vector import (
     StoredVector,
@@ -106,7 +106,7 @@ class Spool:
                     f"chunk {index} of the update of silo {self._silo} came where {self.held} is expected"
                 )
             self._manifest.check_chunk(index, data)
-            squares = sum_of_squares(expanded(data, self._dtype))
+            squares = sum_of_squares(data, self._dtype)
             if not math.isfinite(squares):
                 raise MalformedMessage(
                     f"chunk {index} of the update of silo {self._silo} holds NaN or infinite values: its training "
@@ -325,7 +325,7 @@ def _sums_held(delta: Path, manifest: Manifest, dtype: Dtype) -> list[float]:
         for index in range(manifest.chunks):
             chunk = buffer[: manifest.chunk_size(index)]
             reader.read_into(chunk)
-            squares = sum_of_squares(expanded(chunk, dtype))
+            squares = sum_of_squares(chunk, dtype)
             if not math.isfinite(squares):
                 break
             sums.append(squares)

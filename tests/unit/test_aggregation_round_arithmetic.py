@@ -47,7 +47,7 @@ def summaries_of(deltas: dict[SiloName, Tensor]) -> list[SiloSummary]:
             silo=silo,
             examples=facts[silo][0],
             loss_reduction=facts[silo][1],
-            delta_norm=norm_of([sum_of_squares(delta.numpy())]),
+            delta_norm=norm_of([sum_of_squares(delta.numpy().tobytes(), "float32")]),
         )
         for silo, delta in deltas.items()
     ]
@@ -141,7 +141,7 @@ def test_one_silo_with_fedavg_gives_exactly_its_own_model() -> None:
     model, delta = torch.randn(1_000, generator=generator), torch.randn(1_000, generator=generator)
     expected = model + delta
     summary = SiloSummary(
-        silo=NAMES[0], examples=3, loss_reduction=0.1, delta_norm=norm_of([sum_of_squares(delta.numpy())])
+        silo=NAMES[0], examples=3, loss_reduction=0.1, delta_norm=norm_of([sum_of_squares(delta.numpy().tobytes(), "float32")])
     )
     cohort = weigh([summary], weighting=Weighting.LORAR)
     aggregate_slab(model, [(NAMES[0], delta)], cohort, FED_AVG, {}, step_number=1)

@@ -1,8 +1,10 @@
 """Aggregation over files: the same bits as on whole vectors, the same bits again after a crash, and no silo's fault spreads."""
 
+import errno
+import os
 import re
 import shutil
-import weakref
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -18,7 +20,9 @@ from coordinator.aggregation.delta_norm import norm_of, sum_of_squares
 from coordinator.aggregation.round_arithmetic import aggregate_slab
 from coordinator.aggregation.server_optimizer import optimizer_named, slots
 from coordinator.aggregation.weighting import CohortWeights, SiloSummary, SiloWeight, WeightCaps, Weighting, weigh
+from coordinator.edges import slab_buffers
 from coordinator.edges.aggregator import device_for
+from coordinator.edges.slab_buffers import SlabBuffer
 from coordinator.rounds.updates import CommittedUpdate, Outcome
 from coordinator.service.ports import UnusableUpdate
 from security.errors import ConfigurationError, IntegrityError, StorageError
@@ -80,8 +84,8 @@ SENT = {A: (10, 1.0, 4096), B: (100, 0.5, 16 << 10), C: (7, 2.5, 10_000)}
 """Examples, loss reduction and chunk size in bytes of each silo's update."""
 
 
-def norm_in_chunks(delta: Vector, step: int) -> float:
-    return norm_of(sum_of_squares(delta[begin : begin + step]) for begin in range(0, len(delta), step))
+def norm_in_chunks(content: bytes, dtype: str, step: int) -> float:
+    return norm_of(sum_of_squares(content[begin : begin + step], dtype) for begin in range(0, len(content), step))
 
 
 def deltas_of(place: Workplace, round_number: int = 1) -> dict[Any, Vector]:
@@ -102,6 +106,11 @@ def sent(place: Workplace, round_number: int = 1, attempt: int = 1) -> list[Comm
 def as_sent(place: Workplace, delta: Vector) -> Vector:
     """The delta as the coordinator gets it, in float32."""
     return torch.from_numpy(delta).to(TYPES[place.bundle.plan.wire.update]).float().numpy()
+
+
+def as_bytes(place: Workplace, delta: Vector) -> bytes:
+    values = torch.from_numpy(delta).to(TYPES[place.bundle.plan.wire.update])
+    return values.view(torch.uint8).numpy().tobytes()
 
 
 def master_of(place: Workplace, model: Digest) -> Vector:
@@ -131,7 +140,9 @@ def expected_rounds(place: Workplace, changes: dict[str, Any], rounds: int) -> V
                     silo=silo,
                     examples=SENT[silo][0],
                     loss_reduction=SENT[silo][1],
-                    delta_norm=norm_in_chunks(deltas[silo], SENT[silo][2] // place.bundle.update_layout.item_bytes),
+                    delta_norm=norm_in_chunks(
+                        as_bytes(place, deltas[silo]), place.bundle.plan.wire.update, SENT[silo][2]
+                    ),
                 )
                 for silo in vectors
             ],
@@ -432,25 +443,48 @@ def test_state_of_another_optimizer_is_refused(place: Workplace) -> None:
 
 
 def test_memory_does_not_grow_with_the_number_of_silos(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted in slabs that are alive at once."""
-    living: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
-    alive: list[int] = []
-    read = aggregator_module._read
+    """All slabs lie in buffers that are made once for an aggregation."""
+    made: list[int] = []
 
-    def counted(*arguments: Any) -> torch.Tensor:
-        slab = read(*arguments)
-        living.add(slab)
-        alive.append(len(living))
-        return slab
+    class Counted(SlabBuffer):
+        def __init__(self, size: int, device: torch.device) -> None:
+            super().__init__(size, device)
+            made.append(size)
 
-    monkeypatch.setattr(aggregator_module, "_read", counted)
+    monkeypatch.setattr(slab_buffers, "SlabBuffer", Counted)
     updates = sent(place)
-    most = []
-    for count in (2, 3):
+    bytes_made = []
+    for count in (1, 3):
         place.aggregator().aggregate(place.key(), place.models.initial(), updates[:count])
-        most.append(max(alive))
-        alive.clear()
-    assert most[0] == most[1]
+        bytes_made.append(sum(made))
+        made.clear()
+    assert bytes_made[0] == bytes_made[1] > 0
+
+
+def test_no_thread_is_left_whatever_happens(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = place.models.initial()
+    updates = sent(place)
+    place.aggregator().aggregate(place.key(), base, updates)
+    spoil(next((place.state / "spools").rglob(f"{C}.delta")))
+    with pytest.raises(UnusableUpdate):
+        place.aggregator().aggregate(place.key(), base, updates)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", full_disk)
+        with pytest.raises(StorageError, match="No space left on device"):
+            place.aggregator().aggregate(place.key(), base, updates[:2])
+    with monkeypatch.context() as patched:
+        patched.setattr(aggregator_module, "aggregate_slab", defect)
+        with pytest.raises(ZeroDivisionError):
+            place.aggregator().aggregate(place.key(), base, updates[:2])
+    assert [thread.name for thread in threading.enumerate() if thread.name == "slabs"] == []
+
+
+def full_disk(*_: object) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def defect(*_: object, **__: object) -> None:
+    raise ZeroDivisionError
 
 
 def test_device_setting_is_honoured_or_refused() -> None:
