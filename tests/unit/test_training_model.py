@@ -110,6 +110,26 @@ def test_a_bfloat16_vector_is_loaded_as_the_very_same_numbers(tmp_path: Path) ->
         assert torch.equal(theirs.float(), ours)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("device", ["cuda", "cpu by way of the host's memory"])
+def test_a_model_elsewhere_is_loaded_block_by_block(
+    device: str, dtype: Dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a GPU does is done without one as well, all but the last copy."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("this machine has no CUDA GPU")
+    source, target = several_blocks(1).to(getattr(torch, dtype)), several_blocks(2)
+    bits = torch.int32 if dtype == "float32" else torch.int16
+    raw = b"".join(tensor.detach().view(bits).numpy().tobytes() for tensor in bind_any(source))
+    if device == "cuda":
+        target.to("cuda")
+    else:
+        monkeypatch.setattr(BoundParameters, "device", torch.device("cuda"))
+    load(target, tmp_path / "vector", raw, dtype=dtype)
+    for theirs, ours in zip(bind_any(source), bind_any(target), strict=True):
+        assert torch.equal(theirs.float(), ours.cpu())
+
+
 def bind_any(model: T5ForConditionalGeneration) -> list[torch.nn.Parameter]:
     """Its parameters in layout order, whatever their type."""
     named = dict(model.named_parameters(remove_duplicate=False))
