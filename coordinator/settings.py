@@ -97,7 +97,7 @@ class InvitationsSection(Section):
 
 class AggregationSettings(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: Annotated[int, Field(ge=0, le=1024)] = 0
+    threads: Annotated[int, Field(ge=0, le=1024)] = 1
 
 
 class Settings(Section):

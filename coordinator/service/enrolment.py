@@ -13,6 +13,7 @@ from coordinator.rounds.events import SiloEnrolled
 from coordinator.service.ports import Clock, Keys, RoundStore
 from coordinator.service.records import EnrolledSilo, Invitation
 from coordinator.service.round_loop import RoundLoop
+from coordinator.service.threads import Threads
 from security.errors import AuthenticationError, ConfigurationError
 from security.identifiers import SiloName, silo_name
 from security.pki.enrolment_token import SECRET_BYTES, check_unexpired, secret_digest, verify_secret
@@ -32,8 +33,9 @@ class Issued:
 
 
 class Enrolment:
-    def __init__(self, *, store: RoundStore, keys: Keys, loop: RoundLoop, clock: Clock) -> None:
+    def __init__(self, *, store: RoundStore, keys: Keys, loop: RoundLoop, clock: Clock, threads: Threads) -> None:
         self._store = store
+        self._threads = threads
         self._keys = keys
         self._loop = loop
         self._clock = clock
@@ -63,7 +65,7 @@ class Enrolment:
         expires = float(int(self._clock()) + valid_seconds)
         token = self._keys.token(name, secret=secret, expires_unix_s=expires)
         invitation = Invitation(silo=name, secret_digest=secret_digest(secret), expires_unix_s=expires)
-        await asyncio.to_thread(self._store.invite, invitation)
+        await self._threads.store(self._store.invite, invitation)
         await self._reload()
         _log.info("silo invited", silo=name, expires_unix_s=expires)
         return token, expires
@@ -100,7 +102,7 @@ class Enrolment:
             enrolled_unix_s=now,
             last_seen_unix_s=0.0,
         )
-        await asyncio.to_thread(self._store.enrol, enrolled, secret_digest=invitation.secret_digest)
+        await self._threads.store(self._store.enrol, enrolled, secret_digest=invitation.secret_digest)
         # Were this lost with the process: the population is taken from the store at the next start.
         await self._loop.post(SiloEnrolled(now=now, silo=name))
         await self._reload()
@@ -138,7 +140,7 @@ class Enrolment:
                     await self._changed.wait()
 
     async def _reload(self) -> None:
-        self._open = await asyncio.to_thread(self._store.invitations)
+        self._open = await self._threads.store(self._store.invitations)
         self._changed.set()
         for changed in self.on_change:
             changed()

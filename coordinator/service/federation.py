@@ -3,7 +3,6 @@
 `silo` arguments are identities from verified certificates, never from a message.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 
@@ -21,12 +20,14 @@ from coordinator.rounds.events import (
 from coordinator.rounds.orders import order_for, waiting_for
 from coordinator.rounds.states import Course, Idle, course_of, population_of
 from coordinator.service.attendance import Attendance, Seat
+from coordinator.service.chunk_cache import ChunkCache
 from coordinator.service.enrolment import Enrolment
 from coordinator.service.plan_desk import OpenedPlan, PlanDesk, terms_of
 from coordinator.service.ports import Clock, Keys, ModelStore, Observer, OpenPlan, PlanShelf, RoundStore, Spools
 from coordinator.service.records import RoundRow
 from coordinator.service.round_loop import RETRY_S, RoundLoop
 from coordinator.service.standing import Standing, counts, standing
+from coordinator.service.threads import Threads
 from coordinator.service.uploads import Upload, Uploads
 from security.errors import AuthorisationError, MalformedMessage, StateError, WrongTime
 from security.identifiers import FederationName, SiloName
@@ -53,11 +54,11 @@ class ModelSource:
 
     header: ModelHeader
     _models: ModelStore
+    _chunks: ChunkCache
 
     async def chunk(self, index: int) -> bytes:
         """Raises MalformedMessage for an index outside the model, IntegrityError or StorageError for its file."""
-        self.header.manifest.chunk_size(index)
-        return await asyncio.to_thread(self._models.read_chunk, self.header.manifest.digest, index)
+        return await self._chunks.chunk(self._models, self.header.manifest, index)
 
 
 class Federation:
@@ -82,12 +83,23 @@ class Federation:
         self._observer = observer
         self._clock = clock
         self._desk = PlanDesk(federation=federation, shelf=shelf, open_plan=open_plan)
+        self._threads = Threads()
+        self._chunks = ChunkCache(self._threads)
         self._loop = RoundLoop(
-            store=store, desk=self._desk, spools=spools, keys=keys, observer=observer, clock=clock, retry_s=retry_s
+            store=store,
+            desk=self._desk,
+            spools=spools,
+            keys=keys,
+            observer=observer,
+            clock=clock,
+            threads=self._threads,
+            retry_s=retry_s,
         )
         self._attendance = Attendance()
-        self._uploads = Uploads(loop=self._loop, desk=self._desk, spools=spools, store=store, clock=clock)
-        self.enrolment = Enrolment(store=store, keys=keys, loop=self._loop, clock=clock)
+        self._uploads = Uploads(
+            loop=self._loop, desk=self._desk, spools=spools, store=store, clock=clock, threads=self._threads
+        )
+        self.enrolment = Enrolment(store=store, keys=keys, loop=self._loop, clock=clock, threads=self._threads)
         self._loop.on_change.append(self._changed)
 
     async def start(self) -> None:
@@ -124,7 +136,7 @@ class Federation:
         seat = self._attendance.take(silo, instance)
         _log.info("silo connected", silo=silo, holds_plan=plan)
         try:
-            await asyncio.to_thread(self._store.seen, silo, self._clock())
+            await self._threads.store(self._store.seen, silo, self._clock())
             if seat.restarted:
                 self._loop.post_soon(SiloLeft(now=self._clock(), silo=silo))
             self._changed()
@@ -167,12 +179,12 @@ class Federation:
         if model not in (course.model, course.best_model):
             raise WrongTime(f"model {model} is not handed out now, the present one is {course.model}")
         opened = await self._desk.opened(plan)
-        signed = await asyncio.to_thread(self._store.signed_model, plan, model)
+        signed = await self._threads.store(self._store.signed_model, plan, model)
         if signed is None:
             raise StateError(f"model {model} has no signature in the records: restore the state from backup")
-        manifest = await asyncio.to_thread(opened.parts.models.manifest, model)
+        manifest = await self._threads.transfer(opened.parts.models.manifest, model)
         header = ModelHeader(manifest=manifest, round=signed.round, signature=signed.signature)
-        return ModelSource(header, opened.parts.models)
+        return ModelSource(header, opened.parts.models, self._chunks)
 
     async def begin_update(self, silo: SiloName, header: UpdateHeader) -> Upload:
         """Check an update before its bytes come; then `write` its chunks, `commit`, and always `close`."""
@@ -195,7 +207,7 @@ class Federation:
 
     async def report_evaluation(self, silo: SiloName, key: RoundKey, model: Digest, evaluation: Evaluation) -> None:
         """The silo's score of `model`; the same again is acknowledged, even after the phase has closed."""
-        if await asyncio.to_thread(self._store.evaluation, key, silo) == evaluation:
+        if await self._threads.store(self._store.evaluation, key, silo) == evaluation:
             return
         await self._loop.post(
             EvaluationReported(now=self._clock(), key=key, silo=silo, model=model, evaluation=evaluation)
@@ -258,7 +270,7 @@ class Federation:
             federation=self._federation,
             state=self._loop.state,
             fault=self._loop.fault,
-            enrolled=await asyncio.to_thread(self._store.silos),
+            enrolled=await self._threads.store(self._store.silos),
             invited=self.enrolment.invited(),
             attendance=self._attendance,
             now=self._clock(),
@@ -269,7 +281,7 @@ class Federation:
         course = course_of(self._loop.state)
         if course is None:
             return ()
-        return await asyncio.to_thread(self._store.rounds, course.terms.plan, last)
+        return await self._threads.store(self._store.rounds, course.terms.plan, last)
 
     # --- checks
 
@@ -287,7 +299,7 @@ class Federation:
         return seat
 
     async def _check_unused(self, opened: OpenedPlan) -> None:
-        if await asyncio.to_thread(self._store.has_rounds, opened.digest):
+        if await self._threads.store(self._store.has_rounds, opened.digest):
             raise StateError(
                 f"plan {opened.bundle.plan.name} has run before and was left for another: "
                 "change its seed or its name to run it from the beginning"

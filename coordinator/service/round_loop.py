@@ -26,6 +26,7 @@ from coordinator.rounds.states import Aggregating, Finished, Idle, State, course
 from coordinator.service.journal import Journal
 from coordinator.service.plan_desk import PlanDesk
 from coordinator.service.ports import Clock, Keys, Observer, RoundStore, Spools, UnusableUpdate
+from coordinator.service.threads import Threads
 from security.errors import LoricaError, StateError, StorageError, kind_of
 from silo_wire.canonical import Digest
 from silo_wire.messages import RoundKey
@@ -49,9 +50,11 @@ class RoundLoop:
         keys: Keys,
         observer: Observer,
         clock: Clock,
+        threads: Threads,
         retry_s: float = RETRY_S,
     ) -> None:
         self._store = store
+        self._threads = threads
         self._desk = desk
         self._spools = spools
         self._keys = keys
@@ -76,14 +79,14 @@ class RoundLoop:
 
     async def resume(self) -> None:
         """Take up the persisted state; raises StorageError."""
-        before = await asyncio.to_thread(self._store.load)
-        silos = await asyncio.to_thread(self._store.silos)
+        before = await self._threads.store(self._store.load)
+        silos = await self._threads.store(self._store.silos)
         event = Resumed(now=self._clock(), population=frozenset(item.silo for item in silos))
         after, effects = step(before, event)
-        await asyncio.to_thread(self._store.transition, after, [])
+        await self._threads.store(self._store.transition, after, [])
         self._state = after
         self._owed = [effect for effect in effects if isinstance(effect, COMMANDS)]
-        for key in await asyncio.to_thread(self._store.closed_attempts, _CLOSED_ATTEMPTS_TO_CLEAR):
+        for key in await self._threads.store(self._store.closed_attempts, _CLOSED_ATTEMPTS_TO_CLEAR):
             self._owed.append(DiscardUpdates(key=key))  # may have been lost between the record and the deed
         self._journal.resumed(after)
 
@@ -142,7 +145,7 @@ class RoundLoop:
         after, effects = step(before, event)
         records: list[Record] = [effect for effect in effects if not isinstance(effect, COMMANDS)]
         if after != before or records:
-            await asyncio.to_thread(self._store.transition, after, records)
+            await self._threads.store(self._store.transition, after, records)
             self._state = after
             self._journal.transition(before, event, after, records)
         if after.phase != before.phase:

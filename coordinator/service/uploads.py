@@ -17,6 +17,7 @@ from coordinator.rounds.updates import CommittedUpdate
 from coordinator.service.plan_desk import PlanDesk
 from coordinator.service.ports import Clock, RoundStore, Spool, Spools
 from coordinator.service.round_loop import RoundLoop
+from coordinator.service.threads import Threads
 from security.errors import AuthorisationError, Conflict, WrongTime
 from security.identifiers import SiloName
 from security.pki import identity_key
@@ -29,7 +30,14 @@ class Upload:
     """One call that brings an update, or the rest of one. Always `close` it."""
 
     def __init__(
-        self, *, silo: SiloName, header: UpdateHeader, spool: Spool | None, loop: RoundLoop, clock: Clock
+        self,
+        *,
+        silo: SiloName,
+        header: UpdateHeader,
+        spool: Spool | None,
+        loop: RoundLoop,
+        clock: Clock,
+        threads: Threads,
     ) -> None:
         """`spool` None: this very update has been committed before."""
         self._silo = silo
@@ -37,6 +45,7 @@ class Upload:
         self._spool = spool
         self._loop = loop
         self._clock = clock
+        self._threads = threads
         self._busy = asyncio.Lock()
         self._replaced = False
 
@@ -48,7 +57,7 @@ class Upload:
     async def write(self, index: int, data: bytes | memoryview) -> None:
         """Take the next chunk; raises MalformedMessage, IntegrityError, StorageError, WrongTime or Conflict."""
         async with self._busy:
-            await asyncio.to_thread(self._usable().write, index, data)
+            await self._threads.transfer(self._usable().write, index, data)
 
     async def commit(self) -> Digest:
         """Count the update and return its digest, the receipt; may be repeated. Raises as `write` does."""
@@ -56,7 +65,7 @@ class Upload:
         if self._spool is None:
             return digest
         async with self._busy:
-            norm = await asyncio.to_thread(self._usable().commit)
+            norm = await self._threads.transfer(self._usable().commit)
             update = CommittedUpdate(silo=self._silo, digest=digest, summary=self._header.summary, delta_norm=norm)
             event = UpdateCommitted(
                 now=self._clock(), key=self._header.key, update=update, signature=self._header.signature
@@ -67,7 +76,7 @@ class Upload:
     async def close(self) -> None:
         if self._spool is not None:
             async with self._busy:
-                await asyncio.to_thread(self._spool.close)
+                await self._threads.transfer(self._spool.close)
 
     async def replace(self) -> None:
         """A newer call of the same silo has come: take nothing more from this one."""
@@ -86,19 +95,29 @@ class Upload:
 
 
 class Uploads:
-    def __init__(self, *, loop: RoundLoop, desk: PlanDesk, spools: Spools, store: RoundStore, clock: Clock) -> None:
+    def __init__(
+        self,
+        *,
+        loop: RoundLoop,
+        desk: PlanDesk,
+        spools: Spools,
+        store: RoundStore,
+        clock: Clock,
+        threads: Threads,
+    ) -> None:
         self._loop = loop
         self._desk = desk
         self._spools = spools
         self._store = store
         self._clock = clock
+        self._threads = threads
         self._live: dict[SiloName, Upload] = {}
         self._beginning = asyncio.Lock()
 
     async def begin(self, silo: SiloName, header: UpdateHeader) -> Upload:
         """Check an update before its bytes; the steps stand at the head of this module."""
         if await self._is_committed(silo, header.key, header.manifest.digest):
-            return self._at(Upload(silo=silo, header=header, spool=None, loop=self._loop, clock=self._clock), header)
+            return self._at(self._upload(silo, header, None), header)
         check_may_commit(self._loop.state, header.key, silo)
         course = course_of(self._loop.state)
         assert course is not None
@@ -112,8 +131,8 @@ class Uploads:
                 await older.replace()
             # Opening the spool of one update deletes any other: look again, now that no older call can commit.
             await self._is_committed(silo, header.key, header.manifest.digest)
-            spool = await asyncio.to_thread(self._spools.open, header.key, silo, header, layout)
-            upload = Upload(silo=silo, header=header, spool=spool, loop=self._loop, clock=self._clock)
+            spool = await self._threads.transfer(self._spools.open, header.key, silo, header, layout)
+            upload = self._upload(silo, header, spool)
             self._live[silo] = upload
         try:
             return self._at(upload, header)
@@ -127,14 +146,17 @@ class Uploads:
             return 0, True
         check_may_commit(self._loop.state, key, silo)
         layout = (await self._desk.opened(key.plan)).bundle.update_layout
-        return await asyncio.to_thread(self._spools.held, key, silo, update, layout), False
+        return await self._threads.transfer(self._spools.held, key, silo, update, layout), False
 
     async def _is_committed(self, silo: SiloName, key: RoundKey, update: Digest) -> bool:
         """Whether this update has been counted; raises Conflict when another one has."""
-        counted = await asyncio.to_thread(self._store.committed_update, key, silo)
+        counted = await self._threads.store(self._store.committed_update, key, silo)
         if counted is not None and counted != update:
             raise Conflict(f"silo {silo} has committed update {counted} for round {key.round} and sends {update}")
         return counted is not None
+
+    def _upload(self, silo: SiloName, header: UpdateHeader, spool: Spool | None) -> Upload:
+        return Upload(silo=silo, header=header, spool=spool, loop=self._loop, clock=self._clock, threads=self._threads)
 
     @staticmethod
     def _at(upload: Upload, header: UpdateHeader) -> Upload:
@@ -145,7 +167,7 @@ class Uploads:
         return upload
 
     async def _check_signature(self, silo: SiloName, header: UpdateHeader) -> None:
-        enrolled = await asyncio.to_thread(self._store.silo, silo)
+        enrolled = await self._threads.store(self._store.silo, silo)
         if enrolled is None:
             raise AuthorisationError(f"silo {silo} is not enrolled in this federation: enrol it with a new invitation")
         statement = update_statement(
