@@ -290,9 +290,7 @@ def _advertise(state: Advertising, event: Advertisement, identities: Identities)
         held = {key for it in state.advertisements for key in (it.mask_key, it.box_key)}
         if event.mask_key == event.box_key or held & {event.mask_key, event.box_key}:
             raise MalformedMessage(f"silo {event.silo} advertised a key that is in use: each silo makes two fresh ones")
-        probe = Secret(bytes(range(32)))
-        for public in (event.mask_key, event.box_key):
-            key_agreement.agreed(probe, public, event.silo).erase()
+        key_agreement.check_public(event.silo, event.mask_key, event.box_key)
     except LoricaError as error:
         return _blamed(state, event, event.silo, error)
     return _settled(

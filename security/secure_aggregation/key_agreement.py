@@ -45,8 +45,9 @@ def box_private_key(root: Secret, attempt: Attempt) -> Secret:
     return derived(root, "box-private-key", attempt.digest)
 
 
-def self_mask_seed(root: Secret, attempt: Attempt) -> Secret:
-    return derived(root, "self-mask-seed", attempt.digest)
+def self_mask_seed(root: Secret, attempt: Attempt, roster: bytes) -> Secret:
+    """Another one for another roster, should a silo whose disk was restored be led to deal twice in one attempt."""
+    return derived(root, "self-mask-seed", attempt.digest, roster)
 
 
 def rounding_key(root: Secret, attempt: Attempt, model: bytes) -> Secret:
@@ -61,6 +62,14 @@ def agreed(private: Secret, public: bytes, peer: SiloName) -> Secret:
         raise MalformedMessage(
             f"silo {peer} advertised the X25519 key {public.hex()}, which agrees on no secret: leave it out"
         ) from None
+
+
+def check_public(peer: SiloName, *keys: bytes) -> None:
+    """Raise MalformedMessage where a public key is of small order, so that it agrees on no secret with anybody."""
+    probe = Secret(bytes(KEY_BYTES - 1) + b"\x40")
+    for public in keys:
+        agreed(probe, public, peer).erase()
+    probe.erase()
 
 
 def box_key(

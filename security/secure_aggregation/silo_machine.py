@@ -77,11 +77,15 @@ from security.secure_aggregation.transcript import DIGEST_BYTES, check_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demands:
-    """What this silo's own policy asks of a cohort; the coordinator can ask for more, never for less."""
+    """What this silo's own policy asks of a cohort; the coordinator can ask for more, never for less.
+
+    `colluders` is how many members may work against it, whatever the size of the cohort: see `parameters`.
+    """
 
     min_cohort: int = LEAST_COHORT
     min_threshold: int = LEAST_COHORT
     min_survivors: int = LEAST_COHORT
+    colluders: int = 0
 
     def check(self, parameters: Parameters) -> None:
         """Raises PolicyRefusal, which names the rule."""
@@ -89,6 +93,7 @@ class Demands:
             ("min_cohort", parameters.cohort, max(self.min_cohort, LEAST_COHORT)),
             ("min_threshold", parameters.threshold, max(self.min_threshold, LEAST_COHORT)),
             ("min_survivors", parameters.min_survivors, max(self.min_survivors, LEAST_COHORT)),
+            ("colluders", parameters.colluders, self.colluders),
         ):
             if offered < demanded:
                 raise PolicyRefusal(rule, f"{rule} of this silo is {demanded}, the roster offers {offered}")
@@ -337,12 +342,8 @@ def check_roster(roster: Roster, opening: OpenAttempt, party: Party) -> None:
         raise IntegrityError(
             "the roster does not hold the keys that this silo advertised: they were swapped or left out"
         )
-    own = key_agreement.mask_private_key(opening.root, opening.attempt)
     for member in roster.members:
-        if member.silo != party.silo:
-            for public in (member.mask_key, member.box_key):
-                _erase(key_agreement.agreed(own, public, member.silo))
-    _erase(own)
+        key_agreement.check_public(member.silo, member.mask_key, member.box_key)
 
 
 def _deal_again(state: Dealt, roster: Roster, party: Party) -> Step:
@@ -355,7 +356,7 @@ def _shared_keys(state: Dealt, party: Party) -> SharedKeys:
     """All of it expanded from the root, so that it is the same whenever it is made."""
     roster, root = state.roster, state.opening.root
     box_private = key_agreement.box_private_key(root, state.attempt)
-    seed = key_agreement.self_mask_seed(root, state.attempt)
+    seed = key_agreement.self_mask_seed(root, state.attempt, roster.digest)
     lines, boxes = [], []
     for member, shares in zip(roster.members, _dealt_shares(state), strict=True):
         box = b""
@@ -388,7 +389,7 @@ def _dealt_shares(state: Dealt) -> tuple[KeyShares, ...]:
     roster, root = state.roster, state.opening.root
     threshold, holders = roster.parameters.threshold, len(roster.members)
     secrets = {
-        SELF_MASK: key_agreement.self_mask_seed(root, state.attempt),
+        SELF_MASK: key_agreement.self_mask_seed(root, state.attempt, roster.digest),
         MASK_KEY: key_agreement.mask_private_key(root, state.attempt),
     }
     shares, salts = {}, {}
@@ -451,6 +452,7 @@ def _receive(state: Dealt, delivery: Delivery, party: Party) -> Step:
             complaint = Complaint(
                 roster=state.roster.digest, silo=party.silo, dealer=share.dealer, key=bytes(key.buffer)
             )
+            key.erase()
             ended, effects = _end(state, AttemptEnded(state.attempt), party)
             return ended, (Send(signed(complaint, party.identity_key)), *effects)
         key.erase()
@@ -539,7 +541,7 @@ def _receive_again(state: Masking, delivery: Delivery, party: Party) -> Step:
 
 def _mask_vector(state: Masking, party: Party) -> MaskVector:
     roster, root = state.roster, state.opening.root
-    seed = key_agreement.self_mask_seed(root, state.attempt)
+    seed = key_agreement.self_mask_seed(root, state.attempt, roster.digest)
     private = key_agreement.mask_private_key(root, state.attempt)
     dealings = state.delivery.dealings_digest
     added = [KeyStream(key_agreement.self_mask_key(seed, own=party.silo, roster=roster.digest, dealings=dealings))]
@@ -679,7 +681,8 @@ def _reveal_again(state: Revealed, request: UnmaskRequest, party: Party) -> Step
 
 
 def _revealed(state: Agreed, party: Party) -> Reveal:
-    own = _dealt_shares(state)[state.roster.place(party.silo) - 1]
+    dealt = _dealt_shares(state)
+    own = dealt[state.roster.place(party.silo) - 1]
     revealed: list[RevealedShare] = []
     boxes = {share.dealer: share for share in state.delivery.boxes}
     for dealer in state.delivery.dealers:
@@ -697,6 +700,8 @@ def _revealed(state: Agreed, party: Party) -> Reveal:
         else:
             share, salt = shares.mask_key, shares.mask_key_salt
             revealed.append(MaskKeyShare(dealer=dealer, share=bytes(share.buffer), salt=bytes(salt.buffer)))
+        shares.erase()
+    for shares in dealt:
         shares.erase()
     reveal = Reveal(roster=state.roster.digest, silo=party.silo, shares=tuple(revealed))
     return signed(reveal, party.identity_key)

@@ -123,7 +123,7 @@ def _keys() -> dict[str, Any]:
     box = key_agreement.box_key(
         private[one], public[other], peer=other, roster=entropy("roster"), sender=one, receiver=other
     )
-    seed = key_agreement.self_mask_seed(roots[one], of)
+    seed = key_agreement.self_mask_seed(roots[one], of, entropy("roster"))
     return {
         "attempt": to_json(of),
         "attempt_digest": to_json(of.digest),

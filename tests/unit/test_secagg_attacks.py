@@ -161,6 +161,7 @@ def test_a_roster_under_old_keys_but_the_present_attempt_is_refused() -> None:
         (silo.Demands(min_cohort=6), "min_cohort"),
         (silo.Demands(min_threshold=5), "min_threshold"),
         (silo.Demands(min_survivors=4), "min_survivors"),
+        (silo.Demands(colluders=1), "colluders"),
     ],
 )
 def test_lowering_what_the_silo_demands_is_refused(demands: silo.Demands, rule: str) -> None:

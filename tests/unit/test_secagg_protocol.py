@@ -11,6 +11,7 @@ from security.secure_aggregation import coordinator_machine as coordinator
 from security.secure_aggregation import mask_stream
 from security.secure_aggregation import silo_machine as silo
 from security.secure_aggregation.fixed_point import decode, decode_tail
+from security.secure_aggregation.messages import MaskedInput
 from security.secure_aggregation.parameters import least_threshold
 from tests.support.secagg_federation import (
     PHASES,
@@ -132,6 +133,19 @@ def test_a_silo_that_is_killed_anywhere_sends_the_same_bytes(which: int, after: 
     assert undisturbed.unmask is not None
     assert np.array_equal(federation.sum(), undisturbed.sum())
     assert np.array_equal(federation.silos[name].masked, undisturbed.silos[name].masked)
+
+
+def test_a_silo_that_is_killed_while_it_masks_makes_the_same_vector() -> None:
+    federation = Federation(4).run(until="masked input")
+    to, delivery = federation.queue[0]
+    killed = federation.silos[SiloName(to)]
+    killed.state, effects = silo.step(killed.state, delivery, killed.party)
+    killed.journal += [effect.event for effect in effects if isinstance(effect, silo.Journal)]
+    (first,) = killed.restart()
+    assert isinstance(first, MaskedInput)
+    assert federation.silos[SiloName(to)].take(silo.VectorMasked(first.vector)) == [first]
+    federation.run()
+    assert np.array_equal(federation.sum(), federation.true_sum())
 
 
 def test_a_restarted_coordinator_stands_where_it_stood() -> None:

@@ -65,7 +65,7 @@ def test_both_sides_of_a_pair_derive_the_same_keys() -> None:
         assert key_agreement.box_key(key, public[peer], peer=peer, **boxed) == it["box_key"]
         turned = {"roster": it["roster"], "sender": other, "receiver": one}
         assert key_agreement.box_key(key, public[peer], peer=peer, **turned) != it["box_key"]
-    seed = key_agreement.self_mask_seed(roots[one], attempt)
+    seed = key_agreement.self_mask_seed(roots[one], attempt, it["roster"])
     assert seed == it["self_mask_seed"]
     assert key_agreement.self_mask_key(seed, own=one, **bound_to) == it["self_mask_key"]
     assert key_agreement.rounding_key(roots[one], attempt, MODEL) == it["rounding_key"]
