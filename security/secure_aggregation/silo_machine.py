@@ -297,6 +297,14 @@ def _open(state: Resting, event: OpenAttempt, party: Party) -> Step:
     return after, (Remember(memory), Journal(event), Send(_advertisement(event, party)))
 
 
+def _open_again(state: Advertised, event: OpenAttempt, party: Party) -> Step:
+    """The root that it began with stays; the one that came with the repetition is not used."""
+    opening = state.opening
+    if (event.attempt, event.model, event.tensors) != (opening.attempt, opening.model, opening.tensors):
+        raise Conflict(f"{event.attempt} was opened during {state.attempt}: end that one first")
+    return state, (Send(_advertisement(opening, party)),)
+
+
 def _advertisement(opening: OpenAttempt, party: Party) -> Advertisement:
     mask_key = key_agreement.mask_private_key(opening.root, opening.attempt)
     box_key = key_agreement.box_private_key(opening.root, opening.attempt)
@@ -534,9 +542,18 @@ def _key_of_box(state: Dealt, dealer: SiloName, party: Party) -> Secret:
 
 
 def _receive_again(state: Masking, delivery: Delivery, party: Party) -> Step:
+    _check_same_delivery(state, delivery)
+    return state, (_mask_vector(state, party),)
+
+
+def _receive_after_masking(state: Masked, delivery: Delivery, party: Party) -> Step:
+    _check_same_delivery(state, delivery)
+    return state, (Send(_masked_input(state, party)),)
+
+
+def _check_same_delivery(state: Masking, delivery: Delivery) -> None:
     if delivery != state.delivery:
         raise Conflict(f"a second delivery came for {state.attempt}: this silo masks for the first")
-    return state, (_mask_vector(state, party),)
 
 
 def _mask_vector(state: Masking, party: Party) -> MaskVector:
@@ -728,6 +745,7 @@ def _erase(*secrets: Secret) -> None:
 TABLE: dict[tuple[type[State], type[Event]], Callable[[Any, Any, Party], Step]] = {
     (Resting, OpenAttempt): _open,
     (Resting, AttemptEnded): _ended_already,
+    (Advertised, OpenAttempt): _open_again,
     (Advertised, Roster): _deal,
     (Advertised, AttemptEnded): _end,
     (Dealt, Roster): _deal_again,
@@ -736,6 +754,7 @@ TABLE: dict[tuple[type[State], type[Event]], Callable[[Any, Any, Party], Step]] 
     (Masking, Delivery): _receive_again,
     (Masking, VectorMasked): _upload,
     (Masking, AttemptEnded): _end,
+    (Masked, Delivery): _receive_after_masking,
     (Masked, VectorMasked): _upload_again,
     (Masked, SurvivorSet): _agree,
     (Masked, AttemptEnded): _end,

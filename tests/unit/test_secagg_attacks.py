@@ -269,8 +269,10 @@ def test_a_second_delivery_is_refused() -> None:
     state, effects = silo.step(victim.state, delivery, victim.party)
     assert isinstance(effects[-1], silo.MaskVector)
     fewer = replace(delivery, dealings=delivery.dealings[:4], boxes=delivery.boxes[:3])
-    with pytest.raises(Conflict, match="second delivery"):
-        silo.step(state, fewer, victim.party)
+    masked, _ = silo.step(state, silo.VectorMasked(bytes(32)), victim.party)
+    for after in (state, masked):
+        with pytest.raises(Conflict, match="second delivery"):
+            silo.step(after, fewer, victim.party)
     assert federation.unmask is None
 
 
@@ -453,6 +455,13 @@ def test_an_attempt_of_another_federation_is_refused() -> None:
     each = Silo(party(VICTIM, NAMES))
     foreign = replace(attempt(), federation="elsewhere")
     refused(each, opening(VICTIM, foreign), PolicyRefusal, "elsewhere", rule="federation")
+
+
+def test_opening_another_attempt_during_one_is_refused() -> None:
+    each = Silo(party(VICTIM, NAMES))
+    each.take(opening(VICTIM, attempt()))
+    refused(each, opening(VICTIM, attempt(number=2)), Conflict, "end that one first")
+    refused(each, opening(VICTIM, attempt(), model=bytes(32)), Conflict, "end that one first")
 
 
 def test_the_end_of_another_attempt_ends_nothing() -> None:

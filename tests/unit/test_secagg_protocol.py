@@ -137,13 +137,14 @@ def test_a_silo_that_is_killed_anywhere_sends_the_same_bytes(which: int, after: 
 
 def test_a_silo_that_is_killed_while_it_masks_makes_the_same_vector() -> None:
     federation = Federation(4).run(until="masked input")
-    to, delivery = federation.queue[0]
+    to, delivery = federation.queue.pop(0)
     killed = federation.silos[SiloName(to)]
     killed.state, effects = silo.step(killed.state, delivery, killed.party)
     killed.journal += [effect.event for effect in effects if isinstance(effect, silo.Journal)]
     (first,) = killed.restart()
     assert isinstance(first, MaskedInput)
     assert federation.silos[SiloName(to)].take(silo.VectorMasked(first.vector)) == [first]
+    federation.queue.append(("", first))
     federation.run()
     assert np.array_equal(federation.sum(), federation.true_sum())
 

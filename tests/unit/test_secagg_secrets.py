@@ -52,7 +52,8 @@ def test_every_buffer_is_zero_after_an_attempt_whichever_way_it_ended(
 def test_an_abandoned_attempt_leaves_nothing_that_its_messages_could_be_opened_with(
     owned: list[tuple[bytearray, bytes]],
 ) -> None:
-    federation = Federation(4).run(drops=dict.fromkeys(NAMES[1:], "consistency check"))
+    federation = Federation(4, of=secagg_federation.attempt(salt="abandoned"))
+    federation.run(drops=dict.fromkeys(NAMES[1:], "consistency check"))
     assert any(isinstance(message, MaskedInput) for message in federation.seen)
     assert not any(isinstance(message, Reveal) for message in federation.seen)
     federation.end()
