@@ -23,6 +23,8 @@ CHUNK_BYTES = 1 << 20
 """About 1 MiB: small enough for gRPC's default limits, large enough that per-message cost does not show."""
 MAX_CHUNK_BYTES = 4 << 20
 MAX_TENSORS = 100_000
+MAX_NAME_CHARACTERS = 500
+MAX_DIMENSIONS = 16
 MAX_TOTAL_BYTES = 1 << 40
 
 Dtype = Literal["float32", "bfloat16"]
@@ -53,11 +55,19 @@ class Layout:
             raise MalformedMessage(f"layout has {len(self.tensors)} tensors, allowed are 1 to {MAX_TENSORS}")
         previous = ""
         for tensor in self.tensors:
+            if len(tensor.name) > MAX_NAME_CHARACTERS or not tensor.name.isprintable():
+                raise MalformedMessage(
+                    f"layout tensor name {tensor.name[:80]!r} is not one of at most {MAX_NAME_CHARACTERS} printable characters"
+                )
             if tensor.name <= previous:
                 raise MalformedMessage(f"layout tensor {tensor.name!r} is out of order or named twice: sort by name")
-            if any(type(size) is not int or size < 1 for size in tensor.shape):
+            if len(tensor.shape) > MAX_DIMENSIONS:
                 raise MalformedMessage(
-                    f"layout tensor {tensor.name!r} has shape {tensor.shape}, sizes must be positive"
+                    f"layout tensor {tensor.name!r} has {len(tensor.shape)} dimensions, allowed are {MAX_DIMENSIONS}"
+                )
+            if any(type(size) is not int or not 1 <= size <= MAX_TOTAL_BYTES for size in tensor.shape):
+                raise MalformedMessage(
+                    f"layout tensor {tensor.name!r} has a shape whose sizes are not 1 to {MAX_TOTAL_BYTES}"
                 )
             previous = tensor.name
         if self.total_bytes > MAX_TOTAL_BYTES:
@@ -96,7 +106,7 @@ class Layout:
             value = json.loads(raw)
             if set(value) != {"dtype", "tensors"}:
                 raise MalformedMessage(f"layout has the keys {sorted(value)}, expected dtype and tensors")
-            tensors = tuple(TensorSpec(str(name), tuple(shape)) for name, shape in value["tensors"])
+            tensors = tuple(TensorSpec(_text(name), tuple(shape)) for name, shape in value["tensors"])
             return cls(value["dtype"], tensors)
         except (ValueError, TypeError, RecursionError) as error:
             raise MalformedMessage(f"layout does not parse: {error}") from error
@@ -104,6 +114,12 @@ class Layout:
     @cached_property
     def digest(self) -> Digest:
         return digest_of(self.to_json())
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a tensor's name is no text")
+    return value
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
+from google.protobuf.message import DecodeError
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from security.errors import ConfigurationError, IntegrityError, MalformedMessage
@@ -255,7 +256,7 @@ class PlanBundle:
         message = federation_pb2.PlanBundle()
         try:
             message.ParseFromString(raw)
-        except ValueError as error:  # protobuf's DecodeError
+        except DecodeError as error:
             raise MalformedMessage(f"plan bundle does not parse: {error}") from error
         if digest_of(message.plan_json) != expected:
             raise IntegrityError("plan bundle does not have the digest that was asked for: it was changed on the way")
