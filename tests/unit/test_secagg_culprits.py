@@ -10,6 +10,7 @@ import pytest
 from security.errors import Conflict, WrongTime
 from security.secure_aggregation import coordinator_machine as coordinator
 from security.secure_aggregation import share_box
+from security.secure_aggregation import silo_machine as silo
 from security.secure_aggregation.coordinator_machine import Offence
 from security.secure_aggregation.key_agreement import box_key, box_private_key
 from security.secure_aggregation.messages import (
@@ -250,3 +251,21 @@ def test_a_deadline_of_another_phase_closes_nothing() -> None:
     federation = Federation(6).run(until="masked input")
     with pytest.raises(WrongTime, match="came in the phase masked input"):
         federation.tell_coordinator(coordinator.PhaseClosed("share keys"))
+
+
+@pytest.mark.parametrize("drops", [False, True], ids=["whose seed is needed", "whose mask key is needed"])
+def test_sound_shares_of_another_secret_convict_the_dealer(drops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All boxes and commitments fit each other; what they give back is not what the rogue committed to or advertised."""
+    deal = silo._dealt_shares
+
+    def deal_another_secret(state: silo.Dealt) -> tuple[share_box.KeyShares, ...]:
+        if state.opening.root == opening(ROGUE, state.attempt).root:
+            state = replace(state, opening=replace(state.opening, root=Secret(entropy("another root"))))
+        return deal(state)
+
+    monkeypatch.setattr(silo, "_dealt_shares", deal_another_secret)
+    federation = Federation(6).run(drops={ROGUE: "masked input"} if drops else {})
+    assert isinstance(federation.coordinator, coordinator.Abandoned)
+    assert federation.unmask is None
+    assert (ROGUE, Offence.BAD_SHARE) in [(it.silo, it.offence) for it in federation.blames]
+    assert {it.silo for it in federation.blames} == {ROGUE}
