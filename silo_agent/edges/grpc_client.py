@@ -198,8 +198,9 @@ class GrpcCoordinator:
                 wire_key, plan=plan, layout=layout, model=model, latest_round=latest_round, progress=progress
             )
 
+        self._models.prune(model, coming=True)
         manifest = await self._until_answered(attempt)
-        self._models.prune({model})
+        self._models.prune(model)
         mark = self._models.whole(model, manifest)  # known: its chunks were checked as they came
         return RoundModel(file=self._models.file(model), manifest=manifest, mark=mark)
 
@@ -248,7 +249,7 @@ class GrpcCoordinator:
                         raise MalformedMessage(
                             "the coordinator sends a piece of a model that is neither header nor chunk"
                         )
-                if partial is not None and partial.is_whole:
+                if partial.is_whole:
                     break  # whatever else comes, it is not of this model
             if partial is None or not partial.is_whole:
                 raise Unreachable("the coordinator ended the download before the model was whole")

@@ -16,7 +16,7 @@ import os
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -167,12 +167,15 @@ class ModelCache:
 
         return PartialModel(descriptor, header.manifest, held, path, closed)
 
-    def prune(self, keep: Collection[Digest]) -> None:
-        """Delete all but `keep` and the newest models, by the time they were last asked for; one file becomes the spare."""
-        newest = sorted(self._folder.glob("*.header"), key=lambda path: path.stat().st_mtime, reverse=True)
-        names = set(keep)
-        for path in newest:
-            if len(names) < self._kept and path.with_suffix(".model").exists():
+    def prune(self, model: Digest, *, coming: bool = False) -> None:
+        """Delete all but `model` and the newest others, by the time they were last asked for; one file becomes the spare.
+
+        With `coming`, before `model` is here, at least one other stays: `silo-agent ask` has its use for it.
+        """
+        most = max(2, self._kept) if coming else self._kept
+        names = {model}
+        for path in sorted(self._folder.glob("*.header"), key=lambda path: path.stat().st_mtime, reverse=True):
+            if len(names) < most and path.with_suffix(".model").exists():
                 names.add(Digest(path.stem))
         for path in self._folder.iterdir():
             if path.suffix in (".model", ".part", ".header") and path.stem not in names:

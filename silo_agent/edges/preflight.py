@@ -232,8 +232,8 @@ def _disk(folder: SiloFolder, models_kept: int, bundle: PlanBundle | None) -> st
     """Files are written over where they can be, so what is there already needs no more room."""
     needed = FREE_BYTES
     if bundle is not None:
-        models = bundle.model_layout.total_bytes * (models_kept + 1)  # and a download, or the spare file for one
-        updates = bundle.update_layout.total_bytes * 2
+        models = bundle.model_layout.total_bytes * max(2, models_kept)  # a download takes the place of the oldest
+        updates = bundle.update_layout.total_bytes
         residuals = bundle.layout.total_bytes * 2 if bundle.update_layout.dtype == "bfloat16" else 0
         there = sum(path.stat().st_size for part in (folder.models, folder.updates) for path in part.iterdir())
         needed += max(0, models + updates + residuals - there)

@@ -149,7 +149,7 @@ class JournalPort(Protocol):
         """Where the update of this attempt lies or will lie."""
 
     def new_update_file(self, key: RoundKey, /) -> Path:
-        """The same, for one that is to be written: what the file holds, if it is there, is of no use."""
+        """The same, for one that is to be written. From now on there is no saved update; what the file holds is of no use."""
 
     def checkpoint_file(self, model: Digest, /) -> Path:
         """Where the checkpoint of training from `model` lies or will lie, until its update or another model is recorded."""

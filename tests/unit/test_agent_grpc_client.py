@@ -390,8 +390,7 @@ async def test_the_cache_keeps_the_newest_models_alone(peer: FederationPeer, cli
     for digest in digests:
         await client.fetch(digest)
     assert {path.name for path in client.folder.iterdir()} == {
-        *(f"{digest}.{kind}" for digest in digests[-2:] for kind in ("model", "header")),
-        "spare",
+        f"{digest}.{kind}" for digest in digests[-2:] for kind in ("model", "header")
     }
     await client.fetch(digests[-2])
     await client.fetch(peer.offer(BUNDLE, vector_of(BUNDLE.layout, 9)).digest)
@@ -405,15 +404,27 @@ async def test_a_download_is_written_into_the_file_of_a_model_that_nobody_needs(
     long = small_bundle(elements=5000)
     old = peer.offer(long, vector_of(long.layout, 1))
     inode = (await client.fetch(old.digest, bundle=long)).file.stat().st_ino
-    for number in (2, 3):
-        await client.fetch(peer.offer(BUNDLE, vector_of(BUNDLE.layout, number)).digest)
-    assert (client.folder / "spare").stat().st_ino == inode
+    other = await client.fetch(peer.offer(BUNDLE, vector_of(BUNDLE.layout, 2)).digest)
+    assert other.file.stat().st_ino != inode
     peer.cut_model_after = 2
     model = peer.offer(BUNDLE, DATA)
     fetched = await client.fetch(model.digest)
     assert fetched.file.stat().st_ino == inode
     assert fetched.file.read_bytes() == DATA
     assert peer.first_chunks[-2:] == [0, 2]
+    assert other.file.exists()
+
+
+async def test_where_one_model_is_kept_it_stays_until_the_next_is_here(
+    peer: FederationPeer, client: Client, tmp_path: Path
+) -> None:
+    cache = ModelCache(tmp_path / "models", kept=1)
+    model = peer.offer(BUNDLE, DATA)
+    held = (await client.fetch(model.digest)).file
+    cache.prune(Digest("ab" * 32), coming=True)
+    assert held.exists()
+    cache.prune(Digest("ab" * 32))
+    assert [path.name for path in client.folder.iterdir()] == ["spare"]
 
 
 async def test_a_file_that_happens_to_hold_the_model_already_is_no_stumbling_block(
