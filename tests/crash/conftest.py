@@ -1,12 +1,18 @@
-"""One undisturbed run of a plan and its runs under kills, at the same time: each of them waits more than it works."""
+"""One undisturbed run of a plan, its runs under kills and the story of full disks, all at the same time.
 
+They wait as much as they work: for processes to start, and for silos to come back to a coordinator.
+"""
+
+import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
 from ops.soak.federation import MortalFederation
+from tests.support.fault_story import Told, story_in
 from tests.support.kill_plan import AGENT_KILLS, COORDINATOR_KILLS, SHAPE
 from tests.support.kill_run import Executioner, KillRun, processes_in
 
@@ -16,13 +22,13 @@ KILLS = {"undisturbed": (), "coordinator_run": COORDINATOR_KILLS, "agent_run": A
 @pytest.fixture(scope="session")
 def runs(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Mapping[str, Future[KillRun]]]:
-    """Those runs that tests of this session ask for, by the names of their fixtures."""
+) -> Iterator[Mapping[str, Future[Any]]]:
+    """Those that tests of this session ask for, by the names of their fixtures."""
     root = tmp_path_factory.mktemp("crash")
     asked = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
-    with ExitStack() as stack:
+    begin: dict[str, Callable[[], object]] = {}
+    with ThreadPoolExecutor(len(KILLS) + 1) as pool, ExitStack() as stack:
         first: MortalFederation | None = None
-        executioners: dict[str, Executioner] = {}
         for name, kills in KILLS.items():
             if name not in asked:
                 continue
@@ -32,22 +38,31 @@ def runs(
                 federation.set_up()
             else:
                 federation = first.copy(root / name, processes)
-            executioners[name] = Executioner(federation, kills)
-        pool = stack.enter_context(ThreadPoolExecutor(max(1, len(executioners))))
-        futures = {name: pool.submit(executioner.run) for name, executioner in executioners.items()}
-        for executioner in executioners.values():
+            executioner = Executioner(federation, kills)
+            begin[name] = executioner.run
             stack.callback(executioner.give_up)
-        yield futures
+        if "told" in asked and os.geteuid() == 0:
+            story = stack.enter_context(story_in(root / "faults"))
+            begin["told"] = story.tell
+            stack.callback(story.give_up)
+        yield {name: pool.submit(run) for name, run in begin.items()}
 
 
-def _run(name: str) -> Callable[[Mapping[str, Future[KillRun]]], KillRun]:
-    @pytest.fixture(scope="session", name=name)
-    def run(runs: Mapping[str, Future[KillRun]]) -> KillRun:
-        return runs[name].result()
-
-    return run
+@pytest.fixture(scope="session")
+def undisturbed(runs: Mapping[str, Future[KillRun]]) -> KillRun:
+    return runs["undisturbed"].result()
 
 
-undisturbed = _run("undisturbed")
-coordinator_run = _run("coordinator_run")
-agent_run = _run("agent_run")
+@pytest.fixture(scope="session")
+def coordinator_run(runs: Mapping[str, Future[KillRun]]) -> KillRun:
+    return runs["coordinator_run"].result()
+
+
+@pytest.fixture(scope="session")
+def agent_run(runs: Mapping[str, Future[KillRun]]) -> KillRun:
+    return runs["agent_run"].result()
+
+
+@pytest.fixture(scope="session")
+def told(runs: Mapping[str, Future[Told]]) -> Told:
+    return runs["told"].result()

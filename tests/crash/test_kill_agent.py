@@ -11,7 +11,7 @@ from ops.soak.comparison import differences
 from tests.support.kill_plan import AGENT_KILLS
 from tests.support.kill_run import AgentRecords, Death, Kill, KillRun, check_the_round
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 def _records(death: Death) -> AgentRecords:
@@ -51,6 +51,14 @@ def _written(death: Death) -> None:
     assert any(f"round-{death.at()}-" in name and name.endswith(".delta") for name in death.files)
 
 
+def _residual(name_ends: str) -> Callable[[Death], None]:
+    def check(death: Death) -> None:
+        _written(death)
+        assert any(name.endswith(name_ends) for name in death.files)
+
+    return check
+
+
 def _has_outcome(work: str, outcome: str, *, expected: bool) -> Callable[[Death], None]:
     def check(death: Death) -> None:
         assert ((death.at(), work, outcome) in _outcomes(death)) == expected
@@ -66,6 +74,8 @@ WHERE_IT_DIED: Mapping[str, Callable[[Death], None]] = {
     "mid-training": _nothing_saved,
     "epoch-done": _nothing_saved,
     "checkpoint-written": _checkpoint,
+    "residual-not-named": _residual("new.residual.part"),
+    "residual-named": _residual(".residual"),
     "update-written": _written,
     "update-journalled": _saved,
     "mid-upload": _saved,

@@ -12,7 +12,7 @@ from ops.soak.comparison import differences
 from tests.support.kill_plan import COORDINATOR_KILLS
 from tests.support.kill_run import Death, Kill, KillRun, check_the_round
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 def _state(death: Death) -> State:

@@ -1,5 +1,8 @@
 """The plan that the kill tests run, and who dies where in it.
 
+Models and updates travel in bfloat16, which has more to lose than float32; tests/crash/test_full_disks_and_damage.py and
+`make soak` run the same path in float32.
+
 A model is made in each round and scored in rounds 0, 4, 8, 12, 16 and 18; a silo has its model already in the round after
 a score, so downloads are cut in others. A kill without a round comes wherever its process comes to the point after the
 kill before it: a start that is killed again.
@@ -15,10 +18,13 @@ SHAPE = Shape(
     federation="crash",
     silos=(CLINIC, INSURER),
     size="tiny",
-    lines=24,
-    dev_lines=4,
+    lines=16,
+    dev_lines=2,
     values={
         "schedule.rounds": ROUNDS,
+        # What is kept from round to round and must not be lost: master parameters, momentum, residuals.
+        "wire.model": "bfloat16",
+        "wire.update": "bfloat16",
         "aggregation.momentum": 0.9,
         "training.epochs": 2,
         "training.batch_size": 8,
@@ -27,7 +33,7 @@ SHAPE = Shape(
         "training.max_input_tokens": 48,
         "training.max_output_tokens": 24,
         "evaluation.every": 4,
-        "evaluation.batch_size": 2,
+        "evaluation.batch_size": 1,
     },
 )
 
@@ -37,7 +43,7 @@ COORDINATOR_KILLS = (
     Kill(process=COORDINATOR, point="evaluation-opened", round=0),
     Kill(process=COORDINATOR, point="round-opened", round=1),
     Kill(process=COORDINATOR, point="mid-download", round=2, nth=5),
-    Kill(process=COORDINATOR, point="mid-upload", round=3, nth=5),
+    Kill(process=COORDINATOR, point="mid-upload", round=3, nth=3),
     Kill(process=COORDINATOR, point="evaluation-accepted", round=4),
     Kill(process=COORDINATOR, point="spool-durable", round=5),
     Kill(process=COORDINATOR, point="update-accepted", round=6),
@@ -73,4 +79,6 @@ AGENT_KILLS = (
     Kill(process=CLINIC, point="mid-training", round=13, nth=2),
     Kill(process=CLINIC, point="plan-journalled"),
     Kill(process=INSURER, point="checkpoint-written", round=14),
+    Kill(process=CLINIC, point="residual-not-named", round=15),
+    Kill(process=INSURER, point="residual-named", round=16),
 )

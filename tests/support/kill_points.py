@@ -185,6 +185,16 @@ SILO_AGENT: Mapping[str, Point] = {
         where="silo_agent.training.checkpoint:CheckpointFile.save",
         side="after",
     ),
+    "residual-not-named": Point(
+        meaning="the update is durable, what rounding cut off it is written under the name of a part",
+        where="silo_agent.training.residual:ResidualWriter.keep_for",
+        side="before",
+    ),
+    "residual-named": Point(
+        meaning="the update is durable and so is its residual, training has not returned",
+        where="silo_agent.training.residual:ResidualWriter.keep_for",
+        side="after",
+    ),
     "update-written": Point(
         meaning="the update is durable, the journal does not know it",
         where="silo_agent.training.silo_trainer:SiloTrainer.train",

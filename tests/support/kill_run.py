@@ -25,8 +25,9 @@ from security.identifiers import FederationName, SiloName
 from silo_agent.edges.round_journal import RecordedOutcome, RoundJournal
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.task.events import SavedUpdate
+from tests.support.warm_processes import WarmProcesses
 
-LONGEST_S = 600.0
+LONGEST_S = 1200.0
 LOOK_S = 0.05
 MANY = 1000
 
@@ -237,4 +238,4 @@ def agent_records(folder: SiloFolder, silo: SiloName) -> AgentRecords:
 
 def processes_in(root: Path) -> Processes:
     (root / "logs").mkdir(parents=True)
-    return Processes(root / "logs")
+    return WarmProcesses(root / "logs")

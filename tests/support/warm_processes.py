@@ -1,0 +1,78 @@
+"""Processes as ops.demo.processes starts them, but that torch and transformers are imported already: each start saves seconds.
+
+They are forked from one process (multiprocessing's forkserver) that has imported what takes long and done nothing else: no
+thread, connection or file is there before the fork. What runs afterwards is the module that was asked for, as `python -m`.
+"""
+
+import multiprocessing
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import pytest
+
+from ops.demo.processes import Processes, environment
+
+_HEAVY = ["silo_agent.training.silo_trainer", "coordinator.edges.aggregator"]
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(_HEAVY)
+_TURN = threading.Lock()  # multiprocessing counts its children without one
+
+
+class WarmProcesses(Processes):
+    def start(self, name: str, module: str, arguments: Sequence[str], extra: Mapping[str, str] | None = None) -> None:
+        path = self._logs / f"{name}.log"
+        wanted = environment(**(extra or {}))
+        process = _CONTEXT.Process(target=_run, args=(module, list(arguments), wanted, path), daemon=True)
+        # The server takes over the environment of its first start: threads are counted when torch is imported.
+        with _TURN, pytest.MonkeyPatch.context() as patch:
+            for key, value in wanted.items():
+                patch.setenv(key, value)
+            process.start()
+        self._running.append((name, _Forked(process), path.open("ab")))  # type: ignore[arg-type]
+
+
+class _Forked:
+    """What Processes asks of a subprocess.Popen."""
+
+    def __init__(self, process: ForkServerProcess) -> None:
+        self._process = process
+        assert process.pid is not None
+        self.pid = process.pid
+
+    def poll(self) -> int | None:
+        with _TURN:
+            return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        wait([self._process.sentinel], timeout)
+        code = self.poll()
+        if code is None:
+            raise subprocess.TimeoutExpired(self._process.name, timeout or 0.0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _run(module: str, arguments: Sequence[str], wanted: Mapping[str, str], log: Path) -> None:
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(wanted)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for standard in (1, 2):
+        os.dup2(descriptor, standard)
+    os.close(descriptor)
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
