@@ -102,9 +102,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         )
         return federation_pb2.Ack()
 
-    async def FetchModel(
-        self, request: federation_pb2.FetchModelRequest, context: Any
-    ) -> AsyncIterator[Any]:
+    async def FetchModel(self, request: federation_pb2.FetchModelRequest, context: Any) -> AsyncIterator[Any]:
         self._caller(request.key)
         source = await self._service.model(
             digest_from_wire(request.key.plan_digest, "plan_digest"),

@@ -37,7 +37,10 @@ def chunk_piece(index: int, data: bytes | bytearray | memoryview) -> bytes:
 
 
 def reader(kind: type[Piece]) -> Callable[[bytes], "Piece | ChunkPiece"]:
-    """What parses a serialised piece; raises google.protobuf.message.DecodeError for bytes that are none."""
+    """What parses a serialised piece; raises google.protobuf.message.DecodeError for bytes that are none.
+
+    A piece that it returns holds a header or nothing: chunks come as ChunkPiece.
+    """
 
     def read(raw: bytes) -> "Piece | ChunkPiece":
         chunk = _chunk_of(raw)
