@@ -66,7 +66,7 @@ def write_update(
     """
     narrow = layout.dtype == "bfloat16"
 
-    def deltas() -> Iterator[FloatBlock]:
+    def deltas() -> Iterator[tuple[FloatBlock, float]]:
         with (
             round_model() as reader,
             feedback.residuals.opened(feedback.included) if narrow else nullcontext() as earlier,
@@ -75,7 +75,7 @@ def write_update(
 
     norm = 0.0
     if clipping_norm:
-        norm = math.sqrt(math.fsum(squared_norm(values) for values in deltas()))
+        norm = math.sqrt(math.fsum(square for _, square in deltas()))
     factor = np.float32(clip_factor(norm, clipping_norm))
     squares: list[float] = []
     with (
@@ -83,8 +83,8 @@ def write_update(
         feedback.residuals.written(begun_with=feedback.included) if narrow else nullcontext() as left,
     ):
         encode = writer.write if left is None else _bfloat16_encoder(writer, left)
-        for values in deltas():
-            squares.append(squared_norm(values))
+        for values, square in deltas():
+            squares.append(square)
             if factor != 1:
                 np.multiply(values, factor, out=values)
             encode(values)
@@ -99,22 +99,28 @@ def write_update(
 
 def _deltas(
     parameters: BoundParameters, round_model: VectorReader, residual: ResidualReader | None
-) -> Iterator[FloatBlock]:
-    """Finite blocks of local - round model + residual, each in the memory of the one before."""
+) -> Iterator[tuple[FloatBlock, float]]:
+    """Finite blocks of local - round model + residual, each in the memory of the one before, with their squared norms."""
     memory: FloatBlock = np.empty(BLOCK_ELEMENTS, dtype=np.float32)
     for begin, end in blocks(parameters.elements):
         values = memory[: end - begin]
         round_model.read([values])
-        for spec, local, part in parameters.beside(values, begin):
+        for _, local, part in parameters.beside(values, begin):
             np.subtract(local.cpu().numpy(), part, out=part)
-            if not np.isfinite(part).all():
-                raise TrainingDiverged(
-                    f"delta tensor {spec.name} has values that are not finite: lower learning_rate in the plan"
-                )
         if residual is not None:
             residual.add_to(values, begin)
-        yield values
+        square = squared_norm(values)
+        if not math.isfinite(square):
+            raise TrainingDiverged(
+                f"delta tensor {_first_not_finite(parameters, values, begin)} has values that are not finite: "
+                "lower learning_rate in the plan"
+            )
+        yield values, square
     round_model.checked()
+
+
+def _first_not_finite(parameters: BoundParameters, values: FloatBlock, begin: int) -> str:
+    return next(spec.name for spec, _, part in parameters.beside(values, begin) if not np.isfinite(part).all())
 
 
 def _bfloat16_encoder(writer: VectorWriter, residual: ResidualWriter) -> Callable[[FloatBlock], None]:
