@@ -23,7 +23,7 @@ from security.errors import ConfigurationError, IntegrityError, StateError
 MARKER = ".lorica-soak"
 MOST_WAIT_S = 5.0
 LOOK_S = 0.1
-LONGEST_S = 3600.0
+LONGEST_S = 7200.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
