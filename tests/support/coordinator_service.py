@@ -4,7 +4,7 @@ import asyncio
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,10 +23,12 @@ from coordinator.edges.spool import Spools
 from coordinator.plans.plan_folder import PLAN_FILE
 from coordinator.plans.plan_shelf import PlanShelf
 from coordinator.plans.plan_text import plan_text
+from coordinator.rounds.events import DeadlinePassed
 from coordinator.rounds.states import State
 from coordinator.service.enrolment import Issued
 from coordinator.service.federation import Federation
 from coordinator.service.ports import PlanParts
+from security.errors import WrongTime
 from security.identifiers import FederationName, Identity, Role, SiloName
 from security.pki import identity_key
 from security.pki.csr import certificate_request
@@ -48,7 +50,7 @@ from silo_wire.messages import (
 )
 from silo_wire.plan import Plan, PlanBundle
 from silo_wire.statements import UPDATE_DOMAIN, update_statement
-from tests.support.coordinator_edges import CHUNK_BYTES, chunk_of, make_plan, random_vector
+from tests.support.coordinator_edges import CHUNK_BYTES, TYPES, chunk_of, make_plan, random_vector
 
 FEDERATION = FederationName("health-net")
 NO_PLAN = Digest("")
@@ -116,6 +118,11 @@ class Running:
             changed.clear()
             await changed.wait()
         loop.on_change.remove(changed.set)
+
+    async def settled(self) -> None:
+        """Return when all that follows from what has happened is done: events are taken one at a time."""
+        with suppress(WrongTime):
+            await self.service._loop.post(DeadlinePassed(now=0.0, deadline=0.0))
 
     async def enrolled(self, name: str) -> "SiloStandIn":
         """Invite and enrol a new silo."""
@@ -201,13 +208,15 @@ class SiloStandIn:
         )
 
     def delta(self, bundle: PlanBundle, round_number: int) -> bytes:
+        """In the plan's type for updates."""
         seed = sum(self.name.encode()) * 100 + round_number
-        return random_vector(bundle.layout, seed).tobytes()
+        values = torch.from_numpy(random_vector(bundle.layout, seed)).to(TYPES[bundle.plan.wire.update])
+        return values.view(torch.uint8).numpy().tobytes()
 
     def header(
         self, key: RoundKey, model: Digest, bundle: PlanBundle, delta: bytes, *, first_chunk: int = 0
     ) -> UpdateHeader:
-        manifest = manifest_of(bundle.layout, [delta], CHUNK_BYTES)
+        manifest = manifest_of(bundle.update_layout, [delta], CHUNK_BYTES)
         statement = update_statement(
             key=key, silo=self.name, model=model, update=manifest.digest, summary=self.summary()
         )

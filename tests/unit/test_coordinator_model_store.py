@@ -1,5 +1,7 @@
 """The model store: content-addressed, whole or absent, and quick to name a damaged file."""
 
+import errno
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -352,11 +354,41 @@ def test_file_that_is_no_model_is_refused(tmp_path: Path, spoil: Any, said: str)
         model_file.check(path, LAYOUT)
 
 
-def test_full_disk_is_told_with_the_file() -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("this system has no /dev/full")
-    with pytest.raises(StorageError, match="cannot be written"):
-        model_file.write(Path("/dev/full"), LAYOUT, [bytes(40)])
+def test_full_disk_is_told_with_the_file_before_anything_is_written(
+    store: ModelStore, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, begin: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    store.initial()
+    before = sorted((state / "models").rglob("*"))
+    asked: list[int] = []
+
+    def slabs() -> Iterator[Slab]:
+        asked.append(1)
+        yield Slab(b"", {})
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(StorageError, match=r"model\.safetensors cannot be written: No space left on device"):
+        store.add(slabs(), slots=("momentum",), steps=1)
+    assert asked == []
+    assert sorted((state / "models").rglob("*")) == before
+
+
+def test_disk_that_fills_up_on_the_way_is_told_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the file system cannot allocate beforehand."""
+    written: list[int] = []
+    write = os.pwrite
+
+    def filling(descriptor: int, data: memoryview, at: int) -> int:
+        if sum(written) > 50:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written.append(write(descriptor, data[:20], at))
+        return written[-1]
+
+    monkeypatch.setattr(os, "pwrite", filling)
+    with pytest.raises(StorageError, match=rf"{tmp_path / 'm'} cannot be written: No space left on device"):
+        model_file.write(tmp_path / "m", LAYOUT, [bytes(40)])
 
 
 def made_on_the_cpu(bundle: PlanBundle, models: ModelStore, spools: Spools) -> Aggregator:

@@ -1,6 +1,8 @@
 """The service on real storage, keys and aggregation: whole plans, restarts, and everything that must be refused."""
 
 import asyncio
+import errno
+import os
 import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Callable
@@ -15,7 +17,9 @@ from structlog.testing import capture_logs
 
 from coordinator.edges.plan_parts import model_store
 from coordinator.plans.plan_shelf import PlanShelf
-from coordinator.rounds.states import round_of
+from coordinator.rounds.events import DeadlinePassed
+from coordinator.rounds.states import Collecting, round_of
+from coordinator.rounds.states import Finished as StateFinished
 from coordinator.service.federation import Federation
 from security.errors import (
     AuthenticationError,
@@ -565,6 +569,71 @@ async def test_a_second_update_that_comes_while_the_first_commits_cannot_delete_
         assert [silo.outcome for silo in (await at_work.service.rounds())[0].silos] == ["committed", "committed"]
 
 
+@pytest.mark.parametrize(
+    ("model", "update"), [("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float32", "bfloat16")]
+)
+async def test_models_and_updates_travel_in_the_types_of_the_plan(at_work: Running, model: str, update: str) -> None:
+    plan = add_plan(
+        at_work.folder, "second", schedule=SCHEDULE, evaluation=QUIET, wire={"model": model, "update": update}
+    )
+    bank, hospital = await two_silos(at_work)
+    await at_work.service.start_plan("second")
+    orders, _ = await work_together(at_work.service, bank, hospital, until=is_finished)
+    bundle = PlanShelf(at_work.folder).bundle(plan.digest)
+    trained = [order for order in orders if isinstance(order, Train)]
+    finished = orders[-1]
+    assert isinstance(finished, Finished)
+    models = model_store(at_work.folder, bundle)
+    assert models.manifest(finished.final_model).layout_digest == bundle.model_layout.digest
+    assert trained[0].included_update is None
+    first = bank.header(trained[0].key, trained[0].model, bundle, bank.delta(bundle, 1))
+    assert trained[1].included_update == first.manifest.digest
+    other = {"float32": "bfloat16", "bfloat16": "float32"}[update]
+    assert bundle.layout.as_type(other).digest != first.manifest.layout_digest == bundle.update_layout.digest
+
+
+async def test_an_update_in_another_type_than_the_plans_is_refused(at_work: Running) -> None:
+    async with in_training(at_work) as (bank, _, order, bundle):
+        short = bundle.layout.as_type("bfloat16")
+        header = bank.header(order.key, order.model, bundle, bank.delta(bundle, 1))
+        header = replace(header, manifest=manifest_of(short, [bytes(short.total_bytes)]))
+        with pytest.raises(MalformedMessage, match="another layout"):
+            await bank.upload(at_work.service, header, bytes(short.total_bytes))
+
+
+async def test_a_plan_in_bfloat16_goes_on_after_a_stop_and_a_restart(folder: Path) -> None:
+    wire = {"model": "bfloat16", "update": "bfloat16"}
+    async with running(folder) as coordinator:
+        add_plan(folder, "second", schedule=SCHEDULE, evaluation=QUIET, wire=wire)
+        bank, hospital = await two_silos(coordinator)
+        await coordinator.service.start_plan("second")
+        until = is_second_round
+        await work_together(coordinator.service, bank, hospital, until=until)
+        await coordinator.service.stop_plan()
+    async with running(folder) as coordinator:
+        await coordinator.service.start_plan("second")
+        orders, _ = await work_together(coordinator.service, bank, hospital, until=is_finished)
+        assert isinstance(orders[-1], Finished)
+        rows = await coordinator.service.rounds()
+        assert [row.outcome for row in rows if row.outcome != "abandoned"] == ["applied", "applied"]
+
+
+def is_second_round(order: Order) -> bool:
+    return isinstance(order, Train) and order.key.round == 2
+
+
+async def test_files_to_write_over_are_kept_between_rounds_and_go_with_the_plan(at_work: Running) -> None:
+    add_plan(at_work.folder, "second", schedule={**SCHEDULE, "rounds": 3}, evaluation=QUIET)
+    bank, hospital = await two_silos(at_work)
+    await at_work.service.start_plan("second")
+    await work_together(at_work.service, bank, hospital, until=is_second_round)
+    assert len(list((at_work.folder / "spools").rglob("*.spare"))) == 2
+    await work_together(at_work.service, bank, hospital, until=is_finished)
+    await at_work.settled()
+    assert not list(at_work.folder.rglob("*.spare"))
+    assert not list((at_work.folder / "spools").iterdir())
+
+
 async def test_a_silo_outside_the_cohort_may_not_upload(at_work: Running) -> None:
     async with in_training(at_work) as (_, _, order, bundle):
         late = await at_work.enrolled("clinic-c")
@@ -627,6 +696,43 @@ async def test_an_update_damaged_on_the_coordinators_disk_is_left_out_and_the_ot
         ("hospital-a", "committed", 0.5),
     ]
     assert at_work.metric("lorica_errors_total", kind="IntegrityError") == 1
+
+
+async def test_a_silo_whose_update_finds_no_room_on_the_disk_is_left_out_at_the_deadline(
+    at_work: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_plan(at_work.folder, "second", schedule={**SCHEDULE, "rounds": 1}, evaluation=QUIET)
+    silos = [await at_work.enrolled(name) for name in ("bank-b", "clinic-c", "hospital-a")]
+    await at_work.service.start_plan("second")
+    allocate = os.posix_fallocate
+
+    def nearly_full(descriptor: int, begin: int, size: int) -> None:
+        if Path(os.readlink(f"/proc/self/fd/{descriptor}")).name == "bank-b.delta":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        allocate(descriptor, begin, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", nearly_full)
+
+    async def refused(silo: SiloStandIn) -> None:
+        orders = await silo.work(at_work.service, until=is_train)
+        with pytest.raises(StorageError, match=r"spools/.*/bank-b\.delta cannot be used: No space left on device"):
+            await silo.do(at_work.service, orders[-1])
+
+    async def commits(silo: SiloStandIn) -> None:
+        orders = await silo.work(at_work.service, until=is_train)
+        await silo.do(at_work.service, orders[-1])
+
+    await asyncio.gather(refused(silos[0]), *(commits(silo) for silo in silos[1:]))
+    state = at_work.service._loop.state
+    assert isinstance(state, Collecting)
+    await at_work.service._loop.post(DeadlinePassed(now=state.deadline, deadline=state.deadline))
+    await at_work.reaches(lambda now: isinstance(now, StateFinished))
+    (row,) = await at_work.service.rounds()
+    assert [(silo.silo, silo.outcome) for silo in row.silos] == [
+        ("bank-b", "late"),
+        ("clinic-c", "committed"),
+        ("hospital-a", "committed"),
+    ]
 
 
 async def test_a_full_disk_refuses_the_commit_and_a_later_one_succeeds(at_work: Running) -> None:
