@@ -68,7 +68,7 @@ class Limits:
 
     calls: int
     requests: int
-    first_request_s: float = 30.0
+    first_request_s: float = 20.0
 
 
 OF_ONE_CALLER: Final = Limits(calls=12, requests=6)

@@ -627,29 +627,30 @@ async def test_agent_and_a_coordinator_that_sends_no_honest_model(tmp_path: Path
 
 
 async def test_agent_and_a_coordinator_that_never_stops_talking(tmp_path: Path) -> None:
-    """Each order makes the agent say something that the coordinator does not listen to: then it takes no more orders."""
-    async with agent_at_work(tmp_path) as agent, agent.spared():
+    """A plan without end is refused; orders without end, each of which makes the agent say something, are taken only as
+    long as somebody listens to what it says."""
+    async with agent_at_work(tmp_path) as agent:
         coordinator = agent.coordinator
-        coordinator.listens.clear()
-        coordinator.flood = [
-            codec.order_to_wire(order, federation_peer.SILO)
-            for order in (Prepare(agent.plan), Standby(StandbyReason.NO_PLAN, "x" * 500))
-        ]
-        await coordinator.order(Standby(StandbyReason.NO_PLAN))
-        async with asyncio.timeout(LONG_S):
-            before = -1
-            while coordinator.poured > before:  # until the line is full and nobody empties it
-                before = coordinator.poured
-                await asyncio.sleep(1)
-        assert before > 1000
-        coordinator.flood = []
-        coordinator.listens.set()
+        async with agent.spared():
+            coordinator.endless_bundle = True
+            said = len(coordinator.readiness)
+            await coordinator.order(Prepare(Digest("ab" * 32)))
+            await coordinator.until(lambda: len(coordinator.readiness) > said, within_s=LONG_S)
+            assert "more than the" in coordinator.readiness[-1][2]
+            coordinator.endless_bundle = False
 
-
-async def test_agent_and_a_plan_without_end(tmp_path: Path) -> None:
-    async with agent_at_work(tmp_path) as agent, agent.spared():
-        agent.coordinator.endless_bundle = True
-        await agent.coordinator.order(Prepare(Digest("ab" * 32)))
-        said = len(agent.coordinator.readiness)
-        await agent.coordinator.until(lambda: len(agent.coordinator.readiness) > said, within_s=LONG_S)
-        assert "more than the" in agent.coordinator.readiness[-1][2]
+        async with agent.spared():
+            coordinator.listens.clear()
+            coordinator.flood = [
+                codec.order_to_wire(order, federation_peer.SILO)
+                for order in (Prepare(agent.plan), Standby(StandbyReason.NO_PLAN, "x" * 500))
+            ]
+            await coordinator.order(Standby(StandbyReason.NO_PLAN))
+            async with asyncio.timeout(LONG_S):
+                before = -1
+                while coordinator.poured > before:  # until the line is full and nobody empties it
+                    before = coordinator.poured
+                    await asyncio.sleep(1)
+            assert before > 1000
+            coordinator.flood = []
+            coordinator.listens.set()
