@@ -6,11 +6,11 @@ encoded, written, digested, signed, journaled and uploaded.
 
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
 
-import silo_agent.training.silo_trainer
 from silo_agent.cli import main
 from silo_wire.messages import TrainingSummary
 
@@ -29,5 +29,5 @@ def add_a_constant(_model: object, parameters: Sequence[nn.Parameter], *_: Any, 
 
 
 if __name__ == "__main__":
-    silo_agent.training.silo_trainer.train_locally = add_a_constant
-    main()
+    with patch("silo_agent.training.silo_trainer.train_locally", add_a_constant):
+        main()

@@ -132,7 +132,8 @@ def _check(work: Path, rounds: int) -> None:
     """Raise StateError unless every parameter of the global model has grown by `rounds` times the constant."""
     run("coordinator.cli", "export", str(work / "model"), "--dir", str(work / "coordinator"))
     with safe_open(work / "t5" / MODEL_FILE, "pt") as before, safe_open(work / "model" / MODEL_FILE, "pt") as after:
-        for name in after.keys():  # noqa: SIM118: not a mapping
+        names = after.keys()
+        for name in names:
             was, now = before.get_tensor(name), after.get_tensor(name)
             coarse = 2.0**-6 if now.dtype == torch.bfloat16 else 2.0**-20
             if not torch.allclose(now.float(), was + rounds * STEP, rtol=coarse, atol=coarse * STEP * rounds):

@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -54,10 +55,8 @@ def memory_bytes(pid: int) -> tuple[int, int]:
 
 
 def reset_peak(pid: int) -> None:
-    try:
+    with suppress(FileNotFoundError, ProcessLookupError):
         Path(f"/proc/{pid}/clear_refs").write_text(_RESET_PEAK)
-    except (FileNotFoundError, ProcessLookupError):
-        pass
 
 
 def loopback_bytes() -> int:
