@@ -141,7 +141,10 @@ def test_one_silo_with_fedavg_gives_exactly_its_own_model() -> None:
     model, delta = torch.randn(1_000, generator=generator), torch.randn(1_000, generator=generator)
     expected = model + delta
     summary = SiloSummary(
-        silo=NAMES[0], examples=3, loss_reduction=0.1, delta_norm=norm_of([sum_of_squares(delta.numpy().tobytes(), "float32")])
+        silo=NAMES[0],
+        examples=3,
+        loss_reduction=0.1,
+        delta_norm=norm_of([sum_of_squares(delta.numpy().tobytes(), "float32")]),
     )
     cohort = weigh([summary], weighting=Weighting.LORAR)
     aggregate_slab(model, [(NAMES[0], delta)], cohort, FED_AVG, {}, step_number=1)
