@@ -28,10 +28,12 @@ import pytest
 
 from coordinator.composition import Coordinator
 from coordinator.edges.coordinator_folder import CoordinatorFolder
-from coordinator.edges.gate import OF_ONE_CALLER
+from coordinator.edges.gate import OF_ALL_STRANGERS, OF_ONE_CALLER
 from coordinator.plans.model_source import SizedModel
 from coordinator.plans.plan_folder import create_plan
 from security.identifiers import SiloName
+from security.pki.enrolment_token import EnrolmentToken, decode
+from silo_agent.edges.enrolment_client import enrol
 from silo_agent.edges.key_store import SiloCredentials, store_credentials
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.training.model import bind, vector_blocks
@@ -58,7 +60,7 @@ from tests.support.coordinator import (
 )
 from tests.support.coordinator import federation_template as federation_template
 from tests.support.federation_peer import FederationPeer, OfferedModel, TestNet
-from tests.support.raw_http2 import Gone, RawConnection, client_context, grpc_message, raw_connection
+from tests.support.raw_http2 import Gone, RawConnection, client_context, grpc_message, nobody, raw_connection
 from tests.support.tiny_t5 import bundle_of, random_model
 
 import grpc.aio  # isort: skip
@@ -161,6 +163,14 @@ class Victim:
             orders = [await ready(silo, self.bundle) for silo in (bank, clinic)]
             for silo, order in zip((bank, clinic), orders, strict=True):
                 await silo.upload(silo.update(order or await silo.order(Train), self.bundle.layout))
+
+    async def invite(self, silo: str) -> EnrolmentToken:
+        """A token from the operator; the enrolment listener is open from now on."""
+        pair = self.coordinator.keys.operator_pair(datetime.now(UTC))
+        async with self.channel(key_pem=pair.key_pem, certificate_pem=pair.certificate_pem) as channel:
+            request = operator_pb2.InviteRequest(silo=silo, valid_seconds=3600)
+            reply = await operator_pb2_grpc.OperatorStub(channel).Invite(request)
+            return decode(reply.token)
 
     async def present_model(self) -> bytes:
         """The digest of what FetchModel hands out now."""
@@ -297,15 +307,12 @@ def test_1100_connections_that_never_speak_and_a_request_that_never_ends(victim:
 
 
 def test_1000_connections_without_a_certificate(victim: Victim) -> None:
-    nobody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    nobody.check_hostname = False
-    nobody.verify_mode = ssl.CERT_NONE
-    nobody.set_alpn_protocols(["h2"])
+    context = nobody()
     with victim.spared(), ExitStack() as stack:
         connections: list[socket.socket] = []
         for _ in range(1000):
             plain = stack.enter_context(socket.create_connection(("127.0.0.1", victim.port), PATIENCE_S))
-            connections.append(stack.enter_context(nobody.wrap_socket(plain)))
+            connections.append(stack.enter_context(context.wrap_socket(plain)))
         victim.honest_round()
         assert closed_by_peer(connections, LONG_S) == 1000
 
@@ -382,6 +389,27 @@ def test_streams_that_are_opened_and_reset_at_once(victim: Victim) -> None:
                 for _ in range(5000):
                     connection.reset(connection.open("Attend"))
         victim.honest_round()
+
+
+def test_strangers_who_fill_the_enrolment_port(victim: Victim) -> None:
+    """Nobody on it is known, so all share one limit; when they are gone, who was invited gets in."""
+    token = asyncio.run(victim.invite("newcomer"))
+    victim.process.until(lambda: accepts(token.port))
+    unfinished = grpc_message(MESSAGE_BYTES, bytes(MESSAGE_BYTES - 1))
+    with victim.spared():
+        with ExitStack() as stack:
+            connections = [stack.enter_context(raw_connection(token.port, nobody())) for _ in range(8)]
+            sending = {
+                (number, connection.open("Enrol", "Enrolment")): memoryview(unfinished)
+                for number, connection in enumerate(connections)
+                for _ in range(32)
+            }
+            push(connections, sending)
+            refused = sum(len(connection.ended) for connection in connections)
+            assert refused == 8 * 32 - OF_ALL_STRANGERS.calls
+            victim.honest_round()
+        enrolled = asyncio.run(enrol(token, now=datetime.now(UTC), agent_version="test"))
+        assert enrolled.silo == "newcomer"
 
 
 def test_connections_that_call_nothing(victim: Victim) -> None:

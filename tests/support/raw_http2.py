@@ -22,14 +22,20 @@ WINDOW_BYTES, FRAME_BYTES = 65_535, 16_384
 PATIENCE_S = 20.0
 
 
-def client_context(key_pem: bytes, certificate_pem: bytes, folder: Path) -> ssl.SSLContext:
-    """A client with this certificate; it trusts whoever answers, and is not the one under test."""
-    pair = folder / "client.pem"
-    pair.write_bytes(key_pem + certificate_pem)
+def nobody() -> ssl.SSLContext:
+    """A client without a certificate; it trusts whoever answers, and is not the one under test."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
+    return context
+
+
+def client_context(key_pem: bytes, certificate_pem: bytes, folder: Path) -> ssl.SSLContext:
+    """The same with this certificate."""
+    pair = folder / "client.pem"
+    pair.write_bytes(key_pem + certificate_pem)
+    context = nobody()
     context.load_cert_chain(pair)
     return context
 
@@ -58,13 +64,13 @@ class RawConnection:
         self.ended: set[int] = set()
         raw.sendall(PREFACE + _frame(SETTINGS, 0, 0, b"") + _frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", 1 << 24)))
 
-    def open(self, method: str) -> int:
-        """A new stream that calls `method` of the Federation service; its number."""
+    def open(self, method: str, service: str = "Federation") -> int:
+        """A new stream that calls `method`; its number."""
         stream, self._next_stream = self._next_stream, self._next_stream + 2
         fields = (
             (b":method", b"POST"),
             (b":scheme", b"https"),
-            (b":path", f"/silo_wire.v1.Federation/{method}".encode()),
+            (b":path", f"/silo_wire.v1.{service}/{method}".encode()),
             (b":authority", coordinator_dns_name(FEDERATION).encode()),
             (b"content-type", b"application/grpc"),
             (b"te", b"trailers"),
