@@ -31,6 +31,7 @@ from coordinator.edges.coordinator_folder import CoordinatorFolder
 from coordinator.edges.gate import OF_ALL_STRANGERS, OF_ONE_CALLER
 from coordinator.plans.model_source import SizedModel
 from coordinator.plans.plan_folder import create_plan
+from coordinator.settings import address
 from security.identifiers import SiloName
 from security.pki.enrolment_token import EnrolmentToken, decode
 from silo_agent.edges.enrolment_client import enrol
@@ -141,8 +142,8 @@ class Victim:
         return channel_to(f"127.0.0.1:{self.port}", roots, key_pem=key_pem, certificate_pem=certificate_pem)
 
     def metric(self, sample: str) -> float:
-        address = self.coordinator.settings.listen.metrics
-        with urllib.request.urlopen(f"http://{address}/metrics") as reply:
+        where = self.coordinator.settings.listen.metrics
+        with urllib.request.urlopen(f"http://{where}/metrics") as reply:
             for line in reply.read().decode().splitlines():
                 if line.startswith(f"{sample} "):
                     return float(line.rsplit(" ", 1)[1])
@@ -236,7 +237,7 @@ def serving(template: FederationTemplate, root: Path, **schedule: object) -> Ite
         before=few_open_files,
     )
     try:
-        process.until(lambda: accepts(coordinator.settings.public_silos_port))
+        process.until(lambda: accepts(address(coordinator.settings.listen.metrics).port))  # the last to listen
         victim = Victim(
             process=process,
             coordinator=coordinator,
