@@ -9,7 +9,7 @@ import pytest
 
 from ops.soak.comparison import differences
 from tests.support.kill_plan import AGENT_KILLS
-from tests.support.kill_run import AgentRecords, Death, Kill, KillRun, check_the_round
+from tests.support.kill_run import AgentRecords, Death, Kill, KillRun, check_the_round, check_work_was_done_once
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -98,3 +98,7 @@ def test_a_silo_agent_is_killed(kill: Kill, agent_run: KillRun, undisturbed: Kil
 def test_all_rounds_are_those_of_the_undisturbed_run(agent_run: KillRun, undisturbed: KillRun) -> None:
     assert differences(undisturbed.result, agent_run.result) == []
     assert len(agent_run.deaths) == len(AGENT_KILLS)
+
+
+def test_no_finished_update_is_trained_again(agent_run: KillRun) -> None:
+    check_work_was_done_once(agent_run)

@@ -10,7 +10,7 @@ import pytest
 from coordinator.rounds.states import Aggregating, Collecting, Evaluating, Finished, Gathering, State
 from ops.soak.comparison import differences
 from tests.support.kill_plan import COORDINATOR_KILLS
-from tests.support.kill_run import Death, Kill, KillRun, check_the_round
+from tests.support.kill_run import Death, Kill, KillRun, check_the_round, check_work_was_done_once
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -121,3 +121,7 @@ def test_the_coordinator_is_killed(kill: Kill, coordinator_run: KillRun, undistu
 def test_all_rounds_are_those_of_the_undisturbed_run(coordinator_run: KillRun, undisturbed: KillRun) -> None:
     assert differences(undisturbed.result, coordinator_run.result) == []
     assert len(coordinator_run.deaths) == len(COORDINATOR_KILLS)
+
+
+def test_no_finished_update_is_trained_again(coordinator_run: KillRun) -> None:
+    check_work_was_done_once(coordinator_run)

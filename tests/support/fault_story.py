@@ -10,7 +10,6 @@
 In between the disks have room again and all three are in. The coordinator dies of the test's own kills alone.
 """
 
-import json
 import math
 import os
 import subprocess
@@ -23,7 +22,7 @@ from typing import Any
 from coordinator.rounds.states import course_of
 from coordinator.service.records import RoundRow, SiloRow
 from ops.soak.federation import COORDINATOR, MortalFederation, Shape
-from tests.support.kill_run import LONGEST_S, Death, Executioner, Kill, KillRun, processes_in
+from tests.support.kill_run import LONGEST_S, Death, Executioner, Kill, KillRun, logged, processes_in
 from tests.support.waiting import until
 
 CLINIC, HOSPITAL, INSURER = "clinic-a", "hospital-b", "insurer-c"
@@ -142,16 +141,7 @@ class Story:
         until(in_time, lambda: None, LONGEST_S)
 
     def logged(self, process: str, event: str) -> list[dict[str, Any]]:
-        """Log lines of one kind; one that a kill cut off is no line."""
-        found = []
-        for line in self.federation.log(process).read_text().splitlines():
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if record.get("event") == event:
-                found.append(record)
-        return found
+        return logged(self.federation.log(process), event)
 
     def failed_sums(self, words: str) -> list[str]:
         """The reasons with these words for which a sum was put off."""

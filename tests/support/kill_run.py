@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from coordinator.composition import Coordinator
 from coordinator.edges.coordinator_folder import CoordinatorFolder
@@ -97,6 +98,26 @@ def check_the_round(number: int | None, run: KillRun, undisturbed: KillRun) -> N
         (expected,) = [row for row in undisturbed.result.rounds if row.round == one]
         assert timeless(row) == timeless(expected)
     assert run.result.model == undisturbed.result.model
+
+
+def check_work_was_done_once(run: KillRun) -> None:
+    """By the agents' logs: whoever was killed where, an update that was finished was not trained again."""
+    for silo in run.federation.shape.silos:
+        trained = [record["round"] for record in logged(run.federation.log(silo), "trained")]
+        assert trained == [row.round for row in run.result.rounds if row.round], silo
+
+
+def logged(log: Path, event: str) -> list[dict[str, Any]]:
+    """The records of one kind; a line that a kill cut off is none."""
+    found = []
+    for line in log.read_text(errors="replace").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if record.get("event") == event:
+            found.append(record)
+    return found
 
 
 class Executioner:

@@ -1,0 +1,54 @@
+"""What the kill tests and the soak compare runs by tells everything apart but times."""
+
+from dataclasses import replace
+
+import pytest
+
+from coordinator.service.records import RoundRow, SiloRow
+from ops.soak.comparison import Result, differences
+from security.identifiers import SiloName
+from silo_wire.canonical import Digest
+from silo_wire.messages import Evaluation
+
+SCORE = Evaluation(
+    split="dev", examples=4, exact_matches=1, executed=0, execution_matches=0, loss_per_token=0.5, seconds=1.0
+)
+SILO = SiloRow(silo=SiloName("clinic-a"), outcome="committed", examples=8, weight=2.0, share=1.0, evaluation=SCORE)
+ROW = RoundRow(
+    round=1,
+    attempt=1,
+    outcome="applied",
+    detail="",
+    opened_unix_s=1.0,
+    closed_unix_s=2.0,
+    model=Digest("a" * 64),
+    weight_fallback=False,
+    silos=(SILO,),
+    macro_exact_match=0.25,
+    micro_exact_match=0.25,
+)
+RESULT = Result(plan=Digest("b" * 64), model=Digest("a" * 64), rounds=(ROW,))
+
+
+def test_times_do_not_tell_runs_apart() -> None:
+    later = replace(SILO, evaluation=replace(SCORE, seconds=9.0))
+    slower = replace(ROW, opened_unix_s=5.0, closed_unix_s=70.0, silos=(later,))
+    assert differences(RESULT, replace(RESULT, rounds=(slower,))) == []
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        replace(RESULT, plan=Digest("c" * 64)),
+        replace(RESULT, model=Digest("c" * 64)),
+        replace(RESULT, rounds=()),
+        replace(RESULT, rounds=(ROW, replace(ROW, attempt=2))),
+        replace(RESULT, rounds=(replace(ROW, model=Digest("c" * 64)),)),
+        replace(RESULT, rounds=(replace(ROW, silos=(SILO, SILO)),)),
+        replace(RESULT, rounds=(replace(ROW, silos=(replace(SILO, weight=2.5),)),)),
+        replace(RESULT, rounds=(replace(ROW, silos=(replace(SILO, evaluation=replace(SCORE, exact_matches=2)),)),)),
+    ],
+    ids=["plan", "model", "no-round", "second-attempt", "model-of-a-round", "counted-twice", "weight", "score"],
+)
+def test_anything_else_does(changed: Result) -> None:
+    assert len(differences(RESULT, changed)) == 1
