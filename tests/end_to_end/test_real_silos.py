@@ -11,7 +11,7 @@ from ops.demo.processes import Processes
 from tests.support.federation import Federation
 
 SILOS = ("geoquery", "restaurants", "academic")
-ROUNDS = 6
+ROUNDS = 9  # at 6 the score of 49 questions is still near the line that is asked for, and a rounding can cross it
 
 # The whole federation runs inside the first test's set-up.
 pytestmark = [pytest.mark.real_data, pytest.mark.slow, pytest.mark.timeout(900)]
