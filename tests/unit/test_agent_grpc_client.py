@@ -547,7 +547,8 @@ async def test_an_update_file_that_changed_on_disk_never_leaves(
     file.write_bytes(changed)
     with pytest.raises(IntegrityError, match="chunk 1"):
         await client.coordinator.upload(update, file, progress=client.progress.append)
-    assert not peer.updates[update.manifest.digest].committed
+    received = peer.updates.get(update.manifest.digest)  # the call may end before the peer has seen its first message
+    assert received is None or (not received.committed and len(received.chunks) <= 1)
 
 
 async def test_an_update_is_checked_unless_the_file_is_still_the_one_that_was_written(
