@@ -11,6 +11,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from security.errors import IntegrityError, StorageError
+from security.file_mark import FileMark
 from silo_wire.manifest import CHUNK_BYTES, Layout, Manifest
 
 WRITE_BACK_BYTES = 8 << 20
@@ -68,6 +69,7 @@ class VectorWriter:
         self._digests: list[bytes] = []
         self._hasher = blake3()
         self._filled = 0
+        self.mark: FileMark | None = None
         try:
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
@@ -101,13 +103,17 @@ class VectorWriter:
                 self._end_chunk()
 
     def finish(self) -> Manifest:
-        """Make the file durable and return the vector's manifest; raises IntegrityError unless the vector is whole."""
+        """Make the file durable and return the vector's manifest; raises IntegrityError unless the vector is whole.
+
+        From then on `mark` is the file's.
+        """
         if self._at != self._end:
             raise self._wrong_length(self._at)
         if self._filled:
             self._end_chunk()
         try:
             os.fsync(self._descriptor)
+            self.mark = FileMark.of(self._descriptor)
         except OSError as error:
             raise self._unwritable(error) from error
         return Manifest(self._layout.digest, self._layout.total_bytes, self._chunk_bytes, tuple(self._digests))

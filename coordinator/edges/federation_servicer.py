@@ -10,7 +10,7 @@ from security.errors import AuthorisationError, MalformedMessage, StateError
 from security.identifiers import FederationName, SiloName
 from silo_wire import codec
 from silo_wire.canonical import Digest, digest_from_wire, digest_to_wire
-from silo_wire.chunk_piece import ChunkPiece, chunk_piece, reader, write
+from silo_wire.chunk_piece import ChunkPiece, reader, write
 from silo_wire.manifest import CHUNK_BYTES
 from silo_wire.messages import WIRE_VERSION
 from silo_wire.v1 import common_pb2, federation_pb2, federation_pb2_grpc
@@ -112,10 +112,10 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         if request.first_chunk > chunks:
             raise MalformedMessage(f"first_chunk is {request.first_chunk}, the model has {chunks} chunks")
         yield federation_pb2.ModelPiece(header=codec.model_header_to_wire(source.header))
-        for index in range(request.first_chunk, chunks):
-            data = await source.chunk(index)
-            yield chunk_piece(index, data)
-            self._on_sent(len(data))
+        with source.reading():
+            for index in range(request.first_chunk, chunks):
+                yield await source.piece(index)
+                self._on_sent(source.header.manifest.chunk_size(index))
 
     async def UploadOffset(
         self, request: federation_pb2.UploadOffsetRequest, context: Any

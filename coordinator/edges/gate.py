@@ -152,24 +152,29 @@ class Gate(grpc.aio.ServerInterceptor):  # gRPC offers interception by subclass 
                 del self._shares[name]
 
     async def _single(self, parse: Parse, raw: AsyncIterator[bytes], share: _Share) -> Any:
-        message = await self._next(raw, share, self._limits.first_request_s)
+        message = await self._first(aiter(raw), share)
         if message is None:
             raise MalformedMessage("the call ended before its request had come")
         return parse(message)
 
     async def _stream(self, parse: Parse, raw: AsyncIterator[bytes], share: _Share) -> AsyncIterator[Any]:
+        messages = aiter(raw)
+
         async def parsed() -> AsyncIterator[Any]:
-            seconds: float | None = self._limits.first_request_s
-            while (message := await self._next(raw, share, seconds)) is not None:
+            message = await self._first(messages, share)
+            while message is not None:
                 yield parse(message)
-                seconds = None  # how long the rest may take is the round's to say
+                message = None
+                async with share.requests:  # how long the rest may take is the round's to say
+                    message = await anext(messages, None)
 
         return parsed()
 
-    async def _next(self, raw: AsyncIterator[bytes], share: _Share, seconds: float | None) -> bytes | None:
+    async def _first(self, messages: AsyncIterator[bytes], share: _Share) -> bytes | None:
+        seconds = self._limits.first_request_s
         try:
             async with asyncio.timeout(seconds), share.requests:
-                return await anext(aiter(raw), None)  # gRPC's aiter gives the same iterator each time
+                return await anext(messages, None)
         except TimeoutError as error:
             raise MalformedMessage(f"the request did not come within {seconds:.0f} s of its call") from error
 

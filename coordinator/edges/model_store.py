@@ -35,6 +35,7 @@ from coordinator.edges.stored_vector import (
 from coordinator.vector_file import VectorWriter
 from security import files
 from security.errors import IntegrityError, StorageError
+from security.file_mark import FileMark
 from silo_wire.canonical import Digest
 from silo_wire.manifest import Layout, Manifest
 
@@ -78,6 +79,8 @@ class ModelStore:
         self._initial = initial
         self._initial_file = initial_file
         self._manifests: dict[Digest, Manifest] = {}
+        self._marks: dict[Path, FileMark] = {}
+        """Of the files that this process wrote."""
         self._header_bytes = len(model_file.header(model_layout))
         self._make_folder()
 
@@ -118,7 +121,8 @@ class ModelStore:
 
     def vector(self, model: Digest) -> StoredVector:
         """The model's parameters as they are published; raises what `manifest` raises."""
-        return StoredVector(self._path(model), self._header_bytes, self.manifest(model))
+        path = self._path(model)
+        return StoredVector(path, self._header_bytes, self.manifest(model), self._marks.get(path))
 
     def master(self, model: Digest, state: OptimizerState) -> StoredVector:
         """The model's parameters in float32, `state` being its own; raises what `manifest` raises, and IntegrityError."""
@@ -139,13 +143,12 @@ class ModelStore:
         steps, slots = record.get("steps"), record.get("slots")
         if not isinstance(steps, int) or not isinstance(slots, dict):
             raise IntegrityError(f"{folder / 'state.json'} was damaged: restore it from a backup")
-        return OptimizerState(
-            steps,
-            {
-                name: StoredVector(folder / f"{name}{_SLOT}", 0, manifest_from_fields(fields, folder / "state.json"))
-                for name, fields in slots.items()
-            },
-        )
+        vectors = {}
+        for name, fields in slots.items():
+            path = folder / f"{name}{_SLOT}"
+            manifest = manifest_from_fields(fields, folder / "state.json")
+            vectors[name] = StoredVector(path, 0, manifest, self._marks.get(path))
+        return OptimizerState(steps, vectors)
 
     def add(self, slabs: Iterable[Slab], *, slots: Iterable[str], steps: int) -> Digest:
         """Store the next model and its optimizer state as they are made, slab by slab, in one pass.
@@ -166,6 +169,7 @@ class ModelStore:
                 self._manifests.pop(model, None)
                 spares.trim(0)  # the next model needs those of one
                 for path in (self._path(model), *sorted(self._state_folder(model).glob(f"*{_SLOT}"))):
+                    self._marks.pop(path, None)
                     if path.exists():
                         spares.keep(path)
                 self._manifest_path(model).unlink(missing_ok=True)
@@ -228,7 +232,14 @@ class ModelStore:
             manifests = {name: writer.finish() for name, writer in of_slots.items()}
             record = {"slots": {name: manifest_fields(one) for name, one in manifests.items()}, "steps": steps}
             write_record(state / "state.json", record)
-            return model.finish()
+            manifest = model.finish()
+            # Under the names that they will have: a rename leaves the mark as it is.
+            written = {
+                self._path(manifest.digest): model,
+                **{self._state_folder(manifest.digest) / f"{name}{_SLOT}": writer for name, writer in of_slots.items()},
+            }
+            self._marks.update({path: writer.mark for path, writer in written.items() if writer.mark is not None})
+            return manifest
 
     def _writer(self, path: Path, layout: Layout) -> VectorWriter:
         """A file for a vector; a spare one of the same size, where there is one, is written over."""

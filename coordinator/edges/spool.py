@@ -29,6 +29,7 @@ from coordinator.edges.stored_vector import (
 )
 from coordinator.vector_file import WRITE_BACK_BYTES, begin_write_back, preallocate, write_all
 from security.errors import IntegrityError, MalformedMessage, StorageError, WrongTime
+from security.file_mark import FileMark
 from security.identifiers import SiloName
 from silo_wire.canonical import Digest
 from silo_wire.manifest import Dtype, Layout, Manifest
@@ -60,10 +61,11 @@ class _Place:
 
 @dataclass(slots=True)
 class _Progress:
-    """The sum of squares of each chunk held, in order; the norm once the update is committed."""
+    """The sum of squares of each chunk held, in order; once the update is committed the norm, and the file's mark."""
 
     sums: list[float] = field(default_factory=list)
     norm: float | None = None
+    mark: FileMark | None = None
 
 
 class Spool:
@@ -139,6 +141,7 @@ class Spool:
                 )
             try:
                 os.fsync(self._open())
+                self._progress.mark = FileMark.of(self._open())
             except OSError as error:
                 # Which pages reached the disk cannot be found out any more: all of them must be written once again.
                 self._progress.sums.clear()
@@ -242,7 +245,9 @@ class Spools:
             raise IntegrityError(
                 f"{place.delta}: the committed update of silo {silo} was lost or replaced; the round goes on without it"
             )
-        return StoredVector(place.delta, 0, known[0])
+        spool = self._known.get(place)
+        mark = spool.progress.mark if spool is not None and spool.manifest.digest == update else None
+        return StoredVector(place.delta, 0, known[0], mark)
 
     def discard(self, key: RoundKey) -> None:
         """Let every spool of this attempt go; nothing happens when there is none. Their files become spares."""

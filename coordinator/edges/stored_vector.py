@@ -1,7 +1,8 @@
-"""A flat vector in a file, with the manifest that its bytes are checked against on every read.
+"""A flat vector in a file, with the manifest that its bytes are checked against before they are used.
 
 Models, spooled updates and the server optimizer's state are all this. Whole chunks are read and checked before any of their
-bytes is used, in the memory that they are used from.
+bytes is used, in the memory that they are used from. What this process itself has checked or digested as it wrote it, in a
+file that nobody has touched since, is not digested once more: on a processor core that is half the time of a read.
 """
 
 import json
@@ -13,29 +14,33 @@ from typing import Any
 
 from security import files
 from security.errors import IntegrityError, MalformedMessage, StorageError
+from security.file_mark import FileMark
 from silo_wire.canonical import Digest, canonical_json, digest_of
 from silo_wire.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)
 class StoredVector:
-    """`offset` is where the vector begins in the file."""
+    """`offset` is where the vector begins in the file; `mark` is the file's when this process knew it to be right."""
 
     path: Path
     offset: int
     manifest: Manifest
+    mark: FileMark | None = None
 
     def chunk(self, index: int) -> bytes:
         """Chunk `index`; raises IntegrityError naming the file unless it is what the manifest says."""
         size = self.manifest.chunk_size(index)
         descriptor = self.open()
         try:
+            known = FileMark.of(descriptor) == self.mark
             data = os.pread(descriptor, size, self.offset + index * self.manifest.chunk_bytes)
         except OSError as error:
             raise self.unreadable(error) from error
         finally:
             os.close(descriptor)
-        self.check(index, data)
+        if not known:
+            self.check(index, data)
         return data
 
     def open(self) -> int:
@@ -63,7 +68,7 @@ class StoredVector:
 
 
 class VectorReader:
-    """A stored vector from its first byte to its last, in pieces of any length; every chunk is read and checked once.
+    """A stored vector from its first byte to its last, in pieces of any length; every chunk is read once, and checked.
 
     Raises what StoredVector raises. `close` it.
     """
@@ -74,9 +79,14 @@ class VectorReader:
         self._cut: memoryview | None = None  # memory for a chunk that a piece ends in
         self._rest = memoryview(b"")  # of the chunk before `_next`, checked
         self._descriptor = vector.open()
+        self._position = vector.offset
+        self._known = FileMark.of(self._descriptor) == vector.mark
 
     def read_into(self, buffer: memoryview) -> None:
         """Fill `buffer` with the bytes that come next, of which there must be as many."""
+        if self._known:
+            self._read(buffer)
+            return
         while buffer:
             if not self._rest:
                 whole = self._whole_chunks(len(buffer))
@@ -108,19 +118,23 @@ class VectorReader:
         return chunk
 
     def _read_chunks(self, target: memoryview) -> None:
-        vector, chunk_bytes = self._vector, self._vector.manifest.chunk_bytes
-        begin, filled = vector.offset + self._next * chunk_bytes, 0
+        self._read(target)
+        chunk_bytes = self._vector.manifest.chunk_bytes
+        for start in range(0, len(target), chunk_bytes):
+            self._vector.check(self._next, target[start : start + chunk_bytes])
+            self._next += 1
+
+    def _read(self, target: memoryview) -> None:
+        vector = self._vector
         try:
-            while filled < len(target):
-                count = os.preadv(self._descriptor, [target[filled:]], begin + filled)
-                if count == 0:
-                    vector.check(self._next + filled // chunk_bytes, b"")  # cut short: never as it was written
-                filled += count
+            while target:
+                count = os.preadv(self._descriptor, [target], self._position)
+                if count == 0:  # cut short: never as it was written
+                    vector.check((self._position - vector.offset) // vector.manifest.chunk_bytes, b"")
+                self._position += count
+                target = target[count:]
         except OSError as error:
             raise vector.unreadable(error) from error
-        for start in range(0, len(target), chunk_bytes):
-            vector.check(self._next, target[start : start + chunk_bytes])
-            self._next += 1
 
 
 def manifest_to_json(manifest: Manifest) -> bytes:

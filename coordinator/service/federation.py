@@ -4,6 +4,7 @@
 """
 
 from collections.abc import AsyncGenerator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import structlog
@@ -56,9 +57,13 @@ class ModelSource:
     _models: ModelStore
     _chunks: ChunkCache
 
-    async def chunk(self, index: int) -> bytes:
-        """Raises MalformedMessage for an index outside the model, IntegrityError or StorageError for its file."""
-        return await self._chunks.chunk(self._models, self.header.manifest, index)
+    def reading(self) -> AbstractContextManager[None]:
+        """To be entered around the pieces of one download."""
+        return self._chunks.reading()
+
+    async def piece(self, index: int) -> bytes:
+        """Chunk `index` as it is sent. Raises MalformedMessage for an index outside the model, IntegrityError or StorageError for its file."""
+        return await self._chunks.piece(self._models, self.header.manifest, index)
 
 
 class Federation:

@@ -21,12 +21,12 @@ class Threads:
 
     def __init__(self) -> None:
         self._store = ThreadPoolExecutor(1, thread_name_prefix="round-store")
-        self._transfers = ThreadPoolExecutor(MAX_TRANSFERS, thread_name_prefix="transfer")
+        self.transfers = ThreadPoolExecutor(MAX_TRANSFERS, thread_name_prefix="transfer")
 
     async def store(self, work: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
         """Call a method of the round store."""
         return await asyncio.get_running_loop().run_in_executor(self._store, partial(work, *arguments, **named))
 
-    async def transfer(self, work: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
-        """Read or write a part of a model or of an update."""
-        return await asyncio.get_running_loop().run_in_executor(self._transfers, partial(work, *arguments, **named))
+    def transfer(self, work: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> "asyncio.Future[R]":
+        """Read or write a part of a model or of an update; it goes on whether or not anybody waits for it."""
+        return asyncio.get_running_loop().run_in_executor(self.transfers, partial(work, *arguments, **named))

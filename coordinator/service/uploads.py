@@ -9,6 +9,7 @@
 """
 
 import asyncio
+from functools import partial
 
 from coordinator.rounds.events import UpdateCommitted
 from coordinator.rounds.machine import check_may_commit
@@ -24,6 +25,7 @@ from security.pki import identity_key
 from silo_wire.canonical import Digest
 from silo_wire.messages import RoundKey, UpdateHeader
 from silo_wire.statements import UPDATE_DOMAIN, update_statement
+from silo_wire.work_behind import WorkBehind
 
 
 class Upload:
@@ -46,7 +48,8 @@ class Upload:
         self._loop = loop
         self._clock = clock
         self._threads = threads
-        self._busy = asyncio.Lock()
+        self._behind = WorkBehind(threads.transfers)
+        self._ending = asyncio.Lock()
         self._replaced = False
 
     @property
@@ -55,16 +58,19 @@ class Upload:
         return self._header.manifest.chunks if self._spool is None else self._spool.held
 
     async def write(self, index: int, data: bytes | memoryview) -> None:
-        """Take the next chunk; raises MalformedMessage, IntegrityError, StorageError, WrongTime or Conflict."""
-        async with self._busy:
-            await self._threads.transfer(self._usable().write, index, data)
+        """Take the next chunk, which is checked and written while further ones arrive.
+
+        Raises MalformedMessage, IntegrityError, StorageError, WrongTime or Conflict, perhaps for a chunk before it.
+        """
+        await self._behind.put(partial(self._write, self._usable(), index, data))
 
     async def commit(self) -> Digest:
-        """Count the update and return its digest, the receipt; may be repeated. Raises as `write` does."""
+        """Count the update and return its digest, the receipt; may be repeated. Raises as `write` does, for any chunk."""
         digest = self._header.manifest.digest
         if self._spool is None:
             return digest
-        async with self._busy:
+        async with self._ending:
+            await self._behind.done()
             norm = await self._threads.transfer(self._usable().commit)
             update = CommittedUpdate(silo=self._silo, digest=digest, summary=self._header.summary, delta_norm=norm)
             event = UpdateCommitted(
@@ -75,13 +81,18 @@ class Upload:
 
     async def close(self) -> None:
         if self._spool is not None:
-            async with self._busy:
+            async with self._ending:
+                await self._behind.settle()  # who sent a wrong chunk last does not wait for the answer
                 await self._threads.transfer(self._spool.close)
 
     async def replace(self) -> None:
         """A newer call of the same silo has come: take nothing more from this one."""
         self._replaced = True
         await self.close()
+
+    def _write(self, spool: Spool, index: int, data: bytes | memoryview) -> None:
+        if not self._replaced:
+            spool.write(index, data)
 
     def _usable(self) -> Spool:
         if self._spool is None:

@@ -1,6 +1,6 @@
 """The pieces of a transfer as bytes: protobuf's own encoding of `ModelPiece` and `UpdatePiece`, without protobuf's copies.
 
-Nearly all that crosses the wire is chunks of about 1 MiB, and protobuf's library copies each twice on either side. Both
+Nearly all that crosses the wire is chunks of 2 MiB, and protobuf's library copies each twice on either side. Both
 messages are a oneof of `header` = 1 and `chunk` = 2, and a Chunk is `index` = 1 and `data` = 2 (federation.proto,
 common.proto), so one small reader and writer serve both. What the reader does not take for a chunk in its one shortest
 form goes to protobuf, which has the last word.
@@ -16,6 +16,9 @@ _CHUNK: Final = 0x12  # field 2, length-delimited: `chunk` of a piece, and `data
 _INDEX: Final = 0x08  # field 1, varint: `index` of a chunk
 _DATA: Final = 0x12
 _MAX_INDEX: Final = (1 << 32) - 1
+HEAD_BYTES: Final = 16
+"""What stands before the data. Its numbers are padded to this size, so that the data of a received message lies where its
+floats can be computed with as they are; protobuf reads a padded number as any other."""
 
 Piece = TypeVar("Piece", federation_pb2.ModelPiece, federation_pb2.UpdatePiece)
 
@@ -29,11 +32,11 @@ class ChunkPiece:
 
 
 def chunk_piece(index: int, data: bytes | bytearray | memoryview) -> bytes:
-    """A piece that holds chunk `index`, 0 to 2**32 - 1, as `ModelPiece` and `UpdatePiece` serialise it."""
-    head = bytes((_DATA,)) + _varint(len(data))
-    if index:
-        head = bytes((_INDEX,)) + _varint(index) + head
-    return b"".join((bytes((_CHUNK,)), _varint(len(head) + len(data)), head, data))
+    """A piece that holds chunk `index`, 0 to 2**32 - 1, with at most 2**28 - 1 - HEAD_BYTES bytes of data."""
+    size = len(data)
+    chunk = 1 + 5 + 1 + 4 + size  # index and data, each after its tag
+    head = (bytes((_CHUNK,)), _varint(chunk, 4), bytes((_INDEX,)), _varint(index, 5), bytes((_DATA,)), _varint(size, 4))
+    return b"".join((*head, data))
 
 
 def reader(kind: type[Piece]) -> Callable[[bytes], "Piece | ChunkPiece"]:
@@ -59,12 +62,10 @@ def write(piece: "federation_pb2.ModelPiece | federation_pb2.UpdatePiece | bytes
     return piece if isinstance(piece, bytes) else piece.SerializeToString()
 
 
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
+def _varint(value: int, width: int) -> bytes:
+    """`value` in `width` bytes, all but the last of which say that more follow."""
+    encoded = [value >> shift & 0x7F | 0x80 for shift in range(0, 7 * width, 7)]
+    encoded[-1] &= 0x7F
     return bytes(encoded)
 
 

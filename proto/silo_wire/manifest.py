@@ -20,7 +20,7 @@ from security.errors import IntegrityError, MalformedMessage
 from silo_wire.canonical import DIGEST_BYTES, Digest, canonical_json, digest_of
 
 CHUNK_BYTES = 1 << 20
-"""About 1 MiB: small enough for gRPC's default limits, large enough that per-message cost does not show."""
+"""Small enough for gRPC's default limit of 4 MiB, large enough that what each message costs hardly shows."""
 MAX_CHUNK_BYTES = 4 << 20
 MAX_TENSORS = 100_000
 MAX_NAME_CHARACTERS = 500

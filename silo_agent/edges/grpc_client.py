@@ -7,9 +7,11 @@ plan's layout, was made by no later round, and carries the coordinator's signatu
 """
 
 import asyncio
+import functools
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,11 +27,11 @@ from security.errors import (
     StorageError,
     Unreachable,
 )
+from security.file_mark import FileMark
 from security.pki.identity_key import sign, verify
 from silo_agent.edges.backoff import Backoff
 from silo_agent.edges.key_store import SiloCredentials
-from silo_agent.edges.model_cache import ModelCache, PartialModel
-from silo_agent.service.file_mark import FileMark
+from silo_agent.edges.model_cache import ModelCache
 from silo_agent.service.ports import Progress, RoundModel
 from silo_agent.task.events import SavedUpdate
 from silo_wire.canonical import Digest, digest_from_wire, digest_to_wire
@@ -63,12 +65,15 @@ from silo_wire.plan import MAX_BUNDLE_BYTES, PlanBundle
 from silo_wire.statements import MODEL_DOMAIN, UPDATE_DOMAIN, model_statement, update_statement
 from silo_wire.transport import answer_to, error_of
 from silo_wire.v1 import common_pb2, federation_pb2, federation_pb2_grpc
+from silo_wire.work_behind import WorkBehind
 
 import grpc.aio  # isort: skip  # after silo_wire, which leaves TLS 1.3 alone
 
 CALL_TIMEOUT_S = 30.0
 BATCH_BYTES = 2 << 20
-"""Chunks go to disk and come from it so many bytes at a time, and no more than twice as many wait in memory."""
+"""Chunks come from the disk so many bytes at a time, and no more than twice as many wait in memory."""
+_THREADS = ThreadPoolExecutor(1, thread_name_prefix="chunks")
+"""For what arrives: an agent fetches one model at a time."""
 _SERVICE = federation_pb2.DESCRIPTOR.services_by_name["Federation"].full_name
 _ENDS_THE_AGENT = (AuthenticationError, AuthorisationError, Conflict)
 
@@ -224,7 +229,7 @@ class GrpcCoordinator:
         call = self._model_pieces(
             federation_pb2.FetchModelRequest(key=key, model_digest=digest_to_wire(model), first_chunk=first)
         )
-        behind = _KeptBehind()
+        behind = WorkBehind(_THREADS)
         announced = False
         try:
             async for raw in call:
@@ -243,7 +248,7 @@ class GrpcCoordinator:
                         if partial.is_whole or piece.index != partial.due:
                             raise MalformedMessage(f"model chunk {piece.index} came where {partial.due} was due")
                         partial.arrive(piece.data)
-                        await behind.keep(partial)
+                        await behind.put(functools.partial(partial.append, piece.data))
                         progress(partial.fraction)
                     case _:
                         raise MalformedMessage(
@@ -253,12 +258,13 @@ class GrpcCoordinator:
                     break  # whatever else comes, it is not of this model
             if partial is None or not partial.is_whole:
                 raise Unreachable("the coordinator ended the download before the model was whole")
-            await behind.keep_all(partial)
+            await behind.done()
             partial.finish(self._models.file(model))
             return partial.manifest
         finally:
             call.cancel()
             if partial is not None:
+                await behind.settle()  # what has arrived is kept, if it is right
                 partial.close()
 
     def _check_header(
@@ -425,27 +431,6 @@ def _read_pieces(file: Path, manifest: Manifest, mark: FileMark | None, indices:
     except OSError as error:
         raise StorageError(f"{file} cannot be read: {error.strerror}") from error
     return pieces
-
-
-class _KeptBehind:
-    """Has a part write its chunks in another thread while the next ones arrive."""
-
-    def __init__(self) -> None:
-        self._keeping: asyncio.Task[None] | None = None
-
-    async def keep(self, partial: PartialModel) -> None:
-        """Raises what `PartialModel.keep` raises, perhaps for a chunk that came earlier."""
-        waiting = partial.waiting * partial.manifest.chunk_bytes
-        if self._keeping is not None and (self._keeping.done() or waiting >= 2 * BATCH_BYTES):
-            await self._keeping
-            self._keeping = None
-        if self._keeping is None and waiting >= BATCH_BYTES:
-            self._keeping = _in_thread(partial.keep)
-
-    async def keep_all(self, partial: PartialModel) -> None:
-        if self._keeping is not None:
-            await self._keeping
-        await asyncio.to_thread(partial.keep)
 
 
 def _in_thread(work: Callable[[], T]) -> "asyncio.Task[T]":

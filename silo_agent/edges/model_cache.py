@@ -14,8 +14,6 @@ every round.
 
 import os
 import tempfile
-import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,7 +22,7 @@ from google.protobuf.message import DecodeError
 
 from security import files
 from security.errors import LoricaError, StorageError
-from silo_agent.service.file_mark import FileMark
+from security.file_mark import FileMark
 from silo_wire.canonical import Digest
 from silo_wire.codec import model_header_from_wire, model_header_to_wire
 from silo_wire.manifest import Manifest
@@ -35,7 +33,7 @@ from silo_wire.v1 import federation_pb2
 class PartialModel:
     """A model that is being fetched; `held` chunks are on disk and verified, some more may have arrived.
 
-    Chunks may be kept in one thread while they arrive in another.
+    Chunks may be appended in one thread while they arrive in another; `close` it once none is being appended.
     """
 
     def __init__(
@@ -44,9 +42,6 @@ class PartialModel:
         """`closed` hears of the file's mark and the chunks held in it, once, at the end."""
         self._descriptor, self.manifest, self._path, self._tell = descriptor, manifest, path, closed
         self.held = self.due = held
-        self._arrived: deque[bytes | memoryview] = deque()
-        self._keeping = threading.Lock()
-        self._closed = False
 
     @property
     def is_whole(self) -> bool:
@@ -57,27 +52,10 @@ class PartialModel:
     def fraction(self) -> float:
         return self.due / self.manifest.chunks
 
-    @property
-    def waiting(self) -> int:
-        """Chunks that have arrived and are not kept yet."""
-        return len(self._arrived)
-
     def arrive(self, data: bytes | memoryview) -> None:
-        """The chunk that is due; `keep` writes it. Raises MalformedMessage for another size: what waits is counted in chunks."""
+        """The chunk that is due; `append` keeps it. Raises MalformedMessage for another size: what waits is counted in chunks."""
         self.manifest.check_chunk_size(self.due, data)
-        self._arrived.append(data)
         self.due += 1
-
-    def keep(self) -> None:
-        """Write what has arrived, in order; raises as `append` does, after which nothing that arrived is waiting."""
-        with self._keeping:
-            try:
-                while self._arrived and not self._closed:
-                    self.append(self._arrived[0])
-                    self._arrived.popleft()
-            except LoricaError:
-                self._arrived.clear()
-                raise
 
     def append(self, data: bytes | memoryview) -> None:
         """Keep the next chunk; raises IntegrityError or MalformedMessage when it is not that one, StorageError."""
@@ -97,13 +75,8 @@ class PartialModel:
             raise StorageError(f"{target} cannot be written: {error.strerror}; free some space") from error
 
     def close(self) -> None:
-        """Keep what has arrived, if it is right; nothing is written after this, whoever is at it."""
-        with suppress(LoricaError):
-            self.keep()
-        with self._keeping:
-            self._closed = True
-            self._tell(FileMark.of(self._descriptor), self.held)
-            os.close(self._descriptor)
+        self._tell(FileMark.of(self._descriptor), self.held)
+        os.close(self._descriptor)
 
 
 class ModelCache:

@@ -22,8 +22,8 @@ from security.errors import (
     StateError,
     WrongTime,
 )
+from security.file_mark import FileMark
 from security.identifiers import FederationName
-from silo_agent.service.file_mark import FileMark
 from silo_agent.service.ports import (
     CoordinatorPort,
     DisplayPort,

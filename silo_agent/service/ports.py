@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from silo_agent.service.file_mark import FileMark
+from security.file_mark import FileMark
 from silo_agent.task.effects import JournalActivity, JournalEffect
 from silo_agent.task.events import SavedUpdate
 from silo_wire.canonical import Digest

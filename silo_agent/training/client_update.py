@@ -14,7 +14,7 @@ import numpy as np
 
 from security import files
 from security.errors import StorageError
-from silo_agent.service.file_mark import FileMark
+from security.file_mark import FileMark
 from silo_agent.task.update import (
     BLOCK_ELEMENTS,
     BitsBlock,

@@ -16,7 +16,7 @@ import torch
 from blake3 import blake3
 
 from security.errors import DataError
-from silo_agent.service.file_mark import FileMark
+from security.file_mark import FileMark
 from silo_agent.service.ports import Notice
 from silo_agent.training.batches import EncodedExamples, encode_examples
 from silo_agent.training.checkpoint import CheckpointFile, training_identity

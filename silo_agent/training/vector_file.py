@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from security import files
 from security.errors import IntegrityError, StorageError
-from silo_agent.service.file_mark import FileMark
+from security.file_mark import FileMark
 from silo_agent.task.update import BLOCK_ELEMENTS, BitsBlock, FloatBlock, from_bfloat16
 from silo_wire.manifest import CHUNK_BYTES, Layout, Manifest
 

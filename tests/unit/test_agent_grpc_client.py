@@ -18,6 +18,7 @@ from security.errors import (
     MalformedMessage,
     WrongTime,
 )
+from security.file_mark import FileMark
 from security.identifiers import Identity, Role
 from security.pki.identity_key import new_identity_key, verify
 from silo_agent.edges.backoff import Backoff
@@ -25,7 +26,6 @@ from silo_agent.edges.channel import mutual_channel
 from silo_agent.edges.grpc_client import GrpcCoordinator
 from silo_agent.edges.key_store import SiloCredentials
 from silo_agent.edges.model_cache import ModelCache
-from silo_agent.service.file_mark import FileMark
 from silo_agent.service.ports import RoundModel
 from silo_agent.task.events import SavedUpdate
 from silo_wire.canonical import Digest, canonical_json, digest_of

@@ -44,7 +44,7 @@ def models(tmp_path: Path) -> CountedStore:
 
 
 async def fetch(cache: ChunkCache, models: CountedStore) -> bytes:
-    return b"".join([await cache.chunk(models, models.model, index) for index in range(CHUNKS)])
+    return b"".join([await cache.piece(models, models.model, index) for index in range(CHUNKS)])
 
 
 async def test_silos_that_fetch_together_share_every_reading(models: CountedStore) -> None:
@@ -76,7 +76,7 @@ async def test_what_could_not_be_read_is_tried_again_when_it_is_asked_for_again(
         file.write(bytes((good[0] ^ 1,)))
     for _ in range(2):
         with pytest.raises(IntegrityError, match=f"{path} was damaged: chunk {CHUNKS - 1}"):
-            await cache.chunk(models, models.model, CHUNKS - 1)
+            await cache.piece(models, models.model, CHUNKS - 1)
     with path.open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(good)
@@ -86,7 +86,7 @@ async def test_what_could_not_be_read_is_tried_again_when_it_is_asked_for_again(
 async def test_one_who_gives_up_takes_nothing_from_the_others(models: CountedStore) -> None:
     cache = ChunkCache(Threads())
     one, other = (asyncio.create_task(fetch(cache, models)) for _ in range(2))
-    await cache.chunk(models, models.model, 0)
+    await cache.piece(models, models.model, 0)
     one.cancel()
     assert await other == DATA
 

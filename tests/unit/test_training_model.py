@@ -8,7 +8,7 @@ from support.tiny_t5 import bundle_of, config_json, random_model, tokenizer_json
 from transformers import T5ForConditionalGeneration
 
 from security.errors import IntegrityError, MalformedMessage, StorageError
-from silo_agent.service.file_mark import FileMark
+from security.file_mark import FileMark
 from silo_agent.task.update import BLOCK_ELEMENTS
 from silo_agent.training.batches import Batch
 from silo_agent.training.model import BoundParameters, bind, build_model, layout_of, load_vector, vector_blocks
