@@ -51,6 +51,8 @@ class Upload:
         self._behind = WorkBehind(threads.transfers)
         self._ending = asyncio.Lock()
         self._replaced = False
+        self._over = False
+        """Replaced, and nothing of it is waiting to be written."""
 
     @property
     def held(self) -> int:
@@ -80,18 +82,23 @@ class Upload:
         return digest
 
     async def close(self) -> None:
-        if self._spool is not None:
-            async with self._ending:
-                await self._behind.settle()  # who sent a wrong chunk last does not wait for the answer
-                await self._threads.transfer(self._spool.close)
+        async with self._ending:
+            await self._let_go()
 
     async def replace(self) -> None:
-        """A newer call of the same silo has come: take nothing more from this one."""
-        self._replaced = True
-        await self.close()
+        """The same silo has begun anew: take nothing more from this call, unless it is committing already."""
+        async with self._ending:
+            self._replaced = True
+            await self._let_go()
+
+    async def _let_go(self) -> None:
+        if self._spool is not None:
+            await self._behind.settle()  # who sent a wrong chunk last does not wait for the answer
+            self._over = self._replaced
+            await self._threads.transfer(self._spool.close)
 
     def _write(self, spool: Spool, index: int, data: bytes | memoryview) -> None:
-        if not self._replaced:
+        if not self._over:
             spool.write(index, data)
 
     def _usable(self) -> Spool:
@@ -152,7 +159,12 @@ class Uploads:
             raise
 
     async def offset(self, silo: SiloName, key: RoundKey, update: Digest) -> tuple[int, bool]:
-        """Chunks held of this update, and whether it has been committed (then the chunks are 0)."""
+        """Chunks held of this update, and whether it has been committed (then the chunks are 0).
+
+        Who asks is about to go on with it: an older call brings nothing more, so that the answer stays true.
+        """
+        if (older := self._live.get(silo)) is not None:
+            await older.replace()
         if await self._is_committed(silo, key, update):
             return 0, True
         check_may_commit(self._loop.state, key, silo)

@@ -36,6 +36,7 @@ from security.pki.endorsement import endorse_request
 from security.pki.enrolment_token import decode
 from security.pki.tls_key import new_tls_key
 from silo_wire.canonical import Digest
+from silo_wire.chunk_piece import ChunkPiece, reader
 from silo_wire.manifest import manifest_of
 from silo_wire.messages import (
     Evaluate,
@@ -50,10 +51,12 @@ from silo_wire.messages import (
 )
 from silo_wire.plan import Plan, PlanBundle
 from silo_wire.statements import UPDATE_DOMAIN, update_statement
+from silo_wire.v1 import federation_pb2
 from tests.support.coordinator_edges import CHUNK_BYTES, TYPES, chunk_of, make_plan, random_vector
 
 FEDERATION = FederationName("health-net")
 NO_PLAN = Digest("")
+_READ = reader(federation_pb2.ModelPiece)
 
 
 @dataclass
@@ -248,7 +251,9 @@ class SiloStandIn:
                 bundle = PlanBundle.decode(await service.plan_bundle(key.plan), key.plan)
                 source = await service.model(key.plan, model)
                 for index in range(source.header.manifest.chunks):
-                    source.header.manifest.check_chunk(index, await source.chunk(index))
+                    piece = _READ(await source.piece(index))
+                    assert isinstance(piece, ChunkPiece)
+                    source.header.manifest.check_chunk(index, piece.data)
                 delta = self.delta(bundle, key.round)
                 await self.upload(service, self.header(key, model, bundle, delta), delta)
             case Evaluate(key=key, model=model):

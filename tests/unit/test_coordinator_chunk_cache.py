@@ -14,9 +14,12 @@ from coordinator.service.chunk_cache import ChunkCache
 from coordinator.service.threads import MAX_TRANSFERS, Threads
 from security.errors import IntegrityError, MalformedMessage
 from silo_wire.canonical import Digest, digest_of
+from silo_wire.chunk_piece import reader
 from silo_wire.manifest import CHUNK_BYTES, Layout, TensorSpec
+from silo_wire.v1 import federation_pb2
 
 CHUNKS = 12
+READ = reader(federation_pb2.ModelPiece)
 LAYOUT = Layout("float32", (TensorSpec("w", (CHUNKS * CHUNK_BYTES // 4,)),))
 DATA = bytes(range(120)) * (LAYOUT.total_bytes // 120) + bytes(LAYOUT.total_bytes % 120)
 
@@ -44,7 +47,11 @@ def models(tmp_path: Path) -> CountedStore:
 
 
 async def fetch(cache: ChunkCache, models: CountedStore) -> bytes:
-    return b"".join([await cache.piece(models, models.model, index) for index in range(CHUNKS)])
+    with cache.reading():
+        pieces = [await cache.piece(models, models.model, index) for index in range(CHUNKS)]
+    read = [READ(piece) for piece in pieces]
+    assert [chunk.index for chunk in read] == list(range(CHUNKS))
+    return b"".join(chunk.data for chunk in read)
 
 
 async def test_silos_that_fetch_together_share_every_reading(models: CountedStore) -> None:
@@ -55,13 +62,22 @@ async def test_silos_that_fetch_together_share_every_reading(models: CountedStor
 
 
 async def test_no_more_is_kept_than_the_bound(models: CountedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk_cache, "MAX_BYTES", 5 * CHUNK_BYTES)
+    monkeypatch.setattr(chunk_cache, "MAX_BYTES", 2 * chunk_cache.BATCH_BYTES)
     cache = ChunkCache(Threads())
-    assert await fetch(cache, models) == DATA
-    assert len(cache._chunks) == 5
-    assert await fetch(cache, models) == DATA
-    assert len(cache._chunks) == 5
+    with cache.reading():
+        assert await fetch(cache, models) == DATA
+        assert len(cache._batches) == 2
+        assert await fetch(cache, models) == DATA
+        assert len(cache._batches) == 2
     assert len(models.reads) == 2 * CHUNKS
+
+
+async def test_nothing_is_kept_when_nobody_fetches(models: CountedStore) -> None:
+    cache = ChunkCache(Threads())
+    with cache.reading():
+        assert await fetch(cache, models) == DATA
+        assert cache._batches
+    assert not cache._batches
 
 
 async def test_what_could_not_be_read_is_tried_again_when_it_is_asked_for_again(
@@ -94,12 +110,12 @@ async def test_one_who_gives_up_takes_nothing_from_the_others(models: CountedSto
 @pytest.mark.parametrize("index", [-1, CHUNKS])
 async def test_chunk_outside_the_model_is_refused(models: CountedStore, index: int) -> None:
     with pytest.raises(MalformedMessage, match=f"chunk {index} is outside"):
-        await ChunkCache(Threads()).chunk(models, models.model, index)
+        await ChunkCache(Threads()).piece(models, models.model, index)
 
 
 async def test_a_transition_waits_behind_no_transfer_and_no_aggregation() -> None:
     threads, release = Threads(), threading.Event()
-    waiting = [asyncio.create_task(threads.transfer(release.wait)) for _ in range(2 * MAX_TRANSFERS)]
+    waiting: list[asyncio.Future[bool]] = [threads.transfer(release.wait) for _ in range(2 * MAX_TRANSFERS)]
     waiting += [asyncio.create_task(asyncio.to_thread(release.wait)) for _ in range(64)]
     try:
         assert await threads.store(digest_of, b"state") == digest_of(b"state")

@@ -222,7 +222,7 @@ async def test_models_are_handed_out_with_the_coordinators_signature(at_work: Ru
             public_key, domain=MODEL_DOMAIN.encode(), payload=statement, signature=source.header.signature
         )
         with pytest.raises(MalformedMessage, match="outside"):
-            await source.chunk(source.header.manifest.chunks)
+            await source.piece(source.header.manifest.chunks)
         with pytest.raises(WrongTime, match="not handed out"):
             await at_work.service.model(order.key.plan, digest_of(b"another model"))
 
@@ -504,14 +504,21 @@ async def test_a_damaged_chunk_is_refused_and_the_upload_goes_on_behind_the_last
         header = bank.header(order.key, order.model, bundle, delta)
         upload = await at_work.service.begin_update(bank.name, header)
         await upload.write(0, chunk_of(header, delta, 0))
-        with pytest.raises(IntegrityError):
-            await upload.write(1, bytes(len(chunk_of(header, delta, 1))))
-        with pytest.raises(MalformedMessage):
-            await upload.write(5, chunk_of(header, delta, 5))
-        with pytest.raises(MalformedMessage, match="not complete"):
-            await upload.commit()
+        await upload.write(1, bytes(len(chunk_of(header, delta, 1))))
+        for _ in range(2):
+            with pytest.raises(IntegrityError, match="chunk 1"):
+                await upload.commit()
+            with pytest.raises(IntegrityError, match="chunk 1"):
+                await upload.write(1, chunk_of(header, delta, 1))
         await upload.close()
         assert await at_work.service.upload_offset(bank.name, order.key, header.manifest.digest) == (1, False)
+        skipping = await at_work.service.begin_update(bank.name, replace(header, first_chunk=1))
+        await skipping.write(5, chunk_of(header, delta, 5))
+        with pytest.raises(MalformedMessage, match="chunk 5 .* came where 1 is expected"):
+            await skipping.commit()
+        short = await at_work.service.begin_update(bank.name, replace(header, first_chunk=1))
+        with pytest.raises(MalformedMessage, match="not complete"):
+            await short.commit()
         with pytest.raises(WrongTime, match="goes on at chunk 1, not at 0"):
             await at_work.service.begin_update(bank.name, header)
         await bank.upload(at_work.service, replace(header, first_chunk=1), delta)
@@ -543,6 +550,9 @@ async def test_a_newer_upload_of_the_same_silo_ends_the_older_one(at_work: Runni
         header = bank.header(order.key, order.model, bundle, delta)
         older = await at_work.service.begin_update(bank.name, header)
         await older.write(0, chunk_of(header, delta, 0))
+        assert await at_work.service.upload_offset(bank.name, order.key, header.manifest.digest) == (1, False)
+        with pytest.raises(Conflict, match="newer upload"):
+            await older.write(1, chunk_of(header, delta, 1))
         await bank.upload(at_work.service, replace(header, first_chunk=1), delta)
         with pytest.raises(Conflict, match="newer upload"):
             await older.write(1, chunk_of(header, delta, 1))
