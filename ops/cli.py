@@ -57,7 +57,9 @@ def bench(
     ] = None,
     rounds: Annotated[int, typer.Option(min=2, help="Rounds that count, after one that does not.")] = 3,
     wire: Annotated[str, typer.Option(help="float32 or bfloat16, for models and updates.")] = "float32",
-    peer: Annotated[str, typer.Option(help="Also run flwr or nvflare, from PyPI, and print ratios.")] = "",
+    peer: Annotated[
+        str, typer.Option(help="Also run flwr or nvflare, from PyPI, or floor, a bare gRPC loop; prints ratios.")
+    ] = "",
     out: Annotated[Path | None, typer.Option(help="JSON file for the figures.")] = None,
     work: Annotated[Path, typer.Option(help="Folder for models, spools and peers' environments.")] = Path(".bench"),
 ) -> None:

@@ -7,6 +7,7 @@ import ssl
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 
@@ -400,8 +401,8 @@ def test_a_private_loopback_counts_its_own_bytes_alone() -> None:
 
 
 def test_an_installation_that_is_whole_is_left_alone_and_another_is_not_taken_for_it(tmp_path: Path) -> None:
-    for name, peer in PEERS.items():
-        venv = tmp_path / name
+    for name in ("flwr", "nvflare"):
+        peer, venv = PEERS[name], tmp_path / name
         venv.mkdir()
         assert not virtual_environment.is_installed(venv, f"{name}=={peer.version}")
         virtual_environment.finish(venv, f"{name}=={peer.version}")
@@ -411,4 +412,15 @@ def test_an_installation_that_is_whole_is_left_alone_and_another_is_not_taken_fo
 
 
 def test_the_pinned_versions_are_the_issues() -> None:
-    assert {name: peer.version for name, peer in PEERS.items()} == {"flwr": "1.42.0", "nvflare": "2.9.0"}
+    assert {name: PEERS[name].version for name in ("flwr", "nvflare")} == {"flwr": "1.42.0", "nvflare": "2.9.0"}
+
+
+def test_the_floor_moves_every_byte_both_ways_and_its_sum_is_right(tmp_path: Path) -> None:
+    floor = PEERS["floor"]
+    floor.install(tmp_path / "venv")
+    parameters, silos = 700_001, 2
+    run = floor.run(venv=tmp_path / "venv", work=tmp_path, silos=silos, parameters=parameters, rounds=2)
+    assert len(run.readings) == 3
+    for before, after in pairwise(run.readings):
+        assert after.wire_bytes - before.wire_bytes > 2 * silos * 4 * parameters
+    assert run.readings[-1].cpu_s > 0

@@ -514,7 +514,7 @@ async def test_a_damaged_chunk_is_refused_and_the_upload_goes_on_behind_the_last
         assert await at_work.service.upload_offset(bank.name, order.key, header.manifest.digest) == (1, False)
         skipping = await at_work.service.begin_update(bank.name, replace(header, first_chunk=1))
         await skipping.write(5, chunk_of(header, delta, 5))
-        with pytest.raises(MalformedMessage, match="chunk 5 .* came where 1 is expected"):
+        with pytest.raises(MalformedMessage, match=r"chunk 5 .* came where 1 is expected"):
             await skipping.commit()
         short = await at_work.service.begin_update(bank.name, replace(header, first_chunk=1))
         with pytest.raises(MalformedMessage, match="not complete"):
