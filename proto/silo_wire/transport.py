@@ -35,8 +35,8 @@ _STATUS: Final[dict[type[LoricaError], grpc.StatusCode]] = {
 }
 _CLASSES: Final = {kind.__name__: kind for kind in _STATUS if kind is not errors.PolicyRefusal}
 
-WINDOW_BYTES: Final = 4 << 20
-"""What a peer may send on a stream before it is read: 4 MiB carry 300 Mbit/s over a round trip of 100 ms. Left to itself
+WINDOW_BYTES: Final = 2 << 20
+"""What a peer may send on a stream before it is read: 2 MiB carry 160 Mbit/s over a round trip of 100 ms. Left to itself
 gRPC lets it grow to 64 MiB, for each stream of each connection."""
 
 FRAME_BYTES: Final = 256 << 10

@@ -11,8 +11,8 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from typing import Final
 
-MOST_WAITING: Final = 4
-"""Pieces that wait before `put` does: with chunks of 1 MiB half of what may be lost to a kill and sent again."""
+MOST_WAITING: Final = 3
+"""Pieces that wait before `put` does: with chunks of 1 MiB, and what is on its way, less than the 8 MiB that may be sent twice."""
 _TOGETHER: Final = 2
 """So many are begun at once; waking a thread for each alone costs more."""
 
