@@ -10,6 +10,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from security import files
 from security.errors import IntegrityError, StorageError
 from security.file_mark import FileMark
 from silo_wire.manifest import CHUNK_BYTES, Layout, Manifest
@@ -25,14 +26,6 @@ def preallocate(descriptor: int, size: int) -> None:
     os.posix_fallocate(descriptor, 0, size)
     if os.fstat(descriptor).st_size > size:
         os.ftruncate(descriptor, size)
-
-
-def write_all(descriptor: int, data: bytes | bytearray | memoryview, at: int) -> None:
-    """Write `data` at the offset `at`; raises OSError."""
-    view = memoryview(data).cast("B")
-    while view:  # the kernel may take a part
-        written = os.pwrite(descriptor, view, at)
-        view, at = view[written:], at + written
 
 
 def begin_write_back(descriptor: int, begin: int, size: int) -> None:
@@ -76,7 +69,7 @@ class VectorWriter:
             raise self._unwritable(error) from error
         try:
             preallocate(self._descriptor, self._end)
-            write_all(self._descriptor, head, 0)
+            files.write_at(self._descriptor, head, 0)
         except OSError as error:
             self.close()
             raise self._unwritable(error) from error
@@ -87,7 +80,7 @@ class VectorWriter:
         if self._at + len(view) > self._end:
             raise self._wrong_length(self._at + len(view))
         try:
-            write_all(self._descriptor, view, self._at)
+            files.write_at(self._descriptor, view, self._at)
             self._at += len(view)
             if self._at - self._written_back >= WRITE_BACK_BYTES:
                 begin_write_back(self._descriptor, self._written_back, self._at - self._written_back)

@@ -27,7 +27,8 @@ from coordinator.edges.stored_vector import (
     read_record,
     write_record,
 )
-from coordinator.vector_file import WRITE_BACK_BYTES, begin_write_back, preallocate, write_all
+from coordinator.vector_file import WRITE_BACK_BYTES, begin_write_back, preallocate
+from security import files
 from security.errors import IntegrityError, MalformedMessage, StorageError, WrongTime
 from security.file_mark import FileMark
 from security.identifiers import SiloName
@@ -116,7 +117,7 @@ class Spool:
                 )
             begin = index * self._manifest.chunk_bytes
             try:
-                write_all(self._open(), data, begin)
+                files.write_at(self._open(), data, begin)
                 end = begin + len(data)
                 if end - self._written_back >= WRITE_BACK_BYTES:
                     begin_write_back(self._open(), self._written_back, end - self._written_back)

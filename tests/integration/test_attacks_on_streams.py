@@ -318,6 +318,17 @@ def test_1000_connections_without_a_certificate(victim: Victim) -> None:
         assert closed_by_peer(connections, LONG_S) == 1000
 
 
+def opened(
+    connections: list[RawConnection], method: str, message: bytes, service: str = "Federation"
+) -> dict[tuple[int, int], memoryview]:
+    """32 new streams on each, all that gRPC lets a connection have, and for each what is to be pushed: `message`."""
+    return {
+        (number, connection.open(method, service)): memoryview(message)
+        for number, connection in enumerate(connections)
+        for _ in range(32)
+    }
+
+
 def push(connections: list[RawConnection], sending: dict[tuple[int, int], memoryview]) -> None:
     """Send all that the windows of these (connection, stream) let through, until nothing has moved for a while."""
     quiet = 0
@@ -341,12 +352,7 @@ def test_streams_with_all_but_the_last_byte_of_a_message(victim: Victim, method:
     """8 connections of 32 streams, 5 MiB on each, would be 1.3 GB; and what is not read is sent on and on."""
     unfinished = grpc_message(MESSAGE_BYTES, bytes(MESSAGE_BYTES - 1))
     with victim.spared(), victim.attacked(8) as connections:
-        sending = {
-            (number, connection.open(method)): memoryview(unfinished)
-            for number, connection in enumerate(connections)
-            for _ in range(32)
-        }
-        push(connections, sending)
+        push(connections, opened(connections, method, unfinished))
         refused = sum(len(connection.ended) for connection in connections)
         assert refused == 8 * 32 - OF_ONE_CALLER.calls
         victim.honest_round()
@@ -400,12 +406,7 @@ def test_strangers_who_fill_the_enrolment_port(victim: Victim) -> None:
     with victim.spared():
         with ExitStack() as stack:
             connections = [stack.enter_context(raw_connection(token.port, nobody())) for _ in range(8)]
-            sending = {
-                (number, connection.open("Enrol", "Enrolment")): memoryview(unfinished)
-                for number, connection in enumerate(connections)
-                for _ in range(32)
-            }
-            push(connections, sending)
+            push(connections, opened(connections, "Enrol", unfinished, "Enrolment"))
             refused = sum(len(connection.ended) for connection in connections)
             assert refused == 8 * 32 - OF_ALL_STRANGERS.calls
             victim.honest_round()

@@ -43,7 +43,7 @@ COORDINATOR_KILLS = (
     Kill(process=COORDINATOR, point="evaluation-opened", round=0),
     Kill(process=COORDINATOR, point="round-opened", round=1),
     Kill(process=COORDINATOR, point="mid-download", round=2, nth=5),
-    Kill(process=COORDINATOR, point="mid-upload", round=3, nth=3),
+    Kill(process=COORDINATOR, point="mid-upload", round=3),
     Kill(process=COORDINATOR, point="evaluation-accepted", round=4),
     Kill(process=COORDINATOR, point="spool-durable", round=5),
     Kill(process=COORDINATOR, point="update-accepted", round=6),

@@ -18,12 +18,16 @@ Arguments = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """`where` is `module:name` or `module:Class.name`; `only` looks at the call's positional arguments, `self` included."""
+    """`where` is `module:name` or `module:Class.name`; `only` looks at the call's positional arguments, `self` included.
+
+    `of_closed`: its round is the one that was closed last, not the one under way.
+    """
 
     meaning: str
     where: str
     side: Side
     only: Callable[[Arguments], bool] = lambda arguments: True
+    of_closed: bool = False
 
     def place(self) -> tuple[Any, str, Callable[..., Any]]:
         """The object that holds the function, the function's name in it, and the function; AttributeError for none."""
@@ -52,9 +56,9 @@ def _enters(kind: str, *, with_record: str = "") -> Callable[[Arguments], bool]:
     return entered
 
 
-def _transition(meaning: str, only: Callable[[Arguments], bool]) -> Point:
+def _transition(meaning: str, only: Callable[[Arguments], bool], *, of_closed: bool = False) -> Point:
     where = "coordinator.edges.round_store:SqlRoundStore.transition"
-    return Point(meaning=meaning, where=where, side="after", only=only)
+    return Point(meaning=meaning, where=where, side="after", only=only, of_closed=of_closed)
 
 
 def _named(suffix: str) -> Callable[[Arguments], bool]:
@@ -75,7 +79,10 @@ COORDINATOR: Mapping[str, Point] = {
         side="item",
     ),
     "mid-upload": Point(
-        meaning="some chunks of an update are spooled", where="coordinator.edges.spool:Spool.write", side="after"
+        meaning="half of an update's chunks are spooled, not all",
+        where="coordinator.edges.spool:Spool.write",
+        side="after",
+        only=lambda arguments: arguments[0].manifest.chunks / 2 <= arguments[0].held < arguments[0].manifest.chunks,
     ),
     "spool-durable": Point(
         meaning="a spool is whole and durable, the round does not count it yet",
@@ -119,23 +126,28 @@ COORDINATOR: Mapping[str, Point] = {
         where="coordinator.edges.model_store:ModelStore._publish",
         side="after",
     ),
-    "round-closed": _transition("the round is closed with its model", _writes("ModelMade", "RoundClosed")),
+    "round-closed": _transition(
+        "the round is closed with its model", _writes("ModelMade", "RoundClosed"), of_closed=True
+    ),
     "spools-not-cleared": Point(
         meaning="the round is closed, its spools are still there",
         where="coordinator.edges.spool:Spools.discard",
         side="before",
+        of_closed=True,
     ),
     "clearing-spools": Point(
         meaning="one of the round's spools is a spare now",
         where="coordinator.edges.spare_files:SpareFiles.keep",
         side="after",
         only=lambda arguments: arguments[1].name.endswith(".delta"),
+        of_closed=True,
     ),
     "clearing-models": Point(
         meaning="a model that nobody needs is a spare now, what belongs to it is still there",
         where="coordinator.edges.spare_files:SpareFiles.keep",
         side="after",
         only=lambda arguments: arguments[1].name.endswith(".safetensors"),
+        of_closed=True,
     ),
     "evaluation-opened": _transition(
         "the open evaluation is saved, nobody was told", _enters("Evaluating", with_record="EvaluationOpened")
@@ -143,7 +155,7 @@ COORDINATOR: Mapping[str, Point] = {
     "evaluation-accepted": _transition(
         "a score is counted, the others are missing", _enters("Evaluating", with_record="EvaluationAccepted")
     ),
-    "evaluation-closed": _transition("the scores are averaged and saved", _writes("EvaluationClosed")),
+    "evaluation-closed": _transition("the scores are averaged and saved", _writes("EvaluationClosed"), of_closed=True),
     "plan-finished": _transition("the plan's end is saved, nobody was told", _enters("Finished")),
 }
 

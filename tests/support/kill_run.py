@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from coordinator.composition import Coordinator
 from coordinator.edges.coordinator_folder import CoordinatorFolder
@@ -26,6 +25,7 @@ from security.identifiers import FederationName, SiloName
 from silo_agent.edges.round_journal import RecordedOutcome, RoundJournal
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.task.events import SavedUpdate
+from tests.support.json_logs import logged
 from tests.support.warm_processes import WarmProcesses
 
 LONGEST_S = 1200.0
@@ -105,19 +105,6 @@ def check_work_was_done_once(run: KillRun) -> None:
     for silo in run.federation.shape.silos:
         trained = [record["round"] for record in logged(run.federation.log(silo), "trained")]
         assert trained == [row.round for row in run.result.rounds if row.round], silo
-
-
-def logged(log: Path, event: str) -> list[dict[str, Any]]:
-    """The records of one kind; a line that a kill cut off is none."""
-    found = []
-    for line in log.read_text(errors="replace").splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if record.get("event") == event:
-            found.append(record)
-    return found
 
 
 class Executioner:

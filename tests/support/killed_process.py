@@ -32,7 +32,13 @@ class Fate:
         self._name, self._point = name, point
         self._left, self._only_round, self._note = nth, only_round, note
         self._counting = threading.Lock()
-        self.round: int | None = None
+        self.under_way: int | None = None
+        self.closed: int | None = None
+
+    @property
+    def round(self) -> int | None:
+        """The round that a call of the point belongs to now."""
+        return self.closed if self._point.of_closed else self.under_way
 
     def meet(self, arguments: Arguments) -> None:
         if not self._point.only(arguments) or self._only_round not in (None, self.round):
@@ -93,21 +99,24 @@ def _wrapped(function: Callable[..., Any], fate: Fate, side: str) -> Callable[..
 
 
 def follow_rounds(program: str, fate: Fate) -> None:
-    """Have `fate` know the round under way: from what the program makes durable, just before it does so."""
+    """Have `fate` know the rounds: from what the program makes durable, just before it does so."""
     if program == "coordinator":
         from coordinator.edges.round_store import SqlRoundStore
+        from coordinator.rounds.effects import EvaluationClosed, RoundClosed
         from coordinator.rounds.states import State, round_of
 
         transition, load = SqlRoundStore.transition, SqlRoundStore.load
 
         def saving(store: SqlRoundStore, state: State, records: Any) -> None:
-            keys = [record.key for record in records if hasattr(record, "key")]
-            fate.round = keys[0].round if keys else round_of(state)[0]
+            fate.under_way = round_of(state)[0]
+            for record in records:
+                if isinstance(record, RoundClosed | EvaluationClosed):
+                    fate.closed = record.key.round
             transition(store, state, records)
 
         def loading(store: SqlRoundStore) -> State:
             state = load(store)
-            fate.round = round_of(state)[0]
+            fate.under_way = round_of(state)[0]
             return state
 
         SqlRoundStore.transition = saving  # type: ignore[method-assign, assignment]
@@ -119,7 +128,7 @@ def follow_rounds(program: str, fate: Fate) -> None:
 
         def recording(journal: RoundJournal, effect: Any) -> None:
             if (key := getattr(effect, "key", None)) is not None:
-                fate.round = key.round
+                fate.under_way = key.round
             record(journal, effect)
 
         RoundJournal.record = recording  # type: ignore[method-assign, assignment]

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.support.json_logs import logged
 from tests.support.network_hosts import Cable, Host, Network
 from tests.support.waiting import until
 
@@ -195,15 +196,7 @@ class NetworkFederation:
 
     def logged(self, name: str, event: str) -> list[dict[str, Any]]:
         """The log lines of one kind of the coordinator, or of a silo's agent."""
-        found = []
-        for line in (self.root / "logs" / f"{name}.log").read_text().splitlines():
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                continue
-            if entry.get("event") == event:
-                found.append(entry)
-        return found
+        return logged(self.root / "logs" / f"{name}.log", event)
 
 
 def _free_ports(number: int) -> list[int]:
