@@ -1,9 +1,11 @@
 """The `lorica` command: what spans both programs."""
 
 import secrets
+import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from types import FrameType
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -22,11 +24,20 @@ def lorica() -> None:
 
 def main() -> None:
     """Entry point: an error of Lorica is one line on stderr and its exit code (ops/docs/exit-codes.md)."""
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, _end)
     try:
         app()
     except LoricaError as error:
         Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(exit_code(error))
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    """As after Ctrl-C, whoever was started is stopped on the way out; a second signal does not cut that short."""
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 @app.command()

@@ -1,0 +1,57 @@
+"""The `lorica` commands that start a whole federation leave none of it behind when they are told to end."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ops.demo.processes import environment
+from tests.support.waiting import until
+
+LONGEST_S = 120.0
+
+
+def processes_with(argument: str) -> set[int]:
+    """The pids of those whose command line names `argument`."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                line = (entry / "cmdline").read_bytes()
+            except OSError:  # it has ended meanwhile
+                continue
+            if argument.encode() in line:
+                found.add(int(entry.name))
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGHUP], ids=lambda ending: ending.name)
+def test_a_soak_that_is_told_to_end_stops_its_federation(ending: signal.Signals, tmp_path: Path) -> None:
+    """SIGHUP is what a terminal sends that is closed, SIGTERM what a service manager or `timeout` sends."""
+    out = tmp_path / "soak"
+    with (tmp_path / "log").open("wb") as log:
+        soak = subprocess.Popen(
+            [sys.executable, "-m", "ops.cli", "soak", "--rounds", "1", "--silos", "1", "--out", str(out)],
+            env=environment(),
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        serving = out / "undisturbed/logs/coordinator.log"
+
+        def check() -> None:
+            assert soak.poll() is None, (tmp_path / "log").read_text()
+
+        until(lambda: serving.exists() and b'"serving"' in serving.read_bytes(), check, LONGEST_S)
+        assert len(processes_with(str(out))) >= 2
+        soak.send_signal(ending)
+        assert soak.wait(LONGEST_S) == 128 + ending
+        assert processes_with(str(out)) == set()
+    finally:
+        for pid in processes_with(str(out)):
+            os.kill(pid, signal.SIGKILL)
+        soak.wait()
