@@ -5,6 +5,7 @@ from contextlib import aclosing
 from typing import Any
 
 from coordinator.edges.gate import CALLER
+from coordinator.edges.places import Places
 from coordinator.service.federation import Federation
 from security.errors import AuthorisationError, MalformedMessage, StateError
 from security.identifiers import FederationName, SiloName
@@ -36,6 +37,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         self._federation = federation
         self._on_sent = on_sent
         self._on_received = on_received
+        self._places = Places()
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Serve on `server`; the two transfers read and write their chunks without protobuf's copies."""
@@ -112,10 +114,14 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         if request.first_chunk > chunks:
             raise MalformedMessage(f"first_chunk is {request.first_chunk}, the model has {chunks} chunks")
         yield federation_pb2.ModelPiece(header=codec.model_header_to_wire(source.header))
-        with source.reading():
-            for index in range(request.first_chunk, chunks):
-                yield await source.piece(index)
-                self._on_sent(source.header.manifest.chunk_size(index))
+        async with self._places.place() as place:
+            with source.reading():
+                for index in range(request.first_chunk, chunks):
+                    await place.keep()
+                    piece = await source.piece(index)
+                    with place.waiting_for_peer():
+                        yield piece
+                    self._on_sent(source.header.manifest.chunk_size(index))
 
     async def UploadOffset(
         self, request: federation_pb2.UploadOffsetRequest, context: Any
@@ -129,17 +135,25 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
     async def UploadUpdate(
         self, request_iterator: AsyncIterator[federation_pb2.UpdatePiece | ChunkPiece], context: Any
     ) -> federation_pb2.UpdateReceipt:
-        first = await anext(aiter(request_iterator), None)
+        pieces = aiter(request_iterator)
+        first = await anext(pieces, None)
         if first is None or isinstance(first, ChunkPiece) or not first.HasField("header"):
             raise MalformedMessage("an upload begins with its header")
         silo = self._caller(first.header.key)
         upload = await self._service.begin_update(silo, codec.update_header_from_wire(first.header))
         try:
-            async for piece in request_iterator:
-                if not isinstance(piece, ChunkPiece):
-                    raise MalformedMessage("after its header an upload holds chunks alone")
-                await upload.write(piece.index, piece.data)
-                self._on_received(len(piece.data))
+            async with self._places.place() as place:
+                await context.send_initial_metadata(())  # the silo sends no chunk before
+                with place.waiting_for_peer():
+                    piece = await anext(pieces, None)
+                while piece is not None:
+                    await place.keep()
+                    if not isinstance(piece, ChunkPiece):
+                        raise MalformedMessage("after its header an upload holds chunks alone")
+                    await upload.write(piece.index, piece.data)
+                    self._on_received(len(piece.data))
+                    with place.waiting_for_peer():
+                        piece = await anext(pieces, None)
             digest = await upload.commit()
         finally:
             await upload.close()

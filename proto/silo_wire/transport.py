@@ -101,6 +101,8 @@ R = TypeVar("R")
 async def answer_to(call: "grpc.aio.StreamUnaryCall[Q, R]", pieces: AsyncIterable[Q]) -> R:
     """Send `pieces` over a new call and return the peer's answer, which may come before the last of them.
 
+    After the first one the peer says when it takes more: by its initial metadata.
+
     Raises:
         grpc.aio.AioRpcError: the peer's refusal. A peer that refuses in mid-stream makes a write fail that is under
             way, and gRPC then overwrites the status that came from the peer with an INTERNAL of its own: the peer's
@@ -121,8 +123,12 @@ async def answer_to(call: "grpc.aio.StreamUnaryCall[Q, R]", pieces: AsyncIterabl
     call.add_done_callback(note)
     try:
         try:
+            first = True
             async for piece in pieces:
                 await call.write(piece)
+                if first:
+                    await call.initial_metadata()
+                    first = False
             await call.done_writing()
         except (asyncio.InvalidStateError, grpc.aio.AioRpcError, grpc.aio.InternalError):
             pass  # the call is over; awaiting it tells how

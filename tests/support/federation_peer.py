@@ -321,6 +321,7 @@ class FederationPeer(federation_pb2_grpc.FederationServicer):
                 if self.refuse_upload is not None:
                     await abort(context, self.refuse_upload)
                 assert header.first_chunk == len(held.chunks)
+                await context.send_initial_metadata(())
             else:
                 assert held is not None
                 try:

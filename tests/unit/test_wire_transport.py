@@ -65,6 +65,7 @@ async def test_a_refusal_in_mid_stream_is_told_as_it_was_said() -> None:
 
     async def refuse(pieces: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[Any, Any]") -> bytes:
         await anext(pieces)
+        await context.send_initial_metadata(())
         code, details, trailing = status_of(errors.WrongTime("not now"))
         await context.abort(code, details, trailing)
 

@@ -123,7 +123,8 @@ class FederationServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UploadUpdate(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
+        """The header first; chunks once the coordinator has a place for the transfer, which it says by its initial metadata.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

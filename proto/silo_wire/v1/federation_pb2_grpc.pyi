@@ -46,6 +46,7 @@ class FederationStub:
     UploadOffset: _grpc.UnaryUnaryMultiCallable[_federation_pb2.UploadOffsetRequest, _federation_pb2.UploadOffsetReply]
     """How many bytes of this silo's update the coordinator holds, so that a cut upload goes on there."""
     UploadUpdate: _grpc.StreamUnaryMultiCallable[_federation_pb2.UpdatePiece, _federation_pb2.UpdateReceipt]
+    """The header first; chunks once the coordinator has a place for the transfer, which it says by its initial metadata."""
     DeclineRound: _grpc.UnaryUnaryMultiCallable[_federation_pb2.DeclineRequest, _federation_pb2.Ack]
     ReportProgress: _grpc.UnaryUnaryMultiCallable[_federation_pb2.ProgressReport, _federation_pb2.Ack]
     ReportEvaluation: _grpc.UnaryUnaryMultiCallable[_federation_pb2.EvaluationReport, _federation_pb2.Ack]
@@ -67,6 +68,7 @@ class FederationAsyncStub(FederationStub):
     UploadOffset: _aio.UnaryUnaryMultiCallable[_federation_pb2.UploadOffsetRequest, _federation_pb2.UploadOffsetReply]  # type: ignore[assignment]
     """How many bytes of this silo's update the coordinator holds, so that a cut upload goes on there."""
     UploadUpdate: _aio.StreamUnaryMultiCallable[_federation_pb2.UpdatePiece, _federation_pb2.UpdateReceipt]  # type: ignore[assignment]
+    """The header first; chunks once the coordinator has a place for the transfer, which it says by its initial metadata."""
     DeclineRound: _aio.UnaryUnaryMultiCallable[_federation_pb2.DeclineRequest, _federation_pb2.Ack]  # type: ignore[assignment]
     ReportProgress: _aio.UnaryUnaryMultiCallable[_federation_pb2.ProgressReport, _federation_pb2.Ack]  # type: ignore[assignment]
     ReportEvaluation: _aio.UnaryUnaryMultiCallable[_federation_pb2.EvaluationReport, _federation_pb2.Ack]  # type: ignore[assignment]
@@ -120,7 +122,8 @@ class FederationServicer(metaclass=_abc_1.ABCMeta):
         self,
         request_iterator: _MaybeAsyncIterator[_federation_pb2.UpdatePiece],
         context: _ServicerContext,
-    ) -> _typing.Union[_federation_pb2.UpdateReceipt, _abc.Awaitable[_federation_pb2.UpdateReceipt]]: ...
+    ) -> _typing.Union[_federation_pb2.UpdateReceipt, _abc.Awaitable[_federation_pb2.UpdateReceipt]]:
+        """The header first; chunks once the coordinator has a place for the transfer, which it says by its initial metadata."""
 
     @_abc_1.abstractmethod
     def DeclineRound(

@@ -1,0 +1,71 @@
+"""Places for transfers, so that the memory they need does not grow with the number of silos.
+
+A transfer on the move costs the coordinator some 10 MB: messages that gRPC assembles or encrypts, the window before them,
+chunks on their way to the disk. More of them at once than the machine can work at are no faster, so each takes a place
+first. One that waits for its peer needs next to nothing: it gives its place up, and silos on slow lines transfer side
+by side.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Final
+
+PLACES: Final = max(2, os.cpu_count() or 1)
+PATIENCE_S: Final = 0.02
+"""A peer that takes longer for one chunk of 1 MiB is slower than 400 Mbit/s."""
+TURN_S: Final = 10.0
+"""After which a transfer lets those in that wait, and queues again behind them."""
+
+
+class Places:
+    """Used from one event loop alone. First come, first served."""
+
+    def __init__(self, number: int = PLACES, *, patience_s: float = PATIENCE_S, turn_s: float = TURN_S) -> None:
+        self._free = asyncio.Semaphore(number)
+        self._patience_s = patience_s
+        self._turn_s = turn_s
+
+    @asynccontextmanager
+    async def place(self) -> "AsyncIterator[Place]":
+        """Around the chunks of a transfer: waits until there is a place for it."""
+        place = Place(self._free, self._patience_s, self._turn_s)
+        await place.keep()
+        try:
+            yield place
+        finally:
+            place.give_up()
+
+
+class Place:
+    def __init__(self, free: asyncio.Semaphore, patience_s: float, turn_s: float) -> None:
+        self._free = free
+        self._patience_s = patience_s
+        self._turn_s = turn_s
+        self._loop = asyncio.get_running_loop()
+        self._held = False
+        self._until = 0.0
+
+    @contextmanager
+    def waiting_for_peer(self) -> Iterator[None]:
+        """Around what only the peer can end: the place is given up when that takes long. `keep` it afterwards."""
+        timer = self._loop.call_later(self._patience_s, self.give_up)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    async def keep(self) -> None:
+        """Before work on a chunk: wait for a place if this transfer has none any more, or had it for its turn."""
+        if self._held and self._loop.time() > self._until:
+            self.give_up()
+        if not self._held:
+            await self._free.acquire()
+            self._held = True
+            self._until = self._loop.time() + self._turn_s
+
+    def give_up(self) -> None:
+        if self._held:
+            self._held = False
+            self._free.release()
