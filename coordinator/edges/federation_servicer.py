@@ -14,6 +14,7 @@ from silo_wire.canonical import Digest, digest_from_wire, digest_to_wire
 from silo_wire.chunk_piece import ChunkPiece, reader, write
 from silo_wire.manifest import CHUNK_BYTES
 from silo_wire.messages import WIRE_VERSION
+from silo_wire.transport import give_memory_back
 from silo_wire.v1 import common_pb2, federation_pb2, federation_pb2_grpc
 
 import grpc  # isort: skip  # after silo_wire, which leaves TLS 1.3 alone
@@ -37,7 +38,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         self._federation = federation
         self._on_sent = on_sent
         self._on_received = on_received
-        self._places = Places()
+        self._places = Places(on_idle=give_memory_back)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Serve on `server`; the two transfers read and write their chunks without protobuf's copies."""

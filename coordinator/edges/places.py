@@ -8,7 +8,7 @@ by side.
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
@@ -22,8 +22,18 @@ TURN_S: Final = 10.0
 class Places:
     """Used from one event loop alone. First come, first served."""
 
-    def __init__(self, number: int = PLACES, *, patience_s: float = PATIENCE_S, turn_s: float = TURN_S) -> None:
+    def __init__(
+        self,
+        number: int = PLACES,
+        *,
+        on_idle: Callable[[], None] = lambda: None,
+        patience_s: float = PATIENCE_S,
+        turn_s: float = TURN_S,
+    ) -> None:
+        """`on_idle` is told when the last transfer has ended."""
         self._free = asyncio.Semaphore(number)
+        self._transfers = 0
+        self._on_idle = on_idle
         self._patience_s = patience_s
         self._turn_s = turn_s
 
@@ -31,11 +41,15 @@ class Places:
     async def place(self) -> "AsyncIterator[Place]":
         """Around the chunks of a transfer: waits until there is a place for it."""
         place = Place(self._free, self._patience_s, self._turn_s)
-        await place.keep()
+        self._transfers += 1
         try:
+            await place.keep()
             yield place
         finally:
             place.give_up()
+            self._transfers -= 1
+            if not self._transfers:
+                self._on_idle()
 
 
 class Place:
