@@ -38,7 +38,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         self._federation = federation
         self._on_sent = on_sent
         self._on_received = on_received
-        self._places = Places(on_idle=give_memory_back)
+        self._places = Places(on_end=give_memory_back)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Serve on `server`; the two transfers read and write their chunks without protobuf's copies."""

@@ -14,7 +14,9 @@ from typing import Final
 
 PLACES: Final = max(2, os.cpu_count() or 1)
 PATIENCE_S: Final = 0.02
-"""A peer that takes longer for one chunk of 1 MiB is slower than 400 Mbit/s."""
+"""A peer that takes longer for each chunk of 1 MiB is slower than 400 Mbit/s."""
+MOST_PATIENCE_S: Final = 0.2
+"""For once, with a peer that was quick before: its machine may be busy."""
 TURN_S: Final = 10.0
 """After which a transfer lets those in that wait, and queues again behind them."""
 
@@ -26,36 +28,34 @@ class Places:
         self,
         number: int = PLACES,
         *,
-        on_idle: Callable[[], None] = lambda: None,
+        on_end: Callable[[], None] = lambda: None,
         patience_s: float = PATIENCE_S,
+        most_patience_s: float = MOST_PATIENCE_S,
         turn_s: float = TURN_S,
     ) -> None:
-        """`on_idle` is told when the last transfer has ended."""
+        """`on_end` is told of the end of each transfer."""
         self._free = asyncio.Semaphore(number)
-        self._transfers = 0
-        self._on_idle = on_idle
-        self._patience_s = patience_s
+        self._on_end = on_end
+        self._patience_s = patience_s, most_patience_s
         self._turn_s = turn_s
 
     @asynccontextmanager
     async def place(self) -> "AsyncIterator[Place]":
         """Around the chunks of a transfer: waits until there is a place for it."""
         place = Place(self._free, self._patience_s, self._turn_s)
-        self._transfers += 1
         try:
             await place.keep()
             yield place
         finally:
             place.give_up()
-            self._transfers -= 1
-            if not self._transfers:
-                self._on_idle()
+            self._on_end()
 
 
 class Place:
-    def __init__(self, free: asyncio.Semaphore, patience_s: float, turn_s: float) -> None:
+    def __init__(self, free: asyncio.Semaphore, patience_s: tuple[float, float], turn_s: float) -> None:
         self._free = free
-        self._patience_s = patience_s
+        self._least_patience_s, self._most_patience_s = patience_s
+        self._patience_s = self._least_patience_s
         self._turn_s = turn_s
         self._loop = asyncio.get_running_loop()
         self._held = False
@@ -64,11 +64,14 @@ class Place:
     @contextmanager
     def waiting_for_peer(self) -> Iterator[None]:
         """Around what only the peer can end: the place is given up when that takes long. `keep` it afterwards."""
+        began = self._loop.time()
         timer = self._loop.call_later(self._patience_s, self.give_up)
         try:
             yield
         finally:
             timer.cancel()
+            left = self._patience_s - (self._loop.time() - began) + self._least_patience_s
+            self._patience_s = min(max(left, self._least_patience_s), self._most_patience_s)
 
     async def keep(self) -> None:
         """Before work on a chunk: wait for a place if this transfer has none any more, or had it for its turn."""

@@ -51,6 +51,10 @@ def _bounds(window_bytes: int) -> Sequence[tuple[str, int]]:
         ("grpc.http2.lookahead_bytes", window_bytes),
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.max_frame_size", FRAME_BYTES),
+        (
+            "grpc.experimental.tcp_max_read_chunk_size",
+            FRAME_BYTES,
+        ),  # what an idle connection keeps ready for the next read
     )
 
 
@@ -78,8 +82,8 @@ CHANNEL_OPTIONS: Final[Sequence[tuple[str, int]]] = (
     ("grpc.enable_http_proxy", 1),  # HTTPS_PROXY and NO_PROXY of the environment, through CONNECT
 )
 
-_MALLOPT: Final = {-3: 32 << 20, -1: 128 << 20, -8: 2}
-"""mallopt(3): M_MMAP_THRESHOLD (its largest value), M_TRIM_THRESHOLD, M_ARENA_MAX."""
+_MALLOPT: Final = {-3: 32 << 20, -1: 128 << 20, -8: 1}
+"""mallopt(3): M_MMAP_THRESHOLD (its largest value), M_TRIM_THRESHOLD, M_ARENA_MAX (malloc_trim leaves the end of others)."""
 
 
 def keep_chunks_in_memory() -> None:
@@ -95,7 +99,7 @@ def keep_chunks_in_memory() -> None:
 
 
 def give_memory_back() -> None:
-    """Give the kernel what `keep_chunks_in_memory` has had the C library keep and nothing uses now; milliseconds."""
+    """Give the kernel what `keep_chunks_in_memory` has had the C library keep and nothing uses now: 2 to 10 ms."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -99,6 +99,39 @@ async def test_the_end_of_a_transfer_gives_its_place_back_once(held: bool) -> No
     await third
 
 
+async def test_the_end_of_each_transfer_is_told() -> None:
+    ended: list[str] = []
+    places = Places(2, on_end=lambda: ended.append("one"))
+    async with places.place():
+        async with places.place():
+            assert ended == []
+        assert ended == ["one"]
+    assert ended == ["one", "one"]
+
+
+async def test_a_peer_that_was_quick_may_be_slow_once() -> None:
+    """On a busy machine a quick peer has its pauses."""
+    places = Places(1, patience_s=0.01, most_patience_s=LONG_S)
+    async with asyncio.timeout(LONG_S), places.place() as place:
+        for _ in range(1000):
+            with place.waiting_for_peer():
+                pass
+        waiting = asyncio.create_task(moving(places, [], "other", 1))
+        with place.waiting_for_peer():
+            await asyncio.sleep(0.05)
+        assert not waiting.done()
+    await waiting
+
+
+async def test_a_peer_that_is_slow_again_and_again_is_not_waited_for() -> None:
+    places = Places(1, patience_s=0.01, most_patience_s=0.1)
+    async with asyncio.timeout(LONG_S), places.place() as place:
+        waiting = asyncio.create_task(moving(places, [], "other", 1))
+        while not waiting.done():
+            with place.waiting_for_peer():
+                await asyncio.sleep(0.03)
+
+
 async def test_who_goes_away_while_waiting_takes_no_place() -> None:
     places = Places(1)
     async with asyncio.timeout(LONG_S):
