@@ -66,7 +66,9 @@ def bench(
         list[int] | None,
         typer.Option(min=2_000_000, help="Parameters of the model; repeatable. Default: 25 M, 50 M, T5-base."),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=2, help="Rounds that count, after one that does not.")] = 3,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Rounds that count, after one that does not; 1: the first of all, alone.")
+    ] = 3,
     wire: Annotated[str, typer.Option(help="float32 or bfloat16, for models and updates.")] = "float32",
     peer: Annotated[
         str, typer.Option(help="Also run flwr or nvflare, from PyPI, or floor, a bare gRPC loop; prints ratios.")

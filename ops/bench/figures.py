@@ -24,7 +24,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One system at one size. The first reading ends the round that is not counted.
+    """One system at one size. The first reading ends the round that is not counted, or opens the only one.
 
     `*_imports_bytes` is what such a process has in memory once it has done its imports.
     """
@@ -60,10 +60,10 @@ class Figures:
 
 
 def figures(run: Run) -> Figures:
-    """Raises StateError for fewer than two counted rounds."""
+    """Raises StateError when nothing was counted. A single round has no growth."""
     counted = run.readings[1:]
-    if len(counted) < 2:
-        raise StateError(f"{run.system}: {len(counted)} rounds were measured, at least 2 are needed")
+    if not counted:
+        raise StateError(f"{run.system}: no round was measured to its end")
     steps = list(zip(run.readings, counted, strict=False))
     ends = [reading.coordinator_bytes for reading in counted]
     return Figures(
@@ -77,5 +77,5 @@ def figures(run: Run) -> Figures:
         - run.coordinator_imports_bytes,
         agent_peak_bytes=int(statistics.median(one.agent_peak_bytes for one in counted)) - run.agent_imports_bytes,
         wire_bytes=int(statistics.median(after.wire_bytes - before.wire_bytes for before, after in steps)),
-        growth_bytes_per_round=round(statistics.linear_regression(range(len(ends)), ends).slope),
+        growth_bytes_per_round=round(statistics.linear_regression(range(len(ends)), ends).slope) if ends[1:] else 0,
     )

@@ -2,20 +2,23 @@
 
 T5-base (Raffel et al. 2020): d_model 768, feed-forward 4 d_model, heads of 64, 12 layers on each side, 32128 pieces;
 222,903,552 parameters with the embedding counted once. Other counts keep the 12 layers and the proportions of a layer;
-the vocabulary takes up the rest, so that the count comes out to within one row of the embedding.
+the vocabulary takes up the rest, so that the count comes out to within one row of the embedding. From a billion on the
+proportions are those of T5-3B: d_model 1024, feed-forward 16384, 32 heads of 128, 24 layers; 2,851,598,336 parameters.
 """
 
 import shutil
 from pathlib import Path
 
 import torch
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import AutoModelForSeq2SeqLM, T5Config, T5ForConditionalGeneration
 
 from coordinator.plans.tokenizer import train_tokenizer
 from coordinator.public_text import public_text
 from security.errors import ConfigurationError
 
 T5_BASE_PARAMETERS = 222_903_552
+T5_3B_PARAMETERS = 2_851_598_336
+LARGE = 1_000_000_000
 LAYERS = 12
 HEAD = 64
 PIECES = 2000
@@ -24,6 +27,10 @@ PIECES = 2000
 
 def shape(parameters: int) -> T5Config:
     """Raises ConfigurationError for a count so small that the embedding would not hold the tokenizer's pieces."""
+    if parameters >= LARGE:
+        large = _large(layers=max(1, 24 * parameters // T5_3B_PARAMETERS), rows=PIECES)
+        rows = PIECES + (parameters - _count(large)) // large.d_model
+        return _large(layers=large.num_layers, rows=rows)
     for width in range(1024, 0, -HEAD):
         rows = (parameters - _without_embedding(width)) // width
         if rows >= max(PIECES, parameters // (10 * width)):  # the embedding is about a tenth of T5-base
@@ -31,7 +38,7 @@ def shape(parameters: int) -> T5Config:
     raise ConfigurationError(f"PARAMETERS={parameters} is too few for {LAYERS} layers: use 2,000,000 or more")
 
 
-def write_model(folder: Path, parameters: int, seed: int) -> int:
+def write_model(folder: Path, parameters: int, seed: int, dtype: torch.dtype = torch.float32) -> int:
     """Write config.json, model.safetensors and a tokenizer; the number of parameters that came out."""
     config = shape(parameters)
     folder.mkdir(parents=True)
@@ -41,9 +48,9 @@ def write_model(folder: Path, parameters: int, seed: int) -> int:
     config.decoder_start_token_id = tokenizer.pad_token_id
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = T5ForConditionalGeneration(config)
+        model = AutoModelForSeq2SeqLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
     try:
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, max_shard_size="1TB")
     except OSError:
         shutil.rmtree(folder)
         raise
@@ -62,7 +69,23 @@ def _config(width: int, rows: int) -> T5Config:
     )
 
 
+def _large(*, layers: int, rows: int) -> T5Config:
+    return T5Config(
+        vocab_size=rows,
+        d_model=1024,
+        d_kv=128,
+        d_ff=16384,
+        num_layers=layers,
+        num_heads=32,
+        feed_forward_proj="relu",
+    )
+
+
 def _without_embedding(width: int) -> int:
+    return _count(_config(width, PIECES)) - PIECES * width
+
+
+def _count(config: T5Config) -> int:
     with torch.device("meta"):
-        model = T5ForConditionalGeneration(_config(width, PIECES))
-    return sum(parameter.numel() for parameter in model.parameters()) - PIECES * width
+        model = T5ForConditionalGeneration(config)
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -22,8 +22,10 @@ from silo_wire.manifest import Dtype
 
 SILOS = (2, 4, 8)
 PARAMETERS = (25_000_000, 50_000_000, T5_BASE_PARAMETERS)
-_BYTES_PER_PARAMETER_AND_SILO = 4 * 5
-"""On disk, at most: models kept, update and its reused file at each silo; spools, models and master at the coordinator."""
+_BYTES_PER_PARAMETER = 20
+_BYTES_PER_PARAMETER_AND_SILO = 16
+"""On disk, at most: the plan's model, those kept and one to write over; models kept, update and residuals of a silo, its spool.
+A first round alone writes nothing twice and needs two thirds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,8 @@ def install_peer(choice: Choice, console: Console) -> None:
         return
     if choice.peer not in PEERS:
         raise ConfigurationError(f"peer {choice.peer!r} is unknown: use one of {', '.join(PEERS)}")
+    if choice.rounds < 2:
+        raise ConfigurationError("a peer's first round is not counted: use ROUNDS=2 or more with PEER")
     with console.status(f"{choice.peer}: installing"):
         PEERS[choice.peer].install(_venv(choice, choice.peer))
 
@@ -66,8 +70,11 @@ def run_bench(choice: Choice, console: Console) -> list[Figures]:
 
 
 def _measure(choice: Choice, *, silos: int, parameters: int, console: Console) -> list[Figures]:
-    what = f"{silos} silos, {parameters / 1e6:.1f} M parameters, {choice.rounds} rounds and one to warm up"
-    place = _folder(choice.work, "lorica", needed=silos * parameters * _BYTES_PER_PARAMETER_AND_SILO)
+    what = f"{silos} silos, {parameters / 1e6:.1f} M parameters, {choice.rounds} rounds" + (
+        " and one to warm up" if choice.rounds > 1 else ""
+    )
+    needed = parameters * (_BYTES_PER_PARAMETER + silos * _BYTES_PER_PARAMETER_AND_SILO)
+    place = _folder(choice.work, "lorica", needed=needed if choice.rounds > 1 else needed * 2 // 3)
     with console.status(f"lorica: {what}"):
         run = run_lorica(place, silos=silos, parameters=parameters, rounds=choice.rounds, wire=choice.wire)
     shutil.rmtree(place)
