@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ import pytest
 from coordinator.composition import Coordinator
 from coordinator.edges.coordinator_folder import CoordinatorFolder
 from coordinator.edges.gate import OF_ALL_STRANGERS, OF_ONE_CALLER
+from coordinator.edges.places import Places
 from coordinator.plans.model_source import SizedModel
 from coordinator.plans.plan_folder import create_plan
 from coordinator.settings import address
@@ -420,8 +422,9 @@ def test_connections_that_call_nothing(victim: Victim) -> None:
 
 
 async def test_silo_that_stalls_in_mid_upload_holds_nobody_up_and_is_dropped_at_the_deadline(
-    federation_template: FederationTemplate, tmp_path: Path
+    federation_template: FederationTemplate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("coordinator.edges.federation_servicer.Places", partial(Places, 1))  # it has the only one
     folder = federation_template.copy(tmp_path / "coordinator")
     values = {**PLAN_VALUES, "evaluation.every": 0, "evaluation.last": False, "schedule.training_deadline_s": 12.0}
     shelf = Coordinator.load(folder).shelf
@@ -438,6 +441,7 @@ async def test_silo_that_stalls_in_mid_upload_holds_nobody_up_and_is_dropped_at_
         update = hospital.update(order, bundle.layout)
         call = hospital.stub.UploadUpdate()
         await call.write(header_piece(codec.update_header_to_wire(update.header, HOSPITAL)))
+        await call.initial_metadata()
         await call.write(chunk_pieces(update.chunks)[0])
         await bank.upload(bank.update(await bank.order(Train, 1), bundle.layout))
         standby = await bank.order(Standby)
