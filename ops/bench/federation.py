@@ -31,6 +31,7 @@ from security.errors import StateError
 
 PLAN = "bench"
 POLL_S = 0.02
+WRITTEN_LATELY_NS = 100_000_000
 LONGEST_ROUND_S = 3600.0
 _COORDINATOR_IMPORTS = ("coordinator.cli", "coordinator.edges.aggregator")
 _AGENT_IMPORTS = ("ops.bench.constant_silo", "silo_agent.edges.workshop", "silo_agent.edges.grpc_client")
@@ -62,7 +63,7 @@ def run_lorica(work: Path, *, silos: int, parameters: int, rounds: int, wire: st
         view = FederationView(Coordinator.load(CoordinatorFolder(home)).operator_access())
         view.wait_until_serving(processes.check, LONGEST_ROUND_S)
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda name: _enrol(work, home, name), names))
+            list(pool.map(lambda name: _enrol(work, home, name, made), names))
         for name in names:
             folders = ["--dir", str(work / name), "--data", str(work / "data")]
             processes.start(name, "ops.bench.constant_silo", ["start", *folders])
@@ -105,9 +106,10 @@ def _set_up(work: Path, home: Path, *, silos: int, rounds: int, wire: str) -> No
     write_silo(work / "data", CLINIC, seed=1)  # read and tokenised, but nothing learns from it
 
 
-def _enrol(work: Path, home: Path, name: str) -> None:
+def _enrol(work: Path, home: Path, name: str, parameters: int) -> None:
     token = run("coordinator.cli", "invite", name, "--dir", str(home))
     run("silo_agent.cli", "enroll", token.strip(), "--dir", str(work / name))
+    (work / name / "silo.toml").write_text(f"[policy]\nmax_parameters = {parameters}\n")
 
 
 def _follow(home: Path, processes: Processes, meter: Meter, rounds: int, *, opening: bool) -> list[Reading]:
@@ -134,13 +136,18 @@ def _follow(home: Path, processes: Processes, meter: Meter, rounds: int, *, open
 
 
 def _changes(written: Path, processes: Processes) -> Iterator[None]:
-    """Now, and each time that this file was written to: asking the store itself so often would take the rounds' time."""
-    before: tuple[int, int] | None = None
+    """Now, and while this file is being written to: asking the store itself so often would take the rounds' time.
+
+    A little longer than the last write, since two within one tick of the kernel's clock have the same time.
+    """
+    before: int | None = None
     deadline = time.monotonic() + LONGEST_ROUND_S
     while True:
-        state = os.stat(written)
-        if (now := (state.st_mtime_ns, state.st_size)) != before:
+        now = os.stat(written).st_mtime_ns
+        if now != before:
             before, deadline = now, time.monotonic() + LONGEST_ROUND_S
+            yield
+        elif time.time_ns() - now < WRITTEN_LATELY_NS:
             yield
         processes.check()
         if time.monotonic() > deadline:
