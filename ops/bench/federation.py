@@ -109,7 +109,8 @@ def _set_up(work: Path, home: Path, *, silos: int, rounds: int, wire: str) -> No
 def _enrol(work: Path, home: Path, name: str, parameters: int) -> None:
     token = run("coordinator.cli", "invite", name, "--dir", str(home))
     run("silo_agent.cli", "enroll", token.strip(), "--dir", str(work / name))
-    (work / name / "silo.toml").write_text(f"[policy]\nmax_parameters = {parameters}\n")
+    policy = f"[policy]\nmax_parameters = {parameters}\nmax_upload_bytes = {4 * parameters}\n"
+    (work / name / "silo.toml").write_text(policy)
 
 
 def _follow(home: Path, processes: Processes, meter: Meter, rounds: int, *, opening: bool) -> list[Reading]:
