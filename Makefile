@@ -35,9 +35,9 @@ bench: $(INSTALLED) ## Measure a round's infrastructure; SILOS=2 PARAMETERS=2229
 	@$(BIN)/lorica bench --out '$(OUT)' $(foreach n,$(SILOS),--silos $(n)) $(foreach n,$(PARAMETERS),--parameters $(n)) \
 		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(WIRE),--wire $(WIRE)) $(if $(PEER),--peer $(PEER)) $(if $(WORK),--work '$(WORK)')
 
-.PHONY: bench-3b
-bench-3b: OUT = bench-3b.json
-bench-3b: $(INSTALLED) ## One round of a T5-3B in bfloat16 with one silo; needs 16 GB of memory, 70 GB of disk at WORK=DIR
+.PHONY: bench-large
+bench-large: OUT = bench-large.json
+bench-large: $(INSTALLED) ## One round of a T5-3B in bfloat16 with one silo; needs 16 GB of memory, 70 GB of disk at WORK=DIR
 	@$(BIN)/lorica bench --out '$(OUT)' --silos 1 --parameters 2851598336 --rounds 1 --wire bfloat16 $(if $(WORK),--work '$(WORK)')
 
 .PHONY: soak
