@@ -31,6 +31,7 @@ from security.errors import StateError
 
 PLAN = "bench"
 POLL_S = 0.02
+PREPARING_S = 30.0
 WRITTEN_LATELY_NS = 100_000_000
 LONGEST_ROUND_S = 3600.0
 _COORDINATOR_IMPORTS = ("coordinator.cli", "coordinator.edges.aggregator")
@@ -70,7 +71,7 @@ def run_lorica(work: Path, *, silos: int, parameters: int, rounds: int, wire: st
         with Meter(
             coordinator=[processes.pid("coordinator")], agents=[[processes.pid(name)] for name in names]
         ) as meter:
-            readings = _follow(home, processes, meter, rounds + warm_up, opening=not warm_up)
+            readings = _follow(home, _Check(view, processes), meter, rounds + warm_up, opening=not warm_up)
     _check(work, rounds + warm_up)
     return Run(
         system="lorica" if wire == "float32" else f"lorica {wire}",
@@ -113,7 +114,25 @@ def _enrol(work: Path, home: Path, name: str, parameters: int) -> None:
     (work / name / "silo.toml").write_text(policy)
 
 
-def _follow(home: Path, processes: Processes, meter: Meter, rounds: int, *, opening: bool) -> list[Reading]:
+class _Check:
+    """Raises StateError when a process has ended, or a silo says at the beginning why it takes no part."""
+
+    def __init__(self, view: FederationView, processes: Processes) -> None:
+        self._view = view
+        self._processes = processes
+        self._look_at = time.monotonic() + PREPARING_S
+
+    def __call__(self) -> None:
+        self._processes.check()
+        if time.monotonic() < self._look_at:
+            return
+        for silo in self._view.look()[0].silos:
+            if silo.state == "preparing" and silo.detail:
+                raise StateError(f"{silo.silo} is not ready: {silo.detail}")
+        self._look_at += PREPARING_S
+
+
+def _follow(home: Path, check: _Check, meter: Meter, rounds: int, *, opening: bool) -> list[Reading]:
     """A reading at the end of each round, the uncounted first one included; with `opening`, one before when it opens."""
     coordinator = Coordinator.load(CoordinatorFolder(home))
     plan = coordinator.shelf.compile(PLAN).plan.digest
@@ -121,7 +140,7 @@ def _follow(home: Path, processes: Processes, meter: Meter, rounds: int, *, open
     readings: list[Reading] = []
     opened: list[Reading] = []
     try:
-        for _ in _changes(coordinator.settings.state_folder / "state.sqlite-wal", processes):
+        for _ in _changes(coordinator.settings.state_folder / "state.sqlite-wal", check):
             for row in reversed(store.rounds(plan, 2)):
                 if row.outcome not in ("running", "applied"):
                     raise StateError(f"round {row.round} ended as {row.outcome}: {row.detail}")
@@ -136,7 +155,7 @@ def _follow(home: Path, processes: Processes, meter: Meter, rounds: int, *, open
     return opened + readings
 
 
-def _changes(written: Path, processes: Processes) -> Iterator[None]:
+def _changes(written: Path, check: _Check) -> Iterator[None]:
     """Now, and while this file is being written to: asking the store itself so often would take the rounds' time.
 
     A little longer than the last write, since two within one tick of the kernel's clock have the same time.
@@ -150,7 +169,7 @@ def _changes(written: Path, processes: Processes) -> Iterator[None]:
             yield
         elif time.time_ns() - now < WRITTEN_LATELY_NS:
             yield
-        processes.check()
+        check()
         if time.monotonic() > deadline:
             raise StateError(
                 f"nothing happened within {LONGEST_ROUND_S:.0f} s: see the logs in {written.parent.parent}"
