@@ -1,6 +1,8 @@
 """Errors survive the wire: one table, every class has a row, derived classes go by their base."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +62,34 @@ def test_every_option_is_one_that_grpc_knows(name: str) -> None:
     assert name.encode() + b"\0" in core
 
 
-async def test_a_refusal_in_mid_stream_is_told_as_it_was_said() -> None:
+async def test_nothing_follows_the_first_piece_before_the_peer_takes_more() -> None:
+    """Who waits for a place among the coordinator's transfers fills none of its memory."""
+    taken = asyncio.Event()
+
+    async def take(pieces: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[Any, Any]") -> bytes:
+        assert await anext(pieces) == b"first"
+        taken.set()
+        await context.send_initial_metadata(())
+        return b"".join([piece async for piece in pieces])
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"first"
+        assert taken.is_set()
+        yield b"second"
+        yield b"third"
+
+    async with upload_to(take) as upload:
+        assert await answer_to(upload(), pieces()) == b"secondthird"
+
+
+@pytest.mark.parametrize("takes_more", [True, False], ids=["in mid-stream", "at once"])
+async def test_a_refusal_is_told_as_it_was_said(takes_more: bool) -> None:
     """gRPC's aio now and then puts an INTERNAL of its own in the place of a refusal that met a write under way."""
 
     async def refuse(pieces: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[Any, Any]") -> bytes:
         await anext(pieces)
-        await context.send_initial_metadata(())
+        if takes_more:
+            await context.send_initial_metadata(())
         code, details, trailing = status_of(errors.WrongTime("not now"))
         await context.abort(code, details, trailing)
 
@@ -73,19 +97,25 @@ async def test_a_refusal_in_mid_stream_is_told_as_it_was_said() -> None:
         for _ in range(count):
             yield bytes(1000)
 
+    async with upload_to(refuse) as upload:
+        told = []
+        for count in [*range(1, 8)] * 150:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await answer_to(upload(), pieces(count))
+            told.append(error_of(caught.value))
+    assert {(type(error), str(error)) for error in told} == {(errors.WrongTime, "not now")}
+
+
+@asynccontextmanager
+async def upload_to(handler: Any) -> AsyncIterator[Any]:
+    """Calls of a stream of pieces, answered by `handler`."""
     server = grpc.aio.server()
-    handlers = {"Upload": grpc.stream_unary_rpc_method_handler(refuse)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Refusing", handlers),))
+    handlers = {"Upload": grpc.stream_unary_rpc_method_handler(handler)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Answering", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            upload = channel.stream_unary("/Refusing/Upload")
-            told = []
-            for count in [*range(1, 8)] * 150:
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await answer_to(upload(), pieces(count))
-                told.append(error_of(caught.value))
+            yield channel.stream_unary("/Answering/Upload")
     finally:
         await server.stop(None)
-    assert {(type(error), str(error)) for error in told} == {(errors.WrongTime, "not now")}
