@@ -43,11 +43,13 @@ class OperatorAccess:
         ]
         async with grpc.aio.secure_channel(self.address, credentials, options=options) as channel:
             try:
-                await asyncio.wait_for(channel.channel_ready(), CONNECT_TIMEOUT_S)  # it may be starting
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):  # it may be starting
+                    await channel.channel_ready()
             except TimeoutError as error:
                 raise Unreachable(f"coordinator at {self.address} does not answer: see its log") from error
             try:
-                return await asyncio.wait_for(ask(operator_pb2_grpc.OperatorStub(channel)), CALL_TIMEOUT_S)
+                async with asyncio.timeout(CALL_TIMEOUT_S):
+                    return await ask(operator_pb2_grpc.OperatorStub(channel))
             except grpc.aio.AioRpcError as error:
                 told = error_of(error)
                 if isinstance(told, Unreachable):
