@@ -8,12 +8,10 @@ import ctypes
 import os
 from pathlib import Path
 
-from blake3 import blake3
-
 from security import files
 from security.errors import IntegrityError, StorageError
 from security.file_mark import FileMark
-from silo_wire.manifest import CHUNK_BYTES, Layout, Manifest
+from silo_wire.manifest import CHUNK_BYTES, ChunkDigests, Layout, Manifest
 
 WRITE_BACK_BYTES = 8 << 20
 """How much is written between two calls of `begin_write_back`: large enough for a disk, small beside a model."""
@@ -56,12 +54,9 @@ class VectorWriter:
     def __init__(self, path: Path, layout: Layout, *, head: bytes = b"", chunk_bytes: int = CHUNK_BYTES) -> None:
         self._path = path
         self._layout = layout
-        self._chunk_bytes = chunk_bytes
         self._at = self._written_back = len(head)
         self._end = len(head) + layout.total_bytes
-        self._digests: list[bytes] = []
-        self._hasher = blake3()
-        self._filled = 0
+        self._digests = ChunkDigests(chunk_bytes)
         self.mark: FileMark | None = None
         try:
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -78,7 +73,8 @@ class VectorWriter:
         """The next bytes of the vector; raises IntegrityError when they are more than the layout has."""
         view = memoryview(block).cast("B")
         if self._at + len(view) > self._end:
-            raise self._wrong_length(self._at + len(view))
+            total = self._layout.total_bytes
+            raise IntegrityError(f"a vector of more than {total} bytes was given for a layout of {total} bytes")
         try:
             files.write_at(self._descriptor, view, self._at)
             self._at += len(view)
@@ -87,45 +83,26 @@ class VectorWriter:
                 self._written_back = self._at
         except OSError as error:
             raise self._unwritable(error) from error
-        while view:
-            taken = view[: self._chunk_bytes - self._filled]
-            self._hasher.update(taken)
-            self._filled += len(taken)
-            view = view[len(taken) :]
-            if self._filled == self._chunk_bytes:
-                self._end_chunk()
+        self._digests.update(view)
 
     def finish(self) -> Manifest:
         """Make the file durable and return the vector's manifest; raises IntegrityError unless the vector is whole.
 
         From then on `mark` is the file's.
         """
-        if self._at != self._end:
-            raise self._wrong_length(self._at)
-        if self._filled:
-            self._end_chunk()
+        manifest = self._digests.manifest(self._layout)
         try:
             os.fsync(self._descriptor)
             self.mark = FileMark.of(self._descriptor)
         except OSError as error:
             raise self._unwritable(error) from error
-        return Manifest(self._layout.digest, self._layout.total_bytes, self._chunk_bytes, tuple(self._digests))
+        return manifest
 
     def close(self) -> None:
         """May be repeated."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
-
-    def _end_chunk(self) -> None:
-        self._digests.append(self._hasher.digest())
-        self._hasher, self._filled = blake3(), 0
-
-    def _wrong_length(self, reached: int) -> IntegrityError:
-        total = self._layout.total_bytes
-        return IntegrityError(
-            f"a vector of {reached - self._end + total} bytes was given for a layout of {total} bytes"
-        )
 
     def _unwritable(self, error: OSError) -> StorageError:
         return StorageError(f"{self._path} cannot be written: {error.strerror or error}")

@@ -188,25 +188,45 @@ class Manifest:
         )
 
 
+class ChunkDigests:
+    """The digest of each `chunk_bytes` of a stream that comes in pieces of any size."""
+
+    def __init__(self, chunk_bytes: int) -> None:
+        self._chunk_bytes = chunk_bytes
+        self._hasher, self._filled = blake3(), 0
+        self.whole: list[bytes] = []
+        self.total = 0
+
+    def update(self, piece: memoryview) -> None:
+        """`piece` as bytes, one after the other."""
+        self.total += len(piece)
+        while piece:
+            taken = piece[: self._chunk_bytes - self._filled]
+            self._hasher.update(taken)
+            self._filled += len(taken)
+            piece = piece[len(taken) :]
+            if self._filled == self._chunk_bytes:
+                self.close()
+
+    def close(self) -> None:
+        """End the chunk that is under way, if one is."""
+        if self._filled:
+            self.whole.append(self._hasher.digest())
+            self._hasher, self._filled = blake3(), 0
+
+    def manifest(self, layout: Layout) -> Manifest:
+        """Of all that came; raises IntegrityError unless it is as long as a vector of `layout`."""
+        self.close()
+        if self.total != layout.total_bytes:
+            raise IntegrityError(f"a vector of {self.total} bytes was given for a layout of {layout.total_bytes} bytes")
+        return Manifest(layout.digest, self.total, self._chunk_bytes, tuple(self.whole))
+
+
 def manifest_of(
     layout: Layout, blocks: Iterable[bytes | bytearray | memoryview], chunk_bytes: int = CHUNK_BYTES
 ) -> Manifest:
     """The manifest of a vector that arrives as consecutive blocks of any size; raises IntegrityError when the length is wrong."""
-    digests: list[bytes] = []
-    hasher, filled, total = blake3(), 0, 0
+    digests = ChunkDigests(chunk_bytes)
     for block in blocks:
-        view = memoryview(block).cast("B")
-        total += len(view)
-        while len(view):
-            taken = view[: chunk_bytes - filled]
-            hasher.update(taken)
-            filled += len(taken)
-            view = view[len(taken) :]
-            if filled == chunk_bytes:
-                digests.append(hasher.digest())
-                hasher, filled = blake3(), 0
-    if filled:
-        digests.append(hasher.digest())
-    if total != layout.total_bytes:
-        raise IntegrityError(f"a vector of {total} bytes was given for a layout of {layout.total_bytes} bytes")
-    return Manifest(layout.digest, total, chunk_bytes, tuple(digests))
+        digests.update(memoryview(block).cast("B"))
+    return digests.manifest(layout)

@@ -12,14 +12,13 @@ from types import TracebackType
 from typing import Self
 
 import numpy as np
-from blake3 import blake3
 from numpy.typing import NDArray
 
 from security import files
 from security.errors import IntegrityError, StorageError
 from security.file_mark import FileMark
 from silo_agent.task.update import BLOCK_ELEMENTS, BitsBlock, FloatBlock, from_bfloat16
-from silo_wire.manifest import CHUNK_BYTES, Layout, Manifest
+from silo_wire.manifest import CHUNK_BYTES, ChunkDigests, Layout, Manifest
 
 _MOST_BUFFERS = 1000
 """In one system call; Linux takes 1024."""
@@ -29,30 +28,6 @@ def blocks(elements: int) -> Iterator[tuple[int, int]]:
     """The vector's elements in blocks that stay in cache: first element, and the one after the last."""
     for begin in range(0, elements, BLOCK_ELEMENTS):
         yield begin, min(begin + BLOCK_ELEMENTS, elements)
-
-
-class ChunkDigests:
-    """The digest of each `chunk_bytes` of a stream that comes in pieces of any size."""
-
-    def __init__(self, chunk_bytes: int) -> None:
-        self._chunk_bytes = chunk_bytes
-        self._hasher, self._filled = blake3(), 0
-        self.whole: list[bytes] = []
-
-    def update(self, piece: memoryview) -> None:
-        while len(piece):
-            taken = piece[: self._chunk_bytes - self._filled]
-            self._hasher.update(taken)
-            self._filled += len(taken)
-            piece = piece[len(taken) :]
-            if self._filled == self._chunk_bytes:
-                self.close()
-
-    def close(self) -> None:
-        """End the chunk that is under way, if one is."""
-        if self._filled:
-            self.whole.append(self._hasher.digest())
-            self._hasher, self._filled = blake3(), 0
 
 
 class VectorReader:
@@ -154,7 +129,6 @@ class VectorWriter:
 
     def __init__(self, path: Path, chunk_bytes: int = CHUNK_BYTES) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, files.PRIVATE_FILE_MODE)
-        self._chunk_bytes = chunk_bytes
         self._digests = ChunkDigests(chunk_bytes)
         self._position = 0
 
@@ -168,9 +142,8 @@ class VectorWriter:
         self._position += len(data)
 
     def manifest(self, layout: Layout) -> Manifest:
-        """Of all that was written, which has to be a vector of `layout`."""
-        self._digests.close()
-        return Manifest(layout.digest, self._position, self._chunk_bytes, tuple(self._digests.whole))
+        """Of all that was written; raises IntegrityError unless it is as long as a vector of `layout`."""
+        return self._digests.manifest(layout)
 
     def finish(self, trailer: bytes = b"") -> None:
         """`trailer` after the vector, and nothing after that."""
