@@ -145,16 +145,11 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         try:
             async with self._places.place() as place:
                 await context.send_initial_metadata(())  # the silo sends no chunk before
-                with place.waiting_for_peer():
-                    piece = await anext(pieces, None)
-                while piece is not None:
-                    await place.keep()
+                while (piece := await place.next(pieces)) is not None:
                     if not isinstance(piece, ChunkPiece):
                         raise MalformedMessage("after its header an upload holds chunks alone")
                     await upload.write(piece.index, piece.data)
                     self._on_received(len(piece.data))
-                    with place.waiting_for_peer():
-                        piece = await anext(pieces, None)
             digest = await upload.commit()
         finally:
             await upload.close()

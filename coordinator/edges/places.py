@@ -10,7 +10,9 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Final
+from typing import Final, TypeVar
+
+T = TypeVar("T")
 
 PLACES: Final = max(2, os.cpu_count() or 1)
 PATIENCE_S: Final = 0.02
@@ -36,13 +38,16 @@ class Places:
         """`on_end` is told of the end of each transfer."""
         self._free = asyncio.Semaphore(number)
         self._on_end = on_end
-        self._patience_s = patience_s, most_patience_s
+        self._patience_s = patience_s
+        self._most_patience_s = most_patience_s
         self._turn_s = turn_s
 
     @asynccontextmanager
     async def place(self) -> "AsyncIterator[Place]":
         """Around the chunks of a transfer: waits until there is a place for it."""
-        place = Place(self._free, self._patience_s, self._turn_s)
+        place = Place(
+            self._free, patience_s=self._patience_s, most_patience_s=self._most_patience_s, turn_s=self._turn_s
+        )
         try:
             await place.keep()
             yield place
@@ -52,10 +57,13 @@ class Places:
 
 
 class Place:
-    def __init__(self, free: asyncio.Semaphore, patience_s: tuple[float, float], turn_s: float) -> None:
+    """One transfer's, made by `Places`."""
+
+    def __init__(self, free: asyncio.Semaphore, *, patience_s: float, most_patience_s: float, turn_s: float) -> None:
         self._free = free
-        self._least_patience_s, self._most_patience_s = patience_s
-        self._patience_s = self._least_patience_s
+        self._least_patience_s = patience_s
+        self._most_patience_s = most_patience_s
+        self._patience_s = patience_s
         self._turn_s = turn_s
         self._loop = asyncio.get_running_loop()
         self._held = False
@@ -72,6 +80,14 @@ class Place:
             timer.cancel()
             left = self._patience_s - (self._loop.time() - began) + self._least_patience_s
             self._patience_s = min(max(left, self._least_patience_s), self._most_patience_s)
+
+    async def next(self, pieces: AsyncIterator[T]) -> T | None:
+        """What the peer sends next, once there is a place to work at it; None after its last."""
+        with self.waiting_for_peer():
+            piece = await anext(pieces, None)
+        if piece is not None:
+            await self.keep()
+        return piece
 
     async def keep(self) -> None:
         """Before work on a chunk: wait for a place if this transfer has none any more, or had it for its turn."""

@@ -4,6 +4,7 @@ Local training is a constant (constant_silo.py); the server optimizer is plain F
 round the global model is compared with what it must be: each round adds the constant to every parameter.
 """
 
+import math
 import os
 import shutil
 import sys
@@ -71,7 +72,7 @@ def run_lorica(work: Path, *, silos: int, parameters: int, rounds: int, wire: st
         with Meter(
             coordinator=[processes.pid("coordinator")], agents=[[processes.pid(name)] for name in names]
         ) as meter:
-            readings = _follow(home, _Check(view, processes), meter, rounds + warm_up, opening=not warm_up)
+            readings = _follow(home, _Watch(view, processes), meter, rounds + warm_up, opening=not warm_up)
     _check(work, rounds + warm_up)
     return Run(
         system="lorica" if wire == "float32" else f"lorica {wire}",
@@ -114,7 +115,7 @@ def _enrol(work: Path, home: Path, name: str, parameters: int) -> None:
     (work / name / "silo.toml").write_text(policy)
 
 
-class _Check:
+class _Watch:
     """Raises StateError when a process has ended, or a silo says at the beginning why it takes no part."""
 
     def __init__(self, view: FederationView, processes: Processes) -> None:
@@ -126,13 +127,15 @@ class _Check:
         self._processes.check()
         if time.monotonic() < self._look_at:
             return
-        for silo in self._view.look()[0].silos:
+        status, rounds = self._view.look()
+        for silo in status.silos:
             if silo.state == "preparing" and silo.detail:
                 raise StateError(f"{silo.silo} is not ready: {silo.detail}")
-        self._look_at += PREPARING_S
+        # All are ready once a round is open, and looking would take the rounds' time.
+        self._look_at = math.inf if rounds else self._look_at + PREPARING_S
 
 
-def _follow(home: Path, check: _Check, meter: Meter, rounds: int, *, opening: bool) -> list[Reading]:
+def _follow(home: Path, watch: _Watch, meter: Meter, rounds: int, *, opening: bool) -> list[Reading]:
     """A reading at the end of each round, the uncounted first one included; with `opening`, one before when it opens."""
     coordinator = Coordinator.load(CoordinatorFolder(home))
     plan = coordinator.shelf.compile(PLAN).plan.digest
@@ -140,7 +143,7 @@ def _follow(home: Path, check: _Check, meter: Meter, rounds: int, *, opening: bo
     readings: list[Reading] = []
     opened: list[Reading] = []
     try:
-        for _ in _changes(coordinator.settings.state_folder / "state.sqlite-wal", check):
+        for _ in _changes(coordinator.settings.state_folder / "state.sqlite-wal", watch):
             for row in reversed(store.rounds(plan, 2)):
                 if row.outcome not in ("running", "applied"):
                     raise StateError(f"round {row.round} ended as {row.outcome}: {row.detail}")
@@ -155,7 +158,7 @@ def _follow(home: Path, check: _Check, meter: Meter, rounds: int, *, opening: bo
     return opened + readings
 
 
-def _changes(written: Path, check: _Check) -> Iterator[None]:
+def _changes(written: Path, watch: _Watch) -> Iterator[None]:
     """Now, and while this file is being written to: asking the store itself so often would take the rounds' time.
 
     A little longer than the last write, since two within one tick of the kernel's clock have the same time.
@@ -169,7 +172,7 @@ def _changes(written: Path, check: _Check) -> Iterator[None]:
             yield
         elif time.time_ns() - now < WRITTEN_LATELY_NS:
             yield
-        check()
+        watch()
         if time.monotonic() > deadline:
             raise StateError(
                 f"nothing happened within {LONGEST_ROUND_S:.0f} s: see the logs in {written.parent.parent}"

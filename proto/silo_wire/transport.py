@@ -51,10 +51,8 @@ def _bounds(window_bytes: int) -> Sequence[tuple[str, int]]:
         ("grpc.http2.lookahead_bytes", window_bytes),
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.max_frame_size", FRAME_BYTES),
-        (
-            "grpc.experimental.tcp_max_read_chunk_size",
-            FRAME_BYTES,
-        ),  # what an idle connection keeps ready for the next read
+        # What an idle connection keeps ready for its next read.
+        ("grpc.experimental.tcp_max_read_chunk_size", FRAME_BYTES),
     )
 
 

@@ -205,17 +205,17 @@ class FixedPoint:
 class Workspace:
     """Buffers for one thread at a time; `erase` when done."""
 
-    __slots__ = ("noise", "random", "stream", "wide")
+    __slots__ = ("drawn", "noise", "stream", "wide")
 
     def __init__(self) -> None:
         self.stream = mask_stream.Workspace()
-        self.random: Words = np.zeros(BLOCK_ELEMENTS, dtype="<u4")
+        self.drawn: Words = np.zeros(BLOCK_ELEMENTS, dtype="<u4")
         self.wide: WideBlock = np.zeros(BLOCK_ELEMENTS, dtype=np.float64)
         self.noise: WideBlock = np.zeros(BLOCK_ELEMENTS, dtype=np.float64)
 
     def erase(self) -> None:
         self.stream.erase()
-        for buffer in (self.random, self.wide, self.noise):
+        for buffer in (self.drawn, self.wide, self.noise):
             buffer.fill(0)
 
 
@@ -249,28 +249,28 @@ class Encoder:
         saturated = 0
         for block in range(0, len(delta), BLOCK_ELEMENTS):
             size = min(BLOCK_ELEMENTS, len(delta) - block)
-            mask_stream.expand(rounding, workspace.random[:size], workspace.stream)
+            mask_stream.expand(rounding, workspace.drawn[:size], workspace.stream)
             at = start + block
             for tensor, first, last in ranges.pieces(at, at + size):
                 here = slice(first - start, last - start)
-                random = workspace.random[first - at : last - at]
+                drawn = workspace.drawn[first - at : last - at]
                 scale = factor / ranges.tensors[tensor].bound
-                saturated += _encode(out[here], delta[here], random, scale, levels, workspace)
+                saturated += _encode(out[here], delta[here], drawn, scale, levels, workspace)
         return saturated
 
     def encode_tail(self, saturated: int, workspace: Workspace) -> Words:
         """The two last words: the weight; and the count, to which a weight above the cap adds one."""
         ranges, levels = self.fixed_point.ranges, self.fixed_point.levels
         out: Words = np.zeros(EXTRA_WORDS, dtype="<u4")
-        random: Words = np.zeros(1, dtype="<u4")
-        self.rounding.words_into(random, ranges.elements, workspace.stream)
+        drawn: Words = np.zeros(1, dtype="<u4")
+        self.rounding.words_into(drawn, ranges.elements, workspace.stream)
         share: WideBlock = np.array([self.capped_weight / ranges.weight_cap * levels * _FINE], dtype=np.float64)
-        _round(out[:1], share, random, workspace)
+        _round(out[:1], share, drawn, workspace)
         out[1] = min(saturated + (self.weight > ranges.weight_cap), self.fixed_point.saturation_limit)
         return out
 
 
-def _encode(out: Words, delta: FloatBlock, random: Words, scale: float, levels: int, workspace: Workspace) -> int:
+def _encode(out: Words, delta: FloatBlock, drawn: Words, scale: float, levels: int, workspace: Workspace) -> int:
     peak = max(float(delta.max()), -float(delta.min()))  # NaN wins in either
     if not math.isfinite(peak):
         raise StateError("the delta has a coordinate that is not finite: nothing of it may leave")
@@ -280,14 +280,14 @@ def _encode(out: Words, delta: FloatBlock, random: Words, scale: float, levels: 
     if peak * scale > levels:
         saturated = int(np.count_nonzero(np.abs(wide) > levels * _FINE))
         np.clip(wide, -levels * _FINE, levels * _FINE, out=wide)
-    _round(out, wide, random, workspace)
+    _round(out, wide, drawn, workspace)
     return saturated
 
 
-def _round(out: Words, wide: WideBlock, random: Words, workspace: Workspace) -> None:
+def _round(out: Words, wide: WideBlock, drawn: Words, workspace: Workspace) -> None:
     """The integers that `wide`, in units of 2^-32 and overwritten, rounds to: nearest to value + uniform in [-1/2, 1/2)."""
     noise = workspace.noise[: len(wide)]
-    np.copyto(noise, random.view("<i4"))
+    np.copyto(noise, drawn.view("<i4"))
     np.add(wide, noise, out=wide)
     np.add(wide, _ROUND, out=wide)
     np.copyto(out, wide.view("<u8"), casting="unsafe")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ops.demo.processes import environment
@@ -16,19 +17,13 @@ LONGEST_S = 120.0
 
 def processes_with(argument: str) -> set[int]:
     """The pids of those whose command line names `argument`."""
-    found = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                line = (entry / "cmdline").read_bytes()
-            except OSError:  # it has ended meanwhile
-                continue
-            if argument.encode() in line:
-                found.add(int(entry.name))
-    return found
+    return {
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if any(argument in word for word in process.info["cmdline"] or ())
+    }
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGHUP], ids=lambda ending: ending.name)
 def test_a_soak_that_is_told_to_end_stops_its_federation(ending: signal.Signals, tmp_path: Path) -> None:
     """SIGHUP is what a terminal sends that is closed, SIGTERM what a service manager or `timeout` sends."""
