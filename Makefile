@@ -26,8 +26,8 @@ $(INSTALLED): pyproject.toml ops/constraints.txt
 install: $(INSTALLED) ## Make the virtual environment with the pinned dependencies
 
 .PHONY: demo
-demo: $(INSTALLED) ## Run a whole federation on this machine; OUT=DIR where it leaves everything, SET='KEY=VALUE ...' of the plan
-	@$(BIN)/lorica demo --out '$(OUT)' $(foreach value,$(SET),--set '$(value)')
+demo: $(INSTALLED) ## Run a whole federation on this machine; OUT=DIR where it leaves everything, SET='KEY=VALUE ...' of the plan, SECURE=1 masked
+	@$(BIN)/lorica demo --out '$(OUT)' $(if $(filter-out 0,$(SECURE)),--secure) $(foreach value,$(SET),--set '$(value)')
 
 .PHONY: bench
 bench: OUT = bench.json
@@ -47,7 +47,7 @@ soak: $(INSTALLED) ## Kill processes at random through a whole plan, compare wit
 
 .PHONY: test
 test: $(INSTALLED) ## Run the test suite; ARGS='-k name' narrows it
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(ARGS)
 
 .PHONY: lint
 lint: $(INSTALLED) ## Style, types, dependency walls and generated code

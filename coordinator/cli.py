@@ -218,6 +218,11 @@ def rounds(
             notes.append(
                 f"exact match MacroAvg {record.macro_exact_match:.1%}, MicroAvg {record.micro_exact_match:.1%}"
             )
+        if record.HasField("masked"):
+            totals = record.masked
+            notes.append(
+                f"masked sum of weights {totals.weight_sum:.2f}, {totals.saturated} of {totals.coordinates} coordinates cut"
+            )
         if record.weight_fallback:
             notes.append("all weights were zero, sizes stood in")
         if notes:

@@ -26,9 +26,10 @@ from coordinator.edges.spool import Spools
 from coordinator.plans.plan_shelf import PlanShelf
 from coordinator.service.federation import Federation
 from coordinator.service.ports import Aggregator, Clock
-from coordinator.settings import Settings, address, reachable
+from coordinator.settings import Settings, reachable
 from security.errors import ConfigurationError, StorageError
 from security.identifiers import FederationName
+from silo_wire.listen_address import address
 from silo_wire.plan import PlanBundle
 
 _log = structlog.get_logger(__name__)

@@ -1,17 +1,17 @@
 """federation.toml: everything that an operator may set. One file; an unknown key is refused, an error names its key."""
 
-import re
 from collections.abc import Sequence
 from datetime import timedelta
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
 from security.errors import ConfigurationError, StorageError
 from security.identifiers import federation_name
 from security.pki.hosts import parse_host
+from silo_wire.listen_address import address
 from silo_wire.strict_toml import NameText, Section, parse_toml
 
 SETTINGS_FILE = "federation.toml"
@@ -19,24 +19,8 @@ SILOS_PORT = 7443
 ENROLMENT_PORT = 7444
 METRICS_PORT = 9464
 
-_ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+):(?P<port>[0-9]{1,5})")
 PublicPort = Annotated[int, Field(ge=0, le=65_535)]
 LifetimeDays = Annotated[float, Field(gt=0, le=3650)]
-
-
-class Address(NamedTuple):
-    """Host without brackets, and port; port 0 lets the system choose one."""
-
-    host: str
-    port: int
-
-
-def address(text: str) -> Address:
-    """ADDRESS:PORT; raises ValueError for anything else."""
-    match = _ADDRESS.fullmatch(text)
-    if match is None or int(match["port"]) > 65_535:
-        raise ValueError("use ADDRESS:PORT, such as 0.0.0.0:7443 or [::]:7443")
-    return Address(match["host"].strip("[]"), int(match["port"]))
 
 
 def reachable(host: str) -> str:

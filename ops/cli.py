@@ -50,11 +50,12 @@ def demo(
             "--set", metavar="KEY=VALUE", help="A value of the plan, such as wire.update=bfloat16; repeatable."
         ),
     ] = None,
+    secure: Annotated[bool, typer.Option("--secure", help="Under secure aggregation.")] = False,
 ) -> None:
     """Generate four silos, run one coordinator and four agents over mutual TLS, and show them learn."""
     from ops.demo.run import run_demo
 
-    run_demo(out, seed=seed, values=values or (), console=Console())
+    run_demo(out, seed=seed, values=values or (), secure=secure, console=Console())
 
 
 @app.command()

@@ -22,6 +22,7 @@ from coordinator import settings as coordinator_settings
 from coordinator.edges.metrics import CoordinatorMetrics
 from coordinator.plans.plan_text import plan_template
 from coordinator.plans.presets import PRESETS, preset
+from silo_agent.edges.metrics import SiloMetrics
 from silo_agent.settings import Settings as SiloSettings
 from silo_wire.plan import ModelSection, Plan
 
@@ -37,10 +38,15 @@ PLAN_UNITS: Final[dict[str, str]] = {
     "schedule.min_silos": "silos",
     "schedule.gathering_deadline_s": "seconds",
     "schedule.training_deadline_s": "seconds",
+    "schedule.masking_deadline_s": "seconds",
     "schedule.evaluation_deadline_s": "seconds",
     "aggregation.max_weight": "that of the weighting",
     "aggregation.max_weight_share": "share of the sum",
     "aggregation.max_delta_norm": "L2 norm",
+    "aggregation.threshold": "silos",
+    "aggregation.colluders": "silos",
+    "aggregation.min_survivors": "silos",
+    "aggregation.first_weight_bound": "that of the weighting",
     "training.weight_decay": "per step",
     "training.epochs": "passes",
     "training.batch_size": "examples",
@@ -69,11 +75,22 @@ SILO_MEANINGS: Final[dict[str, str]] = {
     "data.max_bad_lines_share": "Share of bad lines in a file above which the silo does not start.",
     "database.url": "`sqlite:///PATH` or `postgresql://USER:PASSWORD@HOST/DATABASE` of a role that only reads. "
     "Empty: `db.sqlite` beside the data, if it is there.",
-    "policy.approved_plans": 'Digests of the plans that may run here, or `"any"`.',
+    "policy.approved_plans": '`"any"` plan may run here; `"ask"`: those that `silo-agent plan approve` was given; or a '
+    "list of the digests of those that may.",
     "policy.max_parameters": "Largest model, in parameters.",
-    "policy.max_upload_bytes": "Most bytes of one update, hence of one round.",
+    "policy.allowed_tensors": '`"any"`, or the names of the parameters that a plan may train; a name that ends in `*` '
+    "stands for all that begin so.",
+    "policy.max_upload_bytes": "Most bytes of one update, hence of one round, with or without a mask.",
     "policy.max_rounds": "Most rounds of a plan.",
     "policy.max_epochs": "Most epochs of local training in one round.",
+    "policy.require_secure_aggregation": "Whether updates leave masked or not at all: a plan without secure aggregation "
+    "is refused, and so is an upload without masks.",
+    "policy.min_cohort": "Under secure aggregation: fewest silos of a cohort, this one among them.",
+    "policy.min_threshold": "Under secure aggregation: fewest silos that have to help to open a secret.",
+    "policy.min_survivors": "Under secure aggregation: fewest silos of a sum.",
+    "policy.colluders": "Under secure aggregation: how many of a cohort may work together against this silo.",
+    "policy.trust_on_first_use": "Whether the key that a silo comes with first is pinned unasked. It does not stop a "
+    "coordinator that makes up silos.",
     "policy.allow_execution": "Whether SQL that the model wrote may run on the database, in the sandbox.",
     "training.device": "`auto` (the GPU where there is one), `cpu`, `cuda` or `cuda:N`.",
     "training.threads": "Threads of PyTorch. 0: its own choice.",
@@ -82,6 +99,8 @@ SILO_MEANINGS: Final[dict[str, str]] = {
     "sql.result_bytes": "Most bytes of a result.",
     "sql.memory_bytes": "Memory of the sandbox above what its own code takes, in bytes.",
     "storage.models_kept": "Round models kept on disk.",
+    "metrics.listen": "`ADDRESS:PORT` where the running agent serves its [metrics](metrics.md#a-silos-own) to whoever asks: "
+    "take loopback. Empty: nothing listens.",
 }
 
 
@@ -263,9 +282,17 @@ def _number(value: float) -> str:
 
 
 def metrics_table() -> str:
-    """One row a metric, as Prometheus names it, with the closed set of each label's values."""
     registry = CollectorRegistry()
-    metrics = CoordinatorMetrics(registry)
+    return _instruments(CoordinatorMetrics(registry), registry)
+
+
+def silo_metrics_table() -> str:
+    registry = CollectorRegistry()
+    return _instruments(SiloMetrics(registry), registry)
+
+
+def _instruments(metrics: object, registry: CollectorRegistry) -> str:
+    """One row a metric, as Prometheus names it, with the closed set of each label's values."""
     values: dict[str, dict[str, list[str]]] = {}
     for family in registry.collect():
         for sample in family.samples:
@@ -302,6 +329,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "federation": federation_table,
     "silo": silo_table,
     "metrics": metrics_table,
+    "silo-metrics": silo_metrics_table,
 }
 
 

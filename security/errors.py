@@ -14,9 +14,13 @@ class Fault(Enum):
 
 
 class LoricaError(Exception):
-    """Base of all deliberate errors. `str(error)` is the one line that a user reads."""
+    """Base of all deliberate errors. `str(error)` is the one line that a user reads.
+
+    `told_by_peer` marks what a peer answered to a call of ours: its word, not what this side found.
+    """
 
     fault: Fault = Fault.LOCAL
+    told_by_peer: bool = False
 
 
 class ConfigurationError(LoricaError):

@@ -5,12 +5,11 @@ Every LoricaError ends as one line on stderr and the exit code of security.error
 
 import asyncio
 import json
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
@@ -29,13 +28,30 @@ from security.errors import (
     StateError,
     UnsafeSql,
 )
-from silo_agent.edges.silo_folder import ENVIRONMENT_VARIABLE, SiloFolder, silo_folder
+from silo_agent.command_line import (
+    Choice,
+    Config,
+    Data,
+    Database,
+    Dir,
+    Json,
+    chosen,
+    credentials_of,
+    one_line,
+    open_journal,
+    policy_of,
+    tell_agent,
+)
+from silo_agent.edges.silo_folder import SiloFolder, silo_folder
+from silo_agent.plan_commands import plan_app
+from silo_agent.trust_commands import trust_app
 
 if TYPE_CHECKING:
     from silo_agent.edges.key_store import SiloCredentials
     from silo_agent.edges.round_journal import RoundJournal
     from silo_agent.edges.silo_sources import SiloSources
     from silo_agent.edges.workshop import Workshop
+    from silo_agent.policy import SiloPolicy
     from silo_agent.settings import Settings
 
 app = typer.Typer(
@@ -44,6 +60,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(plan_app, name="plan")
+app.add_typer(trust_app, name="trust")
 
 
 class LogLevel(Enum):
@@ -53,17 +71,7 @@ class LogLevel(Enum):
     ERROR = "error"
 
 
-Dir = Annotated[
-    Path | None,
-    typer.Option("--dir", help=f"The silo's folder. Default: ${ENVIRONMENT_VARIABLE}, else the user's data folder."),
-]
-Data = Annotated[Path | None, typer.Option("--data", help="Folder with train.jsonl, dev.jsonl and schema.json.")]
-Database = Annotated[
-    str | None, typer.Option("--database", help="sqlite:///PATH or postgresql://..., opened read-only.")
-]
-Config = Annotated[Path | None, typer.Option("--config", help="silo.toml; default: the one in the silo's folder.")]
 Level = Annotated[LogLevel, typer.Option("--log-level", help="Least level of the log lines on stderr.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def main() -> None:
@@ -123,10 +131,11 @@ def start(
     from silo_agent.edges.logs import configure_logs
     from silo_wire.transport import keep_chunks_in_memory
 
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it is handled: what it would have read is read later anyway
     keep_chunks_in_memory()
     folder = silo_folder(directory)
     configure_logs(log_level.value)
-    credentials = _credentials(folder)
+    credentials = credentials_of(folder)
     folder.make()
     problem = _validity_problem(credentials)
     if problem:
@@ -136,7 +145,7 @@ def start(
         database=database or "",
         config=str(config.absolute()) if config else "",
     )
-    with ProcessLock(folder.lock, "silo agent"), _journal(folder, credentials) as journal:
+    with ProcessLock(folder.lock, "silo agent"), open_journal(folder, credentials) as journal:
         settings = choice.settings(folder)
         journal.set_fact("started_with", json.dumps(asdict(choice)))
         asyncio.run(_run_agent(folder, credentials, settings, journal))
@@ -151,36 +160,48 @@ async def _run_agent(
     from silo_agent.edges.display import LogDisplay, TerminalDisplay
     from silo_agent.edges.grpc_client import GrpcCoordinator
     from silo_agent.edges.instance import next_instance
+    from silo_agent.edges.masking_journal import MaskingJournal
+    from silo_agent.edges.masking_party import party_of
+    from silo_agent.edges.metrics import metrics_served
     from silo_agent.edges.model_cache import ModelCache
+    from silo_agent.edges.observer import SiloObserver
     from silo_agent.edges.plan_store import PlanStore
-    from silo_agent.policy import SiloPolicy
     from silo_agent.service.agent import AgentService
+    from silo_agent.service.masking import Masking
 
     sources = _sources(folder, settings)
     sources.data()  # bad data ends the command here, before anything heavy is loaded
-    trainer = _workshop(settings, credentials, sources)
     console = Console(stderr=True)
-    with LogDisplay() if not console.is_terminal else TerminalDisplay(console) as display:
-
-        def unreachable(problem: LoricaError, seconds: float) -> None:
-            display.note("unreachable", detail=str(problem), next_try_s=round(seconds, 1))
-
+    with (
+        metrics_served(settings.metrics.listen) as metrics,
+        LogDisplay() if not console.is_terminal else TerminalDisplay(console) as display,
+    ):
+        policy = policy_of(folder, credentials, settings)
+        trainer = _workshop(settings, policy, sources)
+        observer = SiloObserver(journal=journal, metrics=metrics, display=display)
         async with mutual_channel(credentials) as channel:
+            coordinator = GrpcCoordinator(
+                channel=channel,
+                credentials=credentials,
+                models=ModelCache(folder.models, kept=settings.storage.models_kept),
+                agent_version=agent_version(),
+                unreachable=observer.unreachable,
+                instance=next_instance(journal, folder.root),
+            )
             service = AgentService(
                 federation=credentials.federation,
-                coordinator=GrpcCoordinator(
-                    channel=channel,
-                    credentials=credentials,
-                    models=ModelCache(folder.models, kept=settings.storage.models_kept),
-                    agent_version=agent_version(),
-                    unreachable=unreachable,
-                    instance=next_instance(journal, folder.root),
-                ),
+                coordinator=coordinator,
                 journal=journal,
                 plans=PlanStore(folder.plans),
-                gate=SiloPolicy(rules=settings.policy, silo=credentials.silo),
+                gate=policy,
                 trainer=trainer,
+                masking=Masking(
+                    journal=MaskingJournal(folder.masking, credentials.federation),
+                    coordinator=coordinator,
+                    party=party_of(folder, credentials, policy),
+                ),
                 display=display,
+                observer=observer,
             )
             display.note("started", silo=credentials.silo, coordinator=credentials.address, paused=journal.paused())
             with _signals(
@@ -215,17 +236,10 @@ def resume(directory: Dir = None) -> None:
 
 
 def _set_paused(directory: Path | None, paused: bool) -> None:
-    from security.process_lock import holder
-
     folder = silo_folder(directory)
-    with _journal(folder, _credentials(folder)) as journal:
+    with open_journal(folder, credentials_of(folder)) as journal:
         journal.set_paused(paused)
-    agent = holder(folder.lock)
-    if agent is not None:
-        with suppress(ProcessLookupError):  # it has just ended, and reads the journal when it starts again
-            os.kill(agent, signal.SIGHUP)
-    word = "paused" if paused else "resumed"
-    print(f"{word}; the running agent (process {agent}) was told" if agent else f"{word}; no agent is running")
+    print(f"{'paused' if paused else 'resumed'}; {tell_agent(folder)}")
 
 
 # ---- looking --------------------------------------------------------------------------------------------------------
@@ -237,8 +251,8 @@ def status(directory: Dir = None, as_json: Json = False) -> None:
     from security.process_lock import holder
 
     folder = silo_folder(directory)
-    credentials = _credentials(folder)
-    with _journal(folder, credentials) as journal:
+    credentials = credentials_of(folder)
+    with open_journal(folder, credentials) as journal:
         agent = holder(folder.lock)
         model = journal.last_model()
         facts = {
@@ -254,9 +268,13 @@ def status(directory: Dir = None, as_json: Json = False) -> None:
             "plan": journal.fact("plan"),
             "model": model.model if model else None,
         }
-        history = journal.history(10)
+        history, refusals = journal.history(10), journal.refusals(10)
     if as_json:
-        print(json.dumps({**facts, "history": [asdict(outcome) for outcome in history]}, indent=1))
+        lists = {
+            "history": [asdict(outcome) for outcome in history],
+            "refusals": [asdict(refusal) for refusal in refusals],
+        }
+        print(json.dumps({**facts, **lists}, indent=1))
         return
     for name, value in facts.items():
         shown = "none" if value is None else {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
@@ -265,6 +283,9 @@ def status(directory: Dir = None, as_json: Json = False) -> None:
         at = datetime.fromtimestamp(outcome.unix_s, UTC).isoformat(timespec="seconds")
         detail = f" ({outcome.detail})" if outcome.detail else ""
         print(f"{at} round {outcome.round} attempt {outcome.attempt} {outcome.work}: {outcome.outcome}{detail}")
+    for refusal in refusals:
+        at = datetime.fromtimestamp(refusal.unix_s, UTC).isoformat(timespec="seconds")
+        print(f"{at} refused by {refusal.rule}: {refusal.detail}")
 
 
 @app.command()
@@ -276,7 +297,7 @@ def check(data: Data = None, database: Database = None, config: Config = None, d
     from silo_agent.edges.preflight import Ground, Outcome, preflight
 
     folder = silo_folder(directory)
-    given = _choice(folder, data, database, config)
+    given = chosen(folder, data, database, config)
     settings = given.settings(folder)
 
     sources = _sources(folder, settings)
@@ -313,9 +334,9 @@ def ask(
     from silo_agent.service.ports import RoundModel
 
     folder = silo_folder(directory)
-    credentials = _credentials(folder)
-    settings = _choice(folder, data, database, config).settings(folder)
-    with _journal(folder, credentials) as journal:
+    credentials = credentials_of(folder)
+    settings = chosen(folder, data, database, config).settings(folder)
+    with open_journal(folder, credentials) as journal:
         newest = journal.last_model()
     models = ModelCache(folder.models, kept=settings.storage.models_kept)
     header = models.header(newest.model) if newest else None
@@ -326,11 +347,11 @@ def ask(
     with models.held(newest.model, folder.root) as file:
         if file is None:
             raise nothing
-        workshop = _workshop(settings, credentials, _sources(folder, settings))
+        workshop = _workshop(settings, policy_of(folder, credentials, settings), _sources(folder, settings))
         model = RoundModel(file=file, manifest=header.manifest)
         sql = workshop.answer(bundle=bundle, model=model, question=question)
     if not as_json:
-        print(_one_line(sql))
+        print(one_line(sql))
     rows, problem = None, None
     try:
         rows = workshop.run(sql)
@@ -367,65 +388,13 @@ def _print_rows(columns: tuple[str, ...], rows: tuple[tuple[object, ...], ...]) 
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(*(escape(_one_line(column)) for column in columns))
+    table = Table(*(escape(one_line(column)) for column in columns))
     for row in rows:
-        table.add_row(*(escape(_one_line(value)) for value in row))
+        table.add_row(*(escape(one_line(value)) for value in row))
     Console().print(table)
 
 
-def _one_line(value: object) -> str:
-    """A value of the database on a terminal: no control characters."""
-    text = "NULL" if value is None else str(value)
-    return "".join(character if character.isprintable() else " " for character in text)
-
-
 # ---- what commands share --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """What a command line chose; `start` records it, so that `ask` and `check` use the same."""
-
-    data: str = ""
-    database: str = ""
-    config: str = ""
-
-    def settings(self, folder: SiloFolder) -> "Settings":
-        """silo.toml of --config or of the folder, if there is one, with what the command line gives over it."""
-        from silo_agent.settings import Settings
-
-        if self.config:
-            settings = Settings.read(Path(self.config))
-        elif folder.settings.exists():
-            settings = Settings.read(folder.settings)
-        else:
-            settings = Settings()
-        given = Settings.model_validate({"data": {"folder": self.data}, "database": {"url": self.database}})
-        given = given.resolved(Path.cwd())
-        changes: dict[str, object] = {}
-        if self.data:
-            changes["data"] = settings.data.model_copy(update={"folder": given.data.folder})
-        if self.database:
-            changes["database"] = given.database
-        return settings.model_copy(update=changes)
-
-
-def _choice(folder: SiloFolder, data: Path | None, database: str | None, config: Path | None) -> Choice:
-    recorded = {}
-    if folder.enrolment.exists() and folder.journal.exists():
-        with _journal(folder, _credentials(folder)) as journal:
-            recorded = json.loads(journal.fact("started_with") or "{}")
-    return Choice(
-        data=str(data.absolute()) if data else recorded.get("data", ""),
-        database=database or recorded.get("database", ""),
-        config=str(config.absolute()) if config else recorded.get("config", ""),
-    )
-
-
-def _credentials(folder: SiloFolder) -> "SiloCredentials":
-    from silo_agent.edges.key_store import load_credentials
-
-    return load_credentials(folder)
 
 
 def _validity_problem(credentials: "SiloCredentials") -> str | None:
@@ -434,25 +403,15 @@ def _validity_problem(credentials: "SiloCredentials") -> str | None:
     return Window.of(credentials.certificate).problem_at(datetime.now(UTC))
 
 
-@contextmanager
-def _journal(folder: SiloFolder, credentials: "SiloCredentials") -> "Iterator[RoundJournal]":
-    from silo_agent.edges.round_journal import RoundJournal
-
-    with closing(RoundJournal(folder.journal, updates=folder.updates, silo=credentials.silo)) as journal:
-        yield journal
-
-
 def _sources(folder: SiloFolder, settings: "Settings") -> "SiloSources":
     from silo_agent.edges.silo_sources import SiloSources
 
     return SiloSources(settings, scratch=folder.root / "database")
 
 
-def _workshop(settings: "Settings", credentials: "SiloCredentials", sources: "SiloSources") -> "Workshop":
+def _workshop(settings: "Settings", policy: "SiloPolicy", sources: "SiloSources") -> "Workshop":
     from silo_agent.edges.workshop import Workshop
-    from silo_agent.policy import SiloPolicy
 
-    policy = SiloPolicy(rules=settings.policy, silo=credentials.silo)
     return Workshop(settings=settings, policy=policy, sources=sources)
 
 

@@ -1,56 +1,108 @@
 """What this silo refuses, whatever the coordinator says. Each refusal is a PolicyRefusal that names the rule.
 
-The rules are the `[policy]` table of silo.toml: limits, approvals, and whether the silo's database may be queried. They
-are checked before a plan is answered and again before bytes leave.
+The rules are the `[policy]` table of silo.toml: limits, approvals, what masks must promise, and whether the silo's database
+may be queried. They are checked before a plan is answered and again before bytes leave; `demands` goes into every roster
+of secure aggregation. A plan is held to its own worst case: the smallest cohort that it lets begin.
 """
 
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from security.errors import PolicyRefusal
 from security.identifiers import SiloName
-from silo_wire.manifest import Manifest
+from silo_wire.manifest import MAX_NAME_CHARACTERS, Manifest, masked_layout
 from silo_wire.plan import DigestText, PlanBundle
 from silo_wire.strict_toml import Section
+
+if TYPE_CHECKING:
+    from security.secure_aggregation.silo_machine import Demands
+
+LEAST_SILOS = 3
+"""Of a cohort, a threshold or a sum: in a sum of two each sees the other."""
+MOST_SILOS = 10_000
+SHOWN_TENSORS = 3
+
+
+def _tensor_pattern(text: str) -> str:
+    if not text or len(text) > MAX_NAME_CHARACTERS or not text.isprintable() or "*" in text[:-1]:
+        raise ValueError("use a parameter's name, or the beginning of names followed by one '*'")
+    return text
+
+
+TensorPattern = Annotated[str, AfterValidator(_tensor_pattern)]
+"""A parameter's name, or the beginning of names and a `*`."""
+Silos = Annotated[int, Field(ge=LEAST_SILOS, le=MOST_SILOS)]
 
 
 class PolicyRules(Section):
     """`[policy]` of silo.toml. The defaults allow any plan of an ordinary size of this federation."""
 
-    approved_plans: Literal["any"] | Annotated[list[DigestText], Field(min_length=1)] = "any"
+    approved_plans: Literal["any", "ask"] | Annotated[list[DigestText], Field(min_length=1)] = "any"
     max_parameters: Annotated[int, Field(ge=1)] = 1_000_000_000
+    allowed_tensors: Literal["any"] | Annotated[list[TensorPattern], Field(min_length=1)] = "any"
     max_upload_bytes: Annotated[int, Field(ge=1)] = 4 << 30  # of one update, hence of one round
     max_rounds: Annotated[int, Field(ge=1)] = 10_000
     max_epochs: Annotated[int, Field(ge=1)] = 1_000  # of local training in one round
+    require_secure_aggregation: bool = False
+    min_cohort: Silos = LEAST_SILOS
+    min_threshold: Silos = LEAST_SILOS
+    min_survivors: Silos = LEAST_SILOS
+    colluders: Annotated[int, Field(ge=0, le=MOST_SILOS)] = 0  # among the peers, that a sum must withstand
+    trust_on_first_use: bool = False  # pin the key that a peer comes with first; does not stop invented silos
     allow_execution: bool = True  # a model's SQL on the database of [database], always in the sandbox
+
+
+def _no_approvals() -> Collection[str]:
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
 class SiloPolicy:
-    """The rules as they bind one silo."""
+    """The rules as they bind one silo. `approvals` gives the digests that people approved by command, as of now."""
 
     rules: PolicyRules
     silo: SiloName
+    approvals: Callable[[], Collection[str]] = _no_approvals
 
     def check_plan(self, bundle: PlanBundle) -> None:
         """Raises PolicyRefusal unless every rule allows this plan."""
-        rules, plan = self.rules, bundle.plan
-        if rules.approved_plans != "any" and plan.digest not in rules.approved_plans:
-            raise PolicyRefusal(
-                "approved_plans",
-                f"plan {plan.name} with digest {plan.digest} is not approved here: "
-                "add the digest to [policy] approved_plans of silo.toml and restart the agent",
-            )
-        _within("max_parameters", "parameters of the model", plan.model.parameters, rules.max_parameters)
-        _within("max_upload_bytes", "bytes of an update", bundle.update_layout.total_bytes, rules.max_upload_bytes)
-        _within("max_rounds", "rounds", plan.schedule.rounds, rules.max_rounds)
-        _within("max_epochs", "epochs in a round", plan.training.for_silo(self.silo).epochs, rules.max_epochs)
+        for objection in self.objections(bundle):
+            raise objection
 
-    def check_upload(self, manifest: Manifest) -> None:
-        """Raises PolicyRefusal when an update is larger than may leave in one round."""
-        _within("max_upload_bytes", "bytes of an update", manifest.total_bytes, self.rules.max_upload_bytes)
+    def objections(self, bundle: PlanBundle) -> Iterator[PolicyRefusal]:
+        """Every refusal of this plan; that people have not approved it comes last, for what else is wrong they cannot approve."""
+        rules, plan = self.rules, bundle.plan
+        yield from _above("max_parameters", "parameters of the model", plan.model.parameters, rules.max_parameters)
+        yield from self._tensors(bundle)
+        yield from _above("max_upload_bytes", "bytes of an update", update_bytes(bundle), rules.max_upload_bytes)
+        yield from _above("max_rounds", "rounds", plan.schedule.rounds, rules.max_rounds)
+        yield from _above("max_epochs", "epochs in a round", plan.training.for_silo(self.silo).epochs, rules.max_epochs)
+        if plan.aggregation.secure_aggregation:
+            yield from self._masks(bundle)
+        elif rules.require_secure_aggregation:
+            yield PolicyRefusal(
+                "require_secure_aggregation",
+                f"plan {plan.name} would have the coordinator see this silo's update, [policy] "
+                "require_secure_aggregation of this silo wants it masked: have the operator set [aggregation] "
+                "secure_aggregation = true in the plan",
+            )
+        yield from self._approval(bundle)
+
+    def check_upload(self, manifest: Manifest, *, masked: bool = False) -> None:
+        """Raises PolicyRefusal when an update must not leave: it has no mask, or is larger than may leave in one round."""
+        if self.rules.require_secure_aggregation and not masked:
+            raise PolicyRefusal(
+                "require_secure_aggregation",
+                "an update without masks was about to leave, [policy] require_secure_aggregation of this silo keeps "
+                "it here: have the operator start a plan with [aggregation] secure_aggregation = true",
+            )
+        for objection in _above(
+            "max_upload_bytes", "bytes of an update", manifest.total_bytes, self.rules.max_upload_bytes
+        ):
+            raise objection
 
     def check_execution(self) -> None:
         """Raises PolicyRefusal unless a model's SQL may run on this silo's database."""
@@ -60,9 +112,91 @@ class SiloPolicy:
                 "queries on this silo's database are not allowed: set [policy] allow_execution = true in silo.toml",
             )
 
+    def demands(self) -> "Demands":
+        """What every roster of secure aggregation is held to."""
+        # Here, not above: numpy, which this brings, is for rounds with masks alone.
+        from security.secure_aggregation.silo_machine import Demands
 
-def _within(rule: str, what: str, asked: int, most: int) -> None:
+        rules = self.rules
+        return Demands(
+            min_cohort=rules.min_cohort,
+            min_threshold=rules.min_threshold,
+            min_survivors=rules.min_survivors,
+            colluders=rules.colluders,
+        )
+
+    def _tensors(self, bundle: PlanBundle) -> Iterator[PolicyRefusal]:
+        allowed = self.rules.allowed_tensors
+        if allowed == "any":
+            return
+        names = frozenset(pattern for pattern in allowed if not pattern.endswith("*"))
+        beginnings = tuple(pattern[:-1] for pattern in allowed if pattern.endswith("*"))
+        others = [
+            tensor.name
+            for tensor in bundle.layout.tensors
+            if tensor.name not in names and not tensor.name.startswith(beginnings)
+        ]
+        if others:
+            more = f" and {len(others) - SHOWN_TENSORS} more" if len(others) > SHOWN_TENSORS else ""
+            yield PolicyRefusal(
+                "allowed_tensors",
+                f"plan {bundle.plan.name} trains {', '.join(others[:SHOWN_TENSORS])}{more}, which [policy] "
+                "allowed_tensors of this silo does not name: change one of them",
+            )
+
+    def _masks(self, bundle: PlanBundle) -> Iterator[PolicyRefusal]:
+        from security.secure_aggregation.parameters import default_threshold
+
+        rules, wanted, silos = self.rules, bundle.plan.aggregation, bundle.plan.schedule.min_silos
+        for rule, key, offered, demanded in (
+            ("min_cohort", "[schedule] min_silos", silos, rules.min_cohort),
+            # The default grows with the cohort: that of the smallest is the least there can be.
+            (
+                "min_threshold",
+                "[aggregation] threshold",
+                wanted.threshold or default_threshold(silos),
+                rules.min_threshold,
+            ),
+            ("min_survivors", "[aggregation] min_survivors", wanted.min_survivors, rules.min_survivors),
+            ("colluders", "[aggregation] colluders", wanted.colluders, rules.colluders),
+        ):
+            if offered < demanded:
+                yield PolicyRefusal(
+                    rule,
+                    f"{key} of plan {bundle.plan.name} comes to {offered} in its smallest cohort, [policy] {rule} of this "
+                    f"silo wants at least {demanded}: change one of them",
+                )
+
+    def _approval(self, bundle: PlanBundle) -> Iterator[PolicyRefusal]:
+        approved, plan = self.rules.approved_plans, bundle.plan
+        if approved == "any":
+            return
+        if approved == "ask":
+            if plan.digest not in self.approvals():
+                yield PolicyRefusal(
+                    "approved_plans",
+                    f"plan {plan.name} with digest {plan.digest} waits for approval by this silo's people: they look "
+                    "with `silo-agent plan show` and allow it with `silo-agent plan approve`",
+                )
+        elif plan.digest not in approved:
+            yield PolicyRefusal(
+                "approved_plans",
+                f"plan {plan.name} with digest {plan.digest} is not approved here: "
+                "add the digest to [policy] approved_plans of silo.toml and restart the agent",
+            )
+
+
+def update_bytes(bundle: PlanBundle) -> int:
+    """What one update takes on the wire: numbers of the plan's type, or the words of the masked vector."""
+    if not bundle.plan.aggregation.secure_aggregation:
+        return bundle.update_layout.total_bytes
+    from security.secure_aggregation.fixed_point import EXTRA_WORDS
+
+    return masked_layout(bundle.layout.parameters + EXTRA_WORDS).total_bytes
+
+
+def _above(rule: str, what: str, asked: int, most: int) -> Iterator[PolicyRefusal]:
     if asked > most:
-        raise PolicyRefusal(
+        yield PolicyRefusal(
             rule, f"the plan asks for {asked} {what}, [policy] {rule} of this silo allows {most}: change one of them"
         )

@@ -3,6 +3,7 @@
     [data]      folder and how bad it may be          [database]  what a model's SQL may be tried on
     [policy]    what this silo refuses (policy.py)    [training]  device, threads
     [sql]       what one statement may cost           [storage]   what is kept on disk
+    [metrics]   where Prometheus may ask
 
 Relative paths are taken from the folder of silo.toml.
 """
@@ -10,10 +11,11 @@ Relative paths are taken from the folder of silo.toml.
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from security.errors import ConfigurationError
 from silo_agent.policy import PolicyRules
+from silo_wire.listen_address import address
 from silo_wire.strict_toml import Section, parse_toml
 
 
@@ -44,6 +46,17 @@ class StorageSection(Section):
     models_kept: Annotated[int, Field(ge=1, le=1000)] = 2  # round models in the cache
 
 
+class MetricsSection(Section):
+    listen: str = ""  # ADDRESS:PORT, best on loopback; empty: nothing listens
+
+    @field_validator("listen")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        if value:
+            address(value)
+        return value
+
+
 class Settings(Section):
     data: DataSection = DataSection()
     database: DatabaseSection = DatabaseSection()
@@ -51,6 +64,7 @@ class Settings(Section):
     training: TrainingSection = TrainingSection()
     sql: SqlSection = SqlSection()
     storage: StorageSection = StorageSection()
+    metrics: MetricsSection = MetricsSection()
 
     @classmethod
     def read(cls, path: Path) -> "Settings":

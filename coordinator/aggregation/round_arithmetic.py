@@ -1,7 +1,8 @@
 """One round's arithmetic for one slab: weighted mean, sign, server step.
 
 The caller weighs the cohort once (`weigh`), makes the state's vectors from `slots` before the first round, and calls
-`aggregate_slab` for each slab of the model in turn, on the device where the model's slab lies.
+`aggregate_slab` for each slab of the model in turn, on the device where the model's slab lies. Where the mean is made
+elsewhere, as under secure aggregation, `apply_mean` is the rest of it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,8 +37,24 @@ def aggregate_slab(
     puts it in place once all are done, so that an error half-way harms nothing.
     """
     scratch = scratch or Scratch.of(model.numel(), model.device)
-    gradient = pseudo_gradient(weighted_mean(deltas, cohort, scratch))
-    step(optimizer, model, gradient, state, step_number=step_number, scratch=scratch.product)
+    mean = weighted_mean(deltas, cohort, scratch)
+    apply_mean(model, mean, optimizer, state, step_number=step_number, scratch=scratch.product)
+
+
+def apply_mean(
+    model: Tensor,
+    mean: Tensor,
+    optimizer: ServerOptimizer,
+    state: Mapping[str, Tensor],
+    *,
+    step_number: int,
+    scratch: Tensor,
+) -> None:
+    """`aggregate_slab` of a mean delta that is there already; `mean` and `scratch`, of the slab's length, are overwritten.
+
+    Raises what `step` raises, and ConfigurationError where model or state leave float32's range.
+    """
+    step(optimizer, model, pseudo_gradient(mean), state, step_number=step_number, scratch=scratch)
     ends = torch.stack([extremes(slab) for slab in (model, *state.values())])
     if not bool(torch.isfinite(ends).all()):
         raise ConfigurationError(

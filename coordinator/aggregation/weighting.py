@@ -15,12 +15,13 @@ Sums are exactly rounded (math.fsum) and the rest is float64.
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from security.errors import ConfigurationError, Conflict, MalformedMessage, StateError
 from security.identifiers import SiloName
+from silo_wire.lorar import Weighting, raw_weight
 
 # A mean cross-entropy of this size is a fault, not a loss; the bounds also keep every product and sum finite in float64.
 LARGEST_LOSS_REDUCTION = 1e9
@@ -28,13 +29,6 @@ LARGEST_EXAMPLES = 2**63 - 1
 
 # 49 * (1 / 49) is just below 1 in float64: a cap of exactly 1 / n must not be refused for n silos.
 _SHARE_TOLERANCE = 1e-9
-
-
-class Weighting(StrEnum):
-    LORAR = "lorar"
-    SIZE = "size"
-    LOSS_REDUCTION = "loss_reduction"
-    EQUAL = "equal"
 
 
 class Cap(StrEnum):
@@ -147,14 +141,6 @@ class CohortWeights:
     fallback: bool
 
 
-_RAW_WEIGHT: Mapping[Weighting, Callable[[SiloSummary], float]] = {
-    Weighting.LORAR: lambda summary: summary.examples * summary.loss_reduction,
-    Weighting.SIZE: lambda summary: float(summary.examples),
-    Weighting.LOSS_REDUCTION: lambda summary: float(summary.loss_reduction),
-    Weighting.EQUAL: lambda _: 1.0,
-}
-
-
 def weigh(summaries: Iterable[SiloSummary], *, weighting: Weighting, caps: WeightCaps = NO_CAPS) -> CohortWeights:
     """Weigh the silos of a round, in any order.
 
@@ -170,7 +156,9 @@ def weigh(summaries: Iterable[SiloSummary], *, weighting: Weighting, caps: Weigh
     caps.require_feasible(len(cohort))
 
     examples = [float(summary.examples) for summary in cohort]
-    raw_weights = [_RAW_WEIGHT[weighting](summary) for summary in cohort]
+    raw_weights = [
+        raw_weight(weighting, examples=summary.examples, loss_reduction=summary.loss_reduction) for summary in cohort
+    ]
     nothing_weighs = math.fsum(raw_weights) == 0.0
     uncapped = examples if nothing_weighs else raw_weights
     weights = [weight if caps.max_weight is None else min(weight, caps.max_weight) for weight in uncapped]

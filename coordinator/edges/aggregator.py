@@ -3,40 +3,47 @@
 A slab is the same part of the base model, of each optimizer slot and of every delta. The deltas of one slab are read
 and added one silo after the other, in order of name, so memory is a handful of slabs whatever the number of silos.
 Reading, arithmetic and writing each have a thread, and pass slabs on in that order (slab_buffers.py).
+Masked vectors come as the slabs of one delta, their mean, which masked_sum.py makes with threads of its own.
 Every byte is checked against its digest as it is read. Nothing here depends on the clock, on arrival order or on how far
 an earlier try came: the same base model and committed updates give the same model on the same device.
 """
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from coordinator.aggregation.round_arithmetic import aggregate_slab
+from coordinator.aggregation.round_arithmetic import aggregate_slab, apply_mean
 from coordinator.aggregation.rounding import round_to_bfloat16
 from coordinator.aggregation.server_optimizer import optimizer_named, slots
 from coordinator.aggregation.streaming_sum import Scratch
-from coordinator.aggregation.weighting import CohortWeights, SiloSummary, WeightCaps, Weighting, weigh
+from coordinator.aggregation.weighting import CohortWeights, SiloSummary, WeightCaps, weigh
+from coordinator.edges.masked_sum import MaskedVectors, MeanReader, SpoolReader
 from coordinator.edges.model_store import MASTER, ModelStore, OptimizerState, Slab
 from coordinator.edges.slab_buffers import SlabBuffer, SlabBuffers, ahead
 from coordinator.edges.spool import Spools
 from coordinator.edges.stored_vector import StoredVector, VectorReader
+from coordinator.rounds.secure_attempt import MaskedSum
 from coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome, SiloWeight
 from coordinator.service.ports import UnusableUpdate
-from security.errors import ConfigurationError, IntegrityError, MalformedMessage, StorageError
+from security.errors import ConfigurationError, IntegrityError, MalformedMessage, StateError
 from security.identifiers import SiloName
+from security.secure_aggregation.coordinator_machine import Unmask
+from security.secure_aggregation.fixed_point import Ranges
 from silo_wire.canonical import Digest
-from silo_wire.manifest import Dtype
+from silo_wire.lorar import Weighting
+from silo_wire.manifest import ParameterDtype, masked_layout
 from silo_wire.messages import RoundKey
 from silo_wire.plan import AggregationSection
 
 DeviceSetting = Literal["auto", "cpu", "cuda"]
 SLAB_BYTES: dict[str, int] = {"cpu": 1 << 20, "cuda": 32 << 20}
 """By kind of device: what stays in a core's cache, and what a copy to a GPU and back is worth its overhead for."""
-_TYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_TYPES: dict[ParameterDtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def device_for(setting: DeviceSetting) -> torch.device:
@@ -58,7 +65,7 @@ class Aggregator:
         *,
         models: ModelStore,
         spools: Spools,
-        update_dtype: Dtype,
+        update_dtype: ParameterDtype,
         device: torch.device,
         slab_bytes: int | None = None,
     ) -> None:
@@ -101,13 +108,10 @@ class Aggregator:
         if not cohort.total > 0.0:
             return _result(base_model, Outcome.ZERO_WEIGHT, cohort)
         by_name = sorted(updates, key=lambda update: update.silo)
-        deltas = [(update.silo, self._committed(key, update)) for update in by_name]
-        state = self._models.state(base_model)
-        work = _Work(self._models.master(base_model, state), state, deltas, slots(self._optimizer))
+        spools = [(update.silo, self._committed(key, update.silo, update.digest)) for update in by_name]
+        work = self._work(base_model, [partial(SpoolReader, *spool) for spool in spools], self._update_dtype, cohort)
         try:
-            with closing(self._slabs(work, cohort)) as slabs:
-                names = (*work.fills, *((MASTER,) if self._models.keeps_master else ()))
-                model = self._models.add(slabs, slots=names, steps=state.steps + 1)
+            model = self._next_model(work)
         except (MalformedMessage, ConfigurationError) as error:
             # Finite deltas whose mean or step is not: the longest of them is to blame, and the others can go on.
             longest = max(by_name, key=lambda update: update.delta_norm)
@@ -116,20 +120,89 @@ class Aggregator:
             ) from error
         return _result(model, Outcome.APPLIED, cohort)
 
-    def _committed(self, key: RoundKey, update: CommittedUpdate) -> StoredVector:
-        try:
-            return self._spools.committed(key, update.silo, update.digest)
-        except IntegrityError as error:
-            raise UnusableUpdate(update.silo, str(error)) from error
+    def aggregate_masked(self, key: RoundKey, base_model: Digest, masked: MaskedSum) -> AggregationResult:
+        """Unmask the sum of the survivors' vectors, divide it by the sum of weights in it, go on as `aggregate` does.
 
-    def _slabs(self, work: "_Work", cohort: CohortWeights) -> Generator[Slab, None, None]:
+        A sum of weights that is not above zero changes nothing: ZERO_WEIGHT. Raises UnusableUpdate naming the silo whose
+        spool was damaged; ConfigurationError where the mean takes the model out of float32's range, which is nobody's fault
+        that could be seen; StorageError or IntegrityError naming the file of ours that cannot be used.
+        """
+        unmask = masked.attempt.unmask()
+        try:
+            return self.apply_masked(key, base_model, unmask, {it.silo: it.digest for it in masked.vectors})
+        finally:
+            unmask.masks.erase()
+
+    def apply_masked(
+        self, key: RoundKey, base_model: Digest, unmask: Unmask, digests: Mapping[SiloName, Digest]
+    ) -> AggregationResult:
+        """`aggregate_masked` with the masks given, and the manifest digest of each survivor's vector. Masks stay as they are."""
+        if set(digests) != set(unmask.survivors):
+            raise StateError(
+                f"vectors of {', '.join(sorted(digests))} came for a sum of {', '.join(unmask.survivors)}: no mask fits"
+            )
+        vectors = MaskedVectors(
+            fixed_point=unmask.fixed_point,
+            masks=unmask.masks,
+            spools=[(silo, self._masked(key, silo, digests[silo], unmask)) for silo in unmask.survivors],
+        )
+        work = self._work(base_model, [], torch.float32, None)
+        if (elements := unmask.fixed_point.ranges.elements) != work.elements:
+            raise StateError(f"the masked vectors are of {elements} parameters, model {base_model} has {work.elements}")
+        tail = vectors.tail()
+        told = AggregationResult(
+            model=base_model,
+            outcome=Outcome.ZERO_WEIGHT,
+            weights=(),
+            weight_sum=tail.weight_sum,
+            saturated=tail.saturated,
+            coordinates=elements * len(unmask.survivors),
+        )
+        if not tail.weight_sum > 0.0:
+            return told
+        with closing(
+            MeanReader(vectors, weight_sum=tail.weight_sum, slab_elements=min(self._slab_elements, elements))
+        ) as mean:
+            model = self._next_model(replace(work, deltas=[lambda: mean]), mean.next_ranges)
+        return replace(told, model=model, outcome=Outcome.APPLIED)
+
+    def _work(
+        self,
+        base_model: Digest,
+        deltas: Sequence[Callable[[], "_Source"]],
+        dtype: torch.dtype,
+        cohort: CohortWeights | None,
+    ) -> "_Work":
+        state = self._models.state(base_model)
+        return _Work(self._models.master(base_model, state), state, deltas, dtype, cohort, slots(self._optimizer))
+
+    def _next_model(self, work: "_Work", ranges: Callable[[], Ranges] | None = None) -> Digest:
+        with closing(self._slabs(work)) as slabs:
+            names = (*work.fills, *((MASTER,) if self._models.keeps_master else ()))
+            return self._models.add(slabs, slots=names, steps=work.state.steps + 1, ranges=ranges)
+
+    def _committed(self, key: RoundKey, silo: SiloName, digest: Digest) -> StoredVector:
+        try:
+            return self._spools.committed(key, silo, digest)
+        except IntegrityError as error:
+            raise UnusableUpdate(silo, str(error)) from error
+
+    def _masked(self, key: RoundKey, silo: SiloName, digest: Digest, unmask: Unmask) -> StoredVector:
+        vector = self._committed(key, silo, digest)
+        try:
+            vector.manifest.check_layout(masked_layout(unmask.fixed_point.words))
+        except MalformedMessage as error:
+            raise UnusableUpdate(silo, f"the masked vector of silo {silo}: {error}") from error
+        return vector
+
+    def _slabs(self, work: "_Work") -> Generator[Slab, None, None]:
         """The new model and its state; each slab is good until the next one is asked for."""
         of_one_slab = 1 + len(work.fills) + self._models.keeps_master
         # One slab is computed, one is written, one is read, and so is the next delta while another one is added.
         elements = min(self._slab_elements, work.elements)
         buffers = SlabBuffers(3 * of_one_slab + 2, elements * torch.float32.itemsize, self._device)
         reading = ahead(self._read(work, buffers), buffers.close)
-        with closing(ahead(self._computed(reading, work, cohort, buffers), buffers.close)) as computed:
+        with closing(ahead(self._computed(reading, work, buffers), buffers.close)) as computed:
             for done in computed:
                 for buffer in done.buffers:
                     buffer.fetch()
@@ -146,10 +219,7 @@ class Aggregator:
         """For each slab what will be changed, then the delta of each silo in order of name."""
         with ExitStack() as stack:
 
-            def open_(vector: StoredVector) -> VectorReader:
-                return stack.enter_context(closing(VectorReader(vector)))
-
-            def filled(source: VectorReader, elements: int, dtype: torch.dtype) -> SlabBuffer:
+            def filled(source: _Source, elements: int, dtype: torch.dtype) -> SlabBuffer:
                 buffer = buffers.take()
                 source.read_into(buffer.content(elements, dtype))
                 buffer.send()
@@ -161,12 +231,12 @@ class Aggregator:
                 buffer.mark()
                 return buffer
 
+            def open_(vector: StoredVector) -> VectorReader:
+                return stack.enter_context(closing(VectorReader(vector)))
+
             base = open_(work.base)
             of_state = {name: open_(work.state.slots[name]) for name in work.fills if work.state.steps}
-            of_silos = []
-            for silo, vector in work.deltas:
-                with _blamed_on(silo):
-                    of_silos.append((silo, open_(vector)))
+            deltas = [stack.enter_context(closing(open_delta())) for open_delta in work.deltas]
             for start in range(0, work.elements, self._slab_elements):
                 elements = min(self._slab_elements, work.elements - start)
                 yield _Slab(
@@ -180,16 +250,13 @@ class Aggregator:
                     },
                     published=buffers.take() if self._models.keeps_master else None,
                 )
-                for silo, source in of_silos:
-                    with _blamed_on(silo):
-                        delta = filled(source, elements, self._update_dtype)
-                    yield delta
+                for delta in deltas:
+                    yield filled(delta, elements, work.dtype)
 
     def _computed(
         self,
         read: Generator["_Slab | SlabBuffer", None, None],
         work: "_Work",
-        cohort: CohortWeights,
         buffers: SlabBuffers,
     ) -> Generator["_Slab", None, None]:
         scratch = Scratch.of(min(self._slab_elements, work.elements), self._device)
@@ -197,15 +264,17 @@ class Aggregator:
             for slab in read:
                 assert isinstance(slab, _Slab)
                 model = slab.master.values(slab.elements, torch.float32)
-                aggregate_slab(
-                    model,
-                    self._deltas(read, slab.elements, work, buffers),
-                    cohort,
-                    self._optimizer,
-                    {name: buffer.values(slab.elements, torch.float32) for name, buffer in slab.state.items()},
-                    step_number=work.state.steps + 1,
-                    scratch=scratch.first(slab.elements),
-                )
+                state = {name: buffer.values(slab.elements, torch.float32) for name, buffer in slab.state.items()}
+                deltas = self._deltas(read, slab.elements, work, buffers)
+                memory, number = scratch.first(slab.elements), work.state.steps + 1
+                if work.cohort is None:
+                    for mean in deltas:
+                        apply_mean(model, mean, self._optimizer, state, step_number=number, scratch=memory.product)
+                else:
+                    named = zip((silo.silo for silo in work.cohort.silos), deltas, strict=True)
+                    aggregate_slab(
+                        model, named, work.cohort, self._optimizer, state, step_number=number, scratch=memory
+                    )
                 if slab.published is not None:
                     round_to_bfloat16(model, slab.published.values(slab.elements, torch.bfloat16))
                 for buffer in slab.buffers:
@@ -214,23 +283,37 @@ class Aggregator:
 
     def _deltas(
         self, read: Iterator["_Slab | SlabBuffer"], elements: int, work: "_Work", buffers: SlabBuffers
-    ) -> Iterator[tuple[SiloName, Tensor]]:
+    ) -> Iterator[Tensor]:
         """The deltas of one slab; each is given back when the next one is asked for."""
-        for silo, _ in work.deltas:
+        for _ in work.deltas:
             buffer = next(read)
             assert isinstance(buffer, SlabBuffer)
-            yield silo, buffer.values(elements, self._update_dtype)
+            yield buffer.values(elements, work.dtype)
             buffer.mark()
             buffers.give(buffer)
 
 
+class _Source(Protocol):
+    """Bytes of a delta, in order."""
+
+    def read_into(self, buffer: memoryview) -> None:
+        """Fill `buffer` with the bytes that come next, of which there must be as many."""
+
+    def close(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What one aggregation reads: the model in float32, its state, each silo's delta; and what fills the state at first."""
+    """What one aggregation reads: the model in float32, its state, deltas of `dtype`; and what fills the state at first.
+
+    There is a delta for each silo of `cohort`, in its order; without a cohort a single one, the mean.
+    """
 
     base: StoredVector
     state: OptimizerState
-    deltas: Sequence[tuple[SiloName, StoredVector]]
+    deltas: Sequence[Callable[[], _Source]]
+    dtype: torch.dtype
+    cohort: CohortWeights | None
     fills: Mapping[str, float]
 
     def __post_init__(self) -> None:
@@ -257,14 +340,6 @@ class _Slab:
     @property
     def buffers(self) -> tuple[SlabBuffer, ...]:
         return self.master, *self.state.values(), *(() if self.published is None else (self.published,))
-
-
-@contextmanager
-def _blamed_on(silo: SiloName) -> Iterator[None]:
-    try:
-        yield
-    except (IntegrityError, StorageError) as error:
-        raise UnusableUpdate(silo, f"the committed update of silo {silo} cannot be used: {error}") from error
 
 
 def _summary(update: CommittedUpdate) -> SiloSummary:

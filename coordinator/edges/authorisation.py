@@ -16,6 +16,8 @@ ALLOWED: Final[dict[str, frozenset[Role]]] = {
     "/silo_wire.v1.Federation/FetchModel": _SILO,
     "/silo_wire.v1.Federation/UploadOffset": _SILO,
     "/silo_wire.v1.Federation/UploadUpdate": _SILO,
+    "/silo_wire.v1.Federation/DeclareTrained": _SILO,
+    "/silo_wire.v1.Federation/AnswerMask": _SILO,
     "/silo_wire.v1.Federation/DeclineRound": _SILO,
     "/silo_wire.v1.Federation/ReportProgress": _SILO,
     "/silo_wire.v1.Federation/ReportEvaluation": _SILO,

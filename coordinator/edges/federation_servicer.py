@@ -9,11 +9,11 @@ from coordinator.edges.places import Places
 from coordinator.service.federation import Federation
 from security.errors import AuthorisationError, MalformedMessage, StateError
 from security.identifiers import FederationName, SiloName
-from silo_wire import codec
+from silo_wire import codec, secure_codec
 from silo_wire.canonical import Digest, digest_from_wire, digest_to_wire
 from silo_wire.chunk_piece import ChunkPiece, reader, write
 from silo_wire.manifest import CHUNK_BYTES
-from silo_wire.messages import WIRE_VERSION
+from silo_wire.messages import WIRE_VERSION, MaskedHeader, UpdateHeader
 from silo_wire.transport import give_memory_back
 from silo_wire.v1 import common_pb2, federation_pb2, federation_pb2_grpc
 
@@ -138,10 +138,19 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
     ) -> federation_pb2.UpdateReceipt:
         pieces = aiter(request_iterator)
         first = await anext(pieces, None)
-        if first is None or isinstance(first, ChunkPiece) or not first.HasField("header"):
+        if first is None or isinstance(first, ChunkPiece):
             raise MalformedMessage("an upload begins with its header")
-        silo = self._caller(first.header.key)
-        upload = await self._service.begin_update(silo, codec.update_header_from_wire(first.header))
+        header: UpdateHeader | MaskedHeader
+        match first.WhichOneof("piece"):
+            case "header":
+                silo = self._caller(first.header.key)
+                header = codec.update_header_from_wire(first.header)
+            case "masked":
+                silo = self._caller(first.masked.key)
+                header = secure_codec.masked_header_from_wire(first.masked)
+            case _:
+                raise MalformedMessage("an upload begins with its header")
+        upload = await self._service.begin_update(silo, header)
         try:
             async with self._places.place() as place:
                 await context.send_initial_metadata(())  # the silo sends no chunk before
@@ -154,6 +163,20 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         finally:
             await upload.close()
         return federation_pb2.UpdateReceipt(update_digest=digest_to_wire(digest))
+
+    async def DeclareTrained(self, request: federation_pb2.TrainedReport, context: Any) -> federation_pb2.Ack:
+        silo = self._caller(request.key)
+        await self._service.declare_trained(
+            silo, codec.round_key_from_wire(request.key), digest_from_wire(request.model_digest, "model_digest")
+        )
+        return federation_pb2.Ack()
+
+    async def AnswerMask(self, request: federation_pb2.MaskAnswer, context: Any) -> federation_pb2.Ack:
+        silo = self._caller(request.key)
+        await self._service.answer_mask(
+            silo, codec.round_key_from_wire(request.key), secure_codec.mask_answer_from_wire(request)
+        )
+        return federation_pb2.Ack()
 
     async def DeclineRound(self, request: federation_pb2.DeclineRequest, context: Any) -> federation_pb2.Ack:
         silo = self._caller(request.key)

@@ -14,10 +14,11 @@ from coordinator.edges.federation_servicer import FederationServicer
 from coordinator.edges.gate import OF_ALL_STRANGERS, OF_ONE_CALLER, Gate, anyone, by_certificate
 from coordinator.edges.key_store import TlsPair
 from coordinator.service.enrolment import Enrolment
-from coordinator.settings import address, reachable
+from coordinator.settings import reachable
 from security.errors import ConfigurationError, StateError
 from security.identifiers import FederationName
 from security.pki.trust_bundle import TrustBundle
+from silo_wire.listen_address import address
 from silo_wire.transport import ENROLMENT_OPTIONS, SERVER_OPTIONS
 from silo_wire.v1 import enrolment_pb2_grpc, operator_pb2_grpc
 

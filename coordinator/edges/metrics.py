@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from coordinator.rounds.updates import SiloWeight
+from coordinator.rounds.updates import AggregationResult
 from security.errors import EXIT_CODES
 from security.identifiers import SiloName
 from silo_wire.messages import Evaluation, RoundKey
 
-PHASES = ("idle", "gathering", "collecting", "aggregating", "evaluating", "stopped", "finished")
+PHASES = ("idle", "gathering", "collecting", "masking", "aggregating", "evaluating", "stopped", "finished")
 OUTCOMES = ("applied", "zero_weight", "abandoned")
 DROPPED = ("declined", "late", "refused")
 SILO_STATES = ("enrolled", "connected", "ready")
@@ -91,6 +91,11 @@ class CoordinatorMetrics:
             "Rounds whose weights summed to zero, so that size weights stood in.",
             registry=registry,
         )
+        self.saturated = Counter(
+            "lorica_saturated_coordinates",
+            "Coordinates of masked updates that were cut to the range that their round could express.",
+            registry=registry,
+        )
         self.certificate_expiry = Gauge(
             "lorica_certificate_expiry_timestamp_seconds",
             "When the coordinator's certificate expires.",
@@ -155,14 +160,15 @@ class CoordinatorMetrics:
     def silo_dropped(self, silo: SiloName, outcome: str) -> None:
         self.dropped.labels(outcome).inc()
 
-    def round_closed(
-        self, key: RoundKey, *, outcome: str, seconds: float, weights: Sequence[SiloWeight], fallback: bool
-    ) -> None:
+    def round_closed(self, key: RoundKey, *, outcome: str, seconds: float, result: AggregationResult | None) -> None:
         self.rounds_total.labels(outcome).inc()
         self.round_seconds.observe(seconds)
-        if fallback:
+        if result is None:
+            return
+        if result.fallback:
             self.weight_fallbacks.inc()
-        for item in weights:
+        self.saturated.inc(result.saturated)
+        for item in result.weights:
             self.weight.labels(item.silo).set(item.weight)
             self.share.labels(item.silo).set(item.share)
 

@@ -2,7 +2,8 @@
 
     <digest>.safetensors      the parameters as they are published (coordinator/model_file.py)
     <digest>.manifest.json    their manifest, whose digest is the file's name
-    <digest>.optimizer/       state.json and one file per slot, all float32
+    <digest>.optimizer/       state.json and one file per slot, all float32; under secure aggregation state.json has the
+                              ranges, too, that updates of this model are encoded with
     initial.json              the digest of the initial model, and of the file that it was made from
     spare/                    files of deleted models, to be written over (spare_files.py)
 
@@ -16,10 +17,11 @@ a round happens to give a model that is already there, that model keeps the stat
 
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from coordinator import model_file
 from coordinator.edges.spare_files import SpareFiles
@@ -28,16 +30,20 @@ from coordinator.edges.stored_vector import (
     manifest_fields,
     manifest_from_fields,
     manifest_to_json,
+    ranges_fields,
+    ranges_from_fields,
     read_json,
     read_record,
     write_record,
 )
 from coordinator.vector_file import VectorWriter
 from security import files
-from security.errors import IntegrityError, StorageError
+from security.errors import IntegrityError, StateError, StorageError
 from security.file_mark import FileMark
+from security.secure_aggregation.fixed_point import Ranges
 from silo_wire.canonical import Digest
 from silo_wire.manifest import Layout, Manifest
+from silo_wire.plan import AggregationSection
 
 MASTER = "master"
 """The slot of the float32 parameters behind a model that is published in another type."""
@@ -63,21 +69,40 @@ class Slab:
     slots: Mapping[str, bytes | bytearray | memoryview]
 
 
+def first_ranges(section: AggregationSection, layout: Layout) -> Ranges:
+    """What the first round of secure aggregation can express: the plan's bounds, for every tensor of `layout` alike."""
+    sizes = [tensor.elements for tensor in layout.tensors]
+    return Ranges.conservative(
+        sizes=sizes,
+        largest_delta=[section.first_delta_bound] * len(sizes),
+        largest_weight=section.largest_first_weight,
+    )
+
+
 class ModelStore:
     """`folder` holds one plan's models.
 
     `layout` is of float32, `model_layout` of the type in which models are published. `initial_file` is the plan folder's
-    model, needed until it was imported; `initial` is its manifest digest.
+    model, needed until it was imported; `initial` is its manifest digest. `first` are the ranges of the first round, None
+    where updates are not masked.
     """
 
     def __init__(
-        self, folder: Path, *, layout: Layout, model_layout: Layout, initial: Digest, initial_file: Path
+        self,
+        folder: Path,
+        *,
+        layout: Layout,
+        model_layout: Layout,
+        initial: Digest,
+        initial_file: Path,
+        first: Ranges | None = None,
     ) -> None:
         self._folder = folder
         self._layout = layout
         self.model_layout = model_layout
         self._initial = initial
         self._initial_file = initial_file
+        self._first = first
         self._manifests: dict[Digest, Manifest] = {}
         self._marks: dict[Path, FileMark] = {}
         """Of the files that this process wrote."""
@@ -139,24 +164,45 @@ class ModelStore:
         if model == self._initial:  # then it is published in float32
             return OptimizerState(0, {})
         folder = self._state_folder(model)
-        record = read_record(folder / "state.json")
-        steps, slots = record.get("steps"), record.get("slots")
-        if not isinstance(steps, int) or not isinstance(slots, dict):
-            raise IntegrityError(f"{folder / 'state.json'} was damaged: restore it from a backup")
+        record = self._record(model)
         vectors = {}
-        for name, fields in slots.items():
+        for name, fields in record["slots"].items():
             path = folder / f"{name}{_SLOT}"
             manifest = manifest_from_fields(fields, folder / "state.json")
             vectors[name] = StoredVector(path, 0, manifest, self._marks.get(path))
-        return OptimizerState(steps, vectors)
+        return OptimizerState(record["steps"], vectors)
 
-    def add(self, slabs: Iterable[Slab], *, slots: Iterable[str], steps: int) -> Digest:
+    def ranges(self, model: Digest) -> Ranges:
+        """What secure aggregation of updates of `model` can express: from the sum that made it, or those of the first round.
+
+        Raises StateError under a plan without secure aggregation, and what `state` raises.
+        """
+        if self._first is None:
+            raise StateError(f"{self._folder} is of a plan without secure aggregation: its models have no ranges")
+        record = {"steps": 0} if model == self._initial else self._record(model)
+        if record["steps"] == 0:
+            return self._first
+        where = self._state_folder(model) / "state.json"
+        ranges = ranges_from_fields(record.get("ranges"), where)
+        if ranges.sizes != self._first.sizes:
+            raise IntegrityError(f"{where} has ranges for other tensors than the model's: restore it from a backup")
+        return ranges
+
+    def add(
+        self,
+        slabs: Iterable[Slab],
+        *,
+        slots: Iterable[str],
+        steps: int,
+        ranges: Callable[[], Ranges] | None = None,
+    ) -> Digest:
         """Store the next model and its optimizer state as they are made, slab by slab, in one pass.
 
-        Nothing shows before everything is durable; whatever an error leaves behind is removed.
+        `ranges`, under secure aggregation, is asked once all slabs are made. Nothing shows before everything is durable;
+        whatever an error leaves behind is removed.
         """
         with self._work_folder() as work:
-            manifest = self._write(work, slabs, slots=tuple(slots), steps=steps)
+            manifest = self._write(work, slabs, slots=tuple(slots), steps=steps, ranges=ranges)
             self._publish(work, manifest, with_state=True)
         return manifest.digest
 
@@ -216,7 +262,23 @@ class ModelStore:
             write_record(self._folder / _INITIAL, {"model": manifest.digest})
         return manifest.digest
 
-    def _write(self, work: Path, slabs: Iterable[Slab], *, slots: tuple[str, ...], steps: int) -> Manifest:
+    def _record(self, model: Digest) -> dict[str, Any]:
+        """What state.json says of `model`; raises StorageError or IntegrityError naming it."""
+        path = self._state_folder(model) / "state.json"
+        record = read_record(path)
+        if not isinstance(record.get("steps"), int) or not isinstance(record.get("slots"), dict):
+            raise IntegrityError(f"{path} was damaged: restore it from a backup")
+        return record
+
+    def _write(
+        self,
+        work: Path,
+        slabs: Iterable[Slab],
+        *,
+        slots: tuple[str, ...],
+        steps: int,
+        ranges: Callable[[], Ranges] | None = None,
+    ) -> Manifest:
         """Model and state, durably, in the folder `work`; the model's manifest."""
         state = work / "optimizer"
         with ExitStack() as stack:
@@ -230,7 +292,12 @@ class ModelStore:
                 for name, content in slab.slots.items():
                     of_slots[name].write(content)
             manifests = {name: writer.finish() for name, writer in of_slots.items()}
-            record = {"slots": {name: manifest_fields(one) for name, one in manifests.items()}, "steps": steps}
+            record: dict[str, object] = {
+                "slots": {name: manifest_fields(one) for name, one in manifests.items()},
+                "steps": steps,
+            }
+            if ranges is not None:
+                record["ranges"] = ranges_fields(ranges())
             write_record(state / "state.json", record)
             manifest = model.finish()
             # Under the names that they will have: a rename leaves the mark as it is.

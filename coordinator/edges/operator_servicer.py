@@ -71,6 +71,11 @@ def round_record(row: RoundRow) -> operator_pb2.RoundRecord:
         closed_unix_s=row.closed_unix_s or 0.0,
         model_digest=digest_to_wire(row.model),
         weight_fallback=row.weight_fallback,
+        masked=None
+        if row.masked is None
+        else operator_pb2.MaskedTotals(
+            weight_sum=row.masked.weight_sum, saturated=row.masked.saturated, coordinates=row.masked.coordinates
+        ),
         silos=[_silo_round(silo) for silo in row.silos],
         macro_exact_match=NOT_EVALUATED if row.macro_exact_match is None else row.macro_exact_match,
         micro_exact_match=NOT_EVALUATED if row.micro_exact_match is None else row.micro_exact_match,

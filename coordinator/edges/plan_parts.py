@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from coordinator.edges.model_store import ModelStore
+from coordinator.edges.model_store import ModelStore, first_ranges
 from coordinator.edges.spool import Spools
 from coordinator.model_file import MODEL_FILE
+from coordinator.rounds.secure_attempt import MaskedSum
 from coordinator.rounds.updates import AggregationResult, CommittedUpdate
 from coordinator.service.ports import Aggregator, PlanParts
 from silo_wire.canonical import Digest
@@ -24,6 +25,7 @@ def model_store(state: Path, bundle: PlanBundle) -> ModelStore:
         model_layout=bundle.model_layout,
         initial=Digest(plan.model.initial),
         initial_file=state / "plans" / plan.name / MODEL_FILE,
+        first=first_ranges(plan.aggregation, bundle.layout) if plan.aggregation.secure_aggregation else None,
     )
 
 
@@ -45,6 +47,12 @@ class _OnDemand:
         self._made: Aggregator | None = None
 
     def aggregate(self, key: RoundKey, base_model: Digest, updates: Sequence[CommittedUpdate]) -> AggregationResult:
+        return self._aggregator().aggregate(key, base_model, updates)
+
+    def aggregate_masked(self, key: RoundKey, base_model: Digest, masked: MaskedSum) -> AggregationResult:
+        return self._aggregator().aggregate_masked(key, base_model, masked)
+
+    def _aggregator(self) -> Aggregator:
         if self._made is None:
             self._made = self._make()
-        return self._made.aggregate(key, base_model, updates)
+        return self._made

@@ -2,13 +2,18 @@
 
 SQLite with a write-ahead log and full synchronisation: what a method wrote is on the disk when it returns. The same
 statements suit PostgreSQL; only the connection's settings are SQLite's own.
+
+The state of a masked round has the key shares that silos revealed for it. What is deleted or replaced is overwritten, and when
+an attempt has ended, the write-ahead log is emptied, too: no file has them any more. A disk that keeps old blocks does.
 """
 
+import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import structlog
 from sqlalchemy import Connection, Row, Table, and_, create_engine, delete, event, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
@@ -32,6 +37,7 @@ from coordinator.rounds.effects import (
     EvaluationAccepted,
     EvaluationClosed,
     EvaluationOpened,
+    MaskedAccepted,
     ModelMade,
     PlanBegun,
     Record,
@@ -43,11 +49,13 @@ from coordinator.rounds.effects import (
     UpdateAccepted,
 )
 from coordinator.rounds.states import Idle, State
-from coordinator.service.records import EnrolledSilo, Invitation, RoundRow, SignedModel, SiloRow
+from coordinator.service.records import EnrolledSilo, Invitation, MaskedTotals, RoundRow, SignedModel, SiloRow
 from security.errors import AuthenticationError, StorageError
 from security.identifiers import FederationName, SiloName
 from silo_wire.canonical import Digest
 from silo_wire.messages import Evaluation, RoundKey
+
+_log = structlog.get_logger(__name__)
 
 BUSY_TIMEOUT_MS = 10_000
 _MACHINE_ID = 1
@@ -74,6 +82,8 @@ class SqlRoundStore:
                     f"{path} has tables of version {version}, this coordinator works with version {TABLES_VERSION}: "
                     "run the release that wrote it"
                 )
+        self._log_is_clear = False  # an earlier process may have been killed before it cleared its log
+        self._clear_log()
 
     def close(self) -> None:
         self._database.dispose()
@@ -106,6 +116,24 @@ class SqlRoundStore:
             for record in records:
                 _write(connection, record)
             _put(connection, machine, {"id": _MACHINE_ID}, values)
+        if any(isinstance(record, RoundClosed | RoundAbandoned) for record in records):
+            self._log_is_clear = False
+        if not self._log_is_clear:
+            self._clear_log()
+
+    def _clear_log(self) -> None:
+        """Bring the log's pages into the database and empty it; where another process reads just now, after a later transition."""
+        connection = self._database.raw_connection()
+        try:
+            cursor = connection.cursor()
+            cursor.execute("PRAGMA busy_timeout = 0")
+            busy, _, _ = cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            cursor.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+            self._log_is_clear = not busy
+        except sqlite3.Error as error:
+            _log.warning("the write-ahead log could not be emptied, it is tried again", error=str(error))
+        finally:
+            connection.close()
 
     # --- silos and invitations
 
@@ -233,6 +261,7 @@ def _set_up_sqlite(connection: Any, _: ConnectionPoolEntry) -> None:
         "journal_mode = WAL",
         "synchronous = FULL",
         "foreign_keys = ON",
+        "secure_delete = ON",
     ):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
@@ -272,6 +301,16 @@ def _write(connection: Connection, record: Record) -> None:
                 connection.execute(insert(updates).values(**_identity(record.key), silo=silo, outcome="training"))
         case UpdateAccepted():
             _accept(connection, record)
+        case MaskedAccepted():
+            _of_silo(
+                connection,
+                record.key,
+                record.vector.silo,
+                outcome="committed",
+                update_digest=record.vector.digest,
+                signature=record.signature,
+                committed_at=record.at,
+            )
         case SiloDropped():
             _of_silo(connection, record.key, record.silo, outcome=record.outcome, detail=record.detail)
         case RoundClosed():
@@ -282,7 +321,10 @@ def _write(connection: Connection, record: Record) -> None:
                 outcome=record.result.outcome.value,
                 model=record.result.model,
                 weight_fallback=record.result.fallback,
+                **_of_masked_sum(record),
             )
+            for silo in record.masked or ():  # also of those who fell silent, or lied, when their vectors were counted
+                _of_silo(connection, record.key, silo, outcome="committed")
             for item in record.result.weights:
                 _of_silo(connection, record.key, item.silo, weight=item.weight, share=item.share, capped=item.capped)
         case RoundAbandoned():
@@ -297,6 +339,13 @@ def _write(connection: Connection, record: Record) -> None:
         case EvaluationAbandoned():
             if record.key.round == 0:
                 _close(connection, record.key, record.at, outcome="abandoned", detail=record.reason)
+
+
+def _of_masked_sum(record: RoundClosed) -> dict[str, object]:
+    result = record.result
+    if record.masked is None:
+        return {}
+    return {"weight_sum": result.weight_sum, "saturated": result.saturated, "coordinates": result.coordinates}
 
 
 def _open(connection: Connection, record: RoundOpened | EvaluationOpened) -> None:
@@ -424,6 +473,9 @@ def _round(row: Row[Any], of_silos: Sequence[Row[Any]], scores: Mapping[tuple[in
         closed_unix_s=row.closed_at,
         model=Digest(row.model),
         weight_fallback=row.weight_fallback,
+        masked=None
+        if row.coordinates is None
+        else MaskedTotals(weight_sum=row.weight_sum, saturated=row.saturated, coordinates=row.coordinates),
         silos=trained + further,
         macro_exact_match=row.macro_exact_match,
         micro_exact_match=row.micro_exact_match,

@@ -17,7 +17,7 @@ from sqlalchemy import (
     Text,
 )
 
-TABLES_VERSION = 1
+TABLES_VERSION = 2
 
 metadata = MetaData()
 
@@ -72,6 +72,9 @@ rounds = Table(
     Column("closed_at", Float),
     Column("model", String(64), nullable=False),
     Column("weight_fallback", Boolean, nullable=False, default=False),
+    Column("weight_sum", Float),  # of a masked sum, like the two below
+    Column("saturated", Integer),
+    Column("coordinates", Integer),
     Column("macro_exact_match", Float),
     Column("micro_exact_match", Float),
 )

@@ -4,6 +4,9 @@
     <plan>/<round>-<attempt>/<silo>.json     the manifest they belong to; the delta's L2 norm once all is committed
     <plan>/spare/                            the files of closed attempts, to be written over (spare_files.py)
 
+Masked vectors come in the same way; of their words, which are as good as any others, there is nothing to check but the digest,
+and their norm is written down as zero.
+
 Every chunk is checked against the manifest before it is written, and its part of the norm is found then. Chunks are held
 in order: how many, is remembered while the process lives. After a restart the file's chunks are checked again, from the
 first to the first that is not what the manifest says; what a file held before it was taken over never is. A spool is
@@ -34,7 +37,7 @@ from security.file_mark import FileMark
 from security.identifiers import SiloName
 from silo_wire.canonical import Digest
 from silo_wire.manifest import Dtype, Layout, Manifest
-from silo_wire.messages import RoundKey, UpdateHeader
+from silo_wire.messages import MaskedHeader, RoundKey, UpdateHeader
 
 _SPARE = "spare"
 
@@ -109,7 +112,7 @@ class Spool:
                     f"chunk {index} of the update of silo {self._silo} came where {self.held} is expected"
                 )
             self._manifest.check_chunk(index, data)
-            squares = sum_of_squares(data, self._dtype)
+            squares = _squares(data, self._dtype)
             if not math.isfinite(squares):
                 raise MalformedMessage(
                     f"chunk {index} of the update of silo {self._silo} holds NaN or infinite values: its training "
@@ -127,7 +130,7 @@ class Spool:
             self._progress.sums.append(squares)
 
     def commit(self) -> float:
-        """Make the whole update durable and return its L2 norm; may be repeated.
+        """Make the whole update durable and return its L2 norm, 0 for a masked one; may be repeated.
 
         Raises MalformedMessage when chunks are missing, WrongTime when the attempt is over, StorageError naming the
         file.
@@ -186,7 +189,7 @@ class Spools:
         self._discarded: set[Path] = set()
         self._lock = threading.Lock()  # over what is known, and over which file is whose
 
-    def open(self, key: RoundKey, silo: SiloName, header: UpdateHeader, layout: Layout) -> Spool:
+    def open(self, key: RoundKey, silo: SiloName, header: UpdateHeader | MaskedHeader, layout: Layout) -> Spool:
         """Go on with the spool of exactly this manifest, or begin one in place of any other of this key and silo.
 
         Which update counts is the round store's to say: callers ask it before they open another one's spool. Raises
@@ -320,6 +323,11 @@ class Spools:
         return _Place(folder / f"{silo}.delta", folder / f"{silo}.json")
 
 
+def _squares(chunk: bytes | memoryview, dtype: Dtype) -> float:
+    """The chunk's part of the squared norm."""
+    return 0.0 if dtype == "uint32" else sum_of_squares(chunk, dtype)
+
+
 def _sums_held(delta: Path, manifest: Manifest, dtype: Dtype) -> list[float]:
     """The sum of squares of each chunk that is on disk as the manifest has it, from the first on."""
     sums: list[float] = []
@@ -331,7 +339,7 @@ def _sums_held(delta: Path, manifest: Manifest, dtype: Dtype) -> list[float]:
         for index in range(manifest.chunks):
             chunk = buffer[: manifest.chunk_size(index)]
             reader.read_into(chunk)
-            squares = sum_of_squares(chunk, dtype)
+            squares = _squares(chunk, dtype)
             if not math.isfinite(squares):
                 break
             sums.append(squares)

@@ -3,18 +3,32 @@
 `STATE_VERSION` counts the shapes that states have had; a state of another version is refused, never guessed at.
 """
 
+from dataclasses import replace
+
 from pydantic import TypeAdapter, ValidationError
 
-from coordinator.rounds.states import STATES, State
+from coordinator.rounds.secure_attempt import MaskedSum, SecureAttempt
+from coordinator.rounds.states import STATES, Aggregating, Masking, State, Stopped
 from security.errors import MalformedMessage, StorageError
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 
 _ADAPTERS: dict[str, TypeAdapter[State]] = {kind.phase: TypeAdapter(kind) for kind in STATES}
 
 
 def state_to_json(state: State) -> str:
-    return _ADAPTERS[state.phase].dump_json(state).decode()
+    """What an attempt of secure aggregation led to is left out: its journal says it."""
+    return _ADAPTERS[state.phase].dump_json(_without_held(state)).decode()
+
+
+def _without_held(state: State) -> State:
+    match state:
+        case Masking(secure=SecureAttempt() as secure):
+            return replace(state, secure=replace(secure, held=None))
+        case Aggregating(masked=MaskedSum() as masked) | Stopped(masked=MaskedSum() as masked):
+            return replace(state, masked=replace(masked, attempt=replace(masked.attempt, held=None)))
+        case _:
+            return state
 
 
 def state_from_json(*, version: int, phase: str, text: str, where: str) -> State:

@@ -6,6 +6,7 @@ A command may be lost with the process and is given again by Resumed; doing one 
 from dataclasses import dataclass
 
 from coordinator.rounds.scores import BestModel
+from coordinator.rounds.secure_attempt import MaskedSum, MaskedVector
 from coordinator.rounds.states import Report
 from coordinator.rounds.updates import AggregationResult, CommittedUpdate
 from security.identifiers import SiloName
@@ -54,8 +55,19 @@ class UpdateAccepted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MaskedAccepted:
+    """A masked vector with the silo's signature over its announcement; nobody can see what it holds."""
+
+    key: RoundKey
+    vector: MaskedVector
+    signature: bytes
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SiloDropped:
-    """`outcome`: declined, late, or refused (its committed update could not be used)."""
+    """`outcome`: declined, late, or refused (its update, or what it sent in secure aggregation, could
+    not be used)."""
 
     key: RoundKey
     silo: SiloName
@@ -66,9 +78,12 @@ class SiloDropped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundClosed:
+    """`masked` holds the silos of a masked sum; None where `updates` were summed."""
+
     key: RoundKey
     result: AggregationResult
     updates: tuple[CommittedUpdate, ...]
+    masked: tuple[SiloName, ...] | None = None
     at: float
 
 
@@ -121,6 +136,7 @@ Record = (
     | SiloLastSeen
     | RoundOpened
     | UpdateAccepted
+    | MaskedAccepted
     | SiloDropped
     | RoundClosed
     | RoundAbandoned
@@ -144,10 +160,22 @@ class DisarmDeadline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OpenMasking:
+    """Draw what an attempt of secure aggregation among `silos` begins with: gives MaskingOpened."""
+
+    key: RoundKey
+    model: Digest
+    silos: tuple[SiloName, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Aggregate:
+    """Of `updates`, or of what is `masked`."""
+
     key: RoundKey
     base_model: Digest
     updates: tuple[CommittedUpdate, ...]
+    masked: MaskedSum | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +193,6 @@ class RetainModels:
     models: frozenset[Digest]
 
 
-Command = ArmDeadline | DisarmDeadline | Aggregate | DiscardUpdates | RetainModels
+Command = ArmDeadline | DisarmDeadline | OpenMasking | Aggregate | DiscardUpdates | RetainModels
 Effect = Record | Command
-COMMANDS = (ArmDeadline, DisarmDeadline, Aggregate, DiscardUpdates, RetainModels)
+COMMANDS = (ArmDeadline, DisarmDeadline, OpenMasking, Aggregate, DiscardUpdates, RetainModels)

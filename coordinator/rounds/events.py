@@ -2,11 +2,15 @@
 
 from dataclasses import dataclass
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
 from coordinator.rounds.terms import PlanTerms
 from coordinator.rounds.updates import AggregationResult, CommittedUpdate
 from security.identifiers import SiloName
+from security.secure_aggregation import coordinator_machine as protocol
+from security.secure_aggregation.messages import MaskedInput
 from silo_wire.canonical import Digest
-from silo_wire.messages import DeclineReason, Evaluation, RoundKey
+from silo_wire.messages import DeclineReason, Evaluation, MaskAnswer, RoundKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +77,35 @@ class UpdateCommitted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SiloTrained:
+    """A silo holds a delta from `model` and takes part in its masked sum."""
+
+    now: float
+    key: RoundKey
+    silo: SiloName
+    model: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskingOpened:
+    """What an attempt of secure aggregation begins with; `identities` holds the identity keys of those invited."""
+
+    now: float
+    key: RoundKey
+    opening: protocol.OpenAttempt
+    identities: tuple[tuple[SiloName, Ed25519PublicKey], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskAnswered:
+    """What a silo sent in secure aggregation. Of a MaskedInput the vector is durable, and checked against its manifest."""
+
+    now: float
+    key: RoundKey
+    answer: MaskAnswer | MaskedInput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SiloDeclined:
     """A silo of the cohort will not do its part of this attempt."""
 
@@ -95,11 +128,11 @@ class Aggregated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregationFailed:
-    """The update of `silo` cannot be used; the others can."""
+    """The update of `silo` cannot be used; the others can, unless they are masked. None: of a masked sum, that cannot be used."""
 
     now: float
     key: RoundKey
-    silo: SiloName
+    silo: SiloName | None
     reason: str
 
 
@@ -136,6 +169,9 @@ Event = (
     | ReadinessDeclared
     | SiloLeft
     | UpdateCommitted
+    | SiloTrained
+    | MaskingOpened
+    | MaskAnswered
     | SiloDeclined
     | Aggregated
     | AggregationFailed
@@ -151,6 +187,9 @@ EVENTS: tuple[type[Event], ...] = (
     ReadinessDeclared,
     SiloLeft,
     UpdateCommitted,
+    SiloTrained,
+    MaskingOpened,
+    MaskAnswered,
     SiloDeclined,
     Aggregated,
     AggregationFailed,

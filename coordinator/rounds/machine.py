@@ -8,6 +8,11 @@ One rule for time: each phase has one deadline and one quorum, `min_silos`.
   they are aggregated, else the attempt is abandoned and the same round gathers again, from the same model. It is also
   abandoned as soon as so many have declined that no quorum can come together. Leaving drops nobody: a silo may return
   and commit until the deadline. A late silo is dropped for the round, not for good.
+- Under secure aggregation Collecting ends the same way, with silos that have trained in place of updates, and Masking
+  follows: each phase of the protocol has the deadline anew, and its own quorum (security/secure_aggregation). An attempt
+  that ends before a share was asked for is tried again, like any other. Later, silos have answered for this round and will
+  not do so again: the plan goes on with the next round. Who spoilt an attempt by more than silence is left out of the
+  rest of that round and of the next one.
 - A silo that declines must declare readiness anew before it is in a cohort, so that a refusal cannot spin the rounds.
 - Aggregation that fails on one silo's update goes on without it, or the attempt is abandoned if no quorum is left.
 - Evaluating ends when everyone in the cohort has reported or declined, or at its deadline. The cohort is those whose
@@ -35,7 +40,9 @@ from coordinator.rounds.effects import (
     EvaluationAccepted,
     EvaluationClosed,
     EvaluationOpened,
+    MaskedAccepted,
     ModelMade,
+    OpenMasking,
     PlanBegun,
     RetainModels,
     RoundAbandoned,
@@ -51,6 +58,8 @@ from coordinator.rounds.events import (
     DeadlinePassed,
     EvaluationReported,
     Event,
+    MaskAnswered,
+    MaskingOpened,
     PlanOffered,
     PlanStarted,
     PlanStopped,
@@ -59,18 +68,23 @@ from coordinator.rounds.events import (
     SiloDeclined,
     SiloEnrolled,
     SiloLeft,
+    SiloTrained,
     UpdateCommitted,
 )
 from coordinator.rounds.scores import BestModel, macro_average
+from coordinator.rounds.secure_attempt import MaskedSum, MaskedVector, SecureAttempt, opened
 from coordinator.rounds.states import (
     Aggregating,
+    Barred,
     Collecting,
     Course,
     Declined,
+    Dispute,
     Evaluating,
     Finished,
     Gathering,
     Idle,
+    Masking,
     Opening,
     Report,
     State,
@@ -80,12 +94,15 @@ from coordinator.rounds.states import (
     population_of,
 )
 from coordinator.rounds.updates import CommittedUpdate, IncludedUpdate, Outcome
-from security.errors import AuthorisationError, Conflict, StateError, WrongTime
+from security.errors import AuthorisationError, Conflict, MalformedMessage, StateError, WrongTime
 from security.identifiers import SiloName
+from security.secure_aggregation import coordinator_machine as protocol
+from security.secure_aggregation.messages import Complaint, MaskedInput, Reveal
+from silo_wire.canonical import Digest
 from silo_wire.messages import RoundKey
 
 Step = tuple[State, tuple[Effect, ...]]
-Running = Gathering | Collecting | Aggregating | Evaluating | Stopped | Finished
+Running = Gathering | Collecting | Masking | Aggregating | Evaluating | Stopped | Finished
 
 STOP_REASON = "the operator stopped the plan"
 
@@ -131,12 +148,12 @@ def _start_gathering(state: Gathering, event: PlanStarted) -> Step:
         if state.started:
             raise _other_plan_runs(state)
         return _begin(state.course.population, event, started=True)
-    if state.started:
+    if state.started and not (state.course.barred or state.course.disputes):
         return state, ()
-    return _gather(state.course, state.opening, started=True, now=event.now)
+    return _gather(_unbarred(state.course), state.opening, started=True, now=event.now)
 
 
-def _start_running(state: Collecting | Aggregating | Evaluating, event: PlanStarted) -> Step:
+def _start_running(state: Collecting | Masking | Aggregating | Evaluating, event: PlanStarted) -> Step:
     if not _is_same_plan(state, event):
         raise _other_plan_runs(state)
     return state, ()
@@ -146,14 +163,22 @@ def _start_stopped(state: Stopped, event: PlanStarted) -> Step:
     if not _is_same_plan(state, event):
         after, effects = _begin(state.course.population, event, started=True)
         return after, (*_given_up(state, event.now), *effects)
-    if not state.updates:
-        return _gather(state.course, state.opening, started=True, now=event.now)
-    return _aggregate(state.course, state.opening.round, state.opening.attempt, state.updates)
+    course, opening = _unbarred(state.course), state.opening
+    if state.masked is not None:
+        return _unmask(course, opening.round, opening.attempt, state.masked)
+    if state.updates:
+        return _aggregate(course, opening.round, opening.attempt, state.updates)
+    return _gather(course, opening, started=True, now=event.now)
+
+
+def _unbarred(course: Course) -> Course:
+    """The operator's word is that all take part again."""
+    return replace(course, barred=(), disputes=())
 
 
 def _given_up(state: Stopped, now: float) -> tuple[Effect, ...]:
     """The attempt whose updates were kept through the stop, when another plan takes its place."""
-    if not state.updates:
+    if not state.updates and state.masked is None:
         return ()
     key = state.course.key(state.opening.round, state.opening.attempt)
     return RoundAbandoned(key=key, reason="another plan was started", at=now), DiscardUpdates(key=key)
@@ -185,9 +210,16 @@ def _stop_collecting(state: Collecting, event: PlanStopped) -> Step:
     return Stopped(course=state.course, opening=opening), (abandoned, DiscardUpdates(key=state.key))
 
 
+def _stop_masking(state: Masking, event: PlanStopped) -> Step:
+    abandoned = RoundAbandoned(key=state.key, reason=STOP_REASON, at=event.now)
+    opening = _after_masking(state)
+    after = Finished(course=state.course) if opening is None else Stopped(course=state.course, opening=opening)
+    return after, (abandoned, DiscardUpdates(key=state.key))
+
+
 def _stop_aggregating(state: Aggregating, event: PlanStopped) -> Step:
     opening = Opening(round=state.round, attempt=state.attempt, task=Task.TRAINING)
-    return Stopped(course=state.course, opening=opening, updates=state.updates), ()
+    return Stopped(course=state.course, opening=opening, updates=state.updates, masked=state.masked), ()
 
 
 def _stop_evaluating(state: Evaluating, event: PlanStopped) -> Step:
@@ -238,13 +270,18 @@ def _with_course(state: Running, course: Course, now: float) -> Step:
 
 def _gather(course: Course, opening: Opening, *, started: bool, now: float, deadline: float | None = None) -> Step:
     """Wait for silos, or open at once when all are there; `deadline` is the one that runs already."""
-    if not started or len(course.ready) < course.terms.min_silos:
+    left_out = _left_out(course, opening)
+    if not started or len(course.ready - left_out) < course.terms.min_silos:
         deadline = None
-    elif everyone_is_ready(population=course.population, ready=course.ready):
+    elif everyone_is_ready(population=course.population - left_out, ready=course.ready - left_out):
         return _open(course, opening, now)
     elif deadline is None:
         deadline = now + course.terms.gathering_deadline_s
     return Gathering(course=course, opening=opening, started=started, deadline=deadline), ()
+
+
+def _left_out(course: Course, opening: Opening) -> frozenset[SiloName]:
+    return course.barred_in(opening.round) if opening.task is Task.TRAINING else frozenset()
 
 
 def _gathering_deadline(state: Gathering, event: DeadlinePassed) -> Step:
@@ -253,7 +290,7 @@ def _gathering_deadline(state: Gathering, event: DeadlinePassed) -> Step:
 
 
 def _open(course: Course, opening: Opening, now: float) -> Step:
-    cohort = cohort_of(course.ready)
+    cohort = cohort_of(course.ready - _left_out(course, opening))
     if opening.task is Task.EVALUATION:
         return _evaluate(course, opening.round, opening.attempt, cohort, now)
     state = Collecting(
@@ -277,9 +314,31 @@ def check_may_commit(state: State, key: RoundKey, silo: SiloName) -> None:
             "wait for the next order"
         )
     _check_key(state, key)
+    if state.course.terms.secure_aggregation:
+        raise WrongTime(f"round {key.round} takes masked vectors alone: an update in the clear is not wanted")
+    _check_may_work(state, silo)
+
+
+def check_may_send_masked(state: State, key: RoundKey, silo: SiloName) -> SecureAttempt:
+    """The attempt of secure aggregation in which a masked vector of `silo` would be taken now; raises WrongTime."""
+    if not isinstance(state, Masking):
+        raise WrongTime(
+            f"a masked vector for round {key.round} attempt {key.attempt} does not fit the phase {state.phase}: "
+            "wait for the next order"
+        )
+    _check_key(state, key)
+    # Not isinstance: the protocol's later phases are kinds of this one.
+    if state.secure is None or type(state.secure.state) is not protocol.Masking:
+        raise WrongTime(f"a masked vector of silo {silo} does not fit the present phase of secure aggregation")
+    if not protocol.is_awaited(state.secure.state, silo):
+        raise WrongTime(f"no masked vector of silo {silo} is waited for in round {key.round} attempt {key.attempt}")
+    return state.secure
+
+
+def _check_may_work(state: Collecting, silo: SiloName) -> None:
     _check_in_cohort(state, silo)
     if any(item.silo == silo for item in state.declined):
-        raise Conflict(f"silo {silo} has declined round {key.round} attempt {key.attempt}: wait for the next order")
+        raise Conflict(f"silo {silo} has declined round {state.round} attempt {state.attempt}: wait for the next order")
 
 
 def _commit(state: Collecting, event: UpdateCommitted) -> Step:
@@ -309,6 +368,25 @@ def _is_repeated(updates: tuple[CommittedUpdate, ...], update: CommittedUpdate) 
     return False
 
 
+def _trained(state: Collecting, event: SiloTrained) -> Step:
+    _check_key(state, event.key)
+    if not state.course.terms.secure_aggregation:
+        raise WrongTime(f"round {state.round} takes updates in the clear: nothing is masked in it")
+    _check_may_work(state, event.silo)
+    if event.model != state.course.model:
+        raise WrongTime(f"silo {event.silo} trained from model {event.model}, the round's is {state.course.model}")
+    if event.silo in state.trained:
+        return state, ()
+    return _settle_collecting(replace(state, trained=tuple(sorted((*state.trained, event.silo)))), event.now)
+
+
+def _trained_again(state: Masking, event: SiloTrained) -> Step:
+    _check_key(state, event.key)
+    if event.silo not in state.silos:
+        raise WrongTime(f"round {state.round} masks already: silo {event.silo} has trained too late for it")
+    return state, ()
+
+
 def _decline_training(state: Collecting, event: SiloDeclined) -> Step:
     _check_key(state, event.key)
     _check_in_cohort(state, event.silo)
@@ -320,6 +398,7 @@ def _decline_training(state: Collecting, event: SiloDeclined) -> Step:
         replace(
             state,
             course=_unready(state.course, event.silo),
+            trained=tuple(silo for silo in state.trained if silo != event.silo),
             declined=(*state.declined, _declined(event)),
         ),
         event.now,
@@ -334,11 +413,18 @@ def _settle_collecting(state: Collecting, now: float) -> Step:
         return _abandon(state, f"fewer than {least} silos are left, declined have {reasons}", now)
     if _missing(state):
         return state, ()
+    return _collected(state, now)
+
+
+def _collected(state: Collecting, now: float) -> Step:
+    if state.course.terms.secure_aggregation:
+        return _mask(state, now)
     return _aggregate(state.course, state.round, state.attempt, state.updates)
 
 
 def _missing(state: Collecting) -> tuple[SiloName, ...]:
-    return outstanding(state.cohort, (item.silo for item in state.updates), (item.silo for item in state.declined))
+    done = (*state.trained, *(item.silo for item in state.updates))
+    return outstanding(state.cohort, done, (item.silo for item in state.declined))
 
 
 def _collecting_deadline(state: Collecting, event: DeadlinePassed) -> Step:
@@ -348,21 +434,180 @@ def _collecting_deadline(state: Collecting, event: DeadlinePassed) -> Step:
         SiloDropped(key=state.key, silo=silo, outcome="late", detail="no update before the deadline", at=event.now)
         for silo in late
     )
-    least = state.course.terms.min_silos
-    if len(state.updates) >= least:
-        after, effects = _aggregate(state.course, state.round, state.attempt, state.updates)
+    least, done = state.course.terms.min_silos, len(state.updates) + len(state.trained)
+    if done >= least:
+        after, effects = _collected(state, event.now)
     else:
         after, effects = _abandon(
-            state, f"{len(state.updates)} of at least {least} updates at the deadline, late: {named(late)}", event.now
+            state, f"{done} of at least {least} updates at the deadline, late: {named(late)}", event.now
         )
     return after, (*dropped, *effects)
 
 
-def _abandon(state: Collecting | Aggregating, reason: str, now: float) -> Step:
-    opening = Opening(round=state.round, attempt=state.attempt + 1, task=Task.TRAINING)
-    after, effects = _gather(state.course, opening, started=True, now=now)
+def _abandon(state: Collecting | Masking | Aggregating, reason: str, now: float) -> Step:
+    if isinstance(state, Masking) or (isinstance(state, Aggregating) and state.masked is not None):
+        opening = _after_masking(state)
+    else:
+        opening = _again(state)
+    after: State
+    effects: tuple[Effect, ...] = ()
+    if opening is None:
+        after = Finished(course=state.course)
+    else:
+        after, effects = _gather(state.course, opening, started=True, now=now)
     abandoned = RoundAbandoned(key=state.key, reason=reason, at=now)
     return after, (abandoned, DiscardUpdates(key=state.key), *effects)
+
+
+def _again(state: Collecting | Masking | Aggregating) -> Opening:
+    return Opening(round=state.round, attempt=state.attempt + 1, task=Task.TRAINING)
+
+
+# --- masking ------------------------------------------------------------------------------------------------------
+
+
+def _mask(state: Collecting, now: float) -> Step:
+    after = Masking(
+        course=state.course,
+        round=state.round,
+        attempt=state.attempt,
+        silos=state.trained,
+        deadline=now + state.course.terms.masking_deadline_s,
+    )
+    return after, (_opening(after),)
+
+
+def _opening(state: Masking) -> OpenMasking:
+    return OpenMasking(key=state.key, model=state.course.model, silos=state.silos)
+
+
+def _masking_opened(state: Masking, event: MaskingOpened) -> Step:
+    _check_key(state, event.key)
+    if state.secure is not None:
+        raise WrongTime(f"secure aggregation of round {state.round} attempt {state.attempt} is open already")
+    try:
+        secure, _ = opened(event.opening, event.identities)
+    except MalformedMessage as error:
+        return _abandon(state, str(error), event.now)
+    after: Step = replace(state, secure=secure, deadline=event.now + state.course.terms.masking_deadline_s), ()
+    for silo in (item.silo for item in state.declined):  # before there was anything to drop them from
+        current, effects = after
+        if isinstance(current, Masking):
+            further, more = _protocol_step(current, protocol.SiloDropped(silo, "declined"), event.now, told=silo)
+            after = further, (*effects, *more)
+    return after
+
+
+def _answered(state: Masking, event: MaskAnswered) -> Step:
+    _check_key(state, event.key)
+    if state.secure is None:
+        raise WrongTime(f"secure aggregation of round {state.round} attempt {state.attempt} is not open yet")
+    after, effects = _protocol_step(state, event.answer, event.now)
+    answer = event.answer
+    if isinstance(answer, MaskedInput) and not any(isinstance(it, SiloDropped) for it in effects):
+        vector = MaskedVector(silo=answer.silo, digest=Digest(answer.vector.hex()))
+        accepted = MaskedAccepted(key=state.key, vector=vector, signature=answer.signature, at=event.now)
+        return after, (accepted, *effects) if after != state else ()
+    return after, effects
+
+
+def _answered_late(state: Aggregating, event: MaskAnswered) -> Step:
+    """More shares than were needed to unmask; nobody's fault."""
+    _check_key(state, event.key)
+    if state.masked is None or not isinstance(event.answer, Reveal):
+        raise WrongTime(f"round {state.round} is closed: the answer of silo {_sender(event)} came late")
+    return state, ()
+
+
+def _sender(event: MaskAnswered) -> SiloName:
+    return event.answer.silo
+
+
+def _decline_masking(state: Masking, event: SiloDeclined) -> Step:
+    _check_key(state, event.key)
+    if event.silo not in state.silos:
+        raise WrongTime(f"silo {event.silo} is not in the cohort of round {state.round} attempt {state.attempt}")
+    if any(item.silo == event.silo for item in state.declined):
+        return state, ()
+    state = replace(state, course=_unready(state.course, event.silo), declined=(*state.declined, _declined(event)))
+    if state.secure is None:
+        return state, (_dropped(event),)
+    if not protocol.takes_part(state.secure.state, event.silo):
+        return state, ()  # was dropped before, and is on record for that
+    dropped = protocol.SiloDropped(event.silo, "declined")
+    after, effects = _protocol_step(state, dropped, event.now, told=event.silo)
+    return after, (_dropped(event), *effects)
+
+
+def _masking_deadline(state: Masking, event: DeadlinePassed) -> Step:
+    _check_deadline(state, event)
+    if state.secure is None:  # the coordinator itself could not open it; it keeps trying
+        return replace(state, deadline=event.now + state.course.terms.masking_deadline_s), ()
+    return _protocol_step(state, protocol.PhaseClosed(state.secure.state.phase), event.now)
+
+
+def _protocol_step(state: Masking, event: protocol.Event, now: float, *, told: SiloName | None = None) -> Step:
+    """`told`: whose silence is on record already."""
+    assert state.secure is not None
+    before = state.secure.state
+    secure, effects = state.secure.stepped(event)
+    course, records = state.course, list[Effect]()
+    for blame in (effect for effect in effects if isinstance(effect, protocol.Blame)):
+        silent = blame.offence is protocol.Offence.SILENCE
+        if blame.offence is protocol.Offence.DISPUTED:
+            course = _disputing(course, event, state.round)
+        elif not silent:
+            course = _barring(course, blame.silo, state.round)
+        if blame.silo != told:
+            detail = blame.detail if silent else f"{blame.offence.value}: {blame.detail}"
+            outcome = "late" if silent else "refused"
+            records.append(SiloDropped(key=state.key, silo=blame.silo, outcome=outcome, detail=detail, at=now))
+    after: State
+    then = replace(state, course=course)
+    match secure.state:
+        case protocol.Abandoned(reason=reason):
+            after, further = _abandon(then, reason, now)
+        case protocol.Unmasked():
+            assert isinstance(before, protocol.Unmasking)
+            vectors = tuple(
+                MaskedVector(silo=item.silo, digest=Digest(item.vector.hex()))
+                for item in before.inputs
+                if item.silo in before.survivors.silos
+            )
+            masked = MaskedSum(vectors=vectors, attempt=secure)
+            after, further = _unmask(course, state.round, state.attempt, masked)
+        case _:
+            deadline = state.deadline
+            if secure.state.phase != before.phase:
+                deadline = now + course.terms.masking_deadline_s
+            after, further = replace(then, secure=secure, deadline=deadline), ()
+    return after, (*records, *further)
+
+
+def _barring(course: Course, silo: SiloName, round_number: int) -> Course:
+    others = tuple(item for item in course.barred if item.silo != silo and item.round >= round_number)
+    return replace(course, barred=(*others, Barred(silo=silo, round=round_number + 1)))
+
+
+def _disputing(course: Course, complaint: protocol.Event, round_number: int) -> Course:
+    assert isinstance(complaint, Complaint), "nothing else can be in dispute"
+    dispute = Dispute(accuser=complaint.silo, dealer=complaint.dealer, round=round_number + 1)
+    others = (it for it in course.disputes if it.round >= round_number and set(it.silos) != set(dispute.silos))
+    return replace(course, disputes=(*others, dispute))
+
+
+def _after_masking(state: Masking | Aggregating) -> Opening | None:
+    """What follows when no sum comes out: the round again, or the next one when silos may have answered for this one.
+
+    None: that was the plan's last round.
+    """
+    if isinstance(state, Masking) and not (
+        state.secure is not None and isinstance(state.secure.state, protocol.Unmasking)
+    ):
+        return _again(state)
+    if state.round >= state.course.terms.rounds:
+        return None
+    return Opening(round=state.round + 1, attempt=1, task=Task.TRAINING)
 
 
 # --- aggregating --------------------------------------------------------------------------------------------------
@@ -373,8 +618,13 @@ def _aggregate(course: Course, round_number: int, attempt: int, updates: tuple[C
     return state, (_aggregation(state),)
 
 
+def _unmask(course: Course, round_number: int, attempt: int, masked: MaskedSum) -> Step:
+    state = Aggregating(course=course, round=round_number, attempt=attempt, masked=masked)
+    return state, (_aggregation(state),)
+
+
 def _aggregation(state: Aggregating) -> Aggregate:
-    return Aggregate(key=state.key, base_model=state.course.model, updates=state.updates)
+    return Aggregate(key=state.key, base_model=state.course.model, updates=state.updates, masked=state.masked)
 
 
 def _aggregated(state: Aggregating, event: Aggregated) -> Step:
@@ -389,12 +639,12 @@ def _aggregated(state: Aggregating, event: Aggregated) -> Step:
             plan=course.terms.plan, round=state.round, model=result.model, signature=event.signature, at=event.now
         )
         effects.append(made)
-    effects.append(RoundClosed(key=state.key, result=result, updates=state.updates, at=event.now))
+    masked = None if state.masked is None else state.masked.silos
+    effects.append(RoundClosed(key=state.key, result=result, updates=state.updates, masked=masked, at=event.now))
     effects.append(DiscardUpdates(key=state.key))
     effects.append(_retained(course))
     if course.terms.evaluation_due(state.round):
-        cohort = tuple(update.silo for update in state.updates)
-        after, further = _evaluate(course, state.round, state.attempt, cohort, event.now)
+        after, further = _evaluate(course, state.round, state.attempt, state.silos, event.now)
     else:
         after, further = _next(course, state.round, event.now)
     return after, (*effects, *further)
@@ -408,11 +658,13 @@ def _included(course: Course, updates: tuple[CommittedUpdate, ...]) -> tuple[Inc
 
 def _aggregation_failed(state: Aggregating, event: AggregationFailed) -> Step:
     _check_key(state, event.key)
+    if event.silo is None and state.masked is not None:
+        return _abandon(state, event.reason, event.now)
     left = tuple(update for update in state.updates if update.silo != event.silo)
-    if len(left) == len(state.updates):
+    if event.silo is None or event.silo not in state.silos:
         raise WrongTime(f"silo {event.silo} has no update in round {state.round} attempt {state.attempt}")
     refused = SiloDropped(key=state.key, silo=event.silo, outcome="refused", detail=event.reason, at=event.now)
-    if len(left) >= state.course.terms.min_silos:
+    if state.masked is None and len(left) >= state.course.terms.min_silos:
         after, effects = _aggregate(state.course, state.round, state.attempt, left)
     else:
         after, effects = _abandon(state, f"the update of silo {event.silo} was refused: {event.reason}", event.now)
@@ -521,6 +773,11 @@ def _resume(state: Running, event: Resumed) -> Step:
             return replace(state, course=course, deadline=event.now + course.terms.training_deadline_s), (retained,)
         case Evaluating():
             return replace(state, course=course, deadline=event.now + course.terms.evaluation_deadline_s), (retained,)
+        case Masking():
+            secure = None if state.secure is None else replace(state.secure, held=state.secure.state)
+            deadline = event.now + course.terms.masking_deadline_s
+            masking = replace(state, course=course, secure=secure, deadline=deadline)
+            return masking, (retained, *(() if secure is not None else (_opening(masking),)))
         case Aggregating():
             resumed = replace(state, course=course)
             return resumed, (retained, _aggregation(resumed))
@@ -531,7 +788,7 @@ def _resume(state: Running, event: Resumed) -> Step:
 # --- checks -------------------------------------------------------------------------------------------------------
 
 
-def _check_key(state: Collecting | Aggregating | Evaluating, key: RoundKey) -> None:
+def _check_key(state: Collecting | Masking | Aggregating | Evaluating, key: RoundKey) -> None:
     if key != state.key:
         raise WrongTime(
             f"message for plan {key.plan[:12]} round {key.round} attempt {key.attempt}, "
@@ -549,7 +806,7 @@ def _check_enrolled(state: State, silo: SiloName) -> None:
         raise AuthorisationError(f"silo {silo} is not enrolled in this federation: enrol it with a new invitation")
 
 
-def _check_deadline(state: Gathering | Collecting | Evaluating, event: DeadlinePassed) -> None:
+def _check_deadline(state: Gathering | Collecting | Masking | Evaluating, event: DeadlinePassed) -> None:
     if event.deadline != state.deadline or event.now < event.deadline:
         raise WrongTime(f"deadline {event.deadline} is not the one of phase {state.phase}, or has not passed")
 
@@ -574,24 +831,28 @@ TABLE: dict[tuple[type[State], type[Event]], Callable[[Any, Any], Step]] = {
     (Idle, PlanStarted): _start_idle,
     (Gathering, PlanStarted): _start_gathering,
     (Collecting, PlanStarted): _start_running,
+    (Masking, PlanStarted): _start_running,
     (Aggregating, PlanStarted): _start_running,
     (Evaluating, PlanStarted): _start_running,
     (Stopped, PlanStarted): _start_stopped,
     (Finished, PlanStarted): _start_finished,
     (Gathering, PlanStopped): _stop_gathering,
     (Collecting, PlanStopped): _stop_collecting,
+    (Masking, PlanStopped): _stop_masking,
     (Aggregating, PlanStopped): _stop_aggregating,
     (Evaluating, PlanStopped): _stop_evaluating,
     (Stopped, PlanStopped): _stop_stopped,
     (Idle, SiloEnrolled): _enrol_idle,
     (Gathering, SiloEnrolled): _enrol,
     (Collecting, SiloEnrolled): _enrol,
+    (Masking, SiloEnrolled): _enrol,
     (Aggregating, SiloEnrolled): _enrol,
     (Evaluating, SiloEnrolled): _enrol,
     (Stopped, SiloEnrolled): _enrol,
     (Finished, SiloEnrolled): _enrol,
     (Gathering, ReadinessDeclared): _declare,
     (Collecting, ReadinessDeclared): _declare,
+    (Masking, ReadinessDeclared): _declare,
     (Aggregating, ReadinessDeclared): _declare,
     (Evaluating, ReadinessDeclared): _declare,
     (Stopped, ReadinessDeclared): _declare,
@@ -599,16 +860,24 @@ TABLE: dict[tuple[type[State], type[Event]], Callable[[Any, Any], Step]] = {
     (Idle, SiloLeft): _leave_idle,
     (Gathering, SiloLeft): _leave,
     (Collecting, SiloLeft): _leave,
+    (Masking, SiloLeft): _leave,
     (Aggregating, SiloLeft): _leave,
     (Evaluating, SiloLeft): _leave,
     (Stopped, SiloLeft): _leave,
     (Finished, SiloLeft): _leave,
     (Gathering, DeadlinePassed): _gathering_deadline,
     (Collecting, DeadlinePassed): _collecting_deadline,
+    (Masking, DeadlinePassed): _masking_deadline,
     (Evaluating, DeadlinePassed): _evaluating_deadline,
     (Collecting, UpdateCommitted): _commit,
     (Aggregating, UpdateCommitted): _commit_again,
+    (Collecting, SiloTrained): _trained,
+    (Masking, SiloTrained): _trained_again,
+    (Masking, MaskingOpened): _masking_opened,
+    (Masking, MaskAnswered): _answered,
+    (Aggregating, MaskAnswered): _answered_late,
     (Collecting, SiloDeclined): _decline_training,
+    (Masking, SiloDeclined): _decline_masking,
     (Evaluating, SiloDeclined): _decline_evaluation,
     (Aggregating, Aggregated): _aggregated,
     (Aggregating, AggregationFailed): _aggregation_failed,
@@ -616,6 +885,7 @@ TABLE: dict[tuple[type[State], type[Event]], Callable[[Any, Any], Step]] = {
     (Idle, Resumed): _resume_idle,
     (Gathering, Resumed): _resume,
     (Collecting, Resumed): _resume,
+    (Masking, Resumed): _resume,
     (Aggregating, Resumed): _resume,
     (Evaluating, Resumed): _resume,
     (Stopped, Resumed): _resume,

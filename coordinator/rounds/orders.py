@@ -1,20 +1,29 @@
 """What each silo should do now, and what the coordinator waits for: pure functions of the state."""
 
+from collections.abc import Iterable
+
 from coordinator.rounds.cohort import cohort_of, named, outstanding
+from coordinator.rounds.secure_attempt import MaskedSum, SecureAttempt
 from coordinator.rounds.states import (
     Aggregating,
     Collecting,
+    Declined,
     Evaluating,
     Gathering,
     Idle,
+    Masking,
+    Report,
     State,
     Stopped,
     Task,
     course_of,
 )
 from coordinator.rounds.states import Finished as PlanFinished
+from coordinator.rounds.updates import CommittedUpdate
 from security.identifiers import SiloName
-from silo_wire.messages import Evaluate, Finished, Order, Prepare, Standby, StandbyReason, Train
+from security.secure_aggregation.coordinator_machine import is_awaited, request_to, takes_part
+from security.secure_aggregation.roster import Roster
+from silo_wire.messages import Evaluate, Finished, Mask, Order, Prepare, Standby, StandbyReason, Train
 
 
 def order_for(state: State, silo: SiloName, now: float) -> Order:
@@ -39,11 +48,28 @@ def order_for(state: State, silo: SiloName, now: float) -> Order:
                 seconds_left=max(0.0, state.deadline - now),
                 included_update=next((one.digest for one in course.included if one.silo == silo), None),
             )
+        case Masking(secure=SecureAttempt() as secure) if is_awaited(secure.state, silo):
+            return Mask(
+                key=state.key,
+                model=course.model,
+                seconds_left=max(0.0, state.deadline - now),
+                attempt=secure.attempt,
+                message=(request := request_to(secure.state, silo)),
+                identities=secure.identities if isinstance(request, Roster) else (),
+            )
         case Evaluating() if silo in _at_work(state):
             return Evaluate(key=state.key, model=course.model, seconds_left=max(0.0, state.deadline - now))
     if silo not in course.ready:
         return Prepare(course.terms.plan)
     match state:
+        case Collecting() if silo in state.trained:
+            return Standby(StandbyReason.TRAINED)
+        case Masking(secure=None) if silo in state.silos:
+            return Standby(StandbyReason.TRAINED)
+        case Masking(secure=SecureAttempt() as secure) if takes_part(secure.state, silo):
+            return Standby(StandbyReason.UPDATE_RECEIVED)
+        case Masking():
+            return Standby(StandbyReason.NOT_IN_COHORT)
         case Collecting() | Evaluating() if silo in state.cohort:
             return Standby(StandbyReason.UPDATE_RECEIVED)
         case Collecting() | Evaluating():
@@ -58,8 +84,12 @@ def order_for(state: State, silo: SiloName, now: float) -> Order:
 
 
 def _at_work(state: Collecting | Evaluating) -> tuple[SiloName, ...]:
-    done = state.updates if isinstance(state, Collecting) else state.reports
-    return outstanding(state.cohort, (item.silo for item in done), (item.silo for item in state.declined))
+    done = (*state.trained, *_silos_of(state.updates)) if isinstance(state, Collecting) else _silos_of(state.reports)
+    return outstanding(state.cohort, done, _silos_of(state.declined))
+
+
+def _silos_of(items: Iterable[Report | CommittedUpdate | Declined]) -> tuple[SiloName, ...]:
+    return tuple(item.silo for item in items)
 
 
 def waiting_for(state: State) -> str:
@@ -70,7 +100,14 @@ def waiting_for(state: State) -> str:
         case Gathering():
             return _gathering(state)
         case Collecting():
-            return f"{len(state.updates)} of {len(state.cohort)} updates in, working: {named(_at_work(state))}"
+            done = f"{len(state.trained)} of {len(state.cohort)} silos have trained"
+            if not state.course.terms.secure_aggregation:
+                done = f"{len(state.updates)} of {len(state.cohort)} updates in"
+            return f"{done}, working: {named(_at_work(state))}"
+        case Masking():
+            return _masking(state)
+        case Aggregating(masked=MaskedSum() as masked):
+            return f"unmasking the sum of {len(masked.vectors)} silos"
         case Aggregating():
             return f"summing {len(state.updates)} updates"
         case Evaluating():
@@ -81,10 +118,20 @@ def waiting_for(state: State) -> str:
             return f"all {state.course.terms.rounds} rounds done"
 
 
+def _masking(state: Masking) -> str:
+    if state.secure is None:
+        return f"opening secure aggregation among {len(state.silos)} silos"
+    at = state.secure.state
+    awaited = named(silo for silo in state.silos if is_awaited(at, silo))
+    return f"secure aggregation, {at.phase}; waiting for {awaited}"
+
+
 def _gathering(state: Gathering) -> str:
     course = state.course
     purpose = "to evaluate" if state.opening.task is Task.EVALUATION else "to train"
     counts = f"{len(course.ready)} of {len(course.population)} enrolled silos ready {purpose}"
+    if barred := course.barred_in(state.opening.round):
+        counts += f", left out until `coordinator plan start`: {named(sorted(barred))}"
     absent = named(cohort_of(course.population - course.ready))
     if not state.started:
         return f"{counts}; waiting for `coordinator plan start`"

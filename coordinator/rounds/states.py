@@ -1,17 +1,20 @@
 """Where a plan stands. Everything that a restarted coordinator needs is in these values, but for who is connected.
 
-    Idle -> Gathering -> Collecting -> Aggregating -> Evaluating -> Gathering ... -> Finished
-                 ^------- abandoned ----/                 (or straight on, when no evaluation is due)
+    Idle -> Gathering -> Collecting -> (Masking) -> Aggregating -> Evaluating -> Gathering ... -> Finished
+                 ^------- abandoned ------/                 (or straight on, when no evaluation is due)
+    Masking is secure aggregation's, and has phases of its own (security/secure_aggregation/coordinator_machine.py).
     Stopped stands beside all of them but Idle and Finished.
 
 `deadline` is absolute. The states of a plan share a Course: what outlasts a round.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
 from coordinator.rounds.scores import BestModel
+from coordinator.rounds.secure_attempt import MaskedSum, SecureAttempt
 from coordinator.rounds.terms import PlanTerms
 from coordinator.rounds.updates import CommittedUpdate, IncludedUpdate
 from security.identifiers import SiloName
@@ -20,12 +23,34 @@ from silo_wire.messages import DeclineReason, Evaluation, RoundKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Barred:
+    """A silo that spoilt an attempt of secure aggregation: it is in no cohort up to and including this round."""
+
+    silo: SiloName
+    round: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispute:
+    """One of the two lied about a box, and nothing can show which: they are in no cohort together up to this round."""
+
+    accuser: SiloName
+    dealer: SiloName
+    round: int
+
+    @property
+    def silos(self) -> tuple[SiloName, SiloName]:
+        return self.accuser, self.dealer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
     """What outlasts a round: the plan's terms, its silos, its model.
 
     `population` holds the enrolled silos, `ready` those of them that are connected and have declared readiness for this
     plan since they last connected or declined; a restart empties it. `model_round` is the round that made `model`.
-    `included` has, in order of silo name, the newest update of each silo that a model of the plan includes.
+    `included` has, in order of silo name, the newest update of each silo that a model of the plan includes. `barred` and
+    `disputes` are lifted by the operator's next `plan start`.
     """
 
     terms: PlanTerms
@@ -35,6 +60,21 @@ class Course:
     model_round: int = 0
     best: BestModel | None = None
     included: tuple[IncludedUpdate, ...] = ()
+    barred: tuple[Barred, ...] = ()
+    disputes: tuple[Dispute, ...] = ()
+
+    def barred_in(self, round_number: int) -> frozenset[SiloName]:
+        """Who is left out: those who are barred, and one of each dispute, whoever is in most of them first.
+
+        A liar needs another opponent for each new dispute. After the second it is in more of them than anybody else, is
+        left out itself, and those whom it accused or deceived are in again.
+        """
+        out = {item.silo for item in self.barred if item.round >= round_number}
+        disputes = [item for item in self.disputes if item.round >= round_number]
+        while still := [item for item in disputes if out.isdisjoint(item.silos)]:
+            counts = Counter(silo for item in still for silo in item.silos)
+            out.add(max((*(item.accuser for item in still), *(item.dealer for item in still)), key=counts.__getitem__))
+        return frozenset(out)
 
     @property
     def best_model(self) -> Digest:
@@ -96,7 +136,10 @@ class Gathering:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collecting:
-    """The cohort trains and uploads; `updates` in order of silo name."""
+    """The cohort trains and uploads; `updates` in order of silo name.
+
+    Under secure aggregation nothing is uploaded yet: `trained` holds those that have a delta to be masked.
+    """
 
     phase: ClassVar[str] = "collecting"
     course: Course
@@ -104,6 +147,28 @@ class Collecting:
     attempt: int
     cohort: tuple[SiloName, ...]
     updates: tuple[CommittedUpdate, ...] = ()
+    trained: tuple[SiloName, ...] = ()
+    declined: tuple[Declined, ...] = ()
+    deadline: float
+
+    @property
+    def key(self) -> RoundKey:
+        return self.course.key(self.round, self.attempt)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Masking:
+    """Secure aggregation among `silos`, who have trained. `secure` is None until it is opened.
+
+    `declined` holds those that refused since. The deadline is that of secure aggregation's present phase.
+    """
+
+    phase: ClassVar[str] = "masking"
+    course: Course
+    round: int
+    attempt: int
+    silos: tuple[SiloName, ...]
+    secure: SecureAttempt | None = None
     declined: tuple[Declined, ...] = ()
     deadline: float
 
@@ -114,13 +179,19 @@ class Collecting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aggregating:
-    """The updates become a model. No deadline: only the coordinator works."""
+    """The updates, or what is under the masks, become a model. No deadline: only the coordinator works."""
 
     phase: ClassVar[str] = "aggregating"
     course: Course
     round: int
     attempt: int
-    updates: tuple[CommittedUpdate, ...]
+    updates: tuple[CommittedUpdate, ...] = ()
+    masked: MaskedSum | None = None
+
+    @property
+    def silos(self) -> tuple[SiloName, ...]:
+        """Whose updates are summed."""
+        return tuple(update.silo for update in self.updates) if self.masked is None else self.masked.silos
 
     @property
     def key(self) -> RoundKey:
@@ -147,12 +218,13 @@ class Evaluating:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped:
-    """By the operator. `updates` are those of an aggregation that was under way: it is done again at the start."""
+    """By the operator. `updates`, or `masked`, are those of an aggregation that was under way: it is done at the start."""
 
     phase: ClassVar[str] = "stopped"
     course: Course
     opening: Opening
     updates: tuple[CommittedUpdate, ...] = ()
+    masked: MaskedSum | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,8 +235,17 @@ class Finished:
     course: Course
 
 
-State = Idle | Gathering | Collecting | Aggregating | Evaluating | Stopped | Finished
-STATES: tuple[type[State], ...] = (Idle, Gathering, Collecting, Aggregating, Evaluating, Stopped, Finished)
+State = Idle | Gathering | Collecting | Masking | Aggregating | Evaluating | Stopped | Finished
+STATES: tuple[type[State], ...] = (
+    Idle,
+    Gathering,
+    Collecting,
+    Masking,
+    Aggregating,
+    Evaluating,
+    Stopped,
+    Finished,
+)
 
 
 def course_of(state: State) -> Course | None:
@@ -177,7 +258,7 @@ def population_of(state: State) -> frozenset[SiloName]:
 
 def deadline_of(state: State) -> float | None:
     """The one deadline that runs, if any."""
-    return state.deadline if isinstance(state, Gathering | Collecting | Evaluating) else None
+    return state.deadline if isinstance(state, Gathering | Collecting | Masking | Evaluating) else None
 
 
 def round_of(state: State) -> tuple[int, int]:

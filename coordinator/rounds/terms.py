@@ -8,7 +8,10 @@ from silo_wire.canonical import Digest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanTerms:
-    """`plan` is the plan's digest. Every phase has one deadline, in seconds from its beginning, and the quorum `min_silos`."""
+    """`plan` is the plan's digest. Every phase has one deadline, in seconds from its beginning, and the quorum `min_silos`.
+
+    `masking_deadline_s` is for each phase of secure aggregation.
+    """
 
     federation: FederationName
     plan: Digest
@@ -22,6 +25,8 @@ class PlanTerms:
     evaluate_every: int
     evaluate_initial: bool
     evaluate_last: bool
+    secure_aggregation: bool = False
+    masking_deadline_s: float = 0.0
 
     def evaluation_due(self, round_number: int) -> bool:
         """Whether silos score the model that this round made; round 0 is the initial model."""

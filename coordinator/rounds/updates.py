@@ -56,9 +56,16 @@ class SiloWeight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregationResult:
-    """`model` equals the base model when the outcome is ZERO_WEIGHT; `fallback`: all weights were zero, |D_i| was used."""
+    """`model` equals the base model when the outcome is ZERO_WEIGHT; `fallback`: all weights were zero, |D_i| was used.
+
+    Under secure aggregation there are no `weights`, since nobody sees them, but their sum; of the `coordinates` of all deltas in
+    it, `saturated` were cut to the range that the round could express (or more: a silo's count has a limit).
+    """
 
     model: Digest
     outcome: Outcome
     weights: tuple[SiloWeight, ...]
     fallback: bool = False
+    weight_sum: float = 0.0
+    saturated: int = 0
+    coordinates: int = 0

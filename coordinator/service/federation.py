@@ -11,12 +11,14 @@ import structlog
 
 from coordinator.rounds.events import (
     EvaluationReported,
+    MaskAnswered,
     PlanOffered,
     PlanStarted,
     PlanStopped,
     ReadinessDeclared,
     SiloDeclined,
     SiloLeft,
+    SiloTrained,
 )
 from coordinator.rounds.orders import order_for, waiting_for
 from coordinator.rounds.states import Course, Idle, course_of, population_of
@@ -38,6 +40,9 @@ from silo_wire.messages import (
     DeclineReason,
     Evaluate,
     Evaluation,
+    Mask,
+    MaskAnswer,
+    MaskedHeader,
     ModelHeader,
     Order,
     RoundKey,
@@ -191,8 +196,25 @@ class Federation:
         header = ModelHeader(manifest=manifest, round=signed.round, signature=signed.signature)
         return ModelSource(header, opened.parts.models, self._chunks)
 
-    async def begin_update(self, silo: SiloName, header: UpdateHeader) -> Upload:
+    async def declare_trained(self, silo: SiloName, key: RoundKey, model: Digest) -> None:
+        """The silo holds a delta from `model` for the masked sum of this attempt; raises WrongTime or Conflict."""
+        await self._loop.post(SiloTrained(now=self._clock(), key=key, silo=silo, model=model))
+
+    async def answer_mask(self, silo: SiloName, key: RoundKey, answer: MaskAnswer) -> None:
+        """A message of secure aggregation. Raises AuthorisationError for another silo's, WrongTime or Conflict.
+
+        A false one is acknowledged like any other: its sender is dropped, and finds so in its next order.
+        """
+        if answer.silo != silo:
+            raise AuthorisationError(
+                f"silo {silo} brings a {type(answer).__name__} of silo {answer.silo}: only its own is taken"
+            )
+        await self._loop.post(MaskAnswered(now=self._clock(), key=key, answer=answer))
+
+    async def begin_update(self, silo: SiloName, header: UpdateHeader | MaskedHeader) -> Upload:
         """Check an update before its bytes come; then `write` its chunks, `commit`, and always `close`."""
+        if isinstance(header, MaskedHeader) and header.masked.silo != silo:
+            raise AuthorisationError(f"silo {silo} brings a masked vector of silo {header.masked.silo}")
         return await self._uploads.begin(silo, header)
 
     async def upload_offset(self, silo: SiloName, key: RoundKey, update: Digest) -> tuple[int, bool]:
@@ -317,4 +339,4 @@ class Federation:
 
 def _essence(order: Order) -> Order:
     """The order without the time left, which changes all the time."""
-    return replace(order, seconds_left=0.0) if isinstance(order, Train | Evaluate) else order
+    return replace(order, seconds_left=0.0) if isinstance(order, Train | Mask | Evaluate) else order

@@ -6,6 +6,7 @@ import structlog
 
 from coordinator.rounds.effects import (
     EvaluationClosed,
+    MaskedAccepted,
     Record,
     RoundAbandoned,
     RoundClosed,
@@ -71,6 +72,13 @@ class Journal:
                     loss_reduction=update.loss_reduction,
                     delta_norm=update.delta_norm,
                 )
+            case MaskedAccepted():
+                _log.info(
+                    "masked vector committed",
+                    **_where(record.key),
+                    silo=record.vector.silo,
+                    vector=record.vector.digest,
+                )
             case SiloDropped():
                 _log.warning(
                     "silo dropped",
@@ -88,8 +96,7 @@ class Journal:
                     record.key,
                     outcome="abandoned",
                     seconds=self._seconds(record.key, record.at),
-                    weights=(),
-                    fallback=False,
+                    result=None,
                 )
             case EvaluationClosed():
                 self._evaluated(record)
@@ -110,21 +117,20 @@ class Journal:
                 share=item.share,
                 capped=item.capped,
             )
-        log = _log.warning if result.fallback else _log.info
+        log = _log.warning if result.fallback or result.saturated else _log.info
         log(
             "round closed",
             **_where(record.key),
             outcome=result.outcome.value,
             model=result.model,
             weight_fallback=result.fallback,
-            silos=len(result.weights),
+            **_masked(record),
         )
         self._observer.round_closed(
             record.key,
             outcome=result.outcome.value,
             seconds=self._seconds(record.key, record.at),
-            weights=result.weights,
-            fallback=result.fallback,
+            result=result,
         )
 
     def _evaluated(self, record: EvaluationClosed) -> None:
@@ -152,6 +158,19 @@ class Journal:
     def _seconds(self, key: RoundKey, closed_at: float) -> float:
         # A round that was opened before a restart counts from the restart: the observer's clock began there too.
         return max(0.0, closed_at - self._opened.pop(key, closed_at))
+
+
+def _masked(record: RoundClosed) -> dict[str, object]:
+    """How many silos are in the model; of a masked sum, what nobody but their sum says."""
+    result = record.result
+    if record.masked is None:
+        return {"silos": len(result.weights)}
+    return {
+        "silos": len(record.masked),
+        "weight_sum": result.weight_sum,
+        "saturated": result.saturated,
+        "coordinates": result.coordinates,
+    }
 
 
 def _where(key: RoundKey) -> dict[str, int]:

@@ -34,6 +34,8 @@ def terms_of(plan: Plan) -> PlanTerms:
         evaluate_every=evaluation.every,
         evaluate_initial=evaluation.initial,
         evaluate_last=evaluation.last,
+        secure_aggregation=plan.aggregation.secure_aggregation,
+        masking_deadline_s=schedule.masking_deadline_s,
     )
 
 

@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from coordinator.rounds.effects import Record
+from coordinator.rounds.secure_attempt import MaskedSum
 from coordinator.rounds.states import State
-from coordinator.rounds.updates import AggregationResult, CommittedUpdate, SiloWeight
+from coordinator.rounds.updates import AggregationResult, CommittedUpdate
 from coordinator.service.records import EnrolledSilo, Invitation, RoundRow, SignedModel
 from security.errors import IntegrityError
 from security.identifiers import SiloName
+from security.secure_aggregation.fixed_point import Ranges
 from silo_wire.canonical import Digest
 from silo_wire.manifest import Layout, Manifest
-from silo_wire.messages import Evaluation, RoundKey, UpdateHeader
+from silo_wire.messages import Evaluation, MaskedHeader, RoundKey, UpdateHeader
 from silo_wire.plan import PlanBundle
 
 Clock = Callable[[], float]
@@ -51,6 +53,9 @@ class ModelStore(Protocol):
     def read_chunk(self, model: Digest, index: int) -> bytes:
         """Chunk `index`, checked; raises IntegrityError naming the file when it was damaged."""
 
+    def ranges(self, model: Digest) -> Ranges:
+        """What secure aggregation of updates of this model can express."""
+
     def retain(self, models: set[Digest]) -> None:
         """Delete every model of this plan, and its optimizer state, that is not in `models`."""
 
@@ -75,6 +80,9 @@ class Aggregator(Protocol):
         A function of its arguments alone: repeated after a crash it gives the same model. Optimizer state is taken from
         `base_model`'s and stored with the new model's. Raises UnusableUpdate naming the silo, StorageError otherwise.
         """
+
+    def aggregate_masked(self, key: RoundKey, base_model: Digest, masked: MaskedSum) -> AggregationResult:
+        """The same of masked vectors: their sum, unmasked, over the sum of the weights that is in it."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +123,7 @@ class Spool(Protocol):
 class Spools(Protocol):
     """All updates on their way in, by round key and silo; they outlive the process."""
 
-    def open(self, key: RoundKey, silo: SiloName, header: UpdateHeader, layout: Layout) -> Spool:
+    def open(self, key: RoundKey, silo: SiloName, header: UpdateHeader | MaskedHeader, layout: Layout) -> Spool:
         """Go on with the spool of exactly this manifest, or begin one in place of any other of this key and silo."""
 
     def held(self, key: RoundKey, silo: SiloName, update: Digest, layout: Layout) -> int:
@@ -214,10 +222,8 @@ class Observer(Protocol):
     def silo_dropped(self, silo: SiloName, outcome: str) -> None:
         """`outcome`: declined, late or refused."""
 
-    def round_closed(
-        self, key: RoundKey, *, outcome: str, seconds: float, weights: Sequence[SiloWeight], fallback: bool
-    ) -> None:
-        """`outcome`: applied, zero_weight or abandoned (then without weights)."""
+    def round_closed(self, key: RoundKey, *, outcome: str, seconds: float, result: AggregationResult | None) -> None:
+        """`outcome`: applied, zero_weight or abandoned (then without a result)."""
 
     def evaluated(
         self, key: RoundKey, *, reports: Sequence[tuple[SiloName, Evaluation]], macro: float, micro: float

@@ -61,11 +61,20 @@ class SiloRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MaskedTotals:
+    """What a masked sum says beside the model: the sum of the weights; of its coordinates, how many had to be cut."""
+
+    weight_sum: float
+    saturated: int
+    coordinates: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRow:
     """One attempt at a round. `outcome`: running, applied, zero_weight, abandoned; evaluated for round 0.
 
     `model` is the one that the round made, or started from while it has made none. Averages are of exact match, 0 to 1,
-    None where nothing was evaluated.
+    None where nothing was evaluated. `masked` is of rounds under secure aggregation, where silos have no weights.
     """
 
     round: int
@@ -76,6 +85,7 @@ class RoundRow:
     closed_unix_s: float | None
     model: Digest
     weight_fallback: bool
+    masked: MaskedTotals | None = None
     silos: tuple[SiloRow, ...]
     macro_exact_match: float | None
     micro_exact_match: float | None

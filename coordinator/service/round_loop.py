@@ -6,6 +6,7 @@ the loop's own events (deadlines, aggregation) are tried again after `retry_s`.
 """
 
 import asyncio
+import secrets
 from collections.abc import Callable
 
 import structlog
@@ -17,17 +18,23 @@ from coordinator.rounds.effects import (
     Command,
     DisarmDeadline,
     DiscardUpdates,
+    OpenMasking,
     Record,
     RetainModels,
 )
-from coordinator.rounds.events import Aggregated, AggregationFailed, DeadlinePassed, Event, Resumed
+from coordinator.rounds.events import Aggregated, AggregationFailed, DeadlinePassed, Event, MaskingOpened, Resumed
 from coordinator.rounds.machine import step
-from coordinator.rounds.states import Aggregating, Finished, Idle, State, course_of
+from coordinator.rounds.states import Aggregating, Finished, Idle, Masking, State, course_of
 from coordinator.service.journal import Journal
 from coordinator.service.plan_desk import PlanDesk
 from coordinator.service.ports import Clock, Keys, Observer, RoundStore, Spools, UnusableUpdate
 from coordinator.service.threads import Threads
-from security.errors import LoricaError, StateError, StorageError, kind_of
+from security.errors import ConfigurationError, LoricaError, MalformedMessage, StateError, StorageError, kind_of
+from security.identifiers import FederationName
+from security.pki.identity_key import public_key_from_bytes
+from security.secure_aggregation.attempt import ATTEMPT_ID_BYTES, Attempt
+from security.secure_aggregation.coordinator_machine import OpenAttempt
+from security.secure_aggregation.parameters import Terms
 from silo_wire.canonical import Digest
 from silo_wire.messages import RoundKey
 from silo_wire.statements import MODEL_DOMAIN, model_statement
@@ -165,6 +172,9 @@ class RoundLoop:
                 self._arm(at)
             case DisarmDeadline():
                 self._disarm()
+            case OpenMasking():
+                assert self._tasks is not None
+                self._tasks.create_task(self._open_masking(command))
             case Aggregate():
                 assert self._tasks is not None
                 self._tasks.create_task(self._aggregate(command))
@@ -225,6 +235,51 @@ class RoundLoop:
         else:
             self._tasks.create_task(self._insist(DeadlinePassed(now=now, deadline=at)))
 
+    # --- secure aggregation
+
+    async def _open_masking(self, command: OpenMasking) -> None:
+        while isinstance(self._state, Masking) and self._state.key == command.key and self._state.secure is None:
+            try:
+                event = await self._masking_opened(command)
+            except LoricaError as error:
+                self.fault = str(error)
+                self._complain("secure aggregation cannot be opened, it is tried again", error)
+                await asyncio.sleep(self._retry_s)
+            else:
+                await self._insist(event)
+                return
+
+    async def _masking_opened(self, command: OpenMasking) -> MaskingOpened:
+        key = command.key
+        opened = await self._desk.opened(key.plan)
+        section, schedule = opened.bundle.plan.aggregation, opened.bundle.plan.schedule
+        enrolled = await self._threads.store(self._store.silos)
+        attempt = Attempt(
+            federation=FederationName(key.federation),
+            plan=bytes.fromhex(key.plan),
+            round=key.round,
+            number=key.attempt,
+            id=secrets.token_bytes(ATTEMPT_ID_BYTES),
+        )
+        terms = Terms(
+            model=bytes.fromhex(command.model),
+            ranges=await self._threads.transfer(opened.parts.models.ranges, command.model),
+            min_cohort=schedule.min_silos,
+            min_survivors=section.min_survivors,
+            colluders=section.colluders,
+            threshold=section.threshold or None,
+        )
+        return MaskingOpened(
+            now=self._clock(),
+            key=key,
+            opening=OpenAttempt(attempt=attempt, terms=terms, invited=command.silos),
+            identities=tuple(
+                (item.silo, public_key_from_bytes(item.identity_public_key))
+                for item in enrolled
+                if item.silo in command.silos
+            ),
+        )
+
     # --- aggregation
 
     async def _aggregate(self, command: Aggregate) -> None:
@@ -246,12 +301,23 @@ class RoundLoop:
     async def _aggregated(self, command: Aggregate) -> Aggregated | AggregationFailed:
         opened = await self._desk.opened(command.key.plan)
         try:
-            result = await asyncio.to_thread(
-                opened.parts.aggregator.aggregate, command.key, command.base_model, command.updates
-            )
+            if command.masked is None:
+                result = await asyncio.to_thread(
+                    opened.parts.aggregator.aggregate, command.key, command.base_model, command.updates
+                )
+            else:
+                result = await asyncio.to_thread(
+                    opened.parts.aggregator.aggregate_masked, command.key, command.base_model, command.masked
+                )
         except UnusableUpdate as error:
             self._complain("update cannot be used", error)
             return AggregationFailed(now=self._clock(), key=command.key, silo=error.silo, reason=str(error))
+        except (MalformedMessage, ConfigurationError) as error:
+            if command.masked is None:
+                raise
+            # A sum that takes the model out of float32's range: nobody can see whose part of it that was.
+            self._complain("masked sum cannot be used", error)
+            return AggregationFailed(now=self._clock(), key=command.key, silo=None, reason=str(error))
         statement = model_statement(
             federation=command.key.federation,
             plan=command.key.plan,
@@ -261,7 +327,7 @@ class RoundLoop:
         signature = self._keys.sign(MODEL_DOMAIN, statement)
         return Aggregated(now=self._clock(), key=command.key, result=result, signature=signature)
 
-    async def _insist(self, event: DeadlinePassed | Aggregated | AggregationFailed) -> None:
+    async def _insist(self, event: DeadlinePassed | MaskingOpened | Aggregated | AggregationFailed) -> None:
         """Post one of the loop's own events until it is persisted, or no longer fits."""
         while True:
             try:

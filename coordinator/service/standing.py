@@ -8,6 +8,7 @@ from coordinator.rounds.states import (
     Collecting,
     Declined,
     Evaluating,
+    Masking,
     State,
     course_of,
     deadline_of,
@@ -18,12 +19,12 @@ from coordinator.service.attendance import Attendance
 from coordinator.service.records import EnrolledSilo
 from security.identifiers import FederationName, SiloName
 from silo_wire.canonical import Digest
-from silo_wire.messages import Evaluate, Train
+from silo_wire.messages import Evaluate, Mask, Train
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiloStanding:
-    """`state`: invited, enrolled (never seen), absent, preparing, ready, training, evaluating, declined.
+    """`state`: invited, enrolled (never seen), absent, preparing, ready, training, masking, evaluating, declined.
 
     `fraction` is the progress of the present phase, 0 to 1, as the agent reports it.
     """
@@ -119,7 +120,7 @@ def _enrolled(state: State, silo: EnrolledSilo, attendance: Attendance, now: flo
         name = _at_work(state, silo.silo, now)
         if name == "preparing":
             detail = seat.unready_reason
-        elif seat.phase is not None and name in ("training", "evaluating"):
+        elif seat.phase is not None and name in ("training", "masking", "evaluating"):
             detail = seat.phase.value
     return SiloStanding(
         silo=silo.silo,
@@ -132,7 +133,7 @@ def _enrolled(state: State, silo: EnrolledSilo, attendance: Attendance, now: flo
 
 
 def _declined(state: State) -> Sequence[Declined]:
-    return state.declined if isinstance(state, Collecting | Evaluating) else ()
+    return state.declined if isinstance(state, Collecting | Masking | Evaluating) else ()
 
 
 def _at_work(state: State, silo: SiloName, now: float) -> str:
@@ -140,6 +141,8 @@ def _at_work(state: State, silo: SiloName, now: float) -> str:
     match order_for(state, silo, now):
         case Train():
             return "training"
+        case Mask():
+            return "masking"
         case Evaluate():
             return "evaluating"
     return "ready" if course is not None and silo in course.ready else "preparing"

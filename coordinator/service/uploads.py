@@ -6,24 +6,28 @@
 4. It goes on where the spool ends.
 5. Each chunk has the digest of the manifest; the whole is finite and durable.
 6. The machine counts it. Only then is the silo told.
+
+A masked vector takes the same way. Its announcement is a message of secure aggregation: the protocol's machine judges it, and
+drops the silo whose announcement is false.
 """
 
 import asyncio
 from functools import partial
 
-from coordinator.rounds.events import UpdateCommitted
-from coordinator.rounds.machine import check_may_commit
-from coordinator.rounds.states import course_of
+from coordinator.rounds.events import MaskAnswered, UpdateCommitted
+from coordinator.rounds.machine import check_may_commit, check_may_send_masked
+from coordinator.rounds.states import Masking, course_of
 from coordinator.rounds.updates import CommittedUpdate
 from coordinator.service.plan_desk import PlanDesk
 from coordinator.service.ports import Clock, RoundStore, Spool, Spools
 from coordinator.service.round_loop import RoundLoop
 from coordinator.service.threads import Threads
-from security.errors import AuthorisationError, Conflict, WrongTime
+from security.errors import AuthorisationError, Conflict, IntegrityError, MalformedMessage, WrongTime
 from security.identifiers import SiloName
 from security.pki import identity_key
 from silo_wire.canonical import Digest
-from silo_wire.messages import RoundKey, UpdateHeader
+from silo_wire.manifest import Layout, masked_layout
+from silo_wire.messages import MaskedHeader, RoundKey, UpdateHeader
 from silo_wire.statements import UPDATE_DOMAIN, update_statement
 from silo_wire.work_behind import WorkBehind
 
@@ -35,7 +39,7 @@ class Upload:
         self,
         *,
         silo: SiloName,
-        header: UpdateHeader,
+        header: UpdateHeader | MaskedHeader,
         spool: Spool | None,
         loop: RoundLoop,
         clock: Clock,
@@ -74,12 +78,17 @@ class Upload:
         async with self._ending:
             await self._behind.done()
             norm = await self._threads.transfer(self._usable().commit)
-            update = CommittedUpdate(silo=self._silo, digest=digest, summary=self._header.summary, delta_norm=norm)
-            event = UpdateCommitted(
-                now=self._clock(), key=self._header.key, update=update, signature=self._header.signature
-            )
-            await self._loop.post(event)
+            await self._loop.post(self._committed(norm))
         return digest
+
+    def _committed(self, norm: float) -> UpdateCommitted | MaskAnswered:
+        header, now = self._header, self._clock()
+        if isinstance(header, MaskedHeader):
+            return MaskAnswered(now=now, key=header.key, answer=header.masked)
+        update = CommittedUpdate(
+            silo=self._silo, digest=header.manifest.digest, summary=header.summary, delta_norm=norm
+        )
+        return UpdateCommitted(now=now, key=header.key, update=update, signature=header.signature)
 
     async def close(self) -> None:
         async with self._ending:
@@ -108,7 +117,10 @@ class Upload:
             )
         if self._replaced:
             raise Conflict(f"a newer upload of silo {self._silo} has taken this one's place")
-        check_may_commit(self._loop.state, self._header.key, self._silo)
+        if isinstance(self._header, MaskedHeader):
+            check_may_send_masked(self._loop.state, self._header.key, self._silo)
+        else:
+            check_may_commit(self._loop.state, self._header.key, self._silo)
         return self._spool
 
 
@@ -132,18 +144,14 @@ class Uploads:
         self._live: dict[SiloName, Upload] = {}
         self._beginning = asyncio.Lock()
 
-    async def begin(self, silo: SiloName, header: UpdateHeader) -> Upload:
+    async def begin(self, silo: SiloName, header: UpdateHeader | MaskedHeader) -> Upload:
         """Check an update before its bytes; the steps stand at the head of this module."""
         if await self._is_committed(silo, header.key, header.manifest.digest):
             return self._at(self._upload(silo, header, None), header)
-        check_may_commit(self._loop.state, header.key, silo)
-        course = course_of(self._loop.state)
-        assert course is not None
-        if header.model != course.model:
-            raise WrongTime(f"silo {silo} made its update from model {header.model}, the round's is {course.model}")
-        layout = (await self._desk.opened(header.key.plan)).bundle.update_layout
-        header.manifest.check_layout(layout)
-        await self._check_signature(silo, header)
+        if isinstance(header, MaskedHeader):
+            layout = await self._check_masked(silo, header)
+        else:
+            layout = await self._check_plain(silo, header)
         async with self._beginning:
             if (older := self._live.get(silo)) is not None:
                 await older.replace()
@@ -158,6 +166,29 @@ class Uploads:
             await upload.close()
             raise
 
+    async def _check_plain(self, silo: SiloName, header: UpdateHeader) -> Layout:
+        check_may_commit(self._loop.state, header.key, silo)
+        course = course_of(self._loop.state)
+        assert course is not None
+        if header.model != course.model:
+            raise WrongTime(f"silo {silo} made its update from model {header.model}, the round's is {course.model}")
+        layout = (await self._desk.opened(header.key.plan)).bundle.update_layout
+        header.manifest.check_layout(layout)
+        await self._check_signature(silo, header)
+        return layout
+
+    async def _check_masked(self, silo: SiloName, header: MaskedHeader) -> Layout:
+        """A false announcement is told to the protocol, which drops the silo for it: its vector is not even looked at."""
+        secure = check_may_send_masked(self._loop.state, header.key, silo)
+        if not secure.would_take(header.masked):
+            await self._loop.post(MaskAnswered(now=self._clock(), key=header.key, answer=header.masked))
+            raise IntegrityError(f"silo {silo} announced a masked vector falsely: it is out of this attempt")
+        if header.manifest.digest != header.masked.vector.hex():
+            raise MalformedMessage(f"the manifest of silo {silo} is not the one that its announcement is signed for")
+        layout = masked_layout(secure.words)
+        header.manifest.check_layout(layout)
+        return layout
+
     async def offset(self, silo: SiloName, key: RoundKey, update: Digest) -> tuple[int, bool]:
         """Chunks held of this update, and whether it has been committed (then the chunks are 0).
 
@@ -167,8 +198,12 @@ class Uploads:
             await older.replace()
         if await self._is_committed(silo, key, update):
             return 0, True
-        check_may_commit(self._loop.state, key, silo)
-        layout = (await self._desk.opened(key.plan)).bundle.update_layout
+        state = self._loop.state
+        if isinstance(state, Masking):
+            layout = masked_layout(check_may_send_masked(state, key, silo).words)
+        else:
+            check_may_commit(state, key, silo)
+            layout = (await self._desk.opened(key.plan)).bundle.update_layout
         return await self._threads.transfer(self._spools.held, key, silo, update, layout), False
 
     async def _is_committed(self, silo: SiloName, key: RoundKey, update: Digest) -> bool:
@@ -178,11 +213,11 @@ class Uploads:
             raise Conflict(f"silo {silo} has committed update {counted} for round {key.round} and sends {update}")
         return counted is not None
 
-    def _upload(self, silo: SiloName, header: UpdateHeader, spool: Spool | None) -> Upload:
+    def _upload(self, silo: SiloName, header: UpdateHeader | MaskedHeader, spool: Spool | None) -> Upload:
         return Upload(silo=silo, header=header, spool=spool, loop=self._loop, clock=self._clock, threads=self._threads)
 
     @staticmethod
-    def _at(upload: Upload, header: UpdateHeader) -> Upload:
+    def _at(upload: Upload, header: UpdateHeader | MaskedHeader) -> Upload:
         if header.first_chunk != upload.held:
             raise WrongTime(
                 f"the upload goes on at chunk {upload.held}, not at {header.first_chunk}: ask for the offset first"

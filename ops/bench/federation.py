@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from ops.demo.processes import Processes, environment, run
 from ops.demo.run import free_ports
 from ops.demo.silos import write_silo
 from security.errors import StateError
+from security.secure_aggregation.fixed_point import EXTRA_WORDS
 
 PLAN = "bench"
 POLL_S = 0.02
@@ -49,23 +50,36 @@ _VALUES: Mapping[str, str | int | float] = {
 }
 
 
-def run_lorica(work: Path, *, silos: int, parameters: int, rounds: int, wire: str = "float32") -> Run:
+_SECURE_VALUES: Mapping[str, str | int | float] = {
+    "aggregation.secure_aggregation": "true",
+    "schedule.masking_deadline_s": LONGEST_ROUND_S,
+}
+
+
+def run_lorica(
+    work: Path, *, silos: int, parameters: int, rounds: int, wire: str = "float32", secure: bool = False
+) -> Run:
     """Measure `rounds` rounds after one that is not counted; raises StateError when a process fails or the sum is wrong.
 
     1: the first round of all, from its opening. `parameters` is what is asked for, the result has what came out. `work` is
-    an empty folder for everything.
+    an empty folder for everything. `secure`: under secure aggregation, among silos that pin each other and send nothing else.
     """
     warm_up = 1 if rounds > 1 else 0
     names = [f"silo-{index:02}" for index in range(1, silos + 1)]
     home = work / "coordinator"
     made = write_model(work / "t5", parameters, seed=1, dtype=torch.bfloat16 if wire == "bfloat16" else torch.float32)
-    _set_up(work, home, silos=silos, rounds=rounds + warm_up, wire=wire)
+    _set_up(work, home, silos=silos, rounds=rounds + warm_up, wire=wire, secure=secure)
     with Processes(work) as processes:
         processes.start("coordinator", "coordinator.cli", ["serve", "--dir", str(home), "--plan", PLAN])
         view = FederationView(Coordinator.load(CoordinatorFolder(home)).operator_access())
         view.wait_until_serving(processes.check, LONGEST_ROUND_S)
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda name: _enrol(work, home, name, made), names))
+            list(pool.map(lambda name: _enrol(work, home, name, made, secure=secure), names))
+            if secure:
+                keys = list(
+                    pool.map(lambda name: run("silo_agent.cli", "trust", "own", "--dir", str(work / name)), names)
+                )
+                list(pool.map(lambda name: _pin(work, name, keys), names))
         for name in names:
             folders = ["--dir", str(work / name), "--data", str(work / "data")]
             processes.start(name, "ops.bench.constant_silo", ["start", *folders])
@@ -73,9 +87,9 @@ def run_lorica(work: Path, *, silos: int, parameters: int, rounds: int, wire: st
             coordinator=[processes.pid("coordinator")], agents=[[processes.pid(name)] for name in names]
         ) as meter:
             readings = _follow(home, _Watch(view, processes), meter, rounds + warm_up, opening=not warm_up)
-    _check(work, rounds + warm_up)
+    _check(work, rounds + warm_up, secure=secure)
     return Run(
-        system="lorica" if wire == "float32" else f"lorica {wire}",
+        system=" ".join(["lorica", *(["masked"] if secure else []), *([wire] if wire != "float32" else [])]),
         silos=silos,
         parameters=made,
         readings=readings,
@@ -84,7 +98,7 @@ def run_lorica(work: Path, *, silos: int, parameters: int, rounds: int, wire: st
     )
 
 
-def _set_up(work: Path, home: Path, *, silos: int, rounds: int, wire: str) -> None:
+def _set_up(work: Path, home: Path, *, silos: int, rounds: int, wire: str, secure: bool) -> None:
     ports = free_ports(3)
     where = ("--dir", str(home))
     model = work / "t5"
@@ -101,6 +115,7 @@ def _set_up(work: Path, home: Path, *, silos: int, rounds: int, wire: str) -> No
         "schedule.min_silos": silos,
         "wire.model": wire,
         "wire.update": wire,
+        **(_SECURE_VALUES if secure else {}),
     }
     settings = (argument for key, value in values.items() for argument in ("--set", f"{key}={value}"))
     run("coordinator.cli", "plan", "new", PLAN, "--model", str(model), *settings, *where)
@@ -108,11 +123,19 @@ def _set_up(work: Path, home: Path, *, silos: int, rounds: int, wire: str) -> No
     write_silo(work / "data", CLINIC, seed=1)  # read and tokenised, but nothing learns from it
 
 
-def _enrol(work: Path, home: Path, name: str, parameters: int) -> None:
+def _enrol(work: Path, home: Path, name: str, parameters: int, *, secure: bool) -> None:
     token = run("coordinator.cli", "invite", name, "--dir", str(home))
     run("silo_agent.cli", "enroll", token.strip(), "--dir", str(work / name))
-    policy = f"[policy]\nmax_parameters = {parameters}\nmax_upload_bytes = {4 * parameters}\n"
-    (work / name / "silo.toml").write_text(policy)
+    upload = 4 * (parameters + EXTRA_WORDS if secure else parameters)
+    policy = f"[policy]\nmax_parameters = {parameters}\nmax_upload_bytes = {upload}\n"
+    (work / name / "silo.toml").write_text(policy + ("require_secure_aggregation = true\n" if secure else ""))
+
+
+def _pin(work: Path, name: str, keys: Sequence[str]) -> None:
+    """The others' identity keys, as each silo prints its own, its name first."""
+    for other, key in (line.split() for line in keys):
+        if other != name:
+            run("silo_agent.cli", "trust", "add", other, key, "--dir", str(work / name))
 
 
 class _Watch:
@@ -180,8 +203,12 @@ def _changes(written: Path, watch: _Watch) -> Iterator[None]:
         time.sleep(POLL_S)
 
 
-def _check(work: Path, rounds: int) -> None:
-    """Raise StateError unless every parameter of the global model has grown by `rounds` times the constant."""
+def _check(work: Path, rounds: int, *, secure: bool) -> None:
+    """Raise StateError unless every parameter of the global model has grown by `rounds` times the constant.
+
+    Under secure aggregation by that to within what its integers can express.
+    """
+    fine = 2.0**-16 if secure else 2.0**-20
     home = work / "coordinator"
     run("coordinator.cli", "export", str(work / "model"), "--dir", str(home))
     initial = Coordinator.load(CoordinatorFolder(home)).settings.state_folder / "plans" / PLAN / MODEL_FILE
@@ -189,6 +216,6 @@ def _check(work: Path, rounds: int) -> None:
         names = after.keys()
         for name in names:
             was, now = before.get_tensor(name), after.get_tensor(name)
-            coarse = 2.0**-6 if now.dtype == torch.bfloat16 else 2.0**-20
+            coarse = 2.0**-6 if now.dtype == torch.bfloat16 else fine
             if not torch.allclose(now.float(), was + rounds * STEP, rtol=coarse, atol=coarse * STEP * rounds):
                 raise StateError(f"the global model's {name} is not what {rounds} rounds of the constant give")

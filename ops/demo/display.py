@@ -70,11 +70,14 @@ class RoundDisplay:
 
 
 def _trained(record: operator_pb2.RoundRecord) -> str:
+    committed = [silo for silo in record.silos if silo.outcome == "committed"]
     parts = [
         f"{silo.silo} loss reduction {silo.loss_reduction:.3f}, weight {silo.weight:.0f} ({silo.share:.0%})"
-        for silo in record.silos
-        if silo.outcome == "committed"
+        for silo in committed
+        if silo.examples
     ]
+    if committed and not parts:
+        parts = [f"{len(committed)} masked updates"]
     return f"round {record.round} {record.outcome}: {'; '.join(parts)}" if parts and record.outcome != "running" else ""
 
 
@@ -109,7 +112,9 @@ def _cell(silo: operator_pb2.SiloRound | None) -> Text:
     if silo is None:
         return Text("-", style="dim")
     lines = []
-    if silo.outcome == "committed":
+    if silo.outcome == "committed" and not silo.examples:
+        lines.append("masked")
+    elif silo.outcome == "committed":
         lines.append(f"{silo.loss_reduction:.2f} · {silo.share:.0%}")
     elif silo.outcome not in ("", "evaluated"):
         lines.append(silo.outcome)

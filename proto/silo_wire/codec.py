@@ -1,4 +1,4 @@
-"""Bytes and protobuf messages <-> frozen values. The one place that reads fields of generated classes.
+"""Bytes and protobuf messages <-> frozen values. The one place, with `secure_codec`, that reads fields of generated classes.
 
 `..._from_wire` raises MalformedMessage for a missing, oversized or out-of-range field and returns values that need no
 second check; `..._to_wire` is its inverse.
@@ -15,6 +15,7 @@ from silo_wire.messages import (
     Evaluate,
     Evaluation,
     Finished,
+    Mask,
     ModelHeader,
     Order,
     Prepare,
@@ -36,6 +37,7 @@ _REASONS: dict[StandbyReason, federation_pb2.StandbyReason.ValueType] = {
     StandbyReason.NOT_IN_COHORT: federation_pb2.STANDBY_REASON_NOT_IN_COHORT,
     StandbyReason.AGGREGATING: federation_pb2.STANDBY_REASON_AGGREGATING,
     StandbyReason.STOPPED: federation_pb2.STANDBY_REASON_STOPPED,
+    StandbyReason.TRAINED: federation_pb2.STANDBY_REASON_TRAINED,
 }
 _DECLINES: dict[DeclineReason, federation_pb2.DeclineReason.ValueType] = {
     DeclineReason.POLICY: federation_pb2.DECLINE_REASON_POLICY,
@@ -50,6 +52,7 @@ _PHASES: dict[AgentPhase, federation_pb2.AgentPhase.ValueType] = {
     AgentPhase.TRAINING: federation_pb2.AGENT_PHASE_TRAINING,
     AgentPhase.UPLOADING: federation_pb2.AGENT_PHASE_UPLOADING,
     AgentPhase.EVALUATING: federation_pb2.AGENT_PHASE_EVALUATING,
+    AgentPhase.MASKING: federation_pb2.AGENT_PHASE_MASKING,
 }
 
 
@@ -228,6 +231,10 @@ def order_to_wire(order: Order, silo: SiloName) -> federation_pb2.Notice:
                     included_update=digest_to_wire(order.included_update) if order.included_update else b"",
                 )
             )
+        case Mask():
+            from silo_wire import secure_codec  # here, not above: it brings numpy, which is for plans with masks alone
+
+            return federation_pb2.Notice(mask=secure_codec.mask_to_wire(order, silo))
         case Evaluate():
             return federation_pb2.Notice(
                 evaluate=federation_pb2.Evaluate(
@@ -260,16 +267,20 @@ def order_from_wire(notice: federation_pb2.Notice) -> Order:
             return Train(
                 key=round_key_from_wire(notice.train.key),
                 model=digest_from_wire(notice.train.model_digest, "train model_digest"),
-                seconds_left=_seconds(notice.train.seconds_left),
+                seconds_left=seconds_from_wire(notice.train.seconds_left),
                 included_update=digest_from_wire(notice.train.included_update, "train included_update")
                 if notice.train.included_update
                 else None,
             )
+        case "mask":
+            from silo_wire import secure_codec
+
+            return secure_codec.mask_from_wire(notice.mask)
         case "evaluate":
             return Evaluate(
                 key=round_key_from_wire(notice.evaluate.key),
                 model=digest_from_wire(notice.evaluate.model_digest, "evaluate model_digest"),
-                seconds_left=_seconds(notice.evaluate.seconds_left),
+                seconds_left=seconds_from_wire(notice.evaluate.seconds_left),
             )
         case "finished":
             return Finished(
@@ -282,7 +293,8 @@ def order_from_wire(notice: federation_pb2.Notice) -> Order:
             raise MalformedMessage("notice carries no order that this agent knows: update the agent")
 
 
-def _seconds(value: float) -> float:
+def seconds_from_wire(value: float) -> float:
+    """How long an order still stands; raises MalformedMessage for what is no duration."""
     if not 0 <= value < float("inf"):  # also catches NaN
         raise MalformedMessage(f"seconds_left is {value}: it must be finite and not negative")
     return value

@@ -3,7 +3,8 @@
 A model or an update travels as one little-endian vector: the tensors of a Layout, sorted by name, each in row-major
 order, without gaps. Aliases of a tied parameter appear once, under the name that comes first in that order. The vector
 is cut into chunks of `chunk_bytes` (the last may be shorter); a Manifest lists the digest of each. Its own digest covers
-the layout, the sizes and every chunk digest, so it stands for the whole content.
+the layout, the sizes and every chunk digest, so it stands for the whole content. A masked update is such a vector too, of
+one tensor of 32-bit words (`masked_layout`).
 """
 
 import hmac
@@ -27,8 +28,12 @@ MAX_NAME_CHARACTERS = 500
 MAX_DIMENSIONS = 16
 MAX_TOTAL_BYTES = 1 << 40
 
-Dtype = Literal["float32", "bfloat16"]
-ITEM_BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2}
+ParameterDtype = Literal["float32", "bfloat16"]
+"""What models and updates travel in."""
+Dtype = ParameterDtype | Literal["uint32"]
+"""What a flat vector can hold: parameters, or the words of a masked update."""
+ITEM_BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2, "uint32": 4}
+MASKED_TENSOR = "masked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +48,14 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Layout:
-    """The canonical parameter order of a model; `tensors` strictly ascending by name."""
+    """The canonical parameter order of a model, or the one tensor of a masked update; `tensors` strictly ascending by name."""
 
     dtype: Dtype
     tensors: tuple[TensorSpec, ...]
 
     def __post_init__(self) -> None:
-        if self.dtype not in get_args(Dtype):
-            raise MalformedMessage(f"layout dtype {self.dtype!r} is not one of {', '.join(get_args(Dtype))}")
+        if self.dtype not in ITEM_BYTES:
+            raise MalformedMessage(f"layout dtype {self.dtype!r} is not one of {', '.join(ITEM_BYTES)}")
         if not 1 <= len(self.tensors) <= MAX_TENSORS:
             raise MalformedMessage(f"layout has {len(self.tensors)} tensors, allowed are 1 to {MAX_TENSORS}")
         previous = ""
@@ -81,7 +86,7 @@ class Layout:
     def item_bytes(self) -> int:
         return ITEM_BYTES[self.dtype]
 
-    def as_type(self, dtype: Dtype) -> "Layout":
+    def as_type(self, dtype: ParameterDtype) -> "Layout":
         """The same tensors as numbers of another type."""
         return self if dtype == self.dtype else Layout(dtype, self.tensors)
 
@@ -101,11 +106,15 @@ class Layout:
 
     @classmethod
     def from_json(cls, raw: bytes) -> "Layout":
-        """Parse `to_json`'s output; raises MalformedMessage for anything else."""
+        """Parse `to_json`'s output for the layout of a model; raises MalformedMessage for anything else."""
         try:
             value = json.loads(raw)
             if set(value) != {"dtype", "tensors"}:
                 raise MalformedMessage(f"layout has the keys {sorted(value)}, expected dtype and tensors")
+            if value["dtype"] not in get_args(ParameterDtype):
+                raise MalformedMessage(
+                    f"layout dtype {str(value['dtype'])[:80]!r} is not one of {', '.join(get_args(ParameterDtype))}"
+                )
             tensors = tuple(TensorSpec(_text(name), tuple(shape)) for name, shape in value["tensors"])
             return cls(value["dtype"], tensors)
         except (ValueError, TypeError, RecursionError) as error:
@@ -114,6 +123,11 @@ class Layout:
     @cached_property
     def digest(self) -> Digest:
         return digest_of(self.to_json())
+
+
+def masked_layout(words: int) -> Layout:
+    """Of a masked update of `words` 32-bit words; raises MalformedMessage for none, or for too many."""
+    return Layout("uint32", (TensorSpec(MASKED_TENSOR, (words,)),))
 
 
 def _text(value: object) -> str:

@@ -7,10 +7,29 @@ exists is a value that may be used.
 import math
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from security.errors import MalformedMessage
+from security.identifiers import SiloName
+from security.secure_aggregation.attempt import Attempt
+from security.secure_aggregation.messages import (
+    Advertisement,
+    Agreement,
+    Complaint,
+    Delivery,
+    MaskedInput,
+    Reveal,
+    SharedKeys,
+    SurvivorSet,
+    UnmaskRequest,
+)
 from silo_wire.canonical import Digest
-from silo_wire.manifest import Manifest
+from silo_wire.manifest import Manifest, masked_layout
+
+if TYPE_CHECKING:  # it brings numpy, which is for plans with masks alone
+    from security.secure_aggregation.roster import Roster
 
 WIRE_VERSION = 1
 MAX_DETAIL_CHARACTERS = 500
@@ -82,6 +101,23 @@ class UpdateHeader:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MaskedHeader:
+    """Announces a masked update before its chunks; the signature of `masked` covers its manifest."""
+
+    key: RoundKey
+    masked: MaskedInput
+    manifest: Manifest
+    first_chunk: int = 0
+
+    def __post_init__(self) -> None:
+        self.manifest.check_layout(masked_layout(self.masked.words))
+        if self.masked.vector.hex() != self.manifest.digest:
+            raise MalformedMessage(
+                f"masked header of silo {self.masked.silo} has another manifest than the one it signed"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelHeader:
     """Announces a round model before its chunks; `round` made it, `signature` is the coordinator's."""
 
@@ -117,6 +153,7 @@ class Evaluation:
 class StandbyReason(Enum):
     NO_PLAN = "no plan has been started"
     GATHERING = "waiting for the round to open"
+    TRAINED = "waiting for the other silos to train"
     UPDATE_RECEIVED = "this silo's part is done"
     NOT_IN_COHORT = "the round runs without this silo"
     AGGREGATING = "the coordinator is aggregating"
@@ -159,7 +196,31 @@ class Finished:
     best_model: Digest
 
 
-Order = Standby | Prepare | Train | Evaluate | Finished
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mask:
+    """The next step of secure aggregation for one silo; `message` is what it has to answer, None: advertise keys.
+
+    `attempt` is one of the round of `key`; `model` is the one whose delta is to be masked. What the message itself says is
+    for the protocol to judge. `identities`, beside a roster, are the coordinator's word alone.
+    """
+
+    key: RoundKey
+    model: Digest
+    seconds_left: float
+    attempt: Attempt
+    message: "Roster | Delivery | SurvivorSet | UnmaskRequest | None" = None
+    identities: tuple[tuple[SiloName, Ed25519PublicKey], ...] = ()
+
+    def __post_init__(self) -> None:
+        at, key = self.attempt, self.key
+        if (at.federation, at.plan.hex(), at.round) != (key.federation, key.plan, key.round):
+            raise MalformedMessage(f"mask order for round {key.round} is of another round or plan: {at}")
+
+
+MaskAnswer = Advertisement | SharedKeys | Complaint | Agreement | Reveal
+"""What a silo answers a Mask with; the MaskedInput goes before its vector, in a MaskedHeader."""
+
+Order = Standby | Prepare | Train | Mask | Evaluate | Finished
 """What the coordinator wants of one silo now."""
 
 
@@ -177,3 +238,4 @@ class AgentPhase(Enum):
     TRAINING = "training"
     UPLOADING = "uploading"
     EVALUATING = "evaluating"
+    MASKING = "masking"

@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from security.errors import ConfigurationError, IntegrityError, MalformedMessage
 from security.identifiers import NAME_RULE, silo_name
 from silo_wire.canonical import Digest, canonical_json, digest_of
-from silo_wire.manifest import Dtype, Layout
+from silo_wire.manifest import Layout, ParameterDtype
 from silo_wire.strict_toml import NameText, Section, describe, parse_toml
 from silo_wire.v1 import federation_pb2
 
@@ -52,11 +52,15 @@ class ScheduleSection(Section):
     start_when_ready: bool = False
     gathering_deadline_s: Positive = 60.0
     training_deadline_s: Positive = 3600.0
+    masking_deadline_s: Positive = 600.0  # each phase of secure aggregation
     evaluation_deadline_s: Positive = 900.0
 
 
 class AggregationSection(Section):
-    """How updates become a new model (DESIGN section 3). A cap of 0 means none."""
+    """How updates become a new model (DESIGN sections 3 and 4). A cap of 0 means none.
+
+    Under secure aggregation the coordinator sees only sums: each silo itself applies `max_weight` and `max_delta_norm`.
+    """
 
     weighting: Literal["lorar", "size", "loss_reduction", "equal"] = "lorar"
     server_optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = "sgd"
@@ -68,13 +72,29 @@ class AggregationSection(Section):
     max_weight: NonNegative = 0.0
     max_weight_share: Annotated[float, Field(ge=0, le=1)] = 0.0
     max_delta_norm: NonNegative = 1000.0  # far above what training gives, far below what ruins a model for good
+    secure_aggregation: bool = False
+    threshold: Annotated[int, Field(ge=0, le=10_000)] = 0  # shares that open a secret; 0: the cohort's default
+    colluders: Annotated[int, Field(ge=0, le=10_000)] = 0
+    min_survivors: Annotated[int, Field(ge=3, le=10_000)] = 3
+    first_delta_bound: Positive = 1.0  # largest coordinate of a delta that the first round can express
+    first_weight_bound: Positive = 1e6  # largest weight of a silo in the first round
+
+    @property
+    def largest_first_weight(self) -> float:
+        """What a silo's weight is bounded by in the first round under secure aggregation."""
+        bounds = [self.first_weight_bound]
+        if self.max_weight:
+            bounds.append(self.max_weight)
+        if self.weighting == "equal":
+            bounds.append(1.0)
+        return min(bounds)
 
 
 class WireSection(Section):
     """The types in which parameters travel. Coordinator and silos compute in float32 whatever they are."""
 
-    model: Dtype = "float32"
-    update: Dtype = "float32"  # bfloat16: the silo keeps what rounding cut off and adds it to its next update
+    model: ParameterDtype = "float32"
+    update: ParameterDtype = "float32"  # bfloat16: the silo keeps what rounding cut off and adds it to its next update
 
 
 class SiloTraining(Section):
@@ -177,6 +197,51 @@ class Plan(Section):
                 f"raise it to at least {1 / self.schedule.min_silos:.3f}"
             )
         return self
+
+    @model_validator(mode="after")
+    def _masks_are_possible(self) -> Self:
+        if self.aggregation.secure_aggregation:
+            self._require_sums_alone()
+            self._require_cohorts_that_hold()
+        return self
+
+    def _require_sums_alone(self) -> None:
+        """What a coordinator that sees nothing but a sum cannot do."""
+        if self.aggregation.max_weight_share:
+            raise ValueError(
+                f"[aggregation] max_weight_share = {self.aggregation.max_weight_share} cannot be applied to masked "
+                "updates, of which only the sum is seen: set it to 0, or turn secure_aggregation off"
+            )
+        if self.wire.update != "float32":
+            raise ValueError(
+                f'[wire] update = "{self.wire.update}" does not go with secure_aggregation, under which updates travel as '
+                'masked 32-bit integers: use "float32", or turn secure_aggregation off'
+            )
+
+    def _require_cohorts_that_hold(self) -> None:
+        """The rules of secure aggregation's parameters, for the smallest cohorts that this plan lets begin."""
+        # Here, not above: numpy, which this brings, is for plans with masks alone.
+        from security.secure_aggregation import parameters
+
+        wanted, silos = self.aggregation, self.schedule.min_silos
+        colluders, threshold = wanted.colluders, wanted.threshold
+        if silos < parameters.LEAST_COHORT:
+            raise ValueError(
+                f"[schedule] min_silos = {silos} is too few for secure aggregation, since a sum of two shows each the "
+                f"other: raise it to at least {parameters.LEAST_COHORT}"
+            )
+        least = parameters.least_survivors(colluders)
+        if not least <= wanted.min_survivors <= silos:
+            raise ValueError(
+                f"[aggregation] min_survivors = {wanted.min_survivors} does not hold with min_silos = {silos} and "
+                f"colluders = {colluders}: set it to at least {least}, and min_silos to no less"
+            )
+        # More is asked of the threshold nowhere: a cohort that needs a higher one has it raised (parameters.Terms).
+        if threshold and not parameters.LEAST_COHORT <= threshold <= silos:
+            raise ValueError(
+                f"[aggregation] threshold = {threshold} does not hold with min_silos = {silos}: set "
+                f"{parameters.LEAST_COHORT} to {silos}, or 0 for the default of each cohort"
+            )
 
     def to_json(self) -> bytes:
         return canonical_json(self.model_dump(mode="json"))

@@ -170,7 +170,13 @@ def status_of(error: LoricaError) -> tuple[grpc.StatusCode, str, tuple[tuple[str
 
 
 def error_of(error: grpc.aio.AioRpcError) -> LoricaError:
-    """The error that a failed call stands for, so that callers never look at gRPC codes."""
+    """The error that a failed call stands for, marked as the peer's word, so that callers never look at gRPC codes."""
+    told = _error_of(error)
+    told.told_by_peer = True
+    return told
+
+
+def _error_of(error: grpc.aio.AioRpcError) -> LoricaError:
     code = error.code()
     details = error.details() or code.name.lower()
     trailing = error.trailing_metadata() or ()

@@ -4,7 +4,7 @@
     parameters, fixed_point   numbers that cannot overflow: threshold, cohort; reals to integers mod 2^32 and back
     key_agreement             one root of entropy per silo and attempt; everything secret is expanded from it
     secret_sharing, share_box key shares, their commitments; sealed silo to silo
-    mask_stream               AES-256-CTR, addressable, expanded and added in blocks that stay in cache
+    mask_stream, counter_mode AES-256-CTR, addressable, expanded and added in blocks that stay in cache
     messages                  what travels
     silo_machine, silo_memory what a silo does and refuses, within one attempt and across attempts
     coordinator_machine       what the coordinator relays, checks and sums

@@ -126,7 +126,7 @@ class Journal:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
     to: SiloName
-    message: Roster | Delivery | SurvivorSet | UnmaskRequest
+    message: "Request"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,7 +314,7 @@ def _to_sharing(state: Advertising) -> Step:
     except MalformedMessage as error:
         return _abandoned(state, str(error))
     after = Sharing(roster=roster, awaited=frozenset(roster.silos))
-    return after, tuple(Send(to=silo, message=roster) for silo in roster.silos)
+    return after, _asked(after)
 
 
 # --- 2. share keys ----------------------------------------------------------------------------------------------------
@@ -351,7 +351,7 @@ def _to_masking(state: Sharing) -> Step:
             state, f"{len(state.shared)} of {len(state.roster.silos)} silos shared keys, at least {least} must"
         )
     after = Masking(roster=state.roster, shared=state.shared, awaited=frozenset(item.silo for item in state.shared))
-    return after, tuple(Send(to=item.silo, message=delivery_to(after, item.silo)) for item in after.shared)
+    return after, _asked(after)
 
 
 def delivery_to(state: Masking, holder: SiloName) -> Delivery:
@@ -387,6 +387,7 @@ def _complain(state: Masking, event: Complaint, identities: Identities) -> Step:
         verdict = tuple(
             Blame(silo=silo, offence=Offence.DISPUTED, detail=detail) for silo in sorted((event.silo, event.dealer))
         )
+    key.erase()
     after, effects = _abandoned(state, f"silo {event.silo} complained about silo {event.dealer}: {verdict[0].detail}")
     return after, (Journal(event), *verdict, *effects)
 
@@ -436,7 +437,7 @@ def _to_agreeing(state: Masking) -> Step:
         survivors=survivors,
         awaited=frozenset(survivors.silos),
     )
-    return after, tuple(Send(to=silo, message=survivors) for silo in survivors.silos)
+    return after, _asked(after)
 
 
 # --- 4. consistency check ---------------------------------------------------------------------------------------------
@@ -476,8 +477,7 @@ def _to_unmasking(state: Agreeing) -> Step:
         agreements=state.agreements,
         awaited=frozenset(signers),
     )
-    request = UnmaskRequest(roster=state.roster.digest, agreements=state.agreements)
-    return after, tuple(Send(to=silo, message=request) for silo in signers)
+    return after, _asked(after)
 
 
 # --- 5. unmasking -----------------------------------------------------------------------------------------------------
@@ -610,6 +610,57 @@ def _mask_sum(state: Unmasking, recovered: Mapping[SiloName, Secret]) -> MaskSum
 def _to_nothing(state: Unmasking) -> Step:
     threshold = state.roster.parameters.threshold
     return _abandoned(state, f"{len(state.reveals)} silos revealed their shares, at least {threshold} must")
+
+
+# --- what stands for a silo -------------------------------------------------------------------------------------------
+
+Request = Roster | Delivery | SurvivorSet | UnmaskRequest
+
+
+def is_awaited(state: State, silo: SiloName) -> bool:
+    """Whether the present phase waits for an answer of `silo`, to `request_to` it."""
+    return isinstance(state, Advertising | Sharing) and silo in state.awaited
+
+
+def request_to(state: State, silo: SiloName) -> Request | None:
+    """What a silo that is awaited has to answer, however often it asks; None: to advertise keys."""
+    match state:
+        case Unmasking():
+            return UnmaskRequest(roster=state.roster.digest, agreements=state.agreements)
+        case Agreeing():
+            return state.survivors
+        case Masking():
+            return delivery_to(state, silo)
+        case Sharing():
+            return state.roster
+        case _:
+            return None
+
+
+def _asked(state: Sharing) -> tuple[Send, ...]:
+    requests = ((silo, request_to(state, silo)) for silo in sorted(state.awaited))
+    return tuple(Send(to=silo, message=request) for silo, request in requests if request is not None)
+
+
+def takes_part(state: State, silo: SiloName) -> bool:
+    """Whether `silo` has answered in the present phase or is awaited: it was neither dropped nor left out."""
+    answers: tuple[Any, ...]
+    match state:
+        case Unmasked():
+            return silo in state.survivors.silos
+        case Unmasking():
+            answers = state.reveals
+        case Agreeing():
+            answers = state.agreements
+        case Masking():
+            answers = state.inputs
+        case Sharing():
+            answers = state.shared
+        case Advertising():
+            answers = state.advertisements
+        case _:
+            return False
+    return silo in state.awaited or any(answer.silo == silo for answer in answers)
 
 
 # --- every phase ------------------------------------------------------------------------------------------------------

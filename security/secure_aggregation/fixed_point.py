@@ -245,7 +245,7 @@ class Encoder:
             raise ValueError(f"coordinates {start} to {start + len(delta)} do not fit {len(out)} words")
         ranges, levels = self.fixed_point.ranges, self.fixed_point.levels
         factor = self.capped_weight / ranges.weight_cap * levels
-        rounding = self.rounding.opened(start)
+        rounding = self.rounding.opened(start, len(delta), workspace.stream)
         saturated = 0
         for block in range(0, len(delta), BLOCK_ELEMENTS):
             size = min(BLOCK_ELEMENTS, len(delta) - block)
@@ -275,7 +275,8 @@ def _encode(out: Words, delta: FloatBlock, drawn: Words, scale: float, levels: i
     if not math.isfinite(peak):
         raise StateError("the delta has a coordinate that is not finite: nothing of it may leave")
     wide = workspace.wide[: len(delta)]
-    np.multiply(delta, scale * _FINE, out=wide, dtype=np.float64)
+    np.copyto(wide, delta)
+    np.multiply(wide, scale * _FINE, out=wide)
     saturated = 0
     if peak * scale > levels:
         saturated = int(np.count_nonzero(np.abs(wide) > levels * _FINE))

@@ -70,7 +70,10 @@ class Parameters:
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What the coordinator opens an attempt with, before it knows who will be in the cohort; `threshold` None is the default."""
+    """What the coordinator opens an attempt with, before it knows who will be in the cohort.
+
+    `threshold` None is the default; any other is raised to what the cohort and the colluders need.
+    """
 
     model: bytes
     ranges: Ranges
@@ -85,7 +88,11 @@ class Terms:
             raise MalformedMessage(f"{cohort} silos advertised keys: the terms ask for at least {self.min_cohort}")
         return Parameters(
             cohort=cohort,
-            threshold=default_threshold(cohort) if self.threshold is None else self.threshold,
+            threshold=max(
+                default_threshold(cohort) if self.threshold is None else self.threshold,
+                least_threshold(cohort),
+                (cohort + self.colluders) // 2 + 1,
+            ),
             colluders=self.colluders,
             min_survivors=self.min_survivors,
             fixed_point=FixedPoint.of(cohort=cohort, ranges=self.ranges),

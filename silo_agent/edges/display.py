@@ -12,7 +12,7 @@ from silo_agent.task.effects import Activity, JournalActivity
 _MEASURED = (Activity.FETCHING, Activity.TRAINING, Activity.UPLOADING, Activity.EVALUATING)
 _PROBLEMS = frozenset(
     {
-        *("work-failed", "errand-refused", "unreachable", "coordinator-not-told", "bad-line"),
+        *("refused", "work-failed", "errand-refused", "unreachable", "coordinator-not-told", "bad-line"),
         *("checkpoint-ignored", "checkpoint-not-written", "residual-lost", "residual-not-written"),
     }
 )

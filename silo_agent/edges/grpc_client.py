@@ -29,6 +29,7 @@ from security.errors import (
 )
 from security.file_mark import FileMark
 from security.pki.identity_key import sign, verify
+from security.secure_aggregation.messages import MaskedInput
 from silo_agent.edges.backoff import Backoff
 from silo_agent.edges.key_store import SiloCredentials
 from silo_agent.edges.model_cache import ModelCache
@@ -55,6 +56,9 @@ from silo_wire.messages import (
     DeclineReason,
     Evaluate,
     Evaluation,
+    Mask,
+    MaskAnswer,
+    MaskedHeader,
     ModelHeader,
     Order,
     RoundKey,
@@ -62,6 +66,7 @@ from silo_wire.messages import (
     UpdateHeader,
 )
 from silo_wire.plan import MAX_BUNDLE_BYTES, PlanBundle
+from silo_wire.secure_codec import mask_answer_to_wire, masked_header_to_wire
 from silo_wire.statements import MODEL_DOMAIN, UPDATE_DOMAIN, model_statement, update_statement
 from silo_wire.transport import answer_to, error_of
 from silo_wire.v1 import common_pb2, federation_pb2, federation_pb2_grpc
@@ -146,7 +151,7 @@ class GrpcCoordinator:
             await self._wait(problem, backoff)
 
     def _require_ours(self, order: Order) -> None:
-        if isinstance(order, Train | Evaluate) and order.key.federation != self._credentials.federation:
+        if isinstance(order, Train | Mask | Evaluate) and order.key.federation != self._credentials.federation:
             raise MalformedMessage(
                 f"the coordinator sends an order for federation {order.key.federation!r}, this silo is of "
                 f"{self._credentials.federation!r}"
@@ -290,13 +295,41 @@ class GrpcCoordinator:
     async def upload(
         self, update: SavedUpdate, file: Path, *, mark: FileMark | None = None, progress: Progress
     ) -> None:
-        await self._until_answered(lambda: self._upload(update, file, mark, progress))
+        def header(first_chunk: int) -> federation_pb2.UpdatePiece:
+            signed = self._signed(update, first_chunk)
+            return federation_pb2.UpdatePiece(header=update_header_to_wire(signed, self._credentials.silo))
 
-    async def _upload(self, update: SavedUpdate, file: Path, mark: FileMark | None, progress: Progress) -> None:
-        manifest = update.manifest
+        await self._until_answered(lambda: self._upload(update.key, update.manifest, header, file, mark, progress))
+
+    async def upload_masked(
+        self,
+        key: RoundKey,
+        masked: MaskedInput,
+        manifest: Manifest,
+        file: Path,
+        *,
+        mark: FileMark | None,
+        progress: Progress,
+    ) -> None:
+        def header(first_chunk: int) -> federation_pb2.UpdatePiece:
+            announced = MaskedHeader(key=key, masked=masked, manifest=manifest, first_chunk=first_chunk)
+            return federation_pb2.UpdatePiece(masked=masked_header_to_wire(announced, self._credentials.silo))
+
+        await self._until_answered(lambda: self._upload(key, manifest, header, file, mark, progress))
+
+    async def _upload(
+        self,
+        key: RoundKey,
+        manifest: Manifest,
+        header: Callable[[int], federation_pb2.UpdatePiece],
+        file: Path,
+        mark: FileMark | None,
+        progress: Progress,
+    ) -> None:
+        """`header` is of the upload that goes on at the given chunk."""
         reply = await self._stub.UploadOffset(
             federation_pb2.UploadOffsetRequest(
-                key=round_call_key(update.key, self._credentials.silo), update_digest=digest_to_wire(manifest.digest)
+                key=round_call_key(key, self._credentials.silo), update_digest=digest_to_wire(manifest.digest)
             ),
             timeout=CALL_TIMEOUT_S,
         )
@@ -307,31 +340,10 @@ class GrpcCoordinator:
             raise MalformedMessage(
                 f"the coordinator says it holds {reply.chunks} chunks of an update of {manifest.chunks}"
             )
-        pieces = self._pieces(update, file, mark, reply.chunks, progress)
+        pieces = _pieces(header(reply.chunks), manifest, file, mark, reply.chunks, progress)
         receipt = await answer_to(self._upload_update(), pieces)
         if digest_from_wire(receipt.update_digest, "update receipt digest") != manifest.digest:
             raise IntegrityError("the coordinator's receipt names another update than the one that was sent")
-
-    async def _pieces(
-        self, update: SavedUpdate, file: Path, mark: FileMark | None, first: int, progress: Progress
-    ) -> AsyncIterator[federation_pb2.UpdatePiece | bytes]:
-        """The header and every chunk from `first` on; the next few are read while these are sent."""
-        manifest = update.manifest
-        header = update_header_to_wire(self._signed(update, first), self._credentials.silo)
-        yield federation_pb2.UpdatePiece(header=header)
-        step = max(1, BATCH_BYTES // manifest.chunk_bytes)
-
-        def read_from(index: int) -> "asyncio.Task[list[bytes]]":
-            indices = range(index, min(index + step, manifest.chunks))
-            return _in_thread(lambda: _read_pieces(file, manifest, mark, indices))
-
-        ahead = read_from(first)
-        for begin in range(first, manifest.chunks, step):
-            pieces = await ahead
-            ahead = read_from(begin + step)
-            for index, piece in enumerate(pieces, begin):
-                yield piece
-                progress((index + 1) / manifest.chunks)
 
     def _signed(self, update: SavedUpdate, first_chunk: int) -> UpdateHeader:
         statement = update_statement(
@@ -349,6 +361,16 @@ class GrpcCoordinator:
             signature=sign(self._credentials.identity_key, domain=UPDATE_DOMAIN.encode(), payload=statement),
             first_chunk=first_chunk,
         )
+
+    async def declare_trained(self, key: RoundKey, model: Digest) -> None:
+        request = federation_pb2.TrainedReport(
+            key=round_call_key(key, self._credentials.silo), model_digest=digest_to_wire(model)
+        )
+        await self._until_answered(lambda: self._stub.DeclareTrained(request, timeout=CALL_TIMEOUT_S))
+
+    async def answer_mask(self, key: RoundKey, answer: MaskAnswer) -> None:
+        request = mask_answer_to_wire(key, self._credentials.silo, answer)
+        await self._until_answered(lambda: self._stub.AnswerMask(request, timeout=CALL_TIMEOUT_S))
 
     async def decline(self, key: RoundKey, reason: DeclineReason, detail: str) -> None:
         request = federation_pb2.DeclineRequest(
@@ -410,6 +432,31 @@ def _read_piece(raw: bytes) -> federation_pb2.ModelPiece | ChunkPiece:
         return _parse_piece(raw)
     except DecodeError as error:
         raise MalformedMessage(f"the coordinator sends a piece of {len(raw)} bytes that does not parse") from error
+
+
+async def _pieces(
+    header: federation_pb2.UpdatePiece,
+    manifest: Manifest,
+    file: Path,
+    mark: FileMark | None,
+    first: int,
+    progress: Progress,
+) -> AsyncIterator[federation_pb2.UpdatePiece | bytes]:
+    """The header and every chunk from `first` on; the next few are read while these are sent."""
+    yield header
+    step = max(1, BATCH_BYTES // manifest.chunk_bytes)
+
+    def read_from(index: int) -> "asyncio.Task[list[bytes]]":
+        indices = range(index, min(index + step, manifest.chunks))
+        return _in_thread(lambda: _read_pieces(file, manifest, mark, indices))
+
+    ahead = read_from(first)
+    for begin in range(first, manifest.chunks, step):
+        pieces = await ahead
+        ahead = read_from(begin + step)
+        for index, piece in enumerate(pieces, begin):
+            yield piece
+            progress((index + 1) / manifest.chunks)
 
 
 def _read_pieces(file: Path, manifest: Manifest, mark: FileMark | None, indices: range) -> list[bytes]:

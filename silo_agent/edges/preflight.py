@@ -22,11 +22,13 @@ from security.pki.trust_bundle import TrustBundle
 from security.pki.validity import Window
 from silo_agent.edges.channel import mutual_channel
 from silo_agent.edges.key_store import SiloCredentials, load_credentials
+from silo_agent.edges.plan_approvals import PlanApprovals
 from silo_agent.edges.plan_store import PlanStore
 from silo_agent.edges.round_journal import RoundJournal
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.edges.tls_probe import probe
-from silo_agent.policy import SiloPolicy
+from silo_agent.edges.trust_store import How, trust_store
+from silo_agent.policy import PolicyRules, SiloPolicy, update_bytes
 from silo_agent.service.ports import DataSummary
 from silo_agent.settings import Settings
 from silo_wire.canonical import Digest
@@ -96,16 +98,24 @@ async def preflight(ground: Ground) -> Sequence[Check]:
         else:
             skip("coordinator accepts this silo", because="no route")
         bundle = _last_plan(ground.folder, credentials)
+        approvals = PlanApprovals(ground.folder.approvals)
+        policy = SiloPolicy(rules=ground.settings.policy, silo=credentials.silo, approvals=approvals.digests)
         if bundle is None:
-            skip("plan and policy", "memory", because="no plan was offered yet")
+            skip("plan and policy", because="no plan was offered yet")
         else:
-            policy = SiloPolicy(rules=ground.settings.policy, silo=credentials.silo)
             await run("plan and policy", lambda: _plan(bundle, policy))
+        if policy.rules.require_secure_aggregation or (bundle and bundle.plan.aggregation.secure_aggregation):
+            await run("pinned silos", lambda: _peers(ground.folder, credentials, policy.rules, bundle))
+        else:
+            skip("pinned silos", because="neither policy nor plan asks for masks")
+        if bundle is None:
+            skip("memory", because="no plan was offered yet")
+        else:
             await run("memory", lambda: _memory(bundle))
         await run("disk", lambda: _disk(ground.folder, ground.settings.storage.models_kept, bundle))
     else:
         skip("certificate", "clock", "route and TLS interception", because="the silo's files cannot be used")
-        skip("coordinator accepts this silo", "plan and policy", "memory", "disk", because="no silo")
+        skip("coordinator accepts this silo", "plan and policy", "pinned silos", "memory", "disk", because="no silo")
     if await run("data", lambda: _data(ground.data)) or ground.settings.database.url:
         await run("database", lambda: ground.database() or "none: execution accuracy is not measured here")
     else:
@@ -205,17 +215,37 @@ def _journal(folder: SiloFolder, credentials: SiloCredentials) -> RoundJournal:
 
 
 def _last_plan(folder: SiloFolder, credentials: SiloCredentials) -> PlanBundle | None:
+    """The plan that is offered now: one that is refused, else the one that was prepared last."""
+    plans = PlanStore(folder.plans)
+    if refused := plans.refused():
+        return refused
     journal = _journal(folder, credentials)
     try:
         plan = journal.fact("plan")
     finally:
         journal.close()
-    return None if plan is None else PlanStore(folder.plans).load(Digest(plan))
+    return None if plan is None else plans.load(Digest(plan))
 
 
 def _plan(bundle: PlanBundle, policy: SiloPolicy) -> str:
     policy.check_plan(bundle)
     return f"{bundle.plan.name} ({bundle.plan.digest[:16]}), {bundle.plan.model.parameters:,} parameters, is allowed"
+
+
+def _peers(folder: SiloFolder, credentials: SiloCredentials, rules: PolicyRules, bundle: PlanBundle | None) -> str:
+    """A round with masks needs a cohort, and everybody in it has to be known here."""
+    peers = trust_store(folder, credentials).peers()
+    needed = max(rules.min_cohort, bundle.plan.schedule.min_silos if bundle else 0) - 1
+    unconfirmed = sum(peer.how is How.FIRST_USE for peer in peers)
+    found = f"{len(peers)} silos are pinned" + (f", {unconfirmed} of them on first use" if unconfirmed else "")
+    if rules.trust_on_first_use:
+        return f"{found}; others are on first use, which does not stop a coordinator that makes up silos"
+    if len(peers) < needed:
+        raise ConfigurationError(
+            f"{found}, the smallest cohort that policy and plan allow takes {needed} beside this one: compare the keys that "
+            "`silo-agent trust own` prints at theirs by telephone, then `silo-agent trust add NAME KEY`"
+        )
+    return f"{found}, at least {needed} are needed"
 
 
 def _memory(bundle: PlanBundle) -> str:
@@ -233,7 +263,8 @@ def _disk(folder: SiloFolder, models_kept: int, bundle: PlanBundle | None) -> st
     needed = FREE_BYTES
     if bundle is not None:
         models = bundle.model_layout.total_bytes * max(2, models_kept)  # a download takes the place of the oldest
-        updates = bundle.update_layout.total_bytes
+        masks = bundle.plan.aggregation.secure_aggregation
+        updates = update_bytes(bundle) + (bundle.layout.total_bytes if masks else 0)  # the delta itself stays here
         residuals = bundle.layout.total_bytes * 2 if bundle.update_layout.dtype == "bfloat16" else 0
         there = sum(path.stat().st_size for part in (folder.models, folder.updates) for path in part.iterdir())
         needed += max(0, models + updates + residuals - there)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 from sqlalchemy import (
+    Boolean,
     Column,
     Connection,
     Float,
@@ -24,6 +25,7 @@ from sqlalchemy import (
     create_engine,
     delete,
     event,
+    func,
     select,
 )
 from sqlalchemy.dialects.sqlite import Insert
@@ -48,8 +50,9 @@ from silo_wire.codec import update_header_from_wire, update_header_to_wire
 from silo_wire.messages import RoundKey, UpdateHeader
 from silo_wire.v1 import federation_pb2
 
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"
 BUSY_TIMEOUT_S = 10
+MOST_REFUSALS = 10_000
 
 _metadata = MetaData()
 _facts = Table("facts", _metadata, Column("name", String, primary_key=True), Column("value", String, nullable=False))
@@ -67,6 +70,7 @@ _updates = Table(
     Column("attempt", Integer, primary_key=True),
     Column("saved_unix_s", Float, nullable=False),
     Column("digest", String, nullable=False),
+    Column("masked", Boolean, nullable=False),
     Column("header", LargeBinary, nullable=False),  # federation.proto UpdateHeader, unsigned
 )
 _outcomes = Table(
@@ -81,6 +85,25 @@ _outcomes = Table(
     Column("outcome", String, nullable=False),
     Column("detail", String, nullable=False),
 )
+
+
+_refusals = Table(
+    "refusals",
+    _metadata,
+    Column("number", Integer, primary_key=True),
+    Column("unix_s", Float, nullable=False),
+    Column("rule", String, nullable=False),
+    Column("detail", String, nullable=False),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedRefusal:
+    """What this silo refused, and by which rule."""
+
+    unix_s: float
+    rule: str
+    detail: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +195,9 @@ class RoundJournal:
             whole = False
         if not whole:
             return None
-        return SavedUpdate(key=header.key, model=header.model, manifest=header.manifest, summary=header.summary)
+        return SavedUpdate(
+            key=header.key, model=header.model, manifest=header.manifest, summary=header.summary, masked=row.masked
+        )
 
     def update_file(self, key: RoundKey) -> Path:
         return self._updates / f"{key.plan[:32]}-round-{key.round}-attempt-{key.attempt}.delta"
@@ -225,6 +250,19 @@ class RoundJournal:
             for row in reversed(rows)
         ]
 
+    def record_refusal(self, rule: str, detail: str) -> None:
+        """Keeps the newest: a coordinator that goes on asking for what is refused must not fill this silo's disk."""
+        with self._transaction() as connection:
+            connection.execute(upsert(_refusals).values(unix_s=time.time(), rule=rule, detail=detail))
+            newest = select(func.max(_refusals.c.number)).scalar_subquery()
+            connection.execute(delete(_refusals).where(_refusals.c.number <= newest - MOST_REFUSALS))
+
+    def refusals(self, last: int) -> Sequence[RecordedRefusal]:
+        """The newest refusals, oldest first."""
+        with self._transaction() as connection:
+            rows = connection.execute(select(_refusals).order_by(_refusals.c.number.desc()).limit(last)).all()
+        return [RecordedRefusal(unix_s=row.unix_s, rule=row.rule, detail=row.detail) for row in reversed(rows)]
+
     def fact(self, name: str) -> str | None:
         with self._transaction() as connection:
             value = connection.execute(select(_facts.c.value).where(_facts.c.name == name)).scalar_one_or_none()
@@ -249,6 +287,7 @@ class RoundJournal:
                     attempt=key.attempt,
                     saved_unix_s=time.time(),
                     digest=update.manifest.digest,
+                    masked=update.masked,
                     header=update_header_to_wire(header, self._silo).SerializeToString(deterministic=True),
                 )
             )

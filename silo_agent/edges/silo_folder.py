@@ -61,6 +61,21 @@ class SiloFolder:
     def plans(self) -> Path:
         return self.root / "plans"
 
+    @property
+    def peers(self) -> Path:
+        """The identity keys of other silos that are pinned here."""
+        return self.root / "peers.json"
+
+    @property
+    def masking(self) -> Path:
+        """What secure aggregation must not forget, or must forget in time."""
+        return self.root / "masking"
+
+    @property
+    def approvals(self) -> Path:
+        """The plans that people approved by command."""
+        return self.root / "approvals.json"
+
     def make(self) -> None:
         """Create the folder and its parts; raises ConfigurationError when others can look into one of them."""
         for folder in (self.root, self.models, self.updates, self.plans):

@@ -10,14 +10,27 @@ from pathlib import Path
 import torch
 
 from security.errors import StateError, StorageError
+from security.file_mark import FileMark
+from security.secure_aggregation.silo_machine import MaskVector
 from silo_agent.edges.silo_sources import SiloSources
 from silo_agent.policy import SiloPolicy
-from silo_agent.service.ports import Cancelled, DataSummary, Notice, Progress, RoundModel, TrainedUpdate, WorkCancelled
+from silo_agent.service.ports import (
+    Cancelled,
+    DataSummary,
+    MaskedFile,
+    Notice,
+    Progress,
+    RoundModel,
+    TrainedUpdate,
+    WorkCancelled,
+)
 from silo_agent.settings import Settings
 from silo_agent.sql_sandbox import Rows, Sandbox, run_select
+from silo_agent.task.events import SavedUpdate
 from silo_agent.task.update import TrainingStopped
 from silo_agent.training.device import DeviceSettings
 from silo_agent.training.evaluation import in_sandbox
+from silo_agent.training.masked_vector import KeptDelta, own_weight, write_masked_vector
 from silo_agent.training.silo_trainer import SiloTrainer
 from silo_wire.canonical import Digest
 from silo_wire.messages import Evaluation, RoundKey
@@ -72,6 +85,31 @@ class Workshop:
                 should_stop=cancelled,
             )
         return TrainedUpdate(manifest=update.manifest, summary=update.summary, mark=update.mark)
+
+    def mask(
+        self,
+        *,
+        bundle: PlanBundle,
+        update: SavedUpdate,
+        update_file: Path,
+        mark: FileMark | None,
+        out: Path,
+        work: MaskVector,
+        progress: Progress,
+        cancelled: Cancelled,
+    ) -> MaskedFile:
+        section = bundle.plan.aggregation
+        with _stoppable():
+            written = write_masked_vector(
+                out,
+                work,
+                KeptDelta(file=update_file, manifest=update.manifest, mark=mark),
+                weight=own_weight(section, update.summary),
+                clipping_norm=section.max_delta_norm,
+                progress=progress,
+                should_stop=cancelled,
+            )
+        return MaskedFile(manifest=written.manifest, mark=written.mark)
 
     def evaluate(
         self, *, bundle: PlanBundle, model: RoundModel, progress: Progress, cancelled: Cancelled

@@ -2,7 +2,7 @@
 
 Three things run beside the loop: attending to the coordinator's orders, at most one piece of work, and errands (what
 must be told in order). A piece of work that was cancelled finishes leaving before the next begins, and its result is
-dropped. Training and evaluation run in one worker thread.
+dropped; what it refused is recorded all the same. Training and evaluation run in one worker thread.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from functools import partial
 from typing import TypeVar
 
 from security.errors import (
+    AuthenticationError,
     Conflict,
     DataError,
     IntegrityError,
@@ -24,11 +25,15 @@ from security.errors import (
 )
 from security.file_mark import FileMark
 from security.identifiers import FederationName
+from security.secure_aggregation.silo_machine import MaskVector
+from silo_agent.service.masking import Masking
 from silo_agent.service.ports import (
     CoordinatorPort,
     DisplayPort,
     JournalPort,
+    MaskedFile,
     Notice,
+    ObserverPort,
     PlanGatePort,
     PlanStorePort,
     Progress,
@@ -36,11 +41,15 @@ from silo_agent.service.ports import (
     TrainerPort,
     WorkCancelled,
 )
+from silo_agent.service.refusals import rule_of
 from silo_agent.task.effects import (
+    AnswerMask,
     CancelWork,
     DeclareReadiness,
+    DeclareTrained,
     Decline,
     Effect,
+    EndMasking,
     Errand,
     FetchModel,
     FetchPlan,
@@ -49,6 +58,7 @@ from silo_agent.task.effects import (
     JournalOutcome,
     JournalPlan,
     JournalUpdate,
+    RecordRefusal,
     ReportEvaluation,
     RunEvaluation,
     RunTraining,
@@ -59,6 +69,7 @@ from silo_agent.task.events import (
     Evaluated,
     EvaluationDelivered,
     Event,
+    MaskAnswered,
     ModelFetched,
     PauseAsked,
     PlanPrepared,
@@ -72,9 +83,9 @@ from silo_agent.task.events import (
     WorkFailed,
     WorkUnwanted,
 )
-from silo_agent.task.machine import Agent, Stopped, step
+from silo_agent.task.machine import Agent, Holding, Idle, Stopped, step
 from silo_wire.canonical import Digest
-from silo_wire.messages import AgentPhase, DeclineReason, Evaluate, Finished, RoundKey, Train
+from silo_wire.messages import AgentPhase, DeclineReason, Evaluate, Finished, Mask, RoundKey, Train
 from silo_wire.plan import PlanBundle
 
 STOP_S = 5.0
@@ -100,7 +111,9 @@ class AgentService:
         plans: PlanStorePort,
         gate: PlanGatePort,
         trainer: TrainerPort,
+        masking: Masking,
         display: DisplayPort,
+        observer: ObserverPort,
     ) -> None:
         self._federation = federation
         self._coordinator = coordinator
@@ -108,8 +121,15 @@ class AgentService:
         self._plans = plans
         self._gate = gate
         self._trainer = trainer
+        self._masking = masking
         self._display = display
-        self._agent = Agent(paused=journal.paused(), saved=journal.saved_update())
+        self._observer = observer
+        saved = journal.saved_update()
+        # An attempt of secure aggregation that an earlier process began goes on, or is erased at the first order.
+        holds = saved is not None and saved.masked and masking.under_way
+        self._agent = Agent(
+            phase=Holding(saved) if saved is not None and holds else Idle(), paused=journal.paused(), saved=saved
+        )
         self._bundle: PlanBundle | None = None
         self._model: RoundModel | None = None
         self._written: tuple[Digest | None, FileMark | None] = None, None  # of the update that this process wrote last
@@ -139,6 +159,8 @@ class AgentService:
     async def run(self) -> None:
         """Until `stop`, or what ends the agent."""
         try:
+            if not isinstance(self._agent.phase, Holding):
+                await self._masking.end()  # without its update it serves nothing
             async with asyncio.TaskGroup() as group:
                 attending = group.create_task(self._attend())
                 telling = group.create_task(self._run_errands())
@@ -172,20 +194,25 @@ class AgentService:
             case JournalActivity():
                 self._journal.record(effect)
                 self._display.activity(effect)
+            case RecordRefusal(rule=rule, detail=detail):
+                self._observer.refused(rule, detail)
             case JournalOutcome(key=key, outcome=outcome, detail=detail):
                 self._journal.record(effect)
+                self._observer.round_ended(effect)
                 work = "evaluation" if effect.evaluation else "training"
                 self._display.note(
                     "round", round=key.round, attempt=key.attempt, work=work, outcome=outcome.value, detail=detail
                 )
             case JournalPlan() | JournalModel() | JournalUpdate():
                 self._journal.record(effect)
-            case DeclareReadiness() | Decline():
+            case DeclareReadiness() | DeclareTrained() | Decline():
                 self._errands.put_nowait(effect)
             case CancelWork():
                 if self._work is not None:
                     self._work.cancel()
                     self._leaving, self._work = self._work, None
+            case EndMasking():
+                group.create_task(self._end_masking(self._work or self._leaving))
             case _:
                 self._work = group.create_task(self._do(effect, self._work or self._leaving))
 
@@ -203,6 +230,8 @@ class AgentService:
                     case DeclareReadiness(plan=plan, ready=ready, reason=reason):
                         self._display.note("readiness", ready=ready, reason=reason)
                         await self._coordinator.declare_readiness(plan, ready=ready, reason=reason)
+                    case DeclareTrained(key=key, model=model):
+                        await self._coordinator.declare_trained(key, model)
                     case Decline(key=key, reason=reason_, detail=detail):
                         await self._coordinator.decline(key, reason_, detail)
             except LoricaError as error:
@@ -220,6 +249,8 @@ class AgentService:
             result = await self._perform(work)
         except LoricaError as error:
             self._display.note("work-failed", work=type(work).__name__, error=type(error).__name__, detail=str(error))
+            if (rule := rule_of(error)) is not None:
+                self._observer.refused(rule, str(error))
             result = _failure(work, error)
         self._inbox.put_nowait((asyncio.current_task(), result))
 
@@ -232,6 +263,8 @@ class AgentService:
                 return await self._fetch_model(order)
             case RunTraining(order):
                 return await self._train(order)
+            case AnswerMask(order, update):
+                return await self._answer_mask(order, update)
             case UploadUpdate(update):
                 self._gate.check_upload(update.manifest)
                 written, mark = self._written
@@ -256,7 +289,11 @@ class AgentService:
             raise IntegrityError(
                 f"plan {bundle.plan.name} is of federation {bundle.plan.federation}, this silo is of {self._federation}"
             )
-        self._gate.check_plan(bundle)
+        try:
+            self._gate.check_plan(bundle)
+        except PolicyRefusal:
+            self._plans.keep_refused(bundle)  # for its people to look at
+            raise
         self._plans.save(bundle)
         data = await self._in_thread(lambda _cancelled: self._trainer.prepare(bundle))
         self._display.note(
@@ -323,8 +360,48 @@ class AgentService:
             seconds=trained.summary.seconds,
         )
         return Trained(
-            SavedUpdate(key=order.key, model=order.model, manifest=trained.manifest, summary=trained.summary)
+            SavedUpdate(
+                key=order.key,
+                model=order.model,
+                manifest=trained.manifest,
+                summary=trained.summary,
+                masked=bundle.plan.aggregation.secure_aggregation,
+            )
         )
+
+    async def _answer_mask(self, order: Mask, update: SavedUpdate) -> MaskAnswered:
+        bundle = self._prepared(order.key.plan)
+        progress = self._progress(order.key, AgentPhase.MASKING)
+
+        written, mark = self._written
+        mark = mark if written == update.manifest.digest else None
+
+        async def mask(work: MaskVector) -> MaskedFile:
+            masked = await self._in_thread(
+                lambda cancelled: self._trainer.mask(
+                    bundle=bundle,
+                    update=update,
+                    update_file=self._journal.update_file(update.key),
+                    mark=mark,
+                    out=self._masking.vector_file,
+                    work=work,
+                    progress=progress,
+                    cancelled=cancelled,
+                )
+            )
+            self._gate.check_upload(masked.manifest, masked=True)
+            return masked
+
+        revealed = await self._masking.answer(order, update, bundle, mask=mask, progress=progress)
+        return MaskAnswered(key=order.key, revealed=revealed)
+
+    async def _end_masking(self, at_work: asyncio.Task[None] | None) -> None:
+        if at_work is not None and not at_work.done():
+            await asyncio.wait({at_work})
+        try:
+            await self._masking.end()
+        except LoricaError as error:
+            self._display.note("not-erased", detail=str(error))
 
     async def _evaluate(self, order: Evaluate) -> Evaluated:
         bundle = self._prepared(order.key.plan)
@@ -418,6 +495,8 @@ def _failure(work: Work, error: LoricaError) -> Result:
             return PlanRefused(plan=plan, reason=_reason(error), detail=str(error), told=_told(error))
         case FetchModel() | UploadUpdate() | ReportEvaluation() if isinstance(error, WrongTime | Conflict | StateError):
             return WorkUnwanted(str(error))
+        case AnswerMask() if isinstance(error, WrongTime):  # a stale step, or an answer that came too late
+            return WorkUnwanted(str(error))
         case _:
             return WorkFailed(reason=_reason(error), detail=str(error), told=_told(error))
 
@@ -425,7 +504,7 @@ def _failure(work: Work, error: LoricaError) -> Result:
 def _told(error: LoricaError) -> str:
     """What the coordinator hears: all of it about its own plan and bytes, nothing of this silo's files and data."""
     match error:
-        case PolicyRefusal() | MalformedMessage() | IntegrityError():
+        case PolicyRefusal() | MalformedMessage() | IntegrityError() | AuthenticationError() | Conflict():
             return str(error)
         case DataError():
             return "this silo's data or database cannot be used; its own log says why"
@@ -439,7 +518,7 @@ def _reason(error: LoricaError) -> DeclineReason:
             return DeclineReason.POLICY
         case DataError():
             return DeclineReason.DATA
-        case IntegrityError() | MalformedMessage():
+        case IntegrityError() | MalformedMessage() | AuthenticationError() | Conflict():
             return DeclineReason.INTEGRITY
         case _:
             return DeclineReason.TRAINING_FAILED

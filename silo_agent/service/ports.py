@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import Protocol
 
 from security.file_mark import FileMark
-from silo_agent.task.effects import JournalActivity, JournalEffect
+from security.secure_aggregation.messages import MaskedInput
+from security.secure_aggregation.silo_machine import Event as MaskingEvent
+from security.secure_aggregation.silo_machine import MaskVector
+from security.secure_aggregation.silo_memory import SiloMemory
+from silo_agent.task.effects import JournalActivity, JournalEffect, JournalOutcome
 from silo_agent.task.events import SavedUpdate
 from silo_wire.canonical import Digest
 from silo_wire.manifest import Layout, Manifest
-from silo_wire.messages import AgentPhase, DeclineReason, Evaluation, Order, RoundKey, TrainingSummary
+from silo_wire.messages import AgentPhase, DeclineReason, Evaluation, MaskAnswer, Order, RoundKey, TrainingSummary
 from silo_wire.plan import PlanBundle
 
 Progress = Callable[[float], None]
@@ -50,6 +54,14 @@ class TrainedUpdate:
     manifest: Manifest
     summary: TrainingSummary
     mark: FileMark | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskedFile:
+    """A masked vector on disk; `mark` is of the file as it was written."""
+
+    manifest: Manifest
+    mark: FileMark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +104,23 @@ class TrainerPort(Protocol):
         `included_update` is this silo's newest that a model includes: what rounding cut off that one is made up for. What an earlier process left in `checkpoint_file` of the same training is not done again.
         """
 
+    def mask(
+        self,
+        *,
+        bundle: PlanBundle,
+        update: SavedUpdate,
+        update_file: Path,
+        mark: FileMark | None,
+        out: Path,
+        work: MaskVector,
+        progress: Progress,
+        cancelled: Cancelled,
+    ) -> MaskedFile:
+        """Write what `work` makes of the update in `update_file` to `out`, and fsync it: the same bytes whenever it is done.
+
+        `mark` is of the update's file as this process wrote it. The keys in `work` are erased in any case.
+        """
+
     def evaluate(
         self, *, bundle: PlanBundle, model: RoundModel, progress: Progress, cancelled: Cancelled
     ) -> Evaluation:
@@ -127,6 +156,23 @@ class CoordinatorPort(Protocol):
     ) -> None:
         """Deliver the update; returns once the coordinator's receipt names its digest. `mark`: of the file as written."""
 
+    async def declare_trained(self, key: RoundKey, model: Digest) -> None:
+        """A delta from `model` is here, to be masked."""
+
+    async def answer_mask(self, key: RoundKey, answer: MaskAnswer) -> None: ...
+
+    async def upload_masked(
+        self,
+        key: RoundKey,
+        masked: MaskedInput,
+        manifest: Manifest,
+        file: Path,
+        *,
+        mark: FileMark | None,
+        progress: Progress,
+    ) -> None:
+        """Deliver a masked vector, as `upload` does an update."""
+
     async def decline(self, key: RoundKey, reason: DeclineReason, detail: str) -> None: ...
 
     async def report_progress(self, key: RoundKey, phase: AgentPhase, fraction: float) -> None:
@@ -155,6 +201,30 @@ class JournalPort(Protocol):
         """Where the checkpoint of training from `model` lies or will lie, until its update or another model is recorded."""
 
 
+class MaskingJournalPort(Protocol):
+    """What survives this process of secure aggregation. Each call is durable when it returns."""
+
+    vector_file: Path
+    """Where the masked vector of the attempt lies or will lie."""
+
+    def memory(self) -> SiloMemory: ...
+
+    def remember(self, memory: SiloMemory, /) -> None: ...
+
+    def events(self) -> tuple[MaskingEvent, ...]:
+        """What `append` was given since the last `erase`."""
+
+    def append(self, event: MaskingEvent, /) -> None: ...
+
+    def keep_manifest(self, manifest: Manifest, /) -> None: ...
+
+    def manifest(self) -> Manifest:
+        """Of the masked vector; raises IntegrityError when it was damaged."""
+
+    def erase(self) -> None:
+        """Everything of the attempt; not the memory."""
+
+
 class PlanStorePort(Protocol):
     """Plan bundles on disk: they hold everything about a model but its parameters."""
 
@@ -162,13 +232,16 @@ class PlanStorePort(Protocol):
 
     def save(self, bundle: PlanBundle, /) -> None: ...
 
+    def keep_refused(self, bundle: PlanBundle, /) -> None:
+        """Keep a plan that the policy refused, so that this silo's people can look at it and approve it."""
+
 
 class PlanGatePort(Protocol):
     """This silo's policy (silo_agent.policy): raises PolicyRefusal, whatever the coordinator says."""
 
     def check_plan(self, bundle: PlanBundle, /) -> None: ...
 
-    def check_upload(self, manifest: Manifest, /) -> None: ...
+    def check_upload(self, manifest: Manifest, /, *, masked: bool = False) -> None: ...
 
 
 class DisplayPort(Protocol):
@@ -179,3 +252,12 @@ class DisplayPort(Protocol):
     def progress(self, fraction: float, /) -> None: ...
 
     def note(self, event: str, **fields: object) -> None: ...
+
+
+class ObserverPort(Protocol):
+    """Who has to know what this silo refused and how its rounds end: its people, by journal, log and metrics."""
+
+    def refused(self, rule: str, detail: str, /) -> None:
+        """`rule` is one of silo_agent.service.refusals.RULES. Durable when it returns."""
+
+    def round_ended(self, outcome: JournalOutcome, /) -> None: ...

@@ -5,7 +5,7 @@ from enum import Enum
 
 from silo_agent.task.events import SavedUpdate
 from silo_wire.canonical import Digest
-from silo_wire.messages import DeclineReason, Evaluate, Evaluation, Finished, RoundKey, Train
+from silo_wire.messages import DeclineReason, Evaluate, Evaluation, Finished, Mask, RoundKey, Train
 
 
 class Outcome(Enum):
@@ -26,6 +26,7 @@ class Activity(Enum):
     FETCHING = "fetching"
     TRAINING = "training"
     UPLOADING = "uploading"
+    MASKING = "masking"
     EVALUATING = "evaluating"
     FINISHED = "finished"
     STOPPED = "stopped"
@@ -60,6 +61,21 @@ class UploadUpdate:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerMask:
+    """Take the next step of secure aggregation with this update: gives MaskAnswered, WorkFailed or WorkUnwanted."""
+
+    order: Mask
+    update: SavedUpdate
+
+
+@dataclass(frozen=True, slots=True)
+class EndMasking:
+    """Erase what secure aggregation of this attempt left: its secrets, its journal, the masked vector."""
+
+    key: RoundKey
+
+
+@dataclass(frozen=True, slots=True)
 class RunEvaluation:
     """Gives Evaluated or WorkFailed."""
 
@@ -84,6 +100,14 @@ class DeclareReadiness:
     plan: Digest
     ready: bool
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclareTrained:
+    """A delta from `model` is here, to be masked."""
+
+    key: RoundKey
+    model: Digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +149,14 @@ class JournalOutcome:
     detail: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordRefusal:
+    """What the coordinator asked breaks a rule of this silo's; what a piece of work refuses is recorded where it fails."""
+
+    rule: str
+    detail: str
+
+
 @dataclass(frozen=True, slots=True)
 class JournalActivity:
     """What `silo-agent status` shows; `key` is None outside a round."""
@@ -134,12 +166,12 @@ class JournalActivity:
     detail: str = ""
 
 
-Work = FetchPlan | FetchModel | RunTraining | UploadUpdate | RunEvaluation | ReportEvaluation
+Work = FetchPlan | FetchModel | RunTraining | UploadUpdate | AnswerMask | RunEvaluation | ReportEvaluation
 """At most one of these is under way; its result comes back as an event."""
 
-Errand = DeclareReadiness | Decline
+Errand = DeclareReadiness | DeclareTrained | Decline
 """Told to the coordinator in order; nothing comes back."""
 
 JournalEffect = JournalPlan | JournalModel | JournalUpdate | JournalOutcome | JournalActivity
 
-Effect = Work | Errand | CancelWork | JournalEffect
+Effect = Work | Errand | CancelWork | EndMasking | RecordRefusal | JournalEffect

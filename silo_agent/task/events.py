@@ -11,12 +11,16 @@ from silo_wire.messages import DeclineReason, Evaluation, Order, RoundKey, Train
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedUpdate:
-    """A client update whose bytes lie on disk, made from `model` for one attempt alone."""
+    """A client update whose bytes lie on disk, made from `model` for one attempt alone.
+
+    `masked`: it never leaves as it is; what leaves is it encoded, under masks.
+    """
 
     key: RoundKey
     model: Digest
     manifest: Manifest
     summary: TrainingSummary
+    masked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,14 @@ class Trained:
 @dataclass(frozen=True, slots=True)
 class Uploaded:
     key: RoundKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskAnswered:
+    """What a Mask order asked for is delivered. `revealed`: it was the shares, so that nothing further is asked."""
+
+    key: RoundKey
+    revealed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +111,7 @@ Result = (
     | ModelFetched
     | Trained
     | Uploaded
+    | MaskAnswered
     | Evaluated
     | EvaluationDelivered
     | WorkFailed

@@ -6,6 +6,7 @@ nothing, another order replaces the work under way, and an agent that was restar
     Idle, Ready, Refused, Done, Declined, Complete   rest: nothing is under way
     Preparing, Collecting                            work on a plan, and on the model that a finished plan leaves
     Fetching, Training, Uploading                    work on a Train order
+    Fetching, Training, Holding, Answering           the same under secure aggregation: the delta stays, Mask orders follow
     Fetching, Evaluating, Reporting                  work on an Evaluate order
     Stopped                                          the end: whatever comes is ignored
 
@@ -15,6 +16,8 @@ Rules that the handlers keep:
 - An update on disk is uploaded again, never trained again: the same bytes or none.
 - What is being delivered is seen through: its receipt may be overtaken by the next order, and only the call itself says
   whether it counted. The newest order waits as `then`.
+- What secure aggregation left is erased as soon as nothing of it can be asked for again: when the shares are delivered,
+  when this silo declines, when an order says that the attempt is over.
 - Paused, no new round is taken; the round that this silo already works on goes on.
 - Readiness follows every decline, or the coordinator waits for it; after FAILURES_IN_A_ROW it is withheld, so that a
   silo that cannot do the work does not spin the rounds of all.
@@ -27,10 +30,13 @@ from typing import Any
 from security.errors import StateError
 from silo_agent.task.effects import (
     Activity,
+    AnswerMask,
     CancelWork,
     DeclareReadiness,
+    DeclareTrained,
     Decline,
     Effect,
+    EndMasking,
     FetchModel,
     FetchPlan,
     JournalActivity,
@@ -39,6 +45,7 @@ from silo_agent.task.effects import (
     JournalPlan,
     JournalUpdate,
     Outcome,
+    RecordRefusal,
     ReportEvaluation,
     RunEvaluation,
     RunTraining,
@@ -48,6 +55,7 @@ from silo_agent.task.events import (
     Evaluated,
     EvaluationDelivered,
     Event,
+    MaskAnswered,
     ModelFetched,
     PauseAsked,
     PlanPrepared,
@@ -66,6 +74,7 @@ from silo_wire.messages import (
     Evaluate,
     Evaluation,
     Finished,
+    Mask,
     Prepare,
     RoundKey,
     Standby,
@@ -85,15 +94,23 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class Preparing:
-    """A plan is being fetched and checked; `then` is the order that waits for it."""
+    """A plan is being fetched and checked; `then` is the order that waits for it, `held` the update that was held before."""
 
     plan: Digest
-    then: Train | Evaluate | Finished | None = None
+    then: Train | Mask | Evaluate | Finished | None = None
+    held: SavedUpdate | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
     plan: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """The delta is here to be masked; others still train, or answer."""
+
+    update: SavedUpdate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +137,16 @@ class Training:
 class Uploading:
     order: Train
     update: SavedUpdate
-    then: Prepare | Train | Evaluate | Finished | None = None
+    then: Prepare | Train | Mask | Evaluate | Finished | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """A step of secure aggregation is being taken."""
+
+    order: Mask
+    update: SavedUpdate
+    then: Prepare | Standby | Train | Mask | Evaluate | Finished | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,20 +158,20 @@ class Evaluating:
 class Reporting:
     order: Evaluate
     evaluation: Evaluation
-    then: Prepare | Train | Evaluate | Finished | None = None
+    then: Prepare | Train | Mask | Evaluate | Finished | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
     """This silo's part of the phase is delivered; `evaluation` is kept in case it is asked for again."""
 
-    order: Train | Evaluate
+    order: Train | Mask | Evaluate
     evaluation: Evaluation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declined:
-    order: Train | Evaluate
+    order: Train | Mask | Evaluate
     reason: DeclineReason
     told: str
 
@@ -175,6 +201,8 @@ Phase = (
     | Fetching
     | Training
     | Uploading
+    | Holding
+    | Answering
     | Evaluating
     | Reporting
     | Done
@@ -183,10 +211,10 @@ Phase = (
     | Complete
     | Stopped
 )
-ON_AN_ORDER = (Fetching, Training, Uploading, Evaluating, Reporting)
-DELIVERING = (Uploading, Reporting)
+ON_AN_ORDER = (Fetching, Training, Uploading, Answering, Evaluating, Reporting)
+DELIVERING = (Uploading, Answering, Reporting)
 WORKING = (Preparing, Collecting, *ON_AN_ORDER)
-COUNTED_ON = (Ready, Done, Declined)  # the coordinator may open the next round with this silo
+COUNTED_ON = (Ready, Done, Declined, Holding)  # the coordinator may open the next round with this silo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +263,7 @@ def step(agent: Agent, event: Event) -> Step:
     return after, journal + tuple(effect for effect in effects if not isinstance(effect, _JOURNAL))
 
 
-_JOURNAL = (JournalPlan, JournalModel, JournalUpdate, JournalOutcome, JournalActivity)
+_JOURNAL = (JournalPlan, JournalModel, JournalUpdate, JournalOutcome, JournalActivity, RecordRefusal)
 
 
 def shown(phase: Phase) -> JournalActivity:
@@ -251,6 +279,8 @@ def shown(phase: Phase) -> JournalActivity:
             return JournalActivity(Activity.TRAINING, order.key)
         case Uploading(order):
             return JournalActivity(Activity.UPLOADING, order.key)
+        case Answering(order):
+            return JournalActivity(Activity.MASKING, order.key)
         case Evaluating(order) | Reporting(order):
             return JournalActivity(Activity.EVALUATING, order.key)
         case Refused(detail=detail):
@@ -270,14 +300,24 @@ def _leave(phase: Phase) -> tuple[Effect, ...]:
     """What it takes to drop the work of `phase`, if it has any."""
     match phase:
         case Fetching(order) | Training(order) | Uploading(order) | Evaluating(order) | Reporting(order):
-            return _outcome(order, Outcome.CLOSED, "the coordinator went on"), CancelWork()
+            return _outcome(order, Outcome.CLOSED, _WENT_ON), CancelWork()
+        case Answering(order):
+            return _outcome(order, Outcome.CLOSED, _WENT_ON), CancelWork(), EndMasking(order.key)
+        case Holding(update):
+            closed = JournalOutcome(key=update.key, evaluation=False, outcome=Outcome.CLOSED, detail=_WENT_ON)
+            return closed, EndMasking(update.key)
+        case Preparing(held=SavedUpdate() as update):
+            return CancelWork(), EndMasking(update.key)
         case Preparing() | Collecting():
             return (CancelWork(),)
         case _:
             return ()
 
 
-def _outcome(order: Train | Evaluate, outcome: Outcome, detail: str = "") -> JournalOutcome:
+_WENT_ON = "the coordinator went on"
+
+
+def _outcome(order: Train | Mask | Evaluate, outcome: Outcome, detail: str = "") -> JournalOutcome:
     return JournalOutcome(key=order.key, evaluation=isinstance(order, Evaluate), outcome=outcome, detail=detail)
 
 
@@ -302,7 +342,15 @@ def _unreadiness(agent: Agent) -> tuple[Effect, ...]:
 def _prepare(agent: Agent, phase: Phase, order: Prepare) -> Step:
     match phase:
         case Preparing(plan) if plan == order.plan:
-            return replace(agent, phase=Preparing(plan)), ()
+            return replace(agent, phase=replace(phase, then=None)), ()
+        case Holding(update) if update.key.plan == order.plan:  # a step of this very attempt may follow
+            if agent.prepared == order.plan:
+                return agent, _readiness(agent)
+            return replace(agent, phase=Preparing(order.plan, held=update)), (FetchPlan(order.plan),)
+        case Answering() if agent.prepared == order.plan:
+            return replace(agent, phase=replace(phase, then=None)), _readiness(agent)
+        case Answering():
+            return replace(agent, phase=replace(phase, then=order)), ()
         case Refused(plan=plan, told=told) if plan == order.plan:
             return agent, (DeclareReadiness(plan=plan, ready=False, reason=told),)
         case Uploading() | Reporting() if agent.prepared == order.plan:
@@ -331,7 +379,23 @@ def _standby_at_rest(agent: Agent, phase: Phase, order: Standby) -> Step:
 def _standby_preparing(agent: Agent, phase: Preparing, order: Standby) -> Step:
     if order.reason in (StandbyReason.NO_PLAN, StandbyReason.STOPPED):
         return replace(agent, phase=Idle()), _leave(phase)
-    return replace(agent, phase=Preparing(phase.plan)), ()
+    if phase.held is not None and order.reason not in _STILL_MASKING:
+        return replace(agent, phase=Preparing(phase.plan)), (EndMasking(phase.held.key),)
+    return replace(agent, phase=replace(phase, then=None)), ()
+
+
+_STILL_MASKING = (StandbyReason.TRAINED, StandbyReason.UPDATE_RECEIVED, StandbyReason.AGGREGATING)
+
+
+def _standby_holding(agent: Agent, phase: Holding, order: Standby) -> Step:
+    if order.reason in _STILL_MASKING:
+        return agent, ()
+    after, effects = _standby_at_rest(_rest(agent), Ready(phase.update.key.plan), order)
+    return after, (*_leave(phase), *effects)
+
+
+def _standby_answering(agent: Agent, phase: Answering, order: Standby) -> Step:
+    return replace(agent, phase=replace(phase, then=None if order.reason in _STILL_MASKING else order)), ()
 
 
 def _standby_collecting(agent: Agent, _phase: Collecting, _order: Standby) -> Step:
@@ -357,12 +421,19 @@ def _round_order(agent: Agent, phase: Phase, order: Train | Evaluate) -> Step:
             if known.model != order.model:
                 return _two_models(agent, phase, order)
             return (replace(agent, phase=replace(phase, then=None)) if isinstance(phase, DELIVERING) else agent), ()
-        case Uploading() | Reporting():
+        case Holding(update) if isinstance(order, Train) and order.key == update.key:
+            if update.model != order.model:
+                return _two_models(agent, phase, order)
+            return agent, (DeclareTrained(key=update.key, model=update.model),)
+        case Answering(known) if isinstance(order, Train) and order.key == known.key:
+            return replace(agent, phase=replace(phase, then=None)), ()
+        case Uploading() | Answering() | Reporting():
             return replace(agent, phase=replace(phase, then=order)), ()
         case Preparing(plan, Train() | Evaluate() as known) if _same(known, order):
             if known.model == order.model:
                 return agent, ()
-            return replace(agent, phase=Preparing(plan)), _decline(order, DeclineReason.INTEGRITY, _TWO_MODELS)
+            erase = () if phase.held is None else (EndMasking(phase.held.key),)
+            return replace(agent, phase=Preparing(plan)), (*_decline_two_models(order), *erase)
         case Declined(order=known, reason=reason, told=told) if known.key == order.key and type(known) is type(order):
             if reason is not DeclineReason.PAUSED or agent.paused:
                 return agent, (Decline(key=order.key, reason=reason, detail=told),)
@@ -380,34 +451,77 @@ def _round_order(agent: Agent, phase: Phase, order: Train | Evaluate) -> Step:
         return _declined(agent, phase, order, DeclineReason.PAUSED, PAUSED)
     if agent.prepared != order.key.plan:
         if isinstance(phase, Preparing) and phase.plan == order.key.plan:
-            return replace(agent, phase=Preparing(phase.plan, order)), ()
+            return replace(agent, phase=replace(phase, then=order)), ()
         return replace(agent, phase=Preparing(order.key.plan, order)), (*_leave(phase), FetchPlan(order.key.plan))
     return _begin(agent, phase, order)
 
 
-def _begin(agent: Agent, phase: Phase, order: Train | Evaluate) -> Step:
+def _mask_order(agent: Agent, phase: Phase, order: Mask) -> Step:
+    """In any phase but Stopped."""
+    match phase:
+        case Answering(known) if known == replace(order, seconds_left=known.seconds_left):
+            return replace(agent, phase=replace(phase, then=None)), ()
+        case Uploading() | Answering() | Reporting():
+            return replace(agent, phase=replace(phase, then=order)), ()
+        case Declined(order=known, reason=reason, told=told) if known.key == order.key and isinstance(known, Mask):
+            return agent, (Decline(key=order.key, reason=reason, detail=told),)
+        case Refused(plan=plan, reason=reason, told=told) if plan == order.key.plan:
+            return agent, (Decline(key=order.key, reason=reason, detail=told),)
+        case Preparing(plan) if plan == order.key.plan:
+            return replace(agent, phase=replace(phase, then=order)), ()
+        case _ if agent.prepared == order.key.plan:
+            return _begin(agent, phase, order)
+        case Holding(update) if update.key == order.key:
+            return replace(agent, phase=Preparing(order.key.plan, order, update)), (FetchPlan(order.key.plan),)
+        case _:
+            return replace(agent, phase=Preparing(order.key.plan, order)), (*_leave(phase), FetchPlan(order.key.plan))
+
+
+def _begin(agent: Agent, phase: Phase, order: Train | Mask | Evaluate) -> Step:
     """Under a prepared plan; `phase` is what is left for it."""
     saved = agent.saved
+    if isinstance(order, Mask):
+        return _begin_masking(agent, phase, order)
     if isinstance(order, Train) and saved is not None and saved.key == order.key:
         if saved.model != order.model:
             return _two_models(agent, phase, order)
+        if saved.masked:
+            declared = DeclareTrained(key=saved.key, model=saved.model)
+            return replace(agent, phase=Holding(saved)), (*_leave(phase), declared)
         return replace(agent, phase=Uploading(order, saved)), (*_leave(phase), UploadUpdate(saved))
     return replace(agent, phase=Fetching(order)), (*_leave(phase), FetchModel(order))
+
+
+def _begin_masking(agent: Agent, phase: Phase, order: Mask) -> Step:
+    saved = agent.saved
+    if saved is None or saved.key != order.key or not saved.masked:
+        return _declined(agent, phase, order, DeclineReason.TRAINING_FAILED, "the delta of this attempt is not here")
+    if saved.model != order.model:
+        return _two_models(agent, phase, order)
+    left = () if isinstance(phase, Holding) and phase.update.key == order.key else _leave(phase)
+    return replace(agent, phase=Answering(order, saved)), (*left, AnswerMask(order, saved))
 
 
 _TWO_MODELS = "two different models were handed out for one attempt"
 
 
-def _two_models(agent: Agent, phase: Phase, order: Train | Evaluate) -> Step:
-    return _declined(agent, phase, order, DeclineReason.INTEGRITY, _TWO_MODELS)
+def _two_models(agent: Agent, phase: Phase, order: Train | Mask | Evaluate) -> Step:
+    after = replace(agent, phase=Declined(order=order, reason=DeclineReason.INTEGRITY, told=_TWO_MODELS))
+    return after, (*_leave(phase), *_decline_two_models(order))
 
 
-def _declined(agent: Agent, phase: Phase, order: Train | Evaluate, reason: DeclineReason, told: str) -> Step:
+def _decline_two_models(order: Train | Mask | Evaluate) -> tuple[Effect, ...]:
+    detail = f"{_TWO_MODELS}: round {order.key.round} attempt {order.key.attempt}, the second is {order.model}"
+    refusal = RecordRefusal(rule="one_model", detail=detail)
+    return (refusal, *_decline(order, DeclineReason.INTEGRITY, _TWO_MODELS))
+
+
+def _declined(agent: Agent, phase: Phase, order: Train | Mask | Evaluate, reason: DeclineReason, told: str) -> Step:
     after = replace(agent, phase=Declined(order=order, reason=reason, told=told))
     return after, (*_leave(phase), *_decline(order, reason, told))
 
 
-def _decline(order: Train | Evaluate, reason: DeclineReason, told: str, detail: str = "") -> tuple[Effect, ...]:
+def _decline(order: Train | Mask | Evaluate, reason: DeclineReason, told: str, detail: str = "") -> tuple[Effect, ...]:
     return (
         _outcome(order, Outcome.DECLINED, f"{reason.value}: {detail or told}"),
         Decline(key=order.key, reason=reason, detail=told),
@@ -426,10 +540,13 @@ def _of_same_round(phase: Phase, key: RoundKey) -> bool:
             | Uploading(order)
             | Evaluating(order)
             | Reporting(order)
+            | Answering(order)
             | Done(order)
-            | Preparing(_, (Train() | Evaluate()) as order)
+            | Preparing(_, (Train() | Mask() | Evaluate()) as order)
         ):
             return (order.key.plan, order.key.round) == (key.plan, key.round)
+        case Holding(update):
+            return (update.key.plan, update.key.round) == (key.plan, key.round)
         case _:
             return False
 
@@ -440,13 +557,13 @@ def _finished(agent: Agent, phase: Phase, order: Finished) -> Step:
             return agent, ()
         case Refused(plan=plan) if plan == order.plan:
             return agent, ()
-        case Uploading() | Reporting():
+        case Uploading() | Answering() | Reporting():
             return replace(agent, phase=replace(phase, then=order)), ()
         case _:
             pass
     if agent.prepared != order.plan:
         if isinstance(phase, Preparing) and phase.plan == order.plan:
-            return replace(agent, phase=Preparing(phase.plan, order)), ()
+            return replace(agent, phase=replace(phase, then=order)), ()
         return replace(agent, phase=Preparing(order.plan, order)), (*_leave(phase), FetchPlan(order.plan))
     return replace(agent, phase=Collecting(order)), (*_leave(phase), FetchModel(order))
 
@@ -458,11 +575,16 @@ def _plan_prepared(agent: Agent, phase: Preparing, event: PlanPrepared) -> Step:
     _require(event.plan == phase.plan, event)
     agent = replace(agent, prepared=event.plan)
     journal = JournalPlan(event.plan)
+    left: Phase = Idle() if phase.held is None else Holding(phase.held)
     match phase.then:
-        case Train() | Evaluate() as order:
-            after, effects = _begin(agent, Idle(), order)
+        case Train(key=key) as order if phase.held is not None and phase.held.key == key:
+            after, effects = _round_order(replace(agent, phase=left), left, order)
+        case Train() | Mask() | Evaluate() as order:
+            after, effects = _begin(agent, left, order)
         case Finished() as order:
-            after, effects = replace(agent, phase=Collecting(order)), (FetchModel(order),)
+            after, effects = replace(agent, phase=Collecting(order)), (*_leave(left), FetchModel(order))
+        case None if phase.held is not None:
+            after, effects = replace(agent, phase=left), _readiness(agent)
         case None:
             after, effects = _rest(agent), _readiness(agent)
     return after, (journal, *effects)
@@ -473,13 +595,14 @@ def _plan_refused(agent: Agent, phase: Preparing, event: PlanRefused) -> Step:
     refused = Refused(plan=event.plan, reason=event.reason, detail=event.detail, told=event.told)
     after = replace(agent, phase=refused)
     unready = DeclareReadiness(plan=event.plan, ready=False, reason=event.told)
+    erase = () if phase.held is None else (EndMasking(phase.held.key),)
     match phase.then:
-        case Train() | Evaluate() as order:
-            return after, (*_decline(order, event.reason, event.told, event.detail), unready)
+        case Train() | Mask() | Evaluate() as order:
+            return after, (*_decline(order, event.reason, event.told, event.detail), *erase, unready)
         case Finished():
-            return after, ()
+            return after, erase
         case None:
-            return after, (unready,)
+            return after, (*erase, unready)
 
 
 def _model_for_a_round(agent: Agent, phase: Fetching, event: ModelFetched) -> Step:
@@ -500,8 +623,20 @@ def _model_of_a_finished_plan(agent: Agent, phase: Collecting, event: ModelFetch
 def _trained(agent: Agent, phase: Training, event: Trained) -> Step:
     update = event.update
     _require((update.key, update.model) == (phase.order.key, phase.order.model), event)
+    if update.masked:
+        after = replace(agent, phase=Holding(update), saved=update)
+        return after, (JournalUpdate(update), DeclareTrained(key=update.key, model=update.model))
     after = replace(agent, phase=Uploading(phase.order, update), saved=update)
     return after, (JournalUpdate(update), UploadUpdate(update))
+
+
+def _mask_answered(agent: Agent, phase: Answering, event: MaskAnswered) -> Step:
+    _require(event.key == phase.order.key, event)
+    if not event.revealed:
+        return _go_on(replace(agent, phase=Holding(phase.update)), phase, ())
+    after = replace(agent, phase=Done(phase.order), failures=0, trouble="")
+    done = (_outcome(phase.order, Outcome.UPLOADED), EndMasking(phase.order.key))
+    return _go_on(after, phase, (*done, *_unreadiness(after)))
 
 
 def _uploaded(agent: Agent, phase: Uploading, event: Uploaded) -> Step:
@@ -522,14 +657,18 @@ def _evaluation_delivered(agent: Agent, phase: Reporting, event: EvaluationDeliv
     return _go_on(after, phase, (_outcome(phase.order, Outcome.EVALUATED), *_unreadiness(after)))
 
 
-def _failed(agent: Agent, phase: Fetching | Training | Uploading | Evaluating | Reporting, event: WorkFailed) -> Step:
+def _failed(
+    agent: Agent, phase: Fetching | Training | Uploading | Answering | Evaluating | Reporting, event: WorkFailed
+) -> Step:
     after = replace(
         agent,
         phase=Declined(order=phase.order, reason=event.reason, told=event.told),
         failures=agent.failures + 1,
         trouble=event.told,
     )
-    return _go_on(after, phase, (*_decline(phase.order, event.reason, event.told, event.detail), *_unreadiness(after)))
+    erase = (EndMasking(phase.order.key),) if isinstance(phase, Answering) else ()
+    told = _decline(phase.order, event.reason, event.told, event.detail)
+    return _go_on(after, phase, (*told, *erase, *_unreadiness(after)))
 
 
 def _collecting_ended(agent: Agent, phase: Collecting, _event: WorkFailed | WorkUnwanted) -> Step:
@@ -543,9 +682,14 @@ def _unwanted(
     return _go_on(after, phase, (_outcome(phase.order, Outcome.CLOSED, event.detail), *_unreadiness(after)))
 
 
+def _step_unwanted(agent: Agent, phase: Answering, event: WorkUnwanted) -> Step:
+    """That step alone: what is asked next may fit."""
+    return _go_on(replace(agent, phase=Holding(phase.update)), phase, ())
+
+
 def _go_on(agent: Agent, left: Phase, effects: tuple[Effect, ...]) -> Step:
     """With the order that came while `left` was delivering, if one did."""
-    if not isinstance(left, Uploading | Reporting) or left.then is None:
+    if not isinstance(left, DELIVERING) or left.then is None:
         return agent, effects
     after, more = TABLE[type(agent.phase), type(left.then)](agent, agent.phase, left.then)
     return after, (*effects, *more)
@@ -566,6 +710,8 @@ def _pause(agent: Agent, phase: Phase, _event: PauseAsked) -> Step:
 
 def _resume(agent: Agent, phase: Phase, _event: ResumeAsked) -> Step:
     after = replace(agent, paused=False, failures=0, trouble="")
+    if isinstance(phase, Refused) and phase.reason is DeclineReason.POLICY:  # its people may have approved the plan
+        return replace(after, phase=Preparing(phase.plan)), (FetchPlan(phase.plan),)
     if not isinstance(phase, COUNTED_ON) or not agent.paused:
         return after, ()
     if isinstance(phase, Declined) and phase.reason is DeclineReason.PAUSED:
@@ -580,8 +726,8 @@ def _stop(agent: Agent, phase: Phase, _event: StopAsked) -> Step:
             return after, (CancelWork(), *_decline(order, DeclineReason.STOPPING, STOPPING))
         case Preparing(_, (Train() | Evaluate()) as order):
             return after, (CancelWork(), *_decline(order, DeclineReason.STOPPING, STOPPING))
-        case Preparing() | Collecting() | Uploading() | Reporting():
-            # An update on disk is uploaded by the next process, if the round still waits for it then.
+        case Preparing() | Collecting() | Uploading() | Answering() | Reporting():
+            # What was answered is answered again, the very same, by the next process. An update on disk is uploaded by the next process, if the round still waits for it then.
             return after, (CancelWork(),)
         case _:
             return after, ()
@@ -594,10 +740,10 @@ def _ignore(agent: Agent, _phase: Phase, _event: Event) -> Step:
 # ---- the table ------------------------------------------------------------------------------------------------------
 
 AT_REST = (Idle, Ready, Refused, Done, Declined, Complete)
-LIVE = (*AT_REST, *WORKING)
+LIVE = (*AT_REST, Holding, *WORKING)
 EVENTS: tuple[type, ...] = (
-    *(Standby, Prepare, Train, Evaluate, Finished),
-    *(PlanPrepared, PlanRefused, ModelFetched, Trained, Uploaded, Evaluated, EvaluationDelivered),
+    *(Standby, Prepare, Train, Mask, Evaluate, Finished),
+    *(PlanPrepared, PlanRefused, ModelFetched, Trained, Uploaded, MaskAnswered, Evaluated, EvaluationDelivered),
     *(WorkFailed, WorkUnwanted, PauseAsked, ResumeAsked, StopAsked),
 )
 
@@ -607,6 +753,7 @@ Handler = Callable[[Agent, Any, Any], Step]
 TABLE: dict[tuple[type, type], Handler] = {
     **{(phase, Prepare): _prepare for phase in LIVE},
     **{(phase, Train): _round_order for phase in LIVE},
+    **{(phase, Mask): _mask_order for phase in LIVE},
     **{(phase, Evaluate): _round_order for phase in LIVE},
     **{(phase, Finished): _finished for phase in LIVE},
     **{(phase, Standby): _standby_at_rest for phase in AT_REST},
@@ -614,6 +761,8 @@ TABLE: dict[tuple[type, type], Handler] = {
     (Preparing, Standby): _standby_preparing,
     (Collecting, Standby): _standby_collecting,
     (Uploading, Standby): _standby_delivering,
+    (Holding, Standby): _standby_holding,
+    (Answering, Standby): _standby_answering,
     (Reporting, Standby): _standby_delivering,
     (Preparing, PlanPrepared): _plan_prepared,
     (Preparing, PlanRefused): _plan_refused,
@@ -621,10 +770,12 @@ TABLE: dict[tuple[type, type], Handler] = {
     (Collecting, ModelFetched): _model_of_a_finished_plan,
     (Training, Trained): _trained,
     (Uploading, Uploaded): _uploaded,
+    (Answering, MaskAnswered): _mask_answered,
     (Evaluating, Evaluated): _evaluated,
     (Reporting, EvaluationDelivered): _evaluation_delivered,
     **{(phase, WorkFailed): _failed for phase in ON_AN_ORDER},
-    **{(phase, WorkUnwanted): _unwanted for phase in ON_AN_ORDER},
+    **{(phase, WorkUnwanted): _unwanted for phase in ON_AN_ORDER if phase is not Answering},
+    (Answering, WorkUnwanted): _step_unwanted,
     (Collecting, WorkFailed): _collecting_ended,
     (Collecting, WorkUnwanted): _collecting_ended,
     **{(phase, PauseAsked): _pause for phase in LIVE},

@@ -6,14 +6,13 @@ is looked at. Clipping needs the norm before the first byte, so it takes one pas
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from security import files
-from security.errors import StorageError
 from security.file_mark import FileMark
 from silo_agent.task.update import (
     BLOCK_ELEMENTS,
@@ -27,7 +26,7 @@ from silo_agent.task.update import (
 )
 from silo_agent.training.model import BoundParameters
 from silo_agent.training.residual import ResidualReader, Residuals, ResidualWriter
-from silo_agent.training.vector_file import VectorReader, VectorWriter, blocks
+from silo_agent.training.vector_file import VectorReader, VectorWriter, blocks, new_vector_file
 from silo_wire.canonical import Digest
 from silo_wire.manifest import Layout, Manifest
 
@@ -79,7 +78,7 @@ def write_update(
     factor = np.float32(clip_factor(norm, clipping_norm))
     squares: list[float] = []
     with (
-        _new_file(path) as writer,
+        new_vector_file(path) as writer,
         feedback.residuals.written(begun_with=feedback.included) if narrow else nullcontext() as left,
     ):
         encode = writer.write if left is None else _bfloat16_encoder(writer, left)
@@ -141,21 +140,3 @@ def _bfloat16_encoder(writer: VectorWriter, residual: ResidualWriter) -> Callabl
         residual.write(values)
 
     return encode
-
-
-@contextmanager
-def _new_file(path: Path) -> Iterator[VectorWriter]:
-    """A file to write the update to, which is gone after any error."""
-    try:
-        writer = VectorWriter(path)
-        try:
-            yield writer
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
-        finally:
-            writer.close()
-    except OSError as error:
-        raise StorageError(
-            f"update {path} cannot be written ({error.strerror}): make room or correct permissions"
-        ) from error

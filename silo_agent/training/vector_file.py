@@ -5,18 +5,21 @@ reader uses what it read once the last byte is checked. A written vector's diges
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from hmac import compare_digest
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from security import files
 from security.errors import IntegrityError, StorageError
 from security.file_mark import FileMark
+from security.secure_aggregation.mask_stream import Words
 from silo_agent.task.update import BLOCK_ELEMENTS, BitsBlock, FloatBlock, from_bfloat16
 from silo_wire.manifest import CHUNK_BYTES, ChunkDigests, Layout, Manifest
 
@@ -128,11 +131,11 @@ class VectorWriter:
     """
 
     def __init__(self, path: Path, chunk_bytes: int = CHUNK_BYTES) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, files.PRIVATE_FILE_MODE)
+        self._descriptor = _opened(path)
         self._digests = ChunkDigests(chunk_bytes)
         self._position = 0
 
-    def write(self, values: FloatBlock | BitsBlock) -> None:
+    def write(self, values: FloatBlock | BitsBlock | Words) -> None:
         data = _bytes_of(values)
         self._digests.update(data)
         self._append(data)
@@ -159,5 +162,68 @@ class VectorWriter:
         os.close(self._descriptor)
 
 
-def _bytes_of(values: NDArray[np.float32] | NDArray[np.uint16]) -> memoryview:
+class ChunkWriter:
+    """Writes a vector of `layout` into `path` as VectorWriter does, chunk by chunk, in any order and from any thread.
+
+    Every chunk is written before `sync`. Raises OSError.
+    """
+
+    def __init__(self, path: Path, layout: Layout, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self._descriptor = _opened(path)
+        self._layout, self._chunk_bytes = layout, chunk_bytes
+        self._digests = [b""] * -(-layout.total_bytes // chunk_bytes)
+
+    def write(self, index: int, values: Words) -> None:
+        data = _bytes_of(values)
+        self._digests[index] = blake3(data).digest()
+        files.write_at(self._descriptor, data, index * self._chunk_bytes)
+
+    def manifest(self) -> Manifest:
+        return Manifest(self._layout.digest, self._layout.total_bytes, self._chunk_bytes, tuple(self._digests))
+
+    def sync(self) -> FileMark:
+        """The file's mark, once what was written is on disk, and nothing after it."""
+        os.ftruncate(self._descriptor, self._layout.total_bytes)
+        os.fsync(self._descriptor)
+        return FileMark.of(self._descriptor)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+Writer = TypeVar("Writer", VectorWriter, ChunkWriter)
+
+
+def new_vector_file(path: Path) -> AbstractContextManager[VectorWriter]:
+    """A file to write an update to, which is gone after any error. Raises StorageError naming it."""
+    return _new_file(path, VectorWriter)
+
+
+def new_chunk_file(path: Path, layout: Layout) -> AbstractContextManager[ChunkWriter]:
+    """As `new_vector_file`; nobody writes any more when it is left."""
+    return _new_file(path, lambda path: ChunkWriter(path, layout))
+
+
+@contextmanager
+def _new_file(path: Path, open_writer: Callable[[Path], Writer]) -> Iterator[Writer]:
+    try:
+        writer = open_writer(path)
+        try:
+            yield writer
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            writer.close()
+    except OSError as error:
+        raise StorageError(
+            f"update {path} cannot be written ({error.strerror}): make room or correct permissions"
+        ) from error
+
+
+def _opened(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, files.PRIVATE_FILE_MODE)
+
+
+def _bytes_of(values: NDArray[np.float32] | NDArray[np.uint16] | Words) -> memoryview:
     return values.data.cast("B")

@@ -50,6 +50,8 @@ def spoilt_message(draw: st.DrawFn, valid: st.SearchStrategy[M]) -> M:
 
 
 def _spoil(draw: st.DrawFn, message: Any) -> None:
+    if not message.DESCRIPTOR.fields:
+        return
     field = draw(st.sampled_from(list(message.DESCRIPTOR.fields)))
     if field.is_repeated:
         values = getattr(message, field.name)

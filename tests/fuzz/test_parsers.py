@@ -8,6 +8,7 @@ import json
 import os
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,15 +34,31 @@ from security.pki.peer import identify_client
 from security.pki.pins import spki_pin
 from security.pki.tls_key import new_tls_key
 from security.pki.trust_bundle import TrustBundle
-from silo_wire import codec
+from security.secure_aggregation import coordinator_machine, silo_machine
+from security.secure_aggregation.messages import (
+    Advertisement,
+    Complaint,
+    Delivery,
+    MaskedInput,
+    SurvivorSet,
+    UnmaskRequest,
+    check_signed,
+)
+from security.secure_aggregation.roster import Roster
+from security.secure_aggregation.silo_memory import PlanMemory, SiloMemory
+from silo_wire import codec, secure_codec
 from silo_wire.canonical import Digest, canonical_json, digest_of
 from silo_wire.chunk_piece import ChunkPiece, chunk_piece, reader
-from silo_wire.manifest import Layout, Manifest, TensorSpec, manifest_of
+from silo_wire.manifest import Layout, Manifest, TensorSpec, manifest_of, masked_layout
 from silo_wire.messages import (
     Evaluate,
     Evaluation,
     Finished,
+    Mask,
+    MaskAnswer,
+    MaskedHeader,
     ModelHeader,
+    Order,
     Prepare,
     RoundKey,
     Standby,
@@ -53,7 +70,9 @@ from silo_wire.messages import (
 from silo_wire.plan import Plan, PlanBundle
 from silo_wire.statements import update_statement
 from silo_wire.v1 import common_pb2, federation_pb2
+from silo_wire.v1 import secure_aggregation_pb2 as pb
 from tests.fuzz.mutations import spoilt_bytes, spoilt_json, spoilt_message
+from tests.support import secagg_federation as secagg
 from tests.support.federation_peer import small_bundle
 
 CASES = int(os.environ.get("FUZZ_CASES", "300"))
@@ -93,6 +112,40 @@ ORDERS = (
 )
 
 
+def secure_run() -> tuple[secagg.Federation, list[Any]]:
+    """An attempt of four with one that deals and drops, and every message of it, in either direction."""
+    federation, carried = secagg.Federation(4), []
+
+    def carry(to: str, message: Any) -> Any:
+        carried.append(message)
+        return message
+
+    federation.alter = carry
+    federation.run(drops={federation.names[1]: "masked input"})
+    return federation, carried
+
+
+RUN, CARRIED = secure_run()
+FIRST = RUN.names[0]
+MASK_KEY = RoundKey(federation=secagg.FEDERATION, plan=Digest(secagg.PLAN.hex()), round=1, attempt=1)
+MASK = Mask(key=MASK_KEY, model=Digest(secagg.MODEL.hex()), seconds_left=60.0, attempt=RUN.attempt)
+REQUESTS = (None, *(it for it in CARRIED if isinstance(it, Roster | Delivery | SurvivorSet | UnmaskRequest)))
+INPUTS = tuple(it for it in CARRIED if isinstance(it, MaskedInput))
+ANSWERS = (
+    *(it for it in CARRIED if it not in REQUESTS and it not in INPUTS),
+    Complaint(roster=INPUTS[0].roster, silo=FIRST, dealer=RUN.names[1], key=bytes(32)),
+)
+MASKED_MANIFEST = manifest_of(masked_layout(15), [DATA[:60]], 32)
+MASKED = MaskedHeader(
+    key=MASK_KEY,
+    masked=replace(INPUTS[0], words=15, vector=bytes.fromhex(MASKED_MANIFEST.digest)),
+    manifest=MASKED_MANIFEST,
+)
+MEMORY = SiloMemory(
+    tuple(PlanMemory(plan=bytes([index]) * 32, round=index, number=1, answered=False) for index in (1, 2))
+)
+
+
 def refused(call: Callable[[], T]) -> T | None:
     """What `call` returns, None when it raises a LoricaError of one bounded line; anything else goes through."""
     told = ""
@@ -125,6 +178,53 @@ def use_update_header(header: UpdateHeader) -> None:
     assert codec.update_header_from_wire(codec.update_header_to_wire(header, SILO)) == header
 
 
+def stamped(message: Message) -> bytes:
+    """As it lies on a disk, with a digest that fits: damage is told by the digest alone."""
+    raw = message.SerializeToString()
+    return bytes.fromhex(digest_of(raw)) + raw
+
+
+def read_event(message: pb.SiloEvent) -> silo_machine.Event:
+    return secure_codec.event_from_bytes(stamped(message), secagg.FEDERATION)
+
+
+def read_coordinator_event(message: pb.CoordinatorEvent) -> coordinator_machine.Event:
+    return secure_codec.coordinator_event_from_bytes(stamped(message), secagg.FEDERATION)
+
+
+def use_order(order: Order) -> None:
+    assert codec.order_from_wire(codec.order_to_wire(order, SILO)) == order
+
+
+def use_answer(answer: MaskAnswer) -> None:
+    key = MASK_KEY
+    if isinstance(answer, Advertisement):
+        key = replace(key, federation=answer.attempt.federation, plan=Digest(answer.attempt.plan.hex()))
+    assert secure_codec.mask_answer_from_wire(secure_codec.mask_answer_to_wire(key, answer.silo, answer)) == answer
+    refused(lambda: check_signed(getattr(answer, "dealing", answer), RUN.identities))
+
+
+def use_masked_header(header: MaskedHeader) -> None:
+    use_manifest(header.manifest)
+    refused(lambda: check_signed(header.masked, RUN.identities))
+    message = secure_codec.masked_header_to_wire(header, header.masked.silo)
+    assert secure_codec.masked_header_from_wire(message) == header
+
+
+def use_event(event: silo_machine.Event) -> None:
+    assert secure_codec.event_from_bytes(secure_codec.event_to_bytes(event), secagg.FEDERATION) == event
+
+
+def use_coordinator_event(event: coordinator_machine.Event) -> None:
+    raw = secure_codec.coordinator_event_to_bytes(event)
+    assert secure_codec.coordinator_event_from_bytes(raw, secagg.FEDERATION) == event
+
+
+def use_memory(memory: SiloMemory) -> None:
+    assert secure_codec.memory_from_bytes(secure_codec.memory_to_bytes(memory)) == memory
+    refused(lambda: memory.check_may_join(RUN.attempt))
+
+
 IDENTITY_KEY: Ed25519PublicKey = public_key_from_bytes(
     bytes.fromhex("d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a")
 )
@@ -147,7 +247,40 @@ PARSERS: dict[str, tuple[tuple[Message, ...], Callable[[Any], Any], Callable[[An
     "order": (
         tuple(codec.order_to_wire(order, SILO) for order in ORDERS),
         codec.order_from_wire,
-        lambda order: codec.order_to_wire(order, SILO),
+        use_order,
+    ),
+    "mask order": (
+        tuple(codec.order_to_wire(replace(MASK, message=request), FIRST) for request in REQUESTS),
+        codec.order_from_wire,
+        use_order,
+    ),
+    "mask answer": (
+        tuple(secure_codec.mask_answer_to_wire(MASK_KEY, answer.silo, answer) for answer in ANSWERS),
+        secure_codec.mask_answer_from_wire,
+        use_answer,
+    ),
+    "masked header": (
+        (secure_codec.masked_header_to_wire(MASKED, MASKED.masked.silo),),
+        secure_codec.masked_header_from_wire,
+        use_masked_header,
+    ),
+    "silo event": (
+        tuple(pb.SiloEvent.FromString(secure_codec.event_to_bytes(event)[32:]) for event in RUN.silos[FIRST].journal),
+        read_event,
+        use_event,
+    ),
+    "coordinator event": (
+        tuple(
+            pb.CoordinatorEvent.FromString(secure_codec.coordinator_event_to_bytes(event)[32:])
+            for event in (*RUN.journal, coordinator_machine.SiloDropped(FIRST, "declined"))
+        ),
+        read_coordinator_event,
+        use_coordinator_event,
+    ),
+    "silo memory": (
+        (pb.SiloMemory.FromString(secure_codec.memory_to_bytes(MEMORY)[32:]),),
+        lambda message: secure_codec.memory_from_bytes(stamped(message)),
+        use_memory,
     ),
     "decline": (
         (federation_pb2.DeclineRequest(key=codec.round_call_key(KEY, SILO), reason=1, detail="policy"),),
@@ -209,7 +342,10 @@ def test_pieces_are_read_as_protobuf_reads_them(kind: Any, data: st.DataObject) 
     )
     piece = chunk_piece(index, content)
     assert kind.FromString(piece) == kind(chunk=common_pb2.Chunk(index=index, data=content))
-    other = kind(header=federation_pb2.UpdateHeader(first_chunk=1) if kind is federation_pb2.UpdatePiece else None)
+    other = kind()
+    if kind is federation_pb2.UpdatePiece:
+        header = data.draw(st.sampled_from(["header", "masked"]))
+        getattr(other, header).first_chunk = 1
     raw = data.draw(
         st.one_of(
             spoilt_bytes(st.just(piece)),
@@ -457,6 +593,10 @@ def test_settings(text: str) -> None:
 # --- what parsing costs -----------------------------------------------------------------------------------------------
 
 
+MANY_MEMBERS = pb.Roster(members=[pb.MemberKeys()] * 500_000)
+MANY_TENSORS = pb.Parameters(ranges=pb.Ranges(elements=[1] * 500_000, bounds=[1.0] * 500_000))
+
+
 def _deep_config(depth: int) -> bytes:
     return b'{"a":' * depth + b"1" + b"}" * depth
 
@@ -471,10 +611,22 @@ def _deep_config(depth: int) -> bytes:
             common_pb2.Manifest(layout_digest=b"\0" * 32, total_bytes=1 << 40, chunk_bytes=1)
         ),
         lambda: codec.detail_from_wire("x" * (4 << 20)),
+        lambda: secure_codec.roster_from_wire(MANY_MEMBERS, federation=secagg.FEDERATION, plan=secagg.PLAN),
+        lambda: secure_codec.parameters_from_wire(MANY_TENSORS),
         lambda: parse_certificate(b"\x30\x84\xff\xff\xff\xff" + b"\0" * 1000),
         lambda: decode(PREFIX + "A" * (1 << 20)),
     ],
-    ids=["nested-layout", "endless-shape", "nested-plan", "tebibyte-manifest", "novel", "long-der", "long-token"],
+    ids=[
+        "nested-layout",
+        "endless-shape",
+        "nested-plan",
+        "tebibyte-manifest",
+        "novel",
+        "many-members",
+        "many-tensors",
+        "long-der",
+        "long-token",
+    ],
 )
 def test_small_inputs_that_promise_much_cost_little(parse: Callable[[], object]) -> None:
     tracemalloc.start()

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -20,6 +21,7 @@ from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.training.model import bind, vector_blocks
 from silo_wire.manifest import manifest_of
 from silo_wire.messages import Evaluate, Finished, Prepare, RoundKey, Train
+from tests.support.coordinator import free_port
 from tests.support.federation_peer import FEDERATION, FederationPeer, OfferedModel, TestNet
 from tests.support.tiny_t5 import SCHEMA, bundle_of, random_model
 
@@ -106,6 +108,8 @@ async def test_a_silos_day(peer: FederationPeer, silo: SiloFolder, tmp_path: Pat
     key = RoundKey(federation=FEDERATION, plan=plan, round=1, attempt=1)
     data = data_folder(tmp_path / "data")
     directory = ("--dir", str(silo.root))
+    metrics = f"127.0.0.1:{free_port()}"
+    (silo.root / "silo.toml").write_text(f'[metrics]\nlisten = "{metrics}"\n')
     await peer.order(Prepare(plan))
     async with running("--data", str(data), *directory) as process:
         await peer.until(lambda: len(peer.readiness) == 1)
@@ -142,6 +146,9 @@ async def test_a_silos_day(peer: FederationPeer, silo: SiloFolder, tmp_path: Pat
         )
         while "finished" not in (await silo_agent_beside("status", *directory)).stdout:
             assert process.returncode is None
+        served = await asyncio.to_thread(lambda: urlopen(f"http://{metrics}/metrics", timeout=20).read().decode())
+        assert 'lorica_silo_rounds_total{outcome="uploaded",work="training"} 1.0' in served
+        assert 'lorica_silo_refusals_total{rule="trusted_peers"} 0.0' in served
         process.send_signal(signal.SIGTERM)
         _, stderr = await process.communicate()
         assert process.returncode == 0, stderr.decode()
@@ -175,7 +182,7 @@ async def test_check_names_what_fails_and_exits_so(peer: FederationPeer, silo: S
     done = await silo_agent_beside("check", "--data", str(data), "--dir", str(silo.root))
     assert done.returncode == EXIT_CODES[ConfigurationError]
     assert "chmod 600" in done.stdout
-    assert "2 of 10 checks failed: files and permissions, data" in done.stderr
+    assert "2 of 11 checks failed: files and permissions, data" in done.stderr
 
 
 async def test_check_tells_a_tls_intercepting_proxy(peer: FederationPeer, tmp_path: Path) -> None:

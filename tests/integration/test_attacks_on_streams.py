@@ -33,7 +33,6 @@ from coordinator.edges.gate import OF_ALL_STRANGERS, OF_ONE_CALLER
 from coordinator.edges.places import Places
 from coordinator.plans.model_source import SizedModel
 from coordinator.plans.plan_folder import create_plan
-from coordinator.settings import address
 from security.identifiers import SiloName
 from security.pki.enrolment_token import EnrolmentToken, decode
 from silo_agent.edges.enrolment_client import enrol
@@ -42,6 +41,7 @@ from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.training.model import bind, vector_blocks
 from silo_wire import codec
 from silo_wire.canonical import Digest
+from silo_wire.listen_address import address
 from silo_wire.messages import DeclineReason, Prepare, RoundKey, Standby, StandbyReason, Train
 from silo_wire.plan import PlanBundle
 from silo_wire.v1 import common_pb2, federation_pb2, operator_pb2, operator_pb2_grpc

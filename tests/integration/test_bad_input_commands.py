@@ -477,12 +477,22 @@ def test_silo_keys_that_others_can_read(silo: SiloFolder, name: str) -> None:
         ("[data]\nmax_bad_lines_share = 2", ["data.max_bad_lines_share = 2"]),
         ("[training]\ndevice = 'gpu'", ["training.device = 'gpu'"]),
         ("[policy]\nmin_cohor = 3", ["unknown key policy.min_cohor"]),
+        ("[metrics]\nlisten = '9465'", ["metrics.listen = '9465'", "use ADDRESS:PORT"]),
     ],
-    ids=["syntax", "unknown-key", "range", "device", "policy"],
+    ids=["syntax", "unknown-key", "range", "device", "policy", "address"],
 )
 def test_malformed_silo_toml(silo: SiloFolder, data: Path, text: str, words: list[str]) -> None:
     silo.settings.write_text(text)
     agent(silo, "start", "--data", data).is_refusal(ConfigurationError, str(silo.settings), *words)
+
+
+def test_port_for_a_silos_metrics_that_is_taken(silo: SiloFolder, data: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        listen = f"127.0.0.1:{other.getsockname()[1]}"
+        silo.settings.write_text(f'[metrics]\nlisten = "{listen}"\n')
+        agent(silo, "start", "--data", data).is_refusal(
+            ConfigurationError, f"cannot listen on {listen} for metrics", "[metrics] listen in silo.toml"
+        )
 
 
 def damage_nothing(data: Path) -> None:

@@ -1,11 +1,13 @@
 """The coordinator's side of the wire, written by hand for tests of the agent: honest unless a test makes it hostile.
 
-A real gRPC server over mutual TLS. It takes no decision: the test gives the standing order, and awaits what comes in.
+A real gRPC server over mutual TLS. It takes no decision: the test gives the standing order, to all silos or to one, and
+awaits what comes in.
 """
 
 # ruff: noqa: N802 - the service's methods are named as in the .proto
 
 import asyncio
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -23,6 +25,7 @@ from security.pki.endorsement import check_endorsement
 from security.pki.identity_key import new_identity_key, public_key_bytes, sign
 from security.pki.tls_key import new_tls_key, tls_key_to_pem
 from security.pki.trust_bundle import TrustBundle
+from security.secure_aggregation.messages import MaskedInput
 from silo_agent.edges.key_store import SiloCredentials
 from silo_wire import codec
 from silo_wire.canonical import Digest, digest_from_wire, digest_of, digest_to_wire
@@ -30,6 +33,8 @@ from silo_wire.manifest import Layout, Manifest, TensorSpec, manifest_of
 from silo_wire.messages import (
     DeclineReason,
     Evaluation,
+    MaskAnswer,
+    MaskedHeader,
     ModelHeader,
     Order,
     RoundKey,
@@ -38,6 +43,7 @@ from silo_wire.messages import (
     UpdateHeader,
 )
 from silo_wire.plan import Plan, PlanBundle
+from silo_wire.secure_codec import mask_answer_from_wire, masked_header_from_wire
 from silo_wire.statements import MODEL_DOMAIN, model_statement
 from silo_wire.transport import SERVER_OPTIONS, status_of
 from silo_wire.v1 import common_pb2, enrolment_pb2, enrolment_pb2_grpc, federation_pb2, federation_pb2_grpc
@@ -128,14 +134,25 @@ class OfferedModel:
 
 
 @dataclass(slots=True)
-class ReceivedUpdate:
-    header: UpdateHeader
+class Received:
     chunks: dict[int, bytes] = field(default_factory=dict)
     committed: bool = False
 
     @property
     def data(self) -> bytes:
         return b"".join(self.chunks[index] for index in sorted(self.chunks))
+
+
+@dataclass(slots=True, kw_only=True)
+class ReceivedUpdate(Received):
+    """A delta as it is."""
+
+    header: UpdateHeader
+
+
+@dataclass(slots=True, kw_only=True)
+class ReceivedMasked(Received):
+    header: MaskedHeader
 
 
 class FederationPeer(federation_pb2_grpc.FederationServicer):
@@ -145,7 +162,8 @@ class FederationPeer(federation_pb2_grpc.FederationServicer):
         self._net = net
         self._changed = asyncio.Condition()
         self._standing: Order = Standby(StandbyReason.NO_PLAN)
-        self._orders = 0
+        self._standing_of: dict[SiloName, Order] = {}
+        self._orders: Counter[SiloName | None] = Counter()  # given so far to one silo; None: to all
         self._server: grpc.aio.Server | None = None
         self._cuts = 0
         self.port = 0
@@ -154,6 +172,10 @@ class FederationPeer(federation_pb2_grpc.FederationServicer):
         self.instances: list[bytes] = []
         self.readiness: list[tuple[Digest, bool, str]] = []
         self.declined: list[tuple[RoundKey, DeclineReason, str]] = []
+        self.declined_by: dict[SiloName, list[tuple[RoundKey, DeclineReason, str]]] = defaultdict(list)
+        self.trained: list[tuple[SiloName, RoundKey, Digest]] = []
+        self.answers: list[tuple[SiloName, MaskAnswer | MaskedInput]] = []
+        self.masked: dict[Digest, ReceivedMasked] = {}
         self.updates: dict[Digest, ReceivedUpdate] = {}
         self.evaluations: list[tuple[RoundKey, Evaluation]] = []
         self.progress: list[tuple[RoundKey, str, float]] = []
@@ -170,6 +192,10 @@ class FederationPeer(federation_pb2_grpc.FederationServicer):
         self.refuse_attending: LoricaError | None = None
         self.refuse_upload: LoricaError | None = None
         self.raw_notices: list[federation_pb2.Notice] = []
+        self.change_notice: Callable[[SiloName, federation_pb2.Notice], federation_pb2.Notice] = lambda silo, it: it
+        self.unheard: Callable[[MaskAnswer | MaskedInput], bool] = lambda answer: (
+            False
+        )  # it came, and is never acknowledged
 
     # ---- what a test does ---------------------------------------------------------------------------------------
 
@@ -199,9 +225,15 @@ class FederationPeer(federation_pb2_grpc.FederationServicer):
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    async def order(self, order: Order) -> None:
-        self._standing = order
-        self._orders += 1
+    async def order(self, order: Order, *silos: SiloName) -> None:
+        """The standing order of these silos from now on; of all, whatever they had, when none is named."""
+        if not silos:
+            self._standing = order
+            self._standing_of.clear()
+            self._orders[None] += 1
+        for silo in silos:
+            self._standing_of[silo] = order
+            self._orders[silo] += 1
         await self._note()
 
     async def until(self, holds: Callable[[], bool], *, within_s: float = 20.0) -> None:
@@ -255,17 +287,22 @@ class FederationPeer(federation_pb2_grpc.FederationServicer):
         for notice in self.raw_notices:
             yield notice
         self.raw_notices = []
+        silo = SiloName(request.key.silo)
         number, cuts = -1, self._cuts
         while True:
-            number = await self._order_after(number, cuts)
+            number = await self._order_after(silo, number, cuts)
             if self._cuts != cuts:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "the line is cut")
-            yield codec.order_to_wire(self._standing, SiloName(request.key.silo))
+            order = self._standing_of.get(silo, self._standing)
+            yield self.change_notice(silo, codec.order_to_wire(order, silo))
 
-    async def _order_after(self, number: int, cuts: int) -> int:
+    async def _order_after(self, silo: SiloName, number: int, cuts: int) -> int:
         async with self._changed:
-            await self._changed.wait_for(lambda: self._orders > number or self._cuts != cuts)
-            return self._orders
+            await self._changed.wait_for(lambda: self._given(silo) > number or self._cuts != cuts)
+            return self._given(silo)
+
+    def _given(self, silo: SiloName) -> int:
+        return self._orders[None] + self._orders[silo]
 
     async def FetchPlan(
         self, request: federation_pb2.FetchPlanRequest, context: Any
@@ -301,7 +338,8 @@ class FederationPeer(federation_pb2_grpc.FederationServicer):
     async def UploadOffset(
         self, request: federation_pb2.UploadOffsetRequest, context: Any
     ) -> federation_pb2.UploadOffsetReply:
-        held = self.updates.get(digest_from_wire(request.update_digest, "update"))
+        digest = digest_from_wire(request.update_digest, "update")
+        held = self.updates.get(digest) or self.masked.get(digest)
         if held is None:
             return federation_pb2.UploadOffsetReply(chunks=0, committed=False)
         return federation_pb2.UploadOffsetReply(chunks=len(held.chunks), committed=held.committed)
@@ -311,16 +349,14 @@ class FederationPeer(federation_pb2_grpc.FederationServicer):
     ) -> federation_pb2.UpdateReceipt:
         if self.deaf and not self.cut_upload_after:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "nobody listens")
-        held: ReceivedUpdate | None = None
+        held: ReceivedUpdate | ReceivedMasked | None = None
         sent = 0
         async for piece in request_iterator:
-            if piece.WhichOneof("piece") == "header":
-                header = codec.update_header_from_wire(piece.header)
-                held = self.updates.setdefault(header.manifest.digest, ReceivedUpdate(header))
-                held.header = header
+            if piece.WhichOneof("piece") != "chunk":
+                held = self._announced(piece)
                 if self.refuse_upload is not None:
                     await abort(context, self.refuse_upload)
-                assert header.first_chunk == len(held.chunks)
+                assert held.header.first_chunk == len(held.chunks)
                 await context.send_initial_metadata(())
             else:
                 assert held is not None
@@ -337,12 +373,44 @@ class FederationPeer(federation_pb2_grpc.FederationServicer):
         assert held is not None
         assert len(held.chunks) == held.header.manifest.chunks
         held.committed = True
+        if isinstance(held, ReceivedMasked):
+            await self._answered(held.header.masked.silo, held.header.masked)
         await self._note()
         return federation_pb2.UpdateReceipt(update_digest=digest_to_wire(held.header.manifest.digest))
 
+    def _announced(self, piece: federation_pb2.UpdatePiece) -> ReceivedUpdate | ReceivedMasked:
+        """What was received of it before, under the header that came now."""
+        if piece.WhichOneof("piece") == "masked":
+            masked = masked_header_from_wire(piece.masked)
+            of_mask = self.masked.setdefault(masked.manifest.digest, ReceivedMasked(header=masked))
+            of_mask.header = masked
+            return of_mask
+        header = codec.update_header_from_wire(piece.header)
+        held = self.updates.setdefault(header.manifest.digest, ReceivedUpdate(header=header))
+        held.header = header
+        return held
+
+    async def DeclareTrained(self, request: federation_pb2.TrainedReport, context: Any) -> federation_pb2.Ack:
+        key, model = codec.round_key_from_wire(request.key), digest_from_wire(request.model_digest, "model")
+        self.trained.append((SiloName(request.key.silo), key, model))
+        await self._note()
+        return federation_pb2.Ack()
+
+    async def AnswerMask(self, request: federation_pb2.MaskAnswer, context: Any) -> federation_pb2.Ack:
+        await self._answered(SiloName(request.key.silo), mask_answer_from_wire(request))
+        return federation_pb2.Ack()
+
+    async def _answered(self, silo: SiloName, answer: MaskAnswer | MaskedInput) -> None:
+        self.answers.append((silo, answer))
+        await self._note()
+        if self.unheard(answer):
+            await asyncio.Event().wait()  # until the call is cancelled
+
     async def DeclineRound(self, request: federation_pb2.DeclineRequest, context: Any) -> federation_pb2.Ack:
         reason = codec.decline_reason_from_wire(request.reason)
-        self.declined.append((codec.round_key_from_wire(request.key), reason, request.detail))
+        declined = codec.round_key_from_wire(request.key), reason, request.detail
+        self.declined.append(declined)
+        self.declined_by[SiloName(request.key.silo)].append(declined)
         await self._note()
         return federation_pb2.Ack()
 

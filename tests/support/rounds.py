@@ -8,6 +8,8 @@ from coordinator.rounds.events import (
     DeadlinePassed,
     EvaluationReported,
     Event,
+    MaskAnswered,
+    MaskingOpened,
     PlanOffered,
     PlanStarted,
     PlanStopped,
@@ -16,6 +18,7 @@ from coordinator.rounds.events import (
     SiloDeclined,
     SiloEnrolled,
     SiloLeft,
+    SiloTrained,
     UpdateCommitted,
 )
 from coordinator.rounds.machine import step
@@ -27,6 +30,7 @@ from coordinator.rounds.states import (
     Finished,
     Gathering,
     Idle,
+    Masking,
     Opening,
     State,
     Stopped,
@@ -35,8 +39,13 @@ from coordinator.rounds.states import (
 from coordinator.rounds.terms import PlanTerms
 from coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome, SiloWeight
 from security.identifiers import FederationName, SiloName
+from security.secure_aggregation.attempt import Attempt
+from security.secure_aggregation.coordinator_machine import OpenAttempt
+from security.secure_aggregation.messages import Advertisement
+from security.secure_aggregation.parameters import Terms
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.messages import DeclineReason, Evaluation, RoundKey, TrainingSummary
+from tests.support.secagg_federation import entropy, identity_key, ranges
 
 FEDERATION = FederationName("health-net")
 A, B, C = SiloName("bank-a"), SiloName("bank-b"), SiloName("clinic-c")
@@ -131,6 +140,39 @@ def declined(silo: SiloName, at: RoundKey | None = None, *, now: float = T0) -> 
     )
 
 
+def trained(silo: SiloName, at: RoundKey | None = None, *, now: float = T0) -> SiloTrained:
+    return SiloTrained(now=now, key=at or key(), silo=silo, model=INITIAL)
+
+
+def attempt(at: RoundKey | None = None) -> Attempt:
+    at = at or key()
+    return Attempt(
+        federation=FEDERATION,
+        plan=bytes.fromhex(PLAN),
+        round=at.round,
+        number=at.attempt,
+        id=entropy("attempt", at.round, at.attempt),
+    )
+
+
+def masking_opened(
+    at: RoundKey | None = None, *, silos: tuple[SiloName, ...] = (A, B, C), now: float = T0, **of_terms: Any
+) -> MaskingOpened:
+    of_round = Terms(model=bytes.fromhex(INITIAL), ranges=ranges(), **of_terms)
+    return MaskingOpened(
+        now=now,
+        key=at or key(),
+        opening=OpenAttempt(attempt=attempt(at), terms=of_round, invited=silos),
+        identities=tuple((silo, identity_key(silo).public_key()) for silo in silos),
+    )
+
+
+def mask_answered(silo: SiloName, at: RoundKey | None = None, *, now: float = T0) -> MaskAnswered:
+    """With keys that nobody signed."""
+    answer = Advertisement(attempt=attempt(at), silo=silo, mask_key=entropy("mask"), box_key=entropy("box"))
+    return MaskAnswered(now=now, key=at or key(), answer=answer)
+
+
 def aggregated(
     at: RoundKey | None = None,
     *,
@@ -181,6 +223,13 @@ TRAIN_1 = Opening(round=1, attempt=1, task=Task.TRAINING)
 IDLE = Idle(population=frozenset({A, B}))
 GATHERING = Gathering(course=course(), opening=TRAIN_1, started=True, deadline=T0 + 60)
 COLLECTING = Collecting(course=course(), round=1, attempt=1, cohort=(A, B), deadline=T0 + 600)
+MASKING = Masking(
+    course=course(terms=terms(secure_aggregation=True, masking_deadline_s=30.0)),
+    round=1,
+    attempt=1,
+    silos=(A, B),
+    deadline=T0 + 600,
+)
 AGGREGATING = Aggregating(course=course(), round=1, attempt=1, updates=(update(A), update(B)))
 EVALUATING = Evaluating(
     course=course(model=model_after(1), model_round=1), round=1, attempt=1, cohort=(A, B), deadline=T0 + 120
@@ -189,7 +238,7 @@ STOPPED = Stopped(course=course(), opening=TRAIN_1)
 FINISHED = Finished(course=course(model=model_after(2), model_round=2))
 
 ONE_OF_EACH_STATE: dict[str, State] = {
-    state.phase: state for state in (IDLE, GATHERING, COLLECTING, AGGREGATING, EVALUATING, STOPPED, FINISHED)
+    state.phase: state for state in (IDLE, GATHERING, COLLECTING, MASKING, AGGREGATING, EVALUATING, STOPPED, FINISHED)
 }
 
 ONE_OF_EACH_EVENT: dict[str, Event] = {
@@ -202,6 +251,9 @@ ONE_OF_EACH_EVENT: dict[str, Event] = {
         ready(A),
         SiloLeft(now=T0, silo=A),
         committed(A),
+        trained(A),
+        masking_opened(),
+        mask_answered(A),
         declined(A),
         aggregated(),
         AggregationFailed(now=T0, key=key(), silo=A, reason="spool is damaged"),

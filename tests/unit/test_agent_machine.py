@@ -5,12 +5,18 @@ from dataclasses import replace
 import pytest
 
 from security.errors import StateError
+from security.identifiers import FederationName, SiloName
+from security.secure_aggregation.attempt import Attempt
+from security.secure_aggregation.messages import SurvivorSet, UnmaskRequest
 from silo_agent.task.effects import (
     Activity,
+    AnswerMask,
     CancelWork,
     DeclareReadiness,
+    DeclareTrained,
     Decline,
     Effect,
+    EndMasking,
     FetchModel,
     FetchPlan,
     JournalActivity,
@@ -19,6 +25,7 @@ from silo_agent.task.effects import (
     JournalPlan,
     JournalUpdate,
     Outcome,
+    RecordRefusal,
     ReportEvaluation,
     RunEvaluation,
     RunTraining,
@@ -28,6 +35,7 @@ from silo_agent.task.events import (
     Evaluated,
     EvaluationDelivered,
     Event,
+    MaskAnswered,
     ModelFetched,
     PauseAsked,
     PlanPrepared,
@@ -46,12 +54,14 @@ from silo_agent.task.machine import (
     PAUSED,
     TABLE,
     Agent,
+    Answering,
     Collecting,
     Complete,
     Declined,
     Done,
     Evaluating,
     Fetching,
+    Holding,
     Idle,
     Phase,
     Preparing,
@@ -70,6 +80,7 @@ from silo_wire.messages import (
     Evaluate,
     Evaluation,
     Finished,
+    Mask,
     Prepare,
     RoundKey,
     Standby,
@@ -82,6 +93,8 @@ PLAN, OTHER_PLAN = Digest("a1" * 32), Digest("b2" * 32)
 MODEL, OTHER_MODEL = Digest("c3" * 32), Digest("d4" * 32)
 KEY = RoundKey(federation="care", plan=PLAN, round=3, attempt=1)
 TRAIN = Train(key=KEY, model=MODEL, seconds_left=60.0)
+ATTEMPT = Attempt(federation=FederationName("care"), plan=bytes.fromhex(PLAN), round=3, number=1, id=bytes(32))
+MASK = Mask(key=KEY, model=MODEL, seconds_left=60.0, attempt=ATTEMPT)
 EVALUATE = Evaluate(key=KEY, model=OTHER_MODEL, seconds_left=60.0)
 FINISHED = Finished(plan=PLAN, rounds=3, final_model=OTHER_MODEL, best_model=MODEL)
 UPDATE = SavedUpdate(
@@ -92,6 +105,7 @@ UPDATE = SavedUpdate(
         examples=5, loss_max=2.0, loss_min=1.0, loss_first=2.0, loss_last=1.0, optimizer_steps=4, seconds=1.5
     ),
 )
+HELD = replace(UPDATE, masked=True)
 EVALUATION = Evaluation(
     split="dev", examples=4, exact_matches=2, executed=4, execution_matches=3, loss_per_token=0.5, seconds=1.0
 )
@@ -101,6 +115,7 @@ SAMPLES: dict[str, Event] = {
     "Standby": GATHERING,
     "Prepare": Prepare(PLAN),
     "Train": TRAIN,
+    "Mask": MASK,
     "Evaluate": EVALUATE,
     "Finished": FINISHED,
     "PlanPrepared": PlanPrepared(PLAN),
@@ -108,6 +123,7 @@ SAMPLES: dict[str, Event] = {
     "ModelFetched": ModelFetched(MODEL),
     "Trained": Trained(UPDATE),
     "Uploaded": Uploaded(KEY),
+    "MaskAnswered": MaskAnswered(key=KEY, revealed=False),
     "Evaluated": Evaluated(KEY, EVALUATION),
     "EvaluationDelivered": EvaluationDelivered(KEY),
     "WorkFailed": WorkFailed(reason=DeclineReason.TRAINING_FAILED, detail="line 3 broke", told="broke"),
@@ -125,6 +141,8 @@ AGENTS: dict[str, Agent] = {
     "Fetching": replace(PREPARED, phase=Fetching(TRAIN)),
     "Training": replace(PREPARED, phase=Training(TRAIN)),
     "Uploading": replace(PREPARED, phase=Uploading(TRAIN, UPDATE), saved=UPDATE),
+    "Holding": replace(PREPARED, phase=Holding(HELD), saved=HELD),
+    "Answering": replace(PREPARED, phase=Answering(MASK, HELD), saved=HELD),
     "Evaluating": replace(PREPARED, phase=Evaluating(EVALUATE)),
     "Reporting": replace(PREPARED, phase=Reporting(EVALUATE, EVALUATION)),
     "Done": replace(PREPARED, phase=Done(TRAIN), saved=UPDATE),
@@ -138,21 +156,23 @@ AGENTS: dict[str, Agent] = {
 
 # Where each event leads from each phase; `-`: refused, nothing changes.
 GRID = """
-            Standby    Prepare   Train     Evaluate   Finished   PlanPrepared PlanRefused ModelFetched Trained   Uploaded Evaluated EvaluationDelivered WorkFailed WorkUnwanted PauseAsked ResumeAsked StopAsked
-Idle        Idle       Preparing Preparing Preparing  Preparing  -            -           -            -         -        -         -                   -          -            Idle       Idle        Stopped
-Preparing   Preparing  Preparing Preparing Preparing  Preparing  Ready        Refused     -            -         -        -         -                   -          -            Preparing  Preparing   Stopped
-Ready       Ready      Ready     Fetching  Fetching   Collecting -            -           -            -         -        -         -                   -          -            Ready      Ready       Stopped
-Refused     Refused    Refused   Refused   Refused    Refused    -            -           -            -         -        -         -                   -          -            Refused    Refused     Stopped
-Fetching    Ready      Ready     Fetching  Fetching   Collecting -            -           Training     -         -        -         -                   Declined   Ready        Fetching   Fetching    Stopped
-Training    Ready      Ready     Training  Fetching   Collecting -            -           -            Uploading -        -         -                   Declined   Ready        Training   Training    Stopped
-Uploading   Uploading  Uploading Uploading Uploading  Uploading  -            -           -            -         Done     -         -                   Declined   Ready        Uploading  Uploading   Stopped
-Evaluating  Ready      Ready     Fetching  Evaluating Collecting -            -           -            -         -        Reporting -                   Declined   Ready        Evaluating Evaluating  Stopped
-Reporting   Reporting  Reporting Reporting Reporting  Reporting  -            -           -            -         -        -         Done                Declined   Ready        Reporting  Reporting   Stopped
-Done        Ready      Done      Uploading Fetching   Collecting -            -           -            -         -        -         -                   -          -            Done       Done        Stopped
-Declined    Ready      Ready     Declined  Fetching   Collecting -            -           -            -         -        -         -                   -          -            Declined   Declined    Stopped
-Collecting  Collecting Ready     Fetching  Fetching   Collecting -            -           Complete     -         -        -         -                   Complete   Complete     Collecting Collecting  Stopped
-Complete    Ready      Ready     Fetching  Fetching   Complete   -            -           -            -         -        -         -                   -          -            Complete   Complete    Stopped
-Stopped     Stopped    Stopped   Stopped   Stopped    Stopped    Stopped      Stopped     Stopped      Stopped   Stopped  Stopped   Stopped             Stopped    Stopped      Stopped    Stopped     Stopped
+           Standby    Prepare   Train     Mask      Evaluate   Finished   PlanPrepared PlanRefused ModelFetched Trained   Uploaded MaskAnswered Evaluated EvaluationDelivered WorkFailed WorkUnwanted PauseAsked ResumeAsked StopAsked
+Idle       Idle       Preparing Preparing Preparing Preparing  Preparing  -            -           -            -         -        -            -         -                   -          -            Idle       Idle        Stopped
+Preparing  Preparing  Preparing Preparing Preparing Preparing  Preparing  Ready        Refused     -            -         -        -            -         -                   -          -            Preparing  Preparing   Stopped
+Ready      Ready      Ready     Fetching  Declined  Fetching   Collecting -            -           -            -         -        -            -         -                   -          -            Ready      Ready       Stopped
+Refused    Refused    Refused   Refused   Refused   Refused    Refused    -            -           -            -         -        -            -         -                   -          -            Refused    Preparing   Stopped
+Fetching   Ready      Ready     Fetching  Declined  Fetching   Collecting -            -           Training     -         -        -            -         -                   Declined   Ready        Fetching   Fetching    Stopped
+Training   Ready      Ready     Training  Declined  Fetching   Collecting -            -           -            Uploading -        -            -         -                   Declined   Ready        Training   Training    Stopped
+Uploading  Uploading  Uploading Uploading Uploading Uploading  Uploading  -            -           -            -         Done     -            -         -                   Declined   Ready        Uploading  Uploading   Stopped
+Holding    Ready      Holding   Holding   Answering Fetching   Collecting -            -           -            -         -        -            -         -                   -          -            Holding    Holding     Stopped
+Answering  Answering  Answering Answering Answering Answering  Answering  -            -           -            -         -        Holding      -         -                   Declined   Holding      Answering  Answering   Stopped
+Evaluating Ready      Ready     Fetching  Declined  Evaluating Collecting -            -           -            -         -        -            Reporting -                   Declined   Ready        Evaluating Evaluating  Stopped
+Reporting  Reporting  Reporting Reporting Reporting Reporting  Reporting  -            -           -            -         -        -            -         Done                Declined   Ready        Reporting  Reporting   Stopped
+Done       Ready      Done      Uploading Declined  Fetching   Collecting -            -           -            -         -        -            -         -                   -          -            Done       Done        Stopped
+Declined   Ready      Ready     Declined  Declined  Fetching   Collecting -            -           -            -         -        -            -         -                   -          -            Declined   Declined    Stopped
+Collecting Collecting Ready     Fetching  Declined  Fetching   Collecting -            -           Complete     -         -        -            -         -                   Complete   Complete     Collecting Collecting  Stopped
+Complete   Ready      Ready     Fetching  Declined  Fetching   Complete   -            -           -            -         -        -            -         -                   -          -            Complete   Complete    Stopped
+Stopped    Stopped    Stopped   Stopped   Stopped   Stopped    Stopped    Stopped      Stopped     Stopped      Stopped   Stopped  Stopped      Stopped   Stopped             Stopped    Stopped      Stopped    Stopped     Stopped
 """.strip().splitlines()
 PAIRS = [
     (row.split()[0], event, expected)
@@ -188,11 +208,11 @@ def test_every_pair_of_phase_and_event(phase: str, event: str, expected: str) ->
         assert CancelWork() in effects, "work that is left is cancelled"
 
 
-JOURNAL = (JournalActivity, JournalModel, JournalOutcome, JournalPlan, JournalUpdate)
-WORK = (FetchPlan, FetchModel, RunTraining, UploadUpdate, RunEvaluation, ReportEvaluation)
-AT_WORK = (Preparing, Fetching, Training, Uploading, Evaluating, Reporting, Collecting)
+JOURNAL = (JournalActivity, JournalModel, JournalOutcome, JournalPlan, JournalUpdate, RecordRefusal)
+WORK = (FetchPlan, FetchModel, RunTraining, UploadUpdate, AnswerMask, RunEvaluation, ReportEvaluation)
+AT_WORK = (Preparing, Fetching, Training, Uploading, Answering, Evaluating, Reporting, Collecting)
 RESULTS = (
-    *(PlanPrepared, PlanRefused, ModelFetched, Trained, Uploaded, Evaluated),
+    *(PlanPrepared, PlanRefused, ModelFetched, Trained, Uploaded, MaskAnswered, Evaluated),
     *(EvaluationDelivered, WorkFailed, WorkUnwanted),
 )
 
@@ -470,3 +490,161 @@ def test_what_is_shown_changes_with_the_phase_alone() -> None:
     assert effects[0] == JournalActivity(Activity.FETCHING, KEY)
     _, effects = step(AGENTS["Ready"], GATHERING)
     assert effects == ()
+
+
+# --- secure aggregation
+
+SURVIVORS = replace(
+    MASK, message=SurvivorSet(roster=bytes(32), dealings=bytes(32), silos=(SiloName("a"), SiloName("b")))
+)
+UNMASK = replace(MASK, message=UnmaskRequest(roster=bytes(32), agreements=()))
+AGREED, REVEALED = MaskAnswered(key=KEY, revealed=False), MaskAnswered(key=KEY, revealed=True)
+TRAINED = Standby(StandbyReason.TRAINED)
+LATER = {
+    "a new attempt": replace(TRAIN, key=replace(KEY, attempt=2)),
+    "the next round": replace(TRAIN, key=replace(KEY, round=4)),
+    "an evaluation": EVALUATE,
+    "the end of the plan": FINISHED,
+    "a new gathering": GATHERING,
+    "a round without this silo": Standby(StandbyReason.NOT_IN_COHORT),
+    "a stop": Standby(StandbyReason.STOPPED),
+    "another plan": Prepare(OTHER_PLAN),
+}
+
+
+def test_a_whole_masked_round_sends_nothing_but_answers() -> None:
+    agent, effects = run(
+        replace(PREPARED, phase=Training(TRAIN)),
+        Trained(HELD),
+        TRAINED,
+        MASK,
+        AGREED,
+        SURVIVORS,
+        AGREED,
+        UNMASK,
+        REVEALED,
+    )
+    assert agent == replace(PREPARED, phase=Done(UNMASK), saved=HELD)
+    assert effects == [
+        JournalUpdate(HELD),
+        DeclareTrained(key=KEY, model=MODEL),
+        AnswerMask(MASK, HELD),
+        AnswerMask(SURVIVORS, HELD),
+        AnswerMask(UNMASK, HELD),
+        JournalOutcome(key=KEY, evaluation=False, outcome=Outcome.UPLOADED),
+        EndMasking(KEY),
+    ]
+
+
+@pytest.mark.parametrize("order", LATER.values(), ids=LATER.keys())
+@pytest.mark.parametrize("phase", ["Holding", "Answering"])
+def test_what_masking_left_is_erased_when_the_attempt_is_over(phase: str, order: Event) -> None:
+    events = [order] if phase == "Holding" else [order, AGREED]  # an answer is seen through
+    _, effects = run(AGENTS[phase], *events)
+    assert effects.count(EndMasking(KEY)) == 1
+
+
+@pytest.mark.parametrize("failed", [WorkFailed(reason=DeclineReason.POLICY, detail="min_cohort", told="min_cohort")])
+def test_what_masking_left_is_erased_when_this_silo_refuses(failed: WorkFailed) -> None:
+    agent, effects = run(AGENTS["Answering"], failed)
+    assert isinstance(agent.phase, Declined)
+    assert EndMasking(KEY) in effects
+    assert Decline(key=KEY, reason=DeclineReason.POLICY, detail="min_cohort") in effects
+    again, effects = run(agent, MASK)
+    assert again == agent, "a refusal stands"
+    assert effects == [Decline(key=KEY, reason=DeclineReason.POLICY, detail="min_cohort")]
+
+
+@pytest.mark.parametrize("reason", [StandbyReason.TRAINED, StandbyReason.UPDATE_RECEIVED, StandbyReason.AGGREGATING])
+@pytest.mark.parametrize("phase", ["Holding", "Answering"])
+def test_waiting_for_the_others_erases_nothing(phase: str, reason: StandbyReason) -> None:
+    agent, effects = run(AGENTS[phase], Standby(reason))
+    assert (agent, effects) == (AGENTS[phase], [])
+
+
+def test_the_next_step_waits_until_the_answer_that_it_overtook_is_delivered() -> None:
+    agent, effects = run(AGENTS["Answering"], SURVIVORS)
+    assert (agent.phase, effects) == (Answering(MASK, HELD, SURVIVORS), [])
+    agent, effects = run(agent, AGREED)
+    assert (agent.phase, effects) == (Answering(SURVIVORS, HELD), [AnswerMask(SURVIVORS, HELD)])
+
+
+def test_a_restarted_agent_goes_on_with_the_attempt_under_way() -> None:
+    """The coordinator has it prepare first: it counts as connected anew."""
+    agent, effects = run(Agent(phase=Holding(HELD), saved=HELD), Prepare(PLAN), PlanPrepared(PLAN), MASK)
+    assert agent.phase == Answering(MASK, HELD)
+    assert effects == [
+        FetchPlan(PLAN),
+        JournalPlan(PLAN),
+        DeclareReadiness(plan=PLAN, ready=True),
+        AnswerMask(MASK, HELD),
+    ]
+    at_once, effects = run(Agent(phase=Holding(HELD), saved=HELD), SURVIVORS, PlanPrepared(PLAN))
+    assert at_once.phase == Answering(SURVIVORS, HELD)
+    assert EndMasking(KEY) not in effects
+
+
+def test_a_restarted_agent_erases_an_attempt_that_is_over() -> None:
+    for order in LATER.values():
+        _, effects = run(
+            Agent(phase=Holding(HELD), saved=HELD), order, *([PlanPrepared(PLAN)] if order == FINISHED else [])
+        )
+        assert effects.count(EndMasking(KEY)) == 1, order
+
+
+def test_an_agent_that_trained_before_its_restart_says_so_and_does_not_train_again() -> None:
+    agent, effects = run(Agent(saved=HELD), TRAIN, PlanPrepared(PLAN))
+    assert agent.phase == Holding(HELD)
+    assert effects[-1] == DeclareTrained(key=KEY, model=MODEL)
+    assert not any(isinstance(effect, RunTraining | UploadUpdate) for effect in effects)
+
+
+def test_masks_for_a_delta_that_is_not_here_are_declined() -> None:
+    for saved in (None, UPDATE, replace(HELD, key=replace(KEY, round=2))):
+        agent, effects = run(replace(PREPARED, phase=Ready(PLAN), saved=saved), MASK)
+        assert isinstance(agent.phase, Declined)
+        assert any(isinstance(effect, Decline) for effect in effects)
+
+
+def test_masks_over_another_model_than_was_trained_from_are_declined() -> None:
+    agent, effects = run(AGENTS["Holding"], replace(MASK, model=OTHER_MODEL))
+    assert isinstance(agent.phase, Declined)
+    assert agent.phase.reason is DeclineReason.INTEGRITY
+    assert EndMasking(KEY) in effects
+
+
+@pytest.mark.parametrize(
+    ("agent", "order"),
+    [
+        (AGENTS["Training"], replace(TRAIN, model=OTHER_MODEL)),
+        (AGENTS["Holding"], replace(TRAIN, model=OTHER_MODEL)),
+        (AGENTS["Holding"], replace(MASK, model=OTHER_MODEL)),
+        (Agent(phase=Preparing(PLAN, TRAIN)), replace(TRAIN, model=OTHER_MODEL)),
+        (replace(PREPARED, phase=Ready(PLAN), saved=UPDATE), replace(TRAIN, model=OTHER_MODEL)),
+    ],
+)
+def test_a_second_model_for_one_attempt_is_recorded_as_a_refusal(agent: Agent, order: Train | Mask) -> None:
+    agent, effects = run(agent, order)
+    (refusal,) = (effect for effect in effects if isinstance(effect, RecordRefusal))
+    assert refusal.rule == "one_model"
+    assert OTHER_MODEL in refusal.detail
+    _, again = run(agent, order)
+    assert not any(isinstance(effect, RecordRefusal) for effect in again), "once"
+
+
+def test_a_second_model_erases_what_masking_left_while_the_plan_is_looked_at_again() -> None:
+    restarted = Agent(phase=Preparing(PLAN, TRAIN, HELD), saved=HELD)
+    _, effects = run(restarted, replace(TRAIN, model=OTHER_MODEL))
+    assert EndMasking(KEY) in effects
+
+
+def test_a_plan_that_policy_refused_is_looked_at_again_when_its_people_say_so() -> None:
+    agent, effects = run(AGENTS["Refused"], ResumeAsked(), PlanPrepared(PLAN))
+    assert agent.phase == Ready(PLAN)
+    assert effects[0] == FetchPlan(PLAN)
+    assert effects[-1] == DeclareReadiness(plan=PLAN, ready=True)
+
+
+def test_a_stale_step_leaves_the_attempt_as_it_is() -> None:
+    agent, effects = run(AGENTS["Answering"], WorkUnwanted("of an earlier roster"))
+    assert (agent.phase, effects) == (Holding(HELD), [])

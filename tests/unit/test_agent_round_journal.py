@@ -178,7 +178,7 @@ def test_a_file_that_is_no_journal_is_named(tmp_path: Path) -> None:
 
 def test_a_journal_of_a_later_version_is_refused(tmp_path: Path) -> None:
     journal = opened(tmp_path)
-    journal.set_fact("schema_version", "2")
+    journal.set_fact("schema_version", "99")
     journal.close()
-    with pytest.raises(StorageError, match="schema version 2"):
+    with pytest.raises(StorageError, match="schema version 99"):
         opened(tmp_path)

@@ -6,26 +6,32 @@ what happens while it runs.
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from security.errors import Conflict, DataError, LoricaError, StateError, WrongTime
 from silo_agent.edges.backoff import Backoff
 from silo_agent.edges.channel import mutual_channel
 from silo_agent.edges.grpc_client import GrpcCoordinator
 from silo_agent.edges.key_store import SiloCredentials
+from silo_agent.edges.masking_journal import MaskingJournal
+from silo_agent.edges.masking_party import party_of
+from silo_agent.edges.metrics import SiloMetrics
 from silo_agent.edges.model_cache import ModelCache
+from silo_agent.edges.observer import SiloObserver
 from silo_agent.edges.plan_store import PlanStore
 from silo_agent.edges.round_journal import LastModel, RoundJournal
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.policy import PolicyRules, SiloPolicy
 from silo_agent.service.agent import AgentService
+from silo_agent.service.masking import Masking
 from silo_agent.service.ports import Cancelled, DataSummary, Notice, Progress, RoundModel, TrainedUpdate, WorkCancelled
-from silo_agent.task.effects import JournalActivity
+from silo_agent.service.refusals import RULES
 from silo_agent.task.machine import Ready, Stopped
 from silo_wire.canonical import Digest
 from silo_wire.manifest import manifest_of
@@ -42,6 +48,7 @@ from silo_wire.messages import (
     TrainingSummary,
 )
 from silo_wire.plan import PlanBundle
+from tests.support.agent_parts import Notes
 from tests.support.federation_peer import (
     FEDERATION,
     SILO,
@@ -120,36 +127,6 @@ class ByteTrainer:
         return EVALUATION
 
 
-class Notes:
-    """A DisplayPort that remembers."""
-
-    def __init__(self) -> None:
-        self.notes: list[tuple[str, dict[str, object]]] = []
-        self.activities: list[str] = []
-        self._changed = asyncio.Event()
-
-    def activity(self, activity: JournalActivity) -> None:
-        self.activities.append(activity.activity.value)
-        self._changed.set()
-
-    def progress(self, fraction: float) -> None:
-        return
-
-    def note(self, event: str, **fields: object) -> None:
-        self.notes.append((event, fields))
-        self._changed.set()
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
-            while not holds():
-                self._changed.clear()
-                await self._changed.wait()
-
-    async def outcomes(self, count: int) -> None:
-        """Until so many parts of rounds have ended."""
-        await self.until(lambda: sum(event == "round" for event, _ in self.notes) == count)
-
-
 class Silo:
     """One silo's folder; `running` runs an agent process's worth of parts on it."""
 
@@ -159,6 +136,7 @@ class Silo:
         self.credentials = credentials
         self.trainer = ByteTrainer()
         self.notes = Notes()
+        self.metrics = SiloMetrics(CollectorRegistry())
         self.rules = PolicyRules()
         self.service: AgentService
         self.journal: RoundJournal
@@ -167,22 +145,31 @@ class Silo:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[AgentService]:
         self.journal = RoundJournal(self.folder.journal, updates=self.folder.updates, silo=SILO)
+        observer = SiloObserver(journal=self.journal, metrics=self.metrics, display=self.notes)
         async with mutual_channel(self.credentials) as channel:
+            coordinator = GrpcCoordinator(
+                channel=channel,
+                credentials=self.credentials,
+                models=ModelCache(self.folder.models, kept=2),
+                agent_version="test",
+                unreachable=observer.unreachable,
+                new_backoff=lambda: Backoff(first_s=0.01, most_s=0.05),
+            )
+            policy = SiloPolicy(rules=self.rules, silo=SILO)
             self.service = AgentService(
                 federation=FEDERATION,
-                coordinator=GrpcCoordinator(
-                    channel=channel,
-                    credentials=self.credentials,
-                    models=ModelCache(self.folder.models, kept=2),
-                    agent_version="test",
-                    unreachable=lambda problem, seconds: self.notes.note("unreachable", detail=str(problem)),
-                    new_backoff=lambda: Backoff(first_s=0.01, most_s=0.05),
-                ),
+                coordinator=coordinator,
                 journal=self.journal,
                 plans=PlanStore(self.folder.plans),
-                gate=SiloPolicy(rules=self.rules, silo=SILO),
+                gate=policy,
                 trainer=self.trainer,
+                masking=Masking(
+                    journal=MaskingJournal(self.folder.masking, FEDERATION),
+                    coordinator=coordinator,
+                    party=party_of(self.folder, self.credentials, policy),
+                ),
                 display=self.notes,
+                observer=observer,
             )
             self.run = asyncio.create_task(self.service.run())
             try:
@@ -206,6 +193,18 @@ class Silo:
 
     async def training_began(self) -> None:
         assert await asyncio.to_thread(self.trainer.began.wait, 20)
+
+    def refusals(self) -> list[str]:
+        """The rules of what it refused, as its journal and its metrics agree."""
+        journal = RoundJournal(self.folder.journal, updates=self.folder.updates, silo=SILO)
+        try:
+            rules = [refusal.rule for refusal in journal.refusals(100)]
+        finally:
+            journal.close()
+        for rule in RULES:
+            value = self.metrics.registry.get_sample_value("lorica_silo_refusals_total", {"rule": rule})
+            assert value == rules.count(rule), rule
+        return rules
 
     def outcomes(self) -> list[tuple[int, str, str]]:
         journal = RoundJournal(self.folder.journal, updates=self.folder.updates, silo=SILO)
@@ -380,7 +379,10 @@ async def test_a_plan_that_is_not_approved_is_refused_and_its_rounds_are_decline
         await peer.until(lambda: bool(peer.declined))
         assert peer.declined[0][1] is DeclineReason.POLICY
     assert peer.first_chunks == []
-    assert list(silo.folder.plans.iterdir()) == []
+    assert silo.refusals() == ["approved_plans"], "once, whatever is ordered under it"
+    kept = PlanStore(silo.folder.plans).refused()
+    assert kept is not None, "for its people to look at"
+    assert kept.plan.digest == PLAN
 
 
 async def test_a_plan_of_another_federation_is_refused(peer: FederationPeer, silo: Silo) -> None:
@@ -391,6 +393,7 @@ async def test_a_plan_of_another_federation_is_refused(peer: FederationPeer, sil
         await peer.until(lambda: len(peer.readiness) == 1)
     assert peer.readiness[0][1] is False
     assert "other-net" in peer.readiness[0][2]
+    assert silo.refusals() == ["IntegrityError"]
 
 
 async def test_data_that_cannot_be_used_is_told_without_a_word_of_it(peer: FederationPeer, silo: Silo) -> None:
@@ -404,6 +407,7 @@ async def test_data_that_cannot_be_used_is_told_without_a_word_of_it(peer: Feder
     assert ("work-failed", str(silo.trainer.unusable_data)) in [
         (event, fields.get("detail")) for event, fields in silo.notes.notes
     ]
+    assert silo.refusals() == [], "trouble of its own"
 
 
 async def test_a_model_with_a_wrong_signature_is_declined_and_never_trained_on(
@@ -415,6 +419,7 @@ async def test_a_model_with_a_wrong_signature_is_declined_and_never_trained_on(
         await peer.until(lambda: bool(peer.declined))
     assert peer.declined[0][:2] == (KEY, DeclineReason.INTEGRITY)
     assert silo.trainer.trained == []
+    assert silo.refusals() == ["IntegrityError"]
 
 
 async def test_training_that_fails_is_declined_and_readiness_ends_after_three(peer: FederationPeer, silo: Silo) -> None:
@@ -441,6 +446,7 @@ async def test_an_update_for_a_closed_round_ends_without_a_decline(peer: Federat
         assert service.agent.phase == Ready(PLAN)
     assert peer.declined == []
     assert silo.outcomes() == [(1, "training", "closed")]
+    assert silo.refusals() == [], "the coordinator refused, not the silo"
 
 
 async def test_a_second_agent_ends_with_the_coordinators_conflict(peer: FederationPeer, silo: Silo) -> None:

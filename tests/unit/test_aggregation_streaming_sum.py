@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from coordinator.aggregation.streaming_sum import Scratch, weighted_mean
-from coordinator.aggregation.weighting import CohortWeights, SiloSummary, WeightCaps, Weighting, weigh
+from coordinator.aggregation.weighting import CohortWeights, SiloSummary, WeightCaps, weigh
 from security.errors import MalformedMessage, StateError
 from security.identifiers import SiloName, silo_name
+from silo_wire.lorar import Weighting
 
 CPU = torch.device("cpu")
 NAMES = [silo_name(name) for name in ("bank", "clinic", "hospital", "insurer")]

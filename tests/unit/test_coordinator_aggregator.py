@@ -19,7 +19,7 @@ import coordinator.edges.aggregator as aggregator_module
 from coordinator.aggregation.delta_norm import norm_of, sum_of_squares
 from coordinator.aggregation.round_arithmetic import aggregate_slab
 from coordinator.aggregation.server_optimizer import optimizer_named, slots
-from coordinator.aggregation.weighting import CohortWeights, SiloSummary, SiloWeight, WeightCaps, Weighting, weigh
+from coordinator.aggregation.weighting import CohortWeights, SiloSummary, SiloWeight, WeightCaps, weigh
 from coordinator.edges import slab_buffers
 from coordinator.edges.aggregator import device_for
 from coordinator.edges.slab_buffers import SlabBuffer
@@ -27,6 +27,7 @@ from coordinator.rounds.updates import CommittedUpdate, Outcome
 from coordinator.service.ports import UnusableUpdate
 from security.errors import ConfigurationError, IntegrityError, StorageError
 from silo_wire.canonical import Digest
+from silo_wire.lorar import Weighting
 from silo_wire.plan import AggregationSection, PlanBundle
 from tests.support.coordinator_edges import (
     TYPES,

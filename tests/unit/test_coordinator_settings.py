@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from coordinator.settings import Address, Settings, address, settings_text
+from coordinator.settings import Settings, settings_text
 from security.errors import ConfigurationError
+from silo_wire.listen_address import Address, address
 
 
 def test_template_is_the_defaults() -> None:

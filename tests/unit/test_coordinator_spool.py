@@ -14,9 +14,10 @@ import torch
 
 from coordinator.edges.spool import Spools
 from security.errors import IntegrityError, MalformedMessage, StorageError, WrongTime
+from security.secure_aggregation.messages import MaskedInput
 from silo_wire.canonical import digest_of
-from silo_wire.manifest import Layout, TensorSpec
-from silo_wire.messages import UpdateHeader
+from silo_wire.manifest import Layout, TensorSpec, manifest_of, masked_layout
+from silo_wire.messages import MaskedHeader, UpdateHeader
 from tests.support.coordinator_edges import A, B, Vector, chunk_of, content_of, random_vector, round_key, update_header
 
 LAYOUT = Layout("float32", (TensorSpec("a", (100, 10)), TensorSpec("b", (24,))))
@@ -436,3 +437,85 @@ def test_full_disk_names_the_file_and_keeps_what_was_held(spools: Spools) -> Non
     assert spool.held == 1
     spool.write(1, chunk_of(HEADER, DELTA.tobytes(), 1))
     assert spools.open(KEY, A, HEADER, LAYOUT).held == 2
+
+
+# --- masked vectors
+
+
+WORDS = 1026
+MASKED = masked_layout(WORDS)
+PATTERNS = np.array([0x7F800000, 0xFFC00000, 0x7F800001, 0xFF800000, 0, 0xFFFFFFFF], dtype="<u4")  # NaN, infinite
+VECTOR = np.resize(PATTERNS, WORDS).tobytes()
+
+
+def masked_header(raw: bytes = VECTOR, chunk_bytes: int = CHUNK) -> MaskedHeader:
+    manifest = manifest_of(MASKED, [raw], chunk_bytes)
+    masked = MaskedInput(
+        roster=bytes(32), dealings=bytes(32), silo=A, words=WORDS, vector=bytes.fromhex(manifest.digest)
+    )
+    return MaskedHeader(key=KEY, masked=masked, manifest=manifest)
+
+
+def masked_chunk(header: MaskedHeader, index: int) -> bytes:
+    begin = index * header.manifest.chunk_bytes
+    return VECTOR[begin : begin + header.manifest.chunk_size(index)]
+
+
+def test_masked_vector_of_any_words_is_taken(spools: Spools) -> None:
+    """Read as numbers some of these are NaN or infinite; as words they are like any others."""
+    header = masked_header()
+    spool = spools.open(KEY, A, header, MASKED)
+    for index in range(header.manifest.chunks):
+        spool.write(index, masked_chunk(header, index))
+    assert spool.commit() == 0.0
+    assert content_of(spools.committed(KEY, A, header.manifest.digest)) == VECTOR
+    assert content_of(restarted(spools).committed(KEY, A, header.manifest.digest)) == VECTOR
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 5])
+def test_masked_upload_goes_on_where_it_stopped(spools: Spools, count: int) -> None:
+    header = masked_header()
+    spool = spools.open(KEY, A, header, MASKED)
+    for index in range(count):
+        spool.write(index, masked_chunk(header, index))
+    again = restarted(spools)
+    assert again.held(KEY, A, header.manifest.digest, MASKED) == count
+    spool = again.open(KEY, A, header, MASKED)
+    assert spool.held == count
+    for index in range(count, header.manifest.chunks):
+        spool.write(index, masked_chunk(header, index))
+    spool.commit()
+    assert content_of(again.committed(KEY, A, header.manifest.digest)) == VECTOR
+
+
+def test_masked_chunk_that_was_damaged_on_the_way_or_on_disk_is_asked_for_again(spools: Spools) -> None:
+    header = masked_header()
+    spool = spools.open(KEY, A, header, MASKED)
+    with pytest.raises(IntegrityError):
+        spool.write(0, bytes(CHUNK))
+    for index in range(4):
+        spool.write(index, masked_chunk(header, index))
+    raw = bytearray(file_of(spools).read_bytes())
+    raw[2 * CHUNK + 17] ^= 1
+    file_of(spools).write_bytes(raw)
+    assert restarted(spools).open(KEY, A, header, MASKED).held == 2
+
+
+def test_masked_vector_of_another_length_is_refused(spools: Spools) -> None:
+    with pytest.raises(MalformedMessage, match="wrong model shape"):
+        spools.open(KEY, A, masked_header(), masked_layout(WORDS + 1))
+    with pytest.raises(MalformedMessage, match="multiple of 4"):
+        spools.open(KEY, A, masked_header(chunk_bytes=1002), MASKED)
+
+
+def test_masked_vector_is_written_over_the_file_of_a_plain_one_of_its_size(spools: Spools) -> None:
+    layout = Layout("float32", (TensorSpec("a", (WORDS,)),))
+    delta = random_vector(layout, 3)
+    header = header_of(delta, layout)
+    spools.open(KEY, A, header, layout).write(0, chunk_of(header, delta.tobytes(), 0))
+    inode = file_of(spools).stat().st_ino
+    spools.discard(KEY)
+    key = round_key(KEY.plan, attempt=2)
+    masked = replace(masked_header(), key=key)
+    assert spools.open(key, A, masked, MASKED).held == 0
+    assert file_of(spools).stat().st_ino == inode

@@ -14,10 +14,12 @@ from tests.support.rounds import ONE_OF_EACH_EVENT, ONE_OF_EACH_STATE
 ACCEPTED = {
     "idle": "PlanOffered PlanStarted SiloEnrolled SiloLeft Resumed",
     "gathering": "PlanStarted PlanStopped SiloEnrolled ReadinessDeclared SiloLeft DeadlinePassed Resumed",
-    "collecting": "PlanStarted PlanStopped SiloEnrolled ReadinessDeclared SiloLeft UpdateCommitted SiloDeclined "
-    "DeadlinePassed Resumed",
-    "aggregating": "PlanStarted PlanStopped SiloEnrolled ReadinessDeclared SiloLeft UpdateCommitted Aggregated "
-    "AggregationFailed Resumed",
+    "collecting": "PlanStarted PlanStopped SiloEnrolled ReadinessDeclared SiloLeft UpdateCommitted SiloTrained "
+    "SiloDeclined DeadlinePassed Resumed",
+    "masking": "PlanStarted PlanStopped SiloEnrolled ReadinessDeclared SiloLeft SiloTrained MaskingOpened MaskAnswered "
+    "SiloDeclined DeadlinePassed Resumed",
+    "aggregating": "PlanStarted PlanStopped SiloEnrolled ReadinessDeclared SiloLeft UpdateCommitted MaskAnswered "
+    "Aggregated AggregationFailed Resumed",
     "evaluating": "PlanStarted PlanStopped SiloEnrolled ReadinessDeclared SiloLeft SiloDeclined EvaluationReported "
     "DeadlinePassed Resumed",
     "stopped": "PlanStarted PlanStopped SiloEnrolled ReadinessDeclared SiloLeft Resumed",

@@ -1,6 +1,7 @@
 """What is secret is overwritten: every buffer that a Secret ever owned is zero once an attempt has ended."""
 
 import gc
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -45,6 +46,26 @@ def test_every_buffer_is_zero_after_an_attempt_whichever_way_it_ended(
         federation.unmask.masks.erase()
     federation.end()
     assert len([held for _, held in owned if held]) > 50
+    left = [index for index, (buffer, _) in enumerate(owned) if any(buffer)]
+    assert not left, f"{len(left)} of {len(owned)} secrets were not overwritten, the first was number {left[0]}"
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_restart_in_any_phase_leaves_nothing_more(phase: str, owned: list[tuple[bytearray, bytes]]) -> None:
+    """The keys that a process had go with it; those that the next one makes of the journal go at the end."""
+    federation = Federation(4).run(until=phase)
+    for each in federation.silos.values():
+        assert isinstance(each.state, silo.Advertised)
+        each.state.opening.root.erase()
+        for event in each.journal:
+            if isinstance(event, silo.OpenAttempt):
+                each.journal[0] = replace(event, root=Secret(entropy("root", each.name, event.attempt.id.hex())))
+        each.restart()
+    federation.run()
+    federation.sum()
+    assert federation.unmask is not None
+    federation.unmask.masks.erase()
+    federation.end()
     left = [index for index, (buffer, _) in enumerate(owned) if any(buffer)]
     assert not left, f"{len(left)} of {len(owned)} secrets were not overwritten, the first was number {left[0]}"
 

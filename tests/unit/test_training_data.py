@@ -119,7 +119,9 @@ def test_an_empty_split_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"not gzip", gzip.compress(line(100))[:-9], gzip.compress(line(100))[:12] + b"\0" * 40]
+    "content",
+    [b"not gzip", gzip.compress(line(100))[:-9], gzip.compress(line(100))[:12] + b"\0" * 40],
+    ids=["not gzip", "cut off", "zeros within"],
 )
 def test_a_damaged_gzip_file_is_named(folder: Path, content: bytes) -> None:
     (folder / "dev.jsonl").unlink()

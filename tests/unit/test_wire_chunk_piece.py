@@ -93,4 +93,6 @@ def test_a_chunk_with_one_byte_changed_is_read_as_protobuf_reads_it(
 def test_headers_are_protobufs_own() -> None:
     header = federation_pb2.ModelPiece(header=federation_pb2.ModelHeader(round=3, signature=b"s"))
     assert reader(federation_pb2.ModelPiece)(write(header)) == header
+    masked = federation_pb2.UpdatePiece(masked=federation_pb2.MaskedHeader(first_chunk=3))
+    assert reader(federation_pb2.UpdatePiece)(write(masked)) == masked
     assert write(b"ready-made") == b"ready-made"

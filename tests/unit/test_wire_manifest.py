@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from security.errors import IntegrityError, MalformedMessage
 from silo_wire.canonical import Digest
-from silo_wire.manifest import Layout, Manifest, TensorSpec, manifest_of
+from silo_wire.manifest import Layout, Manifest, TensorSpec, manifest_of, masked_layout
 
 
 def layout_of(elements: int) -> Layout:
@@ -31,6 +31,8 @@ def test_offsets_follow_the_order_of_names() -> None:
         b"[]",
         b"{}",
         b'{"dtype":"float64","tensors":[["a",[1]]]}',
+        b'{"dtype":"uint32","tensors":[["masked",[1]]]}',
+        b'{"dtype":["float32"],"tensors":[["a",[1]]]}',
         b'{"dtype":"float32","tensors":[]}',
         b'{"dtype":"float32","tensors":[["b",[1]],["a",[1]]]}',
         b'{"dtype":"float32","tensors":[["a",[1]],["a",[1]]]}',
@@ -106,3 +108,19 @@ def test_manifest_of_another_model_shape_is_refused() -> None:
     with pytest.raises(MalformedMessage, match="wrong model shape"):
         manifest.check_layout(layout_of(5))
     manifest.check_layout(layout_of(4))
+
+
+def test_a_masked_vector_has_a_layout_of_its_own() -> None:
+    layout = masked_layout(5)
+    assert (layout.dtype, layout.item_bytes, layout.total_bytes) == ("uint32", 4, 20)
+    manifest = manifest_of(layout, [bytes(20)], 8)
+    manifest.check_layout(masked_layout(5))
+    for other in (masked_layout(6), layout_of(5), Layout("float32", layout.tensors)):
+        with pytest.raises(MalformedMessage, match="wrong model shape"):
+            manifest.check_layout(other)
+
+
+@pytest.mark.parametrize("words", [-1, 0, (1 << 38) + 1, 1 << 62])
+def test_masked_vectors_of_impossible_lengths_are_refused(words: int) -> None:
+    with pytest.raises(MalformedMessage):
+        masked_layout(words)

@@ -1,14 +1,17 @@
 """The plan and its bundle: what the operator mistypes, what a hostile coordinator tries."""
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from security.errors import ConfigurationError, IntegrityError, MalformedMessage
+from security.secure_aggregation.fixed_point import Ranges
+from security.secure_aggregation.parameters import Terms, least_survivors
 from silo_wire.canonical import canonical_json, digest_of
 from silo_wire.manifest import Layout, TensorSpec
-from silo_wire.plan import Plan, PlanBundle
+from silo_wire.plan import AggregationSection, Plan, PlanBundle
 from silo_wire.v1 import federation_pb2
 
 LAYOUT = Layout("float32", (TensorSpec("w", (2, 2)),))
@@ -73,6 +76,8 @@ def test_round_trip_and_digest() -> None:
         ({"model__initial": "zz"}, "model.initial = 'zz'"),
         ({"model__files": {"config.json": "0" * 64}}, "layout.json is missing"),
         ({"version": 2}, "version = 2"),
+        ({"wire__model": "uint32"}, "wire.model = 'uint32': input should be 'float32' or 'bfloat16'"),
+        ({"wire__update": "uint32"}, "wire.update = 'uint32': input should be 'float32' or 'bfloat16'"),
     ],
 )
 def test_a_malformed_plan_is_refused_naming_key_and_value(changes: dict[str, Any], says: str) -> None:
@@ -81,6 +86,107 @@ def test_a_malformed_plan_is_refused_naming_key_and_value(changes: dict[str, Any
     assert says in str(caught.value)
     assert "plan.toml" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+MASKS = {"schedule__min_silos": 4, "aggregation__secure_aggregation": True}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"schedule__min_silos": 2},
+            "[schedule] min_silos = 2 is too few for secure aggregation, since a sum of two shows each the other: raise it "
+            "to at least 3",
+        ),
+        (
+            {"aggregation__max_weight_share": 0.5},
+            "[aggregation] max_weight_share = 0.5 cannot be applied to masked updates, of which only the sum is seen: set "
+            "it to 0",
+        ),
+        ({"wire__update": "bfloat16"}, '[wire] update = "bfloat16" does not go with secure_aggregation'),
+        (
+            {"aggregation__min_survivors": 2},
+            "aggregation.min_survivors = 2: input should be greater than or equal to 3",
+        ),
+        (
+            {"aggregation__min_survivors": 5},
+            "min_survivors = 5 does not hold with min_silos = 4 and colluders = 0: set it to at least 3",
+        ),
+        (
+            {"aggregation__colluders": 2, "aggregation__threshold": 4},
+            "min_survivors = 3 does not hold with min_silos = 4 and colluders = 2: set it to at least 4",
+        ),
+        ({"aggregation__threshold": 2}, "threshold = 2 does not hold with min_silos = 4: set 3 to 4, or 0"),
+        ({"aggregation__threshold": 5}, "threshold = 5 does not hold with min_silos = 4: set 3 to 4, or 0"),
+        ({"aggregation__threshold": -1}, "aggregation.threshold = -1"),
+        ({"aggregation__colluders": -1}, "aggregation.colluders = -1"),
+        (
+            {"aggregation__first_delta_bound": 0.0},
+            "aggregation.first_delta_bound = 0.0: input should be greater than 0",
+        ),
+        ({"aggregation__first_weight_bound": float("inf")}, "aggregation.first_weight_bound = inf"),
+        ({"schedule__masking_deadline_s": 0.0}, "schedule.masking_deadline_s = 0.0: input should be greater than 0"),
+    ],
+)
+def test_a_plan_whose_masks_could_not_hold_is_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Plan.from_toml(toml_of(plan_value(**{**MASKS, **changes})).replace("Infinity", "inf"), "plan.toml")
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("colluders", range(5))
+@pytest.mark.parametrize("threshold", [0, 3, 5, 8])
+def test_what_a_plan_allows_holds_for_every_cohort_from_min_silos_on(colluders: int, threshold: int) -> None:
+    survivors = least_survivors(colluders)
+    ranges = Ranges.conservative(sizes=[1], largest_delta=[1.0], largest_weight=1.0)
+    terms = Terms(
+        model=bytes(32), ranges=ranges, colluders=colluders, min_survivors=survivors, threshold=threshold or None
+    )
+
+    def holds(cohorts: Iterable[int]) -> bool:
+        try:
+            return bool([terms.parameters(cohort) for cohort in cohorts])
+        except MalformedMessage:
+            return False
+
+    def is_allowed(silos: int) -> bool:
+        changes = {
+            "schedule__min_silos": silos,
+            "aggregation__colluders": colluders,
+            "aggregation__threshold": threshold,
+            "aggregation__min_survivors": survivors,
+        }
+        try:
+            return bool(Plan.model_validate(plan_value(**{**MASKS, **changes})))
+        except ValueError:
+            return False
+
+    cohorts = range(3, 40)
+    assert [is_allowed(silos) for silos in cohorts] == [
+        holds(range(silos, 120)) and not 0 < threshold < 3 for silos in cohorts
+    ]
+
+
+def test_keys_of_secure_aggregation_bind_nobody_without_it() -> None:
+    plan = Plan.model_validate(plan_value(aggregation__threshold=9, aggregation__colluders=5))
+    assert not plan.aggregation.secure_aggregation
+
+
+@pytest.mark.parametrize(
+    ("changes", "bound"),
+    [
+        ({}, 1e6),
+        ({"first_weight_bound": 50.0}, 50.0),
+        ({"max_weight": 20.0}, 20.0),
+        ({"first_weight_bound": 5.0, "max_weight": 20.0}, 5.0),
+        ({"weighting": "equal"}, 1.0),
+        ({"weighting": "equal", "max_weight": 0.5}, 0.5),
+    ],
+)
+def test_the_first_bound_on_a_weight_is_the_tightest_that_is_known(changes: dict[str, Any], bound: float) -> None:
+    assert AggregationSection.model_validate(changes).largest_first_weight == bound
 
 
 def test_a_file_that_is_not_toml_is_refused_with_its_line() -> None:

@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from silo_wire.v1 import common_pb2 as _common_pb2
+from silo_wire.v1 import secure_aggregation_pb2 as _secure_aggregation_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -38,6 +39,8 @@ class _StandbyReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Standby
     STANDBY_REASON_AGGREGATING: _StandbyReason.ValueType  # 5
     STANDBY_REASON_STOPPED: _StandbyReason.ValueType  # 6
     """the operator stopped the plan"""
+    STANDBY_REASON_TRAINED: _StandbyReason.ValueType  # 7
+    """this silo has trained, waiting for the others before any masks"""
 
 class StandbyReason(_StandbyReason, metaclass=_StandbyReasonEnumTypeWrapper): ...
 
@@ -53,6 +56,8 @@ STANDBY_REASON_NOT_IN_COHORT: StandbyReason.ValueType  # 4
 STANDBY_REASON_AGGREGATING: StandbyReason.ValueType  # 5
 STANDBY_REASON_STOPPED: StandbyReason.ValueType  # 6
 """the operator stopped the plan"""
+STANDBY_REASON_TRAINED: StandbyReason.ValueType  # 7
+"""this silo has trained, waiting for the others before any masks"""
 Global___StandbyReason: _TypeAlias = StandbyReason  # noqa: Y015
 
 class _DeclineReason:
@@ -91,6 +96,7 @@ class _AgentPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AgentPhase
     AGENT_PHASE_TRAINING: _AgentPhase.ValueType  # 2
     AGENT_PHASE_UPLOADING: _AgentPhase.ValueType  # 3
     AGENT_PHASE_EVALUATING: _AgentPhase.ValueType  # 4
+    AGENT_PHASE_MASKING: _AgentPhase.ValueType  # 5
 
 class AgentPhase(_AgentPhase, metaclass=_AgentPhaseEnumTypeWrapper): ...
 
@@ -99,6 +105,7 @@ AGENT_PHASE_FETCHING: AgentPhase.ValueType  # 1
 AGENT_PHASE_TRAINING: AgentPhase.ValueType  # 2
 AGENT_PHASE_UPLOADING: AgentPhase.ValueType  # 3
 AGENT_PHASE_EVALUATING: AgentPhase.ValueType  # 4
+AGENT_PHASE_MASKING: AgentPhase.ValueType  # 5
 Global___AgentPhase: _TypeAlias = AgentPhase  # noqa: Y015
 
 @_typing.final
@@ -157,6 +164,7 @@ class Notice(_message.Message):
     TRAIN_FIELD_NUMBER: _builtins.int
     EVALUATE_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    MASK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def standby(self) -> Global___Standby: ...
     @_builtins.property
@@ -167,6 +175,8 @@ class Notice(_message.Message):
     def evaluate(self) -> Global___Evaluate: ...
     @_builtins.property
     def finished(self) -> Global___Finished: ...
+    @_builtins.property
+    def mask(self) -> Global___Mask: ...
     def __init__(
         self,
         *,
@@ -175,12 +185,13 @@ class Notice(_message.Message):
         train: Global___Train | None = ...,
         evaluate: Global___Evaluate | None = ...,
         finished: Global___Finished | None = ...,
+        mask: Global___Mask | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluate", b"evaluate", "finished", b"finished", "order", b"order", "prepare", b"prepare", "standby", b"standby", "train", b"train"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluate", b"evaluate", "finished", b"finished", "mask", b"mask", "order", b"order", "prepare", b"prepare", "standby", b"standby", "train", b"train"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluate", b"evaluate", "finished", b"finished", "order", b"order", "prepare", b"prepare", "standby", b"standby", "train", b"train"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluate", b"evaluate", "finished", b"finished", "mask", b"mask", "order", b"order", "prepare", b"prepare", "standby", b"standby", "train", b"train"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_order: _TypeAlias = _typing.Literal["standby", "prepare", "train", "evaluate", "finished"]  # noqa: Y015
+    _WhichOneofReturnType_order: _TypeAlias = _typing.Literal["standby", "prepare", "train", "evaluate", "finished", "mask"]  # noqa: Y015
     _WhichOneofArgType_order: _TypeAlias = _typing.Literal["order", b"order"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_order) -> _WhichOneofReturnType_order | None: ...
 
@@ -284,6 +295,108 @@ class Evaluate(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Evaluate: _TypeAlias = Evaluate  # noqa: Y015
+
+@_typing.final
+class Mask(_message.Message):
+    """Take the next step of secure aggregation with the delta that was trained from this model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    SECONDS_LEFT_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    ADVERTISE_FIELD_NUMBER: _builtins.int
+    ROSTER_FIELD_NUMBER: _builtins.int
+    DELIVERY_FIELD_NUMBER: _builtins.int
+    SURVIVORS_FIELD_NUMBER: _builtins.int
+    UNMASK_FIELD_NUMBER: _builtins.int
+    IDENTITIES_FIELD_NUMBER: _builtins.int
+    model_digest: _builtins.bytes
+    seconds_left: _builtins.float
+    @_builtins.property
+    def key(self) -> _common_pb2.CallKey: ...
+    @_builtins.property
+    def attempt(self) -> _secure_aggregation_pb2.Attempt:
+        """of secure aggregation, in the round of the key"""
+
+    @_builtins.property
+    def advertise(self) -> Global___AdvertiseKeys: ...
+    @_builtins.property
+    def roster(self) -> _secure_aggregation_pb2.Roster: ...
+    @_builtins.property
+    def delivery(self) -> _secure_aggregation_pb2.Delivery: ...
+    @_builtins.property
+    def survivors(self) -> _secure_aggregation_pb2.SurvivorSet: ...
+    @_builtins.property
+    def unmask(self) -> _secure_aggregation_pb2.UnmaskRequest: ...
+    @_builtins.property
+    def identities(self) -> _containers.RepeatedCompositeFieldContainer[Global___SiloIdentity]:
+        """Beside a roster: the members' identity keys as the coordinator has them. Nothing vouches for them; only a silo whose
+        people chose to trust on first use looks at them.
+        """
+
+    def __init__(
+        self,
+        *,
+        key: _common_pb2.CallKey | None = ...,
+        model_digest: _builtins.bytes = ...,
+        seconds_left: _builtins.float = ...,
+        attempt: _secure_aggregation_pb2.Attempt | None = ...,
+        advertise: Global___AdvertiseKeys | None = ...,
+        roster: _secure_aggregation_pb2.Roster | None = ...,
+        delivery: _secure_aggregation_pb2.Delivery | None = ...,
+        survivors: _secure_aggregation_pb2.SurvivorSet | None = ...,
+        unmask: _secure_aggregation_pb2.UnmaskRequest | None = ...,
+        identities: _abc.Iterable[Global___SiloIdentity] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["advertise", b"advertise", "attempt", b"attempt", "delivery", b"delivery", "key", b"key", "roster", b"roster", "step", b"step", "survivors", b"survivors", "unmask", b"unmask"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advertise", b"advertise", "attempt", b"attempt", "delivery", b"delivery", "identities", b"identities", "key", b"key", "model_digest", b"model_digest", "roster", b"roster", "seconds_left", b"seconds_left", "step", b"step", "survivors", b"survivors", "unmask", b"unmask"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_step: _TypeAlias = _typing.Literal["advertise", "roster", "delivery", "survivors", "unmask"]  # noqa: Y015
+    _WhichOneofArgType_step: _TypeAlias = _typing.Literal["step", b"step"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_step) -> _WhichOneofReturnType_step | None: ...
+
+Global___Mask: _TypeAlias = Mask  # noqa: Y015
+
+@_typing.final
+class AdvertiseKeys(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdvertiseKeys: _TypeAlias = AdvertiseKeys  # noqa: Y015
+
+@_typing.final
+class SiloIdentity(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SILO_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    silo: _builtins.str
+    key: _builtins.bytes
+    """Ed25519, 32 bytes"""
+    def __init__(
+        self,
+        *,
+        silo: _builtins.str = ...,
+        key: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "silo", b"silo"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SiloIdentity: _TypeAlias = SiloIdentity  # noqa: Y015
 
 @_typing.final
 class Finished(_message.Message):
@@ -615,26 +728,66 @@ class UpdateHeader(_message.Message):
 Global___UpdateHeader: _TypeAlias = UpdateHeader  # noqa: Y015
 
 @_typing.final
+class MaskedHeader(_message.Message):
+    """Announces a masked vector: little-endian 32-bit words, in chunks like any other."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    MASKED_INPUT_FIELD_NUMBER: _builtins.int
+    MANIFEST_FIELD_NUMBER: _builtins.int
+    FIRST_CHUNK_FIELD_NUMBER: _builtins.int
+    first_chunk: _builtins.int
+    """where this call goes on; not signed"""
+    @_builtins.property
+    def key(self) -> _common_pb2.CallKey: ...
+    @_builtins.property
+    def masked_input(self) -> _secure_aggregation_pb2.MaskedInput:
+        """signed; covers the manifest"""
+
+    @_builtins.property
+    def manifest(self) -> _common_pb2.Manifest: ...
+    def __init__(
+        self,
+        *,
+        key: _common_pb2.CallKey | None = ...,
+        masked_input: _secure_aggregation_pb2.MaskedInput | None = ...,
+        manifest: _common_pb2.Manifest | None = ...,
+        first_chunk: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "manifest", b"manifest", "masked_input", b"masked_input"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_chunk", b"first_chunk", "key", b"key", "manifest", b"manifest", "masked_input", b"masked_input"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MaskedHeader: _TypeAlias = MaskedHeader  # noqa: Y015
+
+@_typing.final
 class UpdatePiece(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
+    MASKED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def header(self) -> Global___UpdateHeader: ...
     @_builtins.property
     def chunk(self) -> _common_pb2.Chunk: ...
+    @_builtins.property
+    def masked(self) -> Global___MaskedHeader: ...
     def __init__(
         self,
         *,
         header: Global___UpdateHeader | None = ...,
         chunk: _common_pb2.Chunk | None = ...,
+        masked: Global___MaskedHeader | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "header", b"header", "piece", b"piece"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "header", b"header", "masked", b"masked", "piece", b"piece"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "header", b"header", "piece", b"piece"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "header", b"header", "masked", b"masked", "piece", b"piece"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_piece: _TypeAlias = _typing.Literal["header", "chunk"]  # noqa: Y015
+    _WhichOneofReturnType_piece: _TypeAlias = _typing.Literal["header", "chunk", "masked"]  # noqa: Y015
     _WhichOneofArgType_piece: _TypeAlias = _typing.Literal["piece", b"piece"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_piece) -> _WhichOneofReturnType_piece | None: ...
 
@@ -684,6 +837,74 @@ class DeclineRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeclineRequest: _TypeAlias = DeclineRequest  # noqa: Y015
+
+@_typing.final
+class TrainedReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    model_digest: _builtins.bytes
+    """the round model that was trained from"""
+    @_builtins.property
+    def key(self) -> _common_pb2.CallKey: ...
+    def __init__(
+        self,
+        *,
+        key: _common_pb2.CallKey | None = ...,
+        model_digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "model_digest", b"model_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TrainedReport: _TypeAlias = TrainedReport  # noqa: Y015
+
+@_typing.final
+class MaskAnswer(_message.Message):
+    """The silo that an answer names is that of the key."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    ADVERTISEMENT_FIELD_NUMBER: _builtins.int
+    SHARED_KEYS_FIELD_NUMBER: _builtins.int
+    COMPLAINT_FIELD_NUMBER: _builtins.int
+    AGREEMENT_FIELD_NUMBER: _builtins.int
+    REVEAL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def key(self) -> _common_pb2.CallKey: ...
+    @_builtins.property
+    def advertisement(self) -> _secure_aggregation_pb2.Advertisement: ...
+    @_builtins.property
+    def shared_keys(self) -> _secure_aggregation_pb2.SharedKeys: ...
+    @_builtins.property
+    def complaint(self) -> _secure_aggregation_pb2.Complaint: ...
+    @_builtins.property
+    def agreement(self) -> _secure_aggregation_pb2.Agreement: ...
+    @_builtins.property
+    def reveal(self) -> _secure_aggregation_pb2.Reveal: ...
+    def __init__(
+        self,
+        *,
+        key: _common_pb2.CallKey | None = ...,
+        advertisement: _secure_aggregation_pb2.Advertisement | None = ...,
+        shared_keys: _secure_aggregation_pb2.SharedKeys | None = ...,
+        complaint: _secure_aggregation_pb2.Complaint | None = ...,
+        agreement: _secure_aggregation_pb2.Agreement | None = ...,
+        reveal: _secure_aggregation_pb2.Reveal | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["advertisement", b"advertisement", "agreement", b"agreement", "answer", b"answer", "complaint", b"complaint", "key", b"key", "reveal", b"reveal", "shared_keys", b"shared_keys"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advertisement", b"advertisement", "agreement", b"agreement", "answer", b"answer", "complaint", b"complaint", "key", b"key", "reveal", b"reveal", "shared_keys", b"shared_keys"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["advertisement", "shared_keys", "complaint", "agreement", "reveal"]  # noqa: Y015
+    _WhichOneofArgType_answer: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_answer) -> _WhichOneofReturnType_answer | None: ...
+
+Global___MaskAnswer: _TypeAlias = MaskAnswer  # noqa: Y015
 
 @_typing.final
 class ProgressReport(_message.Message):

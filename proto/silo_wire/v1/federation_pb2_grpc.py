@@ -72,6 +72,16 @@ class FederationStub:
                 request_serializer=silo__wire_dot_v1_dot_federation__pb2.DeclineRequest.SerializeToString,
                 response_deserializer=silo__wire_dot_v1_dot_federation__pb2.Ack.FromString,
                 _registered_method=True)
+        self.DeclareTrained = channel.unary_unary(
+                '/silo_wire.v1.Federation/DeclareTrained',
+                request_serializer=silo__wire_dot_v1_dot_federation__pb2.TrainedReport.SerializeToString,
+                response_deserializer=silo__wire_dot_v1_dot_federation__pb2.Ack.FromString,
+                _registered_method=True)
+        self.AnswerMask = channel.unary_unary(
+                '/silo_wire.v1.Federation/AnswerMask',
+                request_serializer=silo__wire_dot_v1_dot_federation__pb2.MaskAnswer.SerializeToString,
+                response_deserializer=silo__wire_dot_v1_dot_federation__pb2.Ack.FromString,
+                _registered_method=True)
         self.ReportProgress = channel.unary_unary(
                 '/silo_wire.v1.Federation/ReportProgress',
                 request_serializer=silo__wire_dot_v1_dot_federation__pb2.ProgressReport.SerializeToString,
@@ -135,6 +145,20 @@ class FederationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeclareTrained(self, request, context):
+        """In place of an upload, where updates are masked: the silo has trained, and keeps its delta until it may mask it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AnswerMask(self, request, context):
+        """What a Mask order asks for. The masked vector itself is an upload, with a header of its own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReportProgress(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -183,6 +207,16 @@ def add_FederationServicer_to_server(servicer, server):
             'DeclineRound': grpc.unary_unary_rpc_method_handler(
                     servicer.DeclineRound,
                     request_deserializer=silo__wire_dot_v1_dot_federation__pb2.DeclineRequest.FromString,
+                    response_serializer=silo__wire_dot_v1_dot_federation__pb2.Ack.SerializeToString,
+            ),
+            'DeclareTrained': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeclareTrained,
+                    request_deserializer=silo__wire_dot_v1_dot_federation__pb2.TrainedReport.FromString,
+                    response_serializer=silo__wire_dot_v1_dot_federation__pb2.Ack.SerializeToString,
+            ),
+            'AnswerMask': grpc.unary_unary_rpc_method_handler(
+                    servicer.AnswerMask,
+                    request_deserializer=silo__wire_dot_v1_dot_federation__pb2.MaskAnswer.FromString,
                     response_serializer=silo__wire_dot_v1_dot_federation__pb2.Ack.SerializeToString,
             ),
             'ReportProgress': grpc.unary_unary_rpc_method_handler(
@@ -386,6 +420,60 @@ class Federation:
             target,
             '/silo_wire.v1.Federation/DeclineRound',
             silo__wire_dot_v1_dot_federation__pb2.DeclineRequest.SerializeToString,
+            silo__wire_dot_v1_dot_federation__pb2.Ack.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeclareTrained(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/silo_wire.v1.Federation/DeclareTrained',
+            silo__wire_dot_v1_dot_federation__pb2.TrainedReport.SerializeToString,
+            silo__wire_dot_v1_dot_federation__pb2.Ack.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AnswerMask(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/silo_wire.v1.Federation/AnswerMask',
+            silo__wire_dot_v1_dot_federation__pb2.MaskAnswer.SerializeToString,
             silo__wire_dot_v1_dot_federation__pb2.Ack.FromString,
             options,
             channel_credentials,

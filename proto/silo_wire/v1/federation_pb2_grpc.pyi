@@ -48,6 +48,10 @@ class FederationStub:
     UploadUpdate: _grpc.StreamUnaryMultiCallable[_federation_pb2.UpdatePiece, _federation_pb2.UpdateReceipt]
     """The header first; chunks once the coordinator has a place for the transfer, which it says by its initial metadata."""
     DeclineRound: _grpc.UnaryUnaryMultiCallable[_federation_pb2.DeclineRequest, _federation_pb2.Ack]
+    DeclareTrained: _grpc.UnaryUnaryMultiCallable[_federation_pb2.TrainedReport, _federation_pb2.Ack]
+    """In place of an upload, where updates are masked: the silo has trained, and keeps its delta until it may mask it."""
+    AnswerMask: _grpc.UnaryUnaryMultiCallable[_federation_pb2.MaskAnswer, _federation_pb2.Ack]
+    """What a Mask order asks for. The masked vector itself is an upload, with a header of its own."""
     ReportProgress: _grpc.UnaryUnaryMultiCallable[_federation_pb2.ProgressReport, _federation_pb2.Ack]
     ReportEvaluation: _grpc.UnaryUnaryMultiCallable[_federation_pb2.EvaluationReport, _federation_pb2.Ack]
 
@@ -70,6 +74,10 @@ class FederationAsyncStub(FederationStub):
     UploadUpdate: _aio.StreamUnaryMultiCallable[_federation_pb2.UpdatePiece, _federation_pb2.UpdateReceipt]  # type: ignore[assignment]
     """The header first; chunks once the coordinator has a place for the transfer, which it says by its initial metadata."""
     DeclineRound: _aio.UnaryUnaryMultiCallable[_federation_pb2.DeclineRequest, _federation_pb2.Ack]  # type: ignore[assignment]
+    DeclareTrained: _aio.UnaryUnaryMultiCallable[_federation_pb2.TrainedReport, _federation_pb2.Ack]  # type: ignore[assignment]
+    """In place of an upload, where updates are masked: the silo has trained, and keeps its delta until it may mask it."""
+    AnswerMask: _aio.UnaryUnaryMultiCallable[_federation_pb2.MaskAnswer, _federation_pb2.Ack]  # type: ignore[assignment]
+    """What a Mask order asks for. The masked vector itself is an upload, with a header of its own."""
     ReportProgress: _aio.UnaryUnaryMultiCallable[_federation_pb2.ProgressReport, _federation_pb2.Ack]  # type: ignore[assignment]
     ReportEvaluation: _aio.UnaryUnaryMultiCallable[_federation_pb2.EvaluationReport, _federation_pb2.Ack]  # type: ignore[assignment]
 
@@ -131,6 +139,22 @@ class FederationServicer(metaclass=_abc_1.ABCMeta):
         request: _federation_pb2.DeclineRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_federation_pb2.Ack, _abc.Awaitable[_federation_pb2.Ack]]: ...
+
+    @_abc_1.abstractmethod
+    def DeclareTrained(
+        self,
+        request: _federation_pb2.TrainedReport,
+        context: _ServicerContext,
+    ) -> _typing.Union[_federation_pb2.Ack, _abc.Awaitable[_federation_pb2.Ack]]:
+        """In place of an upload, where updates are masked: the silo has trained, and keeps its delta until it may mask it."""
+
+    @_abc_1.abstractmethod
+    def AnswerMask(
+        self,
+        request: _federation_pb2.MaskAnswer,
+        context: _ServicerContext,
+    ) -> _typing.Union[_federation_pb2.Ack, _abc.Awaitable[_federation_pb2.Ack]]:
+        """What a Mask order asks for. The masked vector itself is an upload, with a header of its own."""
 
     @_abc_1.abstractmethod
     def ReportProgress(

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bsilo_wire/v1/operator.proto\x12\x0csilo_wire.v1\"\x12\n\x10GetStatusRequest\"\x89\x01\n\nSiloStatus\x12\x0c\n\x04silo\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x18\n\x10last_seen_unix_s\x18\x04 \x01(\x01\x12\x10\n\x08\x66raction\x18\x05 \x01(\x01\x12\"\n\x1a\x63\x65rtificate_expires_unix_s\x18\x06 \x01(\x01\"\x88\x02\n\x0bStatusReply\x12\x12\n\nfederation\x18\x01 \x01(\t\x12\x11\n\tplan_name\x18\x02 \x01(\t\x12\x13\n\x0bplan_digest\x18\x03 \x01(\x0c\x12\r\n\x05phase\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\x12\r\n\x05round\x18\x06 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x07 \x01(\r\x12\x0e\n\x06rounds\x18\x08 \x01(\r\x12\x14\n\x0cseconds_left\x18\t \x01(\x01\x12\'\n\x05silos\x18\n \x03(\x0b\x32\x18.silo_wire.v1.SiloStatus\x12\x14\n\x0cmodel_digest\x18\x0b \x01(\x0c\x12\x19\n\x11\x62\x65st_model_digest\x18\x0c \x01(\x0c\"!\n\x11ListRoundsRequest\x12\x0c\n\x04last\x18\x01 \x01(\r\"\xa1\x02\n\tSiloRound\x12\x0c\n\x04silo\x18\x01 \x01(\t\x12\x0f\n\x07outcome\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x10\n\x08\x65xamples\x18\x04 \x01(\x04\x12\x10\n\x08loss_max\x18\x05 \x01(\x01\x12\x10\n\x08loss_min\x18\x06 \x01(\x01\x12\x16\n\x0eloss_reduction\x18\x07 \x01(\x01\x12\x0e\n\x06weight\x18\x08 \x01(\x01\x12\r\n\x05share\x18\t \x01(\x01\x12\x12\n\ndelta_norm\x18\n \x01(\x01\x12\x14\n\x0c\x64\x65v_examples\x18\x0b \x01(\x04\x12\x19\n\x11\x64\x65v_exact_matches\x18\x0c \x01(\x04\x12\x14\n\x0c\x64\x65v_executed\x18\r \x01(\x04\x12\x1d\n\x15\x64\x65v_execution_matches\x18\x0e \x01(\x04\"\x89\x02\n\x0bRoundRecord\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0f\n\x07outcome\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x15\n\ropened_unix_s\x18\x05 \x01(\x01\x12\x15\n\rclosed_unix_s\x18\x06 \x01(\x01\x12\x14\n\x0cmodel_digest\x18\x07 \x01(\x0c\x12\x17\n\x0fweight_fallback\x18\x08 \x01(\x08\x12&\n\x05silos\x18\t \x03(\x0b\x32\x17.silo_wire.v1.SiloRound\x12\x19\n\x11macro_exact_match\x18\n \x01(\x01\x12\x19\n\x11micro_exact_match\x18\x0b \x01(\x01\"<\n\x0fListRoundsReply\x12)\n\x06rounds\x18\x01 \x03(\x0b\x32\x19.silo_wire.v1.RoundRecord\"4\n\rInviteRequest\x12\x0c\n\x04silo\x18\x01 \x01(\t\x12\x15\n\rvalid_seconds\x18\x02 \x01(\x04\"4\n\x0bInviteReply\x12\r\n\x05token\x18\x01 \x01(\t\x12\x16\n\x0e\x65xpires_unix_s\x18\x02 \x01(\x01\" \n\x10StartPlanRequest\x12\x0c\n\x04plan\x18\x01 \x01(\t\"5\n\x0eStartPlanReply\x12\x13\n\x0bplan_digest\x18\x01 \x01(\x0c\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\"\x11\n\x0fStopPlanRequest\"\x1f\n\rStopPlanReply\x12\x0e\n\x06\x64\x65tail\x18\x01 \x01(\t2\xf5\x02\n\x08Operator\x12\x46\n\tGetStatus\x12\x1e.silo_wire.v1.GetStatusRequest\x1a\x19.silo_wire.v1.StatusReply\x12L\n\nListRounds\x12\x1f.silo_wire.v1.ListRoundsRequest\x1a\x1d.silo_wire.v1.ListRoundsReply\x12@\n\x06Invite\x12\x1b.silo_wire.v1.InviteRequest\x1a\x19.silo_wire.v1.InviteReply\x12I\n\tStartPlan\x12\x1e.silo_wire.v1.StartPlanRequest\x1a\x1c.silo_wire.v1.StartPlanReply\x12\x46\n\x08StopPlan\x12\x1d.silo_wire.v1.StopPlanRequest\x1a\x1b.silo_wire.v1.StopPlanReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bsilo_wire/v1/operator.proto\x12\x0csilo_wire.v1\"\x12\n\x10GetStatusRequest\"\x89\x01\n\nSiloStatus\x12\x0c\n\x04silo\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x18\n\x10last_seen_unix_s\x18\x04 \x01(\x01\x12\x10\n\x08\x66raction\x18\x05 \x01(\x01\x12\"\n\x1a\x63\x65rtificate_expires_unix_s\x18\x06 \x01(\x01\"\x88\x02\n\x0bStatusReply\x12\x12\n\nfederation\x18\x01 \x01(\t\x12\x11\n\tplan_name\x18\x02 \x01(\t\x12\x13\n\x0bplan_digest\x18\x03 \x01(\x0c\x12\r\n\x05phase\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\x12\r\n\x05round\x18\x06 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x07 \x01(\r\x12\x0e\n\x06rounds\x18\x08 \x01(\r\x12\x14\n\x0cseconds_left\x18\t \x01(\x01\x12\'\n\x05silos\x18\n \x03(\x0b\x32\x18.silo_wire.v1.SiloStatus\x12\x14\n\x0cmodel_digest\x18\x0b \x01(\x0c\x12\x19\n\x11\x62\x65st_model_digest\x18\x0c \x01(\x0c\"!\n\x11ListRoundsRequest\x12\x0c\n\x04last\x18\x01 \x01(\r\"\xa1\x02\n\tSiloRound\x12\x0c\n\x04silo\x18\x01 \x01(\t\x12\x0f\n\x07outcome\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x10\n\x08\x65xamples\x18\x04 \x01(\x04\x12\x10\n\x08loss_max\x18\x05 \x01(\x01\x12\x10\n\x08loss_min\x18\x06 \x01(\x01\x12\x16\n\x0eloss_reduction\x18\x07 \x01(\x01\x12\x0e\n\x06weight\x18\x08 \x01(\x01\x12\r\n\x05share\x18\t \x01(\x01\x12\x12\n\ndelta_norm\x18\n \x01(\x01\x12\x14\n\x0c\x64\x65v_examples\x18\x0b \x01(\x04\x12\x19\n\x11\x64\x65v_exact_matches\x18\x0c \x01(\x04\x12\x14\n\x0c\x64\x65v_executed\x18\r \x01(\x04\x12\x1d\n\x15\x64\x65v_execution_matches\x18\x0e \x01(\x04\"\xb5\x02\n\x0bRoundRecord\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0f\n\x07outcome\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x15\n\ropened_unix_s\x18\x05 \x01(\x01\x12\x15\n\rclosed_unix_s\x18\x06 \x01(\x01\x12\x14\n\x0cmodel_digest\x18\x07 \x01(\x0c\x12\x17\n\x0fweight_fallback\x18\x08 \x01(\x08\x12&\n\x05silos\x18\t \x03(\x0b\x32\x17.silo_wire.v1.SiloRound\x12\x19\n\x11macro_exact_match\x18\n \x01(\x01\x12\x19\n\x11micro_exact_match\x18\x0b \x01(\x01\x12*\n\x06masked\x18\x0c \x01(\x0b\x32\x1a.silo_wire.v1.MaskedTotals\"J\n\x0cMaskedTotals\x12\x12\n\nweight_sum\x18\x01 \x01(\x01\x12\x11\n\tsaturated\x18\x02 \x01(\x04\x12\x13\n\x0b\x63oordinates\x18\x03 \x01(\x04\"<\n\x0fListRoundsReply\x12)\n\x06rounds\x18\x01 \x03(\x0b\x32\x19.silo_wire.v1.RoundRecord\"4\n\rInviteRequest\x12\x0c\n\x04silo\x18\x01 \x01(\t\x12\x15\n\rvalid_seconds\x18\x02 \x01(\x04\"4\n\x0bInviteReply\x12\r\n\x05token\x18\x01 \x01(\t\x12\x16\n\x0e\x65xpires_unix_s\x18\x02 \x01(\x01\" \n\x10StartPlanRequest\x12\x0c\n\x04plan\x18\x01 \x01(\t\"5\n\x0eStartPlanReply\x12\x13\n\x0bplan_digest\x18\x01 \x01(\x0c\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\"\x11\n\x0fStopPlanRequest\"\x1f\n\rStopPlanReply\x12\x0e\n\x06\x64\x65tail\x18\x01 \x01(\t2\xf5\x02\n\x08Operator\x12\x46\n\tGetStatus\x12\x1e.silo_wire.v1.GetStatusRequest\x1a\x19.silo_wire.v1.StatusReply\x12L\n\nListRounds\x12\x1f.silo_wire.v1.ListRoundsRequest\x1a\x1d.silo_wire.v1.ListRoundsReply\x12@\n\x06Invite\x12\x1b.silo_wire.v1.InviteRequest\x1a\x19.silo_wire.v1.InviteReply\x12I\n\tStartPlan\x12\x1e.silo_wire.v1.StartPlanRequest\x1a\x1c.silo_wire.v1.StartPlanReply\x12\x46\n\x08StopPlan\x12\x1d.silo_wire.v1.StopPlanRequest\x1a\x1b.silo_wire.v1.StopPlanReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,21 +42,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SILOROUND']._serialized_start=508
   _globals['_SILOROUND']._serialized_end=797
   _globals['_ROUNDRECORD']._serialized_start=800
-  _globals['_ROUNDRECORD']._serialized_end=1065
-  _globals['_LISTROUNDSREPLY']._serialized_start=1067
-  _globals['_LISTROUNDSREPLY']._serialized_end=1127
-  _globals['_INVITEREQUEST']._serialized_start=1129
-  _globals['_INVITEREQUEST']._serialized_end=1181
-  _globals['_INVITEREPLY']._serialized_start=1183
-  _globals['_INVITEREPLY']._serialized_end=1235
-  _globals['_STARTPLANREQUEST']._serialized_start=1237
-  _globals['_STARTPLANREQUEST']._serialized_end=1269
-  _globals['_STARTPLANREPLY']._serialized_start=1271
-  _globals['_STARTPLANREPLY']._serialized_end=1324
-  _globals['_STOPPLANREQUEST']._serialized_start=1326
-  _globals['_STOPPLANREQUEST']._serialized_end=1343
-  _globals['_STOPPLANREPLY']._serialized_start=1345
-  _globals['_STOPPLANREPLY']._serialized_end=1376
-  _globals['_OPERATOR']._serialized_start=1379
-  _globals['_OPERATOR']._serialized_end=1752
+  _globals['_ROUNDRECORD']._serialized_end=1109
+  _globals['_MASKEDTOTALS']._serialized_start=1111
+  _globals['_MASKEDTOTALS']._serialized_end=1185
+  _globals['_LISTROUNDSREPLY']._serialized_start=1187
+  _globals['_LISTROUNDSREPLY']._serialized_end=1247
+  _globals['_INVITEREQUEST']._serialized_start=1249
+  _globals['_INVITEREQUEST']._serialized_end=1301
+  _globals['_INVITEREPLY']._serialized_start=1303
+  _globals['_INVITEREPLY']._serialized_end=1355
+  _globals['_STARTPLANREQUEST']._serialized_start=1357
+  _globals['_STARTPLANREQUEST']._serialized_end=1389
+  _globals['_STARTPLANREPLY']._serialized_start=1391
+  _globals['_STARTPLANREPLY']._serialized_end=1444
+  _globals['_STOPPLANREQUEST']._serialized_start=1446
+  _globals['_STOPPLANREQUEST']._serialized_end=1463
+  _globals['_STOPPLANREPLY']._serialized_start=1465
+  _globals['_STOPPLANREPLY']._serialized_end=1496
+  _globals['_OPERATOR']._serialized_start=1499
+  _globals['_OPERATOR']._serialized_end=1872
 # @@protoc_insertion_point(module_scope)

@@ -220,6 +220,7 @@ class RoundRecord(_message.Message):
     SILOS_FIELD_NUMBER: _builtins.int
     MACRO_EXACT_MATCH_FIELD_NUMBER: _builtins.int
     MICRO_EXACT_MATCH_FIELD_NUMBER: _builtins.int
+    MASKED_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     attempt: _builtins.int
     outcome: _builtins.str
@@ -235,6 +236,10 @@ class RoundRecord(_message.Message):
     micro_exact_match: _builtins.float
     @_builtins.property
     def silos(self) -> _containers.RepeatedCompositeFieldContainer[Global___SiloRound]: ...
+    @_builtins.property
+    def masked(self) -> Global___MaskedTotals:
+        """of a round under secure aggregation, once its sum is known"""
+
     def __init__(
         self,
         *,
@@ -249,14 +254,42 @@ class RoundRecord(_message.Message):
         silos: _abc.Iterable[Global___SiloRound] | None = ...,
         macro_exact_match: _builtins.float = ...,
         micro_exact_match: _builtins.float = ...,
+        masked: Global___MaskedTotals | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["masked", b"masked"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "closed_unix_s", b"closed_unix_s", "detail", b"detail", "macro_exact_match", b"macro_exact_match", "micro_exact_match", b"micro_exact_match", "model_digest", b"model_digest", "opened_unix_s", b"opened_unix_s", "outcome", b"outcome", "round", b"round", "silos", b"silos", "weight_fallback", b"weight_fallback"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "closed_unix_s", b"closed_unix_s", "detail", b"detail", "macro_exact_match", b"macro_exact_match", "masked", b"masked", "micro_exact_match", b"micro_exact_match", "model_digest", b"model_digest", "opened_unix_s", b"opened_unix_s", "outcome", b"outcome", "round", b"round", "silos", b"silos", "weight_fallback", b"weight_fallback"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RoundRecord: _TypeAlias = RoundRecord  # noqa: Y015
+
+@_typing.final
+class MaskedTotals(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WEIGHT_SUM_FIELD_NUMBER: _builtins.int
+    SATURATED_FIELD_NUMBER: _builtins.int
+    COORDINATES_FIELD_NUMBER: _builtins.int
+    weight_sum: _builtins.float
+    saturated: _builtins.int
+    """coordinates of updates that were cut to the range that the round could express"""
+    coordinates: _builtins.int
+    """of all updates in the sum"""
+    def __init__(
+        self,
+        *,
+        weight_sum: _builtins.float = ...,
+        saturated: _builtins.int = ...,
+        coordinates: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinates", b"coordinates", "saturated", b"saturated", "weight_sum", b"weight_sum"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MaskedTotals: _TypeAlias = MaskedTotals  # noqa: Y015
 
 @_typing.final
 class ListRoundsReply(_message.Message):

@@ -1,0 +1,133 @@
+"""One attempt of secure aggregation as the round machine holds it: the coordinator's half, and the journal that makes it again.
+
+Persisted is the journal: a restarted coordinator replays it and stands where it stood (coordinator_machine.restored).
+"""
+
+from base64 import b64decode, b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from security.identifiers import FederationName, SiloName
+from security.pki.identity_key import public_key_bytes, public_key_from_bytes
+from security.secure_aggregation import coordinator_machine as protocol
+from security.secure_aggregation.attempt import Attempt
+from security.secure_aggregation.messages import Identities, MaskedInput
+from silo_wire.canonical import Digest
+from silo_wire.secure_codec import coordinator_event_from_bytes, coordinator_event_to_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberKey:
+    """The identity key of a silo that was invited: Ed25519, in hexadecimal."""
+
+    silo: SiloName
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecureAttempt:
+    """`journal` has every event so far, each as base64 of `secure_codec.coordinator_event_to_bytes`.
+
+    `held` is the state that they led to; None after a restart, until it is asked for.
+    """
+
+    federation: FederationName
+    members: tuple[MemberKey, ...]
+    journal: tuple[str, ...]
+    held: protocol.State | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def state(self) -> protocol.State:
+        if self.held is not None:
+            return self.held
+        state, effects = protocol.restored(self._events(), self._identities())
+        _erase_masks(effects)
+        return state
+
+    @property
+    def attempt(self) -> Attempt:
+        state = self.state
+        assert not isinstance(state, protocol.Idle), "an attempt begins with its opening"
+        return state.attempt
+
+    @property
+    def identities(self) -> tuple[tuple[SiloName, Ed25519PublicKey], ...]:
+        return tuple(self._identities().items())
+
+    @property
+    def words(self) -> int:
+        """Length of a masked vector; once there is a roster."""
+        state = self.state
+        assert isinstance(state, protocol.Sharing), f"no vector has a length in the phase {state.phase}"
+        return state.roster.parameters.fixed_point.words
+
+    def would_take(self, masked: MaskedInput) -> bool:
+        """Whether this announcement of a masked vector is sound; else its sender is dropped when it is taken.
+
+        Raises WrongTime or Conflict as `stepped` does.
+        """
+        _, effects = self.stepped(masked)
+        return not any(isinstance(effect, protocol.Blame) for effect in effects)
+
+    def stepped(self, event: protocol.Event) -> "tuple[SecureAttempt, tuple[protocol.Effect, ...]]":
+        """After `event`, and what follows but for what the journal and the state already say; `unmask` gives the masks.
+
+        Raises WrongTime or Conflict and changes nothing; MalformedMessage for an opening whose terms do not hold.
+        """
+        after, effects = protocol.step(self.state, event, self._identities())
+        _erase_masks(effects)
+        journal = self.journal
+        if any(isinstance(effect, protocol.Journal) for effect in effects):
+            journal = (*journal, b64encode(coordinator_event_to_bytes(event)).decode())
+        then = SecureAttempt(federation=self.federation, members=self.members, journal=journal, held=after)
+        of_the_attempt = (protocol.Journal, protocol.Send, protocol.Unmask)
+        return then, tuple(it for it in effects if not isinstance(it, of_the_attempt))
+
+    def unmask(self) -> protocol.Unmask:
+        """How to unmask the sum, of an attempt that is unmasked. The caller erases its masks."""
+        _, effects = protocol.restored(self._events(), self._identities())
+        (unmask,) = (it for it in effects if isinstance(it, protocol.Unmask))
+        return unmask
+
+    def _events(self) -> tuple[protocol.Event, ...]:
+        return tuple(coordinator_event_from_bytes(b64decode(item), self.federation) for item in self.journal)
+
+    def _identities(self) -> Identities:
+        return {member.silo: public_key_from_bytes(bytes.fromhex(member.key)) for member in self.members}
+
+
+def _erase_masks(effects: Sequence[protocol.Effect]) -> None:
+    for effect in effects:
+        if isinstance(effect, protocol.Unmask):
+            effect.masks.erase()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskedVector:
+    """A survivor's masked vector, durable and checked against the manifest with this digest."""
+
+    silo: SiloName
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskedSum:
+    """What becomes a sum: the vectors of all survivors, and the attempt whose silos have revealed enough to unmask it."""
+
+    vectors: tuple[MaskedVector, ...]
+    attempt: SecureAttempt
+
+    @property
+    def silos(self) -> tuple[SiloName, ...]:
+        return tuple(vector.silo for vector in self.vectors)
+
+
+def opened(
+    opening: protocol.OpenAttempt, identities: Sequence[tuple[SiloName, Ed25519PublicKey]]
+) -> tuple[SecureAttempt, tuple[protocol.Effect, ...]]:
+    """A new attempt; raises MalformedMessage when its terms do not hold for those invited."""
+    members = tuple(MemberKey(silo=silo, key=public_key_bytes(key).hex()) for silo, key in identities)
+    attempt = SecureAttempt(federation=opening.attempt.federation, members=members, journal=(), held=protocol.Idle())
+    return attempt.stepped(opening)

@@ -1,0 +1,21 @@
+"""Where a process listens, as settings files say it."""
+
+import re
+from typing import NamedTuple
+
+_ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+):(?P<port>[0-9]{1,5})")
+
+
+class Address(NamedTuple):
+    """Host without brackets, and port; port 0 lets the system choose one."""
+
+    host: str
+    port: int
+
+
+def address(text: str) -> Address:
+    """ADDRESS:PORT; raises ValueError for anything else."""
+    match = _ADDRESS.fullmatch(text)
+    if match is None or int(match["port"]) > 65_535:
+        raise ValueError("use ADDRESS:PORT, such as 0.0.0.0:7443 or [::]:7443")
+    return Address(match["host"].strip("[]"), int(match["port"]))

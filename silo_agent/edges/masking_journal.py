@@ -1,0 +1,126 @@
+"""What survives the agent's process of secure aggregation, in a private folder.
+
+    memory      what this silo has taken part in, over all attempts: kept
+    attempt     the events of the attempt under way, the first of them with its root secret: overwritten, then deleted at its end
+    vector      the masked vector that was made in it, and vector.manifest
+
+An event is its length and its bytes, which hold a digest of their own. Everything is durable when a call returns.
+"""
+
+import os
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+
+from security.errors import IntegrityError, MalformedMessage, StorageError
+from security.files import make_private_folder, read_private, sync_folder, write_at, write_private
+from security.identifiers import FederationName
+from security.secure_aggregation.silo_machine import Event
+from security.secure_aggregation.silo_memory import SiloMemory
+from silo_wire.codec import manifest_from_wire, manifest_to_wire
+from silo_wire.manifest import Manifest
+from silo_wire.secure_codec import event_from_bytes, event_to_bytes, memory_from_bytes, memory_to_bytes
+from silo_wire.v1 import common_pb2
+
+_LENGTH_BYTES = 4
+
+
+class MaskingJournal:
+    """Raises StorageError when a file cannot be read or written, IntegrityError when one does not parse."""
+
+    def __init__(self, folder: Path, federation: FederationName) -> None:
+        make_private_folder(folder)
+        self._memory = folder / "memory"
+        self._attempt = folder / "attempt"
+        self._manifest = folder / "vector.manifest"
+        self._federation = federation
+        self.vector_file = folder / "vector"
+
+    def memory(self) -> SiloMemory:
+        if not self._memory.exists():
+            return SiloMemory()
+        try:
+            return memory_from_bytes(read_private(self._memory))
+        except MalformedMessage as error:
+            raise IntegrityError(
+                f"{self._memory} does not parse ({error}): without it a silo could be led into two sums over one update; "
+                "restore it from a backup of today"
+            ) from error
+
+    def remember(self, memory: SiloMemory) -> None:
+        write_private(self._memory, memory_to_bytes(memory))
+
+    def events(self) -> tuple[Event, ...]:
+        """Of the attempt under way; an event that a crash tore was followed by nothing, and is cut off.
+
+        None of a journal that a crash left overwritten and not deleted: its attempt is over, and `erase` finishes it.
+        """
+        if not self._attempt.exists():
+            return ()
+        data = memoryview(read_private(self._attempt))
+        if not any(data[:_LENGTH_BYTES]):
+            return ()
+        found, at = [], 0
+        while len(data) - at >= _LENGTH_BYTES:
+            end = at + _LENGTH_BYTES + int.from_bytes(data[at : at + _LENGTH_BYTES], "little")
+            if end > len(data):
+                break
+            try:
+                found.append(event_from_bytes(bytes(data[at + _LENGTH_BYTES : end]), self._federation))
+            except MalformedMessage as error:
+                if end == len(data):
+                    break
+                raise IntegrityError(f"{self._attempt} was damaged ({error}): the attempt is forfeited") from error
+            at = end
+        if at < len(data):
+            self._cut(at)
+        return tuple(found)
+
+    def append(self, event: Event) -> None:
+        body = event_to_bytes(event)
+        record = len(body).to_bytes(_LENGTH_BYTES, "little") + body
+        fresh = not self._attempt.exists()
+        try:
+            descriptor = os.open(self._attempt, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                write_at(descriptor, record, os.fstat(descriptor).st_size)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            if fresh:
+                sync_folder(self._attempt.parent)
+        except OSError as error:
+            raise StorageError(f"{self._attempt} cannot be written: {error.strerror or error}") from error
+
+    def keep_manifest(self, manifest: Manifest) -> None:
+        """Of the masked vector."""
+        write_private(self._manifest, manifest_to_wire(manifest).SerializeToString(deterministic=True))
+
+    def manifest(self) -> Manifest:
+        try:
+            return manifest_from_wire(common_pb2.Manifest.FromString(read_private(self._manifest)))
+        except (MalformedMessage, DecodeError) as error:
+            raise IntegrityError(f"{self._manifest} does not parse ({error}): the attempt is forfeited") from error
+
+    def erase(self) -> None:
+        """Overwrite and delete all of the attempt; the memory stays. A disk that keeps old blocks keeps them all the same."""
+        try:
+            if self._attempt.exists():
+                descriptor = os.open(self._attempt, os.O_WRONLY | os.O_CLOEXEC)
+                try:
+                    write_at(descriptor, bytes(os.fstat(descriptor).st_size), 0)
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+                self._attempt.unlink()
+                sync_folder(self._attempt.parent)
+            for path in (self._manifest, self.vector_file):
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageError(f"{self._attempt} cannot be erased: {error.strerror or error}") from error
+
+    def _cut(self, size: int) -> None:
+        try:
+            os.truncate(self._attempt, size)
+        except OSError as error:
+            raise StorageError(f"{self._attempt} cannot be written: {error.strerror or error}") from error

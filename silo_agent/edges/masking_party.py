@@ -1,0 +1,35 @@
+"""Who this silo is in secure aggregation, and whom it trusts, as its folder says when an order comes."""
+
+from collections.abc import Callable
+
+from security.secure_aggregation.roster import Roster
+from security.secure_aggregation.silo_machine import Party
+from silo_agent.edges.key_store import SiloCredentials
+from silo_agent.edges.silo_folder import SiloFolder
+from silo_agent.edges.trust_store import trust_store
+from silo_agent.policy import SiloPolicy
+from silo_wire.messages import Mask
+
+
+def party_of(folder: SiloFolder, credentials: SiloCredentials, policy: SiloPolicy) -> Callable[[Mask], Party]:
+    """What `Masking` asks for with each order. Where the policy opts in, members of a roster that are unknown are pinned then.
+
+    It raises PolicyRefusal for a key that is not the pinned one, ConfigurationError for a damaged file of pins.
+    """
+    first_use = policy.rules.trust_on_first_use
+    store = trust_store(folder, credentials, first_use=first_use)
+
+    def party(order: Mask) -> Party:
+        if first_use and isinstance(order.message, Roster):
+            for silo, key in order.identities:
+                if silo != credentials.silo:
+                    store.trusted_on_first_use(silo, key)
+        return Party(
+            federation=credentials.federation,
+            silo=credentials.silo,
+            identity_key=credentials.identity_key,
+            pinned=store.identities(),
+            demands=policy.demands(),
+        )
+
+    return party

@@ -1,0 +1,68 @@
+"""A small file that commands and the running agent both keep: private, strict JSON, one writer at a time.
+
+It is read anew whenever it is asked for, so that what people change holds at once. One that does not parse is refused,
+never taken for empty.
+"""
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from security.errors import ConfigurationError, LoricaError, StorageError
+from security.files import read_private, write_private
+from silo_wire.strict_toml import describe
+
+Content = TypeVar("Content", bound=BaseModel)
+
+
+class PrivateRecord(Generic[Content]):
+    """`check` raises a LoricaError for content that must not be believed; `remedy` is told with anything wrong."""
+
+    def __init__(self, path: Path, kind: type[Content], *, check: Callable[[Content], None], remedy: str) -> None:
+        self._path = path
+        self._kind = kind
+        self._check = check
+        self._remedy = remedy
+
+    def read(self) -> Content:
+        """What the file says, and a new one of its kind where there is no file.
+
+        Raises ConfigurationError naming the file when it is damaged or when others can read it, StorageError.
+        """
+        if not self._path.exists():
+            return self._kind()
+        raw = read_private(self._path)
+        try:
+            content = self._kind.model_validate_json(raw)
+            self._check(content)
+        except ValidationError as error:
+            raise ConfigurationError(f"{self._path} is damaged ({describe(error)}): {self._remedy}") from error
+        except LoricaError as error:
+            raise ConfigurationError(f"{self._path} is damaged ({error}): {self._remedy}") from error
+        return content
+
+    def change(self, edit: Callable[[Content], Content]) -> None:
+        """Replace what is there by what `edit` makes of it, durably; nothing is written when that is the same, or raises."""
+        with self._alone():
+            before = self.read()
+            after = edit(before)
+            if after != before or not self._path.exists():
+                write_private(self._path, after.model_dump_json(indent=1).encode() + b"\n")
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        folder = self._path.parent
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise StorageError(f"{folder} cannot be opened: {error.strerror}") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,268 @@
+"""Whose identity keys this silo has pinned, in `peers.json` of its folder.
+
+People pin a peer's key after comparing it by a way of their own (`silo-agent trust add`): the coordinator runs the
+federation's authority and could make up silos. Rules that hold whoever asks:
+
+- a pinned silo keeps its key: another one is taken only with a succession statement, which the pinned key signed;
+- one key stands for one silo, and this silo's own name and key for no other;
+- the key that a peer comes with first is pinned only where this silo's policy opted in, and never for a peer whose pin
+  people removed.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from pydantic import AwareDatetime, Field
+
+from security.errors import ConfigurationError, Conflict, IntegrityError, PolicyRefusal, StateError
+from security.identifiers import FederationName, Identity, Role, SiloName
+from security.pki.identity_key import public_key_bytes, public_key_from_bytes
+from security.pki.key_text import key_text
+from security.pki.succession import check_succession
+from silo_agent.edges.key_store import SiloCredentials
+from silo_agent.edges.private_record import PrivateRecord
+from silo_agent.edges.silo_folder import SiloFolder
+from silo_wire.strict_toml import NameText, Section
+
+MOST_PEERS = 10_000
+TRUSTED_PEERS = "trusted_peers"
+"""The rule that pins make; as the roster's check in security.secure_aggregation names it."""
+
+
+class How(Enum):
+    ADDED = "added"
+    FIRST_USE = "first use"
+
+
+class Taken(Enum):
+    """What `TrustStore.add` came to."""
+
+    PINNED = "pinned"
+    CONFIRMED = "confirmed"  # was pinned on first use, is now known to people
+    SUCCEEDED = "succeeded"
+    KNOWN = "known"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinnedPeer:
+    """`how` is how the first key of this peer was pinned; `predecessor` signed for the present one."""
+
+    silo: SiloName
+    key: Ed25519PublicKey
+    how: How
+    since: datetime
+    predecessor: Ed25519PublicKey | None = None
+
+
+KeyText = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class _Line(Section):
+    identity_key: KeyText
+    how: How
+    since: AwareDatetime
+    predecessor: KeyText | None = None
+
+
+class _Peers(Section):
+    version: Literal[1] = 1
+    federation: str = ""
+    peers: Annotated[dict[NameText, _Line], Field(max_length=MOST_PEERS)] = Field(default_factory=dict)
+    removed: dict[NameText, AwareDatetime] = Field(default_factory=dict)
+
+
+class TrustStore:
+    """The pins of one silo. Each call reads the file: what people changed holds from the next attempt on.
+
+    Raises ConfigurationError naming the file when it is damaged or when others can read it, StorageError.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        own: Identity,
+        own_key: Ed25519PublicKey,
+        first_use: bool = False,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._own = own
+        self._own_key = own_key
+        self._first_use = first_use
+        self._now = now
+        self._record = PrivateRecord(
+            path, _Peers, check=self._check, remedy="restore it from backup, or remove it and pin the peers again"
+        )
+
+    def peers(self) -> tuple[PinnedPeer, ...]:
+        """By name."""
+        return tuple(_peer(SiloName(silo), line) for silo, line in sorted(self._record.read().peers.items()))
+
+    def removed(self) -> tuple[SiloName, ...]:
+        """Peers whose pins people removed, by name: not taken on first use."""
+        return tuple(SiloName(silo) for silo in sorted(self._record.read().removed))
+
+    def identities(self) -> Mapping[SiloName, Ed25519PublicKey]:
+        """What a `Party` of secure aggregation takes as `pinned`."""
+        return {peer.silo: peer.key for peer in self.peers()}
+
+    def add(self, silo: SiloName, key: Ed25519PublicKey, *, succession: bytes | None = None) -> Taken:
+        """Pin what this silo's people compared; a second key of a pinned silo needs `succession`, signed by the first.
+
+        Raises ConfigurationError for this silo's own name or a key that stands for another silo, Conflict for another key,
+        IntegrityError for a statement that the pinned key did not sign, StateError where there is no pin to succeed.
+        """
+        taken = Taken.KNOWN
+
+        def edit(content: _Peers) -> _Peers:
+            nonlocal taken
+            self._check_free(content, silo, key)
+            line = content.peers.get(silo)
+            if line is None and succession is not None:
+                raise StateError(
+                    f"no key is pinned for silo {silo} that another could succeed: compare this one with its people, "
+                    "then add it without a statement"
+                )
+            if line is None:
+                taken = Taken.PINNED
+                return self._with(content, silo, _line(key, How.ADDED, self._now()))
+            if line.identity_key == _hex(key):
+                taken = Taken.KNOWN if line.how is How.ADDED else Taken.CONFIRMED
+                return self._with(content, silo, line.model_copy(update={"how": How.ADDED}))
+            self._check_succession(_peer(silo, line), key, succession)
+            taken = Taken.SUCCEEDED
+            return self._with(content, silo, _line(key, line.how, self._now(), predecessor=line.identity_key))
+
+        self._record.change(edit)
+        return taken
+
+    def remove(self, silo: SiloName) -> None:
+        """Pin nothing for this silo any longer, on first use neither; raises StateError where nothing is pinned."""
+
+        def edit(content: _Peers) -> _Peers:
+            if silo not in content.peers:
+                raise StateError(f"no key is pinned for silo {silo}: `silo-agent trust list` names those that are")
+            kept = {name: line for name, line in content.peers.items() if name != silo}
+            return content.model_copy(update={"peers": kept, "removed": {**content.removed, silo: self._now()}})
+
+        self._record.change(edit)
+
+    def trusted_on_first_use(self, silo: SiloName, key: Ed25519PublicKey) -> None:
+        """The key that `silo` comes with is its pinned one, or is pinned now, where this silo's policy opted in.
+
+        Raises PolicyRefusal otherwise, showing both pins where there are two.
+        """
+        line = self._record.read().peers.get(silo)
+        if line is not None and line.identity_key == _hex(key):
+            return
+
+        def edit(content: _Peers) -> _Peers:
+            try:
+                self._check_free(content, silo, key)
+            except ConfigurationError as error:
+                raise PolicyRefusal(TRUSTED_PEERS, str(error)) from error
+            known = content.peers.get(silo)
+            if known is not None and known.identity_key != _hex(key):
+                raise PolicyRefusal(TRUSTED_PEERS, self._two_keys(_peer(silo, known), key))
+            if known is not None:
+                return content
+            if silo in content.removed:
+                raise PolicyRefusal(
+                    TRUSTED_PEERS, f"this silo's people removed the pin of silo {silo}: they alone add one again"
+                )
+            if not self._first_use:
+                raise PolicyRefusal(
+                    "trust_on_first_use",
+                    f"no key is pinned for silo {silo}, which comes with {self._text(silo, key)}: compare that with its "
+                    f"people, then `silo-agent trust add {silo} KEY`",
+                )
+            return self._with(content, silo, _line(key, How.FIRST_USE, self._now()))
+
+        self._record.change(edit)
+
+    # ---- what every pin keeps to ----------------------------------------------------------------------------------
+
+    def _check(self, content: _Peers) -> None:
+        """Raises ConfigurationError or MalformedMessage for a file that this class would not have written."""
+        if content.federation != self._own.federation:
+            raise ConfigurationError(
+                f"it is of federation {content.federation!r}, this silo is in {self._own.federation}"
+            )
+        keys = [_hex(_peer(SiloName(silo), line).key) for silo, line in content.peers.items()]
+        if len(set(keys)) != len(keys) or _hex(self._own_key) in keys or self._own.name in content.peers:
+            raise ConfigurationError("one key or this silo's own stands for two silos")
+
+    def _check_free(self, content: _Peers, silo: SiloName, key: Ed25519PublicKey) -> None:
+        """Raises ConfigurationError when name or key belong to another pin: one silo could take two seats of a cohort."""
+        if silo == self._own.name:
+            raise ConfigurationError(f"{silo} is this silo itself: it needs no pin")
+        if key == self._own_key:
+            raise ConfigurationError(f"the key that silo {silo} is said to have is this silo's own")
+        for other, line in content.peers.items():
+            if other != silo and line.identity_key == _hex(key):
+                raise ConfigurationError(
+                    f"the key that silo {silo} is said to have is pinned for silo {other}: one key stands for one silo"
+                )
+
+    def _check_succession(self, pinned: PinnedPeer, key: Ed25519PublicKey, succession: bytes | None) -> None:
+        if succession is None:
+            raise Conflict(self._two_keys(pinned, key))
+        try:
+            check_succession(succession, identity=self._identity(pinned.silo), old_key=pinned.key, new_key=key)
+        except IntegrityError:
+            raise IntegrityError(
+                f"the succession statement is not signed by the pinned key: {self._two_keys(pinned, key)}"
+            ) from None
+
+    def _two_keys(self, pinned: PinnedPeer, key: Ed25519PublicKey) -> str:
+        return (
+            f"silo {pinned.silo} is pinned with {self._text(pinned.silo, pinned.key)}, another key is refused: "
+            f"{self._text(pinned.silo, key)}; take it with a succession statement signed by the pinned key, or, once its "
+            f"people confirm that the old key is lost, after `silo-agent trust remove {pinned.silo}`"
+        )
+
+    def _with(self, content: _Peers, silo: SiloName, line: _Line) -> _Peers:
+        if silo not in content.peers and len(content.peers) >= MOST_PEERS:
+            raise StateError(f"{MOST_PEERS} peers are pinned: remove some before silo {silo} is added")
+        removed = {name: when for name, when in content.removed.items() if name != silo}
+        peers = {**content.peers, silo: line}
+        return content.model_copy(update={"federation": self._own.federation, "peers": peers, "removed": removed})
+
+    def _text(self, silo: SiloName, key: Ed25519PublicKey) -> str:
+        return key_text(self._identity(silo), key)
+
+    def _identity(self, silo: SiloName) -> Identity:
+        return silo_identity(self._own.federation, silo)
+
+
+def trust_store(folder: SiloFolder, credentials: SiloCredentials, *, first_use: bool = False) -> TrustStore:
+    """The pins of an enrolled silo; `first_use` is [policy] trust_on_first_use."""
+    return TrustStore(
+        folder.peers, own=credentials.identity, own_key=credentials.identity_key.public_key(), first_use=first_use
+    )
+
+
+def silo_identity(federation: FederationName, silo: SiloName) -> Identity:
+    return Identity(federation, Role.SILO, silo)
+
+
+def _line(key: Ed25519PublicKey, how: How, since: datetime, *, predecessor: str | None = None) -> _Line:
+    return _Line(identity_key=_hex(key), how=how, since=since, predecessor=predecessor)
+
+
+def _peer(silo: SiloName, line: _Line) -> PinnedPeer:
+    predecessor = None if line.predecessor is None else _key(line.predecessor)
+    return PinnedPeer(silo=silo, key=_key(line.identity_key), how=line.how, since=line.since, predecessor=predecessor)
+
+
+def _key(text: str) -> Ed25519PublicKey:
+    return public_key_from_bytes(bytes.fromhex(text))
+
+
+def _hex(key: Ed25519PublicKey) -> str:
+    return public_key_bytes(key).hex()

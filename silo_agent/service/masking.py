@@ -1,0 +1,185 @@
+"""Secure aggregation at the silo: a Mask order in, the protocol's machine, its effects done in their order, the answer out.
+
+What the machine remembers and journals is durable before anything leaves. The journal of an attempt holds its root secret,
+from which everything else that is secret is expanded; `end` erases both. After a restart the journal gives the same state
+and the same bytes; where it cannot, the attempt is forfeited.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from security.errors import PolicyRefusal
+from security.secure_aggregation import silo_machine as protocol
+from security.secure_aggregation.key_agreement import ROOT_BYTES
+from security.secure_aggregation.messages import MaskedInput, Reveal
+from security.secure_aggregation.parameters import Parameters, default_threshold
+from security.secure_aggregation.roster import Roster
+from security.secure_aggregation.secret import Secret
+from silo_agent.service.ports import CoordinatorPort, MaskedFile, MaskingJournalPort, Progress
+from silo_agent.task.events import SavedUpdate
+from silo_wire.messages import Mask, RoundKey
+from silo_wire.plan import Plan, PlanBundle
+
+Masker = Callable[[protocol.MaskVector], Awaitable[MaskedFile]]
+"""Encodes and masks the delta of this round into the journal's vector file."""
+
+
+class Masking:
+    """One silo's part in secure aggregation. `party` says who this silo is and whom it trusts, as of now."""
+
+    def __init__(
+        self,
+        *,
+        journal: MaskingJournalPort,
+        coordinator: CoordinatorPort,
+        party: Callable[[Mask], protocol.Party],
+    ) -> None:
+        self._journal = journal
+        self._coordinator = coordinator
+        self._party = party
+        self._lock = asyncio.Lock()
+        self._state: protocol.State | None = None
+        self._written: MaskedFile | None = None
+        """The masked vector that this process wrote last."""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether an attempt is, perhaps since an earlier process."""
+        return bool(self._journal.events())
+
+    @property
+    def vector_file(self) -> Path:
+        """Where the masked vector of the attempt lies or will lie."""
+        return self._journal.vector_file
+
+    async def answer(
+        self, order: Mask, update: SavedUpdate, bundle: PlanBundle, *, mask: Masker, progress: Progress
+    ) -> bool:
+        """Take the step that `order` asks for and deliver the answer; whether it was the shares, the last one.
+
+        Raises PolicyRefusal, Conflict, IntegrityError, AuthenticationError or MalformedMessage for an order that this silo
+        refuses for good, WrongTime for a stale one, StorageError, and what the coordinator says to the answer.
+        """
+        async with self._lock:
+            if isinstance(order.message, Roster):
+                _check_promises(bundle.plan, order.message.parameters)
+            party = self._party(order)
+            at = await asyncio.to_thread(self._restored, party)
+            event = self._event(at, order, update, bundle)
+            state, effects = await asyncio.to_thread(protocol.step, self._restored(party), event, party)
+            if isinstance(event, protocol.OpenAttempt) and state == at:
+                event.root.erase()  # the attempt is open already, with another one
+            sent = await self._do(order.key, state, effects, party, mask, progress)
+            return isinstance(sent, Reveal)
+
+    async def end(self) -> None:
+        """Erase what the attempt left, here and on disk; nothing happens when there is none."""
+        async with self._lock:
+            self._erase()
+
+    def _event(self, at: protocol.State, order: Mask, update: SavedUpdate, bundle: PlanBundle) -> protocol.Event:
+        if order.message is not None:
+            return order.message
+        if isinstance(at, protocol.Advertised) and at.attempt != order.attempt:
+            self._erase()  # an attempt of another round or number; what is left of it serves nothing
+        return protocol.OpenAttempt(
+            attempt=order.attempt,
+            model=bytes.fromhex(update.model),
+            tensors=tuple(tensor.elements for tensor in bundle.layout.tensors),
+            root=Secret(secrets.token_bytes(ROOT_BYTES)),
+        )
+
+    def _restored(self, party: protocol.Party) -> protocol.State:
+        if self._state is None:
+            self._state, effects = protocol.restored(self._journal.memory(), self._journal.events(), party)
+            for effect in effects:  # an order asks for it again
+                if isinstance(effect, protocol.MaskVector):
+                    effect.masks.erase()
+                    effect.rounding.erase()
+        return self._state
+
+    async def _do(
+        self,
+        key: RoundKey,
+        state: protocol.State,
+        effects: tuple[protocol.Effect, ...],
+        party: protocol.Party,
+        mask: Masker,
+        progress: Progress,
+    ) -> Any:
+        """What was sent last. The state is taken over once it is durable, before anything is sent."""
+        sent: Any = None
+        durable = False
+        for effect in effects:
+            match effect:
+                case protocol.Remember(memory):
+                    self._journal.remember(memory)
+                case protocol.Journal(event):
+                    self._journal.append(event)
+                case protocol.Erase(root=root):
+                    root.erase()
+                    self._state, durable = state, True
+                    self._erase()
+                case protocol.MaskVector():
+                    self._state, durable = state, True
+                    sent = await self._mask(key, effect, party, mask, progress)
+                case protocol.Send(message):
+                    if not durable and not isinstance(state, protocol.Resting):
+                        self._state, durable = state, True
+                    await self._send(key, message, progress)
+                    sent = message
+        return sent
+
+    async def _mask(
+        self, key: RoundKey, work: protocol.MaskVector, party: protocol.Party, mask: Masker, progress: Progress
+    ) -> Any:
+        try:
+            written = await mask(work)
+        finally:
+            work.masks.erase()
+            work.rounding.erase()
+        self._journal.keep_manifest(written.manifest)
+        self._written = written
+        masked = protocol.VectorMasked(bytes.fromhex(written.manifest.digest))
+        state, effects = protocol.step(self._restored(party), masked, party)
+        return await self._do(key, state, effects, party, mask, progress)
+
+    async def _send(self, key: RoundKey, message: Any, progress: Progress) -> None:
+        if isinstance(message, MaskedInput):
+            manifest = self._journal.manifest()
+            known = self._written is not None and self._written.manifest == manifest
+            await self._coordinator.upload_masked(
+                key,
+                message,
+                manifest,
+                self._journal.vector_file,
+                mark=self._written.mark if self._written is not None and known else None,
+                progress=progress,
+            )
+        else:
+            await self._coordinator.answer_mask(key, message)
+
+    def _erase(self) -> None:
+        if isinstance(self._state, protocol.Advertised):
+            self._state.opening.root.erase()
+            self._state = protocol.Resting(self._state.memory)
+        self._journal.erase()
+
+
+def _check_promises(plan: Plan, offered: Parameters) -> None:
+    """Raise PolicyRefusal for a roster that offers less than the plan, which this silo's people or rules allowed."""
+    wanted = plan.aggregation
+    for rule, has, promised in (
+        ("min_cohort", offered.cohort, plan.schedule.min_silos),
+        ("min_threshold", offered.threshold, wanted.threshold or default_threshold(offered.cohort)),
+        ("min_survivors", offered.min_survivors, wanted.min_survivors),
+        ("colluders", offered.colluders, wanted.colluders),
+    ):
+        if has < promised:
+            raise PolicyRefusal(
+                rule,
+                f"{rule} is {promised} by plan {plan.name}, the roster offers {has}: no roster goes below its plan",
+            )

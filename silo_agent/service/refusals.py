@@ -1,0 +1,41 @@
+"""What counts as a refusal of this silo, under which rule, and which rules there are.
+
+A refusal is what this silo's own checks say of something that the coordinator asks or sends. What the coordinator answers
+to this silo's calls is none, nor is trouble with the silo's data, disk or device.
+"""
+
+from typing import Final
+
+from security.errors import (
+    AuthenticationError,
+    Conflict,
+    IntegrityError,
+    LoricaError,
+    MalformedMessage,
+    PolicyRefusal,
+    WrongTime,
+    kind_of,
+)
+from silo_agent.policy import PolicyRules
+
+PROTOCOL_RULES: Final = ("federation", "trusted_peers", "one_model", "own_survivor_set", "one_sum_per_round")
+"""Of secure aggregation: nothing in silo.toml turns them off."""
+REFUSED_AS: Final[tuple[type[LoricaError], ...]] = (
+    Conflict,  # a second, different answer was asked for
+    WrongTime,  # of another attempt, or of a step that is over: a replay
+    IntegrityError,
+    AuthenticationError,
+    MalformedMessage,
+)
+"""Refusals that no rule of its own names."""
+RULES: Final = (*PolicyRules.model_fields, *PROTOCOL_RULES, *(kind.__name__ for kind in REFUSED_AS))
+"""Every rule that a refusal can name: a closed set."""
+
+
+def rule_of(error: LoricaError) -> str | None:
+    """The rule by which this silo refused; None where it did not refuse."""
+    if error.told_by_peer:
+        return None
+    if isinstance(error, PolicyRefusal):
+        return error.rule
+    return kind_of(error).__name__ if isinstance(error, REFUSED_AS) else None

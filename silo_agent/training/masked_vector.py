@@ -1,0 +1,286 @@
+"""The delta on disk, encoded and masked into the file that leaves (DESIGN section 4): two passes over blocks that stay in cache.
+
+The first pass checks the delta's bytes and takes its norm, since clipping needs it before the first byte. In the second each core
+has a chunk of its own, from the delta to the file: reads, encodes, masks, digests and writes it while it is in the core's cache.
+Every stream is addressable, so the same delta, keys and weight give the same bytes, however often and on however many cores
+it is done.
+
+Memory is a few chunks for each core, whatever the size of the model; none of it is left as it was.
+"""
+
+import math
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TypeVar
+
+import numpy as np
+
+from security import files
+from security.errors import IntegrityError, StorageError
+from security.file_mark import FileMark
+from security.secure_aggregation import fixed_point, mask_stream
+from security.secure_aggregation.fixed_point import EXTRA_WORDS, Encoder
+from security.secure_aggregation.mask_stream import Words
+from security.secure_aggregation.silo_machine import MaskVector
+from silo_agent.task.update import FloatBlock, TrainingDiverged, TrainingStopped, clip_factor, squared_norm
+from silo_agent.training.vector_file import ChunkWriter, new_chunk_file
+from silo_wire.lorar import Weighting, raw_weight
+from silo_wire.manifest import CHUNK_BYTES, Manifest, masked_layout
+from silo_wire.messages import TrainingSummary
+from silo_wire.plan import AggregationSection
+
+_ITEM = 4  # bytes of a float32 and of a word
+BLOCK_ELEMENTS = CHUNK_BYTES // _ITEM
+"""A chunk: many enough that opening a mask stream hardly shows, few enough for the second-level cache."""
+MOST_THREADS = 4
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptDelta:
+    """A delta as training left it: a flat float32 vector on disk. `mark` is of the file when this process knew it to be right."""
+
+    file: Path
+    manifest: Manifest
+    mark: FileMark | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskedVector:
+    """`manifest` describes the file, which is on disk. `saturated` coordinates were cut to their range; it stays in this silo."""
+
+    manifest: Manifest
+    mark: FileMark
+    saturated: int
+
+
+def own_weight(section: AggregationSection, summary: TrainingSummary) -> float:
+    """What this silo's delta counts in the sum: the plan's weighting, with the plan's cap."""
+    weight = raw_weight(Weighting(section.weighting), examples=summary.examples, loss_reduction=summary.loss_reduction)
+    return min(weight, section.max_weight) if section.max_weight else weight
+
+
+def write_masked_vector(
+    path: Path,
+    work: MaskVector,
+    delta: KeptDelta,
+    *,
+    weight: float,
+    clipping_norm: float = 0.0,
+    threads: int | None = None,
+    progress: Callable[[float], None] = lambda fraction: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> MaskedVector:
+    """Write the encoded and masked `delta` to `path`: the words of `work`'s fixed point, little-endian.
+
+    A delta longer than `clipping_norm` is scaled down to it; 0: not. `threads` is as many as there are cores, unless given. The
+    masks and the rounding of `work` are erased in the end, whatever happened, and after an error there is no file. Raises
+    TrainingDiverged for a delta that is not finite, TrainingStopped, IntegrityError for one that was changed or does not fit the
+    fixed point, StorageError naming the file.
+    """
+    cores = len(os.sched_getaffinity(0)) if threads is None else threads
+    workers = max(1, min(cores, MOST_THREADS))
+    elements = work.fixed_point.ranges.elements
+    benches: list[_Bench] = []
+    try:
+        with (
+            closing(_DeltaFile(delta, elements)) as source,
+            ThreadPoolExecutor(workers, thread_name_prefix="masking") as pool,
+        ):
+            benches += (_Bench(delta.manifest.chunk_bytes) for _ in range(workers))
+            hands = _Hands(pool, benches, should_stop)
+            with closing(hands.in_order(source.squares, source.chunks)) as squares:
+                norm = math.sqrt(math.fsum(squares))
+            factor = clip_factor(norm, clipping_norm)
+            with new_chunk_file(path, masked_layout(work.fixed_point.words)) as file:
+                task = _Task(work, source, file, weight=weight, factor=factor)
+                saturated = 0
+                with closing(hands.in_order(task.mask, task.chunks)) as masked:
+                    for chunk, count in enumerate(masked, 1):
+                        saturated += count
+                        progress(chunk * BLOCK_ELEMENTS / elements)
+                saturated = task.mask_end(benches[0], saturated)
+                source.require_unchanged()
+                mark = file.sync()
+                files.sync_folder(path.parent)
+        progress(1.0)
+        return MaskedVector(manifest=file.manifest(), mark=mark, saturated=saturated)
+    finally:
+        for bench in benches:
+            bench.erase()
+        work.masks.erase()
+        work.rounding.erase()
+
+
+class _Bench:
+    """What one thread works in at a time."""
+
+    def __init__(self, chunk_bytes: int) -> None:
+        self.delta: FloatBlock = np.zeros(max(BLOCK_ELEMENTS, chunk_bytes // _ITEM), dtype="<f4")
+        self.words: Words = np.zeros(BLOCK_ELEMENTS + EXTRA_WORDS, dtype="<u4")
+        self.encoding = fixed_point.Workspace()
+        self.masking = mask_stream.Workspace()
+
+    def erase(self) -> None:
+        self.delta.fill(0)
+        self.words.fill(0)
+        self.encoding.erase()
+        self.masking.erase()
+
+
+class _Hands:
+    """Threads, and a bench for each. Raises TrainingStopped between two items."""
+
+    def __init__(self, pool: ThreadPoolExecutor, benches: Sequence[_Bench], should_stop: Callable[[], bool]) -> None:
+        self._pool = pool
+        self._free: SimpleQueue[_Bench] = SimpleQueue()
+        for bench in benches:
+            self._free.put(bench)
+        self._ahead = 2 * len(benches)
+        self._should_stop = should_stop
+
+    def in_order(self, work: Callable[[_Bench, Item], Result], items: Iterable[Item]) -> Generator[Result, None, None]:
+        """What `work` gives for each item, in order. Close it: nothing is under way any more after that."""
+        begun: deque[Future[Result]] = deque()
+        try:
+            for item in items:
+                if self._should_stop():
+                    raise TrainingStopped
+                if len(begun) == self._ahead:
+                    yield begun.popleft().result()
+                begun.append(self._pool.submit(self._at_a_bench, work, item))
+            while begun:
+                yield begun.popleft().result()
+        finally:
+            for future in begun:
+                future.cancel()
+            wait(begun)
+
+    def _at_a_bench(self, work: Callable[[_Bench, Item], Result], item: Item) -> Result:
+        bench = self._free.get_nowait()  # there are as many as threads
+        try:
+            return work(bench, item)
+        finally:
+            self._free.put(bench)
+
+
+class _DeltaFile:
+    """The delta's file, to be read in any order by any thread. `close` it."""
+
+    def __init__(self, delta: KeptDelta, elements: int) -> None:
+        self._path, self._manifest = delta.file, delta.manifest
+        if self._manifest.total_bytes != elements * _ITEM or self._manifest.chunk_bytes % _ITEM:
+            raise IntegrityError(
+                f"delta {self._path} has {self._manifest.total_bytes} bytes in chunks of {self._manifest.chunk_bytes}, the "
+                f"roster is for {elements} parameters: it is of another model"
+            )
+        try:
+            self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise self._unreadable(error) from error
+        self._mark = FileMark.of(self._descriptor)
+        self._known = self._mark == delta.mark
+
+    @property
+    def chunks(self) -> range:
+        return range(self._manifest.chunks)
+
+    def squares(self, bench: _Bench, chunk: int) -> float:
+        """The sum of squares of one chunk, whose digest is checked unless the file is known."""
+        at = chunk * self._manifest.chunk_bytes // _ITEM
+        values = bench.delta[: self._manifest.chunk_size(chunk) // _ITEM]
+        self.read(values, at)
+        if not self._known:
+            try:
+                self._manifest.check_chunk(chunk, values.data.cast("B"))
+            except IntegrityError as error:
+                raise IntegrityError(
+                    f"delta {self._path} was damaged: chunk {chunk} is not what training wrote; this round is lost for "
+                    "this silo"
+                ) from error
+        square = squared_norm(values)
+        if not math.isfinite(square):
+            raise TrainingDiverged("the delta has values that are not finite: lower learning_rate in the plan")
+        return square
+
+    def read(self, values: FloatBlock, first: int) -> None:
+        """Fill `values` with what begins at element `first`."""
+        left, at = values.data.cast("B"), first * _ITEM
+        try:
+            while left:
+                count = os.preadv(self._descriptor, [left], at)
+                if not count:
+                    raise IntegrityError(
+                        f"delta {self._path} was cut off at byte {at}: this round is lost for this silo"
+                    )
+                left, at = left[count:], at + count
+        except OSError as error:
+            raise self._unreadable(error) from error
+
+    def require_unchanged(self) -> None:
+        """Raise IntegrityError if the file was written to since it was opened."""
+        if FileMark.of(self._descriptor) != self._mark:
+            raise IntegrityError(
+                f"delta {self._path} was written to while it was masked: this round is lost for this silo"
+            )
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def _unreadable(self, error: OSError) -> StorageError:
+        return StorageError(f"delta {self._path} cannot be read ({error.strerror})")
+
+
+class _Task:
+    """Encoding and masking, chunk by chunk of the file."""
+
+    def __init__(
+        self, work: MaskVector, source: _DeltaFile, file: ChunkWriter, *, weight: float, factor: float
+    ) -> None:
+        self._encoder = Encoder(fixed_point=work.fixed_point, weight=weight, rounding=work.rounding)
+        self._masks = work.masks
+        self._elements = work.fixed_point.ranges.elements
+        self._source = source
+        self._file = file
+        self._factor = np.float32(factor)
+
+    @property
+    def chunks(self) -> range:
+        """Those of coordinates alone, which need to know of no other."""
+        return range(self._elements // BLOCK_ELEMENTS)
+
+    def mask(self, bench: _Bench, chunk: int) -> int:
+        """Write one of `chunks`; how many coordinates were cut."""
+        words, first = bench.words[:BLOCK_ELEMENTS], chunk * BLOCK_ELEMENTS
+        saturated = self._encode(bench, words, first)
+        self._masks.apply(words, first, bench.masking)
+        self._file.write(chunk, words)
+        return saturated
+
+    def mask_end(self, bench: _Bench, saturated: int) -> int:
+        """Write what comes after `chunks`, in which `saturated` coordinates were cut; how many were cut in all."""
+        chunk = len(self.chunks)
+        first = chunk * BLOCK_ELEMENTS
+        left = self._elements - first
+        words = bench.words[: left + EXTRA_WORDS]
+        saturated += self._encode(bench, words[:left], first)
+        words[left:] = self._encoder.encode_tail(saturated, bench.encoding)
+        self._masks.apply(words, first, bench.masking)
+        for begin in range(0, len(words), BLOCK_ELEMENTS):  # its two last words may be in a chunk of their own
+            self._file.write(chunk + begin // BLOCK_ELEMENTS, words[begin : begin + BLOCK_ELEMENTS])
+        return saturated
+
+    def _encode(self, bench: _Bench, words: Words, first: int) -> int:
+        values = bench.delta[: len(words)]
+        self._source.read(values, first)
+        if self._factor != 1:
+            np.multiply(values, self._factor, out=values)
+        return self._encoder.encode(words, values, first, bench.encoding)

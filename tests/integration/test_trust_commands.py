@@ -1,0 +1,421 @@
+"""`silo-agent trust` and `silo-agent plan` as people type them, rightly and wrongly."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from security.errors import (
+    EXIT_CODES,
+    ConfigurationError,
+    Conflict,
+    DataError,
+    IntegrityError,
+    LoricaError,
+    StateError,
+)
+from security.identifiers import SiloName
+from security.pki.identity_key import new_identity_key
+from security.pki.key_text import key_text
+from security.pki.succession import succession_statement
+from security.process_lock import ProcessLock
+from silo_agent.cli import main
+from silo_agent.edges.key_store import SiloCredentials, store_credentials
+from silo_agent.edges.plan_approvals import PlanApprovals
+from silo_agent.edges.plan_store import PlanStore
+from silo_agent.edges.preflight import Check, Ground, Outcome, preflight
+from silo_agent.edges.silo_folder import SiloFolder
+from silo_agent.edges.trust_store import silo_identity, trust_store
+from silo_agent.service.ports import DataSummary
+from silo_agent.settings import Settings
+from silo_wire.plan import PlanBundle
+from tests.support.command_line import Done, run_command
+from tests.support.federation_peer import FEDERATION, TestNet, small_bundle
+
+NET = TestNet.create()
+HOSPITAL, BANK, CLINIC = SiloName("hospital-a"), SiloName("bank-b"), SiloName("clinic-c")
+PLAN = small_bundle()
+DIGEST = PLAN.plan.digest
+MASKED = small_bundle(
+    schedule={"rounds": 3, "min_silos": 4}, aggregation={"secure_aggregation": True, "min_survivors": 4}
+)
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No command finds this machine's own silo."""
+    monkeypatch.delenv("LORICA_SILO_DIR", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+
+
+def enrolled(root: Path, name: SiloName) -> tuple[SiloFolder, SiloCredentials]:
+    folder, credentials = SiloFolder(root / name), NET.credentials("127.0.0.1:1", name)
+    store_credentials(folder, credentials)
+    folder.make()
+    return folder, credentials
+
+
+@pytest.fixture
+def silo(tmp_path: Path) -> SiloFolder:
+    return enrolled(tmp_path, HOSPITAL)[0]
+
+
+def agent(folder: SiloFolder, *arguments: str | Path) -> Done:
+    return run_command(main, *arguments, "--dir", folder.root)
+
+
+def said(folder: SiloFolder, *arguments: str | Path) -> str:
+    done = agent(folder, *arguments)
+    assert (done.code, done.err) == (0, "")
+    return done.out
+
+
+def contents(folder: SiloFolder) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(folder.root.rglob("*.json"))}
+
+
+def text_of(key: Any, name: SiloName = BANK) -> str:
+    return key_text(silo_identity(FEDERATION, name), key.public_key())
+
+
+# --- trust -------------------------------------------------------------------------------------------------------------
+
+
+def test_two_silos_pin_each_other_with_what_each_prints(tmp_path: Path) -> None:
+    (hospital, hospital_keys), (bank, bank_keys) = (enrolled(tmp_path, name) for name in (HOSPITAL, BANK))
+    assert said(hospital, "trust", "add", *said(bank, "trust", "own").split()) == "silo bank-b is pinned\n"
+    assert said(bank, "trust", "add", *said(hospital, "trust", "own").split()) == "silo hospital-a is pinned\n"
+    assert trust_store(hospital, hospital_keys).identities() == {BANK: bank_keys.identity_key.public_key()}
+    assert trust_store(bank, bank_keys).identities() == {HOSPITAL: hospital_keys.identity_key.public_key()}
+
+    (line,) = said(hospital, "trust", "list").splitlines()
+    assert line.startswith(f"{said(bank, 'trust', 'own').strip()} added by people, ")
+    own = json.loads(said(bank, "trust", "own", "--json"))
+    listed = json.loads(said(hospital, "trust", "list", "--json"))
+    assert own == {"federation": FEDERATION, "silo": BANK, "identity_key": text_of(bank_keys.identity_key)}
+    assert listed["removed"] == []
+    assert [(pin["silo"], pin["identity_key"], pin["how"]) for pin in listed["pinned"]] == [
+        (BANK, own["identity_key"], "added")
+    ]
+
+    assert "no longer pinned" in said(hospital, "trust", "remove", BANK)
+    assert json.loads(said(hospital, "trust", "list", "--json")) == {"pinned": [], "removed": [BANK]}
+    assert "not taken on first use: bank-b" in said(hospital, "trust", "list")
+
+
+def test_a_list_without_pins_says_what_to_do(silo: SiloFolder) -> None:
+    assert "silo-agent trust add NAME KEY" in said(silo, "trust", "list")
+
+
+def test_the_same_key_again_and_a_key_of_first_use_are_told_apart(tmp_path: Path) -> None:
+    silo, credentials = enrolled(tmp_path, HOSPITAL)
+    key = new_identity_key()
+    trust_store(silo, credentials, first_use=True).trusted_on_first_use(BANK, key.public_key())
+    assert "taken on first use" in said(silo, "trust", "list")
+    assert "is confirmed now" in said(silo, "trust", "add", BANK, text_of(key))
+    assert "added by people" in said(silo, "trust", "list")
+    assert "was pinned with this key already" in said(silo, "trust", "add", BANK, text_of(key))
+
+
+def test_attack_another_key_for_a_pinned_silo_is_refused_and_both_pins_are_shown(silo: SiloFolder) -> None:
+    pinned, other = new_identity_key(), new_identity_key()
+    said(silo, "trust", "add", BANK, text_of(pinned))
+    before = contents(silo)
+    agent(silo, "trust", "add", BANK, text_of(other)).is_refusal(
+        Conflict, text_of(pinned), text_of(other), "succession statement", "trust remove bank-b"
+    )
+    assert contents(silo) == before
+
+
+def test_a_successor_is_taken_with_its_predecessors_word_alone(silo: SiloFolder) -> None:
+    pinned, new, thief = new_identity_key(), new_identity_key(), new_identity_key()
+    said(silo, "trust", "add", BANK, text_of(pinned))
+    identity = silo_identity(FEDERATION, BANK)
+    forged = succession_statement(thief, identity=identity, new_key=thief.public_key()).hex()
+    agent(silo, "trust", "add", BANK, text_of(thief), "--succession", forged).is_refusal(
+        IntegrityError, "not signed by the pinned key", text_of(pinned), text_of(thief)
+    )
+    signed = succession_statement(pinned, identity=identity, new_key=new.public_key()).hex()
+    done = said(silo, "trust", "add", BANK, text_of(new), "--succession", signed)
+    assert "new key, which the key before signed" in done
+    (pin,) = json.loads(said(silo, "trust", "list", "--json"))["pinned"]
+    assert (pin["identity_key"], pin["predecessor"]) == (text_of(new), text_of(pinned))
+    assert "succeeded the key before" in said(silo, "trust", "list")
+
+
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+OWN_LIKE = text_of(KEY)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "words"),
+    [
+        (["add", "Bank_B", OWN_LIKE], ConfigurationError, ["silo name 'Bank_B'", "a-z"]),
+        (["add", "../bank-b", OWN_LIKE], ConfigurationError, ["silo name '../bank-b'"]),
+        (["add", BANK, "hello"], ConfigurationError, ["'hello'", "17 groups of 4", "trust own"]),
+        (["add", BANK, ""], ConfigurationError, ["17 groups of 4"]),
+        (["add", BANK, OWN_LIKE[:-1]], ConfigurationError, ["17 groups of 4"]),
+        (["add", BANK, text_of(KEY, CLINIC)], ConfigurationError, ["silo bank-b", "mistyped, or another silo's"]),
+        (["add", CLINIC, OWN_LIKE], ConfigurationError, ["silo clinic-c", "mistyped, or another silo's"]),
+        (["add", HOSPITAL, text_of(KEY, HOSPITAL)], ConfigurationError, ["hospital-a is this silo itself"]),
+        (["add", BANK, OWN_LIKE, "--succession", "00"], ConfigurationError, ["succession statement", "128 digits"]),
+        (["add", BANK, OWN_LIKE, "--succession", "g" * 128], ConfigurationError, ["succession statement"]),
+        (["add", BANK, OWN_LIKE, "--succession", "00" * 64], StateError, ["no key is pinned for silo bank-b"]),
+        (["remove", BANK], StateError, ["no key is pinned for silo bank-b", "trust list"]),
+        (["remove", "Bank B"], ConfigurationError, ["silo name 'Bank B'"]),
+    ],
+    ids=lambda value: "-".join(value)[:40].replace("/", "") if isinstance(value, list) else None,
+)
+def test_what_is_mistyped_is_one_line_and_changes_nothing(
+    silo: SiloFolder, arguments: list[str], kind: type[LoricaError], words: list[str]
+) -> None:
+    before = contents(silo)
+    agent(silo, "trust", *arguments).is_refusal(kind, *words)
+    assert contents(silo) == before
+
+
+@pytest.mark.parametrize("arguments", [["trust", "ad"], ["trust", "add", BANK], ["plan", "aprove"], ["trust", "add"]])
+def test_a_mistyped_command_line_is_2(silo: SiloFolder, arguments: list[str]) -> None:
+    done = agent(silo, *arguments)
+    assert done.code == 2
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["add", BANK, OWN_LIKE], ["remove", BANK]])
+@pytest.mark.parametrize("damage", ["garbage", "mode"])
+def test_damaged_pins_are_named_and_left_as_they_are(silo: SiloFolder, arguments: list[str], damage: str) -> None:
+    said(silo, "trust", "add", CLINIC, text_of(KEY, CLINIC))
+    if damage == "garbage":
+        silo.peers.write_text("{")
+    else:
+        silo.peers.chmod(0o664)
+    before = contents(silo)
+    agent(silo, "trust", *arguments).is_refusal(ConfigurationError, str(silo.peers))
+    assert contents(silo) == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(["trust", "own"], ["trust", "list"], ["trust", "add", BANK, OWN_LIKE], ["trust", "remove", BANK]),
+        *(["plan", "show"], ["plan", "approve"]),
+    ],
+    ids=" ".join,
+)
+def test_before_enrolment_every_command_says_so_and_leaves_nothing(tmp_path: Path, arguments: list[str]) -> None:
+    empty = SiloFolder(tmp_path / "empty")
+    agent(empty, *arguments).is_refusal(ConfigurationError, str(empty.root), "silo-agent enroll")
+    assert not empty.root.exists()
+
+
+# --- plan --------------------------------------------------------------------------------------------------------------
+
+
+def rules(silo: SiloFolder, *lines: str) -> None:
+    silo.settings.write_text("\n".join(["[policy]", *lines]))
+
+
+def offered(silo: SiloFolder, bundle: PlanBundle = PLAN) -> None:
+    """What an agent leaves whose policy refused the plan."""
+    PlanStore(silo.plans).keep_refused(bundle)
+
+
+def shown(silo: SiloFolder, *arguments: str) -> list[dict[str, Any]]:
+    read: list[dict[str, Any]] = json.loads(said(silo, "plan", "show", "--json", *arguments))
+    return read
+
+
+def test_a_plan_is_shown_before_it_is_approved_and_approved_by_its_digest(silo: SiloFolder) -> None:
+    rules(silo, 'approved_plans = "ask"')
+    offered(silo)
+    text = said(silo, "plan", "show")
+    for part in ("plan small", DIGEST, "1,000 parameters", "4,000 bytes", "lorar", "no: the coordinator sees"):
+        assert part in text
+    assert "refused by approved_plans" in text
+    (facts,) = shown(silo)
+    assert [refusal["rule"] for refusal in facts["refused_by"]] == ["approved_plans"]
+    assert facts["tensors"] == {"w": 1000}
+
+    assert said(silo, "plan", "approve") == f"plan small {DIGEST} is approved; no agent is running\n"
+    assert shown(silo)[0]["refused_by"] == []
+    assert "policy               allowed" in said(silo, "plan", "show", DIGEST)
+    agent(silo, "plan", "approve").is_refusal(StateError, "no plan waits for approval")
+
+
+def test_parameters_of_secure_aggregation_are_shown_and_what_the_policy_says_to_them(silo: SiloFolder) -> None:
+    rules(silo, "require_secure_aggregation = true", "min_survivors = 5", "colluders = 1")
+    offered(silo, MASKED)
+    (facts,) = shown(silo)
+    assert facts["secure_aggregation"] == {"min_cohort": 4, "threshold": 0, "colluders": 0, "min_survivors": 4}
+    assert facts["update_bytes"] == 4008
+    assert [refusal["rule"] for refusal in facts["refused_by"]] == ["min_survivors", "colluders"]
+    text = said(silo, "plan", "show")
+    assert "yes: cohorts of at least 4 silos, threshold more than two thirds, 0 colluders, sums of at least 4" in text
+    assert "refused by min_survivors: " in text
+
+
+def test_attack_changed_plan_waits_for_an_approval_of_its_own(silo: SiloFolder) -> None:
+    rules(silo, 'approved_plans = "ask"')
+    offered(silo)
+    said(silo, "plan", "approve", DIGEST)
+    changed = small_bundle(training={"epochs": 2})
+    offered(silo, changed)
+    assert [refusal["rule"] for refusal in shown(silo, changed.plan.digest)[0]["refused_by"]] == ["approved_plans"]
+    assert changed.plan.digest in said(silo, "plan", "approve")
+    assert set(PlanApprovals(silo.approvals).digests()) == {DIGEST, changed.plan.digest}
+
+
+def test_a_digest_that_was_agreed_on_can_be_approved_before_the_plan_is_offered(silo: SiloFolder) -> None:
+    rules(silo, 'approved_plans = "ask"')
+    assert "not offered here yet" in said(silo, "plan", "approve", DIGEST)
+    offered(silo)
+    assert shown(silo)[0]["refused_by"] == []
+
+
+def test_approval_does_not_lift_another_rule_and_says_so(silo: SiloFolder) -> None:
+    rules(silo, 'approved_plans = "ask"', "max_rounds = 2")
+    offered(silo)
+    assert "it is still refused by max_rounds: " in said(silo, "plan", "approve")
+    agent(silo, "plan", "approve").is_refusal(StateError, "plan small does not wait for approval", "max_rounds")
+
+
+def test_where_any_plan_may_run_an_approval_says_that_it_was_not_needed(silo: SiloFolder) -> None:
+    assert 'approved_plans is "any"' in said(silo, "plan", "approve", DIGEST)
+
+
+def test_where_silo_toml_lists_the_plans_the_command_cannot_add_one(silo: SiloFolder) -> None:
+    rules(silo, f'approved_plans = ["{"00" * 32}"]')
+    offered(silo)
+    before = contents(silo)
+    agent(silo, "plan", "approve").is_refusal(ConfigurationError, "approved_plans", DIGEST, "restart the agent")
+    assert contents(silo) == before
+
+
+def test_the_policy_is_that_of_the_settings_that_are_named(silo: SiloFolder, tmp_path: Path) -> None:
+    offered(silo)
+    strict = tmp_path / "strict.toml"
+    strict.write_text("[policy]\nmax_parameters = 1")
+    assert shown(silo)[0]["refused_by"] == []
+    refusals = shown(silo, "--config", str(strict))[0]["refused_by"]
+    assert [refusal["rule"] for refusal in refusals] == ["max_parameters"]
+
+
+def test_nothing_offered_is_nothing_shown(silo: SiloFolder) -> None:
+    assert "no plan was offered yet" in said(silo, "plan", "show")
+    assert shown(silo) == []
+    agent(silo, "plan", "approve").is_refusal(StateError, "no plan waits for approval")
+    agent(silo, "plan", "show", DIGEST).is_refusal(StateError, f"plan {DIGEST} is not here", "plan show")
+
+
+@pytest.mark.parametrize("digest", ["abc", DIGEST[:16], DIGEST + "00", "g" * 64, "small"])
+@pytest.mark.parametrize("command", ["show", "approve"])
+def test_a_mistyped_digest_is_named(silo: SiloFolder, command: str, digest: str) -> None:
+    """The beginning of a digest is not taken for it: a coordinator could look for a plan with the same one."""
+    offered(silo)
+    before = contents(silo)
+    agent(silo, "plan", command, digest).is_refusal(ConfigurationError, f"'{digest[:80]}'", "64 of 0-9 and a-f")
+    assert contents(silo) == before
+
+
+def test_attack_terminal_sequences_in_a_plan_do_not_reach_the_terminal(silo: SiloFolder) -> None:
+    values = PLAN.plan.model_dump(mode="json")
+    values["model"]["source"] = "size:\x1b[2J\nplan harmless, allowed"
+    offered(silo, PlanBundle(type(PLAN.plan).model_validate(values), PLAN.files))
+    text = said(silo, "plan", "show")
+    assert "\x1b" not in text
+    assert "model                size: [2J plan harmless, allowed, 1,000 parameters" in text
+
+
+@pytest.fixture
+def hangups() -> Iterator[list[int]]:
+    """The SIGHUPs that this process gets, as an agent's process would."""
+    got: list[int] = []
+    before = signal.signal(signal.SIGHUP, lambda number, _frame: got.append(number))
+    yield got
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_the_running_agent_is_told_of_an_approval(silo: SiloFolder, hangups: list[int]) -> None:
+    rules(silo, 'approved_plans = "ask"')
+    offered(silo)
+    with ProcessLock(silo.lock, "silo agent"):
+        done = said(silo, "plan", "approve")
+    assert done == f"plan small {DIGEST} is approved; the running agent (process {os.getpid()}) was told\n"
+    assert hangups == [signal.SIGHUP]
+
+
+def test_an_agent_that_is_starting_is_not_ended_by_word_of_an_approval(silo: SiloFolder, hangups: list[int]) -> None:
+    """Between taking its lock and listening to signals it can be found and told; it reads what was decided later."""
+    done = agent(silo, "start", "--data", silo.root / "absent")
+    assert done.code == EXIT_CODES[DataError]
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+def test_commands_that_only_look_load_nothing_heavy(silo: SiloFolder) -> None:
+    offered(silo)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    for arguments in (["trust", "own"], ["trust", "list"], ["plan", "show"], ["plan", "approve", DIGEST]):
+        script = (
+            f"import sys; from silo_agent.cli import main; sys.argv[1:] = {[*arguments, '--dir', str(silo.root)]!r}\n"
+            "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end\n"
+            "print(sorted({'torch', 'transformers', 'grpc', 'numpy'} & set(sys.modules)), file=sys.stderr)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.stderr.splitlines()[-1] == "[]", (arguments, done.stderr)
+
+
+# --- check -------------------------------------------------------------------------------------------------------------
+
+
+def pins_checked(silo: SiloFolder, **policy: object) -> Check:
+    ground = Ground(
+        folder=silo,
+        settings=Settings.model_validate({"policy": policy}),
+        now=lambda: datetime.now(UTC),
+        data=lambda: DataSummary(train_examples=1, dev_examples=1, test_examples=0, bad_lines=0, problems=()),
+        database=lambda: "",
+    )
+    (check,) = (one for one in asyncio.run(preflight(ground)) if one.name == "pinned silos")
+    return check
+
+
+def test_check_finds_too_few_pins_where_policy_or_plan_asks_for_masks(silo: SiloFolder) -> None:
+    assert pins_checked(silo).outcome is Outcome.SKIPPED
+    missing = pins_checked(silo, require_secure_aggregation=True)
+    assert missing.outcome is Outcome.FAILED
+    assert "0 silos are pinned" in missing.detail
+    assert "takes 2 beside this one" in missing.detail
+    assert "silo-agent trust add NAME KEY" in missing.detail
+
+    for name in (BANK, CLINIC):
+        said(silo, "trust", "add", name, text_of(new_identity_key(), name))
+    assert pins_checked(silo, require_secure_aggregation=True).outcome is Outcome.PASSED
+    assert pins_checked(silo, require_secure_aggregation=True, min_cohort=4).outcome is Outcome.FAILED
+    offered(silo, MASKED)
+    assert "takes 3 beside this one" in pins_checked(silo).detail
+
+
+def test_check_says_what_trust_on_first_use_does_not_stop(silo: SiloFolder) -> None:
+    check = pins_checked(silo, require_secure_aggregation=True, trust_on_first_use=True)
+    assert check.outcome is Outcome.PASSED
+    assert "does not stop a coordinator that makes up silos" in check.detail
+
+
+def test_check_names_damaged_pins(silo: SiloFolder) -> None:
+    silo.peers.write_text("{")
+    silo.peers.chmod(0o600)
+    check = pins_checked(silo, require_secure_aggregation=True, trust_on_first_use=True)
+    assert check.outcome is Outcome.FAILED
+    assert str(silo.peers) in check.detail

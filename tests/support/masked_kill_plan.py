@@ -1,0 +1,62 @@
+"""The masked plan that the kill tests run, and who dies where in it; beside kill_plan.py.
+
+Several die in one round, one after the other: the same attempt goes on, since nothing of it is drawn anew. Three silos,
+which is as few as masks take: nobody can be left out, and each round needs all that was killed.
+"""
+
+from ops.soak.federation import COORDINATOR, Shape
+from tests.support.kill_run import Kill
+
+ROUNDS = 8
+CLINIC, HOSPITAL, INSURER = "clinic-a", "hospital-b", "insurer-c"
+
+SHAPE = Shape(
+    federation="masked",
+    silos=(CLINIC, HOSPITAL, INSURER),
+    size="tiny",
+    lines=8,
+    dev_lines=1,
+    secure=True,
+    values={
+        "schedule.rounds": ROUNDS,
+        "aggregation.momentum": 0.9,
+        "training.epochs": 2,
+        "training.batch_size": 8,
+        "training.dropout": 0.1,
+        "training.schema_in_input": "false",
+        "training.max_input_tokens": 48,
+        "training.max_output_tokens": 24,
+        "evaluation.every": 0,
+        "evaluation.initial": "false",
+        "evaluation.last": "false",
+    },
+)
+
+KILLS = (
+    Kill(process=COORDINATOR, point="masking-entered", round=1),
+    Kill(process=COORDINATOR, point="keys-advertised", round=1),
+    Kill(process=CLINIC, point="root-journalled", round=1),
+    Kill(process=COORDINATOR, point="attempt-opened", round=2),
+    Kill(process=COORDINATOR, point="keys-shared", round=2),
+    Kill(process=INSURER, point="roster-journalled", round=2),
+    Kill(process=COORDINATOR, point="roster-made", round=3),
+    Kill(process=COORDINATOR, point="vector-accepted", round=3),
+    Kill(process=CLINIC, point="delivery-journalled", round=3),
+    Kill(process=HOSPITAL, point="vector-written", round=3),
+    Kill(process=COORDINATOR, point="boxes-delivered", round=4),
+    Kill(process=COORDINATOR, point="survivors-signed", round=4),
+    Kill(process=INSURER, point="vector-journalled", round=4),
+    Kill(process=CLINIC, point="mid-upload", round=4, nth=4),
+    Kill(process=COORDINATOR, point="survivors-fixed", round=5),
+    Kill(process=COORDINATOR, point="shares-revealed", round=5),
+    Kill(process=HOSPITAL, point="survivors-journalled", round=5),
+    Kill(process=CLINIC, point="answer-remembered", round=5),
+    Kill(process=COORDINATOR, point="shares-asked", round=6),
+    Kill(process=COORDINATOR, point="mid-unmasking", round=6),
+    Kill(process=INSURER, point="shares-journalled", round=6),
+    Kill(process=COORDINATOR, point="unmasked", round=7),
+    Kill(process=COORDINATOR, point="log-not-cleared", round=7),
+    Kill(process=HOSPITAL, point="shares-delivered", round=7),
+    Kill(process=CLINIC, point="erasing", round=7),
+    Kill(process=INSURER, point="erased", round=7),
+)

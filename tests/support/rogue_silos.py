@@ -1,0 +1,606 @@
+"""A real coordinator and four silos of which one is malicious, in masked rounds over real gRPC and mutual TLS.
+
+All four are agents, whole but for training: a delta is drawn from the names of silo and round. The rogue's differs in what it
+sends: a test gives it an `Attack`, which is handed each answer that an honest agent would send now, and sends what it likes.
+
+A test waits for the round machine's state (`until`), never for time: where a deadline must pass, it lets it (`deadline`).
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry
+
+from coordinator.composition import Coordinator
+from coordinator.plans.model_source import SizedModel
+from coordinator.plans.plan_folder import create_plan
+from coordinator.rounds.events import DeadlinePassed
+from coordinator.rounds.states import Finished, Masking, State, course_of, deadline_of, round_of
+from coordinator.service.records import RoundRow, SiloRow
+from security.errors import LoricaError
+from security.file_mark import FileMark
+from security.identifiers import SiloName
+from security.secure_aggregation import coordinator_machine as protocol
+from security.secure_aggregation import silo_machine
+from security.secure_aggregation.coordinator_machine import is_awaited
+from security.secure_aggregation.key_agreement import box_key, box_private_key
+from security.secure_aggregation.messages import MaskedInput, Reveal, SharedKeys, signed
+from security.secure_aggregation.secret import Secret
+from silo_agent.edges.backoff import Backoff
+from silo_agent.edges.channel import mutual_channel
+from silo_agent.edges.grpc_client import GrpcCoordinator
+from silo_agent.edges.key_store import SiloCredentials
+from silo_agent.edges.masking_journal import MaskingJournal
+from silo_agent.edges.masking_party import party_of
+from silo_agent.edges.metrics import SiloMetrics
+from silo_agent.edges.model_cache import ModelCache
+from silo_agent.edges.observer import SiloObserver
+from silo_agent.edges.plan_store import PlanStore
+from silo_agent.edges.round_journal import RoundJournal
+from silo_agent.edges.silo_folder import SiloFolder
+from silo_agent.edges.trust_store import trust_store
+from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_agent.service.agent import AgentService
+from silo_agent.service.masking import Masking as SiloMasking
+from silo_agent.service.ports import (
+    Cancelled,
+    DataSummary,
+    MaskedFile,
+    Notice,
+    Progress,
+    RoundModel,
+    TrainedUpdate,
+)
+from silo_agent.task.events import SavedUpdate
+from silo_agent.training.masked_vector import KeptDelta, own_weight, write_masked_vector
+from silo_wire.canonical import Digest
+from silo_wire.manifest import Manifest, manifest_of, masked_layout
+from silo_wire.messages import Evaluation, RoundKey, TrainingSummary
+from silo_wire.plan import PlanBundle
+from silo_wire.transport import answer_to, error_of
+from silo_wire.v1 import common_pb2, federation_pb2
+from tests.support.agent_parts import Notes
+from tests.support.coordinator import (
+    CHUNK_BYTES,
+    FEDERATION,
+    PATIENCE_S,
+    PLAN_VALUES,
+    FederationTemplate,
+    RunningCoordinator,
+    initialise,
+    running,
+)
+from tests.support.coordinator_edges import stored_vector
+from tests.support.secagg_federation import entropy
+
+import grpc.aio  # isort: skip
+
+BANK, CLINIC, HOSPITAL, ROGUE = SILOS = tuple(map(SiloName, ("bank-b", "clinic-c", "hospital-a", "rogue-d")))
+HONEST = SILOS[:3]
+MASKED, PLAIN = "masked", "plain"
+WEIGHT_CAP = 100.0
+LARGEST_DELTA = 0.25
+
+Vector = NDArray[np.float32]
+Wide = NDArray[np.float64]
+
+
+def summary_of(silo: SiloName) -> TrainingSummary:
+    """Ten examples, and a loss reduction that tells silos apart."""
+    reduction = 1.0 + SILOS.index(silo)
+    return TrainingSummary(
+        examples=10,
+        loss_max=reduction,
+        loss_min=0.0,
+        loss_first=reduction,
+        loss_last=0.0,
+        optimizer_steps=7,
+        seconds=2.0,
+    )
+
+
+def weight_of(silo: SiloName) -> float:
+    told = summary_of(silo)
+    return told.examples * told.loss_reduction
+
+
+def delta_of(silo: SiloName, round_number: int, elements: int) -> Vector:
+    seed = int.from_bytes(entropy("delta", silo, round_number)[:8], "little")
+    return np.random.default_rng(seed).uniform(-LARGEST_DELTA, LARGEST_DELTA, elements).astype("<f4")
+
+
+class DrawingTrainer:
+    """Draws a delta, and masks it with the product's own code. `summary` is what it says of its training."""
+
+    def __init__(self, silo: SiloName) -> None:
+        self._silo = silo
+        self.summary = summary_of(silo)
+
+    def prepare(self, bundle: PlanBundle) -> DataSummary:
+        return DataSummary(train_examples=10, dev_examples=1, test_examples=0, bad_lines=0, problems=())
+
+    def drawn(self, bundle: PlanBundle, key: RoundKey) -> Vector:
+        return delta_of(self._silo, key.round, bundle.layout.parameters)
+
+    def train(
+        self,
+        *,
+        bundle: PlanBundle,
+        key: RoundKey,
+        model: RoundModel,
+        update_file: Path,
+        included_update: Digest | None,
+        checkpoint_file: Path,
+        progress: Progress,
+        notice: Notice,
+        cancelled: Cancelled,
+    ) -> TrainedUpdate:
+        delta = self.drawn(bundle, key).tobytes()
+        update_file.write_bytes(delta)
+        return TrainedUpdate(manifest=manifest_of(bundle.layout, [delta], CHUNK_BYTES), summary=self.summary)
+
+    def mask(
+        self,
+        *,
+        bundle: PlanBundle,
+        update: SavedUpdate,
+        update_file: Path,
+        mark: FileMark | None,
+        out: Path,
+        work: silo_machine.MaskVector,
+        progress: Progress,
+        cancelled: Cancelled,
+    ) -> MaskedFile:
+        written = write_masked_vector(
+            out,
+            work,
+            KeptDelta(file=update_file, manifest=update.manifest, mark=mark),
+            weight=own_weight(bundle.plan.aggregation, update.summary),
+            threads=1,
+        )
+        return MaskedFile(manifest=written.manifest, mark=written.mark)
+
+    def evaluate(
+        self, *, bundle: PlanBundle, model: RoundModel, progress: Progress, cancelled: Cancelled
+    ) -> Evaluation:
+        raise AssertionError("the plan has no evaluation")
+
+
+class Client(GrpcCoordinator):
+    """The agent's own client. Answers of secure aggregation pass through the silo's attack, uploads in the clear do, too."""
+
+    silo: "PlayedSilo"
+
+    async def answer_mask(self, key: RoundKey, answer: Any) -> None:
+        await self.silo.say(key, answer)
+
+    async def upload_masked(
+        self,
+        key: RoundKey,
+        masked: MaskedInput,
+        manifest: Manifest,
+        file: Path,
+        *,
+        mark: Any,
+        progress: Progress,
+    ) -> None:
+        self.silo.vector = self.silo.vectors[masked.vector] = Vectors(manifest=manifest, file=file)
+        await self.silo.say(key, masked)
+
+    async def declare_trained(self, key: RoundKey, model: Digest) -> None:
+        await self.silo.say(key, Declared(model))
+
+    async def upload(self, update: SavedUpdate, file: Path, *, mark: Any = None, progress: Progress) -> None:
+        await self.silo.say(update.key, InTheClear(update, file))
+
+    # --- what really leaves
+
+    async def send(self, key: RoundKey, message: Any) -> None:
+        match message:
+            case Declared(model):
+                await super().declare_trained(key, model)
+            case InTheClear(update, file):
+                await super().upload(update, file, progress=lambda fraction: None)
+            case MaskedInput():
+                vector = self.silo.vector
+                await super().upload_masked(
+                    key, message, vector.manifest, vector.file, mark=None, progress=lambda fraction: None
+                )
+            case _:
+                await super().answer_mask(key, message)
+
+
+@dataclass(frozen=True)
+class Declared:
+    """That this silo has trained from `model`."""
+
+    model: Digest
+
+
+@dataclass(frozen=True)
+class InTheClear:
+    update: SavedUpdate
+    file: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vectors:
+    """What is uploaded under a MaskedInput."""
+
+    manifest: Manifest
+    file: Path
+
+    def replaced(self, words: NDArray[Any]) -> "Vectors":
+        content = words.astype("<u4").tobytes()
+        self.file.write_bytes(content)
+        return Vectors(manifest=manifest_of(masked_layout(len(words)), [content], CHUNK_BYTES), file=self.file)
+
+    @property
+    def words(self) -> NDArray[np.uint32]:
+        return np.fromfile(self.file, dtype="<u4")
+
+
+Attack = Callable[["PlayedSilo", RoundKey, Any], Awaitable[None]]
+"""Given what an honest agent would send now: an answer of secure aggregation, Declared, or InTheClear."""
+
+
+async def honestly(silo: "PlayedSilo", key: RoundKey, message: Any) -> None:
+    await silo.send(key, message)
+
+
+class PlayedSilo:
+    """One silo's folder and its agent. `said` is everything that it sent, with the key that it was sent for."""
+
+    def __init__(self, folder: Path, credentials: SiloCredentials, pins: Mapping[SiloName, SiloCredentials]) -> None:
+        self.folder = SiloFolder(folder)
+        self.folder.make()
+        self.credentials = credentials
+        self.trainer = DrawingTrainer(credentials.silo)
+        self.notes = Notes()
+        self.said: list[tuple[RoundKey, Any]] = []
+        self.attack: Attack = honestly
+        self.vector: Vectors
+        self.vectors: dict[bytes, Vectors] = {}  # by the digest that is announced
+        self.play: Play
+        self.journal: RoundJournal
+        self.client: Client
+        self.masking: SiloMasking
+        self.service: AgentService
+        store = trust_store(self.folder, credentials)
+        for name, peer in pins.items():
+            if name != self.name:
+                store.add(name, peer.identity_key.public_key())
+
+    @property
+    def name(self) -> SiloName:
+        return self.credentials.silo
+
+    async def say(self, key: RoundKey, message: Any) -> None:
+        await self.attack(self, key, message)
+
+    async def send(self, key: RoundKey, message: Any) -> None:
+        """Raises what the coordinator answers."""
+        self.said.append((key, message))
+        await self.client.send(key, message)
+
+    def said_in(self, round_number: int, kind: type) -> Any:
+        """What it said of this kind; None: nothing."""
+        return next((it for key, it in self.said if key.round == round_number and isinstance(it, kind)), None)
+
+    def signed(self, message: Any, **changes: Any) -> Any:
+        """With other fields, and a signature that fits them."""
+        changed = replace(message, **changes)
+        if isinstance(message, SharedKeys):
+            return replace(changed, dealing=signed(changed.dealing, self.credentials.identity_key))
+        return signed(changed, self.credentials.identity_key)
+
+    async def tell(self, message: federation_pb2.MaskAnswer) -> None:
+        """One message as it is; raises what the coordinator answers."""
+        try:
+            await self.client._stub.AnswerMask(message)
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from error
+
+    async def upload(self, header: federation_pb2.MaskedHeader, vector: "Vectors | None" = None) -> None:
+        """As the agent's client uploads, but it checks nothing that it sends. None: the header alone."""
+
+        async def outgoing() -> AsyncIterator[bytes]:
+            yield federation_pb2.UpdatePiece(masked=header).SerializeToString()
+            if vector is not None:
+                content, size = vector.file.read_bytes(), vector.manifest.chunk_bytes
+                for index in range(vector.manifest.chunks):
+                    chunk = common_pb2.Chunk(index=index, data=content[index * size : (index + 1) * size])
+                    yield federation_pb2.UpdatePiece(chunk=chunk).SerializeToString()
+
+        try:
+            await answer_to(self.client._upload_update(), outgoing())
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from error
+
+    @property
+    def at(self) -> Any:
+        """Where its half of the protocol stands; it has all secrets of the attempt."""
+        return self.masking._state
+
+    def key_of_box(self, peer: SiloName, *, to: SiloName) -> Secret:
+        """Of the box from this silo to `peer`, or the other way."""
+        at = self.at
+        assert isinstance(at, silo_machine.Dealt)
+        return box_key(
+            box_private_key(at.opening.root, at.attempt),
+            at.roster.member(peer).box_key,
+            peer=peer,
+            roster=at.roster.digest,
+            sender=self.name if to == peer else peer,
+            receiver=to,
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["PlayedSilo"]:
+        self.journal = RoundJournal(self.folder.journal, updates=self.folder.updates, silo=self.name)
+        observer = SiloObserver(journal=self.journal, metrics=SiloMetrics(CollectorRegistry()), display=self.notes)
+        policy = SiloPolicy(rules=PolicyRules(), silo=self.name)
+        async with mutual_channel(self.credentials) as channel:
+            self.client = Client(
+                channel=channel,
+                credentials=self.credentials,
+                models=ModelCache(self.folder.models, kept=2),
+                agent_version="test",
+                unreachable=observer.unreachable,
+                new_backoff=lambda: Backoff(first_s=0.01, most_s=0.05),
+            )
+            self.client.silo = self
+            self.masking = SiloMasking(
+                journal=MaskingJournal(self.folder.masking, FEDERATION),
+                coordinator=self.client,
+                party=party_of(self.folder, self.credentials, policy),
+            )
+            self.service = AgentService(
+                federation=FEDERATION,
+                coordinator=self.client,
+                journal=self.journal,
+                plans=PlanStore(self.folder.plans),
+                gate=policy,
+                trainer=self.trainer,
+                masking=self.masking,
+                display=self.notes,
+                observer=observer,
+            )
+            run = asyncio.create_task(self.service.run())
+            try:
+                yield self
+            finally:
+                self.service.stop()
+                async with asyncio.timeout(PATIENCE_S):
+                    await asyncio.wait([run])
+                self.journal.close()
+        run.result()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Play:
+    """The plan runs, every silo has said that it is ready or will."""
+
+    at: RunningCoordinator
+    bundle: PlanBundle
+    silos: Mapping[SiloName, PlayedSilo]
+    made: dict[Digest, Wide]
+    """Every model of the plan, also those that the coordinator needs no more."""
+
+    @property
+    def rogue(self) -> PlayedSilo:
+        return self.silos[ROGUE]
+
+    @property
+    def state(self) -> State:
+        return self.at.service._loop.state
+
+    @property
+    def secure(self) -> protocol.State:
+        """Where secure aggregation stands; Idle where it is not open."""
+        state = self.state
+        return state.secure.state if isinstance(state, Masking) and state.secure is not None else protocol.Idle()
+
+    @property
+    def phase(self) -> str:
+        """Of secure aggregation."""
+        return self.secure.phase
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Return when it holds, which is looked at whenever the round machine has moved."""
+        loop, changed = self.at.service._loop, asyncio.Event()
+        loop.on_change.append(changed.set)
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while not holds():
+                    changed.clear()
+                    await changed.wait()
+        except TimeoutError:
+            raise AssertionError(f"not reached; the state is {self.state}, {self.rows()}") from None
+        finally:
+            loop.on_change.remove(changed.set)
+
+    async def deadline(self, phase: str) -> None:
+        """All but the rogue do what this phase of secure aggregation asks of them; then its deadline passes."""
+
+        await self.until(lambda: self.phase == phase and [it for it in SILOS if is_awaited(self.secure, it)] == [ROGUE])
+        await self.pass_deadline()
+
+    def rogue_reveals_first(self) -> None:
+        """The honest silos' shares are enough without the rogue's: for these to be looked at, they must come before."""
+
+        async def later(silo: PlayedSilo, key: RoundKey, message: Any) -> None:
+            if isinstance(message, Reveal) and key.round == 1:
+                await self.until(lambda: self.phase == "unmasking" and not is_awaited(self.secure, ROGUE))
+            await silo.send(key, message)
+
+        for name in HONEST:
+            self.silos[name].attack = later
+
+    async def pass_deadline(self) -> None:
+        deadline = deadline_of(self.state)
+        assert deadline is not None
+        await self.at.service._loop.post(DeadlinePassed(now=deadline, deadline=deadline))
+
+    # --- what came of it
+
+    def rows(self) -> tuple[RoundRow, ...]:
+        return self.at.saved()[1]  # type: ignore[return-value]
+
+    async def closed(self, round_number: int) -> RoundRow:
+        """The last attempt at this round, once it is over for good."""
+        await self.until(lambda: isinstance(self.state, Finished) or round_of(self.state)[0] > round_number)
+        return [row for row in self.rows() if row.round == round_number][-1]
+
+    def row(self, round_number: int, attempt: int) -> RoundRow:
+        (row,) = [row for row in self.rows() if (row.round, row.attempt) == (round_number, attempt)]
+        return row
+
+    def of(self, row: RoundRow, silo: SiloName = ROGUE) -> SiloRow:
+        (found,) = [item for item in row.silos if item.silo == silo]
+        return found
+
+    def dropped(self, outcome: str) -> float:
+        """lorica_dropped_silos_total."""
+        value = self.at.metrics.registry.get_sample_value("lorica_dropped_silos_total", {"outcome": outcome})
+        assert value is not None
+        return value
+
+    def keep_model(self) -> None:
+        course = course_of(self.state)
+        if course is not None and course.model not in self.made:
+            models = self.at.coordinator.models(self.bundle)
+            self.made[course.model] = stored_vector(models, course.model).astype(np.float64)
+
+    def base_of(self, row: RoundRow) -> Digest:
+        """What the round began from."""
+        before = [it.model for it in self.rows() if it.round < row.round and it.outcome == "applied"]
+        return before[-1] if before else next(iter(self.made))
+
+    def step_of(self, row: RoundRow) -> Wide:
+        """What the round added to the model."""
+        return self.made[row.model] - self.made[self.base_of(row)]
+
+    def mean_of(self, row: RoundRow, *silos: SiloName, weights: Mapping[SiloName, float] | None = None) -> Wide:
+        """The weighted mean of these silos' own deltas."""
+        weighs = {silo: (weights or {}).get(silo, weight_of(silo)) for silo in silos}
+        deltas = {silo: delta_of(silo, row.round, self.bundle.layout.parameters) for silo in silos}
+        total: Wide = np.sum([weighs[silo] * deltas[silo].astype(np.float64) for silo in silos], axis=0)
+        return total / sum(weighs.values())
+
+    def check_made_by(self, row: RoundRow, *silos: SiloName) -> None:
+        """The round was applied, and the model is what these silos' deltas give, within the encoding's error."""
+        assert row.outcome == "applied", row
+        assert self.counted(row) == list(silos)
+        assert row.masked is not None
+        assert row.masked.saturated == 0
+        assert abs(row.masked.weight_sum - sum(map(weight_of, silos))) < 1e-4
+        np.testing.assert_allclose(self.step_of(row), self.mean_of(row, *silos), rtol=0, atol=1e-6)
+
+    @asynccontextmanager
+    async def refused(self, error: type[LoricaError]) -> AsyncIterator[None]:
+        """What is sent within is refused with this error, and counted."""
+        counted = self.at.errors(error.__name__)
+        with pytest.raises(error):
+            yield
+        assert self.at.errors(error.__name__) > counted
+
+    def counted(self, row: RoundRow) -> list[SiloName]:
+        """Whose vectors are in the sum."""
+        return [item.silo for item in row.silos if item.outcome == "committed"]
+
+    def check_without_the_rogue(self, row: RoundRow) -> None:
+        """It was not even asked to train."""
+        assert [item.silo for item in row.silos] == list(HONEST)
+
+    def check_nobody_else_was_named(self) -> None:
+        """But the rogue."""
+        for row in self.rows():
+            named = {item.silo for item in row.silos if item.outcome not in ("committed", "training") or item.detail}
+            assert named <= {ROGUE}, row
+
+
+# --- the federation -----------------------------------------------------------------------------------------------
+
+
+def make_rogue_template(root: Path) -> FederationTemplate:
+    """Four enrolled silos, a masked plan of two rounds and a plain one, of a micro T5 that steps by the mean delta."""
+    folder = initialise(root)
+    values = {
+        **PLAN_VALUES,
+        "schedule.min_silos": 3,
+        "schedule.start_when_ready": True,
+        "schedule.masking_deadline_s": 600.0,
+        "evaluation.every": 0,
+        "evaluation.last": False,
+        "aggregation.server_optimizer": "sgd",
+        "aggregation.momentum": 0.0,
+        "aggregation.max_delta_norm": 0.0,
+    }
+    masked = {
+        **values,
+        "aggregation.secure_aggregation": True,
+        "aggregation.first_weight_bound": WEIGHT_CAP,
+    }
+    for name, settings in ((MASKED, masked), (PLAIN, values)):
+        create_plan(
+            Coordinator.load(folder).shelf.plans,
+            name=name,
+            federation=FEDERATION,
+            source=SizedModel("micro"),
+            overrides=settings,
+        )
+
+    async def enrol() -> dict[SiloName, SiloCredentials]:
+        async with running(folder) as coordinator:
+            return {silo: await coordinator.enrolled(silo) for silo in SILOS}
+
+    return FederationTemplate(root, asyncio.run(enrol()))
+
+
+@asynccontextmanager
+async def played(
+    template: FederationTemplate, folder: Path, attack: Attack, *, plan: str = MASKED
+) -> AsyncIterator[Play]:
+    """The federation at work, its rogue with this attack. An attack that fails by itself fails the test."""
+    failures: list[BaseException] = []
+
+    async def watched(silo: PlayedSilo, key: RoundKey, message: Any) -> None:
+        try:
+            await attack(silo, key, message)
+        except (LoricaError, asyncio.CancelledError):
+            raise
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    async with running(template.copy(folder / "coordinator"), offer=plan) as at:
+        silos = {
+            name: PlayedSilo(
+                folder / name,
+                replace(credentials, address=at.address),
+                template.silos,
+            )
+            for name, credentials in template.silos.items()
+        }
+        silos[ROGUE].attack = watched
+        play = Play(at=at, bundle=at.coordinator.shelf.compile(plan), silos=silos, made={})
+        for silo in silos.values():
+            silo.play = play
+        play.keep_model()
+        at.service._loop.on_change.append(play.keep_model)
+        async with AsyncExitStack() as stack:
+            for silo in silos.values():
+                await stack.enter_async_context(silo.running())
+            try:
+                yield play
+            finally:
+                if failures:
+                    raise failures[0]

@@ -1,0 +1,234 @@
+"""What this silo refuses about masks, tensors and plans that nobody approved; the limits are in test_agent_settings.py."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from security.errors import PolicyRefusal
+from security.secure_aggregation.fixed_point import FixedPoint, Ranges
+from security.secure_aggregation.parameters import LEAST_COHORT, Parameters, default_threshold
+from security.secure_aggregation.silo_machine import Demands
+from silo_agent.policy import LEAST_SILOS, PolicyRules, SiloPolicy, update_bytes
+from silo_wire.canonical import digest_of
+from silo_wire.manifest import Layout, TensorSpec, manifest_of
+from silo_wire.plan import Plan, PlanBundle
+from tests.support.federation_peer import SILO, small_bundle, vector_of
+
+PLAIN = small_bundle()
+
+
+def masked(*, min_silos: int = 3, **aggregation: Any) -> PlanBundle:
+    return small_bundle(
+        schedule={"rounds": 3, "min_silos": min_silos}, aggregation={"secure_aggregation": True, **aggregation}
+    )
+
+
+def policy(*, approvals: tuple[str, ...] = (), **rules: object) -> SiloPolicy:
+    return SiloPolicy(rules=PolicyRules.model_validate(rules), silo=SILO, approvals=lambda: approvals)
+
+
+def refusal_of(policy: SiloPolicy, bundle: PlanBundle) -> PolicyRefusal:
+    with pytest.raises(PolicyRefusal) as refusal:
+        policy.check_plan(bundle)
+    return refusal.value
+
+
+# --- masks -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_with_masks_is_allowed_by_default_and_where_masks_are_required() -> None:
+    policy().check_plan(masked())
+    policy(require_secure_aggregation=True).check_plan(masked())
+
+
+def test_attack_plan_that_would_show_the_update_to_a_coordinator_where_masks_are_required() -> None:
+    refusal = refusal_of(policy(require_secure_aggregation=True), PLAIN)
+    assert refusal.rule == "require_secure_aggregation"
+    assert "secure_aggregation = true in the plan" in str(refusal)
+
+
+def test_attack_plain_upload_is_asked_for_under_whatever_plan_where_masks_are_required() -> None:
+    manifest = manifest_of(PLAIN.layout, [vector_of(PLAIN.layout, 1)])
+    demanding = policy(require_secure_aggregation=True)
+    for call in (lambda: demanding.check_upload(manifest), lambda: demanding.check_upload(manifest, masked=False)):
+        with pytest.raises(PolicyRefusal, match="without masks") as refusal:
+            call()
+        assert refusal.value.rule == "require_secure_aggregation"
+    demanding.check_upload(manifest, masked=True)
+    policy().check_upload(manifest)
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_attack_upload_larger_than_may_leave_with_or_without_a_mask(masks: bool) -> None:
+    manifest = manifest_of(PLAIN.layout, [vector_of(PLAIN.layout, 1)])
+    policy(max_upload_bytes=4000).check_upload(manifest, masked=masks)
+    with pytest.raises(PolicyRefusal, match=r"4000 bytes .* allows 3999") as refusal:
+        policy(max_upload_bytes=3999).check_upload(manifest, masked=masks)
+    assert refusal.value.rule == "max_upload_bytes"
+
+
+def test_what_leaves_under_masks_is_the_words_of_fixed_point() -> None:
+    bundle = masked()
+    ranges = Ranges.conservative(sizes=(1000,), largest_delta=(1.0,), largest_weight=1.0)
+    words = FixedPoint.of(cohort=3, ranges=ranges).words
+    assert update_bytes(bundle) == 4 * words
+    assert update_bytes(PLAIN) == 4000
+    assert update_bytes(small_bundle(wire={"update": "bfloat16"})) == 2000
+    policy(max_upload_bytes=4 * words).check_plan(bundle)
+    assert refusal_of(policy(max_upload_bytes=4 * words - 1), bundle).rule == "max_upload_bytes"
+
+
+@pytest.mark.parametrize(
+    ("rule", "least", "plan", "offers"),
+    [
+        ("min_cohort", 4, {}, 3),
+        ("min_cohort", 6, {"min_silos": 5}, 5),
+        ("min_threshold", 4, {}, 3),
+        ("min_threshold", default_threshold(9) + 1, {"min_silos": 9}, default_threshold(9)),
+        ("min_threshold", 6, {"min_silos": 9, "threshold": 5}, 5),
+        ("min_survivors", 5, {"min_silos": 5, "min_survivors": 4}, 4),
+        ("colluders", 1, {"min_silos": 9}, 0),
+        ("colluders", 3, {"min_silos": 9, "colluders": 2, "min_survivors": 4}, 2),
+    ],
+)
+def test_attack_plan_that_promises_less_than_this_silo_demands(
+    rule: str, least: int, plan: dict[str, Any], offers: int
+) -> None:
+    refusal = refusal_of(policy(**{rule: least}), masked(**plan))
+    assert refusal.rule == rule
+    assert f"comes to {offers} in its smallest cohort" in str(refusal)
+    assert f"wants at least {least}" in str(refusal)
+    policy(**{rule: offers}).check_plan(masked(**plan))
+    policy(**{rule: least}).check_plan(small_bundle())  # of masks alone
+
+
+@pytest.mark.parametrize("cohort", range(9, 40))
+def test_a_threshold_left_to_the_cohort_is_never_below_that_of_the_smallest(cohort: int) -> None:
+    """Why the worst case of a plan may be taken at min_silos."""
+    assert default_threshold(cohort) >= default_threshold(9)
+
+
+@pytest.mark.parametrize("rule", ["min_cohort", "min_threshold", "min_survivors"])
+def test_no_policy_goes_below_three(rule: str) -> None:
+    assert LEAST_SILOS == LEAST_COHORT
+    for value in (2, 0, -1, True, "3"):
+        with pytest.raises(ValidationError):
+            policy(**{rule: value})
+
+
+def test_the_rules_go_into_every_roster() -> None:
+    demands = policy(min_cohort=4, min_threshold=5, min_survivors=6, colluders=1).demands()
+    assert demands == Demands(min_cohort=4, min_threshold=5, min_survivors=6, colluders=1)
+    ranges = Ranges.conservative(sizes=(1,), largest_delta=(1.0,), largest_weight=1.0)
+    offered = Parameters(
+        cohort=6, threshold=5, colluders=1, min_survivors=5, fixed_point=FixedPoint.of(cohort=6, ranges=ranges)
+    )
+    with pytest.raises(PolicyRefusal, match="min_survivors of this silo is 6"):
+        demands.check(offered)
+    assert policy().demands() == Demands()
+
+
+# --- tensors -----------------------------------------------------------------------------------------------------------
+
+
+def adapters() -> PlanBundle:
+    """A plan that trains adapters and, less in sight, the embedding and a head."""
+    layout = Layout(
+        "float32",
+        tuple(
+            TensorSpec(name, (4,)) for name in ("block.0.lora_a", "block.0.lora_b", "lm_head.weight", "shared.weight")
+        ),
+    )
+    files = {"config.json": b"{}", "layout.json": layout.to_json()}
+    values = PLAIN.plan.model_dump(mode="json")
+    values["model"] |= {
+        "parameters": layout.parameters,
+        "layout": layout.digest,
+        "files": {name: digest_of(content) for name, content in files.items()},
+    }
+    return PlanBundle(Plan.model_validate(values), files)
+
+
+@pytest.mark.parametrize(
+    "allowed",
+    [
+        ["block.*", "shared.weight", "lm_head.weight"],
+        ["*"],
+        ["block.0.lora_a", "block.0.lora_b", "l*", "shared.weight*"],
+    ],
+)
+def test_tensors_that_are_named_or_begin_as_allowed_may_be_trained(allowed: list[str]) -> None:
+    policy(allowed_tensors=allowed).check_plan(adapters())
+
+
+@pytest.mark.parametrize(
+    ("allowed", "others"),
+    [
+        (["block.*"], "trains lm_head.weight, shared.weight, which"),
+        (["block.*", "shared.weight"], "trains lm_head.weight, which"),
+        (["block.*", "shared.weights", "hared.weight", "lm_head.w"], "trains lm_head.weight, shared.weight, which"),
+        (["w"], "trains block.0.lora_a, block.0.lora_b, lm_head.weight and 1 more, which"),
+    ],
+)
+def test_attack_plan_that_takes_tensors_beside_the_allowed_ones(allowed: list[str], others: str) -> None:
+    refusal = refusal_of(policy(allowed_tensors=allowed), adapters())
+    assert refusal.rule == "allowed_tensors"
+    assert others in str(refusal)
+
+
+@pytest.mark.parametrize("pattern", ["", "a*b", "**", "*a", "a\n", "a" * 501, 7])
+def test_a_pattern_that_would_not_mean_what_it_says_is_refused(pattern: object) -> None:
+    with pytest.raises(ValidationError):
+        policy(allowed_tensors=[pattern])
+    with pytest.raises(ValidationError):
+        policy(allowed_tensors=[])
+
+
+# --- approval ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_waits_for_approval_where_the_silo_asks_for_it() -> None:
+    refusal = refusal_of(policy(approved_plans="ask"), PLAIN)
+    assert refusal.rule == "approved_plans"
+    assert PLAIN.plan.digest in str(refusal)
+    assert "silo-agent plan approve" in str(refusal)
+
+
+def test_an_approval_holds_as_soon_as_it_is_given() -> None:
+    given: list[str] = []
+    asking = SiloPolicy(rules=PolicyRules(approved_plans="ask"), silo=SILO, approvals=lambda: given)
+    assert refusal_of(asking, PLAIN).rule == "approved_plans"
+    given.append(PLAIN.plan.digest)
+    asking.check_plan(PLAIN)
+
+
+def test_attack_changed_plan_under_the_name_of_an_approved_one_waits_for_approval() -> None:
+    asking = policy(approved_plans="ask", approvals=(PLAIN.plan.digest,))
+    asking.check_plan(PLAIN)
+    changed = small_bundle(training={"epochs": 2})
+    assert changed.plan.name == PLAIN.plan.name
+    refusal = refusal_of(asking, changed)
+    assert refusal.rule == "approved_plans"
+    assert changed.plan.digest in str(refusal)
+
+
+def test_a_list_in_silo_toml_is_the_whole_list() -> None:
+    listed = policy(approved_plans=["00" * 32], approvals=(PLAIN.plan.digest,))
+    assert refusal_of(listed, PLAIN).rule == "approved_plans"
+
+
+def test_attack_approval_does_not_lift_any_other_rule() -> None:
+    asking = policy(approved_plans="ask", approvals=(PLAIN.plan.digest,), max_rounds=2, require_secure_aggregation=True)
+    assert [refusal.rule for refusal in asking.objections(PLAIN)] == ["max_rounds", "require_secure_aggregation"]
+
+
+def test_all_that_is_wrong_with_a_plan_is_told_and_approval_last() -> None:
+    strict = policy(
+        approved_plans="ask", max_parameters=999, allowed_tensors=["x"], max_upload_bytes=1, max_rounds=2, max_epochs=1
+    )
+    bundle = small_bundle(training={"epochs": 2})
+    assert [refusal.rule for refusal in strict.objections(bundle)] == [
+        *("max_parameters", "allowed_tensors", "max_upload_bytes", "max_rounds", "max_epochs", "approved_plans")
+    ]
+    assert refusal_of(strict, bundle).rule == "max_parameters"

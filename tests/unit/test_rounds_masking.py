@@ -1,0 +1,451 @@
+"""Masked rounds in the round machine, with real silo machines: what opens, closes, is abandoned, and who is left out."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from coordinator.edges.state_json import STATE_VERSION, state_from_json, state_to_json
+from coordinator.rounds.effects import (
+    Aggregate,
+    DiscardUpdates,
+    MaskedAccepted,
+    OpenMasking,
+    RoundAbandoned,
+    RoundClosed,
+    SiloDropped,
+)
+from coordinator.rounds.events import AggregationFailed, DeadlinePassed, MaskAnswered, PlanStopped, Resumed
+from coordinator.rounds.machine import check_may_send_masked
+from coordinator.rounds.states import (
+    Aggregating,
+    Collecting,
+    Evaluating,
+    Finished,
+    Gathering,
+    Masking,
+    State,
+    Stopped,
+)
+from security.errors import Conflict, WrongTime
+from security.identifiers import SiloName
+from security.secure_aggregation import mask_stream
+from security.secure_aggregation.messages import Complaint, MaskedInput, signed
+from silo_wire.canonical import Digest
+from silo_wire.messages import Mask, Standby, StandbyReason
+from tests.support.masked_rounds import SILOS, D, MaskedRounds
+from tests.support.rounds import (
+    T0,
+    A,
+    B,
+    C,
+    aggregated,
+    committed,
+    declined,
+    mask_answered,
+    masking_opened,
+    ready,
+    started,
+    trained,
+)
+from tests.support.secagg_federation import identity_key
+
+
+def opened(**terms: object) -> MaskedRounds:
+    rounds = MaskedRounds(**terms)
+    rounds.train()
+    rounds.open()
+    return rounds
+
+
+def stored(state: State) -> State:
+    """As a restarted coordinator reads it."""
+    text = state_to_json(state)
+    return state_from_json(version=STATE_VERSION, phase=state.phase, text=text, where="test")
+
+
+# --- from training to the sum
+
+
+def test_masking_opens_among_those_that_have_trained() -> None:
+    rounds = MaskedRounds()
+    rounds.train(A, B, C)
+    assert isinstance(rounds.state, Collecting)
+    assert rounds.order(A) == Standby(StandbyReason.TRAINED)
+    rounds.train(D)
+    assert isinstance(rounds.state, Masking)
+    (command,) = rounds.taken(OpenMasking)
+    assert command == OpenMasking(key=rounds.key, model=rounds.state.course.model, silos=SILOS)
+    assert rounds.order(A) == Standby(StandbyReason.TRAINED)
+
+
+def test_a_late_silo_is_dropped_and_the_others_mask() -> None:
+    rounds = MaskedRounds()
+    rounds.train(A, B, C)
+    deadline = rounds.state.deadline  # type: ignore[union-attr]
+    rounds.happen(DeadlinePassed(now=deadline, deadline=deadline))
+    assert isinstance(rounds.state, Masking)
+    assert rounds.state.silos == (A, B, C)
+    assert [drop.silo for drop in rounds.taken(SiloDropped)] == [D]
+    assert rounds.order(D) == Standby(StandbyReason.NOT_IN_COHORT)
+    rounds.refused(trained(D, rounds.key), WrongTime)
+
+
+def test_below_the_quorum_nothing_is_masked() -> None:
+    rounds = MaskedRounds()
+    rounds.train(A, B)
+    deadline = rounds.state.deadline  # type: ignore[union-attr]
+    rounds.happen(DeadlinePassed(now=deadline, deadline=deadline))
+    assert isinstance(rounds.state, Collecting), "all are ready: the next attempt opens at once"
+    assert rounds.state.attempt == 2
+    assert rounds.taken(OpenMasking) == []
+
+
+def test_a_whole_masked_round_gives_the_sum_of_what_was_encoded() -> None:
+    rounds = opened()
+    rounds.run()
+    assert isinstance(rounds.state, Aggregating)
+    (command,) = rounds.taken(Aggregate)
+    assert command.masked is not None
+    assert command.masked.silos == SILOS
+    total = sum((rounds.silos[name].masked for name in SILOS), start=np.zeros(23, dtype="<u4"))
+    unmask = command.masked.attempt.unmask()
+    unmask.masks.apply(total, 0, mask_stream.Workspace())
+    expected = sum((rounds.silos[name].encoded for name in SILOS), start=np.zeros(23, dtype="<u4"))
+    assert (total == expected).all()
+    accepted = rounds.taken(MaskedAccepted)
+    assert [item.vector.silo for item in accepted] == list(SILOS)
+    assert [item.vector for item in accepted] == list(command.masked.vectors)
+    assert all(len(item.signature) == 64 for item in accepted)
+
+
+def test_the_sum_becomes_the_model_and_the_survivors_score_it() -> None:
+    rounds = opened(evaluate_every=1)
+    rounds.run()
+    rounds.happen(aggregated(rounds.key, silos=()))
+    assert isinstance(rounds.state, Evaluating)
+    assert rounds.state.cohort == SILOS
+    (closed,) = rounds.taken(RoundClosed)
+    assert closed.updates == ()
+    assert rounds.state.course.included == (), "no update of a single silo is known"
+
+
+def test_each_silo_is_asked_for_what_its_phase_needs_and_then_waits() -> None:
+    rounds = opened()
+    for phase in ("advertise keys", "share keys", "masked input", "consistency check", "unmasking"):
+        assert rounds.phase == phase
+        assert all(isinstance(rounds.order(name), Mask) for name in SILOS)
+        rounds.answer(A)
+        assert rounds.order(A) == Standby(StandbyReason.UPDATE_RECEIVED)
+        if phase != "unmasking":
+            rounds.answer(B, C, D)
+    (late,) = rounds.answers_of(D)
+    rounds.answer(B, C)
+    assert isinstance(rounds.state, Aggregating), "three reveals are enough for four silos"
+    before = rounds.state
+    rounds.happen(MaskAnswered(now=T0, key=rounds.key, answer=late))
+    assert rounds.state == before
+    rounds.refused(
+        MaskAnswered(now=T0, key=rounds.key, answer=signed(mask_answered(A).answer, identity_key(A))), WrongTime
+    )
+
+
+def test_each_phase_has_the_deadline_anew() -> None:
+    rounds = opened()
+    for later, phase in enumerate(("share keys", "masked input"), start=1):
+        rounds.now = T0 + 10 * later
+        rounds.until(phase)
+        assert rounds.state.deadline == rounds.now + 30.0  # type: ignore[union-attr]
+
+
+# --- silence, refusal, and what follows
+
+
+def silent(rounds: MaskedRounds, *names: SiloName) -> None:
+    """All but these answer, then the phase's deadline passes."""
+    rounds.answer(*(name for name in SILOS if name not in names and isinstance(rounds.order(name), Mask)))
+    deadline = rounds.state.deadline  # type: ignore[union-attr]
+    rounds.now = deadline
+    rounds.happen(DeadlinePassed(now=deadline, deadline=deadline))
+
+
+@pytest.mark.parametrize("phase", ["advertise keys", "share keys", "masked input", "consistency check", "unmasking"])
+def test_one_silent_silo_does_not_keep_the_others_from_their_sum(phase: str) -> None:
+    rounds = opened(training_deadline_s=600.0)
+    rounds.until(phase)
+    if phase == "unmasking":
+        rounds.answer(A, B, C)
+    else:
+        silent(rounds, D)
+        assert [(drop.silo, drop.outcome) for drop in rounds.taken(SiloDropped)] == [(D, "late")]
+        assert rounds.order(D) == Standby(StandbyReason.NOT_IN_COHORT)
+        rounds.run()
+    assert isinstance(rounds.state, Aggregating)
+    assert rounds.state.masked is not None
+    counted = SILOS if phase in ("consistency check", "unmasking") else (A, B, C)
+    assert rounds.state.masked.silos == counted
+
+
+@pytest.mark.parametrize("phase", ["advertise keys", "share keys", "masked input", "consistency check"])
+def test_too_few_silos_before_a_share_was_asked_for_have_the_round_tried_again(phase: str) -> None:
+    rounds = opened()
+    rounds.until(phase)
+    silent(rounds, C, D)
+    assert isinstance(rounds.state, Collecting)
+    assert (rounds.state.round, rounds.state.attempt) == (1, 2)
+    (abandoned,) = rounds.taken(RoundAbandoned)
+    assert (abandoned.key.round, abandoned.key.attempt) == (1, 1)
+    assert len(rounds.taken(DiscardUpdates)) == 1
+
+
+def test_too_few_shares_end_the_round_for_good_since_silos_answer_for_it_once() -> None:
+    rounds = opened()
+    rounds.until("unmasking")
+    silent(rounds, C, D)
+    assert isinstance(rounds.state, Collecting)
+    assert (rounds.state.round, rounds.state.attempt) == (2, 1)
+    assert rounds.taken(RoundClosed) == []
+
+
+def test_a_plan_whose_last_round_cannot_be_unmasked_is_finished() -> None:
+    rounds = opened(rounds=1)
+    rounds.until("unmasking")
+    silent(rounds, C, D)
+    assert isinstance(rounds.state, Finished)
+
+
+def test_a_silo_that_refuses_is_dropped_with_its_reason_and_the_others_go_on() -> None:
+    rounds = opened()
+    rounds.until("share keys")
+    rounds.happen(declined(D, rounds.key))
+    (dropped,) = rounds.taken(SiloDropped)
+    assert (dropped.silo, dropped.outcome) == (D, "declined")
+    rounds.run()
+    assert rounds.state.masked.silos == (A, B, C)  # type: ignore[union-attr]
+    assert rounds.state.course.barred == ()  # type: ignore[union-attr]
+
+
+def test_a_silo_that_refuses_before_masking_opens_is_not_waited_for() -> None:
+    rounds = MaskedRounds()
+    rounds.train()
+    rounds.happen(declined(D, rounds.key))
+    rounds.open(SILOS)
+    assert not isinstance(rounds.order(D), Mask)
+    rounds.run()
+    assert rounds.state.masked.silos == (A, B, C)  # type: ignore[union-attr]
+
+
+def test_terms_that_do_not_hold_for_the_cohort_abandon_the_attempt_with_their_reason() -> None:
+    rounds = MaskedRounds()
+    rounds.train()
+    rounds.open(colluders=3)
+    (abandoned,) = rounds.taken(RoundAbandoned)
+    assert "colluders" in abandoned.reason
+
+
+# --- a malicious silo is left out by name
+
+
+def forged(rounds: MaskedRounds, name: SiloName) -> None:
+    """What `name` would send now, signed by a key that is not its own."""
+    for answer in rounds.answers_of(name):
+        rounds.happen(MaskAnswered(now=rounds.now, key=rounds.key, answer=signed(answer, identity_key("mallory"))))
+
+
+def test_a_silo_with_a_false_signature_is_left_out_of_this_round_and_the_next() -> None:
+    rounds = opened()
+    rounds.until("masked input")
+    forged(rounds, D)
+    (dropped,) = rounds.taken(SiloDropped)
+    assert (dropped.silo, dropped.outcome) == (D, "refused")
+    assert dropped.detail.startswith("bad signature")
+    rounds.run()
+    rounds.happen(aggregated(rounds.key, silos=()))
+    assert isinstance(rounds.state, Collecting), "the next round does not wait for it"
+    assert (rounds.state.round, rounds.state.cohort) == (2, (A, B, C))
+
+
+def disputed(rounds: MaskedRounds, accuser: SiloName, dealer: SiloName) -> None:
+    """The box opens by no key that the accuser could show: it says so, and whether it is true nobody can tell."""
+    rounds.train(*rounds.state.cohort)  # type: ignore[union-attr]
+    rounds.open()
+    rounds.until("masked input")
+    roster = rounds.state.secure.state.roster  # type: ignore[union-attr]
+    complaint = Complaint(roster=roster.digest, silo=accuser, dealer=dealer, key=bytes(32))
+    rounds.happen(MaskAnswered(now=T0, key=rounds.key, answer=signed(complaint, identity_key(accuser))))
+    dropped = {drop.silo: drop.detail for drop in rounds.taken(SiloDropped)}
+    assert set(dropped) == {accuser, dealer}
+    assert all(detail.startswith("disputed") for detail in dropped.values())
+
+
+@pytest.mark.parametrize("accuses", [True, False], ids=["false complaints", "boxes that do not open"])
+def test_a_silo_cannot_stop_the_round_for_ever_by_spoiling_each_attempt(accuses: bool) -> None:
+    """Of each dispute one is left out, and who is in all of them, as soon as there are two."""
+    rounds = MaskedRounds()
+    disputed(rounds, *((D, A) if accuses else (A, D)))
+    assert isinstance(rounds.state, Collecting)
+    if not accuses:
+        assert rounds.state.cohort == (B, C, D)
+        disputed(rounds, B, D)
+    assert isinstance(rounds.state, Collecting)
+    assert (rounds.state.round, rounds.state.cohort) == (1, (A, B, C))
+    rounds.train(A, B, C)
+    rounds.open()
+    rounds.run()
+    rounds.happen(aggregated(rounds.key, silos=()))
+    assert (rounds.state.round, rounds.state.cohort) == (2, (A, B, C)), "nor is it in the next round"
+    assert rounds.state.course.barred_in(3) == frozenset()
+
+
+def test_who_is_left_out_is_waited_for_until_the_operator_says_otherwise() -> None:
+    """Three silos are needed, and of three none can be left out."""
+    rounds = opened(training_deadline_s=600.0)
+    rounds.happen(declined(C, rounds.key))
+    rounds.until("masked input")
+    forged(rounds, D)
+    rounds.run()
+    assert isinstance(rounds.state, Gathering)
+    rounds.happen(ready(C))
+    assert isinstance(rounds.state, Collecting)
+    assert rounds.state.cohort == (A, B, C)
+    rounds.happen(declined(A, rounds.key))
+    assert isinstance(rounds.state, Gathering)
+    rounds.happen(replace(started(), terms=rounds.state.course.terms))
+    assert isinstance(rounds.state, Gathering)
+    assert rounds.state.course.barred_in(1) == frozenset(), "the operator's word lifts it"
+    rounds.happen(ready(A))
+    assert isinstance(rounds.state, Collecting)
+    assert rounds.state.cohort == SILOS
+
+
+def test_a_silo_that_declines_after_it_was_caught_stays_on_record_for_what_it_did() -> None:
+    rounds = opened()
+    rounds.until("masked input")
+    forged(rounds, D)
+    rounds.happen(declined(D, rounds.key))
+    assert [(drop.silo, drop.outcome) for drop in rounds.taken(SiloDropped)] == [(D, "refused")]
+    assert D not in rounds.state.course.ready  # type: ignore[union-attr]
+
+
+def test_an_update_in_the_clear_is_not_taken_where_masks_were_agreed() -> None:
+    rounds = MaskedRounds()
+    rounds.refused(committed(A, rounds.key), WrongTime)
+    rounds.train()
+    rounds.refused(committed(A, rounds.key), WrongTime)
+
+
+def test_a_second_and_different_answer_is_refused_and_the_first_counts() -> None:
+    rounds = opened()
+    (keys,) = rounds.answers_of(A)
+    rounds.happen(MaskAnswered(now=T0, key=rounds.key, answer=keys))
+    other = signed(replace(keys, mask_key=bytes(31) + b"\x09"), identity_key(A))
+    rounds.refused(MaskAnswered(now=T0, key=rounds.key, answer=other), Conflict)
+
+
+def test_a_vector_is_awaited_in_its_phase_alone() -> None:
+    rounds = opened()
+    with pytest.raises(WrongTime):
+        check_may_send_masked(rounds.state, rounds.key, A)
+    rounds.until("masked input")
+    secure = check_may_send_masked(rounds.state, rounds.key, A)
+    assert secure.words == 23
+    (announced,) = rounds.answers_of(A)
+    assert isinstance(announced, MaskedInput)
+    assert secure.would_take(announced)
+    assert not secure.would_take(replace(announced, signature=bytes(64)))
+    rounds.happen(MaskAnswered(now=T0, key=rounds.key, answer=announced))
+    with pytest.raises(WrongTime):
+        check_may_send_masked(rounds.state, rounds.key, A)
+
+
+# --- stop, restart
+
+
+@pytest.mark.parametrize("phase", ["advertise keys", "share keys", "masked input", "consistency check", "unmasking"])
+def test_a_restarted_coordinator_goes_on_where_it_was(phase: str) -> None:
+    rounds = opened()
+    rounds.until(phase)
+    rounds.answer(B)
+    orders = {name: rounds.order(name) for name in SILOS if isinstance(rounds.order(name), Mask)}
+    rounds.state = stored(rounds.state)
+    rounds.happen(Resumed(now=T0, population=frozenset(SILOS)))
+    rounds.happen(*(ready(name) for name in SILOS))
+    assert rounds.phase == phase
+    assert {name: rounds.order(name) for name in orders} == orders, "the very same is asked again"
+    rounds.run()
+    assert rounds.state.masked.silos == SILOS  # type: ignore[union-attr]
+
+
+def test_a_coordinator_that_was_restarted_before_the_opening_opens_it() -> None:
+    rounds = MaskedRounds()
+    rounds.train()
+    rounds.effects.clear()
+    rounds.state = stored(rounds.state)
+    rounds.happen(Resumed(now=T0, population=frozenset(SILOS)))
+    assert len(rounds.taken(OpenMasking)) == 1
+    rounds.open()
+    rounds.refused(masking_opened(rounds.key, silos=SILOS), WrongTime)
+
+
+def test_a_coordinator_that_was_restarted_while_it_unmasked_unmasks_again() -> None:
+    rounds = opened()
+    rounds.run()
+    (command,) = rounds.taken(Aggregate)
+    rounds.state = stored(rounds.state)
+    rounds.happen(Resumed(now=T0, population=frozenset(SILOS)))
+    (again,) = rounds.taken(Aggregate)
+    assert again == command
+    words = [np.zeros(23, dtype="<u4") for _ in range(2)]
+    for of, total in zip((command, again), words, strict=True):
+        of.masked.attempt.unmask().masks.apply(total, 0, mask_stream.Workspace())
+    assert (words[0] == words[1]).all()
+
+
+@pytest.mark.parametrize(("phase", "following"), [("masked input", (1, 2)), ("unmasking", (2, 1))])
+def test_a_stop_ends_the_attempt_and_the_next_start_goes_on(phase: str, following: tuple[int, int]) -> None:
+    rounds = opened()
+    rounds.until(phase)
+    rounds.happen(PlanStopped(now=T0))
+    assert isinstance(rounds.state, Stopped)
+    assert (rounds.state.opening.round, rounds.state.opening.attempt) == following
+    rounds.happen(replace(started(), terms=rounds.state.course.terms))
+    assert isinstance(rounds.state, Collecting)
+
+
+def test_a_stop_while_the_sum_is_unmasked_keeps_it_for_the_start() -> None:
+    rounds = opened()
+    rounds.run()
+    (command,) = rounds.taken(Aggregate)
+    rounds.happen(PlanStopped(now=T0))
+    rounds.state = stored(rounds.state)
+    rounds.happen(replace(started(), terms=rounds.state.course.terms))  # type: ignore[union-attr]
+    assert isinstance(rounds.state, Aggregating)
+    assert rounds.taken(Aggregate) == [command]
+
+
+def test_a_vector_that_was_damaged_after_it_was_counted_costs_the_round() -> None:
+    """All vectors of the survivors are needed, and none of them reveals its shares a second time for this round."""
+    rounds = opened()
+    rounds.run()
+    rounds.happen(AggregationFailed(now=T0, key=rounds.key, silo=B, reason="spool is damaged"))
+    assert isinstance(rounds.state, Collecting)
+    assert (rounds.state.round, rounds.state.attempt) == (2, 1)
+    assert [(drop.silo, drop.outcome) for drop in rounds.taken(SiloDropped)] == [(B, "refused")]
+
+
+def test_a_sum_that_cannot_be_used_costs_the_round_and_blames_nobody() -> None:
+    rounds = opened()
+    rounds.run()
+    rounds.happen(AggregationFailed(now=T0, key=rounds.key, silo=None, reason="out of float32's range"))
+    assert isinstance(rounds.state, Collecting)
+    assert (rounds.state.round, rounds.state.attempt) == (2, 1)
+    assert rounds.taken(SiloDropped) == []
+    assert rounds.state.course.barred == ()
+
+
+def test_nothing_of_the_protocols_state_is_written_twice() -> None:
+    rounds = opened()
+    rounds.until("unmasking")
+    text = state_to_json(rounds.state)
+    assert '"held":null' in text
+    assert Digest(rounds.state.course.model) in text  # type: ignore[union-attr]
