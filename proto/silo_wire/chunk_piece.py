@@ -1,6 +1,6 @@
 """The pieces of a transfer as bytes: protobuf's own encoding of `ModelPiece` and `UpdatePiece`, without protobuf's copies.
 
-Nearly all that crosses the wire is chunks of 2 MiB, and protobuf's library copies each twice on either side. Both
+Nearly all that crosses the wire is chunks of 1 MiB, and protobuf's library copies each twice on either side. Both
 messages are a oneof of headers and `chunk` = 2, and a Chunk is `index` = 1 and `data` = 2 (federation.proto,
 common.proto), so one small reader and writer serve both. What the reader does not take for a chunk in its one shortest
 form goes to protobuf, which has the last word.

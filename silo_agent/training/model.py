@@ -6,6 +6,7 @@ every T5's output layer to its embedding, also v1.1's, so a layout that lists bo
 """
 
 import json
+import math
 import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
@@ -194,7 +195,8 @@ def load_vector(parameters: BoundParameters, vector: VectorReader) -> None:
             vector.read([memory[: end - begin]])
             values = [part for _, _, part in parameters.beside(memory[: end - begin], begin)]
         for (spec, tensor), part in zip(slices, values, strict=True):
-            if not np.isfinite(part).all():
+            # A value that is not finite makes the sum of squares so, and that sum is far quicker; finite ones may overflow it.
+            if not math.isfinite(np.dot(part, part)) and not np.isfinite(part).all():
                 raise MalformedMessage(f"round model tensor {spec.name} has values that are not finite")
             if not on_cpu:
                 with torch.no_grad():
