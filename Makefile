@@ -40,10 +40,17 @@ bench-large: OUT = bench-large.json
 bench-large: $(INSTALLED) ## One round of a T5-3B in bfloat16 with one silo; needs 16 GB of memory, 70 GB of disk at WORK=DIR
 	@$(BIN)/lorica bench --out '$(OUT)' --silos 1 --parameters 2851598336 --rounds 1 --wire bfloat16 $(if $(WORK),--work '$(WORK)')
 
+.PHONY: bench-secagg
+bench-secagg: OUT = bench-secagg.json
+bench-secagg: $(INSTALLED) ## Measure secure aggregation; SILOS='3 8 16 32' PARAMETERS=222903552 ROUNDS=2, 0 for the masks alone, PEER=flwr OUT=FILE
+	@$(BIN)/lorica bench-secagg --out '$(OUT)' $(foreach n,$(SILOS),--silos $(n)) $(foreach n,$(PARAMETERS),--parameters $(n)) \
+		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(PEER),--peer $(PEER)) $(if $(WORK),--work '$(WORK)')
+
 .PHONY: soak
 soak: OUT = soak-out
-soak: $(INSTALLED) ## Kill processes at random through a whole plan, compare with an undisturbed one; SEED= ROUNDS=30 SILOS=5 OUT=DIR
-	@$(BIN)/lorica soak --out '$(OUT)' $(if $(SEED),--seed $(SEED)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SILOS),--silos $(SILOS))
+soak: $(INSTALLED) ## Kill processes at random through a whole plan, compare with an undisturbed one; SEED= ROUNDS=30 SILOS=5 OUT=DIR, SECURE=1 masked
+	@$(BIN)/lorica soak --out '$(OUT)' $(if $(SEED),--seed $(SEED)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SILOS),--silos $(SILOS)) \
+		$(if $(filter-out 0,$(SECURE)),--secure)
 
 .PHONY: test
 test: $(INSTALLED) ## Run the test suite; ARGS='-k name' narrows it

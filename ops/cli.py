@@ -100,19 +100,53 @@ def bench(
 
 
 @app.command()
+def bench_secagg(
+    silos: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=3, help="Number of silos; repeatable. Default: 3, 8, 16, 32, the latter two without whole rounds."
+        ),
+    ] = None,
+    parameters: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=2_000_000, help="Parameters of the model; repeatable. Default: T5-base; with a peer 2 M, 25 M."
+        ),
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(min=0, help="Whole rounds that count, after one that does not; 0: the masks alone.")
+    ] = 2,
+    peer: Annotated[str, typer.Option(help="Also run flwr's SecAgg+, from PyPI; with 3 silos unless --silos.")] = "",
+    out: Annotated[Path | None, typer.Option(help="JSON file for the figures.")] = None,
+    work: Annotated[Path, typer.Option(help="Folder for models, vectors and peers' environments.")] = Path(".bench"),
+) -> None:
+    """Measure secure aggregation: what masks cost a silo and the coordinator, alone and in whole rounds."""
+    from ops.bench import private_loopback
+    from ops.bench.masked.run import choice, install_peer, run_bench_secagg
+
+    chosen = choice(silos=silos, parameters=parameters, rounds=rounds, peer=peer or None, work=work.absolute(), out=out)
+    console = Console()
+    install_peer(chosen, console)
+    if not private_loopback.enter() and rounds:
+        console.print("Without root, bytes on the wire are those of all traffic on loopback: let nothing else run.")
+    run_bench_secagg(chosen, console)
+
+
+@app.command()
 def soak(
     seed: Annotated[
         int | None, typer.Option(min=0, help="Of who is killed when; drawn, and printed, without it.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of the plan.")] = 30,
     silos: Annotated[int, typer.Option(min=1, help="Silos; all of them are the quorum.")] = 5,
+    secure: Annotated[bool, typer.Option("--secure", help="Under secure aggregation.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for everything the soak leaves.")] = Path("soak-out"),
 ) -> None:
     """Kill a process at random every few seconds through a whole plan, and show that nothing is different by that."""
     from ops.soak.run import run_soak
 
     chosen = secrets.randbelow(1 << 32) if seed is None else seed
-    run_soak(out, seed=chosen, rounds=rounds, silos=silos, console=Console())
+    run_soak(out, seed=chosen, rounds=rounds, silos=silos, secure=secure, console=Console())
 
 
 if __name__ == "__main__":

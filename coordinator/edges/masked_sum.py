@@ -1,8 +1,8 @@
 """The mean delta of masked vectors: their sum mod 2^32, unmasked and decoded, piece by piece.
 
 What is added is the spool of each survivor and the mask streams that the protocol gave. Sums mod 2^32 do not depend on their
-order, so the streams and spools are dealt out to as many threads as there are cores, and each makes a part of every piece;
-AES, numpy and the reading of files let go of the interpreter. What the parts come to is the very same sum.
+order, so the streams and spools are dealt out to as many threads as there are cores, the caller's among them, and each makes a
+part of every piece; AES, numpy and the reading of files let go of the interpreter. What the parts come to is the very same sum.
 
 Memory is a few pieces for each thread, whatever the size of the model and the number of silos.
 """
@@ -103,10 +103,13 @@ class MeanReader:
         self._parts: list[Generator[SlabBuffer, None, None]] = []
         self._pools: list[SlabBuffers] = []
         with ExitStack() as opened:
-            for spools, masks in _dealt(vectors, min(cores, MOST_THREADS)):
+            dealt = list(_dealt(vectors, min(cores, MOST_THREADS)))
+            for spools, masks in dealt:
                 readers = [opened.enter_context(closing(SpoolReader(*spool))) for spool in spools]
                 pool = SlabBuffers(2, longest * _WORD, torch.device("cpu"))
-                part = ahead(_part(pieces, readers, masks, pool), pool.close)
+                part = _part(pieces, readers, masks, pool)
+                if len(self._parts) + 1 < len(dealt):  # the last one is for the thread that reads the mean
+                    part = ahead(part, pool.close)
                 self._parts.append(opened.enter_context(closing(part)))
                 self._pools.append(pool)
             self._opened = opened.pop_all()
@@ -164,15 +167,17 @@ def _part(
     """What one thread's spools and streams come to, piece by piece."""
     workspace = mask_stream.Workspace()
     memory: Words = np.empty(max(last - first for first, last in pieces), dtype="<u4")
-    opened = masks.opened(0, pieces[-1][1], workspace)
     try:
+        opened = masks.opened(0, pieces[-1][1], workspace)
         for first, last in pieces:
             buffer = pool.take()
             total, more = _words(buffer, last - first), memory[: last - first]
-            total.fill(0)
-            for reader in readers:
-                reader.read_into(more.view(np.uint8).data)
-                np.add(total, more, out=total)
+            if not readers:
+                total.fill(0)
+            for index, reader in enumerate(readers):
+                reader.read_into((more if index else total).view(np.uint8).data)
+                if index:
+                    np.add(total, more, out=total)
             opened.apply(total)
             yield buffer
     finally:

@@ -22,8 +22,8 @@ from silo_wire.manifest import Dtype
 
 SILOS = (2, 4, 8)
 PARAMETERS = (25_000_000, 50_000_000, T5_BASE_PARAMETERS)
-_BYTES_PER_PARAMETER = 20
-_BYTES_PER_PARAMETER_AND_SILO = 16
+BYTES_PER_PARAMETER = 20
+BYTES_PER_PARAMETER_AND_SILO = 16
 """On disk, at most: the plan's model, those kept and one to write over; models kept, update and residuals of a silo, its spool.
 A first round alone writes nothing twice and needs two thirds."""
 
@@ -62,7 +62,7 @@ def run_bench(choice: Choice, console: Console) -> list[Figures]:
     for parameters in choice.parameters:
         for silos in choice.silos:
             here = _measure(choice, silos=silos, parameters=parameters, console=console)
-            console.print(_table(here))
+            console.print(table_of(here))
             results += here
             if choice.out is not None:  # after each, so that a run that is cut short leaves what it has
                 choice.out.write_text(json.dumps([one.to_json() for one in results], indent=1) + "\n")
@@ -73,15 +73,15 @@ def _measure(choice: Choice, *, silos: int, parameters: int, console: Console) -
     what = f"{silos} silos, {parameters / 1e6:.1f} M parameters, {choice.rounds} rounds" + (
         " and one to warm up" if choice.rounds > 1 else ""
     )
-    needed = parameters * (_BYTES_PER_PARAMETER + silos * _BYTES_PER_PARAMETER_AND_SILO)
-    place = _folder(choice.work, "lorica", needed=needed if choice.rounds > 1 else needed * 2 // 3)
+    needed = parameters * (BYTES_PER_PARAMETER + silos * BYTES_PER_PARAMETER_AND_SILO)
+    place = empty_folder(choice.work, "lorica", needed=needed if choice.rounds > 1 else needed * 2 // 3)
     with console.status(f"lorica: {what}"):
         run = run_lorica(place, silos=silos, parameters=parameters, rounds=choice.rounds, wire=choice.wire)
     shutil.rmtree(place)
     found = [figures(run)]
     if choice.peer is not None:
         peer, venv = PEERS[choice.peer], _venv(choice, choice.peer)
-        place = _folder(choice.work, choice.peer, needed=0)
+        place = empty_folder(choice.work, choice.peer, needed=0)
         with console.status(f"{choice.peer}: {what}"):
             theirs = peer.run(venv=venv, work=place, silos=silos, parameters=run.parameters, rounds=choice.rounds)
         shutil.rmtree(place)
@@ -93,7 +93,7 @@ def _venv(choice: Choice, peer: str) -> Path:
     return choice.work / "venvs" / peer
 
 
-def _folder(work: Path, name: str, *, needed: int) -> Path:
+def empty_folder(work: Path, name: str, *, needed: int) -> Path:
     """An empty folder; what an earlier run left in it goes."""
     place = work / name
     try:
@@ -109,7 +109,8 @@ def _folder(work: Path, name: str, *, needed: int) -> Path:
     return place
 
 
-def _table(found: Sequence[Figures]) -> Table:
+def table_of(found: Sequence[Figures]) -> Table:
+    """Of one size; below the first system's figures those of the others, and what they are as multiples of its own."""
     first = found[0]
     table = Table(
         title=f"{first.silos} silos, {first.parameters:,} parameters: medians of {first.rounds} rounds",

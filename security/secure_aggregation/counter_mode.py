@@ -31,7 +31,7 @@ def by_ctr(key: Buffer, counter: int) -> CipherContext:
 
 def gcm_reaches(counter: int, blocks: int) -> bool:
     """Whether `blocks` blocks from `counter` on can be had by GCM."""
-    return blocks <= _MOST_BLOCKS - counter % _LOW and counter + blocks < 1 << COUNTER_BITS
+    return blocks <= min(_MOST_BLOCKS, _LOW - counter % _LOW) and counter + blocks <= 1 << COUNTER_BITS
 
 
 class Nonces:

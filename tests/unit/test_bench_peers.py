@@ -118,7 +118,7 @@ def test_what_runs_inside_a_peer_imports_nothing_of_lorica() -> None:
         words = [line.split()[1] for line in file.read_text().splitlines() if line.startswith(("import ", "from "))]
         assert {word.split(".")[0] for word in words} <= {
             *("", "flwr", "nvflare", "numpy"),
-            *("json", "os", "pathlib", "collections", "typing"),
+            *("json", "os", "pathlib", "collections", "time", "typing"),
         }, file
     done = subprocess.run(
         [sys.executable, "-c", code.replace("constant_app", "app")],

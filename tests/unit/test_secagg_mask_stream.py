@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from security.errors import StateError
 from security.identifiers import SiloName
 from security.secure_aggregation import silo_machine as silo
-from security.secure_aggregation.mask_stream import BLOCK_WORDS, KeyStream, MaskSum, Workspace
+from security.secure_aggregation.mask_stream import BLOCK_WORDS, LONG_WORDS, KeyStream, MaskSum, Workspace
 from security.secure_aggregation.secret import Secret
 from tests.support.secagg_federation import Federation, attempt, entropy
 
@@ -41,6 +41,26 @@ def test_any_stretch_of_the_stream_can_be_had_alone(start: int) -> None:
     assert np.array_equal(words(stream(), 1000, start), whole[start:])
 
 
+@pytest.mark.parametrize(
+    "start", [0, 3, 4, LONG_WORDS, (1 << 34) - LONG_WORDS - 5, (1 << 34) - 9, 1 << 34, (1 << 36) + 1]
+)
+def test_a_long_stretch_is_what_its_short_pieces_are(start: int) -> None:
+    """A long one comes by another way, and where that ends by the plain one; 2^34 words are where GCM's counter runs over."""
+    count = LONG_WORDS + 77
+    pieces = [words(stream(), min(10_000, count - at), start + at) for at in range(0, count, 10_000)]
+    assert np.array_equal(words(stream(), count, start), np.concatenate(pieces))
+
+
+def test_an_opened_sum_goes_on_where_it_was_left() -> None:
+    masks = MaskSum(added=(stream("a"), stream("b")), subtracted=(stream("c"),))
+    whole, parts = np.zeros(LONG_WORDS + 1000, dtype="<u4"), np.zeros(LONG_WORDS + 1000, dtype="<u4")
+    masks.apply(whole, 7, Workspace())
+    opened = masks.opened(7, len(parts), Workspace())
+    for first, last in ((0, 1), (1, 1000), (1000, 1000), (1000, LONG_WORDS + 1), (LONG_WORDS + 1, len(parts))):
+        opened.apply(parts[first:last])
+    assert np.array_equal(parts, whole)
+
+
 def test_a_sum_of_streams_adds_and_subtracts_mod_2_to_the_32() -> None:
     count = 2 * BLOCK_WORDS + 17
     masks = MaskSum(added=(stream("a"), stream("b")), subtracted=(stream("c"),))
@@ -62,8 +82,10 @@ def test_an_erased_stream_gives_nothing() -> None:
     workspace = Workspace()
     stream("a").words_into(np.zeros(4, dtype="<u4"), 0, workspace)
     workspace.words[:] = 1
+    nonces = workspace.nonces(Secret(entropy("stream")))
     workspace.erase()
     assert not workspace.words.any()
+    assert not any(nonces._lines)
 
 
 # --- masks mask: fixed keys, so that a statistic is what it is, every time -------------------------------------------

@@ -23,19 +23,23 @@ from ops.demo.run import free_ports
 
 APP = "constant_app"
 HOST = "127.0.0.1"
+COSTS = "costs"
+"""File in a run's folder in which the application notes what it measures itself."""
 _SUPEREXEC = ("flwr.supercore.cli", "flwr.supercore.superexec.run_superexec")
 _SUPERLINK = ("flwr.superlink.cli", "flwr.superlink.main")
-_SERVERAPP = ("flwr.superlink.cli.flwr_serverapp", "flwr.superlink.runtime.run_serverapp", f"{APP}.flwr_server")
+_SERVERAPP = ("flwr.superlink.cli.flwr_serverapp", "flwr.superlink.runtime.run_serverapp")
 _SUPERNODE = ("flwr.supernode.cli", "flwr.supernode.main")
-_CLIENTAPP = ("flwr.supernode.cli.flwr_clientapp", "flwr.supernode.runtime.run_clientapp", f"{APP}.flwr_client")
+_CLIENTAPP = ("flwr.supernode.cli.flwr_clientapp", "flwr.supernode.runtime.run_clientapp")
 
 
 @dataclass(frozen=True, slots=True)
 class Flwr:
-    """flwr from PyPI, its open-source programs alone."""
+    """flwr from PyPI, its open-source programs alone. `server` and `client` are modules of ops/bench/peers/app."""
 
     name: str = "flwr"
     version: str = "1.42.0"
+    server: str = "flwr_server"
+    client: str = "flwr_client"
 
     def install(self, venv: Path) -> None:
         package = f"flwr=={self.version}"
@@ -57,7 +61,7 @@ class Flwr:
             FLWR_DISABLE_UPDATE_CHECK="1",
         )
         certificates = write_certificates(work / "tls")
-        app = _write_app(work)
+        app = _write_app(work, server=self.server, client=self.client)
         port, *runtime_ports = free_ports(1 + silos)
         link = f"{HOST}:{port}"
         (work / "home").mkdir()
@@ -96,7 +100,7 @@ class Flwr:
                         folder=work,
                     )
                 )
-            config = {"marks": f'"{marks.path}"', "layout": f'"{work / "layout.json"}"'}
+            config = {"marks": f'"{marks.path}"', "layout": f'"{work / "layout.json"}"', "costs": f'"{work / COSTS}"'}
             config |= {"silos": str(silos), "rounds": str(rounds + 1)}
             words = " ".join(f"{name}={value}" for name, value in config.items())
             run(["flwr", "run", app, "bench", "--run-config", words], env=env, folder=work)
@@ -107,15 +111,17 @@ class Flwr:
             silos=silos,
             parameters=parameters,
             readings=readings,
-            coordinator_imports_bytes=_imports(venv, app, env, _SUPERLINK, _SUPEREXEC, _SERVERAPP),
-            agent_imports_bytes=_imports(venv, app, env, _SUPERNODE, _SUPEREXEC, _CLIENTAPP),
+            coordinator_imports_bytes=_imports(
+                venv, app, env, _SUPERLINK, _SUPEREXEC, (*_SERVERAPP, f"{APP}.{self.server}")
+            ),
+            agent_imports_bytes=_imports(venv, app, env, _SUPERNODE, _SUPEREXEC, (*_CLIENTAPP, f"{APP}.{self.client}")),
         )
 
     def _requirements(self, venv: Path) -> list[str]:
         return list(virtual_environment.requirements(venv, "flwr"))
 
 
-def _write_app(work: Path) -> Path:
+def _write_app(work: Path, *, server: str, client: str) -> Path:
     """A Flower app's folder: the package that both sides load, and the file that names its entry points."""
     folder = work / "app"
     folder.mkdir()
@@ -132,12 +138,13 @@ dependencies = []
 publisher = "lorica"
 
 [tool.flwr.app.components]
-serverapp = "{APP}.flwr_server:app"
-clientapp = "{APP}.flwr_client:app"
+serverapp = "{APP}.{server}:app"
+clientapp = "{APP}.{client}:app"
 
 [tool.flwr.app.config]
 marks = ""
 layout = ""
+costs = ""
 silos = 0
 rounds = 0
 """

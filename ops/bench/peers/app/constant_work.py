@@ -53,6 +53,22 @@ def difference(layout: Sequence[Tensor], tensors: Iterable[Vector], rounds: int)
     return "" if compared == len(layout) else f"{compared} of {len(layout)} tensors came out"
 
 
+def relative_error(layout: Sequence[Tensor], tensors: Iterable[Vector], rounds: int) -> float:
+    """L2 norm of what these are off by, beside that of the growth by `rounds` in every value."""
+    off = size = 0.0
+    for (_, start), now in zip(initial(layout), tensors, strict=True):
+        wrong = now.astype(np.float64) - start - rounds
+        off += float(np.square(wrong).sum())
+        size += wrong.size * float(rounds) ** 2
+    return float(np.sqrt(off / size))
+
+
+def note(costs: str | Path, name: str, value: float) -> None:
+    """One line of a file that is read in the end."""
+    with open(costs, "a", encoding="utf-8") as file:
+        file.write(f"{name} {value}\n")
+
+
 def mark(marks: str | Path, *words: object) -> None:
     """One line to whoever measures, with this process's id: it is read as it is written."""
     line = " ".join(str(word).replace("\n", " ") for word in (os.getpid(), *words))

@@ -1,0 +1,119 @@
+"""One attempt of secure aggregation in memory, by the state machines that silos and coordinator run; messages arrive at once."""
+
+import secrets
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from security.errors import StateError
+from security.identifiers import FederationName, SiloName
+from security.secure_aggregation import coordinator_machine, silo_machine
+from security.secure_aggregation.attempt import ATTEMPT_ID_BYTES, Attempt
+from security.secure_aggregation.coordinator_machine import Unmask
+from security.secure_aggregation.key_agreement import ROOT_BYTES
+from security.secure_aggregation.messages import Identities
+from security.secure_aggregation.parameters import Terms
+from security.secure_aggregation.secret import Secret
+from security.secure_aggregation.silo_machine import MaskVector
+from security.secure_aggregation.silo_memory import SiloMemory
+from security.secure_aggregation.transcript import DIGEST_BYTES
+
+FEDERATION = FederationName("bench")
+
+
+class AttemptInMemory:
+    """Silos `names` have shared keys; `works` has what each is to encode and mask with. Fresh keys each time."""
+
+    def __init__(self, names: Iterable[SiloName], terms: Terms) -> None:
+        keys = {name: Ed25519PrivateKey.generate() for name in names}
+        self._identities: Identities = {name: key.public_key() for name, key in keys.items()}
+        self._parties = {
+            name: silo_machine.Party(federation=FEDERATION, silo=name, identity_key=key, pinned=self._identities)
+            for name, key in keys.items()
+        }
+        attempt = Attempt(
+            federation=FEDERATION,
+            plan=bytes(DIGEST_BYTES),
+            round=2,
+            number=1,
+            id=secrets.token_bytes(ATTEMPT_ID_BYTES),
+        )
+        states = _States(coordinator_machine.Idle(), dict.fromkeys(keys, silo_machine.Resting(SiloMemory())))
+        self._tell(
+            states,
+            ("", coordinator_machine.OpenAttempt(attempt=attempt, terms=terms, invited=tuple(keys))),
+            *(
+                (
+                    name,
+                    silo_machine.OpenAttempt(
+                        attempt=attempt,
+                        model=terms.model,
+                        tensors=terms.ranges.sizes,
+                        root=Secret(secrets.token_bytes(ROOT_BYTES)),
+                    ),
+                )
+                for name in keys
+            ),
+        )
+        self._states = states
+        self.works: Mapping[SiloName, MaskVector] = states.works
+
+    def unmask(self, vectors: Mapping[SiloName, bytes]) -> Unmask:
+        """What takes the masks off the sum of these silos' vectors, given by digest; all others were lost before they sent theirs.
+
+        May be asked again, for other silos: states are values. Raises StateError where no sum comes out.
+        """
+        states = _States(self._states.coordinator, dict(self._states.silos))
+        lost = [name for name in self._parties if name not in vectors]
+        self._tell(
+            states,
+            *((name, silo_machine.VectorMasked(digest)) for name, digest in vectors.items()),
+            *(("", coordinator_machine.SiloDropped(name, "lost")) for name in lost),
+        )
+        if states.unmask is None:
+            raise StateError(f"no sum of {len(vectors)} of {len(self._parties)} silos comes out: {states.coordinator}")
+        return states.unmask
+
+    def _tell(self, states: "_States", *events: tuple[str, Any]) -> None:
+        """`events` by whom they are for, "" for the coordinator, and all that follows from them."""
+        queue = deque(events)
+        while queue:
+            to, event = queue.popleft()
+            for effect in (
+                states.silo_takes(self._parties[SiloName(to)], event)
+                if to
+                else states.coordinator_takes(event, self._identities)
+            ):
+                match effect:
+                    case silo_machine.Send():
+                        queue.append(("", effect.message))
+                    case coordinator_machine.Send():
+                        queue.append((effect.to, effect.message))
+                    case coordinator_machine.Abandon():
+                        raise StateError(f"the attempt was abandoned: {effect.reason}")
+
+
+class _States:
+    """Where everybody stands, what was to be masked, and how the sum is unmasked once that is known."""
+
+    def __init__(self, coordinator: coordinator_machine.State, silos: dict[SiloName, silo_machine.State]) -> None:
+        self.coordinator = coordinator
+        self.silos = silos
+        self.works: dict[SiloName, MaskVector] = {}
+        self.unmask: Unmask | None = None
+
+    def silo_takes(self, party: silo_machine.Party, event: Any) -> tuple[silo_machine.Effect, ...]:
+        self.silos[party.silo], effects = silo_machine.step(self.silos[party.silo], event, party)
+        for effect in effects:
+            if isinstance(effect, MaskVector):
+                self.works[party.silo] = effect
+        return effects
+
+    def coordinator_takes(self, event: Any, identities: Identities) -> tuple[coordinator_machine.Effect, ...]:
+        self.coordinator, effects = coordinator_machine.step(self.coordinator, event, identities)
+        for effect in effects:
+            if isinstance(effect, Unmask):
+                self.unmask = effect
+        return effects

@@ -1,0 +1,269 @@
+"""What masking costs a silo and unmasking the coordinator, in one process, through the functions that they run, over real files.
+
+Two silos are masked as their agents would do it, and measured. What the others would send is there as its sum (stand_ins.py): in
+the place of the first of them, with words of zero in the place of each further one. So the coordinator reads a vector for each silo,
+adds up all of them and takes off every mask, as it would; what comes out is compared with the mean of all deltas. There are five
+vectors on disk, and three models, whatever the number of silos.
+
+The two silos that are lost in the second sum are of those others, with a sum of their own.
+"""
+
+import ctypes
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from coordinator import model_file
+from coordinator.edges.aggregator import SLAB_BYTES, Aggregator
+from coordinator.edges.masked_sum import MaskedVectors, MeanReader
+from coordinator.edges.model_store import ModelStore, first_ranges
+from coordinator.edges.spool import Spools
+from coordinator.edges.stored_vector import StoredVector, VectorReader
+from coordinator.rounds.updates import CommittedUpdate
+from ops.bench.masked.attempt import FEDERATION, AttemptInMemory
+from ops.bench.masked.deltas import Deltas
+from ops.bench.masked.stand_ins import BLOCK, Encoded, blocks, write_delta, write_sum, write_zeros
+from ops.bench.peers.layout import layout as t5_tensors
+from ops.bench.processes import memory_bytes, reset_peak
+from security.errors import StateError
+from security.identifiers import SiloName
+from security.secure_aggregation.coordinator_machine import Unmask
+from security.secure_aggregation.fixed_point import FloatBlock, WideBlock
+from security.secure_aggregation.parameters import Terms
+from silo_agent.training.masked_vector import KeptDelta, write_masked_vector
+from silo_wire.canonical import Digest, digest_of
+from silo_wire.manifest import Layout, TensorSpec
+from silo_wire.messages import RoundKey, TrainingSummary
+from silo_wire.plan import AggregationSection
+
+MEASURED = 2
+"""Silos that are masked one by one."""
+LOST = 2
+WORST_ERROR = 1e-4
+"""Relative L2 error from which on a sum counts as wrong."""
+FILES = 9
+"""Vectors and models on disk, at most."""
+_KEY = RoundKey(federation=FEDERATION, plan=digest_of(b"bench"), round=2, attempt=1)
+_ZEROS = bytes(4 << 20)
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What a piece of work took; `peak_bytes` is the most memory that the process had during it beyond what it had before."""
+
+    cpu_s: float
+    wall_s: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unmasked:
+    """`mean`: from the vectors on disk to the mean delta; `aggregate`: to the next model on disk. The error is that of the mean delta."""
+
+    mean: Cost
+    aggregate: Cost
+    relative_l2_error: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskFigures:
+    """`keys` is of all silos and the coordinator together: everything but masking and unmasking.
+
+    `mask` is the mean over the silos measured, from the delta on disk to the vector on disk; `plain` the aggregation of as many plain
+    updates. `lost`: with two silos lost after they had shared keys; None where so few silos give no sum then.
+    """
+
+    silos: int
+    parameters: int
+    keys: Cost
+    mask: Cost
+    plain: Cost
+    whole: Unmasked
+    lost: Unmasked | None
+
+
+def measure(work: Path, *, silos: int, parameters: int) -> MaskFigures:
+    """In the empty folder `work`; raises StateError when what comes out is not the mean of the deltas."""
+    cohort = _Cohort(work, silos, parameters)
+    terms = Terms(model=bytes.fromhex(cohort.base), ranges=cohort.ranges)
+    attempt, keys = _measured(lambda: AttemptInMemory(cohort.names, terms))
+    lost = LOST if silos - LOST >= max(terms.parameters(silos).least_sum, MEASURED + 1) else 0
+    masking = [cohort.mask(silo, attempt) for silo in range(MEASURED)]
+    plain = cohort.sum_plain()
+    cohort.stand_in(range(MEASURED, silos - lost), attempt)
+    cohort.stand_in(range(silos - lost, silos), attempt)
+    return MaskFigures(
+        silos=silos,
+        parameters=parameters,
+        keys=keys,
+        mask=Cost(
+            cpu_s=sum(one.cpu_s for one in masking) / MEASURED,
+            wall_s=sum(one.wall_s for one in masking) / MEASURED,
+            peak_bytes=max(one.peak_bytes for one in masking),
+        ),
+        plain=plain,
+        whole=cohort.unmask(range(silos), attempt),
+        lost=cohort.unmask(range(silos - lost), attempt) if lost else None,
+    )
+
+
+class _Cohort:
+    """Silos, counted from 0, and the coordinator's files below `work`."""
+
+    def __init__(self, work: Path, silos: int, parameters: int) -> None:
+        tensors = sorted((TensorSpec(*tensor) for tensor in t5_tensors(parameters)), key=lambda tensor: tensor.name)
+        self._work = work
+        self._layout = Layout("float32", tuple(tensors))
+        self._deltas = Deltas(silos, [tensor.elements for tensor in tensors])
+        self.names = [SiloName(f"silo-{index:02}") for index in range(silos)]
+        section = AggregationSection.model_validate({"secure_aggregation": True, "momentum": 0.0, "weighting": "size"})
+        self.ranges = self._deltas.second_ranges(first_ranges(section, self._layout))
+        self._models = _models(work, self._layout)
+        self.base = self._models.initial()
+        self._spools = _Spools(work / "spools")
+        self._vectors: dict[int, StoredVector] = {}
+        self._zeros: StoredVector | None = None
+        self._delta: KeptDelta | None = None
+        self._aggregator = Aggregator(
+            section, models=self._models, spools=self._spools, update_dtype="float32", device=torch.device("cpu")
+        )
+
+    def mask(self, silo: int, attempt: AttemptInMemory) -> Cost:
+        """As its agent does in a later round: it has just written the delta, and the vector goes over that of the round before."""
+        self._delta = delta = write_delta(self._work / "delta", self._deltas, silo, self._layout)
+        path = self._work / f"{silo}.masked"
+        shutil.copyfile(delta.file, path)
+        work = attempt.works[self.names[silo]]
+        written, cost = _measured(lambda: write_masked_vector(path, work, delta, weight=self._deltas.weights[silo]))
+        self._vectors[silo] = StoredVector(path, 0, written.manifest, written.mark)
+        return cost
+
+    def stand_in(self, silos: range, attempt: AttemptInMemory) -> None:
+        """The vectors of `silos`, which may be none."""
+        if not silos:
+            return
+        several = [Encoded(silo, attempt.works[self.names[silo]]) for silo in silos]
+        self._vectors[silos[0]] = write_sum(self._work / f"{silos[0]}.masked", self._deltas, several)
+        if silos[1:] and self._zeros is None:
+            self._zeros = write_zeros(self._work / "zeros.masked", several[0].work.fixed_point.words)
+        self._vectors.update((silo, self._zeros) for silo in silos[1:] if self._zeros is not None)
+
+    def sum_plain(self) -> Cost:
+        """The aggregation of a plain update for each silo, all of them the delta that was written last."""
+        delta = self._delta
+        assert delta is not None, "a silo was masked"
+        update = StoredVector(delta.file, 0, delta.manifest, delta.mark)
+        self._spools.vectors = dict.fromkeys(self.names, update)
+        summary = TrainingSummary(
+            examples=10, loss_max=1.0, loss_min=0.0, loss_first=1.0, loss_last=0.0, optimizer_steps=1, seconds=0.0
+        )
+        updates = [
+            CommittedUpdate(silo=name, digest=delta.manifest.digest, summary=summary, delta_norm=1.0)
+            for name in self.names
+        ]
+        self._aggregator.aggregate(_KEY, self.base, updates[:1])  # later rounds write over the files of earlier ones
+        self._models.retain({self.base})
+        _, cost = _measured(lambda: self._aggregator.aggregate(_KEY, self.base, updates))
+        self._models.retain({self.base})
+        return cost
+
+    def unmask(self, survivors: range, attempt: AttemptInMemory) -> Unmasked:
+        """The sum of these silos' vectors; raises StateError when it is not the mean of their deltas."""
+        self._spools.vectors = {self.names[silo]: self._vectors[silo] for silo in survivors}
+        digests = {name: vector.manifest.digest for name, vector in self._spools.vectors.items()}
+        unmask = attempt.unmask({name: bytes.fromhex(digest) for name, digest in digests.items()})
+        try:
+            _, mean = _measured(lambda: self._mean(unmask, survivors))
+            result, aggregate = _measured(lambda: self._aggregator.apply_masked(_KEY, self.base, unmask, digests))
+        finally:
+            unmask.masks.erase()
+        error = self._error(result.model, survivors)
+        if not error < WORST_ERROR or result.saturated:
+            raise _wrong_sum(survivors, f"relative L2 error {error:.3g}, {result.saturated} coordinates cut")
+        self._models.retain({self.base})
+        return Unmasked(mean=mean, aggregate=aggregate, relative_l2_error=error)
+
+    def _mean(self, unmask: Unmask, survivors: range) -> None:
+        """The sum of the vectors with its masks taken off, as the aggregator reads it, and the ranges that follow."""
+        vectors = MaskedVectors(
+            fixed_point=unmask.fixed_point, masks=unmask.masks, spools=list(self._spools.vectors.items())
+        )
+        out: FloatBlock = np.zeros(SLAB_BYTES["cpu"] // 4, dtype="<f4")
+        weight_sum = vectors.tail().weight_sum
+        if not weight_sum > 0.0:
+            raise _wrong_sum(survivors, "no weight")
+        with closing(MeanReader(vectors, weight_sum=weight_sum, slab_elements=len(out))) as mean:
+            for first in range(0, self._deltas.elements, len(out)):
+                mean.read_into(out[: self._deltas.elements - first].data.cast("B"))
+            mean.next_ranges()
+
+    def _error(self, model: Digest, silos: range) -> float:
+        """Relative L2 error of a model that began as zeros, beside the mean of these silos' deltas."""
+        mean = self._deltas.mean(silos)
+        found: FloatBlock = np.zeros(BLOCK, dtype="<f4")
+        wanted: WideBlock = np.zeros(BLOCK)
+        off = norm = 0.0
+        with closing(VectorReader(self._models.vector(model))) as reader:
+            for first, last in blocks(self._deltas.elements):
+                size = last - first
+                reader.read_into(found[:size].data.cast("B"))
+                mean(wanted[:size], first)
+                norm += float(np.einsum("i,i->", wanted[:size], wanted[:size]))
+                wanted[:size] -= found[:size]
+                off += float(np.einsum("i,i->", wanted[:size], wanted[:size]))
+        return math.sqrt(off / norm)
+
+
+class _Spools(Spools):
+    """`vectors` has that of each silo; several may be one file."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.vectors: Mapping[SiloName, StoredVector] = {}
+
+    def committed(self, key: RoundKey, silo: SiloName, update: Digest) -> StoredVector:
+        return self.vectors[silo]
+
+
+def _wrong_sum(survivors: range, what: str) -> StateError:
+    return StateError(f"the sum of {len(survivors)} masked vectors is not that of their deltas: {what}")
+
+
+def _models(work: Path, layout: Layout) -> ModelStore:
+    """With an initial model of zeros."""
+    initial = work / "initial.safetensors"
+    whole, rest = divmod(layout.total_bytes, len(_ZEROS))
+    manifest = model_file.write(initial, layout, [_ZEROS] * whole + [_ZEROS[:rest]])
+    return ModelStore(
+        work / "models", layout=layout, model_layout=layout, initial=manifest.digest, initial_file=initial
+    )
+
+
+def _measured(work: Callable[[], Result]) -> tuple[Result, Cost]:
+    """CPU time is of all threads of this process."""
+    pid = os.getpid()
+    _give_back_memory()
+    reset_peak(pid)
+    before, _ = memory_bytes(pid)
+    cpu, wall = time.process_time(), time.monotonic()
+    result = work()
+    cpu, wall = time.process_time() - cpu, time.monotonic() - wall
+    _, peak = memory_bytes(pid)
+    return result, Cost(cpu_s=cpu, wall_s=wall, peak_bytes=max(peak - before, 0))
+
+
+def _give_back_memory() -> None:
+    """What was freed and kept for later would hide what is needed."""
+    with suppress(AttributeError):  # the GNU C library alone has it
+        ctypes.CDLL(None).malloc_trim(0)

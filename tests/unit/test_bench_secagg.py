@@ -1,0 +1,369 @@
+"""The benchmark of secure aggregation: its cryptography at a small size, its stand-ins, its figures and what it refuses."""
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from ops.bench.figures import Figures, Run
+from ops.bench.masked import cryptography, run
+from ops.bench.masked.attempt import AttemptInMemory
+from ops.bench.masked.cryptography import Cost, MaskFigures, Unmasked, measure
+from ops.bench.masked.deltas import PERIOD, SCALES, Deltas
+from ops.bench.masked.figures import Entry, growth
+from ops.bench.masked.run import FEDERATIONS, SILOS, choice, run_bench_secagg
+from ops.bench.masked.stand_ins import Encoded, net_masks, write_delta, write_sum, write_zeros
+from ops.bench.model import T5_BASE_PARAMETERS
+from ops.bench.peers.app.constant_work import initial, relative_error
+from ops.bench.peers.flwr_secagg import PeerMasks
+from security.errors import ConfigurationError, StateError
+from security.identifiers import SiloName
+from security.secure_aggregation import mask_stream
+from security.secure_aggregation.coordinator_machine import Unmask
+from security.secure_aggregation.fixed_point import EXTRA_WORDS, FixedPoint, Ranges, decode, decode_tail
+from security.secure_aggregation.mask_stream import KeyStream, MaskSum, Words
+from security.secure_aggregation.parameters import Terms
+from security.secure_aggregation.secret import Secret
+from security.secure_aggregation.silo_machine import MaskVector
+from silo_agent.training.masked_vector import write_masked_vector
+from silo_wire.manifest import Layout, TensorSpec, manifest_of, masked_layout
+
+PARAMETERS = 2_000_000
+SIZES = (3, PERIOD + 5, 1, 300_001)
+LAYOUT = Layout("float32", tuple(TensorSpec(f"tensor {index}", (size,)) for index, size in enumerate(SIZES)))
+RANGES = Ranges.conservative(sizes=SIZES, largest_delta=[1.0] * len(SIZES), largest_weight=1e6)
+KEYS_OF_THE_OTHER_BENCHMARK = (
+    *("system", "silos", "parameters", "wall_s", "cpu_s", "coordinator_peak_bytes", "agent_peak_bytes"),
+    *("wire_bytes", "growth_bytes_per_round"),
+)
+
+
+def silo_names(count: int) -> list[SiloName]:
+    return [SiloName(f"silo-{index:02}") for index in range(count)]
+
+
+# --- the whole of it
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> MaskFigures:
+    return measure(tmp_path_factory.mktemp("three"), silos=3, parameters=PARAMETERS)
+
+
+def test_three_silos_at_two_million_parameters(three: MaskFigures) -> None:
+    assert (three.silos, three.parameters, three.lost) == (3, PARAMETERS, None)
+    for cost in (three.keys, three.mask, three.plain, three.whole.mean, three.whole.aggregate):
+        assert cost.cpu_s > 0
+        assert cost.wall_s > 0
+        assert cost.peak_bytes >= 0
+    assert 0 < three.whole.relative_l2_error < 1e-5
+
+
+def test_with_seven_silos_two_may_be_lost(tmp_path: Path) -> None:
+    figures = measure(tmp_path, silos=7, parameters=1_000_000)
+    assert figures.lost is not None
+    assert 0 < figures.lost.relative_l2_error < 1e-4
+    assert figures.lost.mean.cpu_s > 0
+
+
+def test_the_masks_that_are_left_on_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgetful(self: AttemptInMemory, vectors: dict[SiloName, bytes]) -> Unmask:
+        unmask = whole(self, vectors)
+        return replace(unmask, masks=replace(unmask.masks, subtracted=unmask.masks.subtracted[1:]))
+
+    whole = AttemptInMemory.unmask
+    monkeypatch.setattr(AttemptInMemory, "unmask", forgetful)
+    with pytest.raises(StateError, match="not that of their deltas"):
+        measure(tmp_path, silos=3, parameters=1_000_000)
+
+
+def test_an_error_above_the_bound_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cryptography, "WORST_ERROR", 1e-12)
+    with pytest.raises(StateError, match="relative L2 error"):
+        measure(tmp_path, silos=3, parameters=1_000_000)
+
+
+# --- the attempt
+
+
+def attempt_of(count: int) -> AttemptInMemory:
+    return AttemptInMemory(silo_names(count), Terms(model=bytes(32), ranges=RANGES))
+
+
+def test_every_silo_shares_a_mask_with_every_other_and_has_one_of_its_own() -> None:
+    attempt = attempt_of(5)
+    assert sorted(attempt.works) == silo_names(5)
+    assert all(len(one.masks.added) + len(one.masks.subtracted) == 5 for one in attempt.works.values())
+
+
+def test_the_sum_can_be_asked_for_with_and_without_those_that_are_lost() -> None:
+    attempt, names = attempt_of(8), silo_names(8)
+    whole = attempt.unmask(dict.fromkeys(names, bytes(32)))
+    partly = attempt.unmask(dict.fromkeys(names[:6], bytes(32)))
+    assert (whole.survivors, whole.dropped) == (tuple(names), ())
+    assert (partly.survivors, partly.dropped) == (tuple(names[:6]), tuple(names[6:]))
+    assert len(whole.masks.added) + len(whole.masks.subtracted) == 8
+    assert len(partly.masks.added) + len(partly.masks.subtracted) == 6 + 2 * 6
+
+
+def test_too_few_survivors_give_no_sum() -> None:
+    with pytest.raises(StateError, match="abandoned"):
+        attempt_of(3).unmask(dict.fromkeys(silo_names(2), bytes(32)))
+
+
+# --- the deltas
+
+
+def read(deltas: Deltas, silo: int) -> np.ndarray:
+    out = np.zeros(deltas.elements, dtype="<f4")
+    for first, last in ((0, 1), (1, 900_000), (900_000, deltas.elements)):
+        deltas.read(silo, out[first:last], first)
+    return out
+
+
+def test_the_mean_is_the_weighted_mean_of_the_deltas() -> None:
+    deltas = Deltas(4, SIZES)
+    for silos in (range(4), range(1, 3)):
+        mean = np.zeros(deltas.elements)
+        deltas.mean(silos)(mean, 0)
+        weights = [deltas.weights[silo] for silo in silos]
+        expected = np.average([read(deltas, silo).astype(np.float64) for silo in silos], axis=0, weights=weights)
+        assert np.allclose(mean, expected, rtol=1e-12, atol=0)
+
+
+def test_deltas_differ_from_silo_to_silo_and_their_tensors_in_scale() -> None:
+    deltas = Deltas(3, SIZES)
+    one, other = read(deltas, 0), read(deltas, 1)
+    assert 0.2 < np.corrcoef(one[: PERIOD // 2], other[: PERIOD // 2])[0, 1] < 0.8
+    large, small = one[3 : 3 + PERIOD], one[-300_001:]
+    assert np.std(small) / np.std(large) == pytest.approx(SCALES[3] / SCALES[1], rel=0.2)
+    assert max(deltas.weights) / min(deltas.weights) == pytest.approx(50)
+
+
+def test_the_ranges_are_those_after_a_first_round() -> None:
+    """The peaks of the true sum, as the integers of a first round would have it, and one more for each silo."""
+    deltas = Deltas(4, SIZES)
+    levels = FixedPoint.of(cohort=4, ranges=RANGES).levels
+    total = sum(deltas.weights[silo] * read(deltas, silo).astype(np.float64) for silo in range(4))
+    ends = np.cumsum((0, *SIZES))
+    peaks = [
+        int(np.ceil(np.abs(total[first:last]).max() / RANGES.weight_cap * levels)) + 4 for first, last in pairwise(ends)
+    ]
+    expected = RANGES.after(peaks=peaks, levels=levels, weight_sum=sum(deltas.weights))
+    found = deltas.second_ranges(RANGES)
+    assert found.weight_cap == expected.weight_cap
+    assert [tensor.elements for tensor in found.tensors] == list(SIZES)
+    assert [tensor.bound for tensor in found.tensors] == pytest.approx([tensor.bound for tensor in expected.tensors])
+
+
+# --- the stand-ins
+
+
+def copied(work: MaskVector) -> MaskVector:
+    """With secrets of its own: masking erases them."""
+
+    def again(stream: KeyStream) -> KeyStream:
+        return KeyStream(Secret(stream.key.buffer))
+
+    masks = MaskSum(tuple(map(again, work.masks.added)), tuple(map(again, work.masks.subtracted)))
+    return MaskVector(fixed_point=work.fixed_point, rounding=again(work.rounding), masks=masks)
+
+
+def test_a_stand_in_is_the_sum_of_the_vectors_that_the_silos_would_have_sent(tmp_path: Path) -> None:
+    deltas = Deltas(5, SIZES)
+    attempt = AttemptInMemory(
+        silo_names(5), Terms(model=bytes(32), ranges=deltas.second_ranges(RANGES), min_survivors=3)
+    )
+    works = [attempt.works[name] for name in silo_names(5)]
+    expected: Words = np.zeros(deltas.elements + EXTRA_WORDS, dtype="<u4")
+    for silo in (1, 2, 4):
+        path, delta = tmp_path / f"{silo}", write_delta(tmp_path / "delta", deltas, silo, LAYOUT)
+        write_masked_vector(path, copied(works[silo]), delta, weight=deltas.weights[silo])
+        expected += np.fromfile(path, dtype="<u4")
+    vector = write_sum(tmp_path / "sum", deltas, [Encoded(silo, works[silo]) for silo in (1, 2, 4)])
+    found = np.fromfile(tmp_path / "sum", dtype="<u4")
+    assert np.array_equal(found, expected)
+    assert vector.manifest == manifest_of(masked_layout(len(found)), [found.tobytes()])
+    assert all(works[silo].rounding.key.erased for silo in (1, 2, 4))
+
+
+def test_the_sum_of_all_stand_ins_decodes_to_the_mean(tmp_path: Path) -> None:
+    """Without an aggregator: the words, the masks of the protocol, the decoding."""
+    deltas = Deltas(4, SIZES)
+    attempt = AttemptInMemory(silo_names(4), Terms(model=bytes(32), ranges=deltas.second_ranges(RANGES)))
+    works = [Encoded(silo, attempt.works[name]) for silo, name in enumerate(silo_names(4))]
+    write_sum(tmp_path / "some", deltas, works[:1])
+    write_sum(tmp_path / "others", deltas, works[1:])
+    total = np.fromfile(tmp_path / "some", dtype="<u4") + np.fromfile(tmp_path / "others", dtype="<u4")
+    unmask = attempt.unmask(dict.fromkeys(silo_names(4), bytes(32)))
+    unmask.masks.apply(total, 0, mask_stream.Workspace())
+    weight_sum = decode_tail(unmask.fixed_point, total[-EXTRA_WORDS:]).weight_sum
+    assert weight_sum == pytest.approx(sum(deltas.weights), rel=1e-6)
+    found, expected = np.zeros(deltas.elements), np.zeros(deltas.elements)
+    decode(unmask.fixed_point, total[:-EXTRA_WORDS], 0, found)
+    deltas.mean(range(4))(expected, 0)
+    assert np.linalg.norm(found / weight_sum - expected) < 1e-5 * np.linalg.norm(expected)
+
+
+def test_masks_among_those_who_stand_together_cancel() -> None:
+    works = attempt_of(6).works
+    together = net_masks([works[name].masks for name in silo_names(3)])
+    assert len(together.added) + len(together.subtracted) == 3 + 3 * 3  # their own, and those with the three others
+
+
+def test_zeros_are_a_vector_that_takes_no_room(tmp_path: Path) -> None:
+    words = 1_000_003
+    vector = write_zeros(tmp_path / "zeros", words)
+    assert vector.manifest == manifest_of(masked_layout(words), [bytes(4 * words)])
+    assert (tmp_path / "zeros").stat().st_size == 4 * words
+    assert vector.chunk(vector.manifest.chunks - 1) == bytes(4 * words % (1 << 20))
+
+
+# --- figures
+
+
+def cost(cpu_s: float) -> Cost:
+    return Cost(cpu_s=cpu_s, wall_s=cpu_s / 2, peak_bytes=1_000_000)
+
+
+def masks_of(silos: int, *, mask_s: float = 1.0, unmask_s: float = 2.0) -> MaskFigures:
+    unmasked = Unmasked(mean=cost(unmask_s), aggregate=cost(4.0), relative_l2_error=1e-6)
+    return MaskFigures(
+        silos=silos,
+        parameters=PARAMETERS,
+        keys=cost(0.1),
+        mask=cost(mask_s),
+        plain=cost(3.0),
+        whole=unmasked,
+        lost=unmasked if silos >= 7 else None,
+    )
+
+
+def rounds_of(system: str, silos: int) -> Figures:
+    return Figures(
+        system=system,
+        silos=silos,
+        parameters=PARAMETERS,
+        rounds=2,
+        wall_s=3.5,
+        cpu_s=7.25,
+        coordinator_peak_bytes=50_000_000,
+        agent_peak_bytes=60_000_000,
+        wire_bytes=48_000_000,
+        growth_bytes_per_round=-7,
+    )
+
+
+def test_an_entry_has_the_keys_of_the_other_benchmark_and_its_own() -> None:
+    entry = Entry(
+        system="lorica masked",
+        silos=8,
+        parameters=PARAMETERS,
+        rounds=rounds_of("lorica masked", 8),
+        masks=masks_of(8),
+    ).to_json()
+    assert set(entry) > {*KEYS_OF_THE_OTHER_BENCHMARK, "mask_cpu_s", "unmask_cpu_s", "relative_l2_error"}
+    assert {name: entry[name] for name in KEYS_OF_THE_OTHER_BENCHMARK} == {
+        name: value for name, value in rounds_of("lorica masked", 8).to_json().items() if name != "rounds"
+    }
+    assert (entry["mask_cpu_s"], entry["unmask_cpu_s"], entry["relative_l2_error"]) == (1.0, 2.0, 1e-6)
+    assert (entry["lost_unmask_cpu_s"], entry["plain_aggregate_cpu_s"]) == (2.0, 3.0)
+    json.dumps(entry)
+
+
+def test_what_was_not_measured_is_null() -> None:
+    alone = Entry(system="lorica masked", silos=3, parameters=PARAMETERS, masks=masks_of(3)).to_json()
+    assert [alone[name] for name in KEYS_OF_THE_OTHER_BENCHMARK[3:]] == [None] * 6
+    assert alone["lost_unmask_cpu_s"] is None
+    plain = Entry(system="lorica", silos=3, parameters=PARAMETERS, rounds=rounds_of("lorica", 3)).to_json()
+    assert (plain["mask_cpu_s"], plain["unmask_cpu_s"], plain["relative_l2_error"]) == (None, None, None)
+    assert plain["cpu_s"] == 7.25
+
+
+def test_a_peer_has_its_own_masks() -> None:
+    theirs = Run(
+        system="flwr SecAgg+",
+        silos=3,
+        parameters=PARAMETERS,
+        readings=[],
+        coordinator_imports_bytes=0,
+        agent_imports_bytes=0,
+    )
+    of_peer = Entry(
+        system="flwr SecAgg+",
+        silos=3,
+        parameters=PARAMETERS,
+        rounds=rounds_of("flwr SecAgg+", 3),
+        masks=PeerMasks(run=theirs, mask_cpu_s=5.0, unmask_cpu_s=6.0, relative_l2_error=1e-7),
+    ).to_json()
+    assert (of_peer["mask_cpu_s"], of_peer["unmask_cpu_s"], of_peer["relative_l2_error"]) == (5.0, 6.0, 1e-7)
+
+
+def test_growth_is_the_slope_over_cohorts() -> None:
+    found = growth([masks_of(silos, mask_s=1 + 0.25 * silos, unmask_s=0.5 * silos) for silos in (3, 8, 16)])
+    assert found is not None
+    assert found.mask_s == pytest.approx(0.25)
+    assert found.unmask_s == pytest.approx(0.5)
+    assert growth([masks_of(3)]) is None
+
+
+def test_a_peers_error_is_beside_the_growth_of_its_model() -> None:
+    layout = [("a", (1000,)), ("b", (3, 4))]
+    grown = [tensor + np.float32(4) for _, tensor in initial(layout)]
+    assert relative_error(layout, grown, 4) < 1e-6
+    assert relative_error(layout, [tensor + np.float32(0.5) for tensor in grown], 4) == pytest.approx(0.125, rel=1e-4)
+
+
+# --- the command
+
+
+def chosen(tmp_path: Path, **more: object) -> run.Choice:
+    given = {"silos": None, "parameters": None, "rounds": 2, "peer": None, "work": tmp_path, "out": None, **more}
+    return choice(**given)  # type: ignore[arg-type]
+
+
+def test_what_is_measured_unless_said_otherwise(tmp_path: Path) -> None:
+    every = chosen(tmp_path)
+    assert (every.silos, every.federations, every.parameters) == (SILOS, FEDERATIONS, (T5_BASE_PARAMETERS,))
+    beside = chosen(tmp_path, peer="flwr")
+    assert (beside.silos, beside.federations) == ((3,), (3,))
+    assert max(beside.parameters) == 25_000_000
+    said = chosen(tmp_path, silos=[16], parameters=[PARAMETERS])
+    assert (said.silos, said.federations, said.parameters) == ([16], [16], [PARAMETERS])
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"silos": [2]}, "at least 3 silos"),
+        ({"peer": "nvflare"}, "use flwr"),
+        ({"peer": "flwr", "rounds": 1}, "ROUNDS=2"),
+        ({"peer": "flwr", "parameters": [25_000_001]}, "PARAMETERS=25000000"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_with_the_remedy(
+    tmp_path: Path, more: dict[str, object], words: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        chosen(tmp_path, **more)
+
+
+def test_the_run_prints_and_writes_what_it_found(tmp_path: Path) -> None:
+    out, printed = tmp_path / "figures.json", Console(record=True, width=200, file=(tmp_path / "printed").open("w"))
+    asked = chosen(tmp_path / "work", silos=[3, 4], parameters=[PARAMETERS], rounds=0, out=out)
+    found = run_bench_secagg(asked, printed)
+    written = json.loads(out.read_text())
+    assert [(one["system"], one["silos"], one["parameters"]) for one in written] == [
+        ("lorica masked", 3, PARAMETERS),
+        ("lorica masked", 4, PARAMETERS),
+    ]
+    assert written == [json.loads(json.dumps(one.to_json())) for one in found]
+    text = printed.export_text()
+    assert "4 silos, 2,000,000 parameters: masks alone" in text
+    assert "masking one silo" in text
+    assert "one more silo costs every silo" in text
+    assert not any((tmp_path / "work").rglob("*.masked")), "vectors were left behind"
