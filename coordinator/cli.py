@@ -214,6 +214,7 @@ def rounds(
     out.print(table)
     for record in reply.rounds:
         notes = [record.detail] if record.detail else []
+        notes += [f"{silo.silo} {silo.outcome}: {silo.detail}" for silo in record.silos if silo.detail]
         if record.macro_exact_match >= 0:
             notes.append(
                 f"exact match MacroAvg {record.macro_exact_match:.1%}, MicroAvg {record.micro_exact_match:.1%}"

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -11,6 +12,7 @@ import silo_wire  # noqa: F401  # before any test module imports grpc
 settings.register_profile("lorica", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("lorica")
 
+CRASH = "tests/crash/"
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -21,3 +23,15 @@ def shared_text2sql() -> Path:
     if not folder.is_dir():
         pytest.skip(f"the paper's text-to-SQL silos are not at {folder}: set LORICA_SHARED_DATA to their folder")
     return folder
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """The tests of tests/crash look at runs that all begin together: one worker takes all of them."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Files(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return CRASH if nodeid.startswith(CRASH) else str(super()._split_scope(nodeid))
+
+    return Files(config, log) if config.getvalue("dist") == "loadfile" else None

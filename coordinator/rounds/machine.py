@@ -12,7 +12,7 @@ One rule for time: each phase has one deadline and one quorum, `min_silos`.
   follows: each phase of the protocol has the deadline anew, and its own quorum (security/secure_aggregation). An attempt
   that ends before a share was asked for is tried again, like any other. Later, silos have answered for this round and will
   not do so again: the plan goes on with the next round. Who spoilt an attempt by more than silence is left out of the
-  rest of that round and of the next one.
+  rest of that round and of the next one; of a dispute in which one of two must have lied, one of the two is.
 - A silo that declines must declare readiness anew before it is in a cohort, so that a refusal cannot spin the rounds.
 - Aggregation that fails on one silo's update goes on without it, or the attempt is abandoned if no quorum is left.
 - Evaluating ends when everyone in the cohort has reported or declined, or at its deadline. The cohort is those whose

@@ -29,13 +29,17 @@ PLAN = "soak"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What is trained on how much; `lines` are training lines of each silo, `values` are keys of the plan."""
+    """What is trained on how much; `lines` are training lines of each silo, `values` are keys of the plan.
+
+    `secure`: under secure aggregation, with silos that refuse any plan without it, and pin each other's keys on first use.
+    """
 
     federation: str
     silos: tuple[str, ...]
     size: str
     lines: int
     dev_lines: int
+    secure: bool = False
     values: Mapping[str, object]
 
 
@@ -76,6 +80,12 @@ class MortalFederation:
         for index, silo in enumerate(shape.silos):
             _write_data(self.root / "data" / silo, index, shape)
         (self.root / "agents").mkdir()
+        if shape.secure:
+            for silo in shape.silos:
+                self.agent(silo).root.mkdir(mode=0o700)
+                self.agent(silo).settings.write_text(
+                    "[policy]\nrequire_secure_aggregation = true\ntrust_on_first_use = true\n"
+                )
         ports = free_ports(3)
         run(
             "coordinator.cli",
@@ -87,6 +97,7 @@ class MortalFederation:
         values = {
             "schedule.min_silos": len(shape.silos),
             "schedule.start_when_ready": "true",
+            **({"aggregation.secure_aggregation": "true"} if shape.secure else {}),
             **shape.values,
         }
         settings = (argument for key, value in values.items() for argument in ("--set", f"{key}={value}"))

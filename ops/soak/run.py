@@ -19,6 +19,7 @@ from ops.demo.processes import Processes
 from ops.soak.comparison import differences
 from ops.soak.federation import COORDINATOR, MortalFederation, Place, Shape
 from security.errors import ConfigurationError, IntegrityError, StateError
+from security.secure_aggregation.parameters import LEAST_COHORT
 
 MARKER = ".lorica-soak"
 MOST_WAIT_S = 5.0
@@ -35,16 +36,20 @@ class Killing:
     place: Place
 
 
-def run_soak(out: Path, *, seed: int, rounds: int, silos: int, console: Console) -> None:
-    """Raises IntegrityError when a kill changed anything but the time, StateError when a process ends by itself."""
+def run_soak(out: Path, *, seed: int, rounds: int, silos: int, secure: bool = False, console: Console) -> None:
+    """Raises IntegrityError when a kill changed anything but the time, StateError when a process ends by itself.
+
+    `secure`: under secure aggregation. Masks are drawn anew in each run, so that numbers are not compared.
+    """
     out = out.resolve()
     _prepare(out)
-    console.print(f"soak: {rounds} rounds, {silos} silos, seed {seed}; make soak SEED={seed} kills in the same order")
+    again = f"make soak SEED={seed}{' SECURE=1' if secure else ''}"
+    console.print(f"soak: {rounds} rounds, {silos} silos, seed {seed}; {again} kills in the same order")
     undisturbed, disturbed = out / "undisturbed", out / "disturbed"
     for folder in (undisturbed, disturbed):
         (folder / "logs").mkdir(parents=True)
     with Processes(undisturbed / "logs") as first, Processes(disturbed / "logs") as second:
-        calm = MortalFederation(undisturbed, _shape(rounds, silos), first)
+        calm = MortalFederation(undisturbed, _shape(rounds, silos, secure), first)
         calm.set_up()
         killed = calm.copy(disturbed, second)
         with console.status("the undisturbed run"):
@@ -61,22 +66,34 @@ def run_soak(out: Path, *, seed: int, rounds: int, silos: int, console: Console)
         f"under kills: {killed_s:.0f} s, {len(killer.killings)} kills ({of_coordinator} of the coordinator), "
         f"final model {actual.model}"
     )
-    if found := differences(expected, actual):
+    if found := differences(expected, actual, drawn_anew=secure):
         raise IntegrityError(
             f"the kills of seed {seed} changed the outcome, everything is in {out}: {'; '.join(found)}"
         )
-    console.print("[bold]the same to the last bit[/]: models, weights and scores of every round, one attempt each")
+    journals = [killed.agent(silo).masking / "attempt" for silo in killed.shape.silos]
+    if left := [journal for journal in journals if journal.exists()]:
+        raise IntegrityError(
+            f"the plan is over, and secrets of an attempt are still there: {', '.join(map(str, left))}"
+        )
+    if secure:
+        console.print("[bold]the same rounds[/]: one attempt each, every silo in every sum, no secret left")
+    else:
+        console.print("[bold]the same to the last bit[/]: models, weights and scores of every round, one attempt each")
 
 
-def _shape(rounds: int, silos: int) -> Shape:
-    if not (rounds >= 1 and 1 <= silos <= 99):
-        raise ConfigurationError(f"a soak of {rounds} rounds and {silos} silos: use at least 1, and at most 99 silos")
+def _shape(rounds: int, silos: int, secure: bool) -> Shape:
+    least = LEAST_COHORT if secure else 1
+    if not (rounds >= 1 and least <= silos <= 99):
+        raise ConfigurationError(
+            f"a soak of {rounds} rounds and {silos} silos: use at least 1 round, and {least} to 99 silos"
+        )
     return Shape(
         federation="soak",
         silos=tuple(f"silo-{number:02}" for number in range(1, silos + 1)),
         size="tiny",
         lines=32,
         dev_lines=4,
+        secure=secure,
         values={
             "schedule.rounds": rounds,
             "aggregation.momentum": 0.9,

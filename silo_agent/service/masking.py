@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from security.errors import PolicyRefusal
+from security.errors import IntegrityError, PolicyRefusal
 from security.secure_aggregation import silo_machine as protocol
 from security.secure_aggregation.key_agreement import ROOT_BYTES
 from security.secure_aggregation.messages import MaskedInput, Reveal
@@ -47,8 +47,15 @@ class Masking:
 
     @property
     def under_way(self) -> bool:
-        """Whether an attempt is, perhaps since an earlier process."""
-        return bool(self._journal.events())
+        """Whether an attempt is, perhaps since an earlier process; one whose journal was damaged is forfeited."""
+        try:
+            events = self._journal.events()
+        except IntegrityError:
+            return False
+        for event in events:
+            if isinstance(event, protocol.OpenAttempt):
+                event.root.erase()
+        return bool(events)
 
     @property
     def vector_file(self) -> Path:
@@ -69,9 +76,12 @@ class Masking:
             party = self._party(order)
             at = await asyncio.to_thread(self._restored, party)
             event = self._event(at, order, update, bundle)
-            state, effects = await asyncio.to_thread(protocol.step, self._restored(party), event, party)
-            if isinstance(event, protocol.OpenAttempt) and state == at:
-                event.root.erase()  # the attempt is open already, with another one
+            state = at
+            try:
+                state, effects = await asyncio.to_thread(protocol.step, self._restored(party), event, party)
+            finally:
+                if isinstance(event, protocol.OpenAttempt) and state == at:
+                    event.root.erase()  # the attempt is open already, with another one, or is not to be opened
             sent = await self._do(order.key, state, effects, party, mask, progress)
             return isinstance(sent, Reveal)
 

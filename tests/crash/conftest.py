@@ -1,22 +1,31 @@
-"""One undisturbed run of a plan, its runs under kills and the story of full disks, all at the same time.
+"""Undisturbed runs of a plain and a masked plan, their runs under kills and the story of full disks, all at the same time.
 
 They wait as much as they work: for processes to start, and for silos to come back to a coordinator.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
-from ops.soak.federation import MortalFederation
+from ops.soak.federation import MortalFederation, Shape
 from tests.support.fault_story import Told, story_in
 from tests.support.kill_plan import AGENT_KILLS, COORDINATOR_KILLS, SHAPE
-from tests.support.kill_run import Executioner, KillRun, processes_in
+from tests.support.kill_run import Executioner, Kill, KillRun, processes_in
+from tests.support.masked_kill_plan import KILLS as MASKED_KILLS
+from tests.support.masked_kill_plan import SHAPE as MASKED_SHAPE
+from tests.support.masked_kill_run import MaskedEnd, MaskedRun
 
-KILLS = {"undisturbed": (), "coordinator_run": COORDINATOR_KILLS, "agent_run": AGENT_KILLS}
+RUNS: Mapping[str, tuple[Shape, Sequence[Kill]]] = {
+    "undisturbed": (SHAPE, ()),
+    "coordinator_run": (SHAPE, COORDINATOR_KILLS),
+    "agent_run": (SHAPE, AGENT_KILLS),
+    "masked_undisturbed": (MASKED_SHAPE, ()),
+    "masked_run": (MASKED_SHAPE, MASKED_KILLS),
+}
 
 
 @pytest.fixture(scope="session")
@@ -27,20 +36,22 @@ def runs(
     root = tmp_path_factory.mktemp("crash")
     asked = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
     begin: dict[str, Callable[[], object]] = {}
-    with ThreadPoolExecutor(len(KILLS) + 1) as pool, ExitStack() as stack:
-        first: MortalFederation | None = None
-        for name, kills in KILLS.items():
+    with ThreadPoolExecutor(len(RUNS) + 1) as pool, ExitStack() as stack:
+        first: dict[str, MortalFederation] = {}
+        for name, (shape, kills) in RUNS.items():
             if name not in asked:
                 continue
             processes = stack.enter_context(processes_in(root / name))
-            if first is None:
-                federation = first = MortalFederation(root / name, SHAPE, processes)
+            if shape.federation not in first:
+                federation = first[shape.federation] = MortalFederation(root / name, shape, processes)
                 federation.set_up()
             else:
-                federation = first.copy(root / name, processes)
-            executioner = Executioner(federation, kills)
-            begin[name] = executioner.run
-            stack.callback(executioner.give_up)
+                federation = first[shape.federation].copy(root / name, processes)
+            run: MaskedRun | Executioner = (
+                MaskedRun(federation, kills) if shape.secure else Executioner(federation, kills)
+            )
+            begin[name] = run.run
+            stack.callback(run.give_up)
         if "told" in asked and os.geteuid() == 0:
             story = stack.enter_context(story_in(root / "faults"))
             begin["told"] = story.tell
@@ -61,6 +72,16 @@ def coordinator_run(runs: Mapping[str, Future[KillRun]]) -> KillRun:
 @pytest.fixture(scope="session")
 def agent_run(runs: Mapping[str, Future[KillRun]]) -> KillRun:
     return runs["agent_run"].result()
+
+
+@pytest.fixture(scope="session")
+def masked_undisturbed(runs: Mapping[str, Future[MaskedEnd]]) -> MaskedEnd:
+    return runs["masked_undisturbed"].result()
+
+
+@pytest.fixture(scope="session")
+def masked_run(runs: Mapping[str, Future[MaskedEnd]]) -> MaskedEnd:
+    return runs["masked_run"].result()
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.service.records import RoundRow, SiloRow
+from coordinator.service.records import MaskedTotals, RoundRow, SiloRow
 from ops.soak.comparison import Result, differences
 from security.identifiers import SiloName
 from silo_wire.canonical import Digest
@@ -52,3 +52,48 @@ def test_times_do_not_tell_runs_apart() -> None:
 )
 def test_anything_else_does(changed: Result) -> None:
     assert len(differences(RESULT, changed)) == 1
+
+
+MASKED = replace(
+    RESULT,
+    rounds=(
+        replace(
+            ROW,
+            masked=MaskedTotals(weight_sum=24.0, saturated=0, coordinates=600),
+            silos=(SiloRow(silo=SiloName("clinic-a"), outcome="committed", evaluation=SCORE),),
+        ),
+    ),
+)
+(MASKED_ROW,) = MASKED.rounds
+COMMITTED = MASKED_ROW.silos[0]
+
+
+def test_masked_runs_with_draws_of_their_own_differ_in_numbers_alone() -> None:
+    scored = replace(COMMITTED, evaluation=replace(SCORE, exact_matches=2))
+    other = replace(
+        MASKED_ROW,
+        model=Digest("c" * 64),
+        masked=MaskedTotals(weight_sum=25.0, saturated=1, coordinates=600),
+        micro_exact_match=0.5,
+        silos=(scored,),
+    )
+    changed = replace(MASKED, model=Digest("c" * 64), rounds=(other,))
+    assert differences(MASKED, changed, drawn_anew=True) == []
+    assert len(differences(MASKED, changed)) == 2
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        replace(MASKED, plan=Digest("c" * 64)),
+        replace(MASKED, rounds=(replace(MASKED_ROW, attempt=2),)),
+        replace(MASKED, rounds=(replace(MASKED_ROW, outcome="zero_weight"),)),
+        replace(MASKED, rounds=(replace(MASKED_ROW, masked=None),)),
+        replace(MASKED, rounds=(replace(MASKED_ROW, silos=()),)),
+        replace(MASKED, rounds=(replace(MASKED_ROW, silos=(replace(COMMITTED, outcome="late"),)),)),
+        replace(MASKED, rounds=(replace(MASKED_ROW, silos=(replace(COMMITTED, detail="bad share"),)),)),
+    ],
+    ids=["plan", "second-attempt", "outcome", "in-the-clear", "nobody", "late", "named"],
+)
+def test_but_not_in_who_is_in_which_sum(changed: Result) -> None:
+    assert differences(MASKED, changed, drawn_anew=True)

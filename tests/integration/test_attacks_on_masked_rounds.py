@@ -261,7 +261,10 @@ def with_false_shares(silo: PlayedSilo, shared: SharedKeys) -> SharedKeys:
     (box,) = [one.box for one in shared.boxes if one.holder == HOSPITAL]
     shares = share_box.opened(box, key, **bound_to)
     shares.mask_key.buffer[-1] ^= 1
-    return with_box(silo, shared, HOSPITAL, share_box.sealed(shares, key, **bound_to))
+    false = with_box(silo, shared, HOSPITAL, share_box.sealed(shares, key, **bound_to))
+    key.erase()
+    shares.erase()
+    return false
 
 
 async def test_bad_shares_in_a_box(playing: Playing) -> None:

@@ -66,6 +66,27 @@ def _named(suffix: str) -> Callable[[Arguments], bool]:
     return lambda arguments: arguments[0].name.endswith(suffix)
 
 
+_ANSWERS = {
+    "advertise keys": "advertisements",
+    "share keys": "shared",
+    "masked input": "inputs",
+    "consistency check": "agreements",
+    "unmasking": "reveals",
+}
+
+
+def _masks(phase: str, *, answers: int) -> Callable[[Arguments], bool]:
+    """Of the same: secure aggregation is in this phase, and so many silos have answered."""
+
+    def masked(arguments: Arguments) -> bool:
+        secure = getattr(arguments[1], "secure", None)
+        if not _enters("Masking")(arguments) or secure is None or secure.state.phase != phase:
+            return False
+        return len(getattr(secure.state, _ANSWERS[phase])) == answers
+
+    return masked
+
+
 COORDINATOR: Mapping[str, Point] = {
     "plan-begun": _transition("the plan's first state is saved", _writes("PlanBegun")),
     "silo-ready": _transition(
@@ -157,6 +178,35 @@ COORDINATOR: Mapping[str, Point] = {
     ),
     "evaluation-closed": _transition("the scores are averaged and saved", _writes("EvaluationClosed"), of_closed=True),
     "plan-finished": _transition("the plan's end is saved, nobody was told", _enters("Finished")),
+    "masking-entered": _transition(
+        "all have trained, no attempt of secure aggregation was drawn",
+        lambda arguments: _enters("Masking")(arguments) and arguments[1].secure is None,
+    ),
+    "attempt-opened": _transition("the attempt is saved, nobody was told", _masks("advertise keys", answers=0)),
+    "keys-advertised": _transition("one silo's keys are saved, not acknowledged", _masks("advertise keys", answers=1)),
+    "roster-made": _transition("the last silo's keys are saved, so the roster is", _masks("share keys", answers=0)),
+    "keys-shared": _transition("one silo's boxes are saved", _masks("share keys", answers=1)),
+    "boxes-delivered": _transition("all boxes are saved, nobody has any", _masks("masked input", answers=0)),
+    "vector-accepted": _transition("one masked vector is counted", _masks("masked input", answers=1)),
+    "survivors-fixed": _transition("the last vector is counted", _masks("consistency check", answers=0)),
+    "survivors-signed": _transition("one silo has signed the survivors", _masks("consistency check", answers=1)),
+    "shares-asked": _transition("the last silo has signed, no share was asked for", _masks("unmasking", answers=0)),
+    "shares-revealed": _transition("one silo's shares are saved, it does not know", _masks("unmasking", answers=1)),
+    "unmasked": _transition(
+        "the last shares are saved, no vector was summed",
+        lambda arguments: _enters("Aggregating")(arguments) and arguments[1].masked is not None,
+    ),
+    "mid-unmasking": Point(
+        meaning="a slab of the mean delta is unmasked and applied",
+        where="coordinator.edges.aggregator:apply_mean",
+        side="after",
+    ),
+    "log-not-cleared": Point(
+        meaning="the masked round is closed, the database's log still has its shares",
+        where="coordinator.edges.round_store:SqlRoundStore._clear_log",
+        side="before",
+        of_closed=True,
+    ),
 }
 
 
@@ -164,6 +214,15 @@ def _journalled(meaning: str, kind: str) -> Point:
     return Point(
         meaning=meaning,
         where="silo_agent.edges.round_journal:RoundJournal.record",
+        side="after",
+        only=lambda arguments: type(arguments[1]).__name__ == kind,
+    )
+
+
+def _masking_journalled(meaning: str, kind: str) -> Point:
+    return Point(
+        meaning=meaning,
+        where="silo_agent.edges.masking_journal:MaskingJournal.append",
         side="after",
         only=lambda arguments: type(arguments[1]).__name__ == kind,
     )
@@ -242,6 +301,40 @@ SILO_AGENT: Mapping[str, Point] = {
     "score-not-journalled": Point(
         meaning="the score is reported, the journal does not know it",
         where="silo_agent.edges.grpc_client:GrpcCoordinator.report_evaluation",
+        side="after",
+    ),
+    "root-journalled": _masking_journalled("the root of the attempt is journalled, no key has left", "OpenAttempt"),
+    "roster-journalled": _masking_journalled("the roster is journalled, no box has left", "Roster"),
+    "delivery-journalled": _masking_journalled("the boxes are journalled, nothing is masked", "Delivery"),
+    "vector-written": Point(
+        meaning="the masked vector is durable, the journal does not know it",
+        where="silo_agent.edges.workshop:Workshop.mask",
+        side="after",
+    ),
+    "vector-journalled": _masking_journalled("the masked vector is journalled, not announced", "VectorMasked"),
+    "survivors-journalled": _masking_journalled("the survivors are journalled, not signed", "SurvivorSet"),
+    "answer-remembered": Point(
+        meaning="that shares are shown is remembered, not yet journalled",
+        where="silo_agent.edges.masking_journal:MaskingJournal.remember",
+        side="after",
+        only=lambda arguments: any(plan.answered for plan in arguments[1].plans),
+    ),
+    "shares-journalled": _masking_journalled("that shares are shown is journalled, none has left", "UnmaskRequest"),
+    "shares-delivered": Point(
+        meaning="the shares are delivered, nothing is erased",
+        where="silo_agent.edges.grpc_client:GrpcCoordinator.answer_mask",
+        side="after",
+        only=lambda arguments: type(arguments[2]).__name__ == "Reveal",
+    ),
+    "erasing": Point(
+        meaning="the attempt's journal is overwritten and still there",
+        where="silo_agent.edges.masking_journal:write_at",
+        side="after",
+        only=lambda arguments: not any(arguments[1]),
+    ),
+    "erased": Point(
+        meaning="everything of the attempt is erased, the round goes on without this silo",
+        where="silo_agent.edges.masking_journal:MaskingJournal.erase",
         side="after",
     ),
 }

@@ -22,10 +22,14 @@ from ops.demo.processes import Processes
 from ops.soak.comparison import Result, timeless
 from ops.soak.federation import COORDINATOR, MortalFederation
 from security.identifiers import FederationName, SiloName
+from security.secure_aggregation.silo_memory import SiloMemory
+from silo_agent.edges.key_store import load_credentials
+from silo_agent.edges.masking_journal import MaskingJournal
 from silo_agent.edges.round_journal import RecordedOutcome, RoundJournal
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.task.events import SavedUpdate
 from tests.support.json_logs import logged
+from tests.support.repeatable_draws import Draws
 from tests.support.warm_processes import WarmProcesses
 
 LONGEST_S = 1200.0
@@ -51,8 +55,12 @@ class CoordinatorRecords:
 
 @dataclass(frozen=True, slots=True)
 class AgentRecords:
+    """`masking` has the kinds of the events that the journal of secure aggregation holds, as it can be read."""
+
     update: SavedUpdate | None
     outcomes: Sequence[RecordedOutcome]
+    masking: Sequence[str]
+    memory: SiloMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,12 +123,15 @@ class Executioner:
         federation: MortalFederation,
         kills: Sequence[Kill],
         at_death: Callable[[Death], None] = lambda death: None,
+        draws: Draws | None = None,
     ) -> None:
+        """With `draws`, what secure aggregation draws is repeatable, and known to the test."""
         self._federation = federation
         self._ahead = {name: [kill for kill in kills if kill.process == name] for name in federation.names}
         self._armed: dict[str, Kill] = {}
         self._started: set[str] = set()
         self._at_death = at_death
+        self._draws = draws
         self._given_up = False
         self.deaths: list[Death] = []
 
@@ -153,13 +164,17 @@ class Executioner:
 
     def start(self, process: str) -> None:
         self._started.add(process)
-        if not self._ahead[process]:
+        if not self._ahead[process] and self._draws is None:
             self._federation.start(process)
             return
-        kill = self._armed[process] = self._ahead[process].pop(0)
         program = "coordinator" if process == COORDINATOR else "silo-agent"
-        where = () if kill.round is None else ("--round", str(kill.round))
-        wrapper = [program, "--at", kill.point, "--nth", str(kill.nth), *where, "--note", str(self._note(process))]
+        wrapper = [program, "--note", str(self._note(process))]
+        if self._ahead[process]:
+            kill = self._armed[process] = self._ahead[process].pop(0)
+            where = () if kill.round is None else ("--round", str(kill.round))
+            wrapper += ["--at", kill.point, "--nth", str(kill.nth), *where]
+        if self._draws is not None:
+            wrapper += ["--draws", str(self._draws.folder), "--eager"]
         _, arguments = self._federation.command(process)
         self._federation.processes.start(process, "tests.support.killed_process", [*wrapper, "--", *arguments])
 
@@ -237,9 +252,17 @@ def agent_records(folder: SiloFolder, silo: SiloName) -> AgentRecords:
     with tempfile.TemporaryDirectory() as copy:
         for part in folder.root.glob("journal.sqlite*"):
             shutil.copy(part, copy)
+        if folder.masking.exists():
+            shutil.copytree(folder.masking, Path(copy) / "masking")
         journal = RoundJournal(Path(copy) / "journal.sqlite", updates=folder.updates, silo=silo)
+        masking = MaskingJournal(Path(copy) / "masking", load_credentials(folder).federation)
         try:
-            return AgentRecords(journal.saved_update(), journal.history(MANY))
+            return AgentRecords(
+                journal.saved_update(),
+                journal.history(MANY),
+                [type(event).__name__ for event in masking.events()],
+                masking.memory(),
+            )
         finally:
             journal.close()
 

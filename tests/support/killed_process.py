@@ -4,7 +4,9 @@
 
 SIGKILL, so nothing of the program runs after it: no handler, no `finally`, no flush. `--nth` counts the calls that fit the
 point; `--round` counts those of that round alone. FILE gets a line of JSON just before the end, so that a test can tell
-this death from any other.
+this death from any other. Without `--at` it lives on. With `--draws` what secure aggregation draws is repeatable
+(repeatable_draws.py), and the process is known by the name of its note. With `--eager` an agent hardly waits before it
+tries again to reach the coordinator: a run of many kills is as long as these waits.
 """
 
 import argparse
@@ -21,24 +23,33 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tests.support.kill_points import PROGRAMS, Arguments, Point
+from tests.support.repeatable_draws import Draws
 
 MAIN = {"coordinator": "coordinator.cli", "silo-agent": "silo_agent.cli"}
+
+
+class Rounds:
+    """`under_way`, and the one that was `closed` last, as far as this process knows."""
+
+    def __init__(self) -> None:
+        self.under_way: int | None = None
+        self.closed: int | None = None
 
 
 class Fate:
     """Counts the calls that fit the point, over all threads, and ends the process at the one that was asked for."""
 
-    def __init__(self, name: str, point: Point, *, nth: int, only_round: int | None, note: Path) -> None:
-        self._name, self._point = name, point
+    def __init__(
+        self, name: str, point: Point, rounds: Rounds, *, nth: int, only_round: int | None, note: Path
+    ) -> None:
+        self._name, self._point, self._rounds = name, point, rounds
         self._left, self._only_round, self._note = nth, only_round, note
         self._counting = threading.Lock()
-        self.under_way: int | None = None
-        self.closed: int | None = None
 
     @property
     def round(self) -> int | None:
         """The round that a call of the point belongs to now."""
-        return self.closed if self._point.of_closed else self.under_way
+        return self._rounds.closed if self._point.of_closed else self._rounds.under_way
 
     def meet(self, arguments: Arguments) -> None:
         if not self._point.only(arguments) or self._only_round not in (None, self.round):
@@ -98,8 +109,8 @@ def _wrapped(function: Callable[..., Any], fate: Fate, side: str) -> Callable[..
     return calling
 
 
-def follow_rounds(program: str, fate: Fate) -> None:
-    """Have `fate` know the rounds: from what the program makes durable, just before it does so."""
+def follow_rounds(program: str, rounds: Rounds) -> None:
+    """Have `rounds` be right: from what the program makes durable, just before it does so."""
     if program == "coordinator":
         from coordinator.edges.round_store import SqlRoundStore
         from coordinator.rounds.effects import EvaluationClosed, RoundClosed
@@ -108,15 +119,15 @@ def follow_rounds(program: str, fate: Fate) -> None:
         transition, load = SqlRoundStore.transition, SqlRoundStore.load
 
         def saving(store: SqlRoundStore, state: State, records: Any) -> None:
-            fate.under_way = round_of(state)[0]
+            rounds.under_way = round_of(state)[0]
             for record in records:
                 if isinstance(record, RoundClosed | EvaluationClosed):
-                    fate.closed = record.key.round
+                    rounds.closed = record.key.round
             transition(store, state, records)
 
         def loading(store: SqlRoundStore) -> State:
             state = load(store)
-            fate.under_way = round_of(state)[0]
+            rounds.under_way = round_of(state)[0]
             return state
 
         SqlRoundStore.transition = saving  # type: ignore[method-assign, assignment]
@@ -128,27 +139,47 @@ def follow_rounds(program: str, fate: Fate) -> None:
 
         def recording(journal: RoundJournal, effect: Any) -> None:
             if (key := getattr(effect, "key", None)) is not None:
-                fate.under_way = key.round
+                rounds.under_way = key.round
             record(journal, effect)
 
         RoundJournal.record = recording  # type: ignore[method-assign, assignment]
 
 
+def come_back_at_once() -> None:
+    """Have an agent wait no longer than half a second before it looks for a coordinator that is gone."""
+    from silo_agent.edges import channel
+    from silo_agent.edges.backoff import Backoff
+
+    Backoff.__init__.__kwdefaults__ = {"first_s": 0.1, "most_s": 0.5}  # type: ignore[attr-defined]
+    names = ("initial", "min", "max")
+    channel.CHANNEL_OPTIONS = (  # type: ignore[attr-defined]
+        *channel.CHANNEL_OPTIONS,  # type: ignore[attr-defined]
+        *((f"grpc.{name}_reconnect_backoff_ms", 100) for name in names),
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("program", choices=sorted(PROGRAMS))
-    parser.add_argument("--at", required=True)
+    parser.add_argument("--at")
     parser.add_argument("--nth", type=int, default=1)
     parser.add_argument("--round", type=int)
     parser.add_argument("--note", type=Path, required=True)
+    parser.add_argument("--draws", type=Path)
+    parser.add_argument("--eager", action="store_true")
     parser.add_argument("arguments", nargs="+")
     given = parser.parse_args()
-    point = PROGRAMS[given.program][given.at]
-    fate = Fate(given.at, point, nth=given.nth, only_round=given.round, note=given.note)
+    rounds = Rounds()
     import silo_wire  # noqa: F401  # before whatever imports grpc
 
-    install(fate, point)
-    follow_rounds(given.program, fate)
+    if given.at is not None:
+        point = PROGRAMS[given.program][given.at]
+        install(Fate(given.at, point, rounds, nth=given.nth, only_round=given.round, note=given.note), point)
+    if given.draws is not None:
+        Draws(given.draws).install(given.program, given.note.stem, lambda: rounds.under_way)
+    if given.eager:
+        come_back_at_once()
+    follow_rounds(given.program, rounds)
     sys.argv = [given.program, *given.arguments]
     importlib.import_module(MAIN[given.program]).main()
 

@@ -20,8 +20,8 @@ from blake3 import blake3
 from security.secure_aggregation.attempt import Attempt
 from security.secure_aggregation.secret import Secret
 
-SHORTEST = 16
-"""Bytes; what is shorter is no key, and would be found by chance."""
+DIFFERENT = 12
+"""Bytes that a secret has at least; what has fewer is short or a constant, and would be found by chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Draws:
         log = (self.folder / "secrets" / process).open("a", buffering=1)
 
         def note(data: bytearray) -> None:
-            if len(data) >= SHORTEST and any(data):
+            if len(set(data)) >= DIFFERENT:
                 log.write(f"{round_now() or 0} {data.hex()}\n")
 
         def made(secret: Secret, data: Any) -> None:

@@ -36,6 +36,7 @@ from security.secure_aggregation.secret import Secret
 from silo_agent.edges.backoff import Backoff
 from silo_agent.edges.channel import mutual_channel
 from silo_agent.edges.grpc_client import GrpcCoordinator
+from silo_agent.edges.instance import next_instance
 from silo_agent.edges.key_store import SiloCredentials
 from silo_agent.edges.masking_journal import MaskingJournal
 from silo_agent.edges.masking_party import party_of
@@ -87,6 +88,7 @@ HONEST = SILOS[:3]
 MASKED, PLAIN = "masked", "plain"
 WEIGHT_CAP = 100.0
 LARGEST_DELTA = 0.25
+LONG_S = 60.0
 
 Vector = NDArray[np.float32]
 Wide = NDArray[np.float64]
@@ -269,6 +271,8 @@ class PlayedSilo:
         self.vector: Vectors
         self.vectors: dict[bytes, Vectors] = {}  # by the digest that is announced
         self.play: Play
+        self._parts = AsyncExitStack()
+        self._run: asyncio.Task[None]
         self.journal: RoundJournal
         self.client: Client
         self.masking: SiloMasking
@@ -333,55 +337,65 @@ class PlayedSilo:
         """Of the box from this silo to `peer`, or the other way."""
         at = self.at
         assert isinstance(at, silo_machine.Dealt)
-        return box_key(
-            box_private_key(at.opening.root, at.attempt),
+        private = box_private_key(at.opening.root, at.attempt)
+        key = box_key(
+            private,
             at.roster.member(peer).box_key,
             peer=peer,
             roster=at.roster.digest,
             sender=self.name if to == peer else peer,
             receiver=to,
         )
+        private.erase()
+        return key
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator["PlayedSilo"]:
+    async def start(self) -> None:
+        """A process of the agent's begins."""
         self.journal = RoundJournal(self.folder.journal, updates=self.folder.updates, silo=self.name)
+        self._parts.callback(self.journal.close)
         observer = SiloObserver(journal=self.journal, metrics=SiloMetrics(CollectorRegistry()), display=self.notes)
         policy = SiloPolicy(rules=PolicyRules(), silo=self.name)
-        async with mutual_channel(self.credentials) as channel:
-            self.client = Client(
-                channel=channel,
-                credentials=self.credentials,
-                models=ModelCache(self.folder.models, kept=2),
-                agent_version="test",
-                unreachable=observer.unreachable,
-                new_backoff=lambda: Backoff(first_s=0.01, most_s=0.05),
-            )
-            self.client.silo = self
-            self.masking = SiloMasking(
-                journal=MaskingJournal(self.folder.masking, FEDERATION),
-                coordinator=self.client,
-                party=party_of(self.folder, self.credentials, policy),
-            )
-            self.service = AgentService(
-                federation=FEDERATION,
-                coordinator=self.client,
-                journal=self.journal,
-                plans=PlanStore(self.folder.plans),
-                gate=policy,
-                trainer=self.trainer,
-                masking=self.masking,
-                display=self.notes,
-                observer=observer,
-            )
-            run = asyncio.create_task(self.service.run())
-            try:
-                yield self
-            finally:
-                self.service.stop()
-                async with asyncio.timeout(PATIENCE_S):
-                    await asyncio.wait([run])
-                self.journal.close()
-        run.result()
+        self.client = Client(
+            channel=await self._parts.enter_async_context(mutual_channel(self.credentials)),
+            credentials=self.credentials,
+            models=ModelCache(self.folder.models, kept=2),
+            agent_version="test",
+            unreachable=observer.unreachable,
+            new_backoff=lambda: Backoff(first_s=0.01, most_s=0.05),
+            instance=next_instance(self.journal, self.folder.root),
+        )
+        self.client.silo = self
+        self.masking = SiloMasking(
+            journal=MaskingJournal(self.folder.masking, FEDERATION),
+            coordinator=self.client,
+            party=party_of(self.folder, self.credentials, policy),
+        )
+        self.service = AgentService(
+            federation=FEDERATION,
+            coordinator=self.client,
+            journal=self.journal,
+            plans=PlanStore(self.folder.plans),
+            gate=policy,
+            trainer=self.trainer,
+            masking=self.masking,
+            display=self.notes,
+            observer=observer,
+        )
+        self._run = asyncio.create_task(self.service.run())
+
+    async def stop(self) -> None:
+        self.service.stop()
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.wait([self._run])
+        await self._parts.aclose()
+        self._run.result()
+
+    async def restart(self) -> None:
+        """The process goes without a word, the next one begins."""
+        self._run.cancel()
+        await asyncio.wait([self._run])
+        await self._parts.aclose()
+        await self.start()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -418,7 +432,7 @@ class Play:
         loop, changed = self.at.service._loop, asyncio.Event()
         loop.on_change.append(changed.set)
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(LONG_S):
                 while not holds():
                     changed.clear()
                     await changed.wait()
@@ -427,10 +441,9 @@ class Play:
         finally:
             loop.on_change.remove(changed.set)
 
-    async def deadline(self, phase: str) -> None:
-        """All but the rogue do what this phase of secure aggregation asks of them; then its deadline passes."""
-
-        await self.until(lambda: self.phase == phase and [it for it in SILOS if is_awaited(self.secure, it)] == [ROGUE])
+    async def deadline(self, phase: str, *, of: SiloName = ROGUE) -> None:
+        """All but one do what this phase of secure aggregation asks of them; then its deadline passes."""
+        await self.until(lambda: self.phase == phase and [it for it in SILOS if is_awaited(self.secure, it)] == [of])
         await self.pass_deadline()
 
     def rogue_reveals_first(self) -> None:
@@ -598,7 +611,8 @@ async def played(
         at.service._loop.on_change.append(play.keep_model)
         async with AsyncExitStack() as stack:
             for silo in silos.values():
-                await stack.enter_async_context(silo.running())
+                await silo.start()
+                stack.push_async_callback(silo.stop)
             try:
                 yield play
             finally:

@@ -5,24 +5,26 @@ import os
 import shutil
 import sqlite3
 import stat
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from coordinator.edges.round_store import SqlRoundStore
+from coordinator.edges.round_store import BUSY_TIMEOUT_MS, SqlRoundStore
 from coordinator.edges.state_json import STATE_VERSION, state_from_json, state_to_json
 from coordinator.rounds.effects import COMMANDS, Record
 from coordinator.rounds.events import DeadlinePassed, Event, PlanStopped
 from coordinator.rounds.machine import step
 from coordinator.rounds.scores import BestModel
-from coordinator.rounds.states import Idle, State, Stopped
+from coordinator.rounds.states import Aggregating, Idle, State, Stopped
 from coordinator.rounds.updates import IncludedUpdate
 from coordinator.service.records import EnrolledSilo, Invitation
 from security.errors import AuthenticationError, StorageError
 from security.identifiers import SiloName
 from silo_wire.canonical import digest_of
+from tests.support.masked_rounds import D, MaskedRounds
 from tests.support.rounds import (
     COLLECTING,
     FEDERATION,
@@ -216,6 +218,56 @@ def test_writes_are_synchronised_to_the_disk(store: SqlRoundStore) -> None:
             for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
         }
     assert pragmas == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 10_000}
+
+
+def unmasking(store: SqlRoundStore) -> tuple[Aggregating, list[bytes]]:
+    """A round whose silos have revealed their shares, as saved, and pieces of what the state has of these."""
+    rounds = MaskedRounds()
+    rounds.train()
+    rounds.open()
+    rounds.run()
+    assert isinstance(rounds.state, Aggregating)
+    assert rounds.state.masked is not None
+    enrol(store, D)
+    store.transition(rounds.state, records_of(tuple(rounds.effects)))
+    revealed = [entry.encode() for entry in rounds.state.masked.attempt.journal[-3:]]
+    return rounds.state, [entry[at : at + 40] for entry in revealed for at in range(0, len(entry) - 40, 40)]
+
+
+def files_with(pieces: list[bytes], path: Path) -> list[str]:
+    files = sorted(path.parent.glob("state.sqlite*"))
+    return [file.name for file in files if any(piece in file.read_bytes() for piece in pieces)]
+
+
+def test_what_silos_revealed_is_in_no_file_when_the_round_is_over(store: SqlRoundStore, path: Path) -> None:
+    state, revealed = unmasking(store)
+    assert files_with(revealed, path) == ["state.sqlite-wal"]
+    live(store, state, aggregated(state.key, silos=()))
+    assert files_with(revealed, path) == []
+
+
+def test_nor_when_the_process_was_killed_before_it_cleared_its_log(store: SqlRoundStore, path: Path) -> None:
+    state, revealed = unmasking(store)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SqlRoundStore, "_clear_log", lambda store: None)
+        live(store, state, aggregated(state.key, silos=()))
+    assert files_with(revealed, path) == ["state.sqlite-wal"]
+    SqlRoundStore(path, FEDERATION).close()
+    assert files_with(revealed, path) == []
+
+
+def test_a_reader_puts_that_off_and_holds_nobody_up(store: SqlRoundStore, path: Path) -> None:
+    state, revealed = unmasking(store)
+    reader = sqlite3.connect(path)
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM machine").fetchone()
+    began = time.monotonic()
+    closed = live(store, state, aggregated(state.key, silos=()))
+    assert time.monotonic() - began < BUSY_TIMEOUT_MS / 2000
+    assert files_with(revealed, path) != []
+    reader.close()
+    store.transition(closed, [])
+    assert files_with(revealed, path) == []
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

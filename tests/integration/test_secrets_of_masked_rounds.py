@@ -1,0 +1,136 @@
+"""What was secret in a masked round is overwritten in memory when it is over: of a real coordinator and four real agents.
+
+On disk: tests/crash/test_kill_masked.py. Of the protocol's machines alone: tests/unit/test_secagg_secrets.py.
+"""
+
+import asyncio
+import gc
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from security.secure_aggregation.messages import Advertisement, Agreement, MaskedInput, Reveal, SharedKeys
+from security.secure_aggregation.secret import Secret
+from silo_wire.messages import RoundKey
+from tests.integration.test_attacks_on_masked_rounds import in_its_place, instead, rogue_template, with_false_shares
+from tests.support.coordinator import FederationTemplate
+from tests.support.rogue_silos import HOSPITAL, SILOS, Attack, Play, PlayedSilo, honestly, played
+
+__all__ = ["rogue_template"]
+
+Playing = Callable[[Attack], AbstractAsyncContextManager[Play]]
+Owned = list[tuple[bytearray, str]]
+
+
+@pytest.fixture
+def playing(rogue_template: FederationTemplate, tmp_path: Path) -> Playing:
+    return lambda attack: played(rogue_template, tmp_path, attack)
+
+
+@pytest.fixture
+def owned(monkeypatch: pytest.MonkeyPatch) -> Owned:
+    """The buffer of every secret that is made, kept alive beyond the secret itself, and by whom it was made."""
+    buffers: Owned = []
+    make, take = Secret.__init__, Secret.taking.__func__  # type: ignore[attr-defined]
+
+    def keep(buffer: bytearray) -> None:
+        frames = reversed(traceback.extract_stack(limit=7)[:-2])
+        buffers.append((buffer, " < ".join(f"{frame.name}:{frame.lineno}" for frame in frames)))
+
+    def made(self: Secret, data: Any) -> None:
+        make(self, data)
+        keep(self._buffer)
+
+    def taken(cls: type[Secret], buffer: bytearray) -> Secret:
+        secret: Secret = take(cls, buffer)
+        keep(buffer)
+        return secret
+
+    monkeypatch.setattr(Secret, "__init__", made)
+    monkeypatch.setattr(Secret, "taking", classmethod(taken))
+    return buffers
+
+
+def check_overwritten(owned: Owned) -> None:
+    assert len(owned) > 200
+    left = [maker for buffer, maker in owned if any(buffer)]
+    assert left == [], f"{len(left)} of {len(owned)} secrets were not overwritten"
+    gc.collect()
+    assert [secret for secret in gc.get_objects() if type(secret) is Secret and not secret.erased] == []
+
+
+async def test_of_rounds_that_are_applied(playing: Playing, owned: Owned) -> None:
+    async with playing(honestly) as play:
+        for number in (1, 2):
+            assert (await play.closed(number)).outcome == "applied"
+    check_overwritten(owned)
+
+
+async def test_of_an_attempt_that_is_abandoned(playing: Playing, owned: Owned) -> None:
+    async with playing(instead(SharedKeys, with_false_shares)) as play:
+        assert (await play.closed(1)).attempt == 2
+    check_overwritten(owned)
+
+
+async def test_of_a_silo_that_is_not_waited_for(playing: Playing, owned: Owned) -> None:
+    async with playing(instead(Agreement, lambda silo, it: None)) as play:
+        await play.deadline("consistency check")
+        assert (await play.closed(2)).outcome == "applied"
+    check_overwritten(owned)
+
+
+@pytest.mark.parametrize(
+    "kind", [Advertisement, SharedKeys, MaskedInput, Reveal], ids=["keys", "boxes", "vector", "shares"]
+)
+async def test_of_a_silo_that_was_restarted_in_the_middle(playing: Playing, owned: Owned, kind: type) -> None:
+    """The root that the killed process had goes with its memory, which is the test's; the next one reads its own."""
+    reached = asyncio.Event()
+
+    async def hang(silo: PlayedSilo, key: RoundKey, message: Any) -> None:
+        silo.attack = honestly
+        reached.set()
+        await asyncio.Event().wait()
+
+    async with playing(honestly) as play:
+        hospital = play.silos[HOSPITAL]
+        hospital.attack = in_its_place(kind, hang)
+        await reached.wait()
+        root: Secret = hospital.at.opening.root
+        await hospital.restart()
+        for number in (1, 2):
+            play.check_made_by(await play.closed(number), *SILOS)
+    assert not root.erased
+    root.erase()
+    check_overwritten(owned)
+
+
+async def test_of_an_attempt_whose_journal_was_damaged(playing: Playing, owned: Owned) -> None:
+    """The silo forfeits it, and erases what is left of it; the others' sum comes out, and the next round is everybody's."""
+    reached = asyncio.Event()
+
+    async def hang(silo: PlayedSilo, key: RoundKey, message: Any) -> None:
+        silo.attack = honestly
+        reached.set()
+        await asyncio.Event().wait()
+
+    async with playing(honestly) as play:
+        hospital = play.silos[HOSPITAL]
+        hospital.attack = in_its_place(SharedKeys, hang)
+        await reached.wait()
+        root: Secret = hospital.at.opening.root
+        journal = hospital.folder.masking / "attempt"
+        damaged = bytearray(journal.read_bytes())
+        damaged[60] ^= 1
+        journal.write_bytes(damaged)
+        await hospital.restart()
+        await play.deadline("share keys", of=HOSPITAL)
+        others = [silo for silo in SILOS if silo != HOSPITAL]
+        play.check_made_by(await play.closed(1), *others)
+        play.check_made_by(await play.closed(2), *SILOS)
+    assert not journal.exists()
+    root.erase()
+    check_overwritten(owned)
