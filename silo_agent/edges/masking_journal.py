@@ -3,6 +3,7 @@
     memory      what this silo has taken part in, over all attempts: kept
     attempt     the events of the attempt under way, the first of them with its root secret: overwritten, then deleted at its end
     vector      the masked vector that was made in it, and vector.manifest
+    spare       the file of an earlier attempt's vector, of which nothing remains to be kept from anyone: it is written over
 
 An event is its length and its bytes, which hold a digest of their own. Everything is durable when a call returns.
 """
@@ -34,6 +35,7 @@ class MaskingJournal:
         self._attempt = folder / "attempt"
         self._manifest = folder / "vector.manifest"
         self._federation = federation
+        self._spare = folder / "spare"
         self.vector_file = folder / "vector"
 
     def memory(self) -> SiloMemory:
@@ -92,6 +94,12 @@ class MaskingJournal:
         except OSError as error:
             raise StorageError(f"{self._attempt} cannot be written: {error.strerror or error}") from error
 
+    def new_vector_file(self) -> Path:
+        """Where the vector of the attempt is to be written, over what is there: room that a file has already costs next to nothing."""
+        if self._spare.exists() and not self.vector_file.exists():
+            self._spare.replace(self.vector_file)
+        return self.vector_file
+
     def keep_manifest(self, manifest: Manifest) -> None:
         """Of the masked vector."""
         write_private(self._manifest, manifest_to_wire(manifest).SerializeToString(deterministic=True))
@@ -103,7 +111,10 @@ class MaskingJournal:
             raise IntegrityError(f"{self._manifest} does not parse ({error}): the attempt is forfeited") from error
 
     def erase(self) -> None:
-        """Overwrite and delete all of the attempt; the memory stays. A disk that keeps old blocks keeps them all the same."""
+        """Overwrite and delete all of the attempt but the spare; the memory stays.
+
+        A disk that keeps old blocks keeps them all the same.
+        """
         try:
             if self._attempt.exists():
                 descriptor = os.open(self._attempt, os.O_WRONLY | os.O_CLOEXEC)
@@ -114,8 +125,9 @@ class MaskingJournal:
                     os.close(descriptor)
                 self._attempt.unlink()
                 sync_folder(self._attempt.parent)
-            for path in (self._manifest, self.vector_file):
-                path.unlink(missing_ok=True)
+            self._manifest.unlink(missing_ok=True)
+            if self.vector_file.exists():
+                self.vector_file.replace(self._spare)
         except OSError as error:
             raise StorageError(f"{self._attempt} cannot be erased: {error.strerror or error}") from error
 

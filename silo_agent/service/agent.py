@@ -383,7 +383,7 @@ class AgentService:
                     update=update,
                     update_file=self._journal.update_file(update.key),
                     mark=mark,
-                    out=self._masking.vector_file,
+                    out=self._masking.new_vector_file(),
                     work=work,
                     progress=progress,
                     cancelled=cancelled,

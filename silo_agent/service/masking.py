@@ -57,10 +57,9 @@ class Masking:
                 event.root.erase()
         return bool(events)
 
-    @property
-    def vector_file(self) -> Path:
-        """Where the masked vector of the attempt lies or will lie."""
-        return self._journal.vector_file
+    def new_vector_file(self) -> Path:
+        """Where the masked vector of the attempt is to be written."""
+        return self._journal.new_vector_file()
 
     async def answer(
         self, order: Mask, update: SavedUpdate, bundle: PlanBundle, *, mask: Masker, progress: Progress

@@ -205,7 +205,10 @@ class MaskingJournalPort(Protocol):
     """What survives this process of secure aggregation. Each call is durable when it returns."""
 
     vector_file: Path
-    """Where the masked vector of the attempt lies or will lie."""
+    """Where the masked vector of the attempt lies."""
+
+    def new_vector_file(self) -> Path:
+        """The same, for one that is to be written."""
 
     def memory(self) -> SiloMemory: ...
 

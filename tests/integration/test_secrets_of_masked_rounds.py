@@ -8,6 +8,7 @@ import gc
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,22 @@ from tests.support.rogue_silos import HOSPITAL, SILOS, Attack, Play, PlayedSilo,
 __all__ = ["rogue_template"]
 
 Playing = Callable[[Attack], AbstractAsyncContextManager[Play]]
-Owned = list[tuple[bytearray, str]]
+
+
+@dataclass(frozen=True)
+class Owned:
+    """The buffer of every secret that was made during a test, kept alive beyond the secret itself, and by whom it was made.
+
+    `earlier`: secrets that other tests left in this process.
+    """
+
+    earlier: tuple[Secret, ...]
+    buffers: list[tuple[bytearray, str]] = field(default_factory=list)
+
+
+def alive() -> tuple[Secret, ...]:
+    gc.collect()
+    return tuple(it for it in gc.get_objects() if type(it) is Secret and not it.erased)
 
 
 @pytest.fixture
@@ -33,13 +49,12 @@ def playing(rogue_template: FederationTemplate, tmp_path: Path) -> Playing:
 
 @pytest.fixture
 def owned(monkeypatch: pytest.MonkeyPatch) -> Owned:
-    """The buffer of every secret that is made, kept alive beyond the secret itself, and by whom it was made."""
-    buffers: Owned = []
+    owned = Owned(alive())
     make, take = Secret.__init__, Secret.taking.__func__  # type: ignore[attr-defined]
 
     def keep(buffer: bytearray) -> None:
         frames = reversed(traceback.extract_stack(limit=7)[:-2])
-        buffers.append((buffer, " < ".join(f"{frame.name}:{frame.lineno}" for frame in frames)))
+        owned.buffers.append((buffer, " < ".join(f"{frame.name}:{frame.lineno}" for frame in frames)))
 
     def made(self: Secret, data: Any) -> None:
         make(self, data)
@@ -52,15 +67,14 @@ def owned(monkeypatch: pytest.MonkeyPatch) -> Owned:
 
     monkeypatch.setattr(Secret, "__init__", made)
     monkeypatch.setattr(Secret, "taking", classmethod(taken))
-    return buffers
+    return owned
 
 
 def check_overwritten(owned: Owned) -> None:
-    assert len(owned) > 200
-    left = [maker for buffer, maker in owned if any(buffer)]
-    assert left == [], f"{len(left)} of {len(owned)} secrets were not overwritten"
-    gc.collect()
-    assert [secret for secret in gc.get_objects() if type(secret) is Secret and not secret.erased] == []
+    assert len(owned.buffers) > 200
+    left = [maker for buffer, maker in owned.buffers if any(buffer)]
+    assert left == [], f"{len(left)} of {len(owned.buffers)} secrets were not overwritten"
+    assert [it for it in alive() if all(it is not earlier for earlier in owned.earlier)] == []
 
 
 async def test_of_rounds_that_are_applied(playing: Playing, owned: Owned) -> None:

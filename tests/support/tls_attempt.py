@@ -8,6 +8,9 @@ from pathlib import Path
 TIMEOUT_S = 10.0
 
 
+CUT_OFF = "cut off in the handshake"
+
+
 async def greeted(
     port: int, *, version: ssl.TLSVersion, key_and_certificate: tuple[bytes, bytes] | None = None, folder: Path
 ) -> str:
@@ -37,6 +40,8 @@ def _greeted(port: int, version: ssl.TLSVersion, key_and_certificate: tuple[byte
         ):
             connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
             return "" if connection.recv(1) else "closed"
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError):  # which of the two, is a matter of timing
+        return CUT_OFF
     except ssl.SSLError as error:
         return error.reason or str(error)
     except OSError as error:

@@ -120,12 +120,24 @@ def test_erasing_overwrites_the_root_before_the_file_goes(journal: MaskingJourna
     folder = journal.vector_file.parent
     os.link(folder / "attempt", tmp_path / "link")  # what was on the disk under that name
     journal.erase()
-    assert list(folder.iterdir()) == []
+    assert [path.name for path in folder.iterdir()] == ["spare"]
     left = (tmp_path / "link").read_bytes()
     assert bytes(event.root.buffer) not in left
     assert left == bytes(len(left))
     journal.erase()
     assert journal.events() == ()
+
+
+def test_the_file_of_a_vector_is_written_over_by_the_next_one(journal: MaskingJournal) -> None:
+    assert not journal.new_vector_file().exists()
+    journal.vector_file.write_bytes(b"masked")
+    file = journal.vector_file.stat().st_ino
+    journal.erase()
+    assert not journal.vector_file.exists()
+    assert journal.new_vector_file().stat().st_ino == file
+    assert again(journal).new_vector_file().stat().st_ino == file  # after a crash that left it half written
+    journal.erase()
+    assert journal.new_vector_file().stat().st_ino == file
 
 
 def test_the_manifest_of_the_vector_is_read_back_or_refused(journal: MaskingJournal) -> None:
