@@ -105,7 +105,7 @@ def measure(work: Path, *, silos: int, parameters: int) -> MaskFigures:
     cohort.stand_in(range(silos - lost, silos), attempt)
     return MaskFigures(
         silos=silos,
-        parameters=parameters,
+        parameters=cohort.parameters,
         keys=keys,
         mask=Cost(
             cpu_s=sum(one.cpu_s for one in masking) / MEASURED,
@@ -126,6 +126,7 @@ class _Cohort:
         self._work = work
         self._layout = Layout("float32", tuple(tensors))
         self._deltas = Deltas(silos, [tensor.elements for tensor in tensors])
+        self.parameters = self._layout.parameters
         self.names = [SiloName(f"silo-{index:02}") for index in range(silos)]
         section = AggregationSection.model_validate({"secure_aggregation": True, "momentum": 0.0, "weighting": "size"})
         self.ranges = self._deltas.second_ranges(first_ranges(section, self._layout))

@@ -117,7 +117,7 @@ def _measure(chosen: Choice, *, silos: int, parameters: int, console: Console) -
     with console.status(f"masks: {what}"):
         masks = cryptography.measure(place, silos=silos, parameters=parameters)
     shutil.rmtree(place)
-    masked = Entry(system="lorica masked", silos=silos, parameters=parameters, masks=masks)
+    masked = Entry(system="lorica masked", silos=silos, parameters=masks.parameters, masks=masks)
     if not chosen.rounds or silos not in chosen.federations:
         return [masked]
     rounds = f"{what}, {chosen.rounds} rounds" + (" and one to warm up" if chosen.rounds > 1 else "")
