@@ -68,7 +68,7 @@ from silo_wire.messages import (
 from silo_wire.plan import MAX_BUNDLE_BYTES, PlanBundle
 from silo_wire.secure_codec import mask_answer_to_wire, masked_header_to_wire
 from silo_wire.statements import MODEL_DOMAIN, UPDATE_DOMAIN, model_statement, update_statement
-from silo_wire.transport import answer_to, error_of
+from silo_wire.transport import answer_to, error_of, give_memory_back
 from silo_wire.v1 import common_pb2, federation_pb2, federation_pb2_grpc
 from silo_wire.work_behind import WorkBehind
 
@@ -160,7 +160,10 @@ class GrpcCoordinator:
     # ---- plans and models ---------------------------------------------------------------------------------------
 
     async def fetch_plan(self, plan: Digest) -> PlanBundle:
-        return await self._until_answered(lambda: self._fetch_plan(plan))
+        try:
+            return await self._until_answered(lambda: self._fetch_plan(plan))
+        finally:
+            give_memory_back()
 
     async def _fetch_plan(self, plan: Digest) -> PlanBundle:
         raw = bytearray()
@@ -176,9 +179,10 @@ class GrpcCoordinator:
                 raw += chunk.data
                 if len(raw) > MAX_BUNDLE_BYTES:
                     raise MalformedMessage(f"plan bundle has more than the {MAX_BUNDLE_BYTES} bytes allowed")
+            return PlanBundle.decode(bytes(raw), plan)
         finally:
             call.cancel()
-        return PlanBundle.decode(bytes(raw), plan)
+            raw.clear()  # an error would keep it
 
     async def declare_readiness(self, plan: Digest, *, ready: bool, reason: str) -> None:
         request = federation_pb2.ReadinessRequest(key=self._key(plan), ready=ready, reason=detail_to_wire(reason))
