@@ -23,7 +23,7 @@ from torch import nn
 from transformers import T5Config, T5ForConditionalGeneration
 
 from security.errors import ConfigurationError, MalformedMessage
-from silo_agent.task.update import BLOCK_ELEMENTS, FloatBlock
+from silo_agent.task.update import BLOCK_ELEMENTS, FloatBlock, squared_norm
 from silo_agent.training.vector_file import VectorReader, blocks
 from silo_wire.manifest import Layout, TensorSpec
 
@@ -195,8 +195,7 @@ def load_vector(parameters: BoundParameters, vector: VectorReader) -> None:
             vector.read([memory[: end - begin]])
             values = [part for _, _, part in parameters.beside(memory[: end - begin], begin)]
         for (spec, tensor), part in zip(slices, values, strict=True):
-            # A value that is not finite makes the sum of squares so, and that sum is far quicker; finite ones may overflow it.
-            if not math.isfinite(np.dot(part, part)) and not np.isfinite(part).all():
+            if not math.isfinite(squared_norm(part)):
                 raise MalformedMessage(f"round model tensor {spec.name} has values that are not finite")
             if not on_cpu:
                 with torch.no_grad():

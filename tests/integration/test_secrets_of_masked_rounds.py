@@ -97,11 +97,8 @@ async def test_of_a_silo_that_is_not_waited_for(playing: Playing, owned: Owned) 
     check_overwritten(owned)
 
 
-@pytest.mark.parametrize(
-    "kind", [Advertisement, SharedKeys, MaskedInput, Reveal], ids=["keys", "boxes", "vector", "shares"]
-)
-async def test_of_a_silo_that_was_restarted_in_the_middle(playing: Playing, owned: Owned, kind: type) -> None:
-    """The root that the killed process had goes with its memory, which is the test's; the next one reads its own."""
+async def hangs(silo: PlayedSilo, kind: type) -> None:
+    """Until `silo` is about to send its first message of this kind, which it never does; after that it is honest."""
     reached = asyncio.Event()
 
     async def hang(silo: PlayedSilo, key: RoundKey, message: Any) -> None:
@@ -109,10 +106,18 @@ async def test_of_a_silo_that_was_restarted_in_the_middle(playing: Playing, owne
         reached.set()
         await asyncio.Event().wait()
 
+    silo.attack = in_its_place(kind, hang)
+    await reached.wait()
+
+
+@pytest.mark.parametrize(
+    "kind", [Advertisement, SharedKeys, MaskedInput, Reveal], ids=["keys", "boxes", "vector", "shares"]
+)
+async def test_of_a_silo_that_was_restarted_in_the_middle(playing: Playing, owned: Owned, kind: type) -> None:
+    """The root that the killed process had goes with its memory, which is the test's; the next one reads its own."""
     async with playing(honestly) as play:
         hospital = play.silos[HOSPITAL]
-        hospital.attack = in_its_place(kind, hang)
-        await reached.wait()
+        await hangs(hospital, kind)
         root: Secret = hospital.at.opening.root
         await hospital.restart()
         for number in (1, 2):
@@ -124,17 +129,9 @@ async def test_of_a_silo_that_was_restarted_in_the_middle(playing: Playing, owne
 
 async def test_of_an_attempt_whose_journal_was_damaged(playing: Playing, owned: Owned) -> None:
     """The silo forfeits it, and erases what is left of it; the others' sum comes out, and the next round is everybody's."""
-    reached = asyncio.Event()
-
-    async def hang(silo: PlayedSilo, key: RoundKey, message: Any) -> None:
-        silo.attack = honestly
-        reached.set()
-        await asyncio.Event().wait()
-
     async with playing(honestly) as play:
         hospital = play.silos[HOSPITAL]
-        hospital.attack = in_its_place(SharedKeys, hang)
-        await reached.wait()
+        await hangs(hospital, SharedKeys)
         root: Secret = hospital.at.opening.root
         journal = hospital.folder.masking / "attempt"
         damaged = bytearray(journal.read_bytes())

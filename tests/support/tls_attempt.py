@@ -6,8 +6,6 @@ import ssl
 from pathlib import Path
 
 TIMEOUT_S = 10.0
-
-
 CUT_OFF = "cut off in the handshake"
 
 

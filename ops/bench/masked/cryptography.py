@@ -8,13 +8,12 @@ vectors on disk, and three models, whatever the number of silos.
 The two silos that are lost in the second sum are of those others, with a sum of their own.
 """
 
-import ctypes
 import math
 import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -44,6 +43,7 @@ from silo_wire.canonical import Digest, digest_of
 from silo_wire.manifest import Layout, TensorSpec
 from silo_wire.messages import RoundKey, TrainingSummary
 from silo_wire.plan import AggregationSection
+from silo_wire.transport import give_memory_back
 
 MEASURED = 2
 """Silos that are masked one by one."""
@@ -254,7 +254,7 @@ def _models(work: Path, layout: Layout) -> ModelStore:
 def _measured(work: Callable[[], Result]) -> tuple[Result, Cost]:
     """CPU time is of all threads of this process."""
     pid = os.getpid()
-    _give_back_memory()
+    give_memory_back()  # what was freed and kept for later would hide what is needed
     reset_peak(pid)
     before, _ = memory_bytes(pid)
     cpu, wall = time.process_time(), time.monotonic()
@@ -262,9 +262,3 @@ def _measured(work: Callable[[], Result]) -> tuple[Result, Cost]:
     cpu, wall = time.process_time() - cpu, time.monotonic() - wall
     _, peak = memory_bytes(pid)
     return result, Cost(cpu_s=cpu, wall_s=wall, peak_bytes=max(peak - before, 0))
-
-
-def _give_back_memory() -> None:
-    """What was freed and kept for later would hide what is needed."""
-    with suppress(AttributeError):  # the GNU C library alone has it
-        ctypes.CDLL(None).malloc_trim(0)

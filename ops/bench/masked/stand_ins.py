@@ -6,10 +6,10 @@ keys and rounding. Masks among them cancel; they are left out, which is all that
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
-from blake3 import blake3
 
 from coordinator.edges.stored_vector import StoredVector
 from ops.bench.masked.deltas import Deltas
@@ -20,7 +20,7 @@ from security.secure_aggregation.mask_stream import KeyStream, MaskSum, Words
 from security.secure_aggregation.silo_machine import MaskVector
 from silo_agent.training.masked_vector import KeptDelta
 from silo_agent.training.vector_file import VectorWriter, new_vector_file
-from silo_wire.manifest import CHUNK_BYTES, Layout, Manifest, masked_layout
+from silo_wire.manifest import CHUNK_BYTES, Layout, manifest_of, masked_layout
 
 BLOCK = 1 << 17
 """Elements: what stays in cache."""
@@ -90,14 +90,14 @@ def write_zeros(path: Path, words: int) -> StoredVector:
     """A file that takes no room on the disk; it is in the kernel's memory, as what was just received is."""
     layout = masked_layout(words)
     whole, rest = divmod(layout.total_bytes, CHUNK_BYTES)
-    digests = [blake3(bytes(CHUNK_BYTES)).digest()] * whole + [blake3(bytes(rest)).digest()] * bool(rest)
+    manifest = manifest_of(layout, [*repeat(bytes(CHUNK_BYTES), whole), bytes(rest)])
     with path.open("w+b", buffering=0) as file:
         file.truncate(layout.total_bytes)
         mark = FileMark.of(file.fileno())
         block = bytearray(CHUNK_BYTES)
         while file.readinto(block):
             pass
-    return StoredVector(path, 0, Manifest(layout.digest, layout.total_bytes, CHUNK_BYTES, tuple(digests)), mark)
+    return StoredVector(path, 0, manifest, mark)
 
 
 def net_masks(several: Sequence[MaskSum]) -> MaskSum:
