@@ -44,6 +44,7 @@ from silo_agent.command_line import (
 )
 from silo_agent.edges.silo_folder import SiloFolder, silo_folder
 from silo_agent.plan_commands import plan_app
+from silo_agent.privacy_commands import privacy_app
 from silo_agent.trust_commands import trust_app
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(plan_app, name="plan")
+app.add_typer(privacy_app, name="privacy")
 app.add_typer(trust_app, name="trust")
 
 
@@ -166,6 +168,7 @@ async def _run_agent(
     from silo_agent.edges.model_cache import ModelCache
     from silo_agent.edges.observer import SiloObserver
     from silo_agent.edges.plan_store import PlanStore
+    from silo_agent.edges.privacy_ledger import guard_of
     from silo_agent.service.agent import AgentService
     from silo_agent.service.masking import Masking
 
@@ -200,6 +203,7 @@ async def _run_agent(
                     coordinator=coordinator,
                     party=party_of(folder, credentials, policy),
                 ),
+                privacy=guard_of(folder, policy, journal),
                 display=display,
                 observer=observer,
             )

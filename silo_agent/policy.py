@@ -6,13 +6,14 @@ of secure aggregation. A plan is held to its own worst case: the smallest cohort
 """
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
 from security.errors import PolicyRefusal
 from security.identifiers import SiloName
+from security.privacy.accounting import Budget, epsilon_of
 from silo_wire.manifest import MAX_NAME_CHARACTERS, Manifest, masked_layout
 from silo_wire.plan import DigestText, PlanBundle
 from silo_wire.strict_toml import Section
@@ -51,6 +52,9 @@ class PolicyRules(Section):
     min_threshold: Silos = LEAST_SILOS
     min_survivors: Silos = LEAST_SILOS
     colluders: Annotated[int, Field(ge=0, le=MOST_SILOS)] = 0  # among the peers, that a sum must withstand
+    require_privacy: Literal["none", "record"] = "none"
+    max_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0  # of all private rounds ever, over all plans
+    max_dp_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5  # the dp_delta at which max_epsilon is counted
     trust_on_first_use: bool = False  # pin the key that a peer comes with first; does not stop invented silos
     allow_execution: bool = True  # a model's SQL on the database of [database], always in the sandbox
 
@@ -89,7 +93,12 @@ class SiloPolicy:
                 "require_secure_aggregation of this silo wants it masked: have the operator set [aggregation] "
                 "secure_aggregation = true in the plan",
             )
+        yield from self._privacy(bundle)
         yield from self._approval(bundle)
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(epsilon=self.rules.max_epsilon, dp_delta=self.rules.max_dp_delta)
 
     def check_upload(self, manifest: Manifest, *, masked: bool = False) -> None:
         """Raises PolicyRefusal when an update must not leave: it has no mask, or is larger than may leave in one round."""
@@ -142,6 +151,28 @@ class SiloPolicy:
                 "allowed_tensors",
                 f"plan {bundle.plan.name} trains {', '.join(others[:SHOWN_TENSORS])}{more}, which [policy] "
                 "allowed_tensors of this silo does not name: change one of them",
+            )
+
+    def _privacy(self, bundle: PlanBundle) -> Iterator[PolicyRefusal]:
+        rules, plan = self.rules, bundle.plan
+        if plan.privacy.level == "none":
+            if rules.require_privacy != "none":
+                yield PolicyRefusal(
+                    "require_privacy",
+                    f"plan {plan.name} promises no differential privacy, [policy] require_privacy of this silo wants "
+                    f"{rules.require_privacy!r}: have the operator set [privacy] level in the plan",
+                )
+            return
+        epsilon = epsilon_of(
+            [replace(release, steps=release.steps * plan.schedule.rounds) for _, release in plan.releases_of_round],
+            dp_delta=rules.max_dp_delta,
+            relation=self.budget.relation,
+        )
+        if epsilon > rules.max_epsilon:
+            yield PolicyRefusal(
+                "max_epsilon",
+                f"the {plan.schedule.rounds} rounds of plan {plan.name} cost epsilon {epsilon:.3g} at dp_delta "
+                f"{rules.max_dp_delta:g}, [policy] max_epsilon of this silo is {rules.max_epsilon:g}: change one of them",
             )
 
     def _masks(self, bundle: PlanBundle) -> Iterator[PolicyRefusal]:

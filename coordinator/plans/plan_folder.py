@@ -23,6 +23,7 @@ from security import files
 from security.errors import ConfigurationError, IntegrityError, MalformedMessage, StorageError
 from silo_wire.canonical import digest_of
 from silo_wire.plan import LAYOUT_FILE, Plan, PlanBundle
+from silo_wire.privacy import calibrated_noise
 from silo_wire.strict_toml import checked
 
 if TYPE_CHECKING:
@@ -59,7 +60,10 @@ def create_plan(
     from coordinator.plans.model_source import write_model
 
     values = _values(name=name, federation=federation, preset=preset, seed=seed, overrides=overrides or {})
-    checked(Plan, {**values, "model": _NO_MODEL}, f"plan {name}")
+    draft = checked(Plan, {**values, "model": _NO_MODEL}, f"plan {name}")
+    if draft.privacy.level != "none" and not draft.privacy.noise_multiplier:
+        noise = calibrated_noise(draft.privacy, rounds=draft.schedule.rounds, weighted=draft.weighted)
+        values["privacy"] = {**values["privacy"], "noise_multiplier": noise}
     target = plans / name
     if target.exists():
         raise ConfigurationError(f"plan {name!r} already exists in {plans}: choose another name, or delete its folder")
@@ -102,6 +106,7 @@ def compile_plan(folder: Path) -> PlanBundle:
         raise ConfigurationError(
             f"{plan_file}: name = {plan.name!r}, but its folder is called {folder.name!r}: make them agree"
         )
+    _require_promise(plan, plan_file)
     contents = {name: _read(folder / name) for name in plan.model.files}
     for name, content in contents.items():
         if digest_of(content) != plan.model.files[name]:
@@ -114,6 +119,20 @@ def compile_plan(folder: Path) -> PlanBundle:
     if initial.digest != plan.model.initial:
         raise _changed(folder / MODEL_FILE)
     return bundle
+
+
+def _require_promise(plan: Plan, where: Path) -> None:
+    """Raise ConfigurationError where the plan's noise does not keep what its `[privacy]` says."""
+    privacy = plan.privacy
+    if privacy.level == "none":
+        return
+    cost = privacy.epsilon(rounds=plan.schedule.rounds, weighted=plan.weighted)
+    if cost > privacy.target_epsilon:
+        needed = calibrated_noise(privacy, rounds=plan.schedule.rounds, weighted=plan.weighted)
+        raise ConfigurationError(
+            f"{where}: with noise_multiplier = {privacy.noise_multiplier:g} the {plan.schedule.rounds} rounds cost epsilon "
+            f"{cost:.3g}, target_epsilon is {privacy.target_epsilon:g}: set noise_multiplier to at least {needed:.4g}"
+        )
 
 
 def _values(*, name: str, federation: str, preset: str, seed: int, overrides: Mapping[str, object]) -> dict[str, Any]:

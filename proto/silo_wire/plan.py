@@ -6,7 +6,7 @@ configuration, tokenizer, parameter layout and initial parameters are part of it
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -19,6 +19,7 @@ from security.errors import ConfigurationError, IntegrityError, MalformedMessage
 from security.identifiers import NAME_RULE, silo_name
 from silo_wire.canonical import Digest, canonical_json, digest_of
 from silo_wire.manifest import Layout, ParameterDtype
+from silo_wire.privacy import PrivacySection, Release
 from silo_wire.strict_toml import NameText, Section, describe, parse_toml
 from silo_wire.v1 import federation_pb2
 
@@ -186,6 +187,7 @@ class Plan(Section):
     aggregation: AggregationSection = AggregationSection()
     wire: WireSection = WireSection()
     training: TrainingSection = TrainingSection()
+    privacy: PrivacySection = PrivacySection()
     evaluation: EvaluationSection = EvaluationSection()
 
     @model_validator(mode="after")
@@ -242,6 +244,61 @@ class Plan(Section):
                 f"[aggregation] threshold = {threshold} does not hold with min_silos = {silos}: set "
                 f"{parameters.LEAST_COHORT} to {silos}, or 0 for the default of each cohort"
             )
+
+    @model_validator(mode="after")
+    def _nothing_but_private_things_leave(self) -> Self:
+        if self.privacy.level == "record":
+            for key, has, needed, why in self._unlike_private():
+                raise ValueError(
+                    f'{key} = {has} does not go with [privacy] level = "record", {why}: set it to {needed}'
+                )
+        return self
+
+    def _unlike_private(self) -> Iterator[tuple[str, object, str, str]]:
+        """Key, value, what it must be and why, for each key that does not go with record-level privacy."""
+        training, evaluation, weighting = self.training, self.evaluation, self.aggregation.weighting
+        if weighting not in ("lorar", "equal"):
+            yield (
+                "[aggregation] weighting",
+                f'"{weighting}"',
+                '"lorar" or "equal"',
+                "which releases no number of records",
+            )
+        if not training.max_grad_norm:
+            yield "[training] max_grad_norm", 0, "what one record's gradient may have", "which has noise to match that"
+        for key, value, needed, why in (
+            ("epochs", training.epochs, 1, "in which [privacy] steps says how long a round is"),
+            ("gradient_accumulation", training.gradient_accumulation, 1, "whose batches are as large as memory allows"),
+            ("fedprox_mu", training.fedprox_mu, 0, "whose steps have private gradients alone"),
+            ("precision", training.precision, "float32", "whose bounds hold for exact sums"),
+        ):
+            if value != needed:
+                yield f"[training] {key}", value, str(needed), why
+        for silo, override in training.overrides.items():
+            if override.epochs is not None or override.gradient_accumulation is not None:
+                yield (
+                    f"[training.overrides.{silo}]",
+                    "epochs or gradient_accumulation",
+                    "neither",
+                    "whose schedule is one for all",
+                )
+        for key, value, needed in (
+            ("every", evaluation.every, "0"),
+            ("initial", evaluation.initial, "false"),
+            ("last", evaluation.last, "false"),
+        ):
+            if value:
+                yield f"[evaluation] {key}", value, needed, "under which no scores of a silo's records leave it"
+
+    @property
+    def releases_of_round(self) -> Sequence[Release]:
+        """What each silo enters into its ledger for a round; nothing where nothing is promised."""
+        return [] if self.privacy.level == "none" else self.privacy.releases_of_round(weighted=self.weighted)
+
+    @property
+    def weighted(self) -> bool:
+        """Whether updates weigh by the loss reduction of their silo."""
+        return self.aggregation.weighting in ("lorar", "loss_reduction")
 
     def to_json(self) -> bytes:
         return canonical_json(self.model_dump(mode="json"))

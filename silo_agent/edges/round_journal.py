@@ -36,6 +36,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from security.errors import LoricaError, StorageError
 from security.identifiers import SiloName
+from security.privacy.ledger import Head
 from silo_agent.task.effects import (
     JournalActivity,
     JournalEffect,
@@ -220,6 +221,17 @@ class RoundJournal:
 
     def checkpoint_file(self, model: Digest) -> Path:
         return self._updates / f"{model}.checkpoint"
+
+    def ledger_head(self) -> Head:
+        """Of the privacy ledger, as it was recorded last."""
+        fact = self.fact("ledger_head")
+        if fact is None:
+            return Head()
+        sequence, _, digest = fact.partition(" ")
+        return Head(int(sequence), digest)
+
+    def record_ledger_head(self, head: Head) -> None:
+        self.set_fact("ledger_head", f"{head.sequence} {head.digest}")
 
     # ---- what commands read and write ---------------------------------------------------------------------------
 

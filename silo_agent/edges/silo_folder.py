@@ -67,6 +67,10 @@ class SiloFolder:
         return self.root / "peers.json"
 
     @property
+    def privacy_ledger(self) -> Path:
+        return self.root / "privacy" / "ledger"
+
+    @property
     def masking(self) -> Path:
         """What secure aggregation must not forget, or must forget in time."""
         return self.root / "masking"

@@ -41,6 +41,7 @@ from silo_agent.service.ports import (
     TrainerPort,
     WorkCancelled,
 )
+from silo_agent.service.privacy import PrivacyGuard
 from silo_agent.service.refusals import rule_of
 from silo_agent.task.effects import (
     AnswerMask,
@@ -112,6 +113,7 @@ class AgentService:
         gate: PlanGatePort,
         trainer: TrainerPort,
         masking: Masking,
+        privacy: PrivacyGuard,
         display: DisplayPort,
         observer: ObserverPort,
     ) -> None:
@@ -122,6 +124,7 @@ class AgentService:
         self._gate = gate
         self._trainer = trainer
         self._masking = masking
+        self._privacy = privacy
         self._display = display
         self._observer = observer
         saved = journal.saved_update()
@@ -331,6 +334,9 @@ class AgentService:
     async def _train(self, order: Train) -> Trained:
         bundle = self._prepared(order.key.plan)
         model = self._fetched(order.model)
+        releases = bundle.plan.releases_of_round
+        if releases:
+            self._privacy.check(releases)  # before hours of training that would come to nothing
         update_file = self._journal.new_update_file(order.key)
         checkpoint_file = self._journal.checkpoint_file(order.model)
         progress = self._progress(order.key, AgentPhase.TRAINING)
@@ -350,15 +356,19 @@ class AgentService:
         )
         trained.manifest.check_layout(bundle.update_layout)
         self._written = trained.manifest.digest, trained.mark
-        self._display.note(
-            "trained",
-            round=order.key.round,
-            examples=trained.summary.examples,
-            loss_first=trained.summary.loss_first,
-            loss_last=trained.summary.loss_last,
-            loss_reduction=trained.summary.loss_reduction,
-            seconds=trained.summary.seconds,
-        )
+        if releases:
+            self._privacy.spend(order.key, releases)
+            self._display.note("trained", round=order.key.round, epsilon_spent=round(self._privacy.spent(), 3))
+        else:
+            self._display.note(
+                "trained",
+                round=order.key.round,
+                examples=trained.summary.examples,
+                loss_first=trained.summary.loss_first,
+                loss_last=trained.summary.loss_last,
+                loss_reduction=trained.summary.loss_reduction,
+                seconds=trained.summary.seconds,
+            )
         return Trained(
             SavedUpdate(
                 key=order.key,

@@ -5,6 +5,8 @@ manifest when it is read, unless this process has checked it and the file is sti
 the same way.
 """
 
+import math
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from blake3 import blake3
 
 from security.errors import DataError
 from security.file_mark import FileMark
+from security.privacy.random_words import KEY_BYTES, RandomWords
 from silo_agent.service.ports import Notice
 from silo_agent.training.batches import EncodedExamples, encode_examples
 from silo_agent.training.checkpoint import CheckpointFile, training_identity
@@ -125,18 +128,23 @@ class SiloTrainer:
         """
         self._load(model_path, model, model_mark)
         self._loaded = None  # from here on the parameters are no round model
-        summary = train_locally(
-            self._model,
-            self._parameters.tensors,
-            self.encoded("train"),
-            self._section,
-            seed=self._seed("train", round_number),
-            round_parameters=self._round_parameters(model_path) if self._section.fedprox_mu else None,
-            checkpoint=self._checkpoint(checkpoint_path, round_number, model, on_notice) if checkpoint_path else None,
-            on_progress=on_progress,
-            should_stop=should_stop,
-            clock=self._clock,
-        )
+        if self._plan.privacy.level == "record":
+            summary = self._train_privately(round_number, on_progress=on_progress, should_stop=should_stop)
+        else:
+            summary = train_locally(
+                self._model,
+                self._parameters.tensors,
+                self.encoded("train"),
+                self._section,
+                seed=self._seed("train", round_number),
+                round_parameters=self._round_parameters(model_path) if self._section.fedprox_mu else None,
+                checkpoint=self._checkpoint(checkpoint_path, round_number, model, on_notice)
+                if checkpoint_path
+                else None,
+                on_progress=on_progress,
+                should_stop=should_stop,
+                clock=self._clock,
+            )
         residuals = Residuals(folder=update_path.parent, plan=self._plan.digest, layout=self._layout, notice=on_notice)
         written = write_update(
             update_path,
@@ -146,6 +154,27 @@ class SiloTrainer:
             feedback=Feedback(residuals=residuals, included=included_update),
         )
         return LocalUpdate(summary=summary, manifest=written.manifest, delta_norm=written.norm, mark=written.mark)
+
+    def _train_privately(
+        self, round_number: int, *, on_progress: Progress, should_stop: Callable[[], bool]
+    ) -> TrainingSummary:
+        # Here, not above: Opacus takes a second to load, which silos of other plans need not wait for.
+        from silo_agent.training.private.private_trainer import schedule_of, train_privately
+
+        with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
+            torch.manual_seed(self._seed("dropout", round_number))
+            weight = train_privately(
+                self._model,
+                self._parameters.tensors,
+                self.encoded("train"),
+                self._section,
+                schedule_of(self._plan, self._section),
+                backend="ghost",
+                words=RandomWords(secrets.token_bytes(KEY_BYTES)),
+                on_progress=lambda fraction: on_progress(fraction, math.nan),
+                should_stop=should_stop,
+            )
+        return self._plan.privacy.summary(weight)
 
     def evaluate(
         self,

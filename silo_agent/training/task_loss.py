@@ -13,16 +13,20 @@ def encoded_inputs(model: T5, batch: Batch) -> torch.Tensor:
     return hidden
 
 
+def previous_tokens(model: T5, labels: torch.Tensor) -> torch.Tensor:
+    """What the decoder is fed, shape (B, T): at each place the target's token before it."""
+    previous = labels.new_full(labels.shape, model.config.decoder_start_token_id)
+    previous[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, model.config.pad_token_id)
+    return previous
+
+
 def summed_loss(model: T5, batch: Batch, encoded: torch.Tensor | None = None) -> torch.Tensor:
     """Sum over all target tokens of the batch, a scalar in float32; padding costs no work in the output layer."""
     if encoded is None:
         encoded = encoded_inputs(model, batch)
     config = model.config
-    start = config.decoder_start_token_id
-    previous = batch.labels.new_full(batch.labels.shape, start)
-    previous[:, 1:] = batch.labels[:, :-1].masked_fill(batch.labels[:, :-1] == IGNORED, config.pad_token_id)
     hidden = model.get_decoder()(
-        input_ids=previous,
+        input_ids=previous_tokens(model, batch.labels),
         encoder_hidden_states=encoded,
         encoder_attention_mask=batch.attention_mask,
         use_cache=False,

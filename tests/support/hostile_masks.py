@@ -41,6 +41,7 @@ from silo_agent.edges.metrics import SiloMetrics
 from silo_agent.edges.model_cache import ModelCache
 from silo_agent.edges.observer import SiloObserver
 from silo_agent.edges.plan_store import PlanStore
+from silo_agent.edges.privacy_ledger import guard_of
 from silo_agent.edges.round_journal import RoundJournal
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.edges.trust_store import trust_store
@@ -245,6 +246,7 @@ class AttackedSilo:
                 coordinator=coordinator,
                 party=party_of(self.folder, self.credentials, policy),
             ),
+            privacy=guard_of(self.folder, policy, self.journal),
             display=self.notes,
             observer=observer,
         )

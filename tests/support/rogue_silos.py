@@ -44,6 +44,7 @@ from silo_agent.edges.metrics import SiloMetrics
 from silo_agent.edges.model_cache import ModelCache
 from silo_agent.edges.observer import SiloObserver
 from silo_agent.edges.plan_store import PlanStore
+from silo_agent.edges.privacy_ledger import guard_of
 from silo_agent.edges.round_journal import RoundJournal
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.edges.trust_store import trust_store
@@ -378,6 +379,7 @@ class PlayedSilo:
             gate=policy,
             trainer=self.trainer,
             masking=self.masking,
+            privacy=guard_of(self.folder, policy, self.journal),
             display=self.notes,
             observer=observer,
         )

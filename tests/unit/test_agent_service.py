@@ -25,6 +25,7 @@ from silo_agent.edges.metrics import SiloMetrics
 from silo_agent.edges.model_cache import ModelCache
 from silo_agent.edges.observer import SiloObserver
 from silo_agent.edges.plan_store import PlanStore
+from silo_agent.edges.privacy_ledger import guard_of
 from silo_agent.edges.round_journal import LastModel, RoundJournal
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.policy import PolicyRules, SiloPolicy
@@ -168,6 +169,7 @@ class Silo:
                     coordinator=coordinator,
                     party=party_of(self.folder, self.credentials, policy),
                 ),
+                privacy=guard_of(self.folder, policy, self.journal),
                 display=self.notes,
                 observer=observer,
             )

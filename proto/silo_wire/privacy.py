@@ -1,0 +1,127 @@
+"""`[privacy]` of a plan: what differential privacy it promises, and the schedule that keeps the promise.
+
+Everything here is public and the same for every silo. What a silo trains with, divides by and adds as noise follows from these
+numbers alone and never from how many records it has: the noise of an update would tell that otherwise.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from security.errors import ConfigurationError
+from security.privacy.accounting import LEAST_NOISE, GaussianRelease, NeighbouringRelation, epsilon_of
+from security.privacy.ledger import Mechanism
+from silo_wire.messages import TrainingSummary
+from silo_wire.strict_toml import Section
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+Release = tuple[Mechanism, GaussianRelease]
+
+
+class PrivacySection(Section):
+    """One record more or less changes how likely anything is that a silo releases in a run by at most `target_epsilon`."""
+
+    level: Literal["none", "record"] = "none"
+    target_epsilon: Positive = 8.0  # of all rounds together
+    dp_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    neighbouring_relation: NeighbouringRelation = "add_or_remove_one"
+    unit_field: Annotated[str, Field(max_length=100)] = (
+        ""  # JSONL key whose equal values make one unit; "": each line is one
+    )
+    nominal_records: Annotated[int, Field(ge=1, le=1 << 40)] = 1000  # public stand-in for |D_i|
+    expected_batch_size: Annotated[int, Field(ge=1, le=1 << 30)] = 128
+    steps: Annotated[int, Field(ge=1, le=1_000_000)] = 20  # optimizer steps of a round
+    noise_multiplier: NonNegative = 0.0  # on gradients, over max_grad_norm; 0: `plan new` finds the least that will do
+    loss_bound: Positive = 10.0  # a record's loss counts as at most this in the weight
+    loss_noise_multiplier: NonNegative = 5.0  # on the scaled loss reduction, over loss_bound
+
+    @model_validator(mode="after")
+    def _sampling_is_possible(self) -> Self:
+        if self.level != "none" and self.expected_batch_size > self.nominal_records:
+            raise ValueError(
+                f"[privacy] expected_batch_size = {self.expected_batch_size} is above nominal_records = "
+                f"{self.nominal_records}: the sampling rate would be above 1"
+            )
+        return self
+
+    @property
+    def sampling_rate(self) -> float:
+        return self.expected_batch_size / self.nominal_records
+
+    @property
+    def weight_cap(self) -> float:
+        """No silo of `nominal_records` records could reduce its summed loss by more."""
+        return self.nominal_records * self.loss_bound
+
+    def summary(self, weight: float | None) -> TrainingSummary:
+        """What a silo tells of its training: the noised scaled loss reduction, if there is one, and public numbers.
+
+        As |D_i| x dL_i, so that it weighs what it is: the former nominal, the latter the rest of the product.
+        """
+        reduction = 0.0 if weight is None else weight / self.nominal_records
+        return TrainingSummary(
+            examples=self.nominal_records,
+            loss_max=reduction,
+            loss_min=0.0,
+            loss_first=reduction,
+            loss_last=0.0,
+            optimizer_steps=self.steps,
+            seconds=0.0,
+        )
+
+    def releases_of_round(self, *, weighted: bool, noise_multiplier: float | None = None) -> Sequence[Release]:
+        """What one round at one silo releases; `weighted` where updates weigh by their loss reduction."""
+        noise = self.noise_multiplier if noise_multiplier is None else noise_multiplier
+        gradients = GaussianRelease(noise, self.sampling_rate, self.steps)
+        releases: list[Release] = [("gradients", gradients)]
+        if weighted:
+            releases.append(("loss_reduction", GaussianRelease(self.loss_noise_multiplier)))
+        return releases
+
+    def epsilon(self, *, rounds: int, weighted: bool, noise_multiplier: float | None = None) -> float:
+        """What `rounds` rounds cost together."""
+        once = self.releases_of_round(weighted=weighted, noise_multiplier=noise_multiplier)
+        return epsilon_of(
+            [
+                GaussianRelease(release.noise_multiplier, release.sampling_rate, release.steps * rounds)
+                for _, release in once
+            ],
+            dp_delta=self.dp_delta,
+            relation=self.neighbouring_relation,
+        )
+
+
+def calibrated_noise(section: PrivacySection, *, rounds: int, weighted: bool) -> float:
+    """The least noise multiplier on gradients, to 0.1 %, that keeps `rounds` rounds within `target_epsilon`.
+
+    Raises ConfigurationError where no noise does, because the weights alone cost more, or next to no noise would.
+    """
+
+    def cost(noise: float) -> float:
+        return section.epsilon(rounds=rounds, weighted=weighted, noise_multiplier=noise)
+
+    high = 1.0
+    while cost(high) > section.target_epsilon:
+        high *= 2
+        if high > 1e5:
+            weights = epsilon_of(
+                [GaussianRelease(section.loss_noise_multiplier, steps=rounds)] if weighted else [],
+                dp_delta=section.dp_delta,
+                relation=section.neighbouring_relation,
+            )
+            raise ConfigurationError(
+                f"[privacy] target_epsilon = {section.target_epsilon} cannot be reached: the weights of {rounds} rounds alone "
+                f"cost {weights:.3g}; raise loss_noise_multiplier = {section.loss_noise_multiplier} or target_epsilon, or use "
+                '[aggregation] weighting = "equal"'
+            )
+    low = LEAST_NOISE
+    if cost(low) <= section.target_epsilon:
+        return low
+    while high / low > 1.001:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if cost(middle) > section.target_epsilon else (low, middle)
+    return high

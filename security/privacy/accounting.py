@@ -1,0 +1,142 @@
+"""What releases cost together: epsilon of Gaussian mechanisms, each on Poisson samples of the records or on all of them.
+
+Of all records (a rate of 1) the composition is a Gaussian mechanism again, and its epsilon has a closed form (Balle and Wang
+2018; Dong, Roth and Su 2019). With sampling, privacy random variables are convolved by Opacus (Gopi, Lee and Wutschitz 2021),
+whose upper bound is taken.
+
+Mechanisms and noise multipliers are for adding or removing one unit: noise over the most that one unit adds. To replace one is
+to remove one and add another: twice the shift where nothing is sampled, and the composition of both with sampling.
+"""
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from security.errors import ConfigurationError
+
+NeighbouringRelation = Literal["add_or_remove_one", "replace_one"]
+UNLIMITED = math.inf
+LEAST_NOISE = 0.3
+"""Noise multipliers of sampled mechanisms below this overflow the accountant, and promise nothing anyway."""
+MOST_NOISE = 1e6
+_EPSILON_ERROR = 0.01
+_JUST_BELOW = 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class GaussianRelease:
+    """`steps` releases of a sum over a sample of the units, each with noise of `noise_multiplier` times what one unit adds at most."""
+
+    noise_multiplier: float
+    sampling_rate: float = 1.0
+    steps: int = 1
+
+    def __post_init__(self) -> None:
+        if not (self.noise_multiplier >= 0.0 and math.isfinite(self.noise_multiplier)):
+            raise ConfigurationError(f"noise_multiplier is {self.noise_multiplier}: it is 0 or more, and finite")
+        if not 0.0 < self.sampling_rate <= 1.0:
+            raise ConfigurationError(f"sampling rate is {self.sampling_rate}: it is above 0 and at most 1")
+        if self.steps < 0:
+            raise ConfigurationError(f"a release has {self.steps} steps: it has none or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """The most that a holder of records ever releases, over all plans."""
+
+    epsilon: float
+    dp_delta: float
+    relation: NeighbouringRelation = "add_or_remove_one"
+
+
+def epsilon_of(
+    releases: Sequence[GaussianRelease],
+    *,
+    dp_delta: float,
+    relation: NeighbouringRelation = "add_or_remove_one",
+) -> float:
+    """The epsilon that all of `releases` have together at `dp_delta`; infinite without noise, 0 without releases."""
+    check_dp_delta(dp_delta)
+    if relation not in get_args(NeighbouringRelation):
+        raise ConfigurationError(
+            f"neighbouring relation {relation!r} is not one of {', '.join(get_args(NeighbouringRelation))}"
+        )
+    made = [release for release in releases if release.steps]
+    if not made:
+        return 0.0
+    if any(release.noise_multiplier == 0.0 for release in made):
+        return UNLIMITED
+    if all(release.sampling_rate == 1.0 for release in made):
+        mu = math.sqrt(sum(release.steps / release.noise_multiplier**2 for release in made))
+        return gaussian_epsilon(mu if relation == "add_or_remove_one" else 2 * mu, dp_delta)
+    if relation == "replace_one":
+        return _of_two(made, dp_delta)
+    return _sampled(made, dp_delta)
+
+
+def gaussian_epsilon(mu: float, dp_delta: float) -> float:
+    """Of a Gaussian mechanism whose shift is `mu` standard deviations: the epsilon at which delta(epsilon) is `dp_delta`.
+
+    delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu), which falls as epsilon grows.
+    """
+    if gaussian_delta(mu, 0.0) <= dp_delta:
+        return 0.0
+    low, high = 0.0, 1.0
+    while gaussian_delta(mu, high) > dp_delta:
+        low, high = high, 2 * high
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if gaussian_delta(mu, middle) > dp_delta else (low, middle)
+    return high
+
+
+def gaussian_delta(mu: float, epsilon: float) -> float:
+    """The smallest delta with which a Gaussian mechanism of shift `mu` is (epsilon, delta)-private."""
+    tail = _below(-mu / 2 - epsilon / mu)
+    # For great epsilon e^epsilon overflows where the tail is nothing: their logarithms are added.
+    scaled = math.exp(epsilon + math.log(tail)) if tail > 0.0 else 0.0
+    return _below(mu / 2 - epsilon / mu) - scaled
+
+
+def _below(value: float) -> float:
+    """How much of the standard normal distribution is below `value`; exact in the lower tail, too."""
+    return math.erfc(-value / math.sqrt(2)) / 2
+
+
+def check_dp_delta(dp_delta: float) -> None:
+    """Raise ConfigurationError unless it is a probability that promises something."""
+    if not 0.0 < dp_delta < 1.0:
+        raise ConfigurationError(f"dp_delta is {dp_delta}: set it above 0 and below 1, far below one over the records")
+
+
+def _of_two(releases: Sequence[GaussianRelease], dp_delta: float) -> float:
+    """Removing one unit and adding another: with (e, d) for each, (2 e, (1 + exp(e)) d) for both (group privacy).
+
+    What d may be depends on the e that it leads to: d falls until both fit, each time to just below what the last e allows.
+    """
+    each = dp_delta / 2
+    while each > 1e-300:
+        epsilon = _sampled(releases, each)
+        if epsilon > 700.0:
+            break
+        allowed = dp_delta / (1 + math.exp(epsilon))
+        if each <= allowed:
+            return 2 * epsilon
+        each = _JUST_BELOW * allowed
+    return UNLIMITED
+
+
+def _sampled(releases: Sequence[GaussianRelease], dp_delta: float) -> float:
+    if any(release.noise_multiplier < LEAST_NOISE for release in releases):
+        return UNLIMITED
+    from opacus.accountants import PRVAccountant  # with torch, which not every process that reads a plan has loaded
+
+    accountant = PRVAccountant()
+    accountant.history = [
+        (min(release.noise_multiplier, MOST_NOISE), release.sampling_rate, release.steps) for release in releases
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # log(0) where nothing is sampled, which is meant
+        return max(0.0, float(accountant.get_epsilon(dp_delta, eps_error=_EPSILON_ERROR)))

@@ -1,0 +1,156 @@
+"""The ledger of one holder's releases: entries that name each other, so that none can be changed, left out or taken back unseen.
+
+A file of JSON lines, only ever appended to. Each entry holds the digest of the one before it and its own; the first follows
+NO_ENTRY. The newest entry's number and digest, the head, stand for all that was ever released.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hmac import compare_digest
+from typing import Any, Final, Literal, get_args
+
+from blake3 import blake3
+
+from security.errors import ConfigurationError, IntegrityError
+from security.privacy.accounting import GaussianRelease
+
+Mechanism = Literal["gradients", "loss_reduction", "delta"]
+"""What was released: noised gradient sums (as a trained model), a noised scaled loss reduction, a noised delta of a silo."""
+
+NO_ENTRY: Final = "0" * 64
+_DOMAIN: Final = "lorica/v1/privacy-ledger"
+_MOST_LINE_BYTES: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The newest entry's number, 0 for none, and its digest."""
+
+    sequence: int = 0
+    digest: str = NO_ENTRY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """`at` is for people: seconds since 1970 by the clock of who wrote it."""
+
+    sequence: int
+    previous: str
+    federation: str
+    plan: str
+    round: int
+    attempt: int
+    mechanism: Mechanism
+    release: GaussianRelease
+    at: int
+
+    @property
+    def digest(self) -> str:
+        return blake3(_DOMAIN.encode() + b"\n" + _json(self._fields())).hexdigest()
+
+    def line(self) -> bytes:
+        return _json({**self._fields(), "digest": self.digest}) + b"\n"
+
+    def _fields(self) -> Mapping[str, object]:
+        return {
+            "at": self.at,
+            "attempt": self.attempt,
+            "federation": self.federation,
+            "mechanism": self.mechanism,
+            "noise_multiplier": self.release.noise_multiplier.hex(),
+            "plan": self.plan,
+            "previous": self.previous,
+            "round": self.round,
+            "sampling_rate": self.release.sampling_rate.hex(),
+            "sequence": self.sequence,
+            "steps": self.release.steps,
+        }
+
+
+def head_of(entries: Sequence[Entry]) -> Head:
+    return Head(entries[-1].sequence, entries[-1].digest) if entries else Head()
+
+
+def releases_of(entries: Iterable[Entry]) -> list[GaussianRelease]:
+    return [entry.release for entry in entries]
+
+
+def read_ledger(raw: bytes, where: str) -> tuple[tuple[Entry, ...], int]:
+    """The entries of a ledger file and how many of its bytes they take: less than all when the last line was not finished.
+
+    Such a line is what a crash leaves of an entry whose release never began. Raises IntegrityError naming `where` for
+    anything else that is not a ledger: an entry that was edited, left out, repeated or put in from another one.
+    """
+    entries: list[Entry] = []
+    head, whole = Head(), 0
+    *lines, _ = raw.split(b"\n")
+    for number, line in enumerate(lines, 1):
+        entry = _entry(line + b"\n", f"{where} line {number}")
+        if (entry.sequence, entry.previous) != (head.sequence + 1, head.digest):
+            raise IntegrityError(
+                f"{where} line {number}: entry {entry.sequence} does not follow entry {head.sequence}: entries were removed, "
+                "repeated or put in; nothing more is released"
+            )
+        entries.append(entry)
+        head = Head(entry.sequence, entry.digest)
+        whole += len(line) + 1
+    return tuple(entries), whole
+
+
+def check_head(entries: Sequence[Entry], known: Head, *, where: str, by: str) -> None:
+    """Raise IntegrityError unless the ledger holds the entry that `by` knows as its head at some time."""
+    if known.sequence == 0:
+        return
+    if len(entries) < known.sequence:
+        raise IntegrityError(
+            f"{where} ends with entry {len(entries)}, but {by} knows entry {known.sequence}: it was truncated or put back from a "
+            "backup; nothing more is released"
+        )
+    if not compare_digest(entries[known.sequence - 1].digest, known.digest):
+        raise IntegrityError(
+            f"{where} has another entry {known.sequence} than {by} knows: it was replaced; nothing more is released"
+        )
+
+
+def _entry(line: bytes, where: str) -> Entry:
+    try:
+        value: Any = json.loads(line)
+        if len(line) > _MOST_LINE_BYTES or not isinstance(value, dict) or value["mechanism"] not in get_args(Mechanism):
+            raise ValueError("no entry")
+        entry = Entry(
+            sequence=_whole(value["sequence"]),
+            previous=_text(value["previous"]),
+            federation=_text(value["federation"]),
+            plan=_text(value["plan"]),
+            round=_whole(value["round"]),
+            attempt=_whole(value["attempt"]),
+            mechanism=value["mechanism"],
+            release=GaussianRelease(
+                noise_multiplier=float.fromhex(_text(value["noise_multiplier"])),
+                sampling_rate=float.fromhex(_text(value["sampling_rate"])),
+                steps=_whole(value["steps"]),
+            ),
+            at=_whole(value["at"]),
+        )
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError, ConfigurationError) as error:
+        raise IntegrityError(f"{where} is no entry of a privacy ledger: the file was edited or damaged") from error
+    if entry.line() != line:
+        raise IntegrityError(f"{where}: entry {entry.sequence} does not have the digest that it names: it was edited")
+    return entry
+
+
+def _json(value: Mapping[str, object]) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError("no whole number")
+    return value
+
+
+def _text(value: object) -> str:
+    if type(value) is not str:
+        raise ValueError("no text")
+    return value

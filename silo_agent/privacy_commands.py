@@ -1,0 +1,153 @@
+"""`silo-agent privacy`: what this silo has released under differential privacy, whether its ledger is whole, and what a plan will cost."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import typer
+
+from silo_agent.command_line import Config, Dir, Json, chosen, credentials_of, open_journal, policy_of
+from silo_agent.edges.silo_folder import silo_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from security.privacy.accounting import Budget
+    from security.privacy.ledger import Entry
+    from silo_agent.service.privacy import PrivacyGuard
+    from silo_wire.plan import Plan
+
+privacy_app = typer.Typer(
+    help="What this silo has released of its records, and what more it would cost.", no_args_is_help=True
+)
+
+
+@privacy_app.command()
+def show(config: Config = None, directory: Dir = None, as_json: Json = False) -> None:
+    """Print every release in the ledger, and what they come to together."""
+    with _guarded(directory, config) as (guard, budget):
+        entries, spent = guard.entries(), guard.spent()
+    if as_json:
+        print(json.dumps({"spent": _budget(spent, budget), "releases": [_facts(entry) for entry in entries]}, indent=1))
+        return
+    for entry in entries:
+        release = entry.release
+        when = datetime.fromtimestamp(entry.at, UTC).isoformat(timespec="minutes")
+        print(
+            f"{entry.sequence:>5}  {when}  plan {entry.plan[:12]} round {entry.round} attempt {entry.attempt}  {entry.mechanism}: "
+            f"noise multiplier {release.noise_multiplier:.4g}, sampling rate {release.sampling_rate:.4g}, {release.steps} steps"
+        )
+    print(_spent_line(spent, budget))
+
+
+@privacy_app.command()
+def verify(config: Config = None, directory: Dir = None) -> None:
+    """Check that the ledger is whole: no entry was edited, removed, put in or put back from a backup."""
+    with _guarded(directory, config) as (guard, budget):
+        entries, spent = guard.entries(), guard.spent()
+    print(f"the ledger is whole: {len(entries)} entries, head {entries[-1].digest if entries else 'none'}")
+    print(_spent_line(spent, budget))
+
+
+@privacy_app.command()
+def forecast(config: Config = None, directory: Dir = None, as_json: Json = False) -> None:
+    """Print what the newest plan that was offered costs this silo in all, and how many of its rounds the budget allows."""
+    from security.errors import StateError
+    from silo_agent.edges.plan_store import PlanStore
+
+    with _guarded(directory, config) as (guard, budget):
+        entries = guard.entries()
+    bundles = [bundle for bundle in PlanStore(silo_folder(directory).plans).bundles() if bundle.plan.releases_of_round]
+    if not bundles:
+        raise StateError(
+            "no plan with differential privacy was offered yet: silo-agent start fetches the coordinator's"
+        )
+    facts = _forecast(bundles[-1].plan, entries, budget)
+    if as_json:
+        print(json.dumps(facts, indent=1))
+        return
+    print(
+        f"plan {facts['plan']}: {facts['rounds']} rounds, which promise epsilon {facts['target_epsilon']:g} at dp_delta "
+        f"{facts['dp_delta']:g} ({facts['neighbouring_relation']})"
+    )
+    print(
+        f"one round more: epsilon {facts['after_one_round']:.3g} in all; every round: {facts['after_all_rounds']:.3g}"
+    )
+    print(
+        f"the budget (epsilon {budget.epsilon:g} at dp_delta {budget.dp_delta:g}) allows {facts['rounds_left']} of them"
+    )
+
+
+def _forecast(plan: "Plan", entries: "Sequence[Entry]", budget: "Budget") -> dict[str, object]:
+    from security.privacy.accounting import epsilon_of
+    from security.privacy.ledger import releases_of
+    from silo_agent.service.privacy import merged
+
+    before = releases_of(entries)
+
+    def after(rounds: int) -> float:
+        more = [replace(release, steps=release.steps * rounds) for _, release in plan.releases_of_round]
+        return epsilon_of(merged([*before, *more]), dp_delta=budget.dp_delta, relation=budget.relation)
+
+    low, high = 0, plan.schedule.rounds + 1  # the cost rises with every round
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if after(middle) <= budget.epsilon else (low, middle)
+    return {
+        "plan": plan.name,
+        "digest": plan.digest,
+        "rounds": plan.schedule.rounds,
+        "target_epsilon": plan.privacy.target_epsilon,
+        "dp_delta": plan.privacy.dp_delta,
+        "neighbouring_relation": plan.privacy.neighbouring_relation,
+        "after_one_round": after(1),
+        "after_all_rounds": after(plan.schedule.rounds),
+        "rounds_left": low,
+    }
+
+
+@contextmanager
+def _guarded(directory: "Path | None", config: "Path | None") -> "Iterator[tuple[PrivacyGuard, Budget]]":
+    from silo_agent.edges.privacy_ledger import guard_of
+
+    folder = silo_folder(directory)
+    credentials = credentials_of(folder)
+    policy = policy_of(folder, credentials, chosen(folder, None, None, config).settings(folder))
+    with open_journal(folder, credentials) as journal:
+        yield guard_of(folder, policy, journal), policy.budget
+
+
+def _facts(entry: "Entry") -> dict[str, object]:
+    return {
+        "sequence": entry.sequence,
+        "at": entry.at,
+        "federation": entry.federation,
+        "plan": entry.plan,
+        "round": entry.round,
+        "attempt": entry.attempt,
+        "mechanism": entry.mechanism,
+        "noise_multiplier": entry.release.noise_multiplier,
+        "sampling_rate": entry.release.sampling_rate,
+        "steps": entry.release.steps,
+        "digest": entry.digest,
+    }
+
+
+def _budget(spent: float, budget: "Budget") -> dict[str, object]:
+    return {
+        "epsilon": spent,
+        "dp_delta": budget.dp_delta,
+        "neighbouring_relation": budget.relation,
+        "max_epsilon": budget.epsilon,
+    }
+
+
+def _spent_line(spent: float, budget: "Budget") -> str:
+    return (
+        f"epsilon {spent:.3g} of {budget.epsilon:g} is spent, at dp_delta {budget.dp_delta:g}, for one record more or less "
+        f"({budget.relation})"
+    )

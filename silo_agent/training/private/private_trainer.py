@@ -1,0 +1,163 @@
+"""One round of local training under record-level differential privacy (Abadi et al. 2016), from the round model to the local one.
+
+Every step sees a Poisson sample of the records, which may be empty: then it is noise alone. What a step is divided by, how many
+there are, how much noise they have and when checkpoints are written, depends on the plan and not on how many records there are.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from security.errors import StateError
+from security.privacy.poisson_sampling import sample
+from security.privacy.random_words import RandomWords
+from silo_agent.task.update import TrainingStopped
+from silo_agent.training.batches import EncodedExamples, collate
+from silo_agent.training.local_optimizer import learning_rate_factor, local_optimizer
+from silo_agent.training.model import T5
+from silo_agent.training.private.clipping import MARGIN, Backend, clip_factors, clipping, without_dropout
+from silo_agent.training.private.ghost_norms import check_covered
+from silo_agent.training.private.loss_sums import loss_sum, noised_reduction
+from silo_agent.training.private.private_optimizer import PrivateOptimizer
+from silo_wire.plan import Plan, TrainingSection
+
+MISMATCH = 1e-4
+"""Relative, of norms and of the clipped sum: float32 gives 1e-6, a wrong formula 1."""
+CHECKED = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivateSchedule:
+    """Of one round, of public numbers alone.
+
+    `noise_multiplier` is the noise on a sum of gradients over `max_grad_norm`. `loss_noise_multiplier` is the noise on the scaled
+    loss reduction over `loss_bound`, and the weight is at most `weight_cap`; None where the round releases no weight.
+    """
+
+    sampling_rate: float
+    steps: int
+    expected_batch_size: int
+    noise_multiplier: float
+    max_grad_norm: float
+    loss_bound: float
+    loss_noise_multiplier: float | None
+    weight_cap: float
+
+
+def schedule_of(plan: Plan, section: TrainingSection) -> PrivateSchedule:
+    """Of one round under `plan`, whose `[training]` is `section` at this silo."""
+    privacy = plan.privacy
+    return PrivateSchedule(
+        sampling_rate=privacy.sampling_rate,
+        steps=privacy.steps,
+        expected_batch_size=privacy.expected_batch_size,
+        noise_multiplier=privacy.noise_multiplier,
+        max_grad_norm=section.max_grad_norm,
+        loss_bound=privacy.loss_bound,
+        loss_noise_multiplier=privacy.loss_noise_multiplier if plan.weighted else None,
+        weight_cap=privacy.weight_cap,
+    )
+
+
+def train_privately(
+    model: T5,
+    parameters: Sequence[nn.Parameter],
+    examples: EncodedExamples,
+    section: TrainingSection,
+    schedule: PrivateSchedule,
+    *,
+    backend: Backend,
+    words: RandomWords,
+    on_progress: Callable[[float], None],
+    should_stop: Callable[[], bool],
+) -> float | None:
+    """Train `model` in place; the noised scaled loss reduction where the schedule has one.
+
+    `parameters` are those that are trained, `words` a stream of this training's own; dropout, which protects nothing, uses torch's
+    random state. `section.batch_size` examples are in memory at a time. Raises TrainingStopped soon after `should_stop()` turns true,
+    StateError where gradients per example are not to be trusted.
+    """
+    device = parameters[0].device
+
+    def point() -> int:
+        return loss_sum(model, examples, bound=schedule.loss_bound, batch_size=section.batch_size, device=device)
+
+    check_gradients(model, parameters, examples, backend=backend, max_grad_norm=schedule.max_grad_norm)
+    sums = [point()] if schedule.loss_noise_multiplier is not None else []
+    way = clipping(backend, model, parameters, max_grad_norm=schedule.max_grad_norm)
+    optimizer = PrivateOptimizer(
+        local_optimizer(section, parameters),
+        noise_multiplier=schedule.noise_multiplier,
+        max_grad_norm=schedule.max_grad_norm,
+        expected_batch_size=schedule.expected_batch_size,
+        words=words,
+    )
+    model.train()
+    try:
+        for step in range(schedule.steps):
+            drawn = sample(words, len(examples), schedule.sampling_rate).tolist()
+            for start in range(0, len(drawn), section.batch_size):
+                if should_stop():
+                    raise TrainingStopped
+                indices = drawn[start : start + section.batch_size]
+                way.accumulate(collate(examples, indices, pad=model.config.pad_token_id, device=device))
+            factor = learning_rate_factor(section.learning_rate_schedule, step, schedule.steps)
+            for settings in optimizer.param_groups:
+                settings["lr"] = section.learning_rate * factor
+            optimizer.step()
+            optimizer.zero_grad()
+            on_progress((step + 1) / schedule.steps)
+    finally:
+        way.close()
+        for parameter in parameters:
+            parameter.grad = None
+    if schedule.loss_noise_multiplier is None:
+        return None
+    return noised_reduction(
+        [*sums, point()],
+        bound=schedule.loss_bound,
+        noise_multiplier=schedule.loss_noise_multiplier,
+        cap=schedule.weight_cap,
+        words=words,
+    )
+
+
+def check_gradients(
+    model: T5,
+    parameters: Sequence[nn.Parameter],
+    examples: EncodedExamples,
+    *,
+    backend: Backend,
+    max_grad_norm: float,
+) -> None:
+    """Compare a real batch with one example at a time; raises StateError for a mismatch, or for modules that no test covers."""
+    check_covered(model)
+    if backend == "loop" or len(examples) == 0:
+        return
+    indices = list(range(min(CHECKED, len(examples))))
+    batch = collate(examples, indices, pad=model.config.pad_token_id, device=parameters[0].device)
+    found = []
+    for each in ("loop", backend):
+        way = clipping(each, model, parameters, max_grad_norm=max_grad_norm)
+        try:
+            with without_dropout(model):
+                norms = way.accumulate(batch).cpu()
+            sums = [parameter.summed_grad for parameter in parameters]  # type: ignore[attr-defined]
+            flat = torch.cat([torch.zeros(0) if one is None else one.detach().flatten().cpu() for one in sums])
+            found.append((norms, flat.clone()))
+        finally:
+            way.close()
+            for parameter in parameters:
+                parameter.grad = parameter.summed_grad = None  # type: ignore[attr-defined]
+    (expected_norms, expected), (norms, total) = found
+    finite = expected_norms.isfinite()
+    bound = max_grad_norm * (1 - MARGIN)
+    scale = float((expected_norms[finite] * clip_factors(expected_norms[finite], bound)).sum()) or 1.0
+    wrong_norms = not torch.allclose(norms[finite], expected_norms[finite], rtol=MISMATCH, atol=MISMATCH * bound)
+    if wrong_norms or float((total - expected).norm()) > MISMATCH * scale:
+        raise StateError(
+            f"gradients per example by {backend!r} are not those of one example at a time (off by "
+            f'{float((total - expected).norm()) / scale:.2g}): nothing is trained; use the backend "loop" and report this'
+        )

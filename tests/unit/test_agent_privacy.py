@@ -1,0 +1,153 @@
+"""The ledger on disk and the guard before it: what is written before a release, what is refused, what a crash leaves."""
+
+from pathlib import Path
+
+import pytest
+
+from security.errors import ConfigurationError, IntegrityError, PolicyRefusal, StorageError
+from security.privacy.accounting import Budget, GaussianRelease, epsilon_of
+from security.privacy.ledger import Head, head_of
+from silo_agent.edges.privacy_ledger import PrivacyLedgerFile
+from silo_agent.service.privacy import PrivacyGuard, merged
+from silo_wire.canonical import digest_of
+from silo_wire.messages import RoundKey
+from silo_wire.privacy import Release
+
+ROUND: list[Release] = [("gradients", GaussianRelease(5.0)), ("loss_reduction", GaussianRelease(20.0))]
+BUDGET = Budget(epsilon=1.5, dp_delta=1e-5)
+
+
+class Heads:
+    def __init__(self) -> None:
+        self.head = Head()
+
+    def ledger_head(self) -> Head:
+        return self.head
+
+    def record_ledger_head(self, head: Head) -> None:
+        self.head = head
+
+
+class CrashBeforeHead(Heads):
+    def record_ledger_head(self, head: Head) -> None:
+        raise KeyboardInterrupt
+
+
+def key(round_number: int, attempt: int = 1) -> RoundKey:
+    return RoundKey(federation="north", plan=digest_of(b"plan"), round=round_number, attempt=attempt)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> PrivacyLedgerFile:
+    return PrivacyLedgerFile(tmp_path / "privacy" / "ledger")
+
+
+def guard(file: PrivacyLedgerFile, heads: Heads, budget: Budget = BUDGET) -> PrivacyGuard:
+    return PrivacyGuard(ledger=file, heads=heads, budget=budget, clock=lambda: 1_800_000_000.5, where=str(file.path))
+
+
+def test_what_is_spent_is_in_the_file_and_in_the_head(file: PrivacyLedgerFile) -> None:
+    heads = Heads()
+    guard(file, heads).spend(key(1), ROUND)
+    entries = guard(file, heads).entries()
+    assert [(entry.round, entry.mechanism, entry.release) for entry in entries] == [(1, *release) for release in ROUND]
+    assert heads.head == head_of(entries) == Head(2, entries[1].digest)
+    assert file.path.stat().st_mode & 0o077 == 0
+
+
+def test_rounds_are_refused_before_they_would_cost_too_much(file: PrivacyLedgerFile) -> None:
+    within = guard(file, Heads())
+    costs = [epsilon_of(merged(release for _, release in ROUND * rounds), dp_delta=1e-5) for rounds in range(9)]
+    allowed = max(rounds for rounds, cost in enumerate(costs) if cost <= 1.5)
+    assert 1 < allowed < 8
+    for number in range(allowed):
+        within.spend(key(number + 1), ROUND)
+    before = within.entries()
+    with pytest.raises(PolicyRefusal) as refused:
+        within.spend(key(allowed + 1), ROUND)
+    assert refused.value.rule == "max_epsilon"
+    assert within.entries() == before  # what was refused is not entered
+    assert within.spent() == pytest.approx(costs[allowed])
+    assert f"{within.spent():.3g} are spent" in str(refused.value)
+
+
+def test_the_ledger_covers_every_plan(file: PrivacyLedgerFile) -> None:
+    heads = Heads()
+    guard(file, heads).spend(key(1), ROUND)
+    spent = guard(file, heads).spent()
+    guard(file, heads).spend(RoundKey(federation="south", plan=digest_of(b"other"), round=1, attempt=1), ROUND)
+    assert guard(file, heads).spent() > spent
+
+
+def test_a_crash_between_entry_and_release_wastes_it_and_forgets_nothing(file: PrivacyLedgerFile) -> None:
+    """The journal is one entry behind: the ledger is what counts."""
+    heads = Heads()
+    guard(file, heads).spend(key(1), ROUND)
+    crashing = CrashBeforeHead()
+    crashing.head = heads.head
+    with pytest.raises(KeyboardInterrupt):
+        guard(file, crashing).spend(key(2), ROUND)
+    again = guard(file, heads)
+    assert [entry.round for entry in again.entries()] == [1, 1, 2, 2]
+    again.spend(key(2), ROUND)  # the round is done again, and paid for again
+    assert len(again.entries()) == 6
+    assert heads.head == head_of(again.entries())
+
+
+@pytest.mark.parametrize("cut", [1, 40, 10_000])
+def test_an_entry_that_a_crash_tore_was_never_released_and_is_written_over(file: PrivacyLedgerFile, cut: int) -> None:
+    heads = Heads()
+    guard(file, heads).spend(key(1), ROUND)
+    whole = file.path.read_bytes()
+    guard(file, Heads()).spend(key(2), ROUND[:1])
+    torn = file.path.read_bytes()
+    file.path.write_bytes(torn[: max(len(whole), len(torn) - cut)])
+    assert len(guard(file, heads).entries()) == 2
+    guard(file, heads).spend(key(2), ROUND[:1])
+    assert file.path.read_bytes()[: len(whole)] == whole
+    assert len(guard(file, heads).entries()) == 3
+
+
+def test_a_ledger_that_was_truncated_or_put_back_from_a_backup(file: PrivacyLedgerFile) -> None:
+    heads = Heads()
+    guard(file, heads).spend(key(1), ROUND)
+    backup = file.path.read_bytes()
+    guard(file, heads).spend(key(2), ROUND)
+    file.path.write_bytes(backup)
+    with pytest.raises(IntegrityError, match="ends with entry 2, but the round journal knows entry 4"):
+        guard(file, heads).check(ROUND)
+    file.path.unlink()
+    with pytest.raises(IntegrityError, match="ends with entry 0"):
+        guard(file, heads).spend(key(3), ROUND)
+    assert not file.path.exists()
+
+
+def test_a_ledger_that_was_edited(file: PrivacyLedgerFile) -> None:
+    heads = Heads()
+    guard(file, heads).spend(key(1), ROUND)
+    file.path.write_bytes(file.path.read_bytes().replace(b'"round":1', b'"round":2'))
+    with pytest.raises(IntegrityError, match=f"{file.path} line 1"):
+        guard(file, heads).check(ROUND)
+
+
+def test_a_ledger_that_others_could_read_is_refused(file: PrivacyLedgerFile) -> None:
+    guard(file, Heads()).spend(key(1), ROUND)
+    file.path.chmod(0o644)
+    with pytest.raises(ConfigurationError, match="0644"):
+        file.entries()
+
+
+def test_a_full_disk_names_the_ledger(file: PrivacyLedgerFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("silo_agent.edges.privacy_ledger.write_at", full)
+    heads = Heads()
+    with pytest.raises(StorageError, match=r"ledger cannot be written \(No space left on device\)"):
+        guard(file, heads).spend(key(1), ROUND)
+    assert heads.head == Head()
+
+
+def test_equal_mechanisms_are_one_of_more_steps() -> None:
+    releases = [GaussianRelease(1.0, 0.1, 5), GaussianRelease(2.0), GaussianRelease(1.0, 0.1, 7), GaussianRelease(2.0)]
+    assert merged(releases) == [GaussianRelease(1.0, 0.1, 12), GaussianRelease(2.0, 1.0, 2)]

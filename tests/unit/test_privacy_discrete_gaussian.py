@@ -1,0 +1,118 @@
+"""Random words, and the discrete Gaussian drawn from them: moments, bins and bits, each under a fixed key."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from scipy import stats
+
+from security.privacy import discrete_gaussian
+from security.privacy.discrete_gaussian import SIGMA, draw
+from security.privacy.random_words import RandomWords
+
+KEY = bytes(range(32))
+SAMPLES = 1 << 19
+SURE = 1e-6
+"""Below this a test fails. Keys are fixed: one that passes goes on passing."""
+
+
+@pytest.fixture(scope="module")
+def samples() -> np.ndarray:
+    return draw(RandomWords(KEY), SAMPLES)
+
+
+# --- the words
+
+
+def test_words_are_the_keystream_of_aes_256_in_counter_mode() -> None:
+    stream = Cipher(algorithms.AES(KEY), modes.CTR(bytes(16))).encryptor().update(bytes(48))
+    words = RandomWords(KEY)
+    assert words.words64(3).tobytes() + words.words32(6).tobytes() == stream
+
+
+def test_no_word_is_given_twice() -> None:
+    words = RandomWords(KEY)
+    drawn = np.concatenate([words.words64(70_000) for _ in range(3)])
+    assert len(np.unique(drawn)) == len(drawn)
+
+
+def test_a_key_has_32_bytes() -> None:
+    with pytest.raises(ValueError, match="31 bytes"):
+        RandomWords(KEY[:31])
+
+
+@pytest.mark.parametrize("bound", [1, 2, 3, 5, 7, 1 << 15, (1 << 16) - 1])
+def test_whole_numbers_below_a_bound_are_uniform(bound: int) -> None:
+    drawn = RandomWords(KEY).below(bound, 200_000)
+    assert drawn.max() < bound
+    counts = np.bincount(drawn // -(-bound // 64), minlength=1)
+    widths = np.bincount(np.arange(bound) // -(-bound // 64))
+    assert stats.chisquare(counts, widths / bound * len(drawn)).pvalue > SURE or bound == 1
+
+
+def test_what_would_make_some_numbers_likelier_is_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = RandomWords(KEY)
+    served = iter([np.array([0xFFFFFFFF, 4], dtype="<u4"), np.array([5], dtype="<u4")])
+    monkeypatch.setattr(words, "words32", lambda count: next(served))
+    assert words.below(3, 2).tolist() == [2, 1]  # 2^32 - 1 is a multiple of 3, and no whole number beside it fits
+
+
+# --- the noise
+
+
+def test_moments(samples: np.ndarray) -> None:
+    z = samples / SIGMA
+    for power, moment, spread in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
+        assert abs((z**power).mean() - moment) < 5 * math.sqrt(spread / SAMPLES)
+
+
+def test_as_many_samples_in_each_bin_as_of_a_gaussian(samples: np.ndarray) -> None:
+    edges = stats.norm.ppf(np.linspace(0, 1, 257)[1:-1]) * SIGMA
+    counts = np.bincount(np.searchsorted(edges, samples), minlength=256)
+    assert stats.chisquare(counts).pvalue > SURE
+
+
+def test_far_from_the_middle_too(samples: np.ndarray) -> None:
+    """Where tails of the Laplace distribution are cut: each whole SIGMA beyond the third."""
+    beyond = [int((abs(samples) > k * SIGMA).sum()) for k in (3, 4)]
+    for k, count in zip((3, 4), beyond, strict=True):
+        assert stats.binomtest(count, SAMPLES, 2 * stats.norm.sf(k)).pvalue > SURE
+
+
+@pytest.mark.parametrize("shift", [0, 8, 16, 22])
+def test_low_bits_are_uniform(samples: np.ndarray, shift: int) -> None:
+    assert stats.chisquare(np.bincount((samples >> shift) & 255, minlength=256)).pvalue > SURE
+
+
+def test_neighbouring_samples_have_nothing_in_common(samples: np.ndarray) -> None:
+    z = samples / SIGMA
+    for lag in (1, 2, 64):
+        assert abs((z[lag:] * z[:-lag]).mean()) < 5 / math.sqrt(SAMPLES)
+
+
+@pytest.mark.parametrize("exponent", [Fraction(0), Fraction(1, 1000), Fraction(1, 2), Fraction(1)])
+def test_events_of_probability_e_to_the_minus(exponent: Fraction) -> None:
+    count = 300_000
+    numerators = np.full(count, np.uint64(int(exponent * (1 << 61))))
+    happened = int(discrete_gaussian._happens(RandomWords(KEY), numerators).sum())
+    assert stats.binomtest(happened, count, math.exp(-exponent)).pvalue > SURE
+
+
+@pytest.mark.parametrize(("rest", "tails"), [(0, 0), (0.9, 0), (0.5, 1), (0.25, 2), (0.75, 3), (0.1, 4)])
+def test_what_is_kept_of_the_laplace_distribution(rest: float, tails: int) -> None:
+    """With probability exp(-(size - SIGMA)^2 / (2 SIGMA^2)), whole part and fraction of the exponent alike."""
+    count = 200_000
+    kept = discrete_gaussian._kept(
+        RandomWords(KEY),
+        np.full(count, np.uint64(int(rest * SIGMA))),
+        np.full(count, np.uint64(tails)),
+    )
+    probability = math.exp(-((tails + rest - 1) ** 2) / 2)
+    assert stats.binomtest(int(kept.sum()), count, probability).pvalue > SURE
+
+
+def test_any_number_of_samples() -> None:
+    for count in (0, 1, 2, 1000):
+        assert len(draw(RandomWords(KEY), count)) == count

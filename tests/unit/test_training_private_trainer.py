@@ -1,0 +1,293 @@
+"""Private training: what it adds, what it divides by, what depends on the data, and what it refuses."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import T5ForConditionalGeneration
+
+from security.errors import StateError
+from security.privacy.random_words import RandomWords
+from silo_agent.task.update import TrainingStopped
+from silo_agent.training.batches import EncodedExamples
+from silo_agent.training.private import clipping as clipping_module
+from silo_agent.training.private import private_trainer
+from silo_agent.training.private.clipping import Backend
+from silo_agent.training.private.exact_noise import add_noise
+from silo_agent.training.private.loss_sums import GRID, loss_sum, noised_reduction
+from silo_agent.training.private.private_trainer import PrivateSchedule, check_gradients, train_privately
+from silo_wire.plan import TrainingSection
+from tests.unit.test_training_private_gradients import VOCABULARY, parameters_of, t5
+
+KEY = bytes(range(2, 34))
+CPU = torch.device("cpu")
+SCHEDULE = PrivateSchedule(
+    sampling_rate=0.25,
+    steps=3,
+    expected_batch_size=8,
+    noise_multiplier=1.0,
+    max_grad_norm=0.5,
+    loss_bound=8.0,
+    loss_noise_multiplier=2.0,
+    weight_cap=1000.0,
+)
+SECTION = TrainingSection(optimizer="adamw", learning_rate=1e-2, batch_size=3, max_grad_norm=0.5)
+
+
+def examples_of(count: int, seed: int = 0) -> EncodedExamples:
+    generator = np.random.default_rng(seed)
+
+    def rows(most: int) -> tuple[np.ndarray, ...]:
+        return tuple(
+            generator.integers(2, VOCABULARY, generator.integers(1, most + 1)).astype(np.int32) for _ in range(count)
+        )
+
+    return EncodedExamples(inputs=rows(9), targets=rows(6), inputs_cut=0, targets_cut=0, targets_with_unknown=0)
+
+
+def train(
+    model: T5ForConditionalGeneration,
+    examples: EncodedExamples,
+    schedule: PrivateSchedule = SCHEDULE,
+    *,
+    section: TrainingSection = SECTION,
+    backend: Backend = "ghost",
+    should_stop: Callable[[], bool] = lambda: False,
+    progress: list[float] | None = None,
+) -> float | None:
+    torch.manual_seed(5)  # dropout
+    return train_privately(
+        model,
+        parameters_of(model),
+        examples,
+        section,
+        schedule,
+        backend=backend,
+        words=RandomWords(KEY),
+        on_progress=(lambda fraction: None) if progress is None else progress.append,
+        should_stop=should_stop,
+    )
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+# --- noise on sums
+
+
+def test_noise_has_the_deviation_that_was_asked_for() -> None:
+    values = np.full(300_000, 0.125, dtype=np.float32)
+    add_noise(values, deviation=0.01, words=RandomWords(KEY))
+    assert abs(values.mean() - 0.125) < 5 * 0.01 / 300_000**0.5
+    assert values.std() == pytest.approx(0.01, rel=0.01)
+
+
+def test_noise_is_that_of_the_stream_and_of_nothing_else() -> None:
+    once, again, other = (np.zeros(1000, dtype=np.float32) for _ in range(3))
+    add_noise(once, deviation=1.0, words=RandomWords(KEY))
+    torch.manual_seed(9)
+    add_noise(again, deviation=1.0, words=RandomWords(KEY))
+    add_noise(other, deviation=1.0, words=RandomWords(bytes(32)))
+    assert np.array_equal(once, again)
+    assert not np.isclose(once, other).any()
+
+
+def test_sums_far_above_the_noise_keep_what_is_added() -> None:
+    values = np.array([1e4, -1e4], dtype=np.float32)
+    add_noise(values, deviation=1e-3, words=RandomWords(KEY))
+    assert np.allclose(values, [1e4, -1e4], rtol=1e-6)
+
+
+# --- steps
+
+
+@pytest.mark.parametrize("backend", ["ghost", "hooks", "loop"])
+def test_a_step_is_the_clipped_sum_over_the_expected_batch_size(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without noise, by plain gradient descent, on every record: the divisor is the plan's, not the sample's size."""
+    monkeypatch.setattr(
+        private_trainer,
+        "local_optimizer",
+        lambda section, parameters: torch.optim.SGD(parameters, lr=section.learning_rate),
+    )
+    schedule = replace(SCHEDULE, sampling_rate=1.0, steps=1, noise_multiplier=0.0, loss_noise_multiplier=None)
+    section = SECTION.model_copy(update={"learning_rate": 1.0})
+    examples = examples_of(7)
+    steps = {}
+    for expected in (8, 16):
+        model = t5(dropout=0.0)
+        before = flat(model)
+        assert (
+            train(model, examples, replace(schedule, expected_batch_size=expected), section=section, backend=backend)
+            is None
+        )
+        steps[expected] = flat(model) - before
+    assert torch.allclose(steps[8], 2 * steps[16], atol=1e-5)
+    assert float(steps[8].norm()) <= 7 * SCHEDULE.max_grad_norm / 8
+    assert float(steps[8].norm()) > 0.05
+
+
+def test_an_empty_sample_is_a_step_of_noise_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        private_trainer,
+        "local_optimizer",
+        lambda section, parameters: torch.optim.SGD(parameters, lr=section.learning_rate),
+    )
+    schedule = replace(SCHEDULE, sampling_rate=1e-12, steps=1, loss_noise_multiplier=None)
+    model = t5()
+    before = flat(model)
+    train(model, examples_of(5), schedule, section=SECTION.model_copy(update={"learning_rate": 1.0}))
+    moved = (flat(model) - before) * SCHEDULE.expected_batch_size
+    assert float(moved.std()) == pytest.approx(SCHEDULE.noise_multiplier * SCHEDULE.max_grad_norm, rel=0.03)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+@pytest.mark.parametrize("backend", ["ghost", "hooks", "loop"])
+def test_training_learns_where_noise_is_little(backend: Backend, optimizer: Any) -> None:
+    schedule = replace(
+        SCHEDULE, sampling_rate=0.5, steps=25, noise_multiplier=0.01, loss_noise_multiplier=0.01, expected_batch_size=6
+    )
+    model, examples = t5(dropout=0.0), examples_of(12)
+    before = loss_sum(model, examples, bound=8.0, batch_size=4, device=CPU)
+    weight = train(
+        model, examples, schedule, section=SECTION.model_copy(update={"optimizer": optimizer}), backend=backend
+    )
+    after = loss_sum(model, examples, bound=8.0, batch_size=4, device=CPU)
+    assert after < 0.8 * before
+    assert weight == pytest.approx((before - after) * 8.0 / GRID, abs=0.5)
+
+
+def test_noise_is_added_once_a_step_to_every_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tied weight has four names in T5, and gets the noise of one."""
+    added: list[int] = []
+    monkeypatch.setattr(
+        "silo_agent.training.private.private_optimizer.add_noise",
+        lambda values, *, deviation, words: added.append(len(values)),
+    )
+    model = t5()
+    train(model, examples_of(20), replace(SCHEDULE, loss_noise_multiplier=None))
+    assert added == [parameter.numel() for parameter in model.parameters()] * SCHEDULE.steps
+
+
+# --- what depends on the data
+
+
+def test_neighbouring_data_sets_have_the_same_schedule() -> None:
+    seen = []
+    for count in (40, 41):
+        progress: list[float] = []
+        train(t5(), examples_of(count), progress=progress)
+        seen.append(progress)
+    assert seen[0] == seen[1] == [1 / 3, 2 / 3, 1.0]
+
+
+def test_an_empty_data_set_trains_on_noise() -> None:
+    progress: list[float] = []
+    weight = train(t5(), examples_of(0), progress=progress)
+    assert progress[-1] == 1.0
+    assert weight is not None
+
+
+def test_the_loss_sum_is_in_whole_steps_and_bounded_for_each_record() -> None:
+    model, examples = t5(), examples_of(9)
+    whole = loss_sum(model, examples, bound=8.0, batch_size=4, device=CPU)
+    for gone in range(9):
+        kept = [index for index in range(9) if index != gone]
+        fewer = replace(
+            examples,
+            inputs=tuple(examples.inputs[index] for index in kept),
+            targets=tuple(examples.targets[index] for index in kept),
+        )
+        assert 0 <= whole - loss_sum(model, fewer, bound=8.0, batch_size=4, device=CPU) <= GRID
+    assert loss_sum(model, examples, bound=0.5, batch_size=4, device=CPU) == 9 * GRID  # each loss is above
+
+
+def test_the_loss_sum_does_not_depend_on_batches() -> None:
+    model, examples = t5(), examples_of(9)
+    sums = [loss_sum(model, examples, bound=8.0, batch_size=size, device=CPU) for size in (1, 4, 9)]
+    assert max(sums) - min(sums) <= 9  # a step of the grid for each record, where float32 rounds otherwise
+
+
+def test_a_loss_that_is_not_finite_counts_as_the_bound() -> None:
+    model = t5()
+    with torch.no_grad():
+        model.lm_head.weight.fill_(float("nan"))
+    assert loss_sum(model, examples_of(4), bound=8.0, batch_size=4, device=CPU) == 4 * GRID
+
+
+def test_the_loss_reduction_is_noised_and_cut() -> None:
+    drawn = np.array(
+        [
+            noised_reduction([5 * GRID, 2 * GRID, 4 * GRID], bound=2.0, noise_multiplier=0.5, cap=100.0, words=words)
+            for words in [RandomWords(KEY)]
+            for _ in range(4000)
+        ]
+    )
+    assert drawn.mean() == pytest.approx(6.0, abs=5 / 4000**0.5)
+    assert drawn.std() == pytest.approx(1.0, rel=0.06)
+    cut = [
+        noised_reduction([GRID, 0], bound=2.0, noise_multiplier=50.0, cap=3.0, words=words)
+        for words in [RandomWords(KEY)]
+        for _ in range(50)
+    ]
+    assert set(cut) == {0.0, 3.0} or (min(cut), max(cut)) == (0.0, 3.0)
+
+
+@pytest.mark.parametrize("noise", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_loss_reduction_without_noise_is_not_released(noise: float) -> None:
+    with pytest.raises(ValueError, match="noise_multiplier"):
+        noised_reduction([1, 0], bound=2.0, noise_multiplier=noise, cap=3.0, words=RandomWords(KEY))
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize("backend", ["ghost", "hooks"])
+def test_gradients_that_are_not_those_of_single_examples_stop_training(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bias without its batch dimension, as stock hooks see it, where batch, source and target have one size."""
+
+    class Unbatched:
+        def __init__(self, *_: object) -> None: ...
+        def __enter__(self) -> None: ...
+        def __exit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(clipping_module, "batched_bias", Unbatched)
+    four = examples_of(4)
+    row = np.arange(2, 6, dtype=np.int32)
+    same = replace(four, inputs=tuple(row + k for k in range(4)), targets=tuple(row + 2 * k for k in range(4)))
+    model = t5()
+    before = flat(model)
+    with pytest.raises(StateError, match="not those of one example at a time"):
+        train(model, same, backend=backend)
+    assert torch.equal(flat(model), before)
+
+
+@pytest.mark.parametrize("backend", ["ghost", "hooks", "loop"])
+def test_the_check_leaves_the_model_as_it_was(backend: Backend) -> None:
+    model = t5()
+    before = flat(model)
+    check_gradients(model, parameters_of(model), examples_of(6), backend=backend, max_grad_norm=0.5)
+    assert torch.equal(flat(model), before)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert model.training
+
+
+def test_a_module_that_no_test_covers_is_not_trained() -> None:
+    model = t5()
+    model.encoder.extra = nn.LayerNorm(32)
+    with pytest.raises(StateError, match=r"encoder\.extra has type LayerNorm"):
+        train(model, examples_of(6))
+
+
+def test_training_stops_when_it_is_asked_to() -> None:
+    asked: Sequence[int] = iter([0, 0, 1])  # type: ignore[assignment]
+    with pytest.raises(TrainingStopped):
+        train(t5(), examples_of(40), should_stop=lambda: bool(next(asked, 1)))  # type: ignore[call-overload]
