@@ -139,4 +139,7 @@ def _sampled(releases: Sequence[GaussianRelease], dp_delta: float) -> float:
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # log(0) where nothing is sampled, which is meant
-        return max(0.0, float(accountant.get_epsilon(dp_delta, eps_error=_EPSILON_ERROR)))
+        try:
+            return max(0.0, float(accountant.get_epsilon(dp_delta, eps_error=_EPSILON_ERROR)))
+        except ValueError:  # so little noise, or so small a delta, that its sums would be made of rounding errors
+            return UNLIMITED
