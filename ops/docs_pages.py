@@ -55,6 +55,12 @@ PLAN_UNITS: Final[dict[str, str]] = {
     "training.loss_log_steps": "optimizer steps",
     "training.max_input_tokens": "tokens",
     "training.max_output_tokens": "tokens",
+    "privacy.nominal_records": "records",
+    "privacy.expected_batch_size": "records",
+    "privacy.steps": "optimizer steps",
+    "privacy.noise_multiplier": "times training.max_grad_norm",
+    "privacy.loss_bound": "mean loss of a record's tokens",
+    "privacy.loss_noise_multiplier": "times privacy.loss_bound",
     "evaluation.every": "rounds",
     "evaluation.max_examples": "examples",
     "evaluation.batch_size": "examples",
@@ -89,6 +95,10 @@ SILO_MEANINGS: Final[dict[str, str]] = {
     "policy.min_threshold": "Under secure aggregation: fewest silos that have to help to open a secret.",
     "policy.min_survivors": "Under secure aggregation: fewest silos of a sum.",
     "policy.colluders": "Under secure aggregation: how many of a cohort may work together against this silo.",
+    "policy.require_privacy": '`"record"`: a plan without record-level differential privacy is refused.',
+    "policy.max_epsilon": "Most epsilon that this silo's records ever cost, over all private rounds of all plans; a plan that would "
+    "take more, or a round, is refused.",
+    "policy.max_dp_delta": "The dp_delta at which that epsilon is counted.",
     "policy.trust_on_first_use": "Whether the key that a silo comes with first is pinned unasked. It does not stop a "
     "coordinator that makes up silos.",
     "policy.allow_execution": "Whether SQL that the model wrote may run on the database, in the sandbox.",
