@@ -255,7 +255,14 @@ def export(
         raise StateError(
             f"model {model} is not in the records of plan {reply.plan_name}: restore the state from backup"
         )
-    export_model(bundle, coordinator.models(bundle), model, target, round_number=signed.round)
+    export_model(
+        bundle,
+        coordinator.models(bundle),
+        model,
+        target,
+        base=coordinator.base(bundle),
+        round_number=signed.round,
+    )
     Console().print(f"model {model[:16]} of plan {reply.plan_name} is in {target}", highlight=False)
 
 

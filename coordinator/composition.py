@@ -20,7 +20,7 @@ from coordinator.edges.metrics import CoordinatorMetrics
 from coordinator.edges.model_store import ModelStore
 from coordinator.edges.operator_client import OperatorAccess
 from coordinator.edges.operator_servicer import OperatorServicer
-from coordinator.edges.plan_parts import model_store, plan_parts
+from coordinator.edges.plan_parts import base_store, model_store, plan_parts
 from coordinator.edges.round_store import SqlRoundStore
 from coordinator.edges.spool import Spools
 from coordinator.plans.plan_shelf import PlanShelf
@@ -73,6 +73,10 @@ class Coordinator:
     def models(self, bundle: PlanBundle) -> ModelStore:
         """The models of one plan."""
         return model_store(self.settings.state_folder, bundle)
+
+    def base(self, bundle: PlanBundle) -> ModelStore | None:
+        """The model that the plan's adapters are for, where it has adapters."""
+        return base_store(self.settings.state_folder, bundle)
 
     def operator_access(self) -> OperatorAccess:
         """How this host's operator reaches the coordinator that runs on this folder."""

@@ -25,6 +25,8 @@ from silo_wire.manifest import Dtype, Layout, Manifest, manifest_of
 
 MODEL_FILE = "model.safetensors"
 """What Hugging Face calls such a file in its folder."""
+BASE_FILE = "base.safetensors"
+"""In a plan folder with adapters: the parameters that stay."""
 BLOCK_BYTES = 4 << 20
 MAX_HEADER_BYTES = 32 << 20
 _EMBEDDING, _EMBEDDING_IN_FILES = "decoder.embed_tokens.weight", "shared.weight"

@@ -73,6 +73,7 @@ MODEL_MEANINGS: Final[dict[str, str]] = {
     "parameters": "How many parameters are trained and sent; tied ones count once.",
     "layout": "Digest of their order, names and shapes.",
     "initial": "Digest of the manifest of the initial parameters.",
+    "base": "Digest of the manifest of the parameters that stay as they are, in a plan with `[adapters]`; else left out.",
     "files": "Digest of each file of the bundle: configuration, tokenizer, layout.",
 }
 

@@ -49,11 +49,14 @@ from silo_agent.trust_commands import trust_app
 
 if TYPE_CHECKING:
     from silo_agent.edges.key_store import SiloCredentials
+    from silo_agent.edges.model_cache import ModelCache
     from silo_agent.edges.round_journal import RoundJournal
     from silo_agent.edges.silo_sources import SiloSources
     from silo_agent.edges.workshop import Workshop
     from silo_agent.policy import SiloPolicy
+    from silo_agent.service.ports import RoundModel
     from silo_agent.settings import Settings
+    from silo_wire.plan import PlanBundle
 
 app = typer.Typer(
     help="Run one silo of a federation: its data and its private keys stay here.",
@@ -353,7 +356,7 @@ def ask(
             raise nothing
         workshop = _workshop(settings, policy_of(folder, credentials, settings), _sources(folder, settings))
         model = RoundModel(file=file, manifest=header.manifest)
-        sql = workshop.answer(bundle=bundle, model=model, question=question)
+        sql = workshop.answer(bundle=bundle, base=_base(models, bundle), model=model, question=question)
     if not as_json:
         print(one_line(sql))
     rows, problem = None, None
@@ -411,6 +414,23 @@ def _sources(folder: SiloFolder, settings: "Settings") -> "SiloSources":
     from silo_agent.edges.silo_sources import SiloSources
 
     return SiloSources(settings, scratch=folder.root / "database")
+
+
+def _base(models: "ModelCache", bundle: "PlanBundle") -> "RoundModel | None":
+    """The model that the plan's adapters are for, where it has adapters; raises StateError when it is not here."""
+    from silo_agent.service.ports import RoundModel
+    from silo_wire.canonical import Digest
+
+    if bundle.plan.model.base is None:
+        return None
+    digest = Digest(bundle.plan.model.base)
+    bases = models.base()
+    header = bases.header(digest)
+    if header is None or header.manifest.digest != digest:
+        raise StateError(
+            f"the model that the adapters of plan {bundle.plan.name} are for is not here: start silo-agent once more"
+        )
+    return RoundModel(file=bases.file(digest), manifest=header.manifest)
 
 
 def _workshop(settings: "Settings", policy: "SiloPolicy", sources: "SiloSources") -> "Workshop":

@@ -128,6 +128,7 @@ def _facts(bundle: "PlanBundle", policy: "SiloPolicy") -> dict[str, Any]:
         "digest": plan.digest,
         "model": one_line(plan.model.source),
         "parameters": plan.model.parameters,
+        "base_parameters": bundle.base_layout.parameters if bundle.base_layout else 0,
         "update_bytes": update_bytes(bundle),
         "rounds": plan.schedule.rounds,
         "min_silos": plan.schedule.min_silos,
@@ -149,9 +150,10 @@ def _described(facts: dict[str, Any]) -> str:
             f"yes: cohorts of at least {masks['min_cohort']} silos, threshold {threshold}, "
             f"{masks['colluders']} colluders, sums of at least {masks['min_survivors']}"
         )
+    frozen = f", adapters of {facts['base_parameters']:,} that stay as they are" if facts["base_parameters"] else ""
     rows = {
         "digest": facts["digest"],
-        "model": f"{facts['model']}, {facts['parameters']:,} parameters in {len(facts['tensors'])} tensors",
+        "model": f"{facts['model']}, {facts['parameters']:,} parameters in {len(facts['tensors'])} tensors{frozen}",
         "rounds": f"{facts['rounds']}, of at least {facts['min_silos']} silos",
         "training here": f"{facts['epochs']} epochs in a round",
         "leaves this silo": f"{facts['update_bytes']:,} bytes of an update in a round",

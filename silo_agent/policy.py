@@ -79,7 +79,9 @@ class SiloPolicy:
     def objections(self, bundle: PlanBundle) -> Iterator[PolicyRefusal]:
         """Every refusal of this plan; that people have not approved it comes last, for what else is wrong they cannot approve."""
         rules, plan = self.rules, bundle.plan
-        yield from _above("max_parameters", "parameters of the model", plan.model.parameters, rules.max_parameters)
+        yield from _above(
+            "max_parameters", "parameters of the model", bundle.parameters_in_memory, rules.max_parameters
+        )
         yield from self._tensors(bundle)
         yield from _above("max_upload_bytes", "bytes of an update", update_bytes(bundle), rules.max_upload_bytes)
         yield from _above("max_rounds", "rounds", plan.schedule.rounds, rules.max_rounds)

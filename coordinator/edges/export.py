@@ -1,7 +1,7 @@
 """A global model as a Hugging Face folder that `from_pretrained` loads: the plan's own files and the parameters.
 
 Nothing is converted: configuration and tokenizer are the bytes that the silos approved, the parameters those that they
-were handed, in the plan's type for models, each chunk checked on the way.
+were handed, in the plan's type for models, each chunk checked on the way. Adapters are merged into the model that they are for.
 """
 
 import os
@@ -11,16 +11,27 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from coordinator import model_file
+from coordinator.edges.merged_model import merged_blocks
 from coordinator.edges.model_store import ModelStore
 from coordinator.model_file import MODEL_FILE
 from security import files
 from security.errors import ConfigurationError, StorageError
 from silo_wire.canonical import Digest
-from silo_wire.plan import LAYOUT_FILE, PlanBundle
+from silo_wire.plan import BASE_LAYOUT_FILE, LAYOUT_FILE, PlanBundle
 
 
-def export_model(bundle: PlanBundle, models: ModelStore, model: Digest, folder: Path, *, round_number: int) -> None:
+def export_model(
+    bundle: PlanBundle,
+    models: ModelStore,
+    model: Digest,
+    folder: Path,
+    *,
+    base: ModelStore | None = None,
+    round_number: int,
+) -> None:
     """Write `model`, which round `round_number` of the plan made, to `folder`, which must be empty or not exist.
+
+    `base` is the store of what the model's adapters are for, where the plan has adapters.
 
     Raises ConfigurationError for a folder that holds anything, IntegrityError naming a damaged file of the store; the
     folder is made whole or not at all.
@@ -35,7 +46,7 @@ def export_model(bundle: PlanBundle, models: ModelStore, model: Digest, folder: 
         raise StorageError(f"{folder.parent} cannot be written: {error.strerror or error}") from error
     try:
         for name, content in bundle.files.items():
-            if name != LAYOUT_FILE:
+            if name not in (LAYOUT_FILE, BASE_LAYOUT_FILE):
                 files.replace(work / name, content)
         files.replace(work / "README.md", _card(bundle, model, round_number).encode())
 
@@ -43,7 +54,17 @@ def export_model(bundle: PlanBundle, models: ModelStore, model: Digest, folder: 
             for index in range(vector.manifest.chunks):
                 yield vector.chunk(index)
 
-        model_file.write(work / MODEL_FILE, bundle.model_layout, chunks())
+        if base is None or bundle.base_layout is None:
+            model_file.write(work / MODEL_FILE, bundle.model_layout, chunks())
+        else:
+            whole = merged_blocks(
+                base.vector(base.initial()),
+                bundle.base_layout,
+                vector,
+                bundle.model_layout,
+                bundle.plan.adapters,
+            )
+            model_file.write(work / MODEL_FILE, bundle.base_layout, whole)
         work.chmod(0o755)
         os.replace(work, folder)
         files.sync_folder(folder.parent)
@@ -73,7 +94,7 @@ Trained where the data is, by the silos of the federation; no example left a sil
 | round | {round_number} of {plan.schedule.rounds} |
 | model (manifest digest) | `{model}` |
 | begun from | {plan.model.source} |
-| parameters | {plan.model.parameters:,} |
+| parameters | {bundle.whole_layout.parameters:,}{_adapters(bundle)} |
 | weighting | {plan.aggregation.weighting} |
 | server optimizer | {plan.aggregation.server_optimizer}, learning rate {plan.aggregation.server_learning_rate:g} |
 
@@ -89,3 +110,10 @@ ids = model.generate(**tokenizer("how many patients are there ?", return_tensors
 print(tokenizer.decode(ids[0], skip_special_tokens=True))
 ```
 """
+
+
+def _adapters(bundle: PlanBundle) -> str:
+    rank = bundle.plan.adapters.rank
+    return (
+        f", of which adapters of rank {rank} were trained ({bundle.layout.parameters:,}) and are merged" if rank else ""
+    )

@@ -6,6 +6,7 @@
                               ranges, too, that updates of this model are encoded with
     initial.json              the digest of the initial model, and of the file that it was made from
     spare/                    files of deleted models, to be written over (spare_files.py)
+    base/                     with adapters: a store of the same kind, of the model that they are for
 
 Where models are published in bfloat16, the float32 numbers that the next step begins from are one more slot, `master`; else
 the published model is its own master, and the initial one has no state.
@@ -47,6 +48,8 @@ from silo_wire.plan import AggregationSection
 
 MASTER = "master"
 """The slot of the float32 parameters behind a model that is published in another type."""
+BASE = "base"
+"""The folder, in that of a plan with adapters, for the model that they are for."""
 _WORK = ".new-"
 _SPARE = "spare"
 _INITIAL = "initial.json"
@@ -357,7 +360,7 @@ class ModelStore:
 
 
 def _belongs_to_none(path: Path) -> bool:
-    return path.name.startswith(_WORK) or path.name in (_INITIAL, _SPARE)
+    return path.name.startswith(_WORK) or path.name in (_INITIAL, _SPARE, BASE)
 
 
 def _model_of(path: Path) -> Digest:

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from coordinator.edges.model_store import ModelStore, first_ranges
+from coordinator.edges.model_store import BASE, ModelStore, first_ranges
 from coordinator.edges.spool import Spools
-from coordinator.model_file import MODEL_FILE
+from coordinator.model_file import BASE_FILE, MODEL_FILE
 from coordinator.rounds.secure_attempt import MaskedSum
 from coordinator.rounds.updates import AggregationResult, CommittedUpdate
 from coordinator.service.ports import Aggregator, PlanParts
@@ -29,12 +29,30 @@ def model_store(state: Path, bundle: PlanBundle) -> ModelStore:
     )
 
 
+def base_store(state: Path, bundle: PlanBundle) -> ModelStore | None:
+    """Where the plan trains adapters, the store of the one model that they are for."""
+    plan = bundle.plan
+    if bundle.base_layout is None:
+        return None
+    return ModelStore(
+        state / "models" / plan.digest / BASE,
+        layout=bundle.base_layout,
+        model_layout=bundle.base_layout,
+        initial=Digest(str(plan.model.base)),
+        initial_file=state / "plans" / plan.name / BASE_FILE,
+    )
+
+
 def plan_parts(state: Path, *, spools: Spools, make_aggregator: MakeAggregator) -> Callable[[PlanBundle], PlanParts]:
     """The service's `OpenPlan`."""
 
     def open_plan(bundle: PlanBundle) -> PlanParts:
         models = model_store(state, bundle)
-        return PlanParts(models=models, aggregator=_OnDemand(lambda: make_aggregator(bundle, models, spools)))
+        return PlanParts(
+            models=models,
+            base=base_store(state, bundle),
+            aggregator=_OnDemand(lambda: make_aggregator(bundle, models, spools)),
+        )
 
     return open_plan
 

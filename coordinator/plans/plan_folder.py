@@ -4,6 +4,7 @@
     model.safetensors   the initial parameters, in canonical order
     layout.json         that order: names, shapes, type
     config.json, generation_config.json, tokenizer.json, tokenizer_config.json ...
+    base.safetensors, base_layout.json   with [adapters]: the model itself, of which model.safetensors is the addition
 
 `create_plan` makes one; `compile_plan` turns it into the bundle that silos are offered, and refuses a folder in which
 any file is not the one that plan.toml names.
@@ -16,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinator import model_file
-from coordinator.model_file import MODEL_FILE
+from coordinator.model_file import BASE_FILE, MODEL_FILE
 from coordinator.plans.plan_text import plan_text
 from coordinator.plans.presets import preset as preset_named
 from security import files
 from security.errors import ConfigurationError, IntegrityError, MalformedMessage, StorageError
 from silo_wire.canonical import digest_of
-from silo_wire.plan import LAYOUT_FILE, Plan, PlanBundle
+from silo_wire.plan import BASE_LAYOUT_FILE, LAYOUT_FILE, Plan, PlanBundle
 from silo_wire.privacy import calibrated_noise
 from silo_wire.strict_toml import checked
 
@@ -31,12 +32,13 @@ if TYPE_CHECKING:
 
 PLAN_FILE = "plan.toml"
 _NOT_YET = "0" * 64
+_NO_FILES = {"config.json": _NOT_YET, LAYOUT_FILE: _NOT_YET}
 _NO_MODEL = {
     "source": "none",
     "parameters": 1,
     "layout": _NOT_YET,
     "initial": _NOT_YET,
-    "files": {"config.json": _NOT_YET, LAYOUT_FILE: _NOT_YET},
+    "files": _NO_FILES,
 }
 
 
@@ -57,10 +59,11 @@ def create_plan(
     leaves nothing behind then.
     """
     # Here, not above: it imports torch and transformers, which takes seconds, and reading a plan needs neither.
+    from coordinator.plans.adapters import write_adapters
     from coordinator.plans.model_source import write_model
 
     values = _values(name=name, federation=federation, preset=preset, seed=seed, overrides=overrides or {})
-    draft = checked(Plan, {**values, "model": _NO_MODEL}, f"plan {name}")
+    draft = checked(Plan, {**values, "model": _draft_model(values)}, f"plan {name}")
     if draft.privacy.level != "none" and not draft.privacy.noise_multiplier:
         noise = calibrated_noise(draft.privacy, rounds=draft.schedule.rounds, weighted=draft.weighted)
         values["privacy"] = {**values["privacy"], "noise_multiplier": noise}
@@ -74,12 +77,15 @@ def create_plan(
         raise StorageError(f"{plans} cannot be written: {error.strerror or error}") from error
     try:
         made = write_model(source, work, seed)
+        trained = write_adapters(work, made.layout, draft.adapters, seed) if draft.adapters.rank else made
+        names = {*made.files, BASE_LAYOUT_FILE} if draft.adapters.rank else made.files
         model = {
             "source": source.described,
-            "parameters": made.layout.parameters,
-            "layout": made.layout.digest,
-            "initial": made.initial.digest,
-            "files": {file: digest_of((work / file).read_bytes()) for file in made.files},
+            "parameters": trained.layout.parameters,
+            "layout": trained.layout.digest,
+            "initial": trained.initial.digest,
+            "base": made.initial.digest if draft.adapters.rank else None,
+            "files": {file: digest_of((work / file).read_bytes()) for file in sorted(names)},
         }
         plan = checked(Plan, {**values, "model": model}, f"plan {name}")
         files.replace(work / PLAN_FILE, plan_text(plan).encode())
@@ -113,11 +119,14 @@ def compile_plan(folder: Path) -> PlanBundle:
             raise _changed(folder / name)
     try:
         bundle = PlanBundle(plan, contents)
-        initial = model_file.manifest_of_file(folder / MODEL_FILE, bundle.layout)
+        vectors = [(MODEL_FILE, bundle.layout, plan.model.initial)]
+        if bundle.base_layout is not None:
+            vectors.append((BASE_FILE, bundle.base_layout, str(plan.model.base)))
+        for name, layout, digest in vectors:
+            if model_file.manifest_of_file(folder / name, layout).digest != digest:
+                raise _changed(folder / name)
     except MalformedMessage as error:
         raise ConfigurationError(f"{folder}: {error}; make a new plan with coordinator plan new") from error
-    if initial.digest != plan.model.initial:
-        raise _changed(folder / MODEL_FILE)
     return bundle
 
 
@@ -133,6 +142,13 @@ def _require_promise(plan: Plan, where: Path) -> None:
             f"{where}: with noise_multiplier = {privacy.noise_multiplier:g} the {plan.schedule.rounds} rounds cost epsilon "
             f"{cost:.3g}, target_epsilon is {privacy.target_epsilon:g}: set noise_multiplier to at least {needed:.4g}"
         )
+
+
+def _draft_model(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What stands for the model while a plan's other values are checked."""
+    if not values.get("adapters", {}).get("rank"):
+        return _NO_MODEL
+    return {**_NO_MODEL, "base": _NOT_YET, "files": {**_NO_FILES, BASE_LAYOUT_FILE: _NOT_YET}}
 
 
 def _values(*, name: str, federation: str, preset: str, seed: int, overrides: Mapping[str, object]) -> dict[str, Any]:

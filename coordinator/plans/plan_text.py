@@ -58,6 +58,7 @@ def _model(model: ModelSection) -> list[str]:
         f"parameters = {model.parameters}",
         f"layout = {_toml_value(model.layout)}",
         f"initial = {_toml_value(model.initial)}",
+        *([f"base = {_toml_value(model.base)}"] if model.base else []),
         "",
         "[model.files]",
         *(f"{_toml_value(name)} = {_toml_value(digest)}" for name, digest in sorted(model.files.items())),
@@ -65,6 +66,6 @@ def _model(model: ModelSection) -> list[str]:
     ]
 
 
-def _toml_value(value: bool | int | float | str) -> str:
-    """Booleans, numbers and strings have one spelling in JSON and TOML, but for DEL, which no checked value holds."""
+def _toml_value(value: bool | int | float | str | list[str]) -> str:
+    """Booleans, numbers, strings and lists of these have one spelling in JSON and TOML, but for DEL, which no checked value holds."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False)

@@ -184,11 +184,15 @@ class Federation:
         return (await self._desk.opened(plan)).encoded
 
     async def model(self, plan: Digest, model: Digest) -> ModelSource:
-        """The present model of the plan, or its best; raises WrongTime for any other."""
+        """The present model of the plan, its best, or the base of its adapters; raises WrongTime for any other."""
         course = self._check_plan(plan)
+        opened = await self._desk.opened(plan)
+        if opened.parts.base is not None and model == opened.bundle.plan.model.base:
+            manifest = await self._threads.transfer(opened.parts.base.manifest, model)
+            header = ModelHeader(manifest=manifest, round=0, signature=self._sign_initial(plan, model))
+            return ModelSource(header, opened.parts.base, self._chunks)
         if model not in (course.model, course.best_model):
             raise WrongTime(f"model {model} is not handed out now, the present one is {course.model}")
-        opened = await self._desk.opened(plan)
         signed = await self._threads.store(self._store.signed_model, plan, model)
         if signed is None:
             raise StateError(f"model {model} has no signature in the records: restore the state from backup")

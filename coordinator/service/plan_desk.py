@@ -68,7 +68,12 @@ class PlanDesk:
             return self._opened
 
     async def store_initial(self, opened: OpenedPlan) -> Digest:
-        """Have the initial model stored before a plan begins: later its folder may go. Raises IntegrityError."""
+        """Have the initial model, and the base of adapters, stored before a plan begins: later its folder may go.
+
+        Raises IntegrityError.
+        """
+        if opened.parts.base is not None:
+            await asyncio.to_thread(opened.parts.base.initial)
         return await asyncio.to_thread(opened.parts.models.initial)
 
     def _open(self, bundle: PlanBundle) -> OpenedPlan:

@@ -90,6 +90,8 @@ class PlanParts:
     """What works for one plan alone."""
 
     models: ModelStore
+    base: ModelStore | None
+    """Of the one model that the plan's adapters are for, where it has adapters."""
     aggregator: Aggregator
 
 

@@ -17,6 +17,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from security.errors import ConfigurationError, IntegrityError, MalformedMessage
 from security.identifiers import NAME_RULE, silo_name
+from silo_wire.adapters import AdaptersSection, adapter_layout
 from silo_wire.canonical import Digest, canonical_json, digest_of
 from silo_wire.manifest import Layout, ParameterDtype
 from silo_wire.privacy import PrivacySection, Release
@@ -29,11 +30,14 @@ Count = Annotated[int, Field(ge=1, le=1_000_000)]
 DigestText = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 MAX_BUNDLE_BYTES = 64 << 20
+LAYOUT_FILE = "layout.json"
+BASE_LAYOUT_FILE = "base_layout.json"
 BUNDLE_FILES = frozenset(
     {
+        BASE_LAYOUT_FILE,
         "config.json",
         "generation_config.json",
-        "layout.json",
+        LAYOUT_FILE,
         "special_tokens_map.json",
         "spiece.model",
         "tokenizer.json",
@@ -41,7 +45,6 @@ BUNDLE_FILES = frozenset(
     }
 )
 """The only files a bundle may hold. Each is data; those in JSON may not name code (`auto_map`, `custom_pipelines`)."""
-LAYOUT_FILE = "layout.json"
 CODE_KEYS = frozenset({"auto_map", "custom_pipelines", "trust_remote_code"})
 
 
@@ -160,9 +163,10 @@ class ModelSection(Section):
     """Which model, by digest of everything that makes it; written by `coordinator plan new`, not by hand."""
 
     source: Annotated[str, Field(min_length=1, max_length=300)]  # for people: "size:small", "folder:NAME", "hub:NAME"
-    parameters: Annotated[int, Field(ge=1)]  # tied ones counted once
+    parameters: Annotated[int, Field(ge=1)]  # that are trained; tied ones counted once
     layout: DigestText
     initial: DigestText  # manifest digest of the initial parameters, as float32
+    base: DigestText | None = None  # manifest digest of the parameters that stay, where adapters are trained
     files: dict[str, DigestText]
 
     @field_validator("files")
@@ -186,6 +190,7 @@ class Plan(Section):
     schedule: ScheduleSection
     aggregation: AggregationSection = AggregationSection()
     wire: WireSection = WireSection()
+    adapters: AdaptersSection = AdaptersSection()
     training: TrainingSection = TrainingSection()
     privacy: PrivacySection = PrivacySection()
     evaluation: EvaluationSection = EvaluationSection()
@@ -198,6 +203,17 @@ class Plan(Section):
                 f"[aggregation] max_weight_share = {cap} cannot hold with min_silos = {self.schedule.min_silos}: "
                 f"raise it to at least {1 / self.schedule.min_silos:.3f}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_have_a_base(self) -> Self:
+        named = {"base": self.model.base is not None, BASE_LAYOUT_FILE: BASE_LAYOUT_FILE in self.model.files}
+        for what, is_there in named.items():
+            if is_there != bool(self.adapters.rank):
+                raise ValueError(
+                    f"[model] {'has' if is_there else 'lacks'} {what}, [adapters] rank = {self.adapters.rank}: make a new plan "
+                    "with coordinator plan new, where a rank is for good"
+                )
         return self
 
     @model_validator(mode="after")
@@ -348,11 +364,28 @@ class PlanBundle:
             raise MalformedMessage(
                 "plan bundle layout.json does not agree with [model] layout and parameters of the plan"
             )
+        if self.base_layout is not None:
+            _require_adapters(self.layout, self.base_layout, self.plan.adapters)
 
     @cached_property
     def layout(self) -> Layout:
         """The parameters as they are computed with, in float32."""
         return Layout.from_json(self.files[LAYOUT_FILE])
+
+    @cached_property
+    def base_layout(self) -> Layout | None:
+        """The parameters that stay, in float32, where adapters are trained."""
+        return Layout.from_json(self.files[BASE_LAYOUT_FILE]) if BASE_LAYOUT_FILE in self.files else None
+
+    @property
+    def whole_layout(self) -> Layout:
+        """The parameters of the T5 itself, which config.json makes."""
+        return self.base_layout or self.layout
+
+    @property
+    def parameters_in_memory(self) -> int:
+        """Of the model with its adapters."""
+        return self.layout.parameters + (self.base_layout.parameters if self.base_layout else 0)
 
     @cached_property
     def model_layout(self) -> Layout:
@@ -386,6 +419,19 @@ class PlanBundle:
         if len(set(names)) != len(names):
             raise MalformedMessage(f"plan bundle names a file twice: {names}")
         return cls(Plan.from_json(message.plan_json), {file.name: file.content for file in message.files})
+
+
+def _require_adapters(layout: Layout, base: Layout, section: AdaptersSection) -> None:
+    if base.dtype != "float32":
+        raise MalformedMessage(f"plan bundle {BASE_LAYOUT_FILE} has dtype {base.dtype}: only float32 is taken")
+    try:
+        expected = adapter_layout(base, section)
+    except ConfigurationError as error:
+        raise MalformedMessage(str(error)) from error
+    if layout != expected:
+        raise MalformedMessage(
+            f"plan bundle {LAYOUT_FILE} is not that of the [adapters] of a model of {BASE_LAYOUT_FILE}"
+        )
 
 
 def _refuse_code(name: str, content: bytes) -> None:

@@ -198,28 +198,56 @@ class GrpcCoordinator:
         latest_round: int,
         progress: Progress,
     ) -> RoundModel:
-        header = self._models.header(model)
+        wire_key = self._key(plan) if key is None else round_call_key(key, self._credentials.silo)
+        return await self._fetch_into(
+            self._models, wire_key, plan=plan, layout=layout, model=model, latest_round=latest_round, progress=progress
+        )
+
+    async def fetch_base(self, *, plan: Digest, layout: Layout, model: Digest, progress: Progress) -> RoundModel:
+        return await self._fetch_into(
+            self._models.base(),
+            self._key(plan),
+            plan=plan,
+            layout=layout,
+            model=model,
+            latest_round=0,
+            progress=progress,
+        )
+
+    async def _fetch_into(
+        self,
+        models: ModelCache,
+        key: common_pb2.CallKey,
+        *,
+        plan: Digest,
+        layout: Layout,
+        model: Digest,
+        latest_round: int,
+        progress: Progress,
+    ) -> RoundModel:
+        """The model from `models`, where it is fetched to if it is not there."""
+        header = models.header(model)
         if header is not None:
             self._check_header(header, plan=plan, layout=layout, model=model, latest_round=latest_round)
-            mark = await asyncio.to_thread(self._models.whole, model, header.manifest)
+            mark = await asyncio.to_thread(models.whole, model, header.manifest)
             if mark is not None:
-                self._models.touch(model)
-                return RoundModel(file=self._models.file(model), manifest=header.manifest, mark=mark)
-        wire_key = self._key(plan) if key is None else round_call_key(key, self._credentials.silo)
+                models.touch(model)
+                return RoundModel(file=models.file(model), manifest=header.manifest, mark=mark)
 
         async def attempt() -> Manifest:
             return await self._fetch_model(
-                wire_key, plan=plan, layout=layout, model=model, latest_round=latest_round, progress=progress
+                models, key, plan=plan, layout=layout, model=model, latest_round=latest_round, progress=progress
             )
 
-        self._models.prune(model, coming=True)
+        models.prune(model, coming=True)
         manifest = await self._until_answered(attempt)
-        self._models.prune(model)
-        mark = self._models.whole(model, manifest)  # known: its chunks were checked as they came
-        return RoundModel(file=self._models.file(model), manifest=manifest, mark=mark)
+        models.prune(model)
+        mark = models.whole(model, manifest)  # known: its chunks were checked as they came
+        return RoundModel(file=models.file(model), manifest=manifest, mark=mark)
 
     async def _fetch_model(
         self,
+        models: ModelCache,
         key: common_pb2.CallKey,
         *,
         plan: Digest,
@@ -228,12 +256,12 @@ class GrpcCoordinator:
         latest_round: int,
         progress: Progress,
     ) -> Manifest:
-        known = self._models.header(model)
+        known = models.header(model)
         partial = None
         first = 0
         if known is not None:
             self._check_header(known, plan=plan, layout=layout, model=model, latest_round=latest_round)
-            partial = await asyncio.to_thread(self._models.open_partial, model, known)
+            partial = await asyncio.to_thread(models.open_partial, model, known)
             first = partial.held
         call = self._model_pieces(
             federation_pb2.FetchModelRequest(key=key, model_digest=digest_to_wire(model), first_chunk=first)
@@ -250,7 +278,7 @@ class GrpcCoordinator:
                         header = model_header_from_wire(piece.header)
                         self._check_header(header, plan=plan, layout=layout, model=model, latest_round=latest_round)
                         if partial is None:
-                            partial = await asyncio.to_thread(self._models.open_partial, model, header, anew=True)
+                            partial = await asyncio.to_thread(models.open_partial, model, header, anew=True)
                     case ChunkPiece():
                         if partial is None:
                             raise MalformedMessage("the coordinator sends a model's chunk before its header")
@@ -268,7 +296,7 @@ class GrpcCoordinator:
             if partial is None or not partial.is_whole:
                 raise Unreachable("the coordinator ended the download before the model was whole")
             await behind.done()
-            partial.finish(self._models.file(model))
+            partial.finish(models.file(model))
             return partial.manifest
         finally:
             call.cancel()

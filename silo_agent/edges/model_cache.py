@@ -29,6 +29,8 @@ from silo_wire.manifest import Manifest
 from silo_wire.messages import ModelHeader
 from silo_wire.v1 import federation_pb2
 
+_BASE = "base"
+
 
 class PartialModel:
     """A model that is being fetched; `held` chunks are on disk and verified, some more may have arrived.
@@ -86,6 +88,12 @@ class ModelCache:
         self._folder, self._kept = folder, kept
         self._checked: dict[Digest, tuple[FileMark, int]] = {}
         """Of each model's file as this process left it, and the number of chunks in it that it found right."""
+
+    def base(self) -> "ModelCache":
+        """A cache apart for the model that a plan's adapters are for: no round model takes its place."""
+        folder = self._folder / _BASE
+        files.make_private_folder(folder)
+        return ModelCache(folder, kept=1)
 
     def file(self, model: Digest) -> Path:
         return self._folder / f"{model}.model"

@@ -249,7 +249,9 @@ def _peers(folder: SiloFolder, credentials: SiloCredentials, rules: PolicyRules,
 
 
 def _memory(bundle: PlanBundle) -> str:
-    needed = bundle.plan.model.parameters * BYTES_PER_PARAMETER * COPIES_IN_MEMORY
+    needed = BYTES_PER_PARAMETER * (bundle.layout.parameters * COPIES_IN_MEMORY)
+    if bundle.base_layout is not None:
+        needed += bundle.base_layout.total_bytes  # frozen: one copy, no gradient
     free = psutil.virtual_memory().available
     if free < needed:
         raise ConfigurationError(
@@ -266,8 +268,9 @@ def _disk(folder: SiloFolder, models_kept: int, bundle: PlanBundle | None) -> st
         masks = bundle.plan.aggregation.secure_aggregation
         updates = update_bytes(bundle) + (bundle.layout.total_bytes if masks else 0)  # the delta itself stays here
         residuals = bundle.layout.total_bytes * 2 if bundle.update_layout.dtype == "bfloat16" else 0
-        there = sum(path.stat().st_size for part in (folder.models, folder.updates) for path in part.iterdir())
-        needed += max(0, models + updates + residuals - there)
+        base = bundle.base_layout.total_bytes if bundle.base_layout else 0
+        there = sum(path.stat().st_size for part in (folder.models, folder.updates) for path in part.rglob("*"))
+        needed += max(0, models + updates + residuals + base - there)
     free = shutil.disk_usage(folder.root).free
     if free < needed:
         raise ConfigurationError(

@@ -47,10 +47,11 @@ class Workshop:
         self._bundle: PlanBundle | None = None
         self._trainer: SiloTrainer | None = None
 
-    def prepare(self, bundle: PlanBundle) -> DataSummary:
+    def prepare(self, bundle: PlanBundle, base: RoundModel | None) -> DataSummary:
         """Data read and tokenised, model built; raises DataError, ConfigurationError, MalformedMessage, StorageError."""
+        self._bundle = self._trainer = None  # two models need not be in memory
         with _enough_memory():
-            trainer = SiloTrainer(bundle, self._sources.data(), self._policy.silo, self._device())
+            trainer = SiloTrainer(bundle, self._sources.data(), self._policy.silo, self._device(), base=base)
             trainer.encoded("train")
         self._bundle, self._trainer = bundle, trainer
         if self._executes(bundle):
@@ -135,10 +136,10 @@ class Workshop:
                     should_stop=cancelled,
                 )
 
-    def answer(self, *, bundle: PlanBundle, model: RoundModel, question: str) -> str:
+    def answer(self, *, bundle: PlanBundle, base: RoundModel | None, model: RoundModel, question: str) -> str:
         """The model's SQL for one question; hostile until the sandbox has run it."""
         with _enough_memory():
-            trainer = SiloTrainer(bundle, self._sources.data(), self._policy.silo, self._device())
+            trainer = SiloTrainer(bundle, self._sources.data(), self._policy.silo, self._device(), base=base)
             return trainer.answer(question, model_path=model.file, model=model.manifest)
 
     def run(self, sql: str) -> Rows | None:

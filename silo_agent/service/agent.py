@@ -298,7 +298,15 @@ class AgentService:
             self._plans.keep_refused(bundle)  # for its people to look at
             raise
         self._plans.save(bundle)
-        data = await self._in_thread(lambda _cancelled: self._trainer.prepare(bundle))
+        base: RoundModel | None = None
+        if bundle.base_layout is not None:
+            base = await self._coordinator.fetch_base(
+                plan=plan,
+                layout=bundle.base_layout,
+                model=Digest(str(bundle.plan.model.base)),
+                progress=self._progress(None, AgentPhase.FETCHING),
+            )
+        data = await self._in_thread(lambda _cancelled: self._trainer.prepare(bundle, base))
         self._display.note(
             "prepared",
             plan=bundle.plan.name,

@@ -83,8 +83,11 @@ class TrainerPort(Protocol):
     StateError for a loss that is not finite.
     """
 
-    def prepare(self, bundle: PlanBundle, /) -> DataSummary:
-        """Read and check the data under this plan, so that a silo declares itself ready only when it can train."""
+    def prepare(self, bundle: PlanBundle, base: RoundModel | None, /) -> DataSummary:
+        """Read and check the data under this plan, so that a silo declares itself ready only when it can train.
+
+        `base` is the model that the plan's adapters are for, None where the whole model is trained.
+        """
 
     def train(
         self,
@@ -138,6 +141,9 @@ class CoordinatorPort(Protocol):
     async def fetch_plan(self, plan: Digest, /) -> PlanBundle: ...
 
     async def declare_readiness(self, plan: Digest, *, ready: bool, reason: str) -> None: ...
+
+    async def fetch_base(self, *, plan: Digest, layout: Layout, model: Digest, progress: Progress) -> RoundModel:
+        """The model that the plan's adapters are for; from this silo's disk if it is there."""
 
     async def fetch_model(
         self,

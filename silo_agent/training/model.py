@@ -2,7 +2,8 @@
 
 Built from config.json alone: model_type t5, transformers' own class, no folder, no network, no code of others. Parameters
 are allocated, not initialised: a round model must be loaded before use. The layout decides what is tied: transformers ties
-every T5's output layer to its embedding, also v1.1's, so a layout that lists both gets them apart again.
+every T5's output layer to its embedding, also v1.1's, so a layout that lists both gets them apart again. Under a plan with
+adapters the T5 is their base, loaded once and frozen; PEFT adds the adapters, and they are what is bound, loaded and sent.
 """
 
 import json
@@ -25,10 +26,13 @@ from transformers import T5Config, T5ForConditionalGeneration
 from security.errors import ConfigurationError, MalformedMessage
 from silo_agent.task.update import BLOCK_ELEMENTS, FloatBlock, squared_norm
 from silo_agent.training.vector_file import VectorReader, blocks
+from silo_wire.adapters import AdaptersSection
 from silo_wire.manifest import Layout, TensorSpec
 
 CONFIG_FILE = "config.json"
 _OUTPUT = "lm_head.weight"
+_PEFT_NAME = ".default."
+"""What PEFT calls the adapter that is added first, in the middle of its parameters' names."""
 # What transformers and torch raise for sizes and names that no model can have.
 _NO_CONFIGURATION = (
     StrictDataclassError,
@@ -150,6 +154,31 @@ def bind(model: T5ForConditionalGeneration, layout: Layout) -> BoundParameters:
         raise MalformedMessage(f"plan's {CONFIG_FILE} and layout.json disagree: {_first_difference(own, layout)}")
     named = dict(model.named_parameters(remove_duplicate=False))
     return BoundParameters(layout.tensors, tuple(named[tensor.name] for tensor in layout.tensors))
+
+
+def add_adapters(model: T5, section: AdaptersSection, layout: Layout) -> BoundParameters:
+    """Freeze `model` and have PEFT add the adapters of `section`, which `layout` names; uninitialised, on the model's device.
+
+    Raises MalformedMessage unless they are exactly those of `layout`.
+    """
+    # Here, not above: it takes a second to load, which plans without adapters need not wait for.
+    from peft import LoraConfig, inject_adapter_in_model
+
+    wanted = LoraConfig(
+        r=section.rank, lora_alpha=section.alpha, lora_dropout=0.0, bias="none", target_modules=list(section.layers)
+    )
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    inject_adapter_in_model(wanted, model)
+    added = {
+        name.replace(_PEFT_NAME, "."): parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+    own = Layout("float32", tuple(TensorSpec(name, tuple(added[name].shape)) for name in sorted(added)))
+    if own != layout:
+        raise MalformedMessage(f"plan's [adapters] and layout.json disagree: {_first_difference(own, layout)}")
+    return BoundParameters(layout.tensors, tuple(added[tensor.name] for tensor in layout.tensors))
 
 
 def _first_difference(own: Layout, layout: Layout) -> str:

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from blake3 import blake3
 
-from security.errors import DataError
+from security.errors import DataError, StateError
 from security.file_mark import FileMark
 from security.privacy.random_words import KEY_BYTES, RandomWords
-from silo_agent.service.ports import Notice
+from silo_agent.service.ports import Notice, RoundModel
 from silo_agent.training.batches import EncodedExamples, encode_examples
 from silo_agent.training.checkpoint import CheckpointFile, training_identity
 from silo_agent.training.client_update import Feedback, write_update
@@ -28,7 +28,7 @@ from silo_agent.training.device import DeviceSettings, chosen_device
 from silo_agent.training.evaluation import SameResult, evaluate
 from silo_agent.training.generation import generated
 from silo_agent.training.local_trainer import Progress, train_locally
-from silo_agent.training.model import T5, bind, build_model, load_vector
+from silo_agent.training.model import T5, add_adapters, bind, build_model, load_vector
 from silo_agent.training.residual import Residuals
 from silo_agent.training.schema import serialise
 from silo_agent.training.serialisation import model_input
@@ -61,9 +61,14 @@ class SiloTrainer:
         silo: str,
         settings: DeviceSettings,
         *,
+        base: RoundModel | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises MalformedMessage where the bundle does not make a T5 of its own layout, ConfigurationError for the device."""
+        """`base` is what the plan's adapters are for, where it has adapters.
+
+        Raises MalformedMessage where the bundle does not make a T5 of its own layout, ConfigurationError for the device,
+        IntegrityError for a damaged base, StateError for one that is not here.
+        """
         self._bundle = bundle
         self._plan = bundle.plan
         self._layout = bundle.layout
@@ -72,8 +77,18 @@ class SiloTrainer:
         self._silo = silo
         self._clock = clock
         self._device = chosen_device(settings)
-        self._model: T5 = build_model(bundle.files, bundle.layout, device=self._device, dropout=self._section.dropout)
-        self._parameters = bind(self._model, bundle.layout)
+        whole = bundle.whole_layout
+        self._model: T5 = build_model(bundle.files, whole, device=self._device, dropout=self._section.dropout)
+        self._parameters = bind(self._model, whole)
+        if bundle.base_layout is not None:
+            if base is None:
+                raise StateError(
+                    f"plan {bundle.plan.name} trains adapters, and the model that they are for is not here"
+                )
+            with VectorReader(base.file, base.manifest, whole, base.mark) as vector:
+                load_vector(self._parameters, vector)
+                vector.checked()
+            self._parameters = add_adapters(self._model, bundle.plan.adapters, bundle.layout)
         config = self._model.config
         self._tokenizer = TextTokenizer(
             bundle.files,

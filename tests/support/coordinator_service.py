@@ -152,7 +152,7 @@ async def running(folder: Path, *, clock: AdjustableClock | None = None) -> Asyn
             update_dtype=bundle.plan.wire.update,
             device=torch.device("cpu"),
         )
-        return PlanParts(models=models, aggregator=aggregator)
+        return PlanParts(models=models, base=None, aggregator=aggregator)
 
     service = Federation(
         federation=FEDERATION,

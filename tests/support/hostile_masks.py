@@ -124,7 +124,7 @@ class DeltaTrainer:
         self._silo = silo
         self.trained: list[RoundKey] = []
 
-    def prepare(self, bundle: PlanBundle) -> DataSummary:
+    def prepare(self, bundle: PlanBundle, base: RoundModel | None) -> DataSummary:
         return DataSummary(train_examples=9, dev_examples=4, test_examples=0, bad_lines=0, problems=())
 
     def train(

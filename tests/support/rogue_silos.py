@@ -126,7 +126,7 @@ class DrawingTrainer:
         self._silo = silo
         self.summary = summary_of(silo)
 
-    def prepare(self, bundle: PlanBundle) -> DataSummary:
+    def prepare(self, bundle: PlanBundle, base: RoundModel | None) -> DataSummary:
         return DataSummary(train_examples=10, dev_examples=1, test_examples=0, bad_lines=0, problems=())
 
     def drawn(self, bundle: PlanBundle, key: RoundKey) -> Vector:

@@ -85,7 +85,7 @@ class ByteTrainer:
         self.unusable_data: LoricaError | None = None
         self.failure: LoricaError | None = None
 
-    def prepare(self, bundle: PlanBundle) -> DataSummary:
+    def prepare(self, bundle: PlanBundle, base: RoundModel | None) -> DataSummary:
         if self.unusable_data:
             raise self.unusable_data
         self.prepared.append(bundle.plan.name)

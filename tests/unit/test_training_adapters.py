@@ -1,0 +1,242 @@
+"""Adapters: what PEFT adds is what the layout says, alone trained and sent, and merged it computes the same."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import T5ForConditionalGeneration
+
+from coordinator.edges.export import export_model
+from coordinator.edges.plan_parts import base_store
+from coordinator.model_file import BASE_FILE, MODEL_FILE
+from coordinator.plans.plan_folder import compile_plan
+from security.errors import ConfigurationError, IntegrityError, MalformedMessage, StateError
+from silo_agent.service.ports import RoundModel
+from silo_agent.training.device import DeviceSettings
+from silo_agent.training.model import add_adapters, bind, build_model, layout_of
+from silo_agent.training.silo_trainer import SiloTrainer
+from silo_agent.training.text_to_sql_data import Example, SiloData
+from silo_wire.adapters import AdaptersSection, adapter_layout, adapter_names
+from silo_wire.canonical import Digest
+from silo_wire.manifest import manifest_of
+from silo_wire.plan import PlanBundle
+from tests.support.coordinator_edges import A, B, Workplace, content_of, make_plan, random_vector, stored_vector
+from tests.support.tiny_t5 import SCHEMA, random_model, v1_1
+
+CPU = torch.device("cpu")
+RANK = 4
+LORA: dict[str, Any] = {"adapters.rank": RANK, "adapters.alpha": 8, "adapters.layers": ["q", "v", "wo"]}
+PAIRS = (
+    ("how many people live in paris ?", 'SELECT COUNT ( * ) FROM PEOPLE WHERE CITY = "paris" ;'),
+    ("which rivers are longer than 300 miles ?", "SELECT NAME FROM RIVER WHERE LENGTH > 300 ;"),
+)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PlanBundle]:
+    state = tmp_path_factory.mktemp("state")
+    return state, make_plan(state, overrides=LORA)
+
+
+@pytest.fixture
+def place(made: tuple[Path, PlanBundle], tmp_path: Path) -> Workplace:
+    shutil.copytree(made[0] / "plans", tmp_path / "state" / "plans")
+    return Workplace.at(tmp_path / "state", made[1])
+
+
+def data() -> SiloData:
+    def examples(split: str) -> tuple[Example, ...]:
+        return tuple(Example(f"{split}-{i}", question, query, "places") for i, (question, query) in enumerate(PAIRS))
+
+    return SiloData(train=examples("train"), dev=examples("dev"), test=(), schema=SCHEMA, database=None, bad_lines=())
+
+
+def base_of(place: Workplace, tmp_path: Path) -> RoundModel:
+    """The base as an agent has it on disk."""
+    store = base_store(place.state, place.bundle)
+    assert store is not None
+    vector = store.vector(store.initial())
+    file = tmp_path / "base.model"
+    file.write_bytes(content_of(vector))
+    return RoundModel(file=file, manifest=vector.manifest)
+
+
+def handed_out(place: Workplace, model: Digest, file: Path) -> RoundModel:
+    vector = place.models.vector(model)
+    file.write_bytes(content_of(vector))
+    return RoundModel(file=file, manifest=vector.manifest)
+
+
+def trained_into(place: Workplace) -> Digest:
+    updates = [
+        place.send(place.key(), silo, random_vector(place.layout, seed, scale=0.05)) for seed, silo in enumerate((A, B))
+    ]
+    return place.aggregator().aggregate(place.key(), place.models.initial(), updates).model
+
+
+# --- layouts
+
+
+@pytest.mark.parametrize("source", [random_model, v1_1])
+def test_what_peft_adds_is_what_the_layout_says(source: Any) -> None:
+    bundle_model = source()
+    layers = ["q", "k", "v", "o", "wo", *(["wi_0", "wi_1"] if source is v1_1 else ["wi"])]
+    section = AdaptersSection.model_validate({"rank": RANK, "layers": layers})
+    layout = adapter_layout(layout_of(bundle_model), section)
+    adapters = add_adapters(bundle_model, section, layout)
+    assert adapters.specs == layout.tensors
+    trained = [parameter for parameter in bundle_model.parameters() if parameter.requires_grad]
+    assert {id(one) for one in trained} == {id(one) for one in adapters.tensors}
+    assert layout.parameters == sum(parameter.numel() for parameter in trained)
+
+
+def test_layers_that_the_model_does_not_have_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"layers names 'wi_0'.*T5 has wi"):
+        make_plan(tmp_path, overrides={"adapters.rank": 2, "adapters.layers": ["wi_0"]})
+    assert not list((tmp_path / "plans").iterdir())
+
+
+def test_a_layer_named_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="names a layer twice"):
+        make_plan(tmp_path, overrides={"adapters.rank": 2, "adapters.layers": ["q", "q"]})
+
+
+def test_a_layout_that_is_not_that_of_the_adapters_is_refused(made: tuple[Path, PlanBundle]) -> None:
+    bundle = made[1]
+    other = bundle.plan.model_copy(update={"adapters": AdaptersSection(rank=RANK + 1, layers=["q", "v", "wo"])})
+    with pytest.raises(MalformedMessage, match="not that of the"):
+        PlanBundle(other, bundle.files)
+
+
+def test_a_rank_without_a_base_is_refused(made: tuple[Path, PlanBundle], tmp_path: Path) -> None:
+    plain = make_plan(tmp_path)
+    text = (tmp_path / "plans" / "first" / "plan.toml").read_text()
+    (tmp_path / "plans" / "first" / "plan.toml").write_text(text.replace("rank = 0", "rank = 4"))
+    assert plain.base_layout is None
+    with pytest.raises(ConfigurationError, match=r"lacks base.*rank = 4"):
+        compile_plan(tmp_path / "plans" / "first")
+
+
+def test_a_base_that_was_changed_is_refused(place: Workplace) -> None:
+    file = place.state / "plans" / "first" / BASE_FILE
+    raw = bytearray(file.read_bytes())
+    raw[-1] ^= 1
+    file.write_bytes(raw)
+    with pytest.raises(IntegrityError, match=BASE_FILE):
+        compile_plan(file.parent)
+
+
+def test_adapters_begin_as_no_change_at_all(place: Workplace, tmp_path: Path) -> None:
+    model = handed_out(place, place.models.initial(), tmp_path / "model")
+    bundle, base = place.bundle, base_of(place, tmp_path)
+    trainer = SiloTrainer(bundle, data(), A, DeviceSettings(device="cpu"), base=base)
+    folder = place.state / "plans" / "first"
+    plain_folder = tmp_path / "plain"
+    shutil.copytree(folder, plain_folder)
+    (plain_folder / BASE_FILE).rename(plain_folder / MODEL_FILE)
+    plain = T5ForConditionalGeneration.from_pretrained(plain_folder).eval()
+    trainer._load(model.file, model.manifest)
+    trainer._model.eval()
+    ids = torch.arange(3, 12)[None]
+    labels = torch.arange(5, 9)[None]
+    with torch.no_grad():
+        logits = [one(input_ids=ids, labels=labels).logits for one in (trainer._model, plain)]
+    assert torch.equal(*logits)
+
+
+# --- training and what travels
+
+
+def test_adapters_alone_are_trained_and_sent(place: Workplace, tmp_path: Path) -> None:
+    model = handed_out(place, place.models.initial(), tmp_path / "model")
+    trainer = SiloTrainer(
+        place.bundle, data(), A, DeviceSettings(device="cpu", threads=1), base=base_of(place, tmp_path)
+    )
+    frozen = {
+        name: parameter.clone() for name, parameter in trainer._model.named_parameters() if not parameter.requires_grad
+    }
+    update = trainer.train(round_number=1, model_path=model.file, model=model.manifest, update_path=tmp_path / "update")
+    assert update.manifest.total_bytes == place.bundle.layout.parameters * 4
+    delta = np.fromfile(tmp_path / "update", dtype="<f4")
+    assert len(delta) == place.bundle.plan.model.parameters
+    assert update.delta_norm > 0
+    after = dict(trainer._model.named_parameters())
+    assert all(torch.equal(after[name], value) for name, value in frozen.items())
+    assert place.bundle.layout.parameters * 10 < place.bundle.whole_layout.parameters * 3
+
+
+def test_a_plan_with_adapters_and_no_base_is_not_trained(place: Workplace) -> None:
+    with pytest.raises(StateError, match="not here"):
+        SiloTrainer(place.bundle, data(), A, DeviceSettings(device="cpu"))
+
+
+def test_a_damaged_base_is_not_trained_on(place: Workplace, tmp_path: Path) -> None:
+    base = base_of(place, tmp_path)
+    raw = bytearray(base.file.read_bytes())
+    raw[100] ^= 1
+    base.file.write_bytes(raw)
+    with pytest.raises(IntegrityError):
+        SiloTrainer(place.bundle, data(), A, DeviceSettings(device="cpu"), base=base)
+
+
+# --- the merged export
+
+
+@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
+def test_the_merged_export_computes_what_base_and_adapters_do(wire: str, tmp_path: Path) -> None:
+    bundle = make_plan(tmp_path / "state", overrides={**LORA, "wire.model": wire, "wire.update": wire})
+    place = Workplace.at(tmp_path / "state", bundle)
+    model = trained_into(place)
+    assert np.abs(stored_vector(place.models, model)).max() > 0
+    base = base_store(place.state, bundle)
+    assert base is not None
+    base.initial()
+    export_model(bundle, place.models, model, tmp_path / "out", base=base, round_number=1)
+    merged, report = T5ForConditionalGeneration.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    trainer = SiloTrainer(bundle, data(), A, DeviceSettings(device="cpu"), base=base_of(place, tmp_path))
+    round_model = handed_out(place, model, tmp_path / "model")
+    trainer._load(round_model.file, round_model.manifest)
+    ids, labels = torch.arange(3, 12)[None], torch.arange(5, 9)[None]
+    with torch.no_grad():
+        both = [one.eval()(input_ids=ids, labels=labels).logits for one in (merged, trainer._model)]
+        first = SiloTrainer(bundle, data(), A, DeviceSettings(device="cpu"), base=base_of(place, tmp_path))
+        begun = handed_out(place, place.models.initial(), tmp_path / "begun")
+        first._load(begun.file, begun.manifest)
+        unchanged = first._model.eval()(input_ids=ids, labels=labels).logits
+    assert torch.allclose(both[0], both[1], rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(both[0], unchanged, rtol=1e-2, atol=1e-2)
+    assert {path.name for path in (tmp_path / "out").iterdir()}.isdisjoint({"layout.json", "base_layout.json"})
+    assert "adapters of rank 4" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_the_base_survives_when_old_models_are_let_go(place: Workplace, tmp_path: Path) -> None:
+    model = trained_into(place)
+    base = base_store(place.state, place.bundle)
+    assert base is not None
+    digest = base.initial()
+    place.models.retain({model})
+    shutil.rmtree(place.state / "plans")
+    again = base_store(place.state, place.bundle)
+    assert again is not None
+    assert again.manifest(digest).digest == place.bundle.plan.model.base
+
+
+def test_names_of_adapters() -> None:
+    assert adapter_names("encoder.block.0.layer.0.SelfAttention.q.weight") == (
+        "encoder.block.0.layer.0.SelfAttention.q.lora_A.weight",
+        "encoder.block.0.layer.0.SelfAttention.q.lora_B.weight",
+    )
+
+
+def test_base_and_adapters_have_digests_of_their_own(made: tuple[Path, PlanBundle]) -> None:
+    bundle = made[1]
+    assert bundle.base_layout is not None
+    model = build_model(bundle.files, bundle.base_layout, device=CPU)
+    assert bind(model, bundle.base_layout).elements == bundle.base_layout.parameters
+    zeros = manifest_of(bundle.layout, iter([bytes(bundle.layout.total_bytes)]))
+    assert bundle.plan.model.initial != zeros.digest
+    assert bundle.plan.model.base != bundle.plan.model.initial
