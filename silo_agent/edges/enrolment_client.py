@@ -31,6 +31,8 @@ from silo_wire.v1 import enrolment_pb2, enrolment_pb2_grpc
 import grpc.aio  # isort: skip  # after silo_wire, which leaves TLS 1.3 alone
 
 TIMEOUT_S = 30.0
+TRIES = 3
+"""Of the first call: a connection that is lost at once is no impostor."""
 
 
 async def enrol(token: EnrolmentToken, *, now: datetime, agent_version: str) -> SiloCredentials:
@@ -38,19 +40,22 @@ async def enrol(token: EnrolmentToken, *, now: datetime, agent_version: str) -> 
     token.check_unexpired(now)
     answer = await asyncio.to_thread(probe, token.address, coordinator_dns_name(token.federation))
     leaf = _leaf(answer, token)
-    channel = pinned_channel(token.address, token.federation, leaf.public_bytes(Encoding.PEM))
-    async with channel:
-        stub: enrolment_pb2_grpc.EnrolmentAsyncStub = enrolment_pb2_grpc.EnrolmentStub(channel)
-        try:
-            bundle = await stub.GetTrustBundle(enrolment_pb2.GetTrustBundleRequest(), timeout=TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            # Whoever answers without being the coordinator fails here: the name is not in its certificate, or it does not know the call.
-            raise _stranger(answer, token, leaf, error_of(error)) from error
-        trust = _verified(answer, token, leaf, bundle.trust_bundle_pem, now)
-        try:
-            return await _spend(token, stub, trust, now=now, agent_version=agent_version)
-        except grpc.aio.AioRpcError as error:
-            raise error_of(error) from error
+    for tries_left in reversed(range(TRIES)):
+        async with pinned_channel(token.address, token.federation, leaf.public_bytes(Encoding.PEM)) as channel:
+            stub: enrolment_pb2_grpc.EnrolmentAsyncStub = enrolment_pb2_grpc.EnrolmentStub(channel)
+            try:
+                bundle = await stub.GetTrustBundle(enrolment_pb2.GetTrustBundleRequest(), timeout=TIMEOUT_S)
+            except grpc.aio.AioRpcError as error:
+                if tries_left and error.code() is grpc.StatusCode.UNAVAILABLE:
+                    continue  # gRPC's word for a name that is not in the certificate, and for a connection that was lost
+                # Whoever answers without being the coordinator fails here: the name is not in its certificate, or it does not know the call.
+                raise _stranger(answer, token, leaf, error_of(error)) from error
+            trust = _verified(answer, token, leaf, bundle.trust_bundle_pem, now)
+            try:
+                return await _spend(token, stub, trust, now=now, agent_version=agent_version)
+            except grpc.aio.AioRpcError as error:
+                raise error_of(error) from error
+    raise AssertionError("the last try returns or raises")
 
 
 def _leaf(answer: Answer, token: EnrolmentToken) -> x509.Certificate:

@@ -1,6 +1,8 @@
 """Enrolment against a real listener: nothing secret is said to a stranger, nothing wrong is kept."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -52,6 +54,31 @@ async def test_a_token_becomes_a_certificate_for_a_key_that_was_made_here(peer: 
     (request,) = peer.requests
     assert request.token_secret == token.secret
     assert credentials.tls_key_pem not in request.SerializeToString()
+
+
+async def test_a_connection_that_is_lost_in_the_handshake_is_no_impostor(peer: EnrolmentPeer) -> None:
+    seen: list[int] = []
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(len(seen))
+        if len(seen) == 2:  # the first is the look at the certificate
+            writer.close()
+            return
+        there, back = await asyncio.open_connection("127.0.0.1", peer.port)
+
+        async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+            with suppress(ConnectionError):
+                while data := await source.read(1 << 16):
+                    target.write(data)
+            target.close()
+
+        await asyncio.gather(pump(reader, back), pump(there, writer))
+
+    async with await asyncio.start_server(relay, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        await enrolled(token_for(port))
+    assert len(seen) == 3
+    assert len(peer.requests) == 1
 
 
 async def test_an_impostor_with_another_ca_never_sees_the_secret(peer: EnrolmentPeer) -> None:
