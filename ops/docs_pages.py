@@ -97,6 +97,8 @@ SILO_MEANINGS: Final[dict[str, str]] = {
     "policy.min_survivors": "Under secure aggregation: fewest silos of a sum.",
     "policy.colluders": "Under secure aggregation: how many of a cohort may work together against this silo.",
     "policy.require_privacy": '`"record"`: a plan without record-level differential privacy is refused.',
+    "policy.unit_field": "The key of a training line, such as `patient`, that a private plan must group lines by. Empty: whatever the "
+    "plan says, also each line by itself.",
     "policy.max_epsilon": "Most epsilon that this silo's records ever cost, over all private rounds of all plans; a plan that would "
     "take more, or a round, is refused.",
     "policy.max_dp_delta": "The dp_delta at which that epsilon is counted.",

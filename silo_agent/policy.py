@@ -53,6 +53,7 @@ class PolicyRules(Section):
     min_survivors: Silos = LEAST_SILOS
     colluders: Annotated[int, Field(ge=0, le=MOST_SILOS)] = 0  # among the peers, that a sum must withstand
     require_privacy: Literal["none", "record"] = "none"
+    unit_field: Annotated[str, Field(max_length=100)] = ""  # what a private plan must group lines by; "": anything
     max_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0  # of all private rounds ever, over all plans
     max_dp_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5  # the dp_delta at which max_epsilon is counted
     trust_on_first_use: bool = False  # pin the key that a peer comes with first; does not stop invented silos
@@ -165,6 +166,12 @@ class SiloPolicy:
                     f"{rules.require_privacy!r}: have the operator set [privacy] level in the plan",
                 )
             return
+        if rules.unit_field not in ("", plan.privacy.unit_field):
+            yield PolicyRefusal(
+                "unit_field",
+                f"plan {plan.name} promises privacy for each {plan.privacy.unit_field or 'line'!r}, [policy] unit_field of this "
+                f"silo wants it for each {rules.unit_field!r}: have the operator set [privacy] unit_field in the plan",
+            )
         epsilon = epsilon_of(
             [replace(release, steps=release.steps * plan.schedule.rounds) for _, release in plan.releases_of_round],
             dp_delta=rules.max_dp_delta,

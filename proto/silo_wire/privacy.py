@@ -29,7 +29,8 @@ class PrivacySection(Section):
     target_epsilon: Positive = 8.0  # of all rounds together
     dp_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     neighbouring_relation: NeighbouringRelation = "add_or_remove_one"
-    nominal_records: Annotated[int, Field(ge=1, le=1 << 40)] = 1000  # public stand-in for |D_i|
+    unit_field: Annotated[str, Field(max_length=100)] = ""  # key whose equal values make one unit; "": each line is one
+    nominal_records: Annotated[int, Field(ge=1, le=1 << 40)] = 1000  # or units: the public stand-in for |D_i|
     expected_batch_size: Annotated[int, Field(ge=1, le=1 << 30)] = 128
     steps: Annotated[int, Field(ge=1, le=1_000_000)] = 20  # optimizer steps of a round
     noise_multiplier: NonNegative = 0.0  # on gradients, over max_grad_norm; 0: `plan new` finds the least that will do

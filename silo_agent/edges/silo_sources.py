@@ -23,15 +23,17 @@ class SiloSources:
         self._settings = settings
         self._scratch = scratch
         self._data: SiloData | None = None
+        self._unit_field = ""
 
-    def data(self) -> SiloData:
-        """Read once; raises DataError, also for more bad lines than [data] max_bad_lines_share."""
-        if self._data is None:
+    def data(self, unit_field: str = "") -> SiloData:
+        """Read once for each key that groups lines; raises DataError, also for more bad lines than [data] max_bad_lines_share."""
+        if self._data is None or (unit_field and unit_field != self._unit_field):
             folder = self._settings.data.folder
             if not folder:
                 raise DataError("no data folder is given: use --data DIR, or set [data] folder in silo.toml")
             limits = DataLimits(max_bad_fraction=self._settings.data.max_bad_lines_share)
-            self._data = load_silo_data(Path(folder), limits)
+            self._data = load_silo_data(Path(folder), limits, unit_field=unit_field)
+            self._unit_field = unit_field
         return self._data
 
     def summary(self) -> DataSummary:

@@ -51,7 +51,8 @@ class Workshop:
         """Data read and tokenised, model built; raises DataError, ConfigurationError, MalformedMessage, StorageError."""
         self._bundle = self._trainer = None  # two models need not be in memory
         with _enough_memory():
-            trainer = SiloTrainer(bundle, self._sources.data(), self._policy.silo, self._device(), base=base)
+            data = self._sources.data(bundle.plan.privacy.unit_field)
+            trainer = SiloTrainer(bundle, data, self._policy.silo, self._device(), base=base)
             trainer.encoded("train")
         self._bundle, self._trainer = bundle, trainer
         if self._executes(bundle):

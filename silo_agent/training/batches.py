@@ -18,13 +18,17 @@ Ids = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedExamples:
-    """Token ids of a split, tokenised once. Counts tell what the plan's limits or the vocabulary cost."""
+    """Token ids of a split, tokenised once. Counts tell what the plan's limits or the vocabulary cost.
+
+    `units` has the examples of each one to whom some belong; None where every example is a unit by itself.
+    """
 
     inputs: tuple[Ids, ...]
     targets: tuple[Ids, ...]
     inputs_cut: int
     targets_cut: int
     targets_with_unknown: int
+    units: tuple[tuple[int, ...], ...] | None = None
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -57,7 +61,17 @@ def encode_examples(
         inputs_cut=sum(len(ids) > max_input_tokens for ids in inputs),
         targets_cut=sum(len(ids) > max_output_tokens for ids in targets),
         targets_with_unknown=sum(tokenizer.unknown in ids for ids in targets),
+        units=_units(examples),
     )
+
+
+def _units(examples: Sequence[Example]) -> tuple[tuple[int, ...], ...] | None:
+    if not any(example.unit for example in examples):
+        return None
+    units: dict[str, list[int]] = {}
+    for index, example in enumerate(examples):
+        units.setdefault(example.unit, []).append(index)
+    return tuple(map(tuple, units.values()))
 
 
 def shuffled_batches(examples: EncodedExamples, *, batch_size: int, generator: torch.Generator) -> list[list[int]]:

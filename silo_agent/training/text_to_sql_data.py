@@ -24,12 +24,13 @@ _SHOWN = 60
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One labelled question. Keys of the line beyond these four are not read."""
+    """One labelled question. `unit` is whom it belongs to, where a plan groups lines; keys beyond these are not read."""
 
     id: str
     question: str
     query: str
     db_id: str
+    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +74,11 @@ class SiloData:
                 return self.test
 
 
-def load_silo_data(folder: Path, limits: DataLimits | None = None) -> SiloData:
-    """Read the folder; raises DataError naming the file where one is missing, unreadable, empty or bad beyond the limit."""
+def load_silo_data(folder: Path, limits: DataLimits | None = None, *, unit_field: str = "") -> SiloData:
+    """Read the folder; raises DataError naming the file where one is missing, unreadable, empty or bad beyond the limit.
+
+    With `unit_field`, the key of a training line that says whom it belongs to; a line without it is a bad one.
+    """
     limits = limits or DataLimits()
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder: give the one that holds train.jsonl, dev.jsonl and {SCHEMA_FILE}")
@@ -89,7 +93,7 @@ def load_silo_data(folder: Path, limits: DataLimits | None = None) -> SiloData:
                 splits[name] = ()
                 continue
             raise DataError(f"{folder / f'{name}.jsonl'} is missing: put the {name} split there (or {name}.jsonl.gz)")
-        splits[name], of_file = _read_split(path, schema.db_id, seen, limits)
+        splits[name], of_file = _read_split(path, schema.db_id, seen, limits, unit_field if name == "train" else "")
         bad.extend(of_file)
     return SiloData(
         train=splits["train"],
@@ -122,14 +126,14 @@ def _one_of(folder: Path, plain: str, packed: str) -> Path | None:
 
 
 def _read_split(
-    path: Path, db_id: str, seen: dict[str, str], limits: DataLimits
+    path: Path, db_id: str, seen: dict[str, str], limits: DataLimits, unit_field: str
 ) -> tuple[tuple[Example, ...], list[BadLine]]:
     """The good lines and the bad ones; `seen` maps each id of all splits to where it stands, and grows."""
     examples: list[Example] = []
     bad: list[BadLine] = []
     for number, raw in _lines(path, limits):
         try:
-            example = _example(raw, db_id, limits)
+            example = _example(raw, db_id, limits, unit_field)
             if example.id in seen:
                 raise _BadLine(f"id {_short(example.id)} stands already at {seen[example.id]}")
         except _BadLine as error:
@@ -177,7 +181,7 @@ class _BadLine(ValueError):
     pass
 
 
-def _example(raw: bytes | None, db_id: str, limits: DataLimits) -> Example:
+def _example(raw: bytes | None, db_id: str, limits: DataLimits, unit_field: str) -> Example:
     if raw is None:
         raise _BadLine(f"longer than {limits.max_line_bytes} bytes")
     try:
@@ -188,10 +192,17 @@ def _example(raw: bytes | None, db_id: str, limits: DataLimits) -> Example:
         raise _BadLine(f"not JSON: {error}") from error
     if not isinstance(value, dict):
         raise _BadLine(f"a {type(value).__name__}, expected an object")
-    example = Example(*(_text(value, key) for key in ("id", "question", "query", "db_id")))
+    id_, question, query, named = (_text(value, key) for key in ("id", "question", "query", "db_id"))
+    example = Example(id_, question, query, named, _unit(value, unit_field) if unit_field else "")
     if example.db_id != db_id:
         raise _BadLine(f"db_id {_short(example.db_id)} is not the {_short(db_id)} of {SCHEMA_FILE}")
     return example
+
+
+def _unit(value: dict[str, object], key: str) -> str:
+    """A number stands for itself: patients often have one."""
+    number = value.get(key)
+    return str(number) if type(number) is int else _text(value, key)
 
 
 def _text(value: dict[str, object], key: str) -> str:

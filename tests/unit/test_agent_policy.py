@@ -232,3 +232,34 @@ def test_all_that_is_wrong_with_a_plan_is_told_and_approval_last() -> None:
         *("max_parameters", "allowed_tensors", "max_upload_bytes", "max_rounds", "max_epochs", "approved_plans")
     ]
     assert refusal_of(strict, bundle).rule == "max_parameters"
+
+
+# --- differential privacy ------------------------------------------------------------------------------------------------
+
+
+def private(**privacy: Any) -> PlanBundle:
+    return small_bundle(
+        training={"max_grad_norm": 1.0},
+        evaluation={"every": 0, "initial": False, "last": False},
+        privacy={"level": "record", "noise_multiplier": 3.0, "steps": 4, **privacy},
+    )
+
+
+def test_attack_plan_without_privacy_where_it_is_required() -> None:
+    assert refusal_of(policy(require_privacy="record"), PLAIN).rule == "require_privacy"
+    policy(require_privacy="record").check_plan(private())
+
+
+def test_attack_plan_that_costs_more_than_the_silo_ever_allows() -> None:
+    refusal = refusal_of(policy(max_epsilon=0.5), private())
+    assert refusal.rule == "max_epsilon"
+    assert "cost epsilon" in str(refusal)
+    policy(max_epsilon=5.0).check_plan(private())
+
+
+def test_attack_plan_that_hides_a_patient_by_the_line_where_patients_are_to_be_hidden() -> None:
+    patients = policy(unit_field="patient")
+    assert refusal_of(patients, private()).rule == "unit_field"
+    assert "for each 'line'" in str(refusal_of(patients, private()))
+    patients.check_plan(private(unit_field="patient"))
+    policy().check_plan(private(unit_field="patient"))

@@ -154,3 +154,22 @@ def test_all_eight_silos_of_the_paper_load_without_a_bad_line(shared_text2sql: P
         "scholar": (499, 100, 218, False),
         "yelp": (78, 26, 24, False),
     }
+
+
+def test_lines_are_grouped_by_the_key_that_a_plan_names(folder: Path) -> None:
+    owners = ["ann", "bob", "ann", 7, 7]
+    (folder / "train.jsonl").write_bytes(b"\n".join(line(n, patient=owner) for n, owner in enumerate(owners)))
+    data = load_silo_data(folder, unit_field="patient")
+    assert [example.unit for example in data.train] == ["ann", "bob", "ann", "7", "7"]
+    assert [example.unit for example in data.dev] == [""], "only training lines are grouped"
+    assert [example.unit for example in load_silo_data(folder).train] == [""] * 5
+
+
+@pytest.mark.parametrize("owner", [None, "", " ", 1.5, ["ann"], True])
+def test_a_line_that_does_not_say_whom_it_belongs_to_is_a_bad_one(folder: Path, owner: object) -> None:
+    (folder / "train.jsonl").write_bytes(
+        b"\n".join([line(0, patient=owner), *(line(n, patient="ann") for n in range(1, 10))])
+    )
+    data = load_silo_data(folder, DataLimits(max_bad_fraction=0.5), unit_field="patient")
+    assert len(data.train) == 9
+    assert "patient" in data.bad_lines[0].reason

@@ -19,7 +19,12 @@ from silo_agent.training.private import private_trainer
 from silo_agent.training.private.clipping import Backend
 from silo_agent.training.private.exact_noise import add_noise
 from silo_agent.training.private.loss_sums import GRID, loss_sum, noised_reduction
-from silo_agent.training.private.private_trainer import PrivateSchedule, check_gradients, train_privately
+from silo_agent.training.private.private_trainer import (
+    PrivateSchedule,
+    check_gradients,
+    drawn_examples,
+    train_privately,
+)
 from silo_wire.plan import TrainingSection
 from tests.unit.test_training_private_gradients import VOCABULARY, parameters_of, t5
 
@@ -173,6 +178,49 @@ def test_noise_is_added_once_a_step_to_every_parameter(monkeypatch: pytest.Monke
     model = t5()
     train(model, examples_of(20), replace(SCHEDULE, loss_noise_multiplier=None))
     assert added == [parameter.numel() for parameter in model.parameters()] * SCHEDULE.steps
+
+
+# --- units of several records
+
+
+def grouped(*units: tuple[int, ...], seed: int = 0) -> EncodedExamples:
+    return replace(examples_of(sum(map(len, units)), seed), units=units)
+
+
+def test_a_sampled_unit_gives_one_of_its_records_and_each_as_often() -> None:
+    examples, words = grouped((0, 1, 2, 3), (4,), (5, 6)), RandomWords(KEY)
+    counts = np.zeros(7)
+    for _ in range(4000):
+        drawn = drawn_examples(examples, 0.5, words)
+        owners = [next(index for index, unit in enumerate(examples.units or ()) if one in unit) for one in drawn]
+        assert len(set(owners)) == len(owners)
+        counts[drawn] += 1
+    expected = 4000 * 0.5 / np.array([4, 4, 4, 4, 1, 2, 2])
+    assert np.abs(counts - expected).max() < 5 * 4000**0.5 / 2
+
+
+def test_an_empty_sample_of_units_is_empty() -> None:
+    assert drawn_examples(grouped((0, 1), (2,)), 1e-15, RandomWords(KEY)) == []
+
+
+def test_a_unit_counts_in_the_loss_as_one_record_of_its_mean_loss() -> None:
+    model = t5(dropout=0.0)
+    alone = [
+        loss_sum(model, replace(examples_of(6), units=((index,),)), bound=8.0, batch_size=4, device=CPU)
+        for index in range(6)
+    ]
+    together = loss_sum(model, grouped((0, 1, 2), (3, 4), (5,)), bound=8.0, batch_size=4, device=CPU)
+    assert together == sum(alone[:3]) // 3 + sum(alone[3:5]) // 2 + alone[5]
+
+
+def test_a_unit_of_many_records_moves_the_weight_by_no_more_than_one_record_does() -> None:
+    """Whatever its losses: they are cut one by one, and then averaged."""
+    model, examples = t5(dropout=0.0), examples_of(8)
+    for bound in (0.5, 8.0):
+        others = tuple((index,) for index in range(4))
+        less = loss_sum(model, replace(examples, units=others), bound=bound, batch_size=4, device=CPU)
+        more = loss_sum(model, replace(examples, units=(*others, (4, 5, 6, 7))), bound=bound, batch_size=4, device=CPU)
+        assert 0 < more - less <= GRID
 
 
 # --- what depends on the data

@@ -1,7 +1,7 @@
 """What a silo's update weighs under differential privacy: the reduction of its summed loss, and noise.
 
-S_k is the sum over all records of min(loss, B) on the model at point k of the round; the points are the plan's, and the models at
-them are private already. One record changes each S_k by 0 to B, so max S_k - min S_k by at most B, whatever the number of points.
+S_k is the sum over all units of min(loss, B) on the model at point k of the round; the points are the plan's, and the models at
+them are private already. A unit of several records counts with their mean. One unit changes each S_k by 0 to B, so max S_k - min S_k by at most B, whatever the number of points.
 That holds of exact sums alone: each loss is computed in eval mode and float32, rounded to a grid, and added as an integer.
 """
 
@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
+import numpy as np
 import torch
 
 from security.privacy.discrete_gaussian import SIGMA, draw
@@ -26,15 +27,17 @@ def loss_sum(model: T5, examples: EncodedExamples, *, bound: float, batch_size: 
     """S of all examples in steps of bound / GRID; a loss that is not finite counts as the bound."""
     was_training = model.training
     model.eval()
-    total = 0
+    steps = np.zeros(len(examples), dtype=np.int64)
     try:
         for indices in sorted_batches(examples, chosen=range(len(examples)), batch_size=batch_size):
             batch = collate(examples, indices, pad=model.config.pad_token_id, device=device)
             losses = example_losses(model, batch).double().nan_to_num(nan=bound, posinf=bound, neginf=bound)
-            total += int((losses.clamp(0.0, bound) * (GRID / bound)).round().sum().item())
+            steps[indices] = (losses.clamp(0.0, bound) * (GRID / bound)).round().to(torch.int64).cpu().numpy()
     finally:
         model.train(was_training)
-    return total
+    if examples.units is None:
+        return int(steps.sum())
+    return sum(int(steps[list(unit)].sum()) // len(unit) for unit in examples.units)
 
 
 def noised_reduction(

@@ -1,6 +1,7 @@
 """One round of local training under record-level differential privacy (Abadi et al. 2016), from the round model to the local one.
 
-Every step sees a Poisson sample of the records, which may be empty: then it is noise alone. What a step is divided by, how many
+Every step sees a Poisson sample of the units, which may be empty: then it is noise alone. A unit is one record, or all records of one
+to whom several belong, of which a sampled unit gives one at random: no unit has more than one clipped gradient in a step. What a step is divided by, how many
 there are, how much noise they have and when checkpoints are written, depends on the plan and not on how many records there are.
 """
 
@@ -97,7 +98,7 @@ def train_privately(
     model.train()
     try:
         for step in range(schedule.steps):
-            drawn = sample(words, len(examples), schedule.sampling_rate).tolist()
+            drawn = drawn_examples(examples, schedule.sampling_rate, words)
             for start in range(0, len(drawn), section.batch_size):
                 if should_stop():
                     raise TrainingStopped
@@ -122,6 +123,16 @@ def train_privately(
         cap=schedule.weight_cap,
         words=words,
     )
+
+
+def drawn_examples(examples: EncodedExamples, rate: float, words: RandomWords) -> list[int]:
+    """A Poisson sample of the units, one example of each, by index."""
+    if examples.units is None:
+        alone: list[int] = sample(words, len(examples), rate).tolist()
+        return alone
+    drawn = [examples.units[index] for index in sample(words, len(examples.units), rate).tolist()]
+    fractions = words.words64(len(drawn)).tolist()
+    return [unit[fraction * len(unit) >> 64] for unit, fraction in zip(drawn, fractions, strict=True)]
 
 
 def check_gradients(
