@@ -51,11 +51,17 @@ def demo(
         ),
     ] = None,
     secure: Annotated[bool, typer.Option("--secure", help="Under secure aggregation.")] = False,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            "--epsilon", min=0.1, help="Under record-level differential privacy with this epsilon.", show_default=False
+        ),
+    ] = None,
 ) -> None:
     """Generate four silos, run one coordinator and four agents over mutual TLS, and show them learn."""
     from ops.demo.run import run_demo
 
-    run_demo(out, seed=seed, values=values or (), secure=secure, console=Console())
+    run_demo(out, seed=seed, values=values or (), secure=secure, epsilon=epsilon, console=Console())
 
 
 @app.command()

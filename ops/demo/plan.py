@@ -1,8 +1,10 @@
 """The demo's plan: arguments of `coordinator plan new`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 PLAN_NAME = "demo"
+SIZE = "mini"
 
 _VALUES: Mapping[str, object] = {
     "schedule.rounds": 28,
@@ -29,7 +31,41 @@ _VALUES: Mapping[str, object] = {
     "evaluation.batch_size": 64,
 }
 
-DEMO_PLAN = (
-    *("--size", "mini"),
-    *(argument for key, value in _VALUES.items() for argument in ("--set", f"{key}={value}")),
-)
+
+_PRIVATE_VALUES: Mapping[str, object] = {
+    "schedule.rounds": 5,
+    "schedule.start_when_ready": "true",
+    "aggregation.momentum": 0.0,
+    "adapters.rank": 8,
+    "training.epochs": 1,
+    "training.learning_rate": 1e-2,
+    "training.batch_size": 128,
+    "training.max_grad_norm": 0.5,
+    "training.dropout": 0.0,
+    "training.schema_in_input": "false",
+    "training.max_input_tokens": 64,
+    "training.max_output_tokens": 64,
+    "privacy.level": "record",
+    "privacy.expected_batch_size": 256,
+    "privacy.steps": 8,
+    "privacy.loss_bound": 4.0,
+    "evaluation.every": 0,
+    "evaluation.initial": "false",
+    "evaluation.last": "false",
+}
+PRIVATE_RECORDS = 4000
+"""Of each silo in the private demo."""
+
+
+def _set(values: Mapping[str, object]) -> Iterator[str]:
+    for key, value in values.items():
+        yield from ("--set", f"{key}={value}")
+
+
+DEMO_PLAN = (*("--size", SIZE), *_set(_VALUES))
+
+
+def private_plan(model: Path, *, silos: int, records: int, epsilon: float) -> Sequence[str]:
+    """From the public `model`, for `silos` of `records` records each."""
+    own = {"schedule.min_silos": silos, "privacy.nominal_records": records, "privacy.target_epsilon": epsilon}
+    return (*("--model", str(model)), *_set({**_PRIVATE_VALUES, **own}))

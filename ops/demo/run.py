@@ -10,9 +10,9 @@ import json
 import shutil
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,13 @@ from coordinator.composition import Coordinator
 from coordinator.edges.coordinator_folder import CoordinatorFolder
 from ops.demo.display import RoundDisplay, round_table
 from ops.demo.observer import FederationView
-from ops.demo.plan import DEMO_PLAN, PLAN_NAME
+from ops.demo.plan import DEMO_PLAN, PLAN_NAME, PRIVATE_RECORDS, SIZE, private_plan
 from ops.demo.processes import Processes, run
+from ops.demo.query_log import query_log
 from ops.demo.scoring import Score, score_silos
-from ops.demo.silos import SILOS, write_silo
+from ops.demo.silos import SILOS, Record, write_silo
+from ops.demo.specification import SiloSpecification
+from ops.demo.warm_start import write_warm_start
 from security.errors import ConfigurationError, StateError
 from silo_wire.canonical import Digest
 from silo_wire.v1 import operator_pb2
@@ -58,42 +61,117 @@ class Layout:
         return self.out / "agents" / silo
 
     @property
+    def warm_start(self) -> Path:
+        """The public model that private training begins from."""
+        return self.out / "warm-start"
+
+    @property
     def model(self) -> Path:
         return self.out / "model"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """What a federation of the demo is made of.
+
+    `plan` are arguments of `coordinator plan new`. `policy` is each silo's `[policy]`. `pins`: the silos pin each other's
+    identity keys, as masked rounds need.
+    """
+
+    names: Sequence[str]
+    plan: Sequence[str]
+    policy: Mapping[str, object] = field(default_factory=dict)
+    pins: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    status: operator_pb2.StatusReply
+    records: Sequence[operator_pb2.RoundRecord]
+    before: Mapping[str, Score]
+    after: Mapping[str, Score]
+
+
 def run_demo(
-    out: Path, *, seed: int, values: Sequence[str] = (), secure: bool = False, console: Console
+    out: Path,
+    *,
+    seed: int,
+    values: Sequence[str] = (),
+    secure: bool = False,
+    epsilon: float | None = None,
+    console: Console,
 ) -> dict[str, Any]:
     """Run the demo and return its summary, which is also `out`/summary.json; raises StateError when a process fails.
 
     `values` are KEY=VALUE of the plan, over the demo's own. `secure`: under secure aggregation, with silos that pin each
-    other's identity keys and refuse any plan without it.
+    other's identity keys and refuse any plan without it. `epsilon`: under record-level differential privacy, with silos that
+    refuse any plan without it and whatever would cost more.
     """
-    if secure:
-        values = ("aggregation.secure_aggregation=true", *values)
     began = time.monotonic()
     place = Layout(out.resolve())
-    _prepare(place.out)
+    prepare(place)
     names = [silo.name for silo in SILOS]
-    with console.status("generating four silos"):
-        for silo in SILOS:
-            write_silo(place.data(silo.name), silo, seed=seed)
+    plan: Sequence[str] = DEMO_PLAN
+    policy: dict[str, object] = {}
+    if epsilon is None:
+        with console.status("generating four silos"):
+            for silo in SILOS:
+                write_silo(place.data(silo.name), silo, seed=seed)
+    else:
+        with console.status("generating four silos, and training a public model that never saw them"):
+            write_private_silos(place, SILOS, records=PRIVATE_RECORDS, seed=seed)
+        plan = private_plan(place.warm_start, silos=len(names), records=PRIVATE_RECORDS, epsilon=epsilon)
+        policy |= {"require_privacy": "record", "max_epsilon": epsilon}
+    if secure:
+        values = ("aggregation.secure_aggregation=true", *values)
+        policy["require_secure_aggregation"] = True
     _show_silos(console, place)
+    given = [argument for value in values for argument in ("--set", value)]
+    scene = Scene(names=names, plan=(*plan, "--seed", str(seed), *given), policy=policy, pins=secure)
+    outcome = run_federation(place, scene, console)
+    seconds = time.monotonic() - began
+    summary = _summary(outcome, seconds=seconds)
+    if epsilon is not None:
+        summary["privacy"] = {name: spent(place, name) for name in names}
+    (place.out / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
+    _show_result(console, names, summary)
+    if epsilon is not None:
+        _show_privacy(console, place, names, summary)
+    _answer(console, place, names)
+    console.print(
+        f"Everything is in [bold]{place.out}[/]: model/ loads with from_pretrained, {SUMMARY} has the figures."
+    )
+    return summary
+
+
+def write_private_silos(place: Layout, silos: Sequence[SiloSpecification], *, records: int, seed: int) -> None:
+    """Query logs of `records` records each, and a public model that was trained on their textbooks."""
+    textbook: list[Record] = []
+    for silo in silos:
+        made = query_log(silo, records=records, seed=seed)
+        write_silo(place.data(silo.name), silo, seed=seed, splits=made.log)
+        textbook += made.textbook
+    write_warm_start(place.warm_start, textbook, size=SIZE, seed=seed)
+
+
+def run_federation(place: Layout, scene: Scene, console: Console) -> Outcome:
+    """A coordinator and its agents from `init` to `export`, over the silos' data that is there."""
+    names = scene.names
     with Processes(place.logs) as processes:
         with console.status("coordinator: init, plan new"):
-            _set_up_coordinator(place, seed, values)
+            _set_up_coordinator(place, scene.plan)
         processes.start(
             "coordinator", "coordinator.cli", ["serve", "--dir", str(place.coordinator), "--plan", PLAN_NAME]
         )
         view = FederationView(Coordinator.load(CoordinatorFolder(place.coordinator)).operator_access())
         view.wait_until_serving(processes.check, LONGEST_S)
-        with console.status("inviting and enrolling four silos"), ThreadPoolExecutor(2) as pool:
+        with console.status("inviting and enrolling the silos"), ThreadPoolExecutor(2) as pool:
             list(pool.map(lambda name: _enrol(place, name), names))
-        if secure:
+        if scene.pins:
             with console.status("the silos pin each other's identity keys"):
                 _pin_each_other(place, names)
         for name in names:
+            _write_policy(place, name, scene.policy)
             processes.start(
                 name, "silo_agent.cli", ["start", "--dir", str(place.agent(name)), "--data", str(place.data(name))]
             )
@@ -106,19 +184,18 @@ def run_demo(
             Digest(status.best_model_digest.hex()),
             {name: place.data(name) for name in names},
         )
-    seconds = time.monotonic() - began
-    summary = _summary(records, before, after, seconds=seconds, digest=status.plan_digest.hex())
-    (place.out / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
-    _show_result(console, names, summary)
-    _answer(console, place, names)
-    console.print(
-        f"Everything is in [bold]{place.out}[/]: model/ loads with from_pretrained, {SUMMARY} has the figures."
-    )
-    return summary
+    return Outcome(status, records, before, after)
 
 
-def _prepare(out: Path) -> None:
+def spent(place: Layout, name: str) -> dict[str, Any]:
+    """What a silo's ledger says it has released."""
+    shown = json.loads(run("silo_agent.cli", "privacy", "show", "--json", "--dir", str(place.agent(name))))
+    return {**shown["spent"], "releases": len(shown["releases"])}
+
+
+def prepare(place: Layout) -> None:
     """An empty folder; an earlier demo's is replaced, anybody else's is refused."""
+    out = place.out
     if out.exists() and any(out.iterdir()):
         if not (out / MARKER).exists():
             raise ConfigurationError(f"{out} holds files that no demo made: choose another folder with OUT=DIR")
@@ -137,7 +214,7 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def _set_up_coordinator(place: Layout, seed: int, values: Sequence[str]) -> None:
+def _set_up_coordinator(place: Layout, plan: Sequence[str]) -> None:
     silos, enrolment, metrics = free_ports(3)
     log = place.logs / "commands.log"
     where = ("--dir", str(place.coordinator))
@@ -149,8 +226,7 @@ def _set_up_coordinator(place: Layout, seed: int, values: Sequence[str]) -> None
         # The user's own commands must not mean the demo's coordinator from now on.
         extra={"XDG_CONFIG_HOME": str(place.out / "config")},
     )
-    given = [argument for value in values for argument in ("--set", value)]
-    run("coordinator.cli", "plan", "new", PLAN_NAME, *where, "--seed", str(seed), *DEMO_PLAN, *given, log=log)
+    run("coordinator.cli", "plan", "new", PLAN_NAME, *where, *plan, log=log)
 
 
 def _enrol(place: Layout, name: str) -> None:
@@ -159,7 +235,7 @@ def _enrol(place: Layout, name: str) -> None:
 
 
 def _pin_each_other(place: Layout, names: Sequence[str]) -> None:
-    """As their people would, after comparing the keys by telephone; and have each of them refuse to send anything unmasked."""
+    """As their people would, after comparing the keys by telephone."""
     log = place.logs / "commands.log"
     keys = {name: run("silo_agent.cli", "trust", "own", "--dir", str(place.agent(name))).split() for name in names}
 
@@ -167,10 +243,16 @@ def _pin_each_other(place: Layout, names: Sequence[str]) -> None:
         for other in names:
             if other != name:
                 run("silo_agent.cli", "trust", "add", *keys[other], "--dir", str(place.agent(name)), log=log)
-        (place.agent(name) / "silo.toml").write_text("[policy]\nrequire_secure_aggregation = true\n")
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(pin, names))
+
+
+def _write_policy(place: Layout, name: str, policy: Mapping[str, object]) -> None:
+    """What the silo refuses, in its own silo.toml."""
+    if policy:
+        lines = ["[policy]", *(f"{key} = {json.dumps(value)}" for key, value in policy.items())]
+        (place.agent(name) / "silo.toml").write_text("\n".join(lines) + "\n")
 
 
 def _watch(
@@ -191,14 +273,8 @@ def _watch(
     return status, records
 
 
-def _summary(
-    records: Sequence[operator_pb2.RoundRecord],
-    before: dict[str, Score],
-    after: dict[str, Score],
-    *,
-    seconds: float,
-    digest: str,
-) -> dict[str, Any]:
+def _summary(outcome: Outcome, *, seconds: float) -> dict[str, Any]:
+    before, after = outcome.before, outcome.after
     return {
         "macro_exact_match": sum(score.exact_match for score in after.values()) / len(after),
         "macro_execution_accuracy": sum(score.execution_accuracy for score in after.values()) / len(after),
@@ -212,9 +288,9 @@ def _summary(
             }
             for name in after
         },
-        "rounds": sum(record.outcome in ("applied", "zero_weight") for record in records),
+        "rounds": sum(record.outcome in ("applied", "zero_weight") for record in outcome.records),
         "seconds": round(seconds, 1),
-        "plan_digest": digest,
+        "plan_digest": outcome.status.plan_digest.hex(),
     }
 
 
@@ -248,6 +324,23 @@ def _show_result(console: Console, names: Sequence[str], summary: dict[str, Any]
     macro = (f"{summary['macro_exact_match']:.1%}", f"{summary['macro_execution_accuracy']:.1%}")
     table.add_row("MacroAvg", "", *macro, style="bold")
     console.print(table)
+
+
+def _show_privacy(console: Console, place: Layout, names: Sequence[str], summary: dict[str, Any]) -> None:
+    table = Table(title="what each silo's own ledger says of its records", title_style="dim")
+    for column in ("silo", "releases", "epsilon spent", "its people allow", "dp_delta"):
+        table.add_column(column, justify="left" if column == "silo" else "right")
+    for name in names:
+        silo = summary["privacy"][name]
+        table.add_row(
+            name,
+            str(silo["releases"]),
+            f"{silo['epsilon']:.3g}",
+            f"{silo['max_epsilon']:g}",
+            f"{silo['dp_delta']:g}",
+        )
+    console.print(table)
+    console.print(run("silo_agent.cli", "privacy", "forecast", "--dir", str(place.agent(names[0]))), highlight=False)
 
 
 def _answer(console: Console, place: Layout, names: Sequence[str]) -> None:

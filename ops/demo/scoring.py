@@ -7,6 +7,8 @@ from tempfile import TemporaryDirectory
 
 from coordinator.composition import Coordinator
 from coordinator.edges.coordinator_folder import CoordinatorFolder
+from coordinator.edges.model_store import ModelStore
+from silo_agent.service.ports import RoundModel
 from silo_agent.sql_sandbox import Sandbox, SqliteTarget
 from silo_agent.training.device import DeviceSettings
 from silo_agent.training.evaluation import in_sandbox
@@ -18,11 +20,12 @@ from silo_wire.messages import Evaluation
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Fractions, 0 to 1."""
+    """Fractions, 0 to 1, and the mean loss of a target token."""
 
     questions: int
     exact_match: float
     execution_accuracy: float
+    loss_per_token: float
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> "Score":
@@ -30,6 +33,7 @@ class Score:
             evaluation.examples,
             evaluation.exact_matches / evaluation.examples,
             evaluation.execution_matches / max(1, evaluation.executed),
+            evaluation.loss_per_token,
         )
 
 
@@ -39,23 +43,28 @@ def score_silos(
     """Each silo's scores with the plan's initial model, and with `final`."""
     parts = Coordinator.load(CoordinatorFolder(coordinator))
     bundle = parts.shelf.bundle(plan)
-    models = parts.models(bundle)
+    models, bases = parts.models(bundle), parts.base(bundle)
     scores: tuple[dict[str, Score], dict[str, Score]] = ({}, {})
-    with TemporaryDirectory() as folder:
-        files = []
-        for index, digest in enumerate((models.initial(), final)):
-            manifest = models.manifest(digest)
-            path = Path(folder) / f"model-{index}"
-            with path.open("wb") as file:
-                for chunk in range(manifest.chunks):
-                    file.write(models.read_chunk(digest, chunk))
-            files.append((path, manifest))
-        for name, silo in data.items():
-            trainer = SiloTrainer(bundle, load_silo_data(silo), name, DeviceSettings())
-            with Sandbox(SqliteTarget(silo / "db.sqlite")) as box:
-                for (path, manifest), by_silo in zip(files, scores, strict=True):
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        base = None if bases is None else _written(bases, bases.initial(), folder)
+        both = [_written(models, digest, folder) for digest in (models.initial(), final)]
+        for silo, of_silo in data.items():
+            trainer = SiloTrainer(bundle, load_silo_data(of_silo), silo, DeviceSettings(), base=base)
+            with Sandbox(SqliteTarget(of_silo / "db.sqlite")) as box:
+                for model, by_silo in zip(both, scores, strict=True):
                     evaluation = trainer.evaluate(
-                        model_path=path, model=manifest, split="test", same_result=in_sandbox(box)
+                        model_path=model.file, model=model.manifest, split="test", same_result=in_sandbox(box)
                     )
-                    by_silo[name] = Score.of(evaluation)
+                    by_silo[silo] = Score.of(evaluation)
     return scores
+
+
+def _written(models: ModelStore, digest: Digest, folder: Path) -> RoundModel:
+    """The model as an agent has it: a file of its flat vector."""
+    manifest = models.manifest(digest)
+    path = folder / digest
+    with path.open("wb") as file:
+        for chunk in range(manifest.chunks):
+            file.write(models.read_chunk(digest, chunk))
+    return RoundModel(file=path, manifest=manifest)

@@ -45,7 +45,7 @@ class Splits:
 
 
 @dataclass(frozen=True, slots=True)
-class _Filled:
+class Filled:
     """A shape with values: one SQL statement, and the questions that ask for it."""
 
     shape: int
@@ -57,14 +57,14 @@ class _Filled:
 def questions(silo: SiloSpecification, *, seed: int) -> Splits:
     """The splits of `silo`, sizes as specified; raises ConfigurationError where the shapes cannot fill them."""
     random = Random(f"{silo.name} questions {seed}")
-    held_out: list[_Filled] = []
-    for_training: list[_Filled] = []
+    held_out: list[Filled] = []
+    for_training: list[Filled] = []
     counts = [len(silo.fillings(shape)) for shape in silo.shapes]
-    wanted = _shares(counts, silo.dev + silo.test)
+    wanted = shares(counts, silo.dev + silo.test)
     for index, (shape, n) in enumerate(zip(silo.shapes, wanted, strict=True)):
-        filled = [_fill(index, shape, values) for values in silo.fillings(shape)]
+        filled = [fill(index, shape, values) for values in silo.fillings(shape)]
         random.shuffle(filled)
-        kept, dropped = _hold_out(filled, n)
+        kept, dropped = hold_out(filled, n)
         held_out += kept
         for_training += dropped
     random.shuffle(held_out)
@@ -78,7 +78,7 @@ def questions(silo: SiloSpecification, *, seed: int) -> Splits:
     train_pairs = random.sample(train_pairs[: silo.train], silo.train)
     sentence: Counter[int] = Counter()
 
-    def record(filled: _Filled, question: str) -> Record:
+    def record(filled: Filled, question: str) -> Record:
         number = sentence[filled.shape]
         sentence[filled.shape] += 1
         return Record(f"{silo.name}-{filled.shape:04}-{number:04}", question, filled.query, silo.name)
@@ -88,12 +88,12 @@ def questions(silo: SiloSpecification, *, seed: int) -> Splits:
     return Splits(train, tuple(rest[: silo.dev]), tuple(rest[silo.dev : silo.dev + silo.test]))
 
 
-def _fill(index: int, shape: Shape, values: dict[str, Value]) -> _Filled:
+def fill(index: int, shape: Shape, values: dict[str, Value]) -> Filled:
     texts = tuple(question.format(**values) for question in shape.questions)
-    return _Filled(index, tuple(values.items()), shape.sql.format(**values), texts)
+    return Filled(index, tuple(values.items()), shape.sql.format(**values), texts)
 
 
-def _shares(counts: Sequence[int], total: int) -> list[int]:
+def shares(counts: Sequence[int], total: int) -> list[int]:
     """`total` divided in proportion to `counts`, by largest remainder."""
     exact = [total * count / sum(counts) for count in counts]
     shares = [int(share) for share in exact]
@@ -103,11 +103,11 @@ def _shares(counts: Sequence[int], total: int) -> list[int]:
     return shares
 
 
-def _hold_out(filled: Sequence[_Filled], n: int) -> tuple[list[_Filled], list[_Filled]]:
+def hold_out(filled: Sequence[Filled], n: int) -> tuple[list[Filled], list[Filled]]:
     """Up to `n` fillings of one shape to hold out, such that each of their values stays with this shape in training."""
     left = Counter(value for one in filled for value in one.values)
-    kept: list[_Filled] = []
-    dropped: list[_Filled] = []
+    kept: list[Filled] = []
+    dropped: list[Filled] = []
     for one in filled:
         if len(kept) < n and all(left[value] > 1 for value in one.values):
             kept.append(one)
@@ -117,21 +117,21 @@ def _hold_out(filled: Sequence[_Filled], n: int) -> tuple[list[_Filled], list[_F
     return kept, dropped
 
 
-def _training_pairs(filled: Sequence[_Filled], random: Random) -> list[tuple[_Filled, str]]:
+def _training_pairs(filled: Sequence[Filled], random: Random) -> list[tuple[Filled, str]]:
     """Every (filling, question) pair, the ones that training needs most first.
 
     First come fillings that bring a shape a value it has not met, then the other fillings, then fillings again in other
     words; the wordings of a shape are taken in turn.
     """
     met: set[tuple[int, str, Value]] = set()
-    new: list[_Filled] = []
-    known: list[_Filled] = []
+    new: list[Filled] = []
+    known: list[Filled] = []
     for one in random.sample(filled, len(filled)):
         values = {(one.shape, *value) for value in one.values}
         (known if values <= met else new).append(one)
         met |= values
     turns: Counter[int] = Counter()
-    passes: list[list[tuple[_Filled, str]]] = []
+    passes: list[list[tuple[Filled, str]]] = []
     for one in new + known:
         start = turns[one.shape]
         turns[one.shape] += 1
@@ -187,9 +187,12 @@ def _cell(column: Column, row: int, rows: dict[str, int], random: Random) -> Val
     return column.values[row] if column.each else random.choice(column.values)
 
 
-def write_silo(folder: Path, silo: SiloSpecification, *, seed: int) -> None:
-    """Write train, dev and test `.jsonl`, `schema.json` and `db.sqlite` into `folder`, which must not hold them yet."""
-    splits = questions(silo, seed=seed)
+def write_silo(folder: Path, silo: SiloSpecification, *, seed: int, splits: Splits | None = None) -> None:
+    """Write train, dev and test `.jsonl`, `schema.json` and `db.sqlite` into `folder`, which must not hold them yet.
+
+    `splits` are the silo's `questions` unless they are given.
+    """
+    splits = splits or questions(silo, seed=seed)
     folder.mkdir(parents=True, exist_ok=True)
     database = folder / "db.sqlite"
     if database.exists():
