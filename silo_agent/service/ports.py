@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from security.file_mark import FileMark
+from security.privacy.ledger import Head
 from security.secure_aggregation.messages import MaskedInput
 from security.secure_aggregation.silo_machine import Event as MaskingEvent
 from security.secure_aggregation.silo_machine import MaskVector
@@ -18,6 +19,7 @@ from security.secure_aggregation.silo_memory import SiloMemory
 from silo_agent.task.effects import JournalActivity, JournalEffect, JournalOutcome
 from silo_agent.task.events import SavedUpdate
 from silo_wire.canonical import Digest
+from silo_wire.ledger_receipt import LedgerReceipt
 from silo_wire.manifest import Layout, Manifest
 from silo_wire.messages import AgentPhase, DeclineReason, Evaluation, MaskAnswer, Order, RoundKey, TrainingSummary
 from silo_wire.plan import PlanBundle
@@ -180,6 +182,9 @@ class CoordinatorPort(Protocol):
 
     async def report_evaluation(self, key: RoundKey, model: Digest, evaluation: Evaluation) -> None: ...
 
+    async def countersign_ledger(self, head: Head, *, after: Head) -> LedgerReceipt:
+        """The coordinator's receipt, its signature verified: `head` if that follows what it knew, and it knew `after`."""
+
 
 class JournalPort(Protocol):
     """What survives this process. Each call is durable when it returns."""
@@ -264,3 +269,6 @@ class ObserverPort(Protocol):
         """`rule` is one of silo_agent.service.refusals.RULES. Durable when it returns."""
 
     def round_ended(self, outcome: JournalOutcome, /) -> None: ...
+
+    def epsilon(self, *, spent: float, allowed: float) -> None:
+        """What this silo's private rounds have cost so far, and the most that they may."""
