@@ -129,7 +129,12 @@ class TrainerPort(Protocol):
         """Score the model on this silo's dev set, with execution accuracy where plan and policy allow it."""
 
 
-class CoordinatorPort(Protocol):
+class CountersignPort(Protocol):
+    async def countersign_ledger(self, head: Head, *, after: Head) -> LedgerReceipt:
+        """The coordinator's receipt, its signature verified: `head` if that follows what it knew, and it knew `after`."""
+
+
+class CoordinatorPort(CountersignPort, Protocol):
     """The coordinator as an agent sees it. A call that finds it unreachable waits and tries again until cancelled, so
     callers see only answers: a result, or an error of `security.errors` that is the coordinator's word or this silo's."""
 
@@ -181,9 +186,6 @@ class CoordinatorPort(Protocol):
         """Tell how far the work is; a report that cannot be delivered is dropped."""
 
     async def report_evaluation(self, key: RoundKey, model: Digest, evaluation: Evaluation) -> None: ...
-
-    async def countersign_ledger(self, head: Head, *, after: Head) -> LedgerReceipt:
-        """The coordinator's receipt, its signature verified: `head` if that follows what it knew, and it knew `after`."""
 
 
 class JournalPort(Protocol):
