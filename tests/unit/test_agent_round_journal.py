@@ -111,9 +111,10 @@ def test_a_crash_while_it_is_kept_leaves_it_to_the_earlier_attempt(
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(RoundJournal, "_record_update", killed)
-        journal.record(JournalUpdate(later, made_for=KEY))
+        with pytest.raises(KeyboardInterrupt):
+            journal.record(JournalUpdate(later, made_for=KEY))
     journal.close()
     again = opened(tmp_path)
     assert again.saved_update() == private
