@@ -9,15 +9,17 @@ with what it says, and never make it release more than the ledger allows.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from security.errors import IntegrityError, PolicyRefusal
 from security.privacy.accounting import Budget, GaussianRelease, epsilon_of
 from security.privacy.ledger import Entry, Head, check_head, head_of, releases_of
-from silo_agent.service.ports import CountersignPort
 from silo_wire.ledger_receipt import LedgerReceipt
 from silo_wire.messages import RoundKey
 from silo_wire.privacy import Release
+
+if TYPE_CHECKING:  # it brings numpy, which commands that only look can do without
+    from silo_agent.service.ports import CountersignPort
 
 
 class BudgetSpent(PolicyRefusal):
@@ -80,7 +82,7 @@ class PrivacyGuard:
         receipt = self._receipts.newest()
         return Head() if receipt is None else receipt.newest
 
-    async def countersign(self, coordinator: CountersignPort) -> None:
+    async def countersign(self, coordinator: "CountersignPort") -> None:
         """Have the coordinator remember the ledger as it is, and keep its receipt. Before a private round, and before release.
 
         A coordinator that knows a newer head, or another, shows that the ledger went back. One that knows an older entry of this
