@@ -44,7 +44,7 @@ from silo_agent.command_line import (
 )
 from silo_agent.edges.silo_folder import SiloFolder, silo_folder
 from silo_agent.plan_commands import plan_app
-from silo_agent.privacy_commands import privacy_app
+from silo_agent.privacy_commands import privacy_app, spent_of_allowed
 from silo_agent.trust_commands import trust_app
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ async def _run_agent(
                     coordinator=coordinator,
                     party=party_of(folder, credentials, policy),
                 ),
-                privacy=guard_of(folder, policy, journal),
+                privacy=guard_of(folder, credentials, policy, journal),
                 display=display,
                 observer=observer,
             )
@@ -256,9 +256,11 @@ def _set_paused(directory: Path | None, paused: bool) -> None:
 def status(directory: Dir = None, as_json: Json = False) -> None:
     """What this silo is, what it does, and how its last rounds ended."""
     from security.process_lock import holder
+    from silo_agent.edges.privacy_ledger import guard_of
 
     folder = silo_folder(directory)
     credentials = credentials_of(folder)
+    policy = policy_of(folder, credentials, chosen(folder, None, None, None).settings(folder))
     with open_journal(folder, credentials) as journal:
         agent = holder(folder.lock)
         model = journal.last_model()
@@ -274,6 +276,7 @@ def status(directory: Dir = None, as_json: Json = False) -> None:
             "activity": (journal.fact("activity") or "starting") if agent else "not running",
             "plan": journal.fact("plan"),
             "model": model.model if model else None,
+            "privacy_budget": spent_of_allowed(guard_of(folder, credentials, policy, journal)),
         }
         history, refusals = journal.history(10), journal.refusals(10)
     if as_json:

@@ -46,17 +46,25 @@ def show(config: Config = None, directory: Dir = None, as_json: Json = False) ->
 
 @privacy_app.command()
 def verify(config: Config = None, directory: Dir = None) -> None:
-    """Check that the ledger is whole: no entry was edited, removed, put in or put back from a backup."""
+    """Check that the ledger is whole, as far as its entries, the journal and the coordinator's newest receipt tell; offline."""
     with _guarded(directory, config) as (guard, budget):
-        entries, spent = guard.entries(), guard.spent()
+        entries, receipt, spent = guard.entries(), guard.receipt(), guard.spent()
     print(f"the ledger is whole: {len(entries)} entries, head {entries[-1].digest if entries else 'none'}")
+    if receipt is None:
+        print("countersigned by the coordinator: nothing yet")
+    else:
+        newest = receipt.newest
+        print(
+            f"countersigned by the coordinator: entry {newest.sequence}, {newest.digest}; its signature is right "
+            f"({receipt.signature.hex()})"
+        )
     print(_spent_line(spent, budget))
 
 
 @privacy_app.command()
 def forecast(config: Config = None, directory: Dir = None, as_json: Json = False) -> None:
-    """Print what the newest plan that was offered costs this silo in all, and how many of its rounds the budget allows."""
-    from security.errors import StateError
+    """Print what the newest plan that was offered costs, and how many of its rounds the budget allows; exit with 8 if none."""
+    from security.errors import PolicyRefusal, StateError
     from silo_agent.edges.plan_store import PlanStore
 
     with _guarded(directory, config) as (guard, budget):
@@ -67,17 +75,20 @@ def forecast(config: Config = None, directory: Dir = None, as_json: Json = False
             "no plan with differential privacy was offered yet: silo-agent start fetches the coordinator's"
         )
     facts = _forecast(bundles[-1].plan, entries, budget)
-    if as_json:
-        print(json.dumps(facts, indent=1))
-        return
-    print(
+    print(json.dumps(facts, indent=1) if as_json else _forecast_text(facts, budget))
+    if not facts["rounds_left"]:
+        raise PolicyRefusal(
+            "max_epsilon",
+            f"a round of plan {facts['plan']} would take this silo to epsilon {facts['after_one_round']:.3g}, [policy] max_epsilon "
+            f"allows {budget.epsilon:g}: the privacy budget is spent, and no round of it is taken",
+        )
+
+
+def _forecast_text(facts: "dict[str, object]", budget: "Budget") -> str:
+    return (
         f"plan {facts['plan']}: {facts['rounds']} rounds, which promise epsilon {facts['target_epsilon']:g} at dp_delta "
-        f"{facts['dp_delta']:g} ({facts['neighbouring_relation']})"
-    )
-    print(
-        f"one round more: epsilon {facts['after_one_round']:.3g} in all; every round: {facts['after_all_rounds']:.3g}"
-    )
-    print(
+        f"{facts['dp_delta']:g} ({facts['neighbouring_relation']})\n"
+        f"one round more: epsilon {facts['after_one_round']:.3g} in all; every round: {facts['after_all_rounds']:.3g}\n"
         f"the budget (epsilon {budget.epsilon:g} at dp_delta {budget.dp_delta:g}) allows {facts['rounds_left']} of them"
     )
 
@@ -118,7 +129,7 @@ def _guarded(directory: "Path | None", config: "Path | None") -> "Iterator[tuple
     credentials = credentials_of(folder)
     policy = policy_of(folder, credentials, chosen(folder, None, None, config).settings(folder))
     with open_journal(folder, credentials) as journal:
-        yield guard_of(folder, policy, journal), policy.budget
+        yield guard_of(folder, credentials, policy, journal), policy.budget
 
 
 def _facts(entry: "Entry") -> dict[str, object]:
@@ -144,6 +155,16 @@ def _budget(spent: float, budget: "Budget") -> dict[str, object]:
         "neighbouring_relation": budget.relation,
         "max_epsilon": budget.epsilon,
     }
+
+
+def spent_of_allowed(guard: "PrivacyGuard") -> str:
+    """For `silo-agent status`; a ledger that is not whole says so itself."""
+    from security.errors import LoricaError
+
+    try:
+        return f"epsilon {guard.spent():.3g} of {guard.budget.epsilon:g}"
+    except LoricaError as error:
+        return f"not to be spent: {error}"
 
 
 def _spent_line(spent: float, budget: "Budget") -> str:

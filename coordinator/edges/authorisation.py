@@ -21,6 +21,7 @@ ALLOWED: Final[dict[str, frozenset[Role]]] = {
     "/silo_wire.v1.Federation/DeclineRound": _SILO,
     "/silo_wire.v1.Federation/ReportProgress": _SILO,
     "/silo_wire.v1.Federation/ReportEvaluation": _SILO,
+    "/silo_wire.v1.Federation/CountersignLedger": _SILO,
     "/silo_wire.v1.Operator/GetStatus": _READER,
     "/silo_wire.v1.Operator/ListRounds": _READER,
     "/silo_wire.v1.Operator/Invite": _OPERATOR,

@@ -9,7 +9,7 @@ from coordinator.edges.places import Places
 from coordinator.service.federation import Federation
 from security.errors import AuthorisationError, MalformedMessage, StateError
 from security.identifiers import FederationName, SiloName
-from silo_wire import codec, secure_codec
+from silo_wire import codec, ledger_receipt, secure_codec
 from silo_wire.canonical import Digest, digest_from_wire, digest_to_wire
 from silo_wire.chunk_piece import ChunkPiece, reader, write
 from silo_wire.manifest import CHUNK_BYTES
@@ -202,3 +202,14 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
             codec.evaluation_from_wire(request),
         )
         return federation_pb2.Ack()
+
+    async def CountersignLedger(
+        self, request: federation_pb2.LedgerReport, context: Any
+    ) -> federation_pb2.LedgerReceipt:
+        silo = self._caller(request.key)
+        receipt = await self._service.countersign_ledger(
+            silo,
+            ledger_receipt.head_from_wire(request.head, "head"),
+            after=ledger_receipt.head_from_wire(request.after, "after"),
+        )
+        return ledger_receipt.receipt_to_wire(receipt)

@@ -23,6 +23,7 @@ from coordinator.edges.round_tables import (
     checkpoints,
     evaluations,
     invitations,
+    ledger_heads,
     machine,
     metadata,
     plans,
@@ -52,6 +53,7 @@ from coordinator.rounds.states import Idle, State
 from coordinator.service.records import EnrolledSilo, Invitation, MaskedTotals, RoundRow, SignedModel, SiloRow
 from security.errors import AuthenticationError, StorageError
 from security.identifiers import FederationName, SiloName
+from security.privacy.ledger import Head
 from silo_wire.canonical import Digest
 from silo_wire.messages import Evaluation, RoundKey
 
@@ -200,6 +202,26 @@ class SqlRoundStore:
                     "last_seen": silo.last_seen_unix_s,
                 },
             )
+
+    # --- privacy ledgers
+
+    def countersign_ledger(self, silo: SiloName, head: Head, *, after: Head, at: float) -> Head:
+        known = ledger_heads.c
+        follows = and_(
+            known.silo == silo,
+            known.sequence == after.sequence,
+            known.digest == after.digest,
+            known.sequence < head.sequence,
+        )
+        values = {"sequence": head.sequence, "digest": head.digest, "shown_at": at}
+        with self._transaction() as connection:  # the update comes first: it takes the lock for writing
+            if connection.execute(update(ledger_heads).where(follows).values(**values)).rowcount:
+                return head
+            row = connection.execute(select(ledger_heads).where(known.silo == silo)).one_or_none()
+            if row is None:
+                connection.execute(insert(ledger_heads).values(silo=silo, **values))
+                return head
+        return Head(row.sequence, row.digest)
 
     # --- rounds
 

@@ -4,6 +4,7 @@ Times are Unix seconds. A row of `machine` and the rows of the other tables chan
 """
 
 from sqlalchemy import (
+    BigInteger,
     Boolean,
     Column,
     Float,
@@ -131,4 +132,13 @@ checkpoints = Table(
     Column("round", Integer, nullable=False),
     Column("signature", LargeBinary(64), nullable=False),
     Column("made_at", Float, nullable=False),
+)
+
+ledger_heads = Table(
+    "ledger_heads",
+    metadata,
+    Column("silo", String(63), primary_key=True),  # by name: it outlives an enrolment under other keys
+    Column("sequence", BigInteger, nullable=False),
+    Column("digest", String(64), nullable=False),
+    Column("shown_at", Float, nullable=False),
 )

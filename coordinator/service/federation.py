@@ -32,9 +32,11 @@ from coordinator.service.round_loop import RETRY_S, RoundLoop
 from coordinator.service.standing import Standing, counts, standing
 from coordinator.service.threads import Threads
 from coordinator.service.uploads import Upload, Uploads
-from security.errors import AuthorisationError, MalformedMessage, StateError, WrongTime
+from security.errors import AuthorisationError, Conflict, MalformedMessage, StateError, WrongTime
 from security.identifiers import FederationName, SiloName
+from security.privacy.ledger import Head
 from silo_wire.canonical import Digest
+from silo_wire.ledger_receipt import LEDGER_DOMAIN, LedgerReceipt, ledger_statement
 from silo_wire.messages import (
     AgentPhase,
     DeclineReason,
@@ -243,6 +245,20 @@ class Federation:
         await self._loop.post(
             EvaluationReported(now=self._clock(), key=key, silo=silo, model=model, evaluation=evaluation)
         )
+
+    async def countersign_ledger(self, silo: SiloName, head: Head, *, after: Head) -> LedgerReceipt:
+        """Remember the head of the silo's privacy ledger, if it follows the one known, and sign the newest known.
+
+        `after` is the head that the silo takes to be the one known. A silo that finds a newer one in the receipt, or another,
+        knows that its ledger went back; here that counts as a Conflict.
+        """
+        newest = await self._threads.store(self._store.countersign_ledger, silo, head, after=after, at=self._clock())
+        if newest != head:
+            _log.warning("privacy ledger does not follow", silo=silo, shown=head.sequence, known=newest.sequence)
+            if newest.sequence >= head.sequence:
+                self._observer.refused(Conflict.__name__)
+        statement = ledger_statement(federation=self._federation, silo=silo, head=newest)
+        return LedgerReceipt(newest=newest, signature=self._keys.sign(LEDGER_DOMAIN, statement))
 
     # --- for the operator
 

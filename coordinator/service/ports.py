@@ -16,6 +16,7 @@ from coordinator.rounds.updates import AggregationResult, CommittedUpdate
 from coordinator.service.records import EnrolledSilo, Invitation, RoundRow, SignedModel
 from security.errors import IntegrityError
 from security.identifiers import SiloName
+from security.privacy.ledger import Head
 from security.secure_aggregation.fixed_point import Ranges
 from silo_wire.canonical import Digest
 from silo_wire.manifest import Layout, Manifest
@@ -161,6 +162,12 @@ class RoundStore(Protocol):
 
     def enrol(self, silo: EnrolledSilo, *, secret_digest: bytes) -> None:
         """Spend the invitation and store the silo; raises AuthenticationError when it is not open, and changes nothing."""
+
+    def countersign_ledger(self, silo: SiloName, head: Head, *, after: Head, at: float) -> Head:
+        """The newest head known of a silo's privacy ledger: `head`, where it follows the known one and that is `after`.
+
+        Where none is known, `head` is the first; one that does not follow is not stored, and the known one stays.
+        """
 
     def has_rounds(self, plan: Digest) -> bool:
         """Whether a round of this plan was ever opened."""

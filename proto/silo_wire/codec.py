@@ -1,4 +1,5 @@
-"""Bytes and protobuf messages <-> frozen values. The one place, with `secure_codec`, that reads fields of generated classes.
+"""Bytes and protobuf messages <-> frozen values. The one place, with `secure_codec` and `ledger_receipt`, that reads
+fields of generated classes.
 
 `..._from_wire` raises MalformedMessage for a missing, oversized or out-of-range field and returns values that need no
 second check; `..._to_wire` is its inverse.

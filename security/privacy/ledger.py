@@ -21,6 +21,7 @@ Mechanism = Literal["gradients", "loss_reduction", "delta"]
 NO_ENTRY: Final = "0" * 64
 _DOMAIN: Final = "lorica/v1/privacy-ledger"
 _MOST_LINE_BYTES: Final = 4096
+_REMEDY: Final = 'Put the newest ledger back, from the disk that went on; where it is lost, see "A ledger that is lost" in privacy.md'
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +106,11 @@ def check_head(entries: Sequence[Entry], known: Head, *, where: str, by: str) ->
     if len(entries) < known.sequence:
         raise IntegrityError(
             f"{where} ends with entry {len(entries)}, but {by} knows entry {known.sequence}: it was truncated or put back from a "
-            "backup; nothing more is released"
+            f"backup; nothing more is released. {_REMEDY}"
         )
     if not compare_digest(entries[known.sequence - 1].digest, known.digest):
         raise IntegrityError(
-            f"{where} has another entry {known.sequence} than {by} knows: it was replaced; nothing more is released"
+            f"{where} has another entry {known.sequence} than {by} knows: it was replaced; nothing more is released. {_REMEDY}"
         )
 
 

@@ -29,6 +29,7 @@ from security.errors import (
 )
 from security.file_mark import FileMark
 from security.pki.identity_key import sign, verify
+from security.privacy.ledger import Head
 from security.secure_aggregation.messages import MaskedInput
 from silo_agent.edges.backoff import Backoff
 from silo_agent.edges.key_store import SiloCredentials
@@ -49,6 +50,7 @@ from silo_wire.codec import (
     round_call_key,
     update_header_to_wire,
 )
+from silo_wire.ledger_receipt import LedgerReceipt, receipt_from_wire, report_to_wire
 from silo_wire.manifest import Layout, Manifest
 from silo_wire.messages import (
     WIRE_VERSION,
@@ -424,6 +426,15 @@ class GrpcCoordinator:
     async def report_evaluation(self, key: RoundKey, model: Digest, evaluation: Evaluation) -> None:
         request = evaluation_to_wire(key, self._credentials.silo, model, evaluation)
         await self._until_answered(lambda: self._stub.ReportEvaluation(request, timeout=CALL_TIMEOUT_S))
+
+    async def countersign_ledger(self, head: Head, *, after: Head) -> LedgerReceipt:
+        who = self._credentials
+        request = report_to_wire(federation=who.federation, silo=who.silo, head=head, after=after)
+        receipt = receipt_from_wire(
+            await self._until_answered(lambda: self._stub.CountersignLedger(request, timeout=CALL_TIMEOUT_S))
+        )
+        receipt.check(who.coordinator_key, federation=who.federation, silo=who.silo)
+        return receipt
 
     # ---- trying again -------------------------------------------------------------------------------------------
 

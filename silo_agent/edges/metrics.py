@@ -1,6 +1,7 @@
 """What Prometheus sees of one silo. Counters exist at zero from the start; label sets are closed, never a peer's own words.
 
-Nothing of the silo's data is in them, nor of what it learnt: how often it refused, and how its parts of rounds ended.
+Nothing of the silo's data is in them, nor of what it learnt: how often it refused, how its parts of rounds ended, and what they
+have cost in privacy.
 """
 
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from prometheus_client import (
     PROCESS_COLLECTOR,
     CollectorRegistry,
     Counter,
+    Gauge,
     start_http_server,
 )
 
@@ -46,6 +48,16 @@ class SiloMetrics:
             ["work", "outcome"],
             registry=registry,
         )
+        self.epsilon_spent = Gauge(
+            "lorica_silo_epsilon_spent",
+            "Epsilon of all private releases of this silo so far, at [policy] max_dp_delta; from its first private plan on.",
+            registry=registry,
+        )
+        self.epsilon_allowed = Gauge(
+            "lorica_silo_epsilon_allowed",
+            "[policy] max_epsilon of this silo; from its first private plan on.",
+            registry=registry,
+        )
         for rule in RULES:
             self.refusals.labels(rule)
         for work, outcomes in ENDS.items():
@@ -54,6 +66,10 @@ class SiloMetrics:
 
     def refused(self, rule: str) -> None:
         self.refusals.labels(rule).inc()
+
+    def epsilon(self, *, spent: float, allowed: float) -> None:
+        self.epsilon_spent.set(spent)
+        self.epsilon_allowed.set(allowed)
 
     def round_ended(self, outcome: JournalOutcome) -> None:
         self.rounds.labels(EVALUATION if outcome.evaluation else TRAINING, outcome.outcome.value).inc()

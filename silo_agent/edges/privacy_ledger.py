@@ -1,26 +1,34 @@
-"""The silo's privacy ledger on disk: JSON lines in a private folder, appended to and never rewritten (security/privacy/ledger.py)."""
+"""The silo's privacy ledger on disk: JSON lines in a private folder, appended to and never rewritten (security/privacy/ledger.py).
+
+Beside it lies the coordinator's newest receipt, one file that is replaced as a whole.
+"""
 
 import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from security.errors import StorageError
-from security.files import make_private_folder, read_private, sync_folder, write_at
+from security.errors import IntegrityError, StorageError
+from security.files import make_private_folder, read_private, sync_folder, write_at, write_private
 from security.privacy.ledger import Entry, read_ledger
+from silo_agent.edges.key_store import SiloCredentials
 from silo_agent.edges.round_journal import RoundJournal
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.policy import SiloPolicy
 from silo_agent.service.privacy import PrivacyGuard
+from silo_wire.ledger_receipt import LedgerReceipt
 
 _REMEDY = "free some space; nothing is released until the ledger can be written"
 
 
-def guard_of(folder: SiloFolder, policy: SiloPolicy, journal: RoundJournal) -> PrivacyGuard:
+def guard_of(
+    folder: SiloFolder, credentials: SiloCredentials, policy: SiloPolicy, journal: RoundJournal
+) -> PrivacyGuard:
     """Of the silo in `folder`, with the budget of its policy."""
     return PrivacyGuard(
         ledger=PrivacyLedgerFile(folder.privacy_ledger),
         heads=journal,
+        receipts=LedgerReceiptFile(folder.privacy_receipt, credentials),
         budget=policy.budget,
         clock=time.time,
         where=str(folder.privacy_ledger),
@@ -58,3 +66,30 @@ class PrivacyLedgerFile:
         if not self.path.exists():
             return (), 0
         return read_ledger(read_private(self.path), str(self.path))
+
+
+class LedgerReceiptFile:
+    """The newest receipt. Raises StorageError, IntegrityError naming the file."""
+
+    def __init__(self, path: Path, credentials: SiloCredentials) -> None:
+        self._path, self._credentials = path, credentials
+
+    def newest(self) -> LedgerReceipt | None:
+        if not self._path.exists():
+            return None
+        receipt = LedgerReceipt.from_json(read_private(self._path), str(self._path))
+        who = self._credentials
+        try:
+            receipt.check(who.coordinator_key, federation=who.federation, silo=who.silo)
+        except IntegrityError as error:
+            raise IntegrityError(
+                f"{self._path} is not signed by this federation's coordinator for silo {who.silo}: it was edited, or is another "
+                "silo's; put the right one back"
+            ) from error
+        return receipt
+
+    def keep(self, receipt: LedgerReceipt) -> None:
+        if receipt == self.newest():
+            return
+        make_private_folder(self._path.parent)
+        write_private(self._path, receipt.to_json())

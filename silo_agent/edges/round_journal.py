@@ -35,6 +35,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from security.errors import LoricaError, StorageError
+from security.files import sync_folder
 from security.identifiers import SiloName
 from security.privacy.ledger import Head
 from silo_agent.task.effects import (
@@ -51,7 +52,7 @@ from silo_wire.codec import update_header_from_wire, update_header_to_wire
 from silo_wire.messages import RoundKey, UpdateHeader
 from silo_wire.v1 import federation_pb2
 
-SCHEMA_VERSION = "2"
+SCHEMA_VERSION = "3"
 BUSY_TIMEOUT_S = 10
 MOST_REFUSALS = 10_000
 
@@ -72,6 +73,7 @@ _updates = Table(
     Column("saved_unix_s", Float, nullable=False),
     Column("digest", String, nullable=False),
     Column("masked", Boolean, nullable=False),
+    Column("private", Boolean, nullable=False),
     Column("header", LargeBinary, nullable=False),  # federation.proto UpdateHeader, unsigned
 )
 _outcomes = Table(
@@ -161,7 +163,9 @@ class RoundJournal:
             case JournalModel(plan, model):
                 self.set_fact("model", f"{plan} {model}")
                 self._delete_checkpoints(but=self.checkpoint_file(model))
-            case JournalUpdate(update):
+            case JournalUpdate(update, made_for):
+                if made_for is not None:
+                    self._carry_over(made_for, update.key)
                 self._record_update(update)
             case JournalOutcome(key=key):
                 row = upsert(_outcomes).values(
@@ -197,7 +201,12 @@ class RoundJournal:
         if not whole:
             return None
         return SavedUpdate(
-            key=header.key, model=header.model, manifest=header.manifest, summary=header.summary, masked=row.masked
+            key=header.key,
+            model=header.model,
+            manifest=header.manifest,
+            summary=header.summary,
+            masked=row.masked,
+            private=row.private,
         )
 
     def update_file(self, key: RoundKey) -> Path:
@@ -300,6 +309,7 @@ class RoundJournal:
                     saved_unix_s=time.time(),
                     digest=update.manifest.digest,
                     masked=update.masked,
+                    private=update.private,
                     header=update_header_to_wire(header, self._silo).SerializeToString(deterministic=True),
                 )
             )
@@ -308,6 +318,18 @@ class RoundJournal:
             if path != kept:
                 path.unlink(missing_ok=True)
         self._delete_checkpoints()
+
+    def _carry_over(self, made_for: RoundKey, key: RoundKey) -> None:
+        """Give the update's file the name of another attempt as well; the first goes when that attempt is recorded."""
+        old, new = self.update_file(made_for), self.update_file(key)
+        try:
+            new.unlink(missing_ok=True)
+            new.hardlink_to(old)
+            sync_folder(self._updates)
+        except OSError as error:
+            raise StorageError(
+                f"{old} cannot be kept for attempt {key.attempt} of round {key.round} ({error.strerror}): start the agent again"
+            ) from error
 
     def _delete_residuals(self, *, of_all_but: Digest) -> None:
         for path in self._updates.glob("*.residual*"):

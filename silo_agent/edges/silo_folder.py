@@ -71,6 +71,11 @@ class SiloFolder:
         return self.root / "privacy" / "ledger"
 
     @property
+    def privacy_receipt(self) -> Path:
+        """What the coordinator signed of the ledger last."""
+        return self.root / "privacy" / "receipt.json"
+
+    @property
     def masking(self) -> Path:
         """What secure aggregation must not forget, or must forget in time."""
         return self.root / "masking"

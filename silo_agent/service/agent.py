@@ -7,15 +7,13 @@ dropped; what it refused is recorded all the same. Training and evaluation run i
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
 from security.errors import (
-    AuthenticationError,
     Conflict,
-    DataError,
     IntegrityError,
     LoricaError,
     MalformedMessage,
@@ -43,6 +41,7 @@ from silo_agent.service.ports import (
 )
 from silo_agent.service.privacy import PrivacyGuard
 from silo_agent.service.refusals import rule_of
+from silo_agent.service.told import reason, told
 from silo_agent.task.effects import (
     AnswerMask,
     CancelWork,
@@ -86,8 +85,9 @@ from silo_agent.task.events import (
 )
 from silo_agent.task.machine import Agent, Holding, Idle, Stopped, step
 from silo_wire.canonical import Digest
-from silo_wire.messages import AgentPhase, DeclineReason, Evaluate, Finished, Mask, RoundKey, Train
+from silo_wire.messages import AgentPhase, Evaluate, Finished, Mask, RoundKey, Train
 from silo_wire.plan import PlanBundle
+from silo_wire.privacy import Release
 
 STOP_S = 5.0
 """How long a stopping agent tries to tell the coordinator so."""
@@ -134,6 +134,7 @@ class AgentService:
             phase=Holding(saved) if saved is not None and holds else Idle(), paused=journal.paused(), saved=saved
         )
         self._bundle: PlanBundle | None = None
+        self._under_privacy = False  # of the plan that was looked at last
         self._model: RoundModel | None = None
         self._written: tuple[Digest | None, FileMark | None] = None, None  # of the update that this process wrote last
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
@@ -230,13 +231,13 @@ class AgentService:
             errand = await self._errands.get()
             try:
                 match errand:
-                    case DeclareReadiness(plan=plan, ready=ready, reason=reason):
-                        self._display.note("readiness", ready=ready, reason=reason)
-                        await self._coordinator.declare_readiness(plan, ready=ready, reason=reason)
+                    case DeclareReadiness(plan=plan, ready=ready, reason=why):
+                        self._display.note("readiness", ready=ready, reason=why)
+                        await self._coordinator.declare_readiness(plan, ready=ready, reason=why)
                     case DeclareTrained(key=key, model=model):
                         await self._coordinator.declare_trained(key, model)
-                    case Decline(key=key, reason=reason_, detail=detail):
-                        await self._coordinator.decline(key, reason_, detail)
+                    case Decline(key=key, reason=declined_for, detail=detail):
+                        await self._coordinator.decline(key, declined_for, detail)
             except LoricaError as error:
                 # The order that stands now follows on the stream; there is nothing to mend here.
                 self._display.note("errand-refused", errand=type(errand).__name__, detail=str(error))
@@ -254,7 +255,7 @@ class AgentService:
             self._display.note("work-failed", work=type(work).__name__, error=type(error).__name__, detail=str(error))
             if (rule := rule_of(error)) is not None:
                 self._observer.refused(rule, str(error))
-            result = _failure(work, error)
+            result = _failure(work, error, private=self._under_privacy)
         self._inbox.put_nowait((asyncio.current_task(), result))
 
     async def _perform(self, work: Work) -> Result:
@@ -269,6 +270,7 @@ class AgentService:
             case AnswerMask(order, update):
                 return await self._answer_mask(order, update)
             case UploadUpdate(update):
+                await self._countersign(update)
                 self._gate.check_upload(update.manifest)
                 written, mark = self._written
                 await self._coordinator.upload(
@@ -292,12 +294,16 @@ class AgentService:
             raise IntegrityError(
                 f"plan {bundle.plan.name} is of federation {bundle.plan.federation}, this silo is of {self._federation}"
             )
+        releases = bundle.plan.releases_of_round
+        self._under_privacy = bool(releases)
         try:
             self._gate.check_plan(bundle)
         except PolicyRefusal:
             self._plans.keep_refused(bundle)  # for its people to look at
             raise
         self._plans.save(bundle)
+        if releases:
+            await self._afford(releases)  # before others wait for a silo that will decline
         base: RoundModel | None = None
         if bundle.base_layout is not None:
             base = await self._coordinator.fetch_base(
@@ -344,7 +350,7 @@ class AgentService:
         model = self._fetched(order.model)
         releases = bundle.plan.releases_of_round
         if releases:
-            self._privacy.check(releases)  # before hours of training that would come to nothing
+            await self._afford(releases)  # before hours of training that would come to nothing
         update_file = self._journal.new_update_file(order.key)
         checkpoint_file = self._journal.checkpoint_file(order.model)
         progress = self._progress(order.key, AgentPhase.TRAINING)
@@ -365,8 +371,10 @@ class AgentService:
         trained.manifest.check_layout(bundle.update_layout)
         self._written = trained.manifest.digest, trained.mark
         if releases:
-            self._privacy.spend(order.key, releases)
-            self._display.note("trained", round=order.key.round, epsilon_spent=round(self._privacy.spent(), 3))
+            await self._in_thread(lambda _cancelled: self._privacy.spend(order.key, releases))
+            spent = await self._tell_spent()
+            self._display.note("trained", round=order.key.round, epsilon_spent=round(spent, 3))
+            await self._privacy.countersign(self._coordinator)  # before anything says that there is an update
         else:
             self._display.note(
                 "trained",
@@ -384,8 +392,25 @@ class AgentService:
                 manifest=trained.manifest,
                 summary=trained.summary,
                 masked=bundle.plan.aggregation.secure_aggregation,
+                private=bool(releases),
             )
         )
+
+    async def _afford(self, releases: Sequence[Release]) -> None:
+        """Raise IntegrityError for a ledger that went back, BudgetSpent where `releases` would cost too much."""
+        await self._privacy.countersign(self._coordinator)
+        await self._in_thread(lambda _cancelled: self._privacy.check(releases))
+        await self._tell_spent()
+
+    async def _tell_spent(self) -> float:
+        spent = await self._in_thread(lambda _cancelled: self._privacy.spent())
+        self._observer.epsilon(spent=spent, allowed=self._privacy.budget.epsilon)
+        return spent
+
+    async def _countersign(self, update: SavedUpdate) -> None:
+        """An update that an earlier process saved may come from a disk that went back since."""
+        if update.private:
+            await self._privacy.countersign(self._coordinator)
 
     async def _answer_mask(self, order: Mask, update: SavedUpdate) -> MaskAnswered:
         bundle = self._prepared(order.key.plan)
@@ -410,6 +435,7 @@ class AgentService:
             self._gate.check_upload(masked.manifest, masked=True)
             return masked
 
+        await self._countersign(update)
         revealed = await self._masking.answer(order, update, bundle, mask=mask, progress=progress)
         return MaskAnswered(key=order.key, revealed=revealed)
 
@@ -423,6 +449,10 @@ class AgentService:
 
     async def _evaluate(self, order: Evaluate) -> Evaluated:
         bundle = self._prepared(order.key.plan)
+        if bundle.plan.releases_of_round:
+            raise MalformedMessage(
+                f"the coordinator asks for a score under plan {bundle.plan.name}, which promises that none leaves a silo"
+            )
         model = self._fetched(order.model)
         progress = self._progress(order.key, AgentPhase.EVALUATING)
         evaluation = await self._in_thread(
@@ -506,40 +536,18 @@ class AgentService:
                 await asyncio.sleep(PROGRESS_S)
 
 
-def _failure(work: Work, error: LoricaError) -> Result:
+def _failure(work: Work, error: LoricaError, *, private: bool) -> Result:
     """The event that a piece of work ended with; what the coordinator no longer wants is no failure of this silo."""
+    why, heard = reason(error, private=private), told(error, private=private)
     match work:
         case FetchPlan(plan):
-            return PlanRefused(plan=plan, reason=_reason(error), detail=str(error), told=_told(error))
+            return PlanRefused(plan=plan, reason=why, detail=str(error), told=heard)
         case FetchModel() | UploadUpdate() | ReportEvaluation() if isinstance(error, WrongTime | Conflict | StateError):
             return WorkUnwanted(str(error))
         case AnswerMask() if isinstance(error, WrongTime):  # a stale step, or an answer that came too late
             return WorkUnwanted(str(error))
         case _:
-            return WorkFailed(reason=_reason(error), detail=str(error), told=_told(error))
-
-
-def _told(error: LoricaError) -> str:
-    """What the coordinator hears: all of it about its own plan and bytes, nothing of this silo's files and data."""
-    match error:
-        case PolicyRefusal() | MalformedMessage() | IntegrityError() | AuthenticationError() | Conflict():
-            return str(error)
-        case DataError():
-            return "this silo's data or database cannot be used; its own log says why"
-        case _:
-            return f"the work failed here ({type(error).__name__}); this silo's own log says why"
-
-
-def _reason(error: LoricaError) -> DeclineReason:
-    match error:
-        case PolicyRefusal():
-            return DeclineReason.POLICY
-        case DataError():
-            return DeclineReason.DATA
-        case IntegrityError() | MalformedMessage() | AuthenticationError() | Conflict():
-            return DeclineReason.INTEGRITY
-        case _:
-            return DeclineReason.TRAINING_FAILED
+            return WorkFailed(reason=why, detail=str(error), told=heard)
 
 
 def _sole(errors: ExceptionGroup[Exception]) -> Exception:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from security.file_mark import FileMark
+from security.privacy.ledger import Head
 from security.secure_aggregation.messages import MaskedInput
 from security.secure_aggregation.silo_machine import Event as MaskingEvent
 from security.secure_aggregation.silo_machine import MaskVector
@@ -18,6 +19,7 @@ from security.secure_aggregation.silo_memory import SiloMemory
 from silo_agent.task.effects import JournalActivity, JournalEffect, JournalOutcome
 from silo_agent.task.events import SavedUpdate
 from silo_wire.canonical import Digest
+from silo_wire.ledger_receipt import LedgerReceipt
 from silo_wire.manifest import Layout, Manifest
 from silo_wire.messages import AgentPhase, DeclineReason, Evaluation, MaskAnswer, Order, RoundKey, TrainingSummary
 from silo_wire.plan import PlanBundle
@@ -130,7 +132,12 @@ class TrainerPort(Protocol):
         """Score the model on this silo's dev set, with execution accuracy where plan and policy allow it."""
 
 
-class CoordinatorPort(Protocol):
+class CountersignPort(Protocol):
+    async def countersign_ledger(self, head: Head, *, after: Head) -> LedgerReceipt:
+        """The coordinator's receipt, its signature verified: `head` if that follows what it knew, and it knew `after`."""
+
+
+class CoordinatorPort(CountersignPort, Protocol):
     """The coordinator as an agent sees it. A call that finds it unreachable waits and tries again until cancelled, so
     callers see only answers: a result, or an error of `security.errors` that is the coordinator's word or this silo's."""
 
@@ -270,3 +277,6 @@ class ObserverPort(Protocol):
         """`rule` is one of silo_agent.service.refusals.RULES. Durable when it returns."""
 
     def round_ended(self, outcome: JournalOutcome, /) -> None: ...
+
+    def epsilon(self, *, spent: float, allowed: float) -> None:
+        """What this silo's private rounds have cost so far, and the most that they may."""

@@ -2,18 +2,28 @@
 
 The ledger is the silo's own and covers every plan, since all of them train on the same records. An entry is written before
 anything that it stands for leaves: a crash may leave an entry for what was never sent, and never the other way round. The
-journal remembers the ledger's head, so that a ledger that was cut or put back from a backup is noticed.
+journal remembers the ledger's head, so that a ledger that was cut or put back from a backup is noticed. A machine that is put
+back from a snapshot forgets both: so the coordinator remembers the head, too, and signs that it does. It can stop this silo
+with what it says, and never make it release more than the ledger allows.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from security.errors import PolicyRefusal
+from security.errors import IntegrityError, PolicyRefusal
 from security.privacy.accounting import Budget, GaussianRelease, epsilon_of
 from security.privacy.ledger import Entry, Head, check_head, head_of, releases_of
+from silo_wire.ledger_receipt import LedgerReceipt
 from silo_wire.messages import RoundKey
 from silo_wire.privacy import Release
+
+if TYPE_CHECKING:  # it brings numpy, which commands that only look can do without
+    from silo_agent.service.ports import CountersignPort
+
+
+class BudgetSpent(PolicyRefusal):
+    """What is asked would cost more than this silo's people allow for all plans together."""
 
 
 class LedgerPort(Protocol):
@@ -30,33 +40,80 @@ class HeadPort(Protocol):
     def record_ledger_head(self, head: Head, /) -> None: ...
 
 
+class ReceiptPort(Protocol):
+    """The newest receipt of the coordinator, beside the journal; durable when a call returns."""
+
+    def newest(self) -> LedgerReceipt | None:
+        """Raises IntegrityError for one that the coordinator did not sign for this silo."""
+
+    def keep(self, receipt: LedgerReceipt, /) -> None: ...
+
+
 class PrivacyGuard:
     """Raises IntegrityError for a ledger that is not the one that this silo wrote, StorageError."""
 
     def __init__(
-        self, *, ledger: LedgerPort, heads: HeadPort, budget: Budget, clock: Callable[[], float], where: str
+        self,
+        *,
+        ledger: LedgerPort,
+        heads: HeadPort,
+        receipts: ReceiptPort,
+        budget: Budget,
+        clock: Callable[[], float],
+        where: str,
     ) -> None:
         """`clock` gives seconds since 1970; `where` names the ledger to people."""
-        self._ledger, self._heads, self._budget, self._clock, self._where = ledger, heads, budget, clock, where
+        self._ledger, self._heads, self._receipts = ledger, heads, receipts
+        self._clock, self._where = clock, where
+        self.budget = budget
 
     def entries(self) -> tuple[Entry, ...]:
-        """All that was ever released, checked against what the journal knows."""
+        """All that was ever released, checked against what the journal knows and what the coordinator signed."""
         entries = self._ledger.entries()
         check_head(entries, self._heads.ledger_head(), where=self._where, by="the round journal")
+        check_head(entries, self._countersigned(), where=self._where, by="the coordinator's receipt")
         return entries
+
+    def receipt(self) -> LedgerReceipt | None:
+        """The newest, checked."""
+        return self._receipts.newest()
+
+    def _countersigned(self) -> Head:
+        receipt = self._receipts.newest()
+        return Head() if receipt is None else receipt.newest
+
+    async def countersign(self, coordinator: "CountersignPort") -> None:
+        """Have the coordinator remember the ledger as it is, and keep its receipt. Before a private round, and before release.
+
+        A coordinator that knows a newer head, or another, shows that the ledger went back. One that knows an older entry of this
+        ledger, since it was restored or its answer was lost, is told from there; one that knows none takes this for the first.
+        """
+        entries = self.entries()
+        head, after = head_of(entries), self._countersigned()
+        for _ in range(2):
+            receipt = await coordinator.countersign_ledger(head, after=after)
+            check_head(entries, receipt.newest, where=self._where, by="the coordinator")
+            if receipt.newest == head:
+                self._receipts.keep(receipt)
+                return
+            after = receipt.newest
+        raise IntegrityError(
+            f"the coordinator does not countersign entry {head.sequence} of {self._where}, it stays with entry "
+            f"{after.sequence}: nothing more is released; have its operator look at its log"
+        )
 
     def spent(self) -> float:
         return self._epsilon(releases_of(self.entries()))
 
     def check(self, releases: Sequence[Release]) -> None:
-        """Raise PolicyRefusal where `releases` more would cost more than the budget."""
+        """Raise BudgetSpent where `releases` more would cost more than the budget."""
         entries = self.entries()
         after = self._epsilon([*releases_of(entries), *(release for _, release in releases)])
-        if after > self._budget.epsilon:
-            raise PolicyRefusal(
+        if after > self.budget.epsilon:
+            raise BudgetSpent(
                 "max_epsilon",
                 f"this round would take the silo's releases to epsilon {after:.3g} at dp_delta "
-                f"{self._budget.dp_delta:g}, its people allow {self._budget.epsilon:g}; "
+                f"{self.budget.dp_delta:g}, its people allow {self.budget.epsilon:g}; "
                 f"{self._epsilon(releases_of(entries)):.3g} are spent",
             )
 
@@ -84,7 +141,7 @@ class PrivacyGuard:
         self._heads.record_ledger_head(head_of(entries))
 
     def _epsilon(self, releases: Iterable[GaussianRelease]) -> float:
-        return epsilon_of(merged(releases), dp_delta=self._budget.dp_delta, relation=self._budget.relation)
+        return epsilon_of(merged(releases), dp_delta=self.budget.dp_delta, relation=self.budget.relation)
 
 
 def merged(releases: Iterable[GaussianRelease]) -> list[GaussianRelease]:

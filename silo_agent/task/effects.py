@@ -136,9 +136,10 @@ class JournalModel:
 
 @dataclass(frozen=True, slots=True)
 class JournalUpdate:
-    """Before the first byte of it leaves."""
+    """Before the first byte of it leaves. `made_for` is the attempt whose file it is, where that is another."""
 
     update: SavedUpdate
+    made_for: RoundKey | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

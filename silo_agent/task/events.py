@@ -13,7 +13,8 @@ from silo_wire.messages import DeclineReason, Evaluation, Order, RoundKey, Train
 class SavedUpdate:
     """A client update whose bytes lie on disk, made from `model` for one attempt alone.
 
-    `masked`: it never leaves as it is; what leaves is it encoded, under masks.
+    `masked`: it never leaves as it is; what leaves is it encoded, under masks. `private`: it is a release of the privacy ledger,
+    which may be sent for a further attempt at its round: what was released once costs nothing again.
     """
 
     key: RoundKey
@@ -21,6 +22,7 @@ class SavedUpdate:
     manifest: Manifest
     summary: TrainingSummary
     masked: bool = False
+    private: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ nothing, another order replaces the work under way, and an agent that was restar
 Rules that the handlers keep:
 - Work on a round begins only under a plan that was prepared in this process, hence allowed by policy.
 - One attempt, one model: a second model for the same attempt is declined, whichever of the two is right.
-- An update on disk is uploaded again, never trained again: the same bytes or none.
+- An update on disk is uploaded again, never trained again: the same bytes or none. A private one serves every attempt at its
+  round that begins with its model: to train again would be another release of the records, and cost again.
 - What is being delivered is seen through: its receipt may be overtaken by the next order, and only the call itself says
   whether it counted. The newest order waits as `then`.
 - What secure aggregation left is erased as soon as nothing of it can be asked for again: when the shares are delivered,
@@ -482,6 +483,10 @@ def _begin(agent: Agent, phase: Phase, order: Train | Mask | Evaluate) -> Step:
     saved = agent.saved
     if isinstance(order, Mask):
         return _begin_masking(agent, phase, order)
+    if isinstance(order, Train) and saved is not None and _serves(saved, order):
+        again = replace(saved, key=order.key)
+        after, effects = _begin(replace(agent, saved=again), phase, order)
+        return after, (JournalUpdate(again, made_for=saved.key), *effects)
     if isinstance(order, Train) and saved is not None and saved.key == order.key:
         if saved.model != order.model:
             return _two_models(agent, phase, order)
@@ -490,6 +495,16 @@ def _begin(agent: Agent, phase: Phase, order: Train | Mask | Evaluate) -> Step:
             return replace(agent, phase=Holding(saved)), (*_leave(phase), declared)
         return replace(agent, phase=Uploading(order, saved)), (*_leave(phase), UploadUpdate(saved))
     return replace(agent, phase=Fetching(order)), (*_leave(phase), FetchModel(order))
+
+
+def _serves(saved: SavedUpdate, order: Train) -> bool:
+    """Whether `saved`, of an earlier attempt, is released already and what this one would train anew."""
+    of_round = (saved.key.federation, saved.key.plan, saved.key.round) == (
+        order.key.federation,
+        order.key.plan,
+        order.key.round,
+    )
+    return saved.private and of_round and saved.key.attempt < order.key.attempt and saved.model == order.model
 
 
 def _begin_masking(agent: Agent, phase: Phase, order: Mask) -> Step:
@@ -609,8 +624,8 @@ def _model_for_a_round(agent: Agent, phase: Fetching, event: ModelFetched) -> St
     _require(event.model == phase.order.model, event)
     journal = JournalModel(phase.order.key.plan, event.model)
     match phase.order:
-        case Train() as order:
-            return replace(agent, phase=Training(order)), (journal, RunTraining(order))
+        case Train() as order:  # which writes over the update before
+            return replace(agent, phase=Training(order), saved=None), (journal, RunTraining(order))
         case Evaluate() as order:
             return replace(agent, phase=Evaluating(order)), (journal, RunEvaluation(order))
 

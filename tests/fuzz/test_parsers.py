@@ -34,6 +34,7 @@ from security.pki.peer import identify_client
 from security.pki.pins import spki_pin
 from security.pki.tls_key import new_tls_key
 from security.pki.trust_bundle import TrustBundle
+from security.privacy.ledger import Head
 from security.secure_aggregation import coordinator_machine, silo_machine
 from security.secure_aggregation.messages import (
     Advertisement,
@@ -46,9 +47,10 @@ from security.secure_aggregation.messages import (
 )
 from security.secure_aggregation.roster import Roster
 from security.secure_aggregation.silo_memory import PlanMemory, SiloMemory
-from silo_wire import codec, secure_codec
+from silo_wire import codec, ledger_receipt, secure_codec
 from silo_wire.canonical import Digest, canonical_json, digest_of
 from silo_wire.chunk_piece import ChunkPiece, chunk_piece, reader
+from silo_wire.ledger_receipt import LedgerReceipt
 from silo_wire.manifest import Layout, Manifest, TensorSpec, manifest_of, masked_layout
 from silo_wire.messages import (
     Evaluate,
@@ -229,6 +231,8 @@ IDENTITY_KEY: Ed25519PublicKey = public_key_from_bytes(
     bytes.fromhex("d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a")
 )
 
+RECEIPT = LedgerReceipt(newest=Head(4, "ab" * 32), signature=b"s" * 64)
+
 PARSERS: dict[str, tuple[tuple[Message, ...], Callable[[Any], Any], Callable[[Any], Any]]] = {
     "call key": ((codec.round_call_key(KEY, SILO),), codec.round_key_from_wire, lambda key: canonical_json(key.plan)),
     "manifest": ((codec.manifest_to_wire(MANIFEST),), codec.manifest_from_wire, use_manifest),
@@ -292,6 +296,11 @@ PARSERS: dict[str, tuple[tuple[Message, ...], Callable[[Any], Any], Callable[[An
         lambda message: codec.phase_from_wire(message.phase),
         codec.phase_to_wire,
     ),
+    "ledger receipt": (
+        (ledger_receipt.receipt_to_wire(RECEIPT),),
+        ledger_receipt.receipt_from_wire,
+        lambda receipt: LedgerReceipt.from_json(receipt.to_json(), "receipt"),
+    ),
 }
 
 
@@ -329,6 +338,19 @@ def test_the_valid_messages_are_taken(name: str) -> None:
     valid, parse, use = PARSERS[name]
     for message in valid:
         use(parse(message))
+
+
+@fuzz
+@given(
+    raw=st.one_of(
+        spoilt_bytes(st.just(RECEIPT.to_json())),
+        spoilt_json(json.loads(RECEIPT.to_json()), canonical_json),
+        st.binary(max_size=200),
+    )
+)
+def test_a_receipt_file(raw: bytes) -> None:
+    receipt = refused(lambda: LedgerReceipt.from_json(raw, "receipt"))
+    assert receipt is None or receipt.to_json() == raw
 
 
 @pytest.mark.parametrize("kind", [federation_pb2.UpdatePiece, federation_pb2.ModelPiece])

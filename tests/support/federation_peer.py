@@ -25,10 +25,12 @@ from security.pki.endorsement import check_endorsement
 from security.pki.identity_key import new_identity_key, public_key_bytes, sign
 from security.pki.tls_key import new_tls_key, tls_key_to_pem
 from security.pki.trust_bundle import TrustBundle
+from security.privacy.ledger import Head
 from security.secure_aggregation.messages import MaskedInput
 from silo_agent.edges.key_store import SiloCredentials
 from silo_wire import codec
 from silo_wire.canonical import Digest, digest_from_wire, digest_of, digest_to_wire
+from silo_wire.ledger_receipt import LEDGER_DOMAIN, LedgerReceipt, head_from_wire, ledger_statement, receipt_to_wire
 from silo_wire.manifest import Layout, Manifest, TensorSpec, manifest_of
 from silo_wire.messages import (
     DeclineReason,
@@ -179,6 +181,8 @@ class FederationPeer(federation_pb2_grpc.FederationServicer):
         self.updates: dict[Digest, ReceivedUpdate] = {}
         self.evaluations: list[tuple[RoundKey, Evaluation]] = []
         self.progress: list[tuple[RoundKey, str, float]] = []
+        self.ledger_reports: list[tuple[Head, Head]] = []  # the head, and after which
+        self.ledger_heads: dict[SiloName, Head] = {}
         self.first_chunks: list[int] = []
         self.plan_fetches = 0
         # What a hostile or unlucky coordinator does:
@@ -191,6 +195,8 @@ class FederationPeer(federation_pb2_grpc.FederationServicer):
         self.deaf = False  # to every upload after the cut
         self.refuse_attending: LoricaError | None = None
         self.refuse_upload: LoricaError | None = None
+        self.change_receipt: Callable[[LedgerReceipt], LedgerReceipt] = lambda receipt: receipt
+        self.receipts_lost = 0  # so many answers never arrive
         self.raw_notices: list[federation_pb2.Notice] = []
         self.change_notice: Callable[[SiloName, federation_pb2.Notice], federation_pb2.Notice] = lambda silo, it: it
         self.unheard: Callable[[MaskAnswer | MaskedInput], bool] = lambda answer: (
@@ -419,6 +425,26 @@ class FederationPeer(federation_pb2_grpc.FederationServicer):
         self.progress.append((codec.round_key_from_wire(request.key), phase.value, request.fraction))
         await self._note()
         return federation_pb2.Ack()
+
+    async def CountersignLedger(
+        self, request: federation_pb2.LedgerReport, context: Any
+    ) -> federation_pb2.LedgerReceipt:
+        head, after = head_from_wire(request.head, "head"), head_from_wire(request.after, "after")
+        silo = SiloName(request.key.silo)
+        known = self.ledger_heads.get(silo)
+        if known is None or (known == after and known.sequence < head.sequence):
+            self.ledger_heads[silo] = head
+        self.ledger_reports.append((head, after))
+        await self._note()
+        if self.receipts_lost:
+            self.receipts_lost -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the line is cut")
+        return receipt_to_wire(self.change_receipt(self.receipt(self.ledger_heads[silo], silo)))
+
+    def receipt(self, head: Head, silo: SiloName = SILO) -> LedgerReceipt:
+        statement = ledger_statement(federation=self._net.authority.federation, silo=silo, head=head)
+        signature = sign(self._net.coordinator_key, domain=LEDGER_DOMAIN.encode(), payload=statement)
+        return LedgerReceipt(newest=head, signature=signature)
 
     async def ReportEvaluation(self, request: federation_pb2.EvaluationReport, context: Any) -> federation_pb2.Ack:
         self.evaluations.append((codec.round_key_from_wire(request.key), codec.evaluation_from_wire(request)))

@@ -246,7 +246,7 @@ class AttackedSilo:
                 coordinator=coordinator,
                 party=party_of(self.folder, self.credentials, policy),
             ),
-            privacy=guard_of(self.folder, policy, self.journal),
+            privacy=guard_of(self.folder, self.credentials, policy, self.journal),
             display=self.notes,
             observer=observer,
         )

@@ -379,7 +379,7 @@ class PlayedSilo:
             gate=policy,
             trainer=self.trainer,
             masking=self.masking,
-            privacy=guard_of(self.folder, policy, self.journal),
+            privacy=guard_of(self.folder, self.credentials, policy, self.journal),
             display=self.notes,
             observer=observer,
         )

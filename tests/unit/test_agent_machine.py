@@ -306,6 +306,48 @@ def test_an_update_of_another_attempt_on_disk_is_no_answer() -> None:
     assert agent.phase == Fetching(second)
 
 
+SECOND = replace(TRAIN, key=replace(KEY, attempt=2))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("phase", ["Idle", "Ready", "Done", "Declined", "Training", "Evaluating"])
+def test_a_private_update_of_an_earlier_attempt_is_sent_again_and_never_trained_again(phase: str, masked: bool) -> None:
+    saved = replace(UPDATE, private=True, masked=masked)
+    agent, effects = run(replace(AGENTS[phase], prepared=PLAN, saved=saved), SECOND)
+    again = replace(saved, key=SECOND.key)
+    assert agent.saved == again
+    assert agent.phase == (Holding(again) if masked else Uploading(SECOND, again))
+    assert JournalUpdate(again, made_for=KEY) in effects
+    assert effects[-1] == (DeclareTrained(key=SECOND.key, model=MODEL) if masked else UploadUpdate(again))
+    assert not any(isinstance(effect, FetchModel | RunTraining) for effect in effects)
+
+
+@pytest.mark.parametrize(
+    ("saved", "order"),
+    [
+        (replace(UPDATE, private=False), SECOND),
+        (replace(UPDATE, private=True), replace(SECOND, model=OTHER_MODEL)),
+        (replace(UPDATE, private=True), replace(SECOND, key=replace(KEY, round=4))),
+        (replace(UPDATE, private=True, key=replace(KEY, federation="other")), SECOND),
+        (replace(UPDATE, private=True, key=replace(KEY, attempt=3)), SECOND),
+    ],
+    ids=["not-private", "another-model", "another-round", "another-federation", "an-attempt-that-went-back"],
+)
+def test_no_other_update_is_sent_again(saved: SavedUpdate, order: Train) -> None:
+    agent, _ = run(replace(AGENTS["Ready"], saved=saved), order)
+    assert agent.phase == Fetching(order)
+
+
+def test_an_update_that_training_writes_over_is_not_sent_again() -> None:
+    """The first model comes back for a third attempt, but its update is no more."""
+    other = replace(SECOND, model=OTHER_MODEL)
+    third = replace(TRAIN, key=replace(KEY, attempt=3))
+    agent, _ = run(
+        replace(AGENTS["Ready"], saved=replace(UPDATE, private=True)), other, ModelFetched(OTHER_MODEL), third
+    )
+    assert (agent.phase, agent.saved) == (Fetching(third), None)
+
+
 def test_a_second_model_for_one_attempt_is_declined_after_a_restart() -> None:
     other = replace(TRAIN, model=OTHER_MODEL)
     agent, effects = run(Agent(saved=UPDATE, prepared=PLAN, phase=Ready(PLAN)), other)

@@ -10,6 +10,7 @@ from security.privacy.ledger import Head, head_of
 from silo_agent.edges.privacy_ledger import PrivacyLedgerFile
 from silo_agent.service.privacy import PrivacyGuard, merged
 from silo_wire.canonical import digest_of
+from silo_wire.ledger_receipt import LedgerReceipt
 from silo_wire.messages import RoundKey
 from silo_wire.privacy import Release
 
@@ -42,8 +43,23 @@ def file(tmp_path: Path) -> PrivacyLedgerFile:
     return PrivacyLedgerFile(tmp_path / "privacy" / "ledger")
 
 
+class NoReceipts:
+    def newest(self) -> None:
+        return None
+
+    def keep(self, receipt: LedgerReceipt) -> None:
+        raise AssertionError("nobody countersigned")
+
+
 def guard(file: PrivacyLedgerFile, heads: Heads, budget: Budget = BUDGET) -> PrivacyGuard:
-    return PrivacyGuard(ledger=file, heads=heads, budget=budget, clock=lambda: 1_800_000_000.5, where=str(file.path))
+    return PrivacyGuard(
+        ledger=file,
+        heads=heads,
+        receipts=NoReceipts(),
+        budget=budget,
+        clock=lambda: 1_800_000_000.5,
+        where=str(file.path),
+    )
 
 
 def test_what_is_spent_is_in_the_file_and_in_the_head(file: PrivacyLedgerFile) -> None:

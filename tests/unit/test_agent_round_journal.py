@@ -84,6 +84,53 @@ def test_only_the_newest_update_is_kept(tmp_path: Path) -> None:
     journal.close()
 
 
+def test_a_private_update_is_kept_for_another_attempt_under_its_name(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    private = replace(UPDATE, private=True)
+    journal.update_file(KEY).write_bytes(DATA)
+    journal.record(JournalUpdate(private))
+    later = replace(private, key=replace(KEY, attempt=3))
+    journal.update_file(later.key).write_bytes(b"what a crash left")
+    journal.record(JournalUpdate(later, made_for=KEY))
+    journal.close()
+    again = opened(tmp_path)
+    assert again.saved_update() == later
+    assert [file.read_bytes() for file in (tmp_path / "updates").iterdir()] == [DATA]
+    again.close()
+
+
+def test_a_crash_while_it_is_kept_leaves_it_to_the_earlier_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = opened(tmp_path)
+    private = replace(UPDATE, private=True)
+    journal.update_file(KEY).write_bytes(DATA)
+    journal.record(JournalUpdate(private))
+    later = replace(private, key=replace(KEY, attempt=3))
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RoundJournal, "_record_update", killed)
+        with pytest.raises(KeyboardInterrupt):
+            journal.record(JournalUpdate(later, made_for=KEY))
+    journal.close()
+    again = opened(tmp_path)
+    assert again.saved_update() == private
+    again.record(JournalUpdate(later, made_for=KEY))
+    assert again.saved_update() == later
+    assert again.update_file(later.key).read_bytes() == DATA
+    again.close()
+
+
+def test_an_update_whose_file_is_gone_cannot_be_kept(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    with pytest.raises(StorageError, match="cannot be kept for attempt 3 of round 3"):
+        journal.record(JournalUpdate(replace(UPDATE, key=replace(KEY, attempt=3)), made_for=KEY))
+    journal.close()
+
+
 def test_an_update_is_written_over_the_one_before_which_is_forgotten_first(tmp_path: Path) -> None:
     journal = opened(tmp_path)
     inodes = set()

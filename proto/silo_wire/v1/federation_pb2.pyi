@@ -978,3 +978,87 @@ class EvaluationReport(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EvaluationReport: _TypeAlias = EvaluationReport  # noqa: Y015
+
+@_typing.final
+class LedgerHead(_message.Message):
+    """The newest entry of a silo's privacy ledger."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """its number; 0: there is none"""
+    digest: _builtins.bytes
+    """32 bytes; zeros: there is none"""
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LedgerHead: _TypeAlias = LedgerHead  # noqa: Y015
+
+@_typing.final
+class LedgerReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    HEAD_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def key(self) -> _common_pb2.CallKey:
+        """names the silo; no plan, since the ledger is of all"""
+
+    @_builtins.property
+    def head(self) -> Global___LedgerHead: ...
+    @_builtins.property
+    def after(self) -> Global___LedgerHead:
+        """the head that the silo takes to be the newest known; another is not taken from it"""
+
+    def __init__(
+        self,
+        *,
+        key: _common_pb2.CallKey | None = ...,
+        head: Global___LedgerHead | None = ...,
+        after: Global___LedgerHead | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "head", b"head", "key", b"key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "head", b"head", "key", b"key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LedgerReport: _TypeAlias = LedgerReport  # noqa: Y015
+
+@_typing.final
+class LedgerReceipt(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NEWEST_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    signature: _builtins.bytes
+    """coordinator identity key"""
+    @_builtins.property
+    def newest(self) -> Global___LedgerHead:
+        """the newest head that the coordinator knows: the one that was sent, if it follows the one before"""
+
+    def __init__(
+        self,
+        *,
+        newest: Global___LedgerHead | None = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["newest", b"newest"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["newest", b"newest", "signature", b"signature"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LedgerReceipt: _TypeAlias = LedgerReceipt  # noqa: Y015

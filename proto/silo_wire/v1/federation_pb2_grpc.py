@@ -92,6 +92,11 @@ class FederationStub:
                 request_serializer=silo__wire_dot_v1_dot_federation__pb2.EvaluationReport.SerializeToString,
                 response_deserializer=silo__wire_dot_v1_dot_federation__pb2.Ack.FromString,
                 _registered_method=True)
+        self.CountersignLedger = channel.unary_unary(
+                '/silo_wire.v1.Federation/CountersignLedger',
+                request_serializer=silo__wire_dot_v1_dot_federation__pb2.LedgerReport.SerializeToString,
+                response_deserializer=silo__wire_dot_v1_dot_federation__pb2.LedgerReceipt.FromString,
+                _registered_method=True)
 
 
 class FederationServicer:
@@ -171,6 +176,13 @@ class FederationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CountersignLedger(self, request, context):
+        """Before a private round and before what it made leaves: remember how far this silo's privacy ledger is, and sign it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FederationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -228,6 +240,11 @@ def add_FederationServicer_to_server(servicer, server):
                     servicer.ReportEvaluation,
                     request_deserializer=silo__wire_dot_v1_dot_federation__pb2.EvaluationReport.FromString,
                     response_serializer=silo__wire_dot_v1_dot_federation__pb2.Ack.SerializeToString,
+            ),
+            'CountersignLedger': grpc.unary_unary_rpc_method_handler(
+                    servicer.CountersignLedger,
+                    request_deserializer=silo__wire_dot_v1_dot_federation__pb2.LedgerReport.FromString,
+                    response_serializer=silo__wire_dot_v1_dot_federation__pb2.LedgerReceipt.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -529,6 +546,33 @@ class Federation:
             '/silo_wire.v1.Federation/ReportEvaluation',
             silo__wire_dot_v1_dot_federation__pb2.EvaluationReport.SerializeToString,
             silo__wire_dot_v1_dot_federation__pb2.Ack.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CountersignLedger(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/silo_wire.v1.Federation/CountersignLedger',
+            silo__wire_dot_v1_dot_federation__pb2.LedgerReport.SerializeToString,
+            silo__wire_dot_v1_dot_federation__pb2.LedgerReceipt.FromString,
             options,
             channel_credentials,
             insecure,

@@ -54,6 +54,8 @@ class FederationStub:
     """What a Mask order asks for. The masked vector itself is an upload, with a header of its own."""
     ReportProgress: _grpc.UnaryUnaryMultiCallable[_federation_pb2.ProgressReport, _federation_pb2.Ack]
     ReportEvaluation: _grpc.UnaryUnaryMultiCallable[_federation_pb2.EvaluationReport, _federation_pb2.Ack]
+    CountersignLedger: _grpc.UnaryUnaryMultiCallable[_federation_pb2.LedgerReport, _federation_pb2.LedgerReceipt]
+    """Before a private round and before what it made leaves: remember how far this silo's privacy ledger is, and sign it."""
 
 @_typing.type_check_only
 class FederationAsyncStub(FederationStub):
@@ -80,6 +82,8 @@ class FederationAsyncStub(FederationStub):
     """What a Mask order asks for. The masked vector itself is an upload, with a header of its own."""
     ReportProgress: _aio.UnaryUnaryMultiCallable[_federation_pb2.ProgressReport, _federation_pb2.Ack]  # type: ignore[assignment]
     ReportEvaluation: _aio.UnaryUnaryMultiCallable[_federation_pb2.EvaluationReport, _federation_pb2.Ack]  # type: ignore[assignment]
+    CountersignLedger: _aio.UnaryUnaryMultiCallable[_federation_pb2.LedgerReport, _federation_pb2.LedgerReceipt]  # type: ignore[assignment]
+    """Before a private round and before what it made leaves: remember how far this silo's privacy ledger is, and sign it."""
 
 class FederationServicer(metaclass=_abc_1.ABCMeta):
     """What a silo agent may call, over mutual TLS with a certificate of role silo. Agents dial out; every call may be
@@ -169,5 +173,13 @@ class FederationServicer(metaclass=_abc_1.ABCMeta):
         request: _federation_pb2.EvaluationReport,
         context: _ServicerContext,
     ) -> _typing.Union[_federation_pb2.Ack, _abc.Awaitable[_federation_pb2.Ack]]: ...
+
+    @_abc_1.abstractmethod
+    def CountersignLedger(
+        self,
+        request: _federation_pb2.LedgerReport,
+        context: _ServicerContext,
+    ) -> _typing.Union[_federation_pb2.LedgerReceipt, _abc.Awaitable[_federation_pb2.LedgerReceipt]]:
+        """Before a private round and before what it made leaves: remember how far this silo's privacy ledger is, and sign it."""
 
 def add_FederationServicer_to_server(servicer: FederationServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

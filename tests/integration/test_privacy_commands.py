@@ -1,0 +1,107 @@
+"""`silo-agent privacy` and the budget's line in `silo-agent status`, as people type them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from security.errors import EXIT_CODES, IntegrityError, PolicyRefusal
+from security.files import write_private
+from security.privacy.accounting import Budget
+from security.privacy.ledger import head_of
+from silo_agent.cli import main
+from silo_agent.edges.key_store import store_credentials
+from silo_agent.edges.plan_store import PlanStore
+from silo_agent.edges.privacy_ledger import LedgerReceiptFile, guard_of
+from silo_agent.edges.round_journal import RoundJournal
+from silo_agent.edges.silo_folder import SiloFolder
+from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_wire.ledger_receipt import LedgerReceipt
+from silo_wire.messages import RoundKey
+from tests.support.command_line import Done, run_command
+from tests.support.federation_peer import FEDERATION, SILO, FederationPeer
+from tests.unit.test_agent_private_rounds import BUNDLE, PLAN
+from tests.unit.test_agent_service import NET
+
+WHO = NET.credentials("127.0.0.1:1")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SiloFolder:
+    monkeypatch.delenv("LORICA_SILO_DIR", raising=False)
+    folder = SiloFolder(tmp_path / "silo")
+    store_credentials(folder, WHO)
+    folder.make()
+    PlanStore(folder.plans).save(BUNDLE)
+    return folder
+
+
+def command(folder: SiloFolder, *arguments: str) -> Done:
+    return run_command(main, *arguments, "--dir", folder.root)
+
+
+def spend(folder: SiloFolder, rounds: int) -> LedgerReceipt:
+    """So many rounds, and the coordinator's receipt for them."""
+    journal = RoundJournal(folder.journal, updates=folder.updates, silo=SILO)
+    guard = guard_of(folder, WHO, SiloPolicy(rules=PolicyRules(), silo=SILO), journal)
+    assert guard.budget == Budget(epsilon=10.0, dp_delta=1e-5)
+    for number in range(1, rounds + 1):
+        key = RoundKey(federation=FEDERATION, plan=PLAN, round=number, attempt=1)
+        guard.spend(key, BUNDLE.plan.releases_of_round)
+    receipt = FederationPeer(NET).receipt(head_of(guard.entries()))
+    LedgerReceiptFile(folder.privacy_receipt, WHO).keep(receipt)
+    journal.close()
+    return receipt
+
+
+def test_verify_shows_the_newest_receipt_and_checks_it_without_a_coordinator(folder: SiloFolder) -> None:
+    nothing = command(folder, "privacy", "verify")
+    assert nothing.code == 0
+    assert "the ledger is whole: 0 entries" in nothing.out
+    assert "countersigned by the coordinator: nothing yet" in nothing.out
+    receipt = spend(folder, 2)
+    whole = command(folder, "privacy", "verify")
+    assert whole.code == 0, whole.err
+    assert f"countersigned by the coordinator: entry 4, {receipt.newest.digest}; its signature is right" in whole.out
+    assert receipt.signature.hex() in whole.out
+
+
+def test_verify_finds_a_receipt_that_was_edited_and_a_ledger_that_is_behind_its_receipt(folder: SiloFolder) -> None:
+    receipt = spend(folder, 2)
+    whole = folder.privacy_ledger.read_bytes()
+    journal = RoundJournal(folder.journal, updates=folder.updates, silo=SILO)
+    journal.set_fact("ledger_head", f"0 {'0' * 64}")  # whoever cuts the ledger may have the journal, too
+    journal.close()
+    write_private(folder.privacy_ledger, b"".join(whole.splitlines(keepends=True)[:2]))
+    command(folder, "privacy", "verify").is_refusal(
+        IntegrityError, str(folder.privacy_ledger), "ends with entry 2", "the coordinator's receipt knows entry 4"
+    )
+    write_private(folder.privacy_receipt, receipt.to_json().replace(b'"sequence":4', b'"sequence":2'))
+    command(folder, "privacy", "verify").is_refusal(IntegrityError, str(folder.privacy_receipt), "is not signed")
+
+
+def test_forecast_ends_with_the_code_of_a_refusal_when_no_round_is_left(folder: SiloFolder) -> None:
+    spend(folder, 1)
+    left = command(folder, "privacy", "forecast")
+    assert (left.code, left.err) == (0, "")
+    assert "allows 3 of them" in left.out
+    folder.settings.write_text("[policy]\nmax_epsilon = 0.7\n")
+    for arguments in (("privacy", "forecast"), ("privacy", "forecast", "--json")):
+        spent = command(folder, *arguments)
+        assert spent.code == EXIT_CODES[PolicyRefusal] == 8
+        assert "the privacy budget is spent" in spent.err
+        assert "[policy] max_epsilon allows 0.7" in spent.err
+    assert json.loads(spent.out)["rounds_left"] == 0
+
+
+def test_status_shows_what_is_spent_of_what_is_allowed_in_one_line(folder: SiloFolder) -> None:
+    assert "epsilon 0 of 10" in command(folder, "status").out
+    spend(folder, 1)
+    (line,) = [line for line in command(folder, "status").out.splitlines() if line.startswith("privacy budget")]
+    assert line.split(maxsplit=2)[2] == "epsilon 0.661 of 10"
+    assert json.loads(command(folder, "status", "--json").out)["privacy_budget"] == "epsilon 0.661 of 10"
+    folder.privacy_ledger.unlink()
+    broken = command(folder, "status")
+    assert broken.code == 0
+    assert "not to be spent" in broken.out
+    assert "ends with entry 0, but the round journal knows entry 2" in broken.out
