@@ -149,5 +149,27 @@ def soak(
     run_soak(out, seed=chosen, rounds=rounds, silos=silos, secure=secure, console=Console())
 
 
+@app.command()
+def privacy_audit(
+    target: Annotated[
+        list[str] | None, typer.Option(help="trainer, transcript or weight; repeatable. Default: all three.")
+    ] = None,
+    claim: Annotated[
+        list[float] | None, typer.Option(help="Epsilon that is claimed; repeatable. Default: 1, 4 and 8.")
+    ] = None,
+    canaries: Annotated[int, typer.Option(min=10, max=20_000, help="Canary records of a training.")] = 1000,
+    releases: Annotated[int, typer.Option(min=10, help="Noised weights, for the target weight.")] = 25_000,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Of the model, the coins and the noise that is not a silo's own.")
+    ] = 1,
+    out: Annotated[Path | None, typer.Option(help="JSON file for what was found.")] = None,
+) -> None:
+    """Attack what private training releases, and set what that proves of epsilon beside what is claimed."""
+    from ops.privacy_audit.run import choice, run_audit
+
+    chosen = choice(targets=target, claims=claim, canaries=canaries, releases=releases, seed=seed, out=out)
+    run_audit(chosen, Console())
+
+
 if __name__ == "__main__":
     main()
