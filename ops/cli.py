@@ -133,6 +133,30 @@ def bench_secagg(
 
 
 @app.command()
+def bench_dp(
+    size: Annotated[
+        list[str] | None, typer.Option(help="Size of the model; repeatable. Default: mini and small.")
+    ] = None,
+    way: Annotated[
+        list[str] | None, typer.Option(help="plain, ghost, hooks, loop, or with -lora; repeatable. Default: all.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Records of a step.")] = 128,
+    physical: Annotated[int, typer.Option(min=1, help="Records in memory at a time.")] = 16,
+    steps: Annotated[int, typer.Option(min=1, help="Steps that count, after one that does not.")] = 3,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    threads: Annotated[int, typer.Option(min=0, help="Of PyTorch on the CPU; 0: its default.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="JSON file for the figures.")] = None,
+) -> None:
+    """Measure private training beside plain training: time of a step, noise apart, and peak memory."""
+    from ops.bench.private.run import choice, run_bench_dp
+
+    chosen = choice(
+        sizes=size, ways=way, batch=batch, physical=physical, steps=steps, device=device, threads=threads, out=out
+    )
+    run_bench_dp(chosen, Console())
+
+
+@app.command()
 def soak(
     seed: Annotated[
         int | None, typer.Option(min=0, help="Of who is killed when; drawn, and printed, without it.")

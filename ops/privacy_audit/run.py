@@ -269,7 +269,7 @@ def _table(found: Sequence[Finding]) -> Table:
         "right guesses",
         "as it must be",
     ):
-        table.add_column(column, justify="left" if column == "target" else "right", no_wrap=True)
+        table.add_column(column, justify="left" if column == "target" else "right")
     for one in found:
         table.add_row(
             one.target,
