@@ -37,6 +37,7 @@ from silo_agent.training.private.private_trainer import PrivateSchedule, train_p
 from silo_wire.plan import TrainingSection
 
 PIECES = 2500
+"""Of the tokenizer: about as many as this project's public text has words for; fewer where a model has no room for them."""
 LORA_RANK = 8
 _KEY = bytes(32)  # noise of a benchmark protects nobody
 
@@ -100,7 +101,7 @@ def measure(task: Task) -> Measured:
     device = torch.device(task.device)
     if task.threads:
         torch.set_num_threads(task.threads)
-    examples = records(task.batch)
+    examples = records(task.batch, pieces=min(PIECES, size_named(task.size).vocabulary))
     gc.collect()
     before, _ = memory_bytes(os.getpid())
     model, parameters = model_for(task, device)
@@ -124,9 +125,9 @@ def measure(task: Task) -> Measured:
     )
 
 
-def records(count: int) -> EncodedExamples:
+def records(count: int, *, pieces: int = PIECES) -> EncodedExamples:
     """Of the demo's hospital, with the tokens that a model of this project's own vocabulary makes of them."""
-    tokenizer = train_tokenizer(public_text(), PIECES)
+    tokenizer = train_tokenizer(public_text(), pieces)
     chosen = questions(HOSPITAL, seed=1).train
 
     def tokens(texts: Sequence[str]) -> tuple[np.ndarray[tuple[int], np.dtype[np.int32]], ...]:
