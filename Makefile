@@ -10,7 +10,7 @@ OUT ?= demo-out
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # torch goes first and alone, so that no resolver picks another build of it for somebody else's sake.
 $(INSTALLED): pyproject.toml ops/constraints.txt
@@ -45,6 +45,18 @@ bench-secagg: OUT = bench-secagg.json
 bench-secagg: $(INSTALLED) ## Measure secure aggregation; SILOS='3 8 16 32' PARAMETERS=222903552 ROUNDS=2, 0 for the masks alone, PEER=flwr OUT=FILE
 	@$(BIN)/lorica bench-secagg --out '$(OUT)' $(foreach n,$(SILOS),--silos $(n)) $(foreach n,$(PARAMETERS),--parameters $(n)) \
 		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(PEER),--peer $(PEER)) $(if $(WORK),--work '$(WORK)')
+
+.PHONY: bench-dp
+bench-dp: OUT = bench-dp.json
+bench-dp: $(INSTALLED) ## Measure private training beside plain; SIZES='mini small' BATCH=128 PHYSICAL=16 STEPS=3 OUT=FILE
+	@$(BIN)/lorica bench-dp --out '$(OUT)' $(foreach size,$(SIZES),--size $(size)) $(if $(BATCH),--batch $(BATCH)) \
+		$(if $(PHYSICAL),--physical $(PHYSICAL)) $(if $(STEPS),--steps $(STEPS))
+
+.PHONY: privacy-audit
+privacy-audit: OUT = privacy-audit.json
+privacy-audit: $(INSTALLED) ## Attack what private training releases, claims of epsilon beside what that proves; TARGETS=trainer CLAIMS='1 4 8' OUT=FILE
+	@$(BIN)/lorica privacy-audit --out '$(OUT)' $(foreach target,$(TARGETS),--target $(target)) \
+		$(foreach claim,$(CLAIMS),--claim $(claim)) $(if $(CANARIES),--canaries $(CANARIES)) $(if $(SEED),--seed $(SEED))
 
 .PHONY: soak
 soak: OUT = soak-out

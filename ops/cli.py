@@ -139,6 +139,30 @@ def bench_secagg(
 
 
 @app.command()
+def bench_dp(
+    size: Annotated[
+        list[str] | None, typer.Option(help="Size of the model; repeatable. Default: mini and small.")
+    ] = None,
+    way: Annotated[
+        list[str] | None, typer.Option(help="plain, ghost, hooks, loop, or with -lora; repeatable. Default: all.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Records of a step.")] = 128,
+    physical: Annotated[int, typer.Option(min=1, help="Records in memory at a time.")] = 16,
+    steps: Annotated[int, typer.Option(min=1, help="Steps that count, after one that does not.")] = 3,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    threads: Annotated[int, typer.Option(min=0, help="Of PyTorch on the CPU; 0: its default.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="JSON file for the figures.")] = None,
+) -> None:
+    """Measure private training beside plain training: time of a step, noise apart, and peak memory."""
+    from ops.bench.private.run import choice, run_bench_dp
+
+    chosen = choice(
+        sizes=size, ways=way, batch=batch, physical=physical, steps=steps, device=device, threads=threads, out=out
+    )
+    run_bench_dp(chosen, Console())
+
+
+@app.command()
 def soak(
     seed: Annotated[
         int | None, typer.Option(min=0, help="Of who is killed when; drawn, and printed, without it.")
@@ -153,6 +177,28 @@ def soak(
 
     chosen = secrets.randbelow(1 << 32) if seed is None else seed
     run_soak(out, seed=chosen, rounds=rounds, silos=silos, secure=secure, console=Console())
+
+
+@app.command()
+def privacy_audit(
+    target: Annotated[
+        list[str] | None, typer.Option(help="trainer, transcript or weight; repeatable. Default: all three.")
+    ] = None,
+    claim: Annotated[
+        list[float] | None, typer.Option(help="Epsilon that is claimed; repeatable. Default: 1, 4 and 8.")
+    ] = None,
+    canaries: Annotated[int, typer.Option(min=10, max=20_000, help="Canary records of a training.")] = 1000,
+    releases: Annotated[int, typer.Option(min=10, help="Noised weights, for the target weight.")] = 25_000,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Of the model, the coins and the noise that is not a silo's own.")
+    ] = 1,
+    out: Annotated[Path | None, typer.Option(help="JSON file for what was found.")] = None,
+) -> None:
+    """Attack what private training releases, and set what that proves of epsilon beside what is claimed."""
+    from ops.privacy_audit.run import choice, run_audit
+
+    chosen = choice(targets=target, claims=claim, canaries=canaries, releases=releases, seed=seed, out=out)
+    run_audit(chosen, Console())
 
 
 if __name__ == "__main__":

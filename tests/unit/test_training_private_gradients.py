@@ -14,7 +14,7 @@ from security.errors import StateError
 from silo_agent.training.batches import IGNORED, Batch
 from silo_agent.training.private.batched_bias import batched_bias
 from silo_agent.training.private.clipping import MARGIN, Backend, clip_factors, clipping, without_dropout
-from silo_agent.training.private.example_losses import example_losses
+from silo_agent.training.private.example_losses import example_losses, losses_of_kept
 from silo_agent.training.private.ghost_norms import check_covered
 
 VOCABULARY = 97
@@ -192,6 +192,29 @@ def test_an_example_without_target_tokens_has_no_loss() -> None:
     batch = batch_of(2, 4, 3)
     batch.labels[1] = IGNORED
     assert example_losses(t5(), batch)[1] == 0.0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("empty", [[1], [0, 2], [0, 1, 2]], ids=str)
+def test_examples_without_target_tokens_among_others(backend: Backend, empty: list[int]) -> None:
+    model, batch = t5(), batch_of(3, 4, 3)
+    batch.labels[empty] = IGNORED
+    norms, total = clipped_sum(model, batch, backend)
+    assert (norms[empty] == 0.0).all()
+    others = [row for row in range(3) if row not in empty]
+    if others:
+        alone = Batch(batch.input_ids[others], batch.attention_mask[others], batch.labels[others], 0)
+        expected_norms, expected = clipped_sum(model, alone, backend)
+        assert torch.allclose(norms[others], expected_norms, rtol=EXACT)
+        assert float((total - expected).norm() / expected.norm()) < EXACT
+    else:
+        assert (total == 0.0).all()
+
+
+def test_losses_without_padding_are_the_same() -> None:
+    model, batch = t5().eval(), batch_of(5, 9, 7)
+    batch.labels[3] = IGNORED
+    assert torch.allclose(losses_of_kept(model, batch), example_losses(model, batch), rtol=1e-6)
 
 
 def test_one_example_changes_no_other_ones_loss() -> None:

@@ -17,10 +17,10 @@ from opacus.grad_sample.utils import register_grad_sampler
 from torch import nn
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
-from silo_agent.training.batches import Batch
+from silo_agent.training.batches import IGNORED, Batch
 from silo_agent.training.model import T5
 from silo_agent.training.private.batched_bias import batched_bias
-from silo_agent.training.private.example_losses import example_losses
+from silo_agent.training.private.example_losses import example_losses, losses_of_kept
 from silo_agent.training.private.ghost_norms import GhostNorms
 
 Backend = Literal["ghost", "hooks", "loop"]
@@ -58,9 +58,9 @@ class Ghost:
 
     def accumulate(self, batch: Batch) -> torch.Tensor:
         size = len(batch.labels)
-        ghost = GhostNorms(size, batch.labels.device)
+        ghost = GhostNorms((batch.labels != IGNORED).sum(dim=1).tolist(), batch.labels.device)
         with ghost.recording(self._model), batched_bias(self._model, size):
-            losses = example_losses(self._model, batch)
+            losses = losses_of_kept(self._model, batch)
         torch.autograd.grad(losses.sum(), ghost.starts, retain_graph=True, allow_unused=True)
         norms = ghost.norms()
         finite = norms.isfinite()

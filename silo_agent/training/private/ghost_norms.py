@@ -10,7 +10,8 @@ decoder and output, has the gradients of all its uses added, and the square of t
 
     |G|^2 = sum [id_s = id_t] <g_s, g_t> + sum <d_s, d_t> <a_s, a_t> + 2 sum d_s[id_t] <a_s, g_t>
 
-the embeddings' tokens taken together.
+the embeddings' tokens taken together. The output layer sees the tokens of all examples one after the other, without padding, and
+each example's are taken out.
 """
 
 from collections import defaultdict
@@ -66,10 +67,14 @@ class _Use:
 
 
 class GhostNorms:
-    """Of one forward and backward pass; made anew for each."""
+    """Of one forward and backward pass; made anew for each.
 
-    def __init__(self, batch: int, device: torch.device) -> None:
-        self._squares = torch.zeros(batch, dtype=torch.float64, device=device)
+    `kept` is how many target tokens each example has: what goes into a layer with no batch dimension is of so many rows each.
+    """
+
+    def __init__(self, kept: Sequence[int], device: torch.device) -> None:
+        self._kept = list(kept)
+        self._squares = torch.zeros(len(kept), dtype=torch.float64, device=device)
         self._shared: dict[int, list[_Use]] = defaultdict(list)
         self._tied: set[int] = set()
         self.starts: list[torch.Tensor] = []
@@ -95,7 +100,7 @@ class GhostNorms:
     def norms(self) -> torch.Tensor:
         """Shape (B,), float64; after the backward pass."""
         for uses in self._shared.values():
-            self._squares += _shared_square(uses)
+            self._squares += _shared_square(uses, self._kept)
         self._shared.clear()
         return self._squares.sqrt()
 
@@ -109,15 +114,17 @@ class GhostNorms:
         if id(module.weight) in self._tied:
             self._shared[id(module.weight)].append(_Use(module, entered, gradient))
         else:
-            self._squares += _square(module, entered, gradient)
+            self._squares += _square(module, entered, gradient, self._kept)
 
 
 def _trained(module: Any) -> bool:
     return isinstance(module, COVERED) and module.weight.requires_grad
 
 
-def _square(module: nn.Module, entered: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+def _square(module: nn.Module, entered: torch.Tensor, gradient: torch.Tensor, kept: list[int]) -> torch.Tensor:
     match module:
+        case nn.Linear() if entered.dim() == 2:
+            return _square_of_rows(entered, gradient, kept)
         case nn.Linear():
             return linear_square(entered, gradient)
         case nn.Embedding():
@@ -133,6 +140,12 @@ def linear_square(entered: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor
     if tokens * (wide + high) < wide * high:
         return (torch.bmm(entered, entered.mT) * torch.bmm(gradient, gradient.mT)).sum(dim=(1, 2), dtype=torch.float64)
     return torch.bmm(gradient.mT, entered).square().sum(dim=(1, 2), dtype=torch.float64)
+
+
+def _square_of_rows(entered: torch.Tensor, gradient: torch.Tensor, kept: list[int]) -> torch.Tensor:
+    """Of (K, in) and (K, out), in which the examples have `kept` rows each: shape (B,), float64."""
+    each = zip(torch.split(entered, kept), torch.split(gradient, kept), strict=True)
+    return torch.cat([linear_square(rows[None], of_rows[None]) for rows, of_rows in each])
 
 
 def embedding_square(tokens: torch.Tensor, gradient: torch.Tensor, vocabulary: int) -> torch.Tensor:
@@ -153,20 +166,29 @@ def layer_norm_square(module: Any, entered: torch.Tensor, gradient: torch.Tensor
     return (gradient * scaled).sum(dim=1).square().sum(dim=1, dtype=torch.float64)
 
 
-def _shared_square(uses: Sequence[_Use]) -> torch.Tensor:
+def _shared_square(uses: Sequence[_Use], kept: list[int]) -> torch.Tensor:
     linear = [use for use in uses if isinstance(use.module, nn.Linear)]
     looked_up = [use for use in uses if isinstance(use.module, nn.Embedding)]
     assert len(linear) <= 1, "check_covered refuses linear layers that share a weight"
-    square = torch.zeros((), dtype=torch.float64)
+    squares = []
     if looked_up:
         tokens = torch.cat([use.entered for use in looked_up], dim=1)
         gradient = torch.cat([use.gradient for use in looked_up], dim=1)
         vocabulary: int = looked_up[0].module.num_embeddings  # type: ignore[assignment]
-        square = square.to(gradient.device) + embedding_square(tokens, gradient, vocabulary)
+        squares.append(embedding_square(tokens, gradient, vocabulary))
     for use in linear:
-        square = square.to(use.gradient.device) + linear_square(use.entered, use.gradient)
+        squares.append(_square(use.module, use.entered, use.gradient, kept))
         if looked_up:
-            rows = use.gradient.gather(2, tokens[:, None, :].expand(-1, use.gradient.shape[1], -1))
-            meeting = torch.bmm(use.entered, gradient.mT)
-            square = square + 2 * (rows * meeting).sum(dim=(1, 2), dtype=torch.float64)
-    return square
+            squares.append(2 * _products(use, tokens, gradient, kept))
+    return torch.stack(squares).sum(dim=0)
+
+
+def _products(use: _Use, tokens: torch.Tensor, gradient: torch.Tensor, kept: list[int]) -> torch.Tensor:
+    """Of an output layer's gradient with that of the embedding, example by example: shape (B,), float64."""
+    each = zip(torch.split(use.entered, kept), torch.split(use.gradient, kept), tokens, gradient, strict=True)
+    return torch.stack(
+        [
+            (of_rows[:, looked_up] * (rows @ of_tokens.mT)).sum(dtype=torch.float64)
+            for rows, of_rows, looked_up, of_tokens in each
+        ]
+    )

@@ -157,7 +157,7 @@ def check_gradients(
                 norms = way.accumulate(batch).cpu()
             sums = [parameter.summed_grad for parameter in parameters]  # type: ignore[attr-defined]
             flat = torch.cat([torch.zeros(0) if one is None else one.detach().flatten().cpu() for one in sums])
-            found.append((norms, flat.clone()))
+            found.append((norms, flat))
         finally:
             way.close()
             for parameter in parameters:
@@ -167,8 +167,9 @@ def check_gradients(
     bound = max_grad_norm * (1 - MARGIN)
     scale = float((expected_norms[finite] * clip_factors(expected_norms[finite], bound)).sum()) or 1.0
     wrong_norms = not torch.allclose(norms[finite], expected_norms[finite], rtol=MISMATCH, atol=MISMATCH * bound)
-    if wrong_norms or float((total - expected).norm()) > MISMATCH * scale:
+    off = float(total.sub_(expected).norm())
+    if wrong_norms or off > MISMATCH * scale:
         raise StateError(
             f"gradients per example by {backend!r} are not those of one example at a time (off by "
-            f'{float((total - expected).norm()) / scale:.2g}): nothing is trained; use the backend "loop" and report this'
+            f'{off / scale:.2g}): nothing is trained; use the backend "loop" and report this'
         )

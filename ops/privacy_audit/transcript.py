@@ -1,0 +1,161 @@
+"""Target `transcript`: several rounds of the real SiloTrainer, and an attacker who sees what leaves the silo, and nothing else.
+
+That is each round's update file and the summary beside it, in which the noised scaled loss reduction is. Each round has one step, and
+the next round model is the last one with the delta added, as FedAvg of one silo makes it. Noise comes from the operating
+system here, as it does at a silo.
+"""
+
+import copy
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import T5Tokenizer
+
+from ops.privacy_audit.canaries import (
+    SPECIAL,
+    AdamWReader,
+    Decoder,
+    Truths,
+    Vector,
+    Weight,
+    evidence,
+    examples_of,
+    section_for,
+    trained,
+    word,
+)
+from silo_agent.training.batches import collate
+from silo_agent.training.device import DeviceSettings
+from silo_agent.training.model import T5, bind, layout_of, vector_blocks
+from silo_agent.training.private.example_losses import example_losses
+from silo_agent.training.private.loss_sums import GRID
+from silo_agent.training.schema import Column, ColumnType, Schema, Table
+from silo_agent.training.silo_trainer import SiloTrainer
+from silo_agent.training.text_to_sql_data import Example, SiloData
+from silo_wire.canonical import digest_of
+from silo_wire.manifest import manifest_of
+from silo_wire.plan import Plan, PlanBundle
+from silo_wire.privacy import PrivacySection
+
+SILO = "audited"
+LEAST_LOSS_NOISE = 1e-6
+"""Of a weight without noise: the function that releases it refuses to do without."""
+_COLUMN = Column(name="WORD", sql_type="text", type=ColumnType.TEXT, primary_key=True, foreign_key=False)
+_SCHEMA = Schema(SILO, "audit", (Table("CANARY", (_COLUMN,)),))
+_LOSSES_AT_ONCE = 256
+
+Floats = NDArray[np.float32]
+
+
+def attack_transcript(
+    model: T5,
+    decoder: Decoder,
+    included: Truths,
+    privacy: PrivacySection,
+    *,
+    rounds: int,
+    noise: bool,
+    work: Path,
+) -> Vector:
+    """The evidence for each canary that `rounds` rounds of one step give away; `work` is an empty folder."""
+    if not noise:
+        privacy = privacy.model_copy(update={"noise_multiplier": 0.0, "loss_noise_multiplier": LEAST_LOSS_NOISE})
+    bundle = _bundle(model, privacy, rounds)
+    trainer = SiloTrainer(bundle, _data(included), SILO, DeviceSettings(device="cpu", threads=torch.get_num_threads()))
+    section = bundle.plan.training
+    scale = privacy.expected_batch_size / section.max_grad_norm
+    attacked = copy.deepcopy(model)
+    vector: Floats = np.frombuffer(b"".join(vector_blocks(bind(model, bundle.layout))), dtype="<f4")
+    total = np.zeros(len(included))
+    for number in range(1, rounds + 1):
+        path, update_path = work / f"model-{number}", work / f"update-{number}"
+        path.write_bytes(vector.tobytes())
+        update = trainer.train(
+            round_number=number,
+            model_path=path,
+            model=manifest_of(bundle.model_layout, [vector.tobytes()]),
+            update_path=update_path,
+        )
+        delta: Floats = np.fromfile(update_path, dtype="<f4", count=len(vector))
+        gradient = AdamWReader(section.learning_rate).read(delta.astype(np.float64)) * scale
+        before, vector = vector, vector + delta
+        reductions = _losses(attacked, before, included, privacy) - _losses(attacked, vector, included, privacy)
+        summary = update.summary
+        weight = Weight(
+            # The sum of reductions is released without its sign. That of all canaries together has it, nearly always.
+            parts=reductions * np.sign(reductions.sum()),
+            total=summary.examples * (summary.loss_max - summary.loss_min),
+            deviation=math.hypot(
+                privacy.loss_noise_multiplier * privacy.loss_bound,
+                math.sqrt(len(included)) * privacy.loss_bound / GRID,  # each loss is rounded
+            ),
+        )
+        total += evidence(*decoder.estimates(gradient, weight), privacy.sampling_rate)
+    return total
+
+
+def _bundle(model: T5, privacy: PrivacySection, rounds: int) -> PlanBundle:
+    layout = layout_of(model)
+    files = {
+        "config.json": json.dumps(model.config.to_dict()).encode(),
+        "layout.json": layout.to_json(),
+        "tokenizer.json": _tokenizer(model.config.vocab_size - SPECIAL),
+    }
+    plan = Plan.model_validate(
+        {
+            "name": "privacy-audit",
+            "federation": "privacy-audit",
+            "model": {
+                "source": "privacy-audit",
+                "parameters": layout.parameters,
+                "layout": layout.digest,
+                "initial": manifest_of(layout, vector_blocks(bind(model, layout))).digest,
+                "files": {name: digest_of(content) for name, content in files.items()},
+            },
+            "schedule": {"rounds": rounds, "min_silos": 1},
+            "aggregation": {"weighting": "lorar"},
+            "training": section_for(privacy.expected_batch_size).model_dump(),
+            "privacy": privacy.model_dump(),
+            "evaluation": {"every": 0, "initial": False, "last": False},
+        }
+    )
+    return PlanBundle(plan, files)
+
+
+def _tokenizer(canaries: int) -> bytes:
+    """One piece for each canary's word, and nothing else."""
+    special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    pieces = [*special, *((f"▁{word(canary)}", -1.0) for canary in range(canaries))]
+    made: str = T5Tokenizer(vocab=pieces, extra_ids=0).backend_tokenizer.to_str()
+    return made.encode()
+
+
+def _data(included: Truths) -> SiloData:
+    return SiloData(
+        train=tuple(
+            Example(f"train-{canary}", word(int(canary)), word(int(canary)), SILO)
+            for canary in np.flatnonzero(included)
+        ),
+        dev=(),
+        test=(),
+        schema=_SCHEMA,
+        database=None,
+        bad_lines=(),
+    )
+
+
+@torch.inference_mode()
+def _losses(model: T5, vector: Floats, included: Truths, privacy: PrivacySection) -> Vector:
+    """Of every canary, in the data or not, under the model that `vector` is."""
+    torch.nn.utils.vector_to_parameters(torch.from_numpy(vector.copy()), trained(model))
+    examples = examples_of(np.ones_like(included))
+    losses = []
+    for start in range(0, len(examples), _LOSSES_AT_ONCE):
+        indices = range(start, min(start + _LOSSES_AT_ONCE, len(examples)))
+        batch = collate(examples, indices, pad=0, device=torch.device("cpu"))
+        losses.append(example_losses(model, batch).double().clamp(0.0, privacy.loss_bound).numpy())
+    return np.concatenate(losses)

@@ -1,0 +1,87 @@
+"""The benchmark of private training: real processes at the smallest size, what it writes, what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from ops.bench.private.measure import Task, model_for, records
+from ops.bench.private.run import Choice, choice, run_bench_dp
+from ops.bench.private.ways import WAYS
+from security.errors import ConfigurationError, StateError
+from silo_agent.training.private.private_trainer import check_gradients
+
+QUIET = Console(quiet=True)
+
+
+def chosen(**changes: object) -> Choice:
+    asked = {
+        "sizes": ["micro"],
+        "ways": ["ghost", "plain"],
+        "batch": 4,
+        "physical": 2,
+        "steps": 1,
+        "device": "cpu",
+        "threads": 1,
+        "out": None,
+    }
+    return choice(**{**asked, **changes})  # type: ignore[arg-type]
+
+
+def test_private_beside_plain(tmp_path: Path) -> None:
+    out = tmp_path / "bench-dp.json"
+    plain, ghost = run_bench_dp(chosen(out=out), QUIET)
+    assert (plain.task.way, ghost.task.way) == ("plain", "ghost")
+    assert plain.measured.noise_s == 0.0
+    assert 0.0 < ghost.measured.noise_s < ghost.measured.step_s
+    assert ghost.measured.trained_parameters == ghost.measured.parameters == plain.measured.parameters
+    assert min(plain.measured.peak_bytes, ghost.measured.peak_bytes) > 4 * plain.measured.parameters
+    assert plain.time_ratio is None
+    assert ghost.time_ratio == pytest.approx(ghost.measured.step_s / plain.measured.step_s, abs=1e-3)
+    assert ghost.memory_ratio == pytest.approx(ghost.measured.peak_bytes / plain.measured.peak_bytes, abs=1e-3)
+    written = json.loads(out.read_text())
+    assert [one["way"] for one in written] == ["plain", "ghost"]
+    assert written[1]["noise_share"] == pytest.approx(ghost.measured.noise_s / ghost.measured.step_s, abs=1e-3)
+
+
+def test_a_way_that_fails_is_named() -> None:
+    with pytest.raises(StateError, match=r"^micro, plain: .*(?i:device)"):
+        run_bench_dp(chosen(device="nowhere"), QUIET)
+
+
+@pytest.mark.parametrize("way", [name for name, way in WAYS.items() if way.backend in ("ghost", "hooks")])
+def test_gradients_of_what_is_measured_are_those_of_one_example_at_a_time(way: str) -> None:
+    """The trainer's own comparison, for full models and adapters: it raises where they differ."""
+    task = Task(way=way, size="micro", batch=4, physical=4, steps=1, device="cpu", threads=1)
+    model, parameters = model_for(task, torch.device("cpu"))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:  # zeros, with which the other half has no gradient
+                parameter.normal_(0, 0.1)
+    model.train()
+    backend = WAYS[way].backend
+    assert backend is not None
+    check_gradients(model, parameters, records(4, pieces=1000), backend=backend, max_grad_norm=0.1)
+    trained = sum(parameter.numel() for parameter in parameters)
+    assert (trained < sum(parameter.numel() for parameter in model.parameters()) / 5) == way.endswith("lora")
+
+
+def test_every_way_stands_beside_one_that_is_measured_before_it() -> None:
+    names = list(WAYS)
+    for name, way in WAYS.items():
+        assert (way.backend is None and name == "plain") or names.index(str(way.beside)) < names.index(name)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"sizes": ["gigantic"]}, "gigantic"),
+        ({"ways": ["magic"]}, "way 'magic' to train is unknown"),
+        ({"physical": 8}, "PHYSICAL=8 is more than BATCH=4"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(changed: dict[str, object], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        chosen(**changed)
