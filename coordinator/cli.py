@@ -24,12 +24,14 @@ from coordinator.edges.coordinator_folder import CoordinatorFolder, coordinator_
 from coordinator.edges.key_store import KeyStore
 from coordinator.edges.metrics import CoordinatorMetrics
 from coordinator.edges.operator_servicer import OperatorServicer
+from coordinator.plans.forecast import forecast
 from coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT, settings_text
 from security import files
 from security.errors import ConfigurationError, Conflict, LoricaError, StateError, exit_code
 from security.identifiers import federation_name
 from security.process_lock import ProcessLock, holder
 from silo_wire.canonical import Digest
+from silo_wire.plan import Plan
 from silo_wire.transport import keep_chunks_in_memory
 from silo_wire.v1 import operator_pb2, operator_pb2_grpc
 
@@ -279,7 +281,7 @@ def plan_new(
 ) -> None:
     """Make a plan folder with plan.toml, to be looked through and edited before it is started."""
     coordinator = _load(directory)
-    digest = _create_plan(
+    plan = _create_plan(
         coordinator,
         name,
         size=size,
@@ -291,8 +293,9 @@ def plan_new(
         tokenizer_text=tokenizer_text,
         overrides=dict(_assignment(item) for item in values or ()),
     )
+    _print_forecast(plan)
     Console().print(
-        f"plan {name} ({digest[:16]}) is in {coordinator.shelf.folder(name)}; start it with coordinator plan start {name}",
+        f"plan {name} ({plan.digest[:16]}) is in {coordinator.shelf.folder(name)}; start it with coordinator plan start {name}",
         highlight=False,
         soft_wrap=True,
     )
@@ -337,6 +340,7 @@ def plan_start(name: Annotated[str, typer.Argument()] = DEFAULT_PLAN, directory:
     """Start a plan, or go on with it after a stop."""
     coordinator = _load(directory)
     reply = _ask(coordinator, lambda stub: stub.StartPlan(operator_pb2.StartPlanRequest(plan=name)))
+    _print_forecast(coordinator.shelf.bundle(Digest(reply.plan_digest.hex())).plan)
     Console().print(
         f"plan {name} ({reply.plan_digest.hex()[:16]}) is started: {reply.detail}",
         highlight=False,
@@ -403,7 +407,7 @@ def _create_plan(
     vocabulary: int | None = None,
     tokenizer_text: Path | None = None,
     overrides: dict[str, object] | None = None,
-) -> Digest:
+) -> Plan:
     from coordinator.plans.model_source import FolderModel, HubModel, ModelSource, SizedModel
     from coordinator.plans.plan_folder import create_plan
 
@@ -428,7 +432,12 @@ def _create_plan(
         seed=seed,
         overrides=overrides,
     )
-    return bundle.plan.digest
+    return bundle.plan
+
+
+def _print_forecast(plan: Plan) -> None:
+    for line in forecast(plan):
+        Console().print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def _assignment(text: str) -> tuple[str, object]:

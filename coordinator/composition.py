@@ -21,6 +21,7 @@ from coordinator.edges.model_store import ModelStore
 from coordinator.edges.operator_client import OperatorAccess
 from coordinator.edges.operator_servicer import OperatorServicer
 from coordinator.edges.plan_parts import model_store, plan_parts
+from coordinator.edges.release_ledger import ReleaseLedger
 from coordinator.edges.round_store import SqlRoundStore
 from coordinator.edges.spool import Spools
 from coordinator.plans.plan_shelf import PlanShelf
@@ -73,6 +74,11 @@ class Coordinator:
     def models(self, bundle: PlanBundle) -> ModelStore:
         """The models of one plan."""
         return model_store(self.settings.state_folder, bundle)
+
+    @property
+    def releases(self) -> ReleaseLedger:
+        """What was released under silo-level privacy, of all plans."""
+        return ReleaseLedger(self.settings.state_folder / "privacy")
 
     def operator_access(self) -> OperatorAccess:
         """How this host's operator reaches the coordinator that runs on this folder."""
@@ -137,6 +143,8 @@ class Coordinator:
             spools=spools,
             update_dtype=bundle.plan.wire.update,
             device=device,
+            privacy=bundle.plan.privacy,
+            releases=self.releases,
         )
 
     def check_device(self) -> None:
