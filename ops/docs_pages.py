@@ -96,7 +96,8 @@ SILO_MEANINGS: Final[dict[str, str]] = {
     "policy.min_threshold": "Under secure aggregation: fewest silos that have to help to open a secret.",
     "policy.min_survivors": "Under secure aggregation: fewest silos of a sum.",
     "policy.colluders": "Under secure aggregation: how many of a cohort may work together against this silo.",
-    "policy.require_privacy": '`"record"`: a plan without record-level differential privacy is refused.',
+    "policy.require_privacy": 'The `[privacy] level` that a plan must have; `"none"`: any. With `"silo"` the noise may be the '
+    "coordinator's, unless `require_secure_aggregation` is set as well.",
     "policy.max_epsilon": "Most epsilon that this silo's records ever cost, over all private rounds of all plans; a plan that would "
     "take more, or a round, is refused.",
     "policy.max_dp_delta": "The dp_delta at which that epsilon is counted.",

@@ -52,7 +52,7 @@ class PolicyRules(Section):
     min_threshold: Silos = LEAST_SILOS
     min_survivors: Silos = LEAST_SILOS
     colluders: Annotated[int, Field(ge=0, le=MOST_SILOS)] = 0  # among the peers, that a sum must withstand
-    require_privacy: Literal["none", "record"] = "none"
+    require_privacy: Literal["none", "record", "silo"] = "none"
     max_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0  # of all private rounds ever, over all plans
     max_dp_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5  # the dp_delta at which max_epsilon is counted
     trust_on_first_use: bool = False  # pin the key that a peer comes with first; does not stop invented silos
@@ -155,14 +155,12 @@ class SiloPolicy:
 
     def _privacy(self, bundle: PlanBundle) -> Iterator[PolicyRefusal]:
         rules, plan = self.rules, bundle.plan
-        if plan.privacy.level == "none":
-            if rules.require_privacy != "none":
-                yield PolicyRefusal(
-                    "require_privacy",
-                    f"plan {plan.name} promises no differential privacy, [policy] require_privacy of this silo wants "
-                    f"{rules.require_privacy!r}: have the operator set [privacy] level in the plan",
-                )
-            return
+        if rules.require_privacy not in ("none", plan.privacy.level):
+            yield PolicyRefusal(
+                "require_privacy",
+                f"plan {plan.name} has [privacy] level {plan.privacy.level!r}, [policy] require_privacy of this silo wants "
+                f"{rules.require_privacy!r}: have the operator set [privacy] level in the plan",
+            )
         epsilon = epsilon_of(
             [replace(release, steps=release.steps * plan.schedule.rounds) for _, release in plan.releases_of_round],
             dp_delta=rules.max_dp_delta,

@@ -175,8 +175,8 @@ class Aggregator:
     def aggregate_masked(self, key: RoundKey, base_model: Digest, masked: MaskedSum) -> AggregationResult:
         """Unmask the sum of the survivors' vectors, divide it by the sum of weights in it, go on as `aggregate` does.
 
-        A sum of weights that is not above zero changes nothing: ZERO_WEIGHT. Raises UnusableUpdate naming the silo whose
-        spool was damaged; ConfigurationError where the mean takes the model out of float32's range, which is nobody's fault
+        A sum of weights that is not above zero changes nothing: ZERO_WEIGHT. Under silo-level privacy, where silos have made the
+        noise, a public constant takes the place of the sum of weights. Raises UnusableUpdate naming the silo whose spool was damaged; ConfigurationError where the mean takes the model out of float32's range, which is nobody's fault
         that could be seen; StorageError or IntegrityError naming the file of ours that cannot be used.
         """
         unmask = masked.attempt.unmask()
@@ -212,10 +212,14 @@ class Aggregator:
         )
         if not tail.weight_sum > 0.0:
             return told
+        weight_sum, ranges = tail.weight_sum, unmask.fixed_point.ranges
+        if self._privacy is not None:  # weights are shares of the cap, and the sum of them is nobody's to know
+            weight_sum = ranges.weight_cap * self._privacy.nominal_silos
         with closing(
-            MeanReader(vectors, weight_sum=tail.weight_sum, slab_elements=min(self._slab_elements, elements))
+            MeanReader(vectors, weight_sum=weight_sum, slab_elements=min(self._slab_elements, elements))
         ) as mean:
-            model = self._next_model(replace(work, deltas=[lambda: mean]), mean.next_ranges)
+            next_ranges = mean.next_ranges if self._privacy is None else lambda: ranges
+            model = self._next_model(replace(work, deltas=[lambda: mean]), next_ranges)
         return replace(told, model=model, outcome=Outcome.APPLIED)
 
     def _work(

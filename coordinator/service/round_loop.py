@@ -260,7 +260,8 @@ class RoundLoop:
     async def _masking_opened(self, command: OpenMasking) -> MaskingOpened:
         key = command.key
         opened = await self._desk.opened(key.plan)
-        section, schedule = opened.bundle.plan.aggregation, opened.bundle.plan.schedule
+        plan = opened.bundle.plan
+        section, schedule = plan.aggregation, plan.schedule
         enrolled = await self._threads.store(self._store.silos)
         attempt = Attempt(
             federation=FederationName(key.federation),
@@ -276,6 +277,7 @@ class RoundLoop:
             min_survivors=section.min_survivors,
             colluders=section.colluders,
             threshold=section.threshold or None,
+            noise_multiplier=plan.privacy.noise_multiplier if plan.noise_at == "silos" else 0.0,
         )
         return MaskingOpened(
             now=self._clock(),

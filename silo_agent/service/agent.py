@@ -356,7 +356,7 @@ class AgentService:
         )
         trained.manifest.check_layout(bundle.update_layout)
         self._written = trained.manifest.digest, trained.mark
-        if releases:
+        if releases and bundle.plan.noise_at == "nowhere":
             self._privacy.spend(order.key, releases)
             self._display.note("trained", round=order.key.round, epsilon_spent=round(self._privacy.spent(), 3))
         else:
@@ -400,6 +400,8 @@ class AgentService:
                 )
             )
             self._gate.check_upload(masked.manifest, masked=True)
+            if bundle.plan.noise_at == "silos":  # each started upload counts, also of an update that was masked before
+                self._privacy.spend(order.key, bundle.plan.releases_of_round)
             return masked
 
         revealed = await self._masking.answer(order, update, bundle, mask=mask, progress=progress)
