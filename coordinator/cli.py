@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import tomllib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -29,6 +29,8 @@ from coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT, setti
 from security import files
 from security.errors import ConfigurationError, Conflict, LoricaError, StateError, exit_code
 from security.identifiers import federation_name
+from security.privacy.accounting import epsilon_of
+from security.privacy.ledger import Entry, releases_of
 from security.process_lock import ProcessLock, holder
 from silo_wire.canonical import Digest
 from silo_wire.plan import Plan
@@ -354,6 +356,40 @@ def plan_stop(directory: Dir = None) -> None:
     """Stop the plan under way; what was committed is kept, and plan start goes on with it."""
     reply = _ask(_load(directory), lambda stub: stub.StopPlan(operator_pb2.StopPlanRequest()))
     Console().print(reply.detail, highlight=False, soft_wrap=True, markup=False)
+
+
+@app.command()
+def privacy(directory: Dir = None, as_json: AsJson = False) -> None:
+    """Show what was released under silo-level privacy with noise of the coordinator's, and what it comes to."""
+    coordinator = _load(directory)
+    released = [(plan, len(entries), _cost(plan, entries)) for plan, entries in coordinator.released()]
+    if as_json:
+        keys = ("target_epsilon", "dp_delta", "neighbouring_relation")
+        rows = [
+            {
+                "plan": plan.name,
+                "digest": plan.digest,
+                "releases": count,
+                "epsilon": epsilon,
+                **{key: getattr(plan.privacy, key) for key in keys},
+            }
+            for plan, count, epsilon in released
+        ]
+        print(json.dumps(rows, indent=2))
+        return
+    for plan, count, epsilon in released:
+        section = plan.privacy
+        print(
+            f"plan {plan.name} ({plan.digest[:16]}): {count} sums of deltas, epsilon {epsilon:.3g} of {section.target_epsilon:g} "
+            f"at dp_delta {section.dp_delta:g}, unit: a silo ({section.neighbouring_relation})"
+        )
+    if not released:
+        print("no sum was released with noise of the coordinator's")
+
+
+def _cost(plan: Plan, entries: Sequence[Entry]) -> float:
+    section = plan.privacy
+    return epsilon_of(releases_of(entries), dp_delta=section.dp_delta, relation=section.neighbouring_relation)
 
 
 # --- how a command reaches the state: over mutual TLS if the coordinator runs, else directly, by the same servicer

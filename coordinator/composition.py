@@ -30,8 +30,10 @@ from coordinator.service.ports import Aggregator, Clock
 from coordinator.settings import Settings, reachable
 from security.errors import ConfigurationError, StorageError
 from security.identifiers import FederationName
+from security.privacy.ledger import Entry
+from silo_wire.canonical import Digest
 from silo_wire.listen_address import address
-from silo_wire.plan import PlanBundle
+from silo_wire.plan import Plan, PlanBundle
 
 _log = structlog.get_logger(__name__)
 
@@ -79,6 +81,13 @@ class Coordinator:
     def releases(self) -> ReleaseLedger:
         """What was released under silo-level privacy, of all plans."""
         return ReleaseLedger(self.settings.state_folder / "privacy")
+
+    def released(self) -> list[tuple[Plan, list[Entry]]]:
+        """Every plan of which sums were released so, in the order of the first, with its entries."""
+        of_plan: dict[str, list[Entry]] = {}
+        for entry in self.releases.file.entries():
+            of_plan.setdefault(entry.plan, []).append(entry)
+        return [(self.shelf.bundle(Digest(plan)).plan, entries) for plan, entries in of_plan.items()]
 
     def operator_access(self) -> OperatorAccess:
         """How this host's operator reaches the coordinator that runs on this folder."""

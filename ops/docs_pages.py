@@ -20,11 +20,15 @@ from pydantic.fields import FieldInfo
 
 from coordinator import settings as coordinator_settings
 from coordinator.edges.metrics import CoordinatorMetrics
+from coordinator.plans.forecast import forecast, require_worth
 from coordinator.plans.plan_text import plan_template
 from coordinator.plans.presets import PRESETS, preset
+from security.errors import ConfigurationError
 from silo_agent.edges.metrics import SiloMetrics
 from silo_agent.settings import Settings as SiloSettings
+from silo_wire.canonical import digest_of
 from silo_wire.plan import ModelSection, Plan
+from silo_wire.privacy import calibrated_noise
 
 DOCS: Final = Path(__file__).parent / "docs"
 
@@ -290,6 +294,53 @@ def _number(value: float) -> str:
     return f"{value:g}" if abs(value) < 1e6 else f"{value:.0f}"
 
 
+# --- what a private plan is worth
+
+
+def forecast_examples() -> str:
+    """What `coordinator plan new` prints for plans of a T5-small-like size, and for an adapter's."""
+    examples = (
+        ("a T5-small, noise at the coordinator, 20 rounds", "silo", 60_506_624, False, 20_000),
+        ("100,000 parameters, noise at 200 silos, 20 rounds", "silo", 100_000, True, 200),
+        ("records, weights by loss reduction, 20 rounds", "record", 60_506_624, False, 100),
+    )
+    blocks = []
+    for title, level, parameters, masked, silos in examples:
+        plan = _example(level, parameters, masked, silos)
+        blocks.append("\n".join((f"# {title}", *forecast(plan), *_refusal(plan))))
+    return "```text\n" + "\n\n".join(blocks) + "\n```\n"
+
+
+def _example(level: str, parameters: int, masked: bool, silos: int) -> Plan:
+    digest = digest_of(b"example")
+    values: dict[str, Any] = {
+        "name": "example",
+        "federation": "example",
+        "model": {
+            "source": "example",
+            "parameters": parameters,
+            "layout": digest,
+            "initial": digest,
+            "files": {"config.json": digest, "layout.json": digest},
+        },
+        "schedule": {"rounds": 20, "min_silos": 100},
+        "aggregation": {"max_weight": 500.0, "max_delta_norm": 1.0, "secure_aggregation": masked},
+        "evaluation": {"every": 0, "initial": False, "last": False},
+        "privacy": {"level": level, "nominal_silos": silos, "nominal_records": 400, "expected_batch_size": 40},
+    }
+    draft = Plan.model_validate(values)
+    noise = calibrated_noise(draft.privacy, rounds=draft.schedule.rounds, weighted=draft.weighted)
+    values["privacy"]["noise_multiplier"] = round(noise * 1.001, 3)
+    return Plan.model_validate(values)
+
+
+def _refusal(plan: Plan) -> Iterator[str]:
+    try:
+        require_worth(plan, "plan example")
+    except ConfigurationError as error:
+        yield f"error: {error}"
+
+
 # --- metrics
 
 
@@ -340,6 +391,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "presets": preset_table,
     "federation": federation_table,
     "silo": silo_table,
+    "privacy-forecast": forecast_examples,
     "metrics": metrics_table,
     "silo-metrics": silo_metrics_table,
 }

@@ -8,7 +8,7 @@ weights is.
 
 from collections.abc import Iterator
 
-from security.errors import ConfigurationError
+from security.errors import ConfigurationError, MalformedMessage
 from silo_wire.plan import Plan
 
 EXPECTED_LOSS_REDUCTION = 0.2
@@ -30,6 +30,8 @@ def require_worth(plan: Plan, where: str) -> None:
     privacy, parameters = plan.privacy, plan.model.parameters
     if privacy.level != "silo":
         return
+    if plan.noise_at == "silos":
+        _require_masks_that_hold(plan, where)
     ratio = privacy.noise_to_signal(parameters, privacy.nominal_silos)
     if ratio > privacy.max_noise_to_signal:
         raise ConfigurationError(
@@ -37,6 +39,35 @@ def require_worth(plan: Plan, where: str) -> None:
             f"could make the sum, [privacy] max_noise_to_signal is {privacy.max_noise_to_signal:g}: "
             f"{privacy.silos_for(parameters):,} silos (nominal_silos) would do, or a smaller model, fewer rounds, a larger target_epsilon"
         )
+
+
+def _require_masks_that_hold(plan: Plan, where: str) -> None:
+    """What a cohort can be at most, and that 32-bit words hold sum and noise of the smallest and of the expected one."""
+    # Here, not above: numpy, which these bring, is for plans with masks alone.
+    from security.secure_aggregation.fixed_point import Ranges, TensorRange
+    from security.secure_aggregation.parameters import Terms
+    from silo_wire.secure_codec import MAX_COHORT
+
+    privacy, aggregation, least = plan.privacy, plan.aggregation, plan.schedule.min_silos
+    if privacy.nominal_silos > MAX_COHORT:
+        raise ConfigurationError(
+            f"{where}: [privacy] nominal_silos = {privacy.nominal_silos}, and secure aggregation takes cohorts of at most "
+            f"{MAX_COHORT} silos: set it to no more, or secure_aggregation to false, with which the coordinator makes the noise"
+        )
+    terms = Terms(
+        model=bytes(32),
+        ranges=Ranges(weight_cap=1.0, tensors=(TensorRange(plan.model.parameters, 1.0),)),
+        min_cohort=least,
+        min_survivors=aggregation.min_survivors,
+        colluders=aggregation.colluders,
+        threshold=aggregation.threshold or None,
+        noise_multiplier=privacy.noise_multiplier,
+    )
+    for cohort in sorted({least, max(least, privacy.nominal_silos)}):
+        try:
+            terms.parameters(cohort)
+        except MalformedMessage as error:
+            raise ConfigurationError(f"{where}: a cohort of {cohort} silos cannot keep the promise: {error}") from error
 
 
 def _promise(plan: Plan) -> Iterator[str]:

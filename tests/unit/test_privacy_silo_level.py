@@ -116,6 +116,16 @@ def test_a_plan_whose_noise_drowns_its_sum_is_refused_with_how_many_silos_would_
         require_worth(plan(parameters=1_000_000, privacy={**LEVEL, "nominal_silos": 4999}), "plan.toml")
 
 
+def test_silos_that_make_the_noise_are_as_many_as_secure_aggregation_takes() -> None:
+    masked = {"privacy": {**LEVEL, "nominal_silos": 200}, "aggregation": MASKED}
+    require_worth(plan(parameters=1600, **masked), "plan.toml")
+    with pytest.raises(ConfigurationError, match=r"nominal_silos = 400, and secure aggregation .* at most 200"):
+        require_worth(plan(parameters=1600, aggregation=MASKED), "plan.toml")
+    drowned = {**LEVEL, "noise_multiplier": 1e6, "max_noise_to_signal": 1e12, "nominal_silos": 200}
+    with pytest.raises(ConfigurationError, match=r"cohort of 3 silos cannot keep the promise: .* 32-bit words"):
+        require_worth(plan(privacy=drowned, aggregation=MASKED), "plan.toml")
+
+
 def test_the_forecast_names_unit_relation_cost_and_whom_the_promise_is_towards() -> None:
     (promise, towards, ratio) = forecast(plan())
     for said in (
