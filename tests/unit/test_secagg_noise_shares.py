@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from security.errors import ConfigurationError, MalformedMessage, PolicyRefusal
+from security.privacy.accounting import gaussian_delta
 from security.secure_aggregation import mask_stream
 from security.secure_aggregation.fixed_point import SIGNED_MAX, Encoder, Ranges, Workspace, decode_tail
 from security.secure_aggregation.key_agreement import noise_key
@@ -237,3 +238,17 @@ def _with_colluders(good: Parameters) -> Parameters:
 
 def test_ranges_hold_any_clipped_delta() -> None:
     assert Ranges.conservative(sizes=RANGES.sizes, largest_delta=[NORM] * 3, largest_weight=CAP) == RANGES
+
+
+@pytest.mark.parametrize("noise", [0.5, 1.0, 3.0, 10.0])
+@pytest.mark.parametrize("epsilon", [0.25, 1.0, 3.0])
+def test_the_coarsest_noise_there_is_costs_what_its_gaussian_costs(noise: float, epsilon: float) -> None:
+    """All of one silo's part in one coordinate, which leaves the privacy loss the coarsest steps; sigma of the least bits."""
+    sigma = 2**LEAST_BITS
+    shift = math.floor(sigma / noise)
+    values = np.arange(-12 * sigma, 12 * sigma + 1)
+    logarithms = -(values.astype(float) ** 2) / (2 * sigma**2)
+    probabilities = np.exp(logarithms) / np.exp(logarithms).sum()
+    shifted = np.concatenate([np.zeros(shift), probabilities[:-shift]])
+    exact = np.maximum(probabilities - math.exp(epsilon) * shifted, 0).sum()
+    assert exact == pytest.approx(gaussian_delta(shift / sigma, epsilon), rel=0.01, abs=1e-12)
