@@ -22,6 +22,8 @@ from security.privacy.discrete_gaussian import SIGMA, Integers
 
 FloatBlock = NDArray[np.float32]
 
+LEAST_NOISE = 1e-3
+"""A noise multiplier below this promises nothing, and its steps would be too many for 64 bits."""
 _MEASURED = 1e-6
 """What a measured norm may be off by, of itself; ten times what it is."""
 
@@ -37,9 +39,9 @@ class NoisedSum:
     parameters: int
 
     def __post_init__(self) -> None:
-        if self.noise_multiplier <= 0:
+        if not self.noise_multiplier >= LEAST_NOISE:
             raise ConfigurationError(
-                f"[privacy] noise_multiplier = {self.noise_multiplier} makes no noise: make the plan with coordinator plan new"
+                f"[privacy] noise_multiplier = {self.noise_multiplier} promises nothing: make the plan with coordinator plan new"
             )
         if not self.largest_norm > 0:
             raise ConfigurationError(

@@ -176,8 +176,9 @@ class Aggregator:
         """Unmask the sum of the survivors' vectors, divide it by the sum of weights in it, go on as `aggregate` does.
 
         A sum of weights that is not above zero changes nothing: ZERO_WEIGHT. Under silo-level privacy, where silos have made the
-        noise, a public constant takes the place of the sum of weights. Raises UnusableUpdate naming the silo whose spool was damaged; ConfigurationError where the mean takes the model out of float32's range, which is nobody's fault
-        that could be seen; StorageError or IntegrityError naming the file of ours that cannot be used.
+        noise, a public constant takes the place of the sum of weights. Raises UnusableUpdate naming the silo whose spool was
+        damaged; ConfigurationError where the mean takes the model out of float32's range, which is nobody's fault that could be
+        seen; StorageError or IntegrityError naming the file of ours that cannot be used.
         """
         unmask = masked.attempt.unmask()
         try:

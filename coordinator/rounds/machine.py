@@ -646,12 +646,12 @@ def _aggregated(state: Aggregating, event: Aggregated) -> Step:
     effects.append(RoundClosed(key=state.key, result=result, updates=state.updates, masked=masked, at=event.now))
     effects.append(DiscardUpdates(key=state.key))
     effects.append(_retained(course))
+    if result.last and state.round < course.terms.rounds:  # of a plan that has no evaluations
+        return Finished(course=course, reason=SPENT), tuple(effects)
     if course.terms.evaluation_due(state.round):
         after, further = _evaluate(course, state.round, state.attempt, state.silos, event.now)
     else:
         after, further = _next(course, state.round, event.now)
-        if result.last and state.round < course.terms.rounds:
-            after, further = Finished(course=course, reason=SPENT), ()
     return after, (*effects, *further)
 
 

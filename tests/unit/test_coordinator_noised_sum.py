@@ -19,10 +19,15 @@ from coordinator.aggregation.noised_sum import NoisedSum
 from coordinator.edges.aggregator import Aggregator
 from coordinator.edges.noised_mean import NoisedMeanReader
 from coordinator.edges.release_ledger import ReleaseLedger, release_statement
+from coordinator.edges.state_json import STATE_VERSION, state_from_json, state_to_json
+from coordinator.rounds.effects import DiscardUpdates, ModelMade, RoundAbandoned
+from coordinator.rounds.events import Aggregated, BudgetExhausted
+from coordinator.rounds.machine import SPENT, step
+from coordinator.rounds.orders import waiting_for
 from coordinator.rounds.states import Finished as StateFinished
 from coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome
 from coordinator.service.ports import BudgetSpent
-from security.errors import ConfigurationError, IntegrityError, StateError
+from security.errors import ConfigurationError, IntegrityError, StateError, WrongTime
 from security.privacy.accounting import GaussianRelease
 from security.privacy.discrete_gaussian import SIGMA
 from security.privacy.noise_streams import BLOCK_ELEMENTS, NoiseStream, bound_key
@@ -32,6 +37,7 @@ from silo_wire.plan import AggregationSection, PlanBundle
 from silo_wire.privacy import PrivacySection
 from tests.support.coordinator_edges import A, B, C, Workplace, make_plan, random_vector, round_key, stored_vector
 from tests.support.coordinator_service import add_plan, make_coordinator_folder, running
+from tests.support.rounds import AGGREGATING, FINISHED, T0
 
 NORM, CAP, NOISE, DIVISOR = 0.5, 20.0, 3.0, 8
 PRIVACY: dict[str, Any] = {
@@ -91,7 +97,7 @@ def test_a_weight_above_the_cap_counts_as_the_cap() -> None:
     assert made.factor(weight=0.0, delta_norm=0.0) == 0.0
 
 
-@pytest.mark.parametrize("noise", [0.0, 1e9])
+@pytest.mark.parametrize("noise", [0.0, 1e-6, float("nan"), 1e9])
 def test_constants_that_promise_nothing_are_refused(noise: float) -> None:
     with pytest.raises(ConfigurationError, match="noise_multiplier"):
         arithmetic(1_000_000_000, noise)
@@ -292,25 +298,58 @@ def test_noise_blocks_and_slabs_need_not_agree(place: Workplace) -> None:
     assert reads[0] == reads[1]
 
 
+# --- the end of a plan
+
+
+def test_the_last_release_ends_a_plan_before_its_last_round() -> None:
+    result = AggregationResult(model=digest("next"), outcome=Outcome.APPLIED, weights=(), last=True)
+    event = Aggregated(now=T0, key=AGGREGATING.key, result=result, signature=b"s" * 64)
+    assert AGGREGATING.round < AGGREGATING.course.terms.rounds
+    after, effects = step(AGGREGATING, event)
+    assert isinstance(after, StateFinished)
+    assert (after.course.model, after.reason) == (digest("next"), SPENT)
+    assert waiting_for(after) == SPENT
+    assert any(isinstance(effect, ModelMade) for effect in effects)
+    more, _ = step(AGGREGATING, replace(event, result=replace(result, last=False)))
+    assert not isinstance(more, StateFinished)
+
+
+def test_a_budget_that_is_exhausted_ends_a_plan_with_the_model_so_far() -> None:
+    event = BudgetExhausted(now=T0, key=AGGREGATING.key, reason="epsilon 8.1 of 8")
+    after, effects = step(AGGREGATING, event)
+    assert isinstance(after, StateFinished)
+    assert after.course.model == AGGREGATING.course.model
+    (abandoned,) = (effect for effect in effects if isinstance(effect, RoundAbandoned))
+    assert abandoned.reason == "epsilon 8.1 of 8"
+    assert any(isinstance(effect, DiscardUpdates) for effect in effects)
+    with pytest.raises(WrongTime):
+        step(AGGREGATING, replace(event, key=replace(AGGREGATING.key, attempt=2)))
+
+
+def test_why_a_plan_ended_survives_a_restart() -> None:
+    ended = replace(FINISHED, reason=SPENT)
+    text = state_to_json(ended)
+    assert state_from_json(version=STATE_VERSION, phase="finished", text=text, where="state") == ended
+
+
 # --- the service
 
 
-async def test_a_plan_runs_noised_tells_no_metric_of_a_silo_and_ends_when_its_epsilon_is_spent(tmp_path: Path) -> None:
-    folder = tmp_path / "coordinator"
+async def run_noised(folder: Path, before: int, rounds: int = 2) -> tuple[StateFinished, list[Any], Any]:
+    """A plan whose epsilon is that of its rounds, of which `before` other sums were released already."""
     make_coordinator_folder(folder)
     section = PrivacySection.model_validate(PRIVACY)
-    two_rounds = section.epsilon(rounds=2, weighted=False)
     sections: dict[str, Any] = {
-        "schedule": {"rounds": 2, "min_silos": 2},
+        "schedule": {"rounds": rounds, "min_silos": 2},
         "evaluation": QUIET,
         "aggregation": SECTION,
-        "privacy": {**PRIVACY, "target_epsilon": two_rounds},
+        "privacy": {**PRIVACY, "target_epsilon": section.epsilon(rounds=rounds, weighted=False)},
     }
     plan = add_plan(folder, "noised", **sections)
     releases = ReleaseLedger(folder / "privacy")
-    # A redo with another set, of before: the plan has one round less than it began with.
     releases.noise_key(b"")
-    releases.enter(round_key(plan.digest), b"another set", plan.privacy)
+    for number in range(before):
+        releases.enter(round_key(plan.digest), b"another set %d" % number, plan.privacy)
     async with running(folder) as coordinator:
         silos = [await coordinator.enrolled(name) for name in ("bank-a", "bank-b")]
         await coordinator.service.start_plan("noised")
@@ -318,16 +357,35 @@ async def test_a_plan_runs_noised_tells_no_metric_of_a_silo_and_ends_when_its_ep
         assert all(isinstance(seen[-1], Finished) for seen in orders)
         state = coordinator.service._loop.state
         assert isinstance(state, StateFinished)
-        assert "more epsilon" in state.reason
-        rounds = coordinator.store.rounds(plan.digest, 0)
-        assert [row.outcome for row in rounds] == ["applied"]
-        assert all(silo.weight is None or silo.weight == 0 for silo in rounds[0].silos)
         told = [
             sample.value
             for family in coordinator.metrics.registry.collect()
             for sample in family.samples
             if "silo" in sample.labels
         ]
-        assert len(told) >= 10
-        assert not any(told)
-    assert len(releases.file.entries()) == 2
+        rows = list(coordinator.store.rounds(plan.digest, 0))
+    assert len(releases.file.entries()) == rounds
+    return state, rows, told
+
+
+async def test_a_plan_runs_noised_and_tells_no_metric_of_a_silo(tmp_path: Path) -> None:
+    state, rows, told = await run_noised(tmp_path / "coordinator", before=0)
+    assert [row.outcome for row in rows] == ["applied", "applied"]
+    assert state.reason == ""
+    assert not any(silo.weight or silo.share for row in rows for silo in row.silos)
+    assert len(told) >= 10
+    assert not any(told)
+
+
+async def test_a_plan_ends_with_the_last_round_that_its_epsilon_allows(tmp_path: Path) -> None:
+    """After another set of one attempt was released, which a crash can lead to."""
+    state, rows, _ = await run_noised(tmp_path / "coordinator", before=1)
+    assert [row.outcome for row in rows] == ["applied"]
+    assert state.reason == SPENT
+
+
+async def test_a_plan_whose_epsilon_is_spent_releases_nothing_more(tmp_path: Path) -> None:
+    state, rows, _ = await run_noised(tmp_path / "coordinator", before=2)
+    assert [(row.outcome, row.model) for row in rows] == [("abandoned", state.course.model)]
+    assert "2 were released" in rows[0].detail
+    assert state.reason == SPENT
