@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import tomllib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -24,12 +24,16 @@ from coordinator.edges.coordinator_folder import CoordinatorFolder, coordinator_
 from coordinator.edges.key_store import KeyStore
 from coordinator.edges.metrics import CoordinatorMetrics
 from coordinator.edges.operator_servicer import OperatorServicer
+from coordinator.plans.forecast import forecast
 from coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT, settings_text
 from security import files
 from security.errors import ConfigurationError, Conflict, LoricaError, StateError, exit_code
 from security.identifiers import federation_name
+from security.privacy.accounting import epsilon_of
+from security.privacy.ledger import Entry, releases_of
 from security.process_lock import ProcessLock, holder
 from silo_wire.canonical import Digest
+from silo_wire.plan import Plan
 from silo_wire.transport import keep_chunks_in_memory
 from silo_wire.v1 import operator_pb2, operator_pb2_grpc
 
@@ -286,7 +290,7 @@ def plan_new(
 ) -> None:
     """Make a plan folder with plan.toml, to be looked through and edited before it is started."""
     coordinator = _load(directory)
-    digest = _create_plan(
+    plan = _create_plan(
         coordinator,
         name,
         size=size,
@@ -298,8 +302,9 @@ def plan_new(
         tokenizer_text=tokenizer_text,
         overrides=dict(_assignment(item) for item in values or ()),
     )
+    _print_forecast(plan)
     Console().print(
-        f"plan {name} ({digest[:16]}) is in {coordinator.shelf.folder(name)}; start it with coordinator plan start {name}",
+        f"plan {name} ({plan.digest[:16]}) is in {coordinator.shelf.folder(name)}; start it with coordinator plan start {name}",
         highlight=False,
         soft_wrap=True,
     )
@@ -344,6 +349,7 @@ def plan_start(name: Annotated[str, typer.Argument()] = DEFAULT_PLAN, directory:
     """Start a plan, or go on with it after a stop."""
     coordinator = _load(directory)
     reply = _ask(coordinator, lambda stub: stub.StartPlan(operator_pb2.StartPlanRequest(plan=name)))
+    _print_forecast(coordinator.shelf.bundle(Digest(reply.plan_digest.hex())).plan)
     Console().print(
         f"plan {name} ({reply.plan_digest.hex()[:16]}) is started: {reply.detail}",
         highlight=False,
@@ -357,6 +363,40 @@ def plan_stop(directory: Dir = None) -> None:
     """Stop the plan under way; what was committed is kept, and plan start goes on with it."""
     reply = _ask(_load(directory), lambda stub: stub.StopPlan(operator_pb2.StopPlanRequest()))
     Console().print(reply.detail, highlight=False, soft_wrap=True, markup=False)
+
+
+@app.command()
+def privacy(directory: Dir = None, as_json: AsJson = False) -> None:
+    """Show what was released under silo-level privacy with noise of the coordinator's, and what it comes to."""
+    coordinator = _load(directory)
+    released = [(plan, len(entries), _cost(plan, entries)) for plan, entries in coordinator.released()]
+    if as_json:
+        keys = ("target_epsilon", "dp_delta", "neighbouring_relation")
+        rows = [
+            {
+                "plan": plan.name,
+                "digest": plan.digest,
+                "releases": count,
+                "epsilon": epsilon,
+                **{key: getattr(plan.privacy, key) for key in keys},
+            }
+            for plan, count, epsilon in released
+        ]
+        print(json.dumps(rows, indent=2))
+        return
+    for plan, count, epsilon in released:
+        section = plan.privacy
+        print(
+            f"plan {plan.name} ({plan.digest[:16]}): {count} sums of deltas, epsilon {epsilon:.3g} of {section.target_epsilon:g} "
+            f"at dp_delta {section.dp_delta:g}, unit: a silo ({section.neighbouring_relation})"
+        )
+    if not released:
+        print("no sum was released with noise of the coordinator's")
+
+
+def _cost(plan: Plan, entries: Sequence[Entry]) -> float:
+    section = plan.privacy
+    return epsilon_of(releases_of(entries), dp_delta=section.dp_delta, relation=section.neighbouring_relation)
 
 
 # --- how a command reaches the state: over mutual TLS if the coordinator runs, else directly, by the same servicer
@@ -410,7 +450,7 @@ def _create_plan(
     vocabulary: int | None = None,
     tokenizer_text: Path | None = None,
     overrides: dict[str, object] | None = None,
-) -> Digest:
+) -> Plan:
     from coordinator.plans.model_source import FolderModel, HubModel, ModelSource, SizedModel
     from coordinator.plans.plan_folder import create_plan
 
@@ -435,7 +475,12 @@ def _create_plan(
         seed=seed,
         overrides=overrides,
     )
-    return bundle.plan.digest
+    return bundle.plan
+
+
+def _print_forecast(plan: Plan) -> None:
+    for line in forecast(plan):
+        Console().print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def _assignment(text: str) -> tuple[str, object]:

@@ -21,6 +21,7 @@ from coordinator.edges.model_store import ModelStore
 from coordinator.edges.operator_client import OperatorAccess
 from coordinator.edges.operator_servicer import OperatorServicer
 from coordinator.edges.plan_parts import base_store, model_store, plan_parts
+from coordinator.edges.release_ledger import ReleaseLedger
 from coordinator.edges.round_store import SqlRoundStore
 from coordinator.edges.spool import Spools
 from coordinator.plans.plan_shelf import PlanShelf
@@ -29,8 +30,10 @@ from coordinator.service.ports import Aggregator, Clock
 from coordinator.settings import Settings, reachable
 from security.errors import ConfigurationError, StorageError
 from security.identifiers import FederationName
+from security.privacy.ledger import Entry
+from silo_wire.canonical import Digest
 from silo_wire.listen_address import address
-from silo_wire.plan import PlanBundle
+from silo_wire.plan import Plan, PlanBundle
 
 _log = structlog.get_logger(__name__)
 
@@ -77,6 +80,18 @@ class Coordinator:
     def base(self, bundle: PlanBundle) -> ModelStore | None:
         """The model that the plan's adapters are for, where it has adapters."""
         return base_store(self.settings.state_folder, bundle)
+
+    @property
+    def releases(self) -> ReleaseLedger:
+        """What was released under silo-level privacy, of all plans."""
+        return ReleaseLedger(self.settings.state_folder / "privacy")
+
+    def released(self) -> list[tuple[Plan, list[Entry]]]:
+        """Every plan of which sums were released so, in the order of the first, with its entries."""
+        of_plan: dict[str, list[Entry]] = {}
+        for entry in self.releases.file.entries():
+            of_plan.setdefault(entry.plan, []).append(entry)
+        return [(self.shelf.bundle(Digest(plan)).plan, entries) for plan, entries in of_plan.items()]
 
     def operator_access(self) -> OperatorAccess:
         """How this host's operator reaches the coordinator that runs on this folder."""
@@ -141,6 +156,8 @@ class Coordinator:
             spools=spools,
             update_dtype=bundle.plan.wire.update,
             device=device,
+            privacy=bundle.plan.privacy,
+            releases=self.releases,
         )
 
     def check_device(self) -> None:

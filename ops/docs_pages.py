@@ -20,11 +20,15 @@ from pydantic.fields import FieldInfo
 
 from coordinator import settings as coordinator_settings
 from coordinator.edges.metrics import CoordinatorMetrics
+from coordinator.plans.forecast import forecast, require_worth
 from coordinator.plans.plan_text import plan_template
 from coordinator.plans.presets import PRESETS, preset
+from security.errors import ConfigurationError
 from silo_agent.edges.metrics import SiloMetrics
 from silo_agent.settings import Settings as SiloSettings
+from silo_wire.canonical import digest_of
 from silo_wire.plan import ModelSection, Plan
+from silo_wire.privacy import calibrated_noise
 
 DOCS: Final = Path(__file__).parent / "docs"
 
@@ -58,9 +62,10 @@ PLAN_UNITS: Final[dict[str, str]] = {
     "privacy.nominal_records": "records",
     "privacy.expected_batch_size": "records",
     "privacy.steps": "optimizer steps",
-    "privacy.noise_multiplier": "times training.max_grad_norm",
+    "privacy.noise_multiplier": "times training.max_grad_norm or aggregation.max_delta_norm",
     "privacy.loss_bound": "mean loss of a record's tokens",
     "privacy.loss_noise_multiplier": "times privacy.loss_bound",
+    "privacy.nominal_silos": "silos",
     "evaluation.every": "rounds",
     "evaluation.max_examples": "examples",
     "evaluation.batch_size": "examples",
@@ -96,7 +101,8 @@ SILO_MEANINGS: Final[dict[str, str]] = {
     "policy.min_threshold": "Under secure aggregation: fewest silos that have to help to open a secret.",
     "policy.min_survivors": "Under secure aggregation: fewest silos of a sum.",
     "policy.colluders": "Under secure aggregation: how many of a cohort may work together against this silo.",
-    "policy.require_privacy": '`"record"`: a plan without record-level differential privacy is refused.',
+    "policy.require_privacy": 'The `[privacy] level` that a plan must have; `"none"`: any. With `"silo"` the noise may be the '
+    "coordinator's, unless `require_secure_aggregation` is set as well.",
     "policy.unit_field": "The key of a training line, such as `patient`, that a private plan must group lines by. Empty: whatever the "
     "plan says, also each line by itself.",
     "policy.max_epsilon": "Most epsilon that this silo's records ever cost, over all private rounds of all plans; a plan that would "
@@ -291,6 +297,53 @@ def _number(value: float) -> str:
     return f"{value:g}" if abs(value) < 1e6 else f"{value:.0f}"
 
 
+# --- what a private plan is worth
+
+
+def forecast_examples() -> str:
+    """What `coordinator plan new` prints for plans of a T5-small-like size, and for an adapter's."""
+    examples = (
+        ("a T5-small, noise at the coordinator, 20 rounds", "silo", 60_506_624, False, 20_000),
+        ("100,000 parameters, noise at 200 silos, 20 rounds", "silo", 100_000, True, 200),
+        ("records, weights by loss reduction, 20 rounds", "record", 60_506_624, False, 100),
+    )
+    blocks = []
+    for title, level, parameters, masked, silos in examples:
+        plan = _example(level, parameters, masked, silos)
+        blocks.append("\n".join((f"# {title}", *forecast(plan), *_refusal(plan))))
+    return "```text\n" + "\n\n".join(blocks) + "\n```\n"
+
+
+def _example(level: str, parameters: int, masked: bool, silos: int) -> Plan:
+    digest = digest_of(b"example")
+    values: dict[str, Any] = {
+        "name": "example",
+        "federation": "example",
+        "model": {
+            "source": "example",
+            "parameters": parameters,
+            "layout": digest,
+            "initial": digest,
+            "files": {"config.json": digest, "layout.json": digest},
+        },
+        "schedule": {"rounds": 20, "min_silos": 100},
+        "aggregation": {"max_weight": 500.0, "max_delta_norm": 1.0, "secure_aggregation": masked},
+        "evaluation": {"every": 0, "initial": False, "last": False},
+        "privacy": {"level": level, "nominal_silos": silos, "nominal_records": 400, "expected_batch_size": 40},
+    }
+    draft = Plan.model_validate(values)
+    noise = calibrated_noise(draft.privacy, rounds=draft.schedule.rounds, weighted=draft.weighted)
+    values["privacy"]["noise_multiplier"] = round(noise * 1.001, 3)
+    return Plan.model_validate(values)
+
+
+def _refusal(plan: Plan) -> Iterator[str]:
+    try:
+        require_worth(plan, "plan example")
+    except ConfigurationError as error:
+        yield f"error: {error}"
+
+
 # --- metrics
 
 
@@ -341,6 +394,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "presets": preset_table,
     "federation": federation_table,
     "silo": silo_table,
+    "privacy-forecast": forecast_examples,
     "metrics": metrics_table,
     "silo-metrics": silo_metrics_table,
 }

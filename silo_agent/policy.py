@@ -52,7 +52,7 @@ class PolicyRules(Section):
     min_threshold: Silos = LEAST_SILOS
     min_survivors: Silos = LEAST_SILOS
     colluders: Annotated[int, Field(ge=0, le=MOST_SILOS)] = 0  # among the peers, that a sum must withstand
-    require_privacy: Literal["none", "record"] = "none"
+    require_privacy: Literal["none", "record", "silo"] = "none"
     unit_field: Annotated[str, Field(max_length=100)] = ""  # what a private plan must group lines by; "": anything
     max_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0  # of all private rounds ever, over all plans
     max_dp_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5  # the dp_delta at which max_epsilon is counted
@@ -158,15 +158,15 @@ class SiloPolicy:
 
     def _privacy(self, bundle: PlanBundle) -> Iterator[PolicyRefusal]:
         rules, plan = self.rules, bundle.plan
+        if rules.require_privacy not in ("none", plan.privacy.level):
+            yield PolicyRefusal(
+                "require_privacy",
+                f"plan {plan.name} has [privacy] level {plan.privacy.level!r}, [policy] require_privacy of this silo wants "
+                f"{rules.require_privacy!r}: have the operator set [privacy] level in the plan",
+            )
         if plan.privacy.level == "none":
-            if rules.require_privacy != "none":
-                yield PolicyRefusal(
-                    "require_privacy",
-                    f"plan {plan.name} promises no differential privacy, [policy] require_privacy of this silo wants "
-                    f"{rules.require_privacy!r}: have the operator set [privacy] level in the plan",
-                )
             return
-        if rules.unit_field not in ("", plan.privacy.unit_field):
+        if plan.privacy.level == "record" and rules.unit_field not in ("", plan.privacy.unit_field):
             yield PolicyRefusal(
                 "unit_field",
                 f"plan {plan.name} promises privacy for each {plan.privacy.unit_field or 'line'!r}, [policy] unit_field of this "

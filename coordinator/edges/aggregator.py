@@ -3,7 +3,8 @@
 A slab is the same part of the base model, of each optimizer slot and of every delta. The deltas of one slab are read
 and added one silo after the other, in order of name, so memory is a handful of slabs whatever the number of silos.
 Reading, arithmetic and writing each have a thread, and pass slabs on in that order (slab_buffers.py).
-Masked vectors come as the slabs of one delta, their mean, which masked_sum.py makes with threads of its own.
+Masked vectors come as the slabs of one delta, their mean, which masked_sum.py makes with threads of its own; so do deltas under
+silo-level privacy (noised_mean.py).
 Every byte is checked against its digest as it is read. Nothing here depends on the clock, on arrival order or on how far
 an earlier try came: the same base model and committed updates give the same model on the same device.
 """
@@ -17,6 +18,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from coordinator.aggregation.noised_sum import NoisedSum
 from coordinator.aggregation.round_arithmetic import aggregate_slab, apply_mean
 from coordinator.aggregation.rounding import round_to_bfloat16
 from coordinator.aggregation.server_optimizer import optimizer_named, slots
@@ -24,6 +26,8 @@ from coordinator.aggregation.streaming_sum import Scratch
 from coordinator.aggregation.weighting import CohortWeights, SiloSummary, WeightCaps, weigh
 from coordinator.edges.masked_sum import MaskedVectors, MeanReader, SpoolReader
 from coordinator.edges.model_store import MASTER, ModelStore, OptimizerState, Slab
+from coordinator.edges.noised_mean import NoisedMeanReader
+from coordinator.edges.release_ledger import ReleaseLedger, release_statement
 from coordinator.edges.slab_buffers import SlabBuffer, SlabBuffers, ahead
 from coordinator.edges.spool import Spools
 from coordinator.edges.stored_vector import StoredVector, VectorReader
@@ -32,13 +36,15 @@ from coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outco
 from coordinator.service.ports import UnusableUpdate
 from security.errors import ConfigurationError, IntegrityError, MalformedMessage, StateError
 from security.identifiers import SiloName
+from security.privacy.noise_streams import NoiseStream
 from security.secure_aggregation.coordinator_machine import Unmask
 from security.secure_aggregation.fixed_point import Ranges
 from silo_wire.canonical import Digest
-from silo_wire.lorar import Weighting
+from silo_wire.lorar import Weighting, raw_weight
 from silo_wire.manifest import ParameterDtype, masked_layout
 from silo_wire.messages import RoundKey
 from silo_wire.plan import AggregationSection
+from silo_wire.privacy import PrivacySection
 
 DeviceSetting = Literal["auto", "cpu", "cuda"]
 SLAB_BYTES: dict[str, int] = {"cpu": 1 << 20, "cuda": 32 << 20}
@@ -56,7 +62,8 @@ def device_for(setting: DeviceSetting) -> torch.device:
 class Aggregator:
     """Updates of one plan into its next model, stored in `models`.
 
-    `update_dtype` is the type of the committed deltas, `slab_bytes` the size of a slab in float32, a multiple of 4.
+    `update_dtype` is the type of the committed deltas, `slab_bytes` the size of a slab in float32, a multiple of 4. Under a
+    `privacy` of level "silo" sums are noised, and what is released of deltas in the clear is entered into `releases`.
     """
 
     def __init__(
@@ -68,11 +75,16 @@ class Aggregator:
         update_dtype: ParameterDtype,
         device: torch.device,
         slab_bytes: int | None = None,
+        privacy: PrivacySection | None = None,
+        releases: ReleaseLedger | None = None,
     ) -> None:
         slab_bytes = SLAB_BYTES[device.type] if slab_bytes is None else slab_bytes
         if slab_bytes < 4 or slab_bytes % 4:
             raise ValueError(f"slab_bytes={slab_bytes}: use a multiple of 4, at least 4")
         self._update_dtype = _TYPES[update_dtype]
+        self._section = section
+        self._privacy = privacy if privacy is not None and privacy.level == "silo" else None
+        self._releases = releases
         self._weighting = Weighting(section.weighting)
         self._caps = WeightCaps(
             max_weight=section.max_weight or None,
@@ -96,8 +108,11 @@ class Aggregator:
         """Weigh `updates`, sum them, step the server optimizer, store the new model with its optimizer state.
 
         Raises UnusableUpdate naming the silo whose spool was damaged, whose summary is absurd, or whose delta takes the
-        model out of float32's range; StorageError or IntegrityError naming the file of ours that cannot be used.
+        model out of float32's range; StorageError or IntegrityError naming the file of ours that cannot be used. Under silo-level
+        privacy see `_aggregate_privately`.
         """
+        if self._privacy is not None:
+            return self._aggregate_privately(key, base_model, updates, self._privacy)
         cohort = weigh([_summary(update) for update in updates], weighting=self._weighting, caps=self._caps)
         return self.apply(key, base_model, cohort, updates)
 
@@ -120,12 +135,50 @@ class Aggregator:
             ) from error
         return _result(model, Outcome.APPLIED, cohort)
 
+    def _aggregate_privately(
+        self, key: RoundKey, base_model: Digest, updates: Sequence[CommittedUpdate], privacy: PrivacySection
+    ) -> AggregationResult:
+        """The noised sum of clipped deltas, over a constant: entered into the ledger of releases, then a step of the server optimizer.
+
+        Of single silos the result tells nothing. Raises what `aggregate` raises; BudgetSpent, before anything is made, where this
+        release would cost more than the plan promises; ConfigurationError where the step takes the model out of float32's
+        range, which is the plan's fault, since every delta is clipped.
+        """
+        if self._releases is None:
+            raise StateError("deltas are to be noised here, and no ledger of releases was given: nothing is released")
+        work = self._work(base_model, [], torch.float32, None)
+        arithmetic = NoisedSum(
+            clipping_norm=self._section.max_delta_norm,
+            weight_cap=self._section.weight_cap,
+            noise_multiplier=privacy.noise_multiplier,
+            divisor=privacy.nominal_silos,
+            parameters=work.elements,
+        )
+        by_name = sorted(updates, key=lambda update: update.silo)
+        factors = []
+        for update in by_name:
+            summary = _summary(update)
+            weight = raw_weight(self._weighting, examples=summary.examples, loss_reduction=summary.loss_reduction)
+            factors.append(arithmetic.factor(weight=weight, delta_norm=summary.delta_norm))
+        spools = [(update.silo, self._committed(key, update.silo, update.digest)) for update in by_name]
+        statement = release_statement(
+            key,
+            base_model,
+            ((update.silo, update.digest, factor) for update, factor in zip(by_name, factors, strict=True)),
+        )
+        noise = NoiseStream(self._releases.noise_key(statement))
+        more = self._releases.enter(key, statement, privacy)
+        with closing(NoisedMeanReader(spools, factors, arithmetic=arithmetic, noise=noise)) as mean:
+            model = self._next_model(replace(work, deltas=[lambda: mean]))
+        return AggregationResult(model=model, outcome=Outcome.APPLIED, weights=(), last=not more)
+
     def aggregate_masked(self, key: RoundKey, base_model: Digest, masked: MaskedSum) -> AggregationResult:
         """Unmask the sum of the survivors' vectors, divide it by the sum of weights in it, go on as `aggregate` does.
 
-        A sum of weights that is not above zero changes nothing: ZERO_WEIGHT. Raises UnusableUpdate naming the silo whose
-        spool was damaged; ConfigurationError where the mean takes the model out of float32's range, which is nobody's fault
-        that could be seen; StorageError or IntegrityError naming the file of ours that cannot be used.
+        A sum of weights that is not above zero changes nothing: ZERO_WEIGHT. Under silo-level privacy, where silos have made the
+        noise, a public constant takes the place of the sum of weights. Raises UnusableUpdate naming the silo whose spool was
+        damaged; ConfigurationError where the mean takes the model out of float32's range, which is nobody's fault that could be
+        seen; StorageError or IntegrityError naming the file of ours that cannot be used.
         """
         unmask = masked.attempt.unmask()
         try:
@@ -160,10 +213,14 @@ class Aggregator:
         )
         if not tail.weight_sum > 0.0:
             return told
+        weight_sum, ranges = tail.weight_sum, unmask.fixed_point.ranges
+        if self._privacy is not None:  # weights are shares of the cap, and the sum of them is nobody's to know
+            weight_sum = ranges.weight_cap * self._privacy.nominal_silos
         with closing(
-            MeanReader(vectors, weight_sum=tail.weight_sum, slab_elements=min(self._slab_elements, elements))
+            MeanReader(vectors, weight_sum=weight_sum, slab_elements=min(self._slab_elements, elements))
         ) as mean:
-            model = self._next_model(replace(work, deltas=[lambda: mean]), mean.next_ranges)
+            next_ranges = mean.next_ranges if self._privacy is None else lambda: ranges
+            model = self._next_model(replace(work, deltas=[lambda: mean]), next_ranges)
         return replace(told, model=model, outcome=Outcome.APPLIED)
 
     def _work(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator import model_file
 from coordinator.model_file import BASE_FILE, MODEL_FILE
+from coordinator.plans.forecast import require_worth
 from coordinator.plans.plan_text import plan_text
 from coordinator.plans.presets import preset as preset_named
 from security import files
@@ -88,6 +89,7 @@ def create_plan(
             "files": {file: digest_of((work / file).read_bytes()) for file in sorted(names)},
         }
         plan = checked(Plan, {**values, "model": model}, f"plan {name}")
+        require_worth(plan, f"plan {name}")
         files.replace(work / PLAN_FILE, plan_text(plan).encode())
         work.chmod(0o755)
         work.rename(target)
@@ -113,6 +115,7 @@ def compile_plan(folder: Path) -> PlanBundle:
             f"{plan_file}: name = {plan.name!r}, but its folder is called {folder.name!r}: make them agree"
         )
     _require_promise(plan, plan_file)
+    require_worth(plan, str(plan_file))
     contents = {name: _read(folder / name) for name in plan.model.files}
     for name, content in contents.items():
         if digest_of(content) != plan.model.files[name]:

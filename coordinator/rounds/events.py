@@ -137,6 +137,15 @@ class AggregationFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetExhausted:
+    """Another noised sum would cost more than the plan promises: `reason` says how much."""
+
+    now: float
+    key: RoundKey
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationReported:
     now: float
     key: RoundKey
@@ -175,6 +184,7 @@ Event = (
     | SiloDeclined
     | Aggregated
     | AggregationFailed
+    | BudgetExhausted
     | EvaluationReported
     | DeadlinePassed
     | Resumed
@@ -193,6 +203,7 @@ EVENTS: tuple[type[Event], ...] = (
     SiloDeclined,
     Aggregated,
     AggregationFailed,
+    BudgetExhausted,
     EvaluationReported,
     DeadlinePassed,
     Resumed,

@@ -15,6 +15,7 @@ One rule for time: each phase has one deadline and one quorum, `min_silos`.
   rest of that round and of the next one; of a dispute in which one of two must have lied, one of the two is.
 - A silo that declines must declare readiness anew before it is in a cohort, so that a refusal cannot spin the rounds.
 - Aggregation that fails on one silo's update goes on without it, or the attempt is abandoned if no quorum is left.
+- Under silo-level privacy the plan is finished, with the model that it has, when another sum would cost more than it promises.
 - Evaluating ends when everyone in the cohort has reported or declined, or at its deadline. The cohort is those whose
   updates were summed (before round 1: whoever is ready). Below a quorum of reports the model cannot become the best.
 - A restart empties `ready` and gives the running phase its deadline anew, in full: time during which no silo could
@@ -55,6 +56,7 @@ from coordinator.rounds.effects import (
 from coordinator.rounds.events import (
     Aggregated,
     AggregationFailed,
+    BudgetExhausted,
     DeadlinePassed,
     EvaluationReported,
     Event,
@@ -105,6 +107,7 @@ Step = tuple[State, tuple[Effect, ...]]
 Running = Gathering | Collecting | Masking | Aggregating | Evaluating | Stopped | Finished
 
 STOP_REASON = "the operator stopped the plan"
+SPENT = "a further round would cost more epsilon than the plan promises"
 
 
 def step(state: State, event: Event) -> Step:
@@ -643,6 +646,8 @@ def _aggregated(state: Aggregating, event: Aggregated) -> Step:
     effects.append(RoundClosed(key=state.key, result=result, updates=state.updates, masked=masked, at=event.now))
     effects.append(DiscardUpdates(key=state.key))
     effects.append(_retained(course))
+    if result.last and state.round < course.terms.rounds:  # of a plan that has no evaluations
+        return Finished(course=course, reason=SPENT), tuple(effects)
     if course.terms.evaluation_due(state.round):
         after, further = _evaluate(course, state.round, state.attempt, state.silos, event.now)
     else:
@@ -669,6 +674,12 @@ def _aggregation_failed(state: Aggregating, event: AggregationFailed) -> Step:
     else:
         after, effects = _abandon(state, f"the update of silo {event.silo} was refused: {event.reason}", event.now)
     return after, (refused, *effects)
+
+
+def _budget_exhausted(state: Aggregating, event: BudgetExhausted) -> Step:
+    _check_key(state, event.key)
+    abandoned = RoundAbandoned(key=state.key, reason=event.reason, at=event.now)
+    return Finished(course=state.course, reason=SPENT), (abandoned, DiscardUpdates(key=state.key))
 
 
 def _retained(course: Course) -> RetainModels:
@@ -881,6 +892,7 @@ TABLE: dict[tuple[type[State], type[Event]], Callable[[Any, Any], Step]] = {
     (Evaluating, SiloDeclined): _decline_evaluation,
     (Aggregating, Aggregated): _aggregated,
     (Aggregating, AggregationFailed): _aggregation_failed,
+    (Aggregating, BudgetExhausted): _budget_exhausted,
     (Evaluating, EvaluationReported): _report,
     (Idle, Resumed): _resume_idle,
     (Gathering, Resumed): _resume,

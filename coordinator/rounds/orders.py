@@ -115,7 +115,7 @@ def waiting_for(state: State) -> str:
         case Stopped():
             return "stopped by the operator; `coordinator plan start` goes on"
         case PlanFinished():
-            return f"all {state.course.terms.rounds} rounds done"
+            return state.reason or f"all {state.course.terms.rounds} rounds done"
 
 
 def _masking(state: Masking) -> str:

@@ -229,10 +229,11 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """All rounds done."""
+    """All rounds done; or `reason` says why there will be no further one."""
 
     phase: ClassVar[str] = "finished"
     course: Course
+    reason: str = ""
 
 
 State = Idle | Gathering | Collecting | Masking | Aggregating | Evaluating | Stopped | Finished

@@ -10,7 +10,7 @@ from silo_wire.canonical import Digest
 class PlanTerms:
     """`plan` is the plan's digest. Every phase has one deadline, in seconds from its beginning, and the quorum `min_silos`.
 
-    `masking_deadline_s` is for each phase of secure aggregation.
+    `masking_deadline_s` is for each phase of secure aggregation. `silo_level`: what single silos tell is told to nobody.
     """
 
     federation: FederationName
@@ -27,6 +27,7 @@ class PlanTerms:
     evaluate_last: bool
     secure_aggregation: bool = False
     masking_deadline_s: float = 0.0
+    silo_level: bool = False
 
     def evaluation_due(self, round_number: int) -> bool:
         """Whether silos score the model that this round made; round 0 is the initial model."""

@@ -59,7 +59,8 @@ class AggregationResult:
     """`model` equals the base model when the outcome is ZERO_WEIGHT; `fallback`: all weights were zero, |D_i| was used.
 
     Under secure aggregation there are no `weights`, since nobody sees them, but their sum; of the `coordinates` of all deltas in
-    it, `saturated` were cut to the range that the round could express (or more: a silo's count has a limit).
+    it, `saturated` were cut to the range that the round could express (or more: a silo's count has a limit). Under silo-level
+    privacy nothing is told of weights at all; `last` says that a further release would cost more than the plan promises.
     """
 
     model: Digest
@@ -69,3 +70,4 @@ class AggregationResult:
     weight_sum: float = 0.0
     saturated: int = 0
     coordinates: int = 0
+    last: bool = False

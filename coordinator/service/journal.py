@@ -15,7 +15,7 @@ from coordinator.rounds.effects import (
     UpdateAccepted,
 )
 from coordinator.rounds.events import Event
-from coordinator.rounds.states import State, round_of
+from coordinator.rounds.states import State, course_of, round_of
 from coordinator.service.ports import Observer
 from silo_wire.messages import RoundKey
 
@@ -44,17 +44,22 @@ class Journal:
             attempt=attempt,
             **({} if silo is None else {"silo": silo}),
         )
+        course = course_of(after)
         for record in records:
-            self._record(record)
+            self._record(record, silo_level=course is not None and course.terms.silo_level)
         if (before.phase, *round_of(before)) != (after.phase, round_number, attempt):
             self._observer.phase_changed(after.phase, round_number=round_number, attempt=attempt)
 
-    def _record(self, record: Record) -> None:
+    def _record(self, record: Record, *, silo_level: bool) -> None:
+        """Under silo-level privacy what a silo tells of its training goes into no log and no metric."""
         match record:
             case RoundOpened():
                 self._opened[record.key] = record.at
                 _log.info("round opened", **_where(record.key), cohort=list(record.cohort), model=record.model)
                 self._observer.round_opened(record.key, record.cohort)
+            case UpdateAccepted() if silo_level:
+                update = record.update
+                _log.info("update committed", **_where(record.key), silo=update.silo, update=update.digest)
             case UpdateAccepted():
                 update = record.update
                 _log.info(
@@ -164,7 +169,7 @@ def _masked(record: RoundClosed) -> dict[str, object]:
     """How many silos are in the model; of a masked sum, what nobody but their sum says."""
     result = record.result
     if record.masked is None:
-        return {"silos": len(result.weights)}
+        return {"silos": len(record.updates)}
     return {
         "silos": len(record.masked),
         "weight_sum": result.weight_sum,

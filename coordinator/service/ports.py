@@ -14,7 +14,7 @@ from coordinator.rounds.secure_attempt import MaskedSum
 from coordinator.rounds.states import State
 from coordinator.rounds.updates import AggregationResult, CommittedUpdate
 from coordinator.service.records import EnrolledSilo, Invitation, RoundRow, SignedModel
-from security.errors import IntegrityError
+from security.errors import IntegrityError, StateError
 from security.identifiers import SiloName
 from security.privacy.ledger import Head
 from security.secure_aggregation.fixed_point import Ranges
@@ -72,6 +72,10 @@ class UnusableUpdate(IntegrityError):
         self.silo = silo
 
 
+class BudgetSpent(StateError):
+    """Another release would cost more epsilon than its plan promises: the plan ends with the model that it has."""
+
+
 class Aggregator(Protocol):
     """Updates of one plan into its next model."""
 
@@ -79,7 +83,8 @@ class Aggregator(Protocol):
         """Sum the committed spools of `updates` (sorted by silo), step the server optimizer, store the new model.
 
         A function of its arguments alone: repeated after a crash it gives the same model. Optimizer state is taken from
-        `base_model`'s and stored with the new model's. Raises UnusableUpdate naming the silo, StorageError otherwise.
+        `base_model`'s and stored with the new model's. Raises UnusableUpdate naming the silo, BudgetSpent where nothing more of this
+        plan may be released, StorageError otherwise.
         """
 
     def aggregate_masked(self, key: RoundKey, base_model: Digest, masked: MaskedSum) -> AggregationResult:

@@ -22,12 +22,20 @@ from coordinator.rounds.effects import (
     Record,
     RetainModels,
 )
-from coordinator.rounds.events import Aggregated, AggregationFailed, DeadlinePassed, Event, MaskingOpened, Resumed
+from coordinator.rounds.events import (
+    Aggregated,
+    AggregationFailed,
+    BudgetExhausted,
+    DeadlinePassed,
+    Event,
+    MaskingOpened,
+    Resumed,
+)
 from coordinator.rounds.machine import step
 from coordinator.rounds.states import Aggregating, Finished, Idle, Masking, State, course_of
 from coordinator.service.journal import Journal
 from coordinator.service.plan_desk import PlanDesk
-from coordinator.service.ports import Clock, Keys, Observer, RoundStore, Spools, UnusableUpdate
+from coordinator.service.ports import BudgetSpent, Clock, Keys, Observer, RoundStore, Spools, UnusableUpdate
 from coordinator.service.threads import Threads
 from security.errors import ConfigurationError, LoricaError, MalformedMessage, StateError, StorageError, kind_of
 from security.identifiers import FederationName
@@ -252,7 +260,8 @@ class RoundLoop:
     async def _masking_opened(self, command: OpenMasking) -> MaskingOpened:
         key = command.key
         opened = await self._desk.opened(key.plan)
-        section, schedule = opened.bundle.plan.aggregation, opened.bundle.plan.schedule
+        plan = opened.bundle.plan
+        section, schedule = plan.aggregation, plan.schedule
         enrolled = await self._threads.store(self._store.silos)
         attempt = Attempt(
             federation=FederationName(key.federation),
@@ -268,6 +277,7 @@ class RoundLoop:
             min_survivors=section.min_survivors,
             colluders=section.colluders,
             threshold=section.threshold or None,
+            noise_multiplier=plan.privacy.noise_multiplier if plan.noise_at == "silos" else 0.0,
         )
         return MaskingOpened(
             now=self._clock(),
@@ -298,7 +308,7 @@ class RoundLoop:
     def _is_owed(self, key: RoundKey) -> bool:
         return isinstance(self._state, Aggregating) and self._state.key == key
 
-    async def _aggregated(self, command: Aggregate) -> Aggregated | AggregationFailed:
+    async def _aggregated(self, command: Aggregate) -> Aggregated | AggregationFailed | BudgetExhausted:
         opened = await self._desk.opened(command.key.plan)
         try:
             if command.masked is None:
@@ -312,6 +322,9 @@ class RoundLoop:
         except UnusableUpdate as error:
             self._complain("update cannot be used", error)
             return AggregationFailed(now=self._clock(), key=command.key, silo=error.silo, reason=str(error))
+        except BudgetSpent as error:
+            _log.warning("plan ends", reason=str(error))
+            return BudgetExhausted(now=self._clock(), key=command.key, reason=str(error))
         except (MalformedMessage, ConfigurationError) as error:
             if command.masked is None:
                 raise
@@ -327,7 +340,9 @@ class RoundLoop:
         signature = self._keys.sign(MODEL_DOMAIN, statement)
         return Aggregated(now=self._clock(), key=command.key, result=result, signature=signature)
 
-    async def _insist(self, event: DeadlinePassed | MaskingOpened | Aggregated | AggregationFailed) -> None:
+    async def _insist(
+        self, event: DeadlinePassed | MaskingOpened | Aggregated | AggregationFailed | BudgetExhausted
+    ) -> None:
         """Post one of the loop's own events until it is persisted, or no longer fits."""
         while True:
             try:

@@ -84,6 +84,11 @@ class AggregationSection(Section):
     first_weight_bound: Positive = 1e6  # largest weight of a silo in the first round
 
     @property
+    def weight_cap(self) -> float:
+        """What a silo's weight is bounded by where it is taken as a share of that, as under silo-level privacy."""
+        return 1.0 if self.weighting == "equal" else self.max_weight
+
+    @property
     def largest_first_weight(self) -> float:
         """What a silo's weight is bounded by in the first round under secure aggregation."""
         bounds = [self.first_weight_bound]
@@ -263,16 +268,18 @@ class Plan(Section):
 
     @model_validator(mode="after")
     def _nothing_but_private_things_leave(self) -> Self:
-        if self.privacy.level == "record":
-            for key, has, needed, why in self._unlike_private():
+        level = self.privacy.level
+        if level != "none":
+            unlike = self._unlike_private() if level == "record" else self._unlike_silo_level()
+            for key, has, needed, why in (*unlike, *self._scores()):
                 raise ValueError(
-                    f'{key} = {has} does not go with [privacy] level = "record", {why}: set it to {needed}'
+                    f'{key} = {has} does not go with [privacy] level = "{level}", {why}: set it to {needed}'
                 )
         return self
 
     def _unlike_private(self) -> Iterator[tuple[str, object, str, str]]:
         """Key, value, what it must be and why, for each key that does not go with record-level privacy."""
-        training, evaluation, weighting = self.training, self.evaluation, self.aggregation.weighting
+        training, weighting = self.training, self.aggregation.weighting
         if weighting not in ("lorar", "equal"):
             yield (
                 "[aggregation] weighting",
@@ -298,18 +305,77 @@ class Plan(Section):
                     "neither",
                     "whose schedule is one for all",
                 )
+
+    def _unlike_silo_level(self) -> Iterator[tuple[str, object, str, str]]:
+        """The same for silo-level privacy, whose noise matches the most that one silo adds to a sum."""
+        aggregation = self.aggregation
+        if aggregation.weighting not in ("lorar", "equal"):
+            yield (
+                "[aggregation] weighting",
+                f'"{aggregation.weighting}"',
+                '"lorar" or "equal"',
+                "whose weights are shares of a public cap",
+            )
+        if not aggregation.weight_cap:
+            yield (
+                "[aggregation] max_weight",
+                0,
+                'the most that a silo may weigh, or weighting to "equal"',
+                "whose noise is made for the largest weight",
+            )
+        if not aggregation.max_delta_norm:
+            yield (
+                "[aggregation] max_delta_norm",
+                0,
+                "the L2 norm that deltas are clipped to",
+                "whose noise is made for the longest delta",
+            )
+        if aggregation.max_weight_share:
+            yield (
+                "[aggregation] max_weight_share",
+                aggregation.max_weight_share,
+                "0",
+                "whose sum is divided by the public nominal_silos and not by what silos weigh",
+            )
+        if self.wire.update != "float32":
+            yield (
+                "[wire] update",
+                f'"{self.wire.update}"',
+                '"float32"',
+                "whose clipping bounds what one round adds: rounding that is made up for later goes beyond it",
+            )
+
+    def _scores(self) -> Iterator[tuple[str, object, str, str]]:
+        evaluation = self.evaluation
         for key, value, needed in (
             ("every", evaluation.every, "0"),
             ("initial", evaluation.initial, "false"),
             ("last", evaluation.last, "false"),
         ):
             if value:
-                yield f"[evaluation] {key}", value, needed, "under which no scores of a silo's records leave it"
+                yield f"[evaluation] {key}", value, needed, "under which no scores of a silo's records are told"
 
     @property
     def releases_of_round(self) -> Sequence[Release]:
-        """What each silo enters into its ledger for a round; nothing where nothing is promised."""
-        return [] if self.privacy.level == "none" else self.privacy.releases_of_round(weighted=self.weighted)
+        """What each silo enters into its own ledger for a round, whose unit is a record; nothing where it is promised nothing.
+
+        A delta that leaves in the clear, for the coordinator to noise, is not covered by anything. In a noised masked sum one record
+        more or less can turn a clipped delta into any other, which is twice as far as a silo that is not there: the noise
+        counts half.
+        """
+        privacy = self.privacy
+        if privacy.level == "record":
+            return privacy.releases_of_round(weighted=self.weighted)
+        if self.noise_at == "silos":
+            return privacy.releases_of_round(weighted=self.weighted, noise_multiplier=privacy.noise_multiplier / 2)
+        return []
+
+    @property
+    def noise_at(self) -> Literal["nowhere", "coordinator", "silos"]:
+        """Who makes the noise of sums of deltas, under silo-level privacy: the silos where the coordinator sees nothing but the sum."""
+        if self.privacy.level != "silo":
+            return "nowhere"
+        return "silos" if self.aggregation.secure_aggregation else "coordinator"
 
     @property
     def weighted(self) -> bool:

@@ -23,9 +23,14 @@ Release = tuple[Mechanism, GaussianRelease]
 
 
 class PrivacySection(Section):
-    """One record more or less changes how likely anything is that a silo releases in a run by at most `target_epsilon`."""
+    """One unit more or less changes how likely anything is that is released in a run by at most `target_epsilon`.
 
-    level: Literal["none", "record"] = "none"
+    The unit of `level` "record" is a record, and what is released is all that leaves its silo. That of "silo" is a silo with all of its
+    records, and what is released is a noised sum of clipped deltas: to whoever sees models, or, where the silos make the noise, to
+    the coordinator as well.
+    """
+
+    level: Literal["none", "record", "silo"] = "none"
     target_epsilon: Positive = 8.0  # of all rounds together
     dp_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     neighbouring_relation: NeighbouringRelation = "add_or_remove_one"
@@ -33,13 +38,17 @@ class PrivacySection(Section):
     nominal_records: Annotated[int, Field(ge=1, le=1 << 40)] = 1000  # or units: the public stand-in for |D_i|
     expected_batch_size: Annotated[int, Field(ge=1, le=1 << 30)] = 128
     steps: Annotated[int, Field(ge=1, le=1_000_000)] = 20  # optimizer steps of a round
-    noise_multiplier: NonNegative = 0.0  # on gradients, over max_grad_norm; 0: `plan new` finds the least that will do
+    noise_multiplier: NonNegative = (
+        0.0  # over max_grad_norm or max_delta_norm; 0: `plan new` finds the least that will do
+    )
     loss_bound: Positive = 10.0  # a record's loss counts as at most this in the weight
     loss_noise_multiplier: NonNegative = 5.0  # on the scaled loss reduction, over loss_bound
+    nominal_silos: Annotated[int, Field(ge=1, le=1 << 30)] = 100  # what a noised sum of deltas is divided by
+    max_noise_to_signal: Positive = 1.0  # L2 norm of a sum's noise over the most that nominal_silos could sum to
 
     @model_validator(mode="after")
     def _sampling_is_possible(self) -> Self:
-        if self.level != "none" and self.expected_batch_size > self.nominal_records:
+        if self.level == "record" and self.expected_batch_size > self.nominal_records:
             raise ValueError(
                 f"[privacy] expected_batch_size = {self.expected_batch_size} is above nominal_records = "
                 f"{self.nominal_records}: the sampling rate would be above 1"
@@ -54,6 +63,14 @@ class PrivacySection(Section):
     def weight_cap(self) -> float:
         """No silo of `nominal_records` records could reduce its summed loss by more."""
         return self.nominal_records * self.loss_bound
+
+    def noise_to_signal(self, parameters: int, silos: int) -> float:
+        """Of a sum of deltas: the expected L2 norm of its noise over that of the longest sum that `silos` silos could come to."""
+        return self.noise_multiplier * math.sqrt(parameters) / silos
+
+    def silos_for(self, parameters: int) -> int:
+        """How many silos it takes to keep `max_noise_to_signal`."""
+        return math.ceil(self.noise_multiplier * math.sqrt(parameters) / self.max_noise_to_signal)
 
     def summary(self, weight: float | None) -> TrainingSummary:
         """What a silo tells of its training: the noised scaled loss reduction, if there is one, and public numbers.
@@ -72,8 +89,10 @@ class PrivacySection(Section):
         )
 
     def releases_of_round(self, *, weighted: bool, noise_multiplier: float | None = None) -> Sequence[Release]:
-        """What one round at one silo releases; `weighted` where updates weigh by their loss reduction."""
+        """What one round releases of one unit; `weighted` where updates weigh by their loss reduction."""
         noise = self.noise_multiplier if noise_multiplier is None else noise_multiplier
+        if self.level == "silo":
+            return [("delta", GaussianRelease(noise))]
         gradients = GaussianRelease(noise, self.sampling_rate, self.steps)
         releases: list[Release] = [("gradients", gradients)]
         if weighted:
@@ -94,7 +113,7 @@ class PrivacySection(Section):
 
 
 def calibrated_noise(section: PrivacySection, *, rounds: int, weighted: bool) -> float:
-    """The least noise multiplier on gradients, to 0.1 %, that keeps `rounds` rounds within `target_epsilon`.
+    """The least noise multiplier on gradients or deltas, to 0.1 %, that keeps `rounds` rounds within `target_epsilon`.
 
     Raises ConfigurationError where no noise does, because the weights alone cost more, or next to no noise would.
     """
@@ -116,7 +135,7 @@ def calibrated_noise(section: PrivacySection, *, rounds: int, weighted: bool) ->
                 f"cost {weights:.3g}; raise loss_noise_multiplier = {section.loss_noise_multiplier} or target_epsilon, or use "
                 '[aggregation] weighting = "equal"'
             )
-    low = LEAST_NOISE
+    low = LEAST_NOISE  # what less noise promises, nobody should rely on
     if cost(low) <= section.target_epsilon:
         return low
     while high / low > 1.001:

@@ -708,6 +708,7 @@ def _terms_to_stored(terms: Terms) -> pb.Terms:
         min_survivors=terms.min_survivors,
         colluders=terms.colluders,
         threshold=terms.threshold,
+        noise_multiplier=terms.noise_multiplier,
     )
 
 
@@ -720,4 +721,5 @@ def _terms_from_stored(message: pb.Terms) -> Terms:
         min_survivors=message.min_survivors,
         colluders=message.colluders,
         threshold=message.threshold if message.HasField("threshold") else None,
+        noise_multiplier=message.noise_multiplier,
     )

@@ -34,7 +34,10 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """`at` is for people: seconds since 1970 by the clock of who wrote it."""
+    """`at` is for people: seconds since 1970 by the clock of who wrote it.
+
+    `subject` is the digest of what the noise was bound to, where the same release may be made again and counts once; else empty.
+    """
 
     sequence: int
     previous: str
@@ -45,6 +48,7 @@ class Entry:
     mechanism: Mechanism
     release: GaussianRelease
     at: int
+    subject: str = ""
 
     @property
     def digest(self) -> str:
@@ -66,6 +70,7 @@ class Entry:
             "sampling_rate": self.release.sampling_rate.hex(),
             "sequence": self.sequence,
             "steps": self.release.steps,
+            **({"subject": self.subject} if self.subject else {}),
         }
 
 
@@ -133,6 +138,7 @@ def _entry(line: bytes, where: str) -> Entry:
                 steps=_whole(value["steps"]),
             ),
             at=_whole(value["at"]),
+            subject=_text(value.get("subject", "")),
         )
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError, ConfigurationError) as error:
         raise IntegrityError(f"{where} is no entry of a privacy ledger: the file was edited or damaged") from error

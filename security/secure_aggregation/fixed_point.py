@@ -258,6 +258,10 @@ class Encoder:
                 saturated += _encode(out[here], delta[here], drawn, scale, levels, workspace)
         return saturated
 
+    def public_tail(self) -> Words:
+        """The two last words where they may tell nothing of this silo: a weight of the cap, and no coordinate that was cut."""
+        return np.array([self.fixed_point.levels, 0], dtype="<u4")
+
     def encode_tail(self, saturated: int, workspace: Workspace) -> Words:
         """The two last words: the weight; and the count, to which a weight above the cap adds one."""
         ranges, levels = self.fixed_point.ranges, self.fixed_point.levels

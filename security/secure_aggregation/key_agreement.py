@@ -1,7 +1,7 @@
 """Keys: one root of entropy per silo and attempt, X25519 between silos, HKDF-SHA-256 for every purpose.
 
 All that is secret in an attempt is expanded from its root: two private keys, the self-mask seed, share polynomials, salts,
-the rounding stream. A restarted agent that still has the root makes the same bytes; erasing the root erases everything that
+the rounding stream, noise. A restarted agent that still has the root makes the same bytes; erasing the root erases everything that
 it sealed or masked. Both parties of a pair derive one mask key, in the order of their names, and two box keys, one per
 direction. The info of every key names the digests that it is bound to, so that silos with different views of the attempt get
 unrelated masks and cannot open each other's boxes.
@@ -52,6 +52,11 @@ def self_mask_seed(root: Secret, attempt: Attempt, roster: bytes) -> Secret:
 
 def rounding_key(root: Secret, attempt: Attempt, model: bytes) -> Secret:
     return derived(root, "rounding", attempt.digest, model)
+
+
+def noise_key(root: Secret, attempt: Attempt, roster: bytes) -> Secret:
+    """Another one for another roster, as with the self mask: noise of two sums must not be the same."""
+    return derived(root, "noise", attempt.digest, roster)
 
 
 def agreed(private: Secret, public: bytes, peer: SiloName) -> Secret:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from security.errors import MalformedMessage
 from security.secure_aggregation.fixed_point import FixedPoint, Ranges
+from security.secure_aggregation.noise_shares import NoiseShares
 from security.secure_aggregation.transcript import Part
 
 LEAST_COHORT = 3
@@ -63,6 +64,11 @@ class Parameters:
         return max(self.threshold, self.min_survivors)
 
     @property
+    def honest(self) -> int:
+        """The fewest silos of a sum that do not work against the others."""
+        return self.least_sum - self.colluders
+
+    @property
     def parts(self) -> tuple[Part, ...]:
         """What the roster digest covers."""
         return (self.cohort, self.threshold, self.colluders, self.min_survivors, self.fixed_point.parts)
@@ -72,7 +78,8 @@ class Parameters:
 class Terms:
     """What the coordinator opens an attempt with, before it knows who will be in the cohort.
 
-    `threshold` None is the default; any other is raised to what the cohort and the colluders need.
+    `threshold` None is the default; any other is raised to what the cohort and the colluders need. `noise_multiplier` is of the
+    noise that silos make before they mask; 0: none.
     """
 
     model: bytes
@@ -81,19 +88,32 @@ class Terms:
     min_survivors: int = LEAST_COHORT
     colluders: int = 0
     threshold: int | None = None
+    noise_multiplier: float = 0.0
 
     def parameters(self, cohort: int) -> Parameters:
         """For a cohort of this size; raises MalformedMessage where the terms do not hold for it."""
         if cohort < self.min_cohort:
             raise MalformedMessage(f"{cohort} silos advertised keys: the terms ask for at least {self.min_cohort}")
+        threshold = max(
+            default_threshold(cohort) if self.threshold is None else self.threshold,
+            least_threshold(cohort),
+            (cohort + self.colluders) // 2 + 1,
+        )
         return Parameters(
             cohort=cohort,
-            threshold=max(
-                default_threshold(cohort) if self.threshold is None else self.threshold,
-                least_threshold(cohort),
-                (cohort + self.colluders) // 2 + 1,
-            ),
+            threshold=threshold,
             colluders=self.colluders,
             min_survivors=self.min_survivors,
-            fixed_point=FixedPoint.of(cohort=cohort, ranges=self.ranges),
+            fixed_point=self._fixed_point(cohort, max(threshold, self.min_survivors) - self.colluders),
         )
+
+    def _fixed_point(self, cohort: int, honest: int) -> FixedPoint:
+        if not self.noise_multiplier:
+            return FixedPoint.of(cohort=cohort, ranges=self.ranges)
+        shares = NoiseShares(
+            cohort=cohort,
+            honest=honest,
+            noise_multiplier=self.noise_multiplier,
+            elements=self.ranges.elements,
+        )
+        return shares.fixed_point(self.ranges)

@@ -176,11 +176,24 @@ class Send:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskVector:
-    """Encode the delta with `rounding`, add `masks`, write to disk: gives VectorMasked. Erase both when done."""
+    """Encode the delta with `rounding`, add noise of `noise` where the plan wants it, add `masks`, write to disk: gives VectorMasked.
 
-    fixed_point: FixedPoint
+    `parameters` are the roster's. Erase all three when done.
+    """
+
+    parameters: Parameters
     rounding: KeyStream
+    noise: Secret
     masks: MaskSum
+
+    @property
+    def fixed_point(self) -> FixedPoint:
+        return self.parameters.fixed_point
+
+    def erase(self) -> None:
+        self.rounding.erase()
+        self.noise.erase()
+        self.masks.erase()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,8 +294,7 @@ def restored(memory: SiloMemory, journal: tuple[Event, ...], party: Party) -> St
     for event in events:
         for effect in effects:
             if isinstance(effect, MaskVector):  # of a step that was done before the one to be done again
-                effect.masks.erase()
-                effect.rounding.erase()
+                effect.erase()
         state, effects = step(state, event, party)
     return state, tuple(effect for effect in effects if not isinstance(effect, Journal))
 
@@ -580,8 +592,9 @@ def _mask_vector(state: Masking, party: Party) -> MaskVector:
             (added if party.silo < peer else subtracted).append(KeyStream(key))
     _erase(seed, private)
     return MaskVector(
-        fixed_point=roster.parameters.fixed_point,
+        parameters=roster.parameters,
         rounding=KeyStream(key_agreement.rounding_key(root, state.attempt, roster.model)),
+        noise=key_agreement.noise_key(root, state.attempt, roster.digest),
         masks=MaskSum(added=tuple(added), subtracted=tuple(subtracted)),
     )
 

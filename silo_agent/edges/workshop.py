@@ -34,6 +34,7 @@ from silo_agent.training.masked_vector import KeptDelta, own_weight, write_maske
 from silo_agent.training.silo_trainer import SiloTrainer
 from silo_wire.canonical import Digest
 from silo_wire.messages import Evaluation, RoundKey
+from silo_wire.noised_masks import noise_shares
 from silo_wire.plan import PlanBundle
 
 
@@ -108,6 +109,7 @@ class Workshop:
                 KeptDelta(file=update_file, manifest=update.manifest, mark=mark),
                 weight=own_weight(section, update.summary),
                 clipping_norm=section.max_delta_norm,
+                noise=noise_shares(bundle, work.parameters) if bundle.plan.noise_at == "silos" else None,
                 progress=progress,
                 should_stop=cancelled,
             )

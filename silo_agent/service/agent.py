@@ -370,7 +370,7 @@ class AgentService:
         )
         trained.manifest.check_layout(bundle.update_layout)
         self._written = trained.manifest.digest, trained.mark
-        if releases:
+        if releases and bundle.plan.noise_at == "nowhere":
             await self._in_thread(lambda _cancelled: self._privacy.spend(order.key, releases))
             spent = await self._tell_spent()
             self._display.note("trained", round=order.key.round, epsilon_spent=round(spent, 3))
@@ -433,6 +433,11 @@ class AgentService:
                 )
             )
             self._gate.check_upload(masked.manifest, masked=True)
+            if bundle.plan.noise_at == "silos":  # each started upload counts, also of an update that was masked before
+                releases = bundle.plan.releases_of_round
+                await self._in_thread(lambda _cancelled: self._privacy.spend(order.key, releases))
+                await self._tell_spent()
+                await self._privacy.countersign(self._coordinator)  # before a byte of it leaves
             return masked
 
         await self._countersign(update)

@@ -21,6 +21,7 @@ from security.secure_aggregation.secret import Secret
 from silo_agent.service.ports import CoordinatorPort, MaskedFile, MaskingJournalPort, Progress
 from silo_agent.task.events import SavedUpdate
 from silo_wire.messages import Mask, RoundKey
+from silo_wire.noised_masks import check_noise_fits
 from silo_wire.plan import Plan, PlanBundle
 
 Masker = Callable[[protocol.MaskVector], Awaitable[MaskedFile]]
@@ -72,6 +73,8 @@ class Masking:
         async with self._lock:
             if isinstance(order.message, Roster):
                 _check_promises(bundle.plan, order.message.parameters)
+                if bundle.plan.noise_at == "silos":
+                    check_noise_fits(bundle, order.message.parameters)
             party = self._party(order)
             at = await asyncio.to_thread(self._restored, party)
             event = self._event(at, order, update, bundle)
@@ -106,8 +109,7 @@ class Masking:
             self._state, effects = protocol.restored(self._journal.memory(), self._journal.events(), party)
             for effect in effects:  # an order asks for it again
                 if isinstance(effect, protocol.MaskVector):
-                    effect.masks.erase()
-                    effect.rounding.erase()
+                    effect.erase()
         return self._state
 
     async def _do(
@@ -148,8 +150,7 @@ class Masking:
         try:
             written = await mask(work)
         finally:
-            work.masks.erase()
-            work.rounding.erase()
+            work.erase()
         self._journal.keep_manifest(written.manifest)
         self._written = written
         masked = protocol.VectorMasked(bytes.fromhex(written.manifest.digest))

@@ -24,9 +24,12 @@ import numpy as np
 from security import files
 from security.errors import IntegrityError, StorageError
 from security.file_mark import FileMark
+from security.privacy.noise_streams import BLOCK_ELEMENTS as NOISE_ELEMENTS
+from security.privacy.noise_streams import NoiseStream
 from security.secure_aggregation import fixed_point, mask_stream
 from security.secure_aggregation.fixed_point import EXTRA_WORDS, Encoder
 from security.secure_aggregation.mask_stream import Words
+from security.secure_aggregation.noise_shares import CLIPPED_TO, NoiseShares
 from security.secure_aggregation.silo_machine import MaskVector
 from silo_agent.task.update import FloatBlock, TrainingDiverged, TrainingStopped, clip_factor, squared_norm
 from silo_agent.training.vector_file import ChunkWriter, new_chunk_file
@@ -75,14 +78,16 @@ def write_masked_vector(
     *,
     weight: float,
     clipping_norm: float = 0.0,
+    noise: NoiseShares | None = None,
     threads: int | None = None,
     progress: Callable[[float], None] = lambda fraction: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> MaskedVector:
     """Write the encoded and masked `delta` to `path`: the words of `work`'s fixed point, little-endian.
 
-    A delta longer than `clipping_norm` is scaled down to it; 0: not. `threads` is as many as there are cores, unless given. The
-    masks and the rounding of `work` are erased in the end, whatever happened, and after an error there is no file. Raises
+    A delta longer than `clipping_norm` is scaled down to it; 0: not. With `noise` every coordinate has that much of it, drawn from
+    `work`'s key, and the last two words are the same for every silo. `threads` is as many as there are cores, unless given. The
+    masks, the rounding and the noise of `work` are erased in the end, whatever happened, and after an error there is no file. Raises
     TrainingDiverged for a delta that is not finite, TrainingStopped, IntegrityError for one that was changed or does not fit the
     fixed point, StorageError naming the file.
     """
@@ -99,9 +104,9 @@ def write_masked_vector(
             hands = _Hands(pool, benches, should_stop)
             with closing(hands.in_order(source.squares, source.chunks)) as squares:
                 norm = math.sqrt(math.fsum(squares))
-            factor = clip_factor(norm, clipping_norm)
+            factor = clip_factor(norm, clipping_norm if noise is None else clipping_norm * CLIPPED_TO)
             with new_chunk_file(path, masked_layout(work.fixed_point.words)) as file:
-                task = _Task(work, source, file, weight=weight, factor=factor)
+                task = _Task(work, source, file, weight=weight, factor=factor, noise=noise)
                 saturated = 0
                 with closing(hands.in_order(task.mask, task.chunks)) as masked:
                     for chunk, count in enumerate(masked, 1):
@@ -116,8 +121,7 @@ def write_masked_vector(
     finally:
         for bench in benches:
             bench.erase()
-        work.masks.erase()
-        work.rounding.erase()
+        work.erase()
 
 
 class _Bench:
@@ -243,8 +247,16 @@ class _Task:
     """Encoding and masking, chunk by chunk of the file."""
 
     def __init__(
-        self, work: MaskVector, source: _DeltaFile, file: ChunkWriter, *, weight: float, factor: float
+        self,
+        work: MaskVector,
+        source: _DeltaFile,
+        file: ChunkWriter,
+        *,
+        weight: float,
+        factor: float,
+        noise: NoiseShares | None,
     ) -> None:
+        self._noise = None if noise is None else NoiseStream(bytes(work.noise.buffer), sigma_bits=noise.sigma_bits)
         self._encoder = Encoder(fixed_point=work.fixed_point, weight=weight, rounding=work.rounding)
         self._masks = work.masks
         self._elements = work.fixed_point.ranges.elements
@@ -272,7 +284,10 @@ class _Task:
         left = self._elements - first
         words = bench.words[: left + EXTRA_WORDS]
         saturated += self._encode(bench, words[:left], first)
-        words[left:] = self._encoder.encode_tail(saturated, bench.encoding)
+        if self._noise is None:
+            words[left:] = self._encoder.encode_tail(saturated, bench.encoding)
+        else:
+            words[left:] = self._encoder.public_tail()
         self._masks.apply(words, first, bench.masking)
         for begin in range(0, len(words), BLOCK_ELEMENTS):  # its two last words may be in a chunk of their own
             self._file.write(chunk + begin // BLOCK_ELEMENTS, words[begin : begin + BLOCK_ELEMENTS])
@@ -283,4 +298,10 @@ class _Task:
         self._source.read(values, first)
         if self._factor != 1:
             np.multiply(values, self._factor, out=values)
-        return self._encoder.encode(words, values, first, bench.encoding)
+        saturated = self._encoder.encode(words, values, first, bench.encoding)
+        if self._noise is not None:
+            for begin in range(0, len(words), NOISE_ELEMENTS):  # chunks begin where blocks of noise do
+                piece = words[begin : begin + NOISE_ELEMENTS]
+                drawn = self._noise.block((first + begin) // NOISE_ELEMENTS, len(piece))
+                np.add(piece, drawn.astype(np.uint32), out=piece)  # mod 2^32, as everything in it
+        return saturated

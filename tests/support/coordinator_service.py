@@ -18,6 +18,7 @@ from coordinator.edges.aggregator import Aggregator
 from coordinator.edges.key_store import KeyStore
 from coordinator.edges.metrics import CoordinatorMetrics
 from coordinator.edges.plan_parts import model_store
+from coordinator.edges.release_ledger import ReleaseLedger
 from coordinator.edges.round_store import SqlRoundStore
 from coordinator.edges.spool import Spools
 from coordinator.plans.plan_folder import PLAN_FILE
@@ -151,6 +152,8 @@ async def running(folder: Path, *, clock: AdjustableClock | None = None) -> Asyn
             spools=spools,
             update_dtype=bundle.plan.wire.update,
             device=torch.device("cpu"),
+            privacy=bundle.plan.privacy,
+            releases=ReleaseLedger(folder / "privacy"),
         )
         return PlanParts(models=models, base=None, aggregator=aggregator)
 

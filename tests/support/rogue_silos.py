@@ -65,6 +65,7 @@ from silo_agent.training.masked_vector import KeptDelta, own_weight, write_maske
 from silo_wire.canonical import Digest
 from silo_wire.manifest import Manifest, manifest_of, masked_layout
 from silo_wire.messages import Evaluation, RoundKey, TrainingSummary
+from silo_wire.noised_masks import noise_shares
 from silo_wire.plan import PlanBundle
 from silo_wire.transport import answer_to, error_of
 from silo_wire.v1 import common_pb2, federation_pb2
@@ -86,9 +87,11 @@ import grpc.aio  # isort: skip
 
 BANK, CLINIC, HOSPITAL, ROGUE = SILOS = tuple(map(SiloName, ("bank-b", "clinic-c", "hospital-a", "rogue-d")))
 HONEST = SILOS[:3]
-MASKED, PLAIN = "masked", "plain"
+MASKED, PLAIN, NOISED = "masked", "plain", "noised"
 WEIGHT_CAP = 100.0
 LARGEST_DELTA = 0.25
+CLIPPING_NORM = 0.5
+NOMINAL_SILOS = 8
 LONG_S = 60.0
 
 Vector = NDArray[np.float32]
@@ -166,6 +169,8 @@ class DrawingTrainer:
             work,
             KeptDelta(file=update_file, manifest=update.manifest, mark=mark),
             weight=own_weight(bundle.plan.aggregation, update.summary),
+            clipping_norm=bundle.plan.aggregation.max_delta_norm,
+            noise=noise_shares(bundle, work.parameters) if bundle.plan.noise_at == "silos" else None,
             threads=1,
         )
         return MaskedFile(manifest=written.manifest, mark=written.mark)
@@ -546,7 +551,7 @@ class Play:
 
 
 def make_rogue_template(root: Path) -> FederationTemplate:
-    """Four enrolled silos, a masked plan of two rounds and a plain one, of a micro T5 that steps by the mean delta."""
+    """Four enrolled silos, a masked plan of two rounds, a plain one and one that is masked and noised, of a micro T5 that steps by the mean delta."""
     folder = initialise(root)
     values = {
         **PLAN_VALUES,
@@ -564,7 +569,17 @@ def make_rogue_template(root: Path) -> FederationTemplate:
         "aggregation.secure_aggregation": True,
         "aggregation.first_weight_bound": WEIGHT_CAP,
     }
-    for name, settings in ((MASKED, masked), (PLAIN, values)):
+    noised = {
+        **masked,
+        "aggregation.max_weight": WEIGHT_CAP,
+        "aggregation.max_delta_norm": CLIPPING_NORM,
+        "evaluation.initial": False,
+        "privacy.level": "silo",
+        "privacy.target_epsilon": 2.0,
+        "privacy.nominal_silos": NOMINAL_SILOS,
+        "privacy.max_noise_to_signal": 1e6,
+    }
+    for name, settings in ((MASKED, masked), (PLAIN, values), (NOISED, noised)):
         create_plan(
             Coordinator.load(folder).shelf.plans,
             name=name,

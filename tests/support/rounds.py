@@ -5,6 +5,7 @@ from typing import Any
 from coordinator.rounds.events import (
     Aggregated,
     AggregationFailed,
+    BudgetExhausted,
     DeadlinePassed,
     EvaluationReported,
     Event,
@@ -257,6 +258,7 @@ ONE_OF_EACH_EVENT: dict[str, Event] = {
         declined(A),
         aggregated(),
         AggregationFailed(now=T0, key=key(), silo=A, reason="spool is damaged"),
+        BudgetExhausted(now=T0, key=key(), reason="epsilon 8.1 of 8"),
         reported(A),
         DeadlinePassed(now=T0 + 600, deadline=T0 + 600),
         Resumed(now=T0 + 5, population=frozenset({A, B, C})),

@@ -147,8 +147,7 @@ class Silo:
         workspace = mask_stream.Workspace()
         effect.masks.apply(self.masked[:5], 0, workspace)
         effect.masks.apply(self.masked[5:], 5, workspace)
-        effect.masks.erase()
-        effect.rounding.erase()
+        effect.erase()
         return blake3(self.masked.tobytes()).digest()
 
     def restart(self) -> list[Any]:

@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from security.errors import PolicyRefusal
+from security.privacy.accounting import gaussian_epsilon
 from security.secure_aggregation.fixed_point import FixedPoint, Ranges
 from security.secure_aggregation.parameters import LEAST_COHORT, Parameters, default_threshold
 from security.secure_aggregation.silo_machine import Demands
@@ -263,3 +264,40 @@ def test_attack_plan_that_hides_a_patient_by_the_line_where_patients_are_to_be_h
     assert "for each 'line'" in str(refusal_of(patients, private()))
     patients.check_plan(private(unit_field="patient"))
     policy().check_plan(private(unit_field="patient"))
+
+
+SILO_LEVEL: dict[str, Any] = {
+    "evaluation": {"every": 0, "initial": False, "last": False},
+    "privacy": {"level": "silo", "noise_multiplier": 10.0, "nominal_silos": 5},
+}
+RECORD_LEVEL: dict[str, Any] = {**SILO_LEVEL, "privacy": {"level": "record", "noise_multiplier": 10.0}}
+CAPPED = {"max_weight": 10.0}
+
+
+def noised_by_silos() -> PlanBundle:
+    return small_bundle(
+        **SILO_LEVEL, aggregation={**CAPPED, "secure_aggregation": True}, schedule={"rounds": 3, "min_silos": 3}
+    )
+
+
+def test_a_silo_that_requires_one_level_of_privacy_is_offered_another() -> None:
+    record, silo = small_bundle(**RECORD_LEVEL), small_bundle(**SILO_LEVEL, aggregation=CAPPED)
+    policy(require_privacy="record").check_plan(record)
+    policy(require_privacy="silo").check_plan(silo)
+    for wanted, offered, level in (("record", silo, "silo"), ("silo", record, "record"), ("silo", PLAIN, "none")):
+        refusal = refusal_of(policy(require_privacy=wanted), offered)
+        assert refusal.rule == "require_privacy"
+        assert f"has [privacy] level '{level}'" in str(refusal)
+        assert f"wants '{wanted}'" in str(refusal)
+
+
+def test_noise_of_the_silos_counts_half_in_a_silos_own_budget() -> None:
+    """For a record: 3 rounds at a multiplier of 10 / 2."""
+    bundle = noised_by_silos()
+    cost = gaussian_epsilon(2 * 3**0.5 / 10.0, 1e-5)
+    policy(max_epsilon=cost * 1.001).check_plan(bundle)
+    assert refusal_of(policy(max_epsilon=cost * 0.999), bundle).rule == "max_epsilon"
+
+
+def test_noise_of_the_coordinators_is_not_this_silos_and_costs_nothing_of_its_budget() -> None:
+    policy(max_epsilon=1e-6).check_plan(small_bundle(**SILO_LEVEL, aggregation=CAPPED))

@@ -170,7 +170,9 @@ def copied(work: MaskVector) -> MaskVector:
         return KeyStream(Secret(stream.key.buffer))
 
     masks = MaskSum(tuple(map(again, work.masks.added)), tuple(map(again, work.masks.subtracted)))
-    return MaskVector(fixed_point=work.fixed_point, rounding=again(work.rounding), masks=masks)
+    return MaskVector(
+        parameters=work.parameters, rounding=again(work.rounding), noise=Secret(work.noise.buffer), masks=masks
+    )
 
 
 def test_a_stand_in_is_the_sum_of_the_vectors_that_the_silos_would_have_sent(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 
 from security.privacy import discrete_gaussian
-from security.privacy.discrete_gaussian import SIGMA, draw
+from security.privacy.discrete_gaussian import SIGMA, SIGMA_BITS, draw
 from security.privacy.random_words import RandomWords
 
 KEY = bytes(range(32))
@@ -96,7 +96,7 @@ def test_neighbouring_samples_have_nothing_in_common(samples: np.ndarray) -> Non
 def test_events_of_probability_e_to_the_minus(exponent: Fraction) -> None:
     count = 300_000
     numerators = np.full(count, np.uint64(int(exponent * (1 << 61))))
-    happened = int(discrete_gaussian._happens(RandomWords(KEY), numerators).sum())
+    happened = int(discrete_gaussian._Sampler(RandomWords(KEY), SIGMA_BITS)._happens(numerators).sum())
     assert stats.binomtest(happened, count, math.exp(-exponent)).pvalue > SURE
 
 
@@ -104,8 +104,7 @@ def test_events_of_probability_e_to_the_minus(exponent: Fraction) -> None:
 def test_what_is_kept_of_the_laplace_distribution(rest: float, tails: int) -> None:
     """With probability exp(-(size - SIGMA)^2 / (2 SIGMA^2)), whole part and fraction of the exponent alike."""
     count = 200_000
-    kept = discrete_gaussian._kept(
-        RandomWords(KEY),
+    kept = discrete_gaussian._Sampler(RandomWords(KEY), SIGMA_BITS)._kept(
         np.full(count, np.uint64(int(rest * SIGMA))),
         np.full(count, np.uint64(tails)),
     )
@@ -116,3 +115,30 @@ def test_what_is_kept_of_the_laplace_distribution(rest: float, tails: int) -> No
 def test_any_number_of_samples() -> None:
     for count in (0, 1, 2, 1000):
         assert len(draw(RandomWords(KEY), count)) == count
+
+
+@pytest.mark.parametrize("bits", [4, 9, 20])
+def test_a_smaller_scale_is_the_discrete_gaussian_of_that_scale(bits: int) -> None:
+    """Bin by bin, against the probabilities themselves: of single integers where the scale is small."""
+    scale, count = 1 << bits, 200_000
+    drawn = draw(RandomWords(KEY), count, sigma_bits=bits)
+    reach = 6 * scale
+    values = np.arange(-reach, reach + 1)
+    probabilities = np.exp(-(values.astype(float) ** 2) / (2 * scale**2))
+    width = max(1, scale // 8)
+    bins = (values + reach) // width
+    expected = np.bincount(bins, probabilities / probabilities.sum()) * count
+    counts = np.bincount((np.clip(drawn, -reach, reach) + reach) // width, minlength=len(expected))
+    often = expected > 20
+    assert (
+        stats.chisquare(
+            [*counts[often], counts[~often].sum()], [*expected[often], expected[~often].sum()], sum_check=False
+        ).pvalue
+        > SURE
+    )
+
+
+@pytest.mark.parametrize("bits", [3, 31])
+def test_a_scale_that_the_arithmetic_does_not_hold_is_refused(bits: int) -> None:
+    with pytest.raises(ValueError, match="scale"):
+        draw(RandomWords(KEY), 1, sigma_bits=bits)

@@ -19,7 +19,7 @@ ACCEPTED = {
     "masking": "PlanStarted PlanStopped SiloEnrolled ReadinessDeclared SiloLeft SiloTrained MaskingOpened MaskAnswered "
     "SiloDeclined DeadlinePassed Resumed",
     "aggregating": "PlanStarted PlanStopped SiloEnrolled ReadinessDeclared SiloLeft UpdateCommitted MaskAnswered "
-    "Aggregated AggregationFailed Resumed",
+    "Aggregated AggregationFailed BudgetExhausted Resumed",
     "evaluating": "PlanStarted PlanStopped SiloEnrolled ReadinessDeclared SiloLeft SiloDeclined EvaluationReported "
     "DeadlinePassed Resumed",
     "stopped": "PlanStarted PlanStopped SiloEnrolled ReadinessDeclared SiloLeft Resumed",

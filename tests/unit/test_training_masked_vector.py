@@ -19,6 +19,7 @@ from security.identifiers import SiloName
 from security.secure_aggregation import fixed_point, mask_stream
 from security.secure_aggregation.fixed_point import FixedPoint, Ranges
 from security.secure_aggregation.mask_stream import KeyStream, MaskSum
+from security.secure_aggregation.parameters import LEAST_COHORT, Parameters, default_threshold
 from security.secure_aggregation.secret import Secret
 from security.secure_aggregation.silo_machine import MaskVector
 from silo_agent.task.update import TrainingDiverged, TrainingStopped
@@ -48,7 +49,14 @@ def masks() -> MaskSum:
 
 
 def work(point: FixedPoint = POINT) -> MaskVector:
-    return MaskVector(fixed_point=point, rounding=stream("rounding"), masks=masks())
+    parameters = Parameters(
+        cohort=point.cohort,
+        threshold=default_threshold(point.cohort),
+        colluders=0,
+        min_survivors=LEAST_COHORT,
+        fixed_point=point,
+    )
+    return MaskVector(parameters=parameters, rounding=stream("rounding"), noise=Secret(entropy("noise")), masks=masks())
 
 
 def expected(delta: Vector, weight: float) -> bytes:
@@ -131,7 +139,7 @@ def test_weights_by_hand() -> None:
 
 
 def secrets_of(task: MaskVector) -> list[Secret]:
-    return [each.key for each in (task.rounding, *task.masks.added, *task.masks.subtracted)]
+    return [task.noise, *(each.key for each in (task.rounding, *task.masks.added, *task.masks.subtracted))]
 
 
 class Benches:

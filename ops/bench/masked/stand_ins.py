@@ -81,8 +81,7 @@ def write_sum(path: Path, deltas: Deltas, several: Sequence[Encoded]) -> StoredV
         manifest = writer.manifest(masked_layout(point.words))
         mark = _closed(writer)
     for one in several:
-        one.work.masks.erase()
-        one.work.rounding.erase()
+        one.work.erase()
     return StoredVector(path, 0, manifest, mark)
 
 

@@ -763,12 +763,15 @@ class Terms(_message.Message):
     MIN_SURVIVORS_FIELD_NUMBER: _builtins.int
     COLLUDERS_FIELD_NUMBER: _builtins.int
     THRESHOLD_FIELD_NUMBER: _builtins.int
+    NOISE_MULTIPLIER_FIELD_NUMBER: _builtins.int
     model_digest: _builtins.bytes
     min_cohort: _builtins.int
     min_survivors: _builtins.int
     colluders: _builtins.int
     threshold: _builtins.int
     """none: the cohort's default"""
+    noise_multiplier: _builtins.float
+    """of the noise that silos make; 0: none"""
     @_builtins.property
     def ranges(self) -> Global___Ranges: ...
     def __init__(
@@ -780,10 +783,11 @@ class Terms(_message.Message):
         min_survivors: _builtins.int = ...,
         colluders: _builtins.int = ...,
         threshold: _builtins.int | None = ...,
+        noise_multiplier: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "ranges", b"ranges", "threshold", b"threshold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "colluders", b"colluders", "min_cohort", b"min_cohort", "min_survivors", b"min_survivors", "model_digest", b"model_digest", "ranges", b"ranges", "threshold", b"threshold"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "colluders", b"colluders", "min_cohort", b"min_cohort", "min_survivors", b"min_survivors", "model_digest", b"model_digest", "noise_multiplier", b"noise_multiplier", "ranges", b"ranges", "threshold", b"threshold"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__threshold: _TypeAlias = _typing.Literal["threshold"]  # noqa: Y015
     _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015

@@ -1,0 +1,100 @@
+"""What the coordinator has released under silo-level privacy, in `state`/privacy, and the secret that its noise is made from.
+
+    root      32 bytes from the operating system, private, made once: the noise of every release is expanded from it
+    ledger    one line a release (security/privacy/ledger.py), of all plans
+
+Noise is bound to the set of updates that it covers. Aggregation that is repeated after a crash gives the same bits, and is one release;
+another set of updates, be it of the same attempt, has other noise and is another one. An entry is durable before anything
+that it stands for is stored.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from coordinator.service.ports import BudgetSpent
+from security import files
+from security.errors import IntegrityError
+from security.identifiers import SiloName
+from security.privacy.accounting import GaussianRelease, epsilon_of
+from security.privacy.ledger import Entry, head_of, releases_of
+from security.privacy.ledger_file import PrivacyLedgerFile
+from security.privacy.noise_streams import bound_key
+from security.privacy.random_words import KEY_BYTES
+from silo_wire.canonical import Digest, canonical_json, digest_of
+from silo_wire.messages import RoundKey
+from silo_wire.privacy import PrivacySection
+
+
+class ReleaseLedger:
+    """For one process at a time, which holds the coordinator's lock. Raises StorageError, IntegrityError naming the file."""
+
+    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
+        """`clock` gives seconds since 1970."""
+        self._folder, self._clock = folder, clock
+        self.file = PrivacyLedgerFile(folder / "ledger")
+
+    def noise_key(self, statement: bytes) -> bytes:
+        """The key of the noise of the release that `statement` (`release_statement`) describes."""
+        return bound_key(self._root(), statement)
+
+    def enter(self, key: RoundKey, statement: bytes, section: PrivacySection) -> bool:
+        """Enter one release of a plan with this `[privacy]`, unless it was entered before; whether a further one is within its epsilon.
+
+        When this returns the model that comes of it may be stored. Raises BudgetSpent where the release would take the plan beyond
+        its epsilon: nothing is entered then.
+        """
+        ((_, release),) = section.releases_of_round(weighted=False)
+        subject = digest_of(statement)
+        entries = self.file.entries()
+        of_plan = [entry for entry in entries if entry.plan == key.plan]
+        made = releases_of(of_plan)
+        if all(entry.subject != subject for entry in of_plan):
+            made.append(release)
+            cost = _cost(made, section)
+            if cost > section.target_epsilon:
+                raise BudgetSpent(
+                    f"another sum would take the plan's releases to epsilon {cost:.3g}, target_epsilon is "
+                    f"{section.target_epsilon:g}: {len(of_plan)} were released, and the plan ends with the model so far"
+                )
+            head = head_of(entries)
+            entry = Entry(
+                sequence=head.sequence + 1,
+                previous=head.digest,
+                federation=key.federation,
+                plan=key.plan,
+                round=key.round,
+                attempt=key.attempt,
+                mechanism="delta",
+                release=release,
+                at=int(self._clock()),
+                subject=subject,
+            )
+            self.file.append([entry])
+        return _cost([*made, release], section) <= section.target_epsilon
+
+    def _root(self) -> bytes:
+        path = self._folder / "root"
+        if not path.exists():
+            if self.file.path.exists():
+                raise IntegrityError(
+                    f"{path} is missing beside a ledger of releases: noise that was made from it could not be made again; restore "
+                    "the folder from a backup"
+                )
+            files.make_private_folder(self._folder)
+            files.write_private(path, secrets.token_bytes(KEY_BYTES))
+        root = files.read_private(path)
+        if len(root) != KEY_BYTES:
+            raise IntegrityError(f"{path} has {len(root)} bytes, {KEY_BYTES} are needed: restore it from a backup")
+        return root
+
+
+def release_statement(key: RoundKey, base_model: Digest, parts: Iterable[tuple[SiloName, Digest, float]]) -> bytes:
+    """What noise is bound to: the round, and each update of the sum by silo, manifest digest and factor, in order of silo name."""
+    listed = [[silo, update, factor.hex()] for silo, update, factor in sorted(parts)]
+    return canonical_json(["noised-sum", key.federation, key.plan, key.round, base_model, listed])
+
+
+def _cost(releases: list[GaussianRelease], section: PrivacySection) -> float:
+    return epsilon_of(releases, dp_delta=section.dp_delta, relation=section.neighbouring_relation)

@@ -1,0 +1,109 @@
+"""What a private plan will cost, and what it is worth: told when it is made, when it is started, and in the docs.
+
+Noise that drowns what it covers is not a setting to be found out about after twenty rounds. At silo level it is told how long the noise
+of a sum is beside the longest sum there could be, and a plan above its own `max_noise_to_signal` is refused. At record level the
+noise of the gradients is not compared with anything, since what gradients have in common only training shows; that of the
+weights is.
+"""
+
+from collections.abc import Iterator
+
+from security.errors import ConfigurationError, MalformedMessage
+from silo_wire.plan import Plan
+
+EXPECTED_LOSS_REDUCTION = 0.2
+"""Of a record's loss in one round, while a model still learns: what the demo's silos have after some rounds, in nats."""
+MOST_OF_A_WEIGHT = 0.5
+"""Noise whose standard deviation is a greater part of the expected weight drowns it."""
+
+
+def forecast(plan: Plan) -> tuple[str, ...]:
+    """In lines for people; none for a plan that promises no differential privacy."""
+    if plan.privacy.level == "none":
+        return ()
+    lines = _of_silos(plan) if plan.privacy.level == "silo" else _of_records(plan)
+    return (*_promise(plan), *lines)
+
+
+def require_worth(plan: Plan, where: str) -> None:
+    """Raise ConfigurationError where the noise of a sum is longer than the plan itself allows; `where` names the plan."""
+    privacy, parameters = plan.privacy, plan.model.parameters
+    if privacy.level != "silo":
+        return
+    if plan.noise_at == "silos":
+        _require_masks_that_hold(plan, where)
+    ratio = privacy.noise_to_signal(parameters, privacy.nominal_silos)
+    if ratio > privacy.max_noise_to_signal:
+        raise ConfigurationError(
+            f"{where}: the noise on a sum of {parameters:,} parameters is {ratio:.3g} times as long as {privacy.nominal_silos} silos "
+            f"could make the sum, [privacy] max_noise_to_signal is {privacy.max_noise_to_signal:g}: "
+            f"{privacy.silos_for(parameters):,} silos (nominal_silos) would do, or a smaller model, fewer rounds, a larger target_epsilon"
+        )
+
+
+def _require_masks_that_hold(plan: Plan, where: str) -> None:
+    """What a cohort can be at most, and that 32-bit words hold sum and noise of the smallest and of the expected one."""
+    # Here, not above: numpy, which these bring, is for plans with masks alone.
+    from security.secure_aggregation.fixed_point import Ranges, TensorRange
+    from security.secure_aggregation.parameters import Terms
+    from silo_wire.secure_codec import MAX_COHORT
+
+    privacy, aggregation, least = plan.privacy, plan.aggregation, plan.schedule.min_silos
+    if privacy.nominal_silos > MAX_COHORT:
+        raise ConfigurationError(
+            f"{where}: [privacy] nominal_silos = {privacy.nominal_silos}, and secure aggregation takes cohorts of at most "
+            f"{MAX_COHORT} silos: set it to no more, or secure_aggregation to false, with which the coordinator makes the noise"
+        )
+    terms = Terms(
+        model=bytes(32),
+        ranges=Ranges(weight_cap=1.0, tensors=(TensorRange(plan.model.parameters, 1.0),)),
+        min_cohort=least,
+        min_survivors=aggregation.min_survivors,
+        colluders=aggregation.colluders,
+        threshold=aggregation.threshold or None,
+        noise_multiplier=privacy.noise_multiplier,
+    )
+    for cohort in sorted({least, max(least, privacy.nominal_silos)}):
+        try:
+            terms.parameters(cohort)
+        except MalformedMessage as error:
+            raise ConfigurationError(f"{where}: a cohort of {cohort} silos cannot keep the promise: {error}") from error
+
+
+def _promise(plan: Plan) -> Iterator[str]:
+    privacy, rounds = plan.privacy, plan.schedule.rounds
+    unit = "a silo with all of its records" if privacy.level == "silo" else "a record"
+    cost = privacy.epsilon(rounds=rounds, weighted=plan.weighted)
+    yield (
+        f"privacy: epsilon {cost:.3g} of {privacy.target_epsilon:g} at dp_delta {privacy.dp_delta:g} for {rounds} rounds; "
+        f"unit: {unit} ({privacy.neighbouring_relation}); noise multiplier {privacy.noise_multiplier:.4g}"
+    )
+
+
+def _of_silos(plan: Plan) -> Iterator[str]:
+    privacy, aggregation = plan.privacy, plan.aggregation
+    parameters, silos = plan.model.parameters, privacy.nominal_silos
+    if plan.noise_at == "coordinator":
+        yield "the coordinator makes the noise: it sees every delta, and the promise is towards those who see its models"
+    else:
+        yield "each silo makes a part of the noise before it masks: the promise is towards the coordinator, too"
+    ratio = privacy.noise_to_signal(parameters, silos)
+    yield (
+        f"noise to signal: {ratio:.3g} with {silos} silos (at most {privacy.max_noise_to_signal:g}), "
+        f"{privacy.noise_to_signal(parameters, plan.schedule.min_silos):.3g} with min_silos = {plan.schedule.min_silos}; "
+        f"noise on one parameter of the mean: {privacy.noise_multiplier * aggregation.max_delta_norm / silos:.3g}"
+    )
+
+
+def _of_records(plan: Plan) -> Iterator[str]:
+    privacy = plan.privacy
+    if not plan.weighted:
+        return
+    noise = privacy.loss_noise_multiplier * privacy.loss_bound
+    expected = privacy.nominal_records * EXPECTED_LOSS_REDUCTION
+    yield (
+        f"noise on a silo's weight: {noise:.3g}, beside {expected:.3g} where {privacy.nominal_records} records each lose "
+        f"{EXPECTED_LOSS_REDUCTION:g} of their loss, and a cap of {privacy.weight_cap:.3g}"
+    )
+    if noise > MOST_OF_A_WEIGHT * expected:
+        yield 'noise drowns the weights: [aggregation] weighting = "equal" costs no epsilon and is likely to learn better'

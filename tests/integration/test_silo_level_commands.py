@@ -1,0 +1,58 @@
+"""What an operator is told of a plan with silo-level privacy: its forecast, its refusal, what was released."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from coordinator import cli
+from coordinator.composition import Coordinator
+from coordinator.edges.coordinator_folder import CoordinatorFolder
+from security.errors import ConfigurationError
+from tests.support.command_line import Done, run_command
+from tests.support.coordinator import initialise
+from tests.support.coordinator_edges import round_key
+
+SET = (
+    "aggregation.max_weight=100.0",
+    "aggregation.max_delta_norm=0.5",
+    "evaluation.every=0",
+    "evaluation.initial=false",
+    "evaluation.last=false",
+    "privacy.level=silo",
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> CoordinatorFolder:
+    return initialise(tmp_path / "coordinator")
+
+
+def new(folder: CoordinatorFolder, name: str, *more: str) -> Done:
+    settings = [word for assignment in (*SET, *more) for word in ("--set", assignment)]
+    return run_command(cli.main, "plan", "new", name, "--size", "micro", "--dir", folder.root, *settings)
+
+
+def test_a_plan_that_drowns_is_refused_and_leaves_nothing(folder: CoordinatorFolder) -> None:
+    refused = new(folder, "drowned")
+    refused.is_refusal(ConfigurationError, "times as long as 100 silos", "max_noise_to_signal is 1", "would do")
+    assert not (Coordinator.load(folder).shelf.plans / "drowned").exists()
+
+
+def test_the_forecast_is_told_and_what_was_released_is_added_up(folder: CoordinatorFolder) -> None:
+    told = new(folder, "noised", "privacy.max_noise_to_signal=1e6")
+    assert told.code == 0, told.err
+    for words in ("privacy: epsilon", "of 8 at dp_delta 1e-05", "the coordinator makes the noise", "noise to signal"):
+        assert words in told.out
+    nothing = run_command(cli.main, "privacy", "--dir", folder.root)
+    assert nothing.out == "no sum was released with noise of the coordinator's\n"
+    coordinator = Coordinator.load(folder)
+    plan = coordinator.shelf.compile("noised").plan
+    for number in (1, 2):
+        coordinator.releases.enter(round_key(plan.digest, number), b"sum %d" % number, plan.privacy)
+    shown = run_command(cli.main, "privacy", "--dir", folder.root)
+    assert "plan noised" in shown.out
+    assert "2 sums of deltas" in shown.out
+    (row,) = json.loads(run_command(cli.main, "privacy", "--json", "--dir", folder.root).out)
+    assert row["releases"] == 2
+    assert row["epsilon"] == pytest.approx(plan.privacy.epsilon(rounds=2, weighted=True))
