@@ -58,6 +58,12 @@ privacy-audit: $(INSTALLED) ## Attack what private training releases, claims of 
 	@$(BIN)/lorica privacy-audit --out '$(OUT)' $(foreach target,$(TARGETS),--target $(target)) \
 		$(foreach claim,$(CLAIMS),--claim $(claim)) $(if $(CANARIES),--canaries $(CANARIES)) $(if $(SEED),--seed $(SEED))
 
+.PHONY: privacy-utility
+privacy-utility: OUT = privacy-utility.json
+privacy-utility: $(INSTALLED) ## What privacy costs in accuracy, about an hour; EPSILONS='inf 8 4 1' SEEDS='1 2' RECORDS=20000 REAL=DIR SVG=FILE OUT=FILE
+	@$(BIN)/lorica privacy-utility --out '$(OUT)' $(foreach e,$(EPSILONS),--epsilon $(e)) $(foreach s,$(SEEDS),--seed $(s)) \
+		$(if $(RECORDS),--records $(RECORDS)) $(if $(REAL),--real '$(REAL)') $(if $(SVG),--svg '$(SVG)')
+
 .PHONY: soak
 soak: OUT = soak-out
 soak: $(INSTALLED) ## Kill processes at random through a whole plan, compare with an undisturbed one; SEED= ROUNDS=30 SILOS=5 OUT=DIR, SECURE=1 masked

@@ -162,6 +162,41 @@ def bench_dp(
     run_bench_dp(chosen, Console())
 
 
+@app.command(name="privacy-utility")
+def privacy_utility(
+    out: Annotated[
+        Path, typer.Option(help="JSON file of the results; trainings that it has are not done again.")
+    ] = Path("privacy-utility.json"),
+    svg: Annotated[Path | None, typer.Option(help="File for a picture of them.", show_default=False)] = None,
+    work: Annotated[Path, typer.Option(help="Folder for data and federations; it may be deleted afterwards.")] = Path(
+        "privacy-utility"
+    ),
+    epsilons: Annotated[
+        list[float] | None,
+        typer.Option("--epsilon", help="One to train with, inf for none; repeatable.", show_default=False),
+    ] = None,
+    seeds: Annotated[list[int] | None, typer.Option("--seed", min=0, help="Repeatable.", show_default=False)] = None,
+    records: Annotated[int, typer.Option(min=1000, help="Of each generated silo.")] = 20_000,
+    real: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the real silo geoquery; without it that row is left out.", show_default=False),
+    ] = None,
+) -> None:
+    """Train with several epsilons and none, and show what privacy costs in accuracy. Takes about an hour."""
+    from ops.privacy_utility.run import run_utility
+
+    run_utility(
+        work.resolve(),
+        epsilons=epsilons or [float("inf"), 8.0, 4.0, 1.0],
+        seeds=seeds or [1, 2],
+        records=records,
+        real=real,
+        out=out,
+        svg=svg,
+        console=Console(),
+    )
+
+
 @app.command()
 def soak(
     seed: Annotated[

@@ -72,7 +72,8 @@ def _require_masks_that_hold(plan: Plan, where: str) -> None:
 
 def _promise(plan: Plan) -> Iterator[str]:
     privacy, rounds = plan.privacy, plan.schedule.rounds
-    unit = "a silo with all of its records" if privacy.level == "silo" else "a record"
+    record = f"all records of one {privacy.unit_field!r}" if privacy.unit_field else "a record"
+    unit = "a silo with all of its records" if privacy.level == "silo" else record
     cost = privacy.epsilon(rounds=rounds, weighted=plan.weighted)
     yield (
         f"privacy: epsilon {cost:.3g} of {privacy.target_epsilon:g} at dp_delta {privacy.dp_delta:g} for {rounds} rounds; "

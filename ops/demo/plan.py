@@ -57,15 +57,16 @@ PRIVATE_RECORDS = 4000
 """Of each silo in the private demo."""
 
 
-def _set(values: Mapping[str, object]) -> Iterator[str]:
+def set_arguments(values: Mapping[str, object]) -> Iterator[str]:
+    """Of `coordinator plan new`; of a key that is given twice the last counts."""
     for key, value in values.items():
         yield from ("--set", f"{key}={value}")
 
 
-DEMO_PLAN = (*("--size", SIZE), *_set(_VALUES))
+DEMO_PLAN = (*("--size", SIZE), *set_arguments(_VALUES))
 
 
 def private_plan(model: Path, *, silos: int, records: int, epsilon: float) -> Sequence[str]:
     """From the public `model`, for `silos` of `records` records each."""
     own = {"schedule.min_silos": silos, "privacy.nominal_records": records, "privacy.target_epsilon": epsilon}
-    return (*("--model", str(model)), *_set({**_PRIVATE_VALUES, **own}))
+    return (*("--model", str(model)), *set_arguments({**_PRIVATE_VALUES, **own}))

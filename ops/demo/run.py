@@ -42,9 +42,10 @@ LONGEST_S = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the demo keeps what."""
+    """Where the demo keeps what; data and warm start in `shared`, where several federations have them in common."""
 
     out: Path
+    shared: Path | None = None
 
     @property
     def coordinator(self) -> Path:
@@ -55,7 +56,7 @@ class Layout:
         return self.out / "logs"
 
     def data(self, silo: str) -> Path:
-        return self.out / "silos" / silo
+        return (self.shared or self.out) / "silos" / silo
 
     def agent(self, silo: str) -> Path:
         return self.out / "agents" / silo
@@ -63,7 +64,7 @@ class Layout:
     @property
     def warm_start(self) -> Path:
         """The public model that private training begins from."""
-        return self.out / "warm-start"
+        return (self.shared or self.out) / "warm-start"
 
     @property
     def model(self) -> Path:
@@ -340,7 +341,11 @@ def _show_privacy(console: Console, place: Layout, names: Sequence[str], summary
             f"{silo['dp_delta']:g}",
         )
     console.print(table)
-    console.print(run("silo_agent.cli", "privacy", "forecast", "--dir", str(place.agent(names[0]))), highlight=False)
+    try:
+        told = run("silo_agent.cli", "privacy", "forecast", "--dir", str(place.agent(names[0]))).rstrip()
+    except StateError as refused:  # the plan was made to cost all of the budget
+        told = str(refused).rpartition("silo-agent: ")[2]
+    console.print(f"[bold]{names[0]}[/], asked for one round more: {told}", highlight=False)
 
 
 def _answer(console: Console, place: Layout, names: Sequence[str]) -> None:

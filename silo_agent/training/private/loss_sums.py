@@ -3,6 +3,9 @@
 S_k is the sum over all units of min(loss, B) on the model at point k of the round; the points are the plan's, and the models at
 them are private already. A unit of several records counts with their mean. One unit changes each S_k by 0 to B, so max S_k - min S_k by at most B, whatever the number of points.
 That holds of exact sums alone: each loss is computed in eval mode and float32, rounded to a grid, and added as an integer.
+
+One record more puts others into other batches, where float32 may round their losses to the neighbouring step of the grid. Losses are
+cut at a little less than B, so that there is room for some hundred such records in the noise.
 """
 
 import math
@@ -20,11 +23,14 @@ from silo_agent.training.private.example_losses import example_losses
 
 GRID = 1 << 16
 """Steps of the grid up to the bound B."""
+ROOM = 1 << 10
+"""Steps, of GRID, that losses are cut below the bound by: records whose losses lie within float32's rounding of a step's edge are one in
+a hundred, and move to either side."""
 
 
 @torch.inference_mode()
 def loss_sum(model: T5, examples: EncodedExamples, *, bound: float, batch_size: int, device: torch.device) -> int:
-    """S of all examples in steps of bound / GRID; a loss that is not finite counts as the bound."""
+    """S of all examples in steps of bound / GRID; a loss that is not finite counts as one at the bound."""
     was_training = model.training
     model.eval()
     steps = np.zeros(len(examples), dtype=np.int64)
@@ -32,7 +38,8 @@ def loss_sum(model: T5, examples: EncodedExamples, *, bound: float, batch_size: 
         for indices in sorted_batches(examples, chosen=range(len(examples)), batch_size=batch_size):
             batch = collate(examples, indices, pad=model.config.pad_token_id, device=device)
             losses = example_losses(model, batch).double().nan_to_num(nan=bound, posinf=bound, neginf=bound)
-            steps[indices] = (losses.clamp(0.0, bound) * (GRID / bound)).round().to(torch.int64).cpu().numpy()
+            rounded = (losses.clamp(0.0, bound) * (GRID / bound)).round().to(torch.int64)
+            steps[indices] = rounded.clamp(max=GRID - ROOM).cpu().numpy()
     finally:
         model.train(was_training)
     if examples.units is None:

@@ -1,0 +1,1 @@
+"""`lorica privacy-utility`: what differential privacy costs in accuracy."""

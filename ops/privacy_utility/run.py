@@ -1,0 +1,229 @@
+"""Exact match and loss of federations that train with epsilon 1, 4, 8 and without privacy, by the same commands as the demo.
+
+Two silos have query logs (ops/demo/query_log.py) and train adapters from a public warm start; the same silos, warm start and steps for
+every epsilon of a seed. One real silo of a few hundred records trains a small T5 from scratch: what cannot be learnt at epsilon 8
+is shown beside what can. Each finished training is in the JSON file at once, and is not done again by the next run.
+"""
+
+import json
+import math
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ops.demo.plan import private_plan, set_arguments
+from ops.demo.run import Layout, Outcome, Scene, prepare, run_federation, spent, write_private_silos
+from ops.demo.silos import SILOS
+from ops.privacy_utility.picture import picture
+from security import files
+from security.errors import ConfigurationError
+
+NAMES = ("hospital", "bank")
+NO_PRIVACY = math.inf
+REAL = "geoquery"
+REAL_ROUNDS = 6
+_BATCH, _STEPS, _ROUNDS = 500, 20, 4
+_WEIGHTING = {"aggregation.weighting": "equal"}
+_TEXT = {"training.schema_in_input": "false", "training.dropout": 0.0, "training.max_input_tokens": 64}
+_UNEVALUATED = {"evaluation.every": 0, "evaluation.initial": "false", "evaluation.last": "false"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One training. Fractions are means over the silos, `loss_per_token` over their questions' tokens; `spent` is the dearest silo's."""
+
+    data: str
+    records: int
+    epsilon: float
+    seed: int
+    exact_match_before: float
+    exact_match: float
+    loss_per_token_before: float
+    loss_per_token: float
+    spent: float
+
+    @property
+    def training(self) -> tuple[object, ...]:
+        return self.data, self.records, self.epsilon, self.seed
+
+
+def run_utility(
+    work: Path,
+    *,
+    epsilons: Sequence[float],
+    seeds: Sequence[int],
+    records: int,
+    real: Path | None,
+    out: Path,
+    svg: Path | None,
+    console: Console,
+) -> Sequence[Row]:
+    """Do every training that `out` does not have yet; the rows, in order. `real` is the folder of the silo REAL, or None.
+
+    Raises ConfigurationError for a folder `work` or `real` that cannot be used, StateError when a process fails.
+    """
+    if real is not None and not (real / "train.jsonl").is_file():
+        raise ConfigurationError(
+            f"{real} holds no train.jsonl: name the folder of the silo {REAL} with --real, or leave it out"
+        )
+    rows = _read(out)
+    quiet = Console(quiet=True)
+    for seed in seeds:
+        shared = work / f"seed-{seed}"
+        for epsilon in epsilons:
+            if any(row.training == ("query logs", records, epsilon, seed) for row in rows):
+                continue
+            if not (shared / "warm-start").exists():
+                console.print(f"seed {seed}: query logs of {records} records, and the public model", highlight=False)
+                shutil.rmtree(shared, ignore_errors=True)
+                shared.mkdir(parents=True)
+                write_private_silos(Layout(shared), _silos(), records=records, seed=seed)
+            scene = Scene(
+                names=NAMES, plan=_of_query_logs(shared / "warm-start", records, epsilon, seed), policy=_policy(epsilon)
+            )
+            rows.append(_trained("query logs", records, epsilon, seed, shared, scene, quiet))
+            _keep(out, rows, console)
+    for epsilon in () if real is None else (NO_PRIVACY, 8.0):
+        count = sum(1 for _ in (real / "train.jsonl").open()) if real else 0
+        if real is None or any(row.training == (REAL, count, epsilon, seeds[0]) for row in rows):
+            continue
+        shared = work / REAL
+        (shared / "silos").mkdir(parents=True, exist_ok=True)
+        link = shared / "silos" / REAL
+        link.unlink(missing_ok=True)
+        link.symlink_to(real.resolve())
+        scene = Scene(names=[REAL], plan=_of_real(count, epsilon, seeds[0]), policy=_policy(epsilon))
+        rows.append(_trained(REAL, count, epsilon, seeds[0], shared, scene, quiet))
+        _keep(out, rows, console)
+    console.print(_table(rows))
+    if svg is not None:
+        files.replace(svg, picture([row for row in rows if row.data == "query logs"]).encode())
+    return rows
+
+
+def _silos() -> Sequence[Any]:
+    return [silo for silo in SILOS if silo.name in NAMES]
+
+
+def _of_query_logs(warm: Path, records: int, epsilon: float, seed: int) -> Sequence[str]:
+    """Without privacy: as many steps of batches as large, each record once instead of by chance."""
+    private = epsilon != NO_PRIVACY
+    own: dict[str, object] = {**_WEIGHTING, "schedule.rounds": _ROUNDS}
+    if private:
+        own |= {"privacy.expected_batch_size": _BATCH, "privacy.steps": _STEPS}
+    else:
+        rounds = max(1, round(_ROUNDS * _STEPS * _BATCH / records))
+        own |= {"privacy.level": "none", "schedule.rounds": rounds, "training.batch_size": _BATCH}
+    plan = private_plan(warm, silos=len(NAMES), records=records, epsilon=epsilon if private else 8.0)
+    return (*plan, *set_arguments(own), "--seed", str(seed))
+
+
+def _of_real(records: int, epsilon: float, seed: int) -> Sequence[str]:
+    values: dict[str, object] = {
+        **_WEIGHTING,
+        **_TEXT,
+        **_UNEVALUATED,
+        "schedule.rounds": REAL_ROUNDS,
+        "schedule.min_silos": 1,
+        "schedule.start_when_ready": "true",
+        "aggregation.momentum": 0.0,
+        "training.epochs": 6,
+        "training.learning_rate": 3e-3,
+        "training.max_output_tokens": 160,
+    }
+    if epsilon != NO_PRIVACY:
+        batch = 64
+        values |= {
+            "training.epochs": 1,
+            "privacy.level": "record",
+            "privacy.target_epsilon": epsilon,
+            "privacy.nominal_records": records,
+            "privacy.expected_batch_size": batch,
+            "privacy.steps": 6 * records // batch,
+        }
+    return ("--size", "mini", *set_arguments(values), "--seed", str(seed))
+
+
+def _policy(epsilon: float) -> Mapping[str, object]:
+    return {} if epsilon == NO_PRIVACY else {"require_privacy": "record", "max_epsilon": epsilon}
+
+
+def _trained(data: str, records: int, epsilon: float, seed: int, shared: Path, scene: Scene, console: Console) -> Row:
+    place = Layout(shared / f"epsilon-{epsilon:g}", shared)
+    prepare(place)
+    outcome: Outcome = run_federation(place, scene, console)
+    before, after = outcome.before.values(), outcome.after.values()
+    return Row(
+        data=data,
+        records=records,
+        epsilon=epsilon,
+        seed=seed,
+        exact_match_before=fmean(score.exact_match for score in before),
+        exact_match=fmean(score.exact_match for score in after),
+        loss_per_token_before=fmean(score.loss_per_token for score in before),
+        loss_per_token=fmean(score.loss_per_token for score in after),
+        spent=max((spent(place, name)["epsilon"] for name in scene.names), default=0.0),
+    )
+
+
+def _read(out: Path) -> list[Row]:
+    if not out.exists():
+        return []
+    try:
+        return [Row(**{**row, "epsilon": float(row["epsilon"])}) for row in json.loads(out.read_text())]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigurationError(f"{out} is not what this command writes: name another file with --out") from error
+
+
+def _keep(out: Path, rows: Sequence[Row], console: Console) -> None:
+    shown = [{**asdict(row), "epsilon": str(row.epsilon)} for row in rows]
+    files.replace(out, (json.dumps(shown, indent=1) + "\n").encode())
+    row = rows[-1]
+    console.print(
+        f"{row.data}, epsilon {row.epsilon:g}, seed {row.seed}: exact match {row.exact_match_before:.1%} -> {row.exact_match:.1%}",
+        highlight=False,
+    )
+
+
+def by_epsilon(rows: Sequence[Row]) -> Iterator[tuple[str, int, float, list[Row]]]:
+    """Rows that differ in their seed alone, together: data, records, epsilon, rows."""
+    for data, records, epsilon in dict.fromkeys((row.data, row.records, row.epsilon) for row in rows):
+        yield (
+            data,
+            records,
+            epsilon,
+            [row for row in rows if (row.data, row.records, row.epsilon) == (data, records, epsilon)],
+        )
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    table = Table(title="what privacy costs: held-out questions, means and seeds", title_style="dim")
+    for column in (
+        "data",
+        "records",
+        "epsilon",
+        "exact match before",
+        "exact match",
+        "of each seed",
+        "loss a token",
+        "spent",
+    ):
+        table.add_column(column, justify="left" if column == "data" else "right")
+    for data, records, epsilon, some in by_epsilon(rows):
+        table.add_row(
+            data,
+            f"{records:,}",
+            "none" if epsilon == NO_PRIVACY else f"{epsilon:g}",
+            f"{fmean(row.exact_match_before for row in some):.1%}",
+            f"{fmean(row.exact_match for row in some):.1%}",
+            " ".join(f"{row.exact_match:.1%}" for row in some),
+            f"{fmean(row.loss_per_token for row in some):.3f}",
+            f"{max(row.spent for row in some):.3g}",
+        )
+    return table
