@@ -1,0 +1,127 @@
+"""Two silos train adapters under record-level privacy: real processes, mutual TLS, one killed in the middle of it all."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from transformers import T5ForConditionalGeneration
+
+from ops.demo.clinic import CLINIC
+from ops.demo.insurer import INSURER
+from ops.demo.processes import Processes
+from ops.demo.query_log import query_log
+from ops.demo.silos import write_silo
+from security.errors import StateError
+from tests.support.federation import Federation
+
+SILOS = ("clinic", "insurer")
+ROUNDS = 3
+RECORDS = 300
+VALUES = {
+    "schedule.rounds": ROUNDS,
+    "schedule.min_silos": len(SILOS),
+    "adapters.rank": 2,
+    "training.epochs": 1,
+    "training.schema_in_input": "false",
+    "training.max_input_tokens": 64,
+    "training.max_output_tokens": 64,
+    "privacy.level": "record",
+    "privacy.target_epsilon": 6.0,
+    "privacy.nominal_records": RECORDS,
+    "privacy.expected_batch_size": 32,
+    "privacy.steps": 3,
+    "evaluation.every": 0,
+    "evaluation.initial": "false",
+    "evaluation.last": "false",
+}
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def settings(**values: object) -> list[str]:
+    return [argument for key, value in {**VALUES, **values}.items() for argument in ("--set", f"{key}={value}")]
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """A plan that has run to its end; the second silo's agent was killed while it ran, and started again."""
+    root = tmp_path_factory.mktemp("private")
+    data = {silo: root / "data" / silo for silo in SILOS}
+    for specification in (CLINIC, INSURER):
+        log = query_log(specification, records=RECORDS, seed=3).log
+        write_silo(data[specification.name], specification, seed=3, splits=log)
+    (root / "logs").mkdir()
+    with Processes(root / "logs") as processes:
+        it = Federation(root, processes, data)
+        it.init("--no-plan")
+        it.coordinator("plan", "new", "private", "--size", "micro", *settings())
+        it.serve("--plan", "private")
+        for silo in SILOS:
+            it.agent(silo, "enroll", it.coordinator("invite", silo).strip())
+            (root / "agents" / silo / "silo.toml").write_text(
+                '[policy]\nrequire_privacy = "record"\nmax_epsilon = 6.0\n'
+            )
+            it.start_agent(silo)
+        it.wait(it.all_ready)
+        it.coordinator("plan", "start", "private")
+        it.wait(lambda: it.at_round(2))
+        processes.kill(SILOS[1])
+        it.start_agent(SILOS[1])
+        it.wait(it.finished)
+        yield it
+
+
+def shown(it: Federation, silo: str) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads(it.agent(silo, "privacy", "show", "--json"))
+    return facts
+
+
+def test_the_ledger_has_each_round_and_a_kill_forgets_none(federation: Federation) -> None:
+    plan = json.loads(federation.coordinator("rounds", "--json"))
+    assert [record["round"] for record in plan if record["outcome"] == "applied"] == [1, 2, 3]
+    for silo in SILOS:
+        releases = shown(federation, silo)["releases"]
+        rounds = {release["round"] for release in releases}
+        assert rounds == {1, 2, 3}
+        assert {release["mechanism"] for release in releases} == {"gradients", "loss_reduction"}
+        assert len(releases) >= 2 * ROUNDS, "a kill may waste an entry, and never take one back"
+        assert "the ledger is whole" in federation.agent(silo, "privacy", "verify")
+    assert len(shown(federation, SILOS[0])["releases"]) == 2 * ROUNDS
+    assert shown(federation, SILOS[0])["spent"]["epsilon"] <= 6.0
+
+
+def test_what_the_coordinator_knows_is_the_same_for_both_silos_but_for_noise(federation: Federation) -> None:
+    for record in json.loads(federation.coordinator("rounds", "--json")):
+        for silo in record["silos"]:
+            assert int(silo["examples"]) == RECORDS, "the nominal number"
+            assert silo["loss_min"] == 0
+            assert silo["dev_examples"] in (0, "0")
+
+
+def test_adapters_alone_went_over_the_wire_and_the_export_is_a_whole_model(federation: Federation) -> None:
+    folder = federation.root / "exported"
+    federation.coordinator("export", str(folder))
+    loaded, report = T5ForConditionalGeneration.from_pretrained(folder, output_loading_info=True)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    models = list((federation.root / "agents" / SILOS[0] / "models").glob("*.model"))
+    bases = list((federation.root / "agents" / SILOS[0] / "models" / "base").glob("*.model"))
+    assert len(bases) == 1
+    assert bases[0].stat().st_size == 4 * sum(parameter.numel() for parameter in loaded.parameters())
+    assert models
+    assert all(model.stat().st_size < bases[0].stat().st_size / 3 for model in models)
+
+
+def test_a_round_more_is_refused_and_the_model_is_kept(federation: Federation) -> None:
+    with pytest.raises(StateError, match=r"exit code 8.*privacy budget is spent"):
+        federation.agent(SILOS[0], "privacy", "forecast")
+    assert "epsilon" in federation.agent(SILOS[0], "status")
+    federation.coordinator("plan", "new", "again", "--size", "micro", "--seed", "5", *settings())
+    federation.coordinator("plan", "start", "again")
+    federation.wait(lambda: "budget" in federation.coordinator("status"))
+    assert len(shown(federation, SILOS[0])["releases"]) == 2 * ROUNDS
+
+
+def test_an_agent_answers_with_base_and_adapters_from_its_own_disk(federation: Federation) -> None:
+    """What so small a model writes is rarely SQL; its policy keeps it off the database."""
+    federation.agent(SILOS[0], "ask", "how many visits were there in 2021")
