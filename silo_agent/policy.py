@@ -101,7 +101,8 @@ class SiloPolicy:
 
     @property
     def budget(self) -> Budget:
-        return Budget(epsilon=self.rules.max_epsilon, dp_delta=self.rules.max_dp_delta)
+        rules = self.rules
+        return Budget(epsilon=rules.max_epsilon, dp_delta=rules.max_dp_delta, unit=rules.unit_field)
 
     def check_upload(self, manifest: Manifest, *, masked: bool = False) -> None:
         """Raises PolicyRefusal when an update must not leave: it has no mask, or is larger than may leave in one round."""

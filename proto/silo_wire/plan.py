@@ -20,7 +20,7 @@ from security.identifiers import NAME_RULE, silo_name
 from silo_wire.adapters import AdaptersSection, adapter_layout
 from silo_wire.canonical import Digest, canonical_json, digest_of
 from silo_wire.manifest import Layout, ParameterDtype
-from silo_wire.privacy import PrivacySection, Release
+from silo_wire.privacy import LEAST_BOUND, MOST_BOUND, PrivacySection, Release
 from silo_wire.strict_toml import NameText, Section, describe, parse_toml
 from silo_wire.v1 import federation_pb2
 
@@ -294,9 +294,19 @@ class Plan(Section):
             ("gradient_accumulation", training.gradient_accumulation, 1, "whose batches are as large as memory allows"),
             ("fedprox_mu", training.fedprox_mu, 0, "whose steps have private gradients alone"),
             ("precision", training.precision, "float32", "whose bounds hold for exact sums"),
+            # One stream of masks for a batch: a record more would shift those of all that come after it.
+            ("dropout", training.dropout, 0.0, "in which no example's gradient may depend on the others of its batch"),
         ):
             if value != needed:
-                yield f"[training] {key}", value, str(needed), why
+                shown = "the model's own" if value is None else value
+                yield f"[training] {key}", shown, str(needed), why
+        if training.max_grad_norm and not LEAST_BOUND <= training.max_grad_norm <= MOST_BOUND:
+            yield (
+                "[training] max_grad_norm",
+                training.max_grad_norm,
+                f"{LEAST_BOUND:g} to {MOST_BOUND:g}",
+                "whose clipping is done in float32",
+            )
         for silo, override in training.overrides.items():
             if override.epochs is not None or override.gradient_accumulation is not None:
                 yield (

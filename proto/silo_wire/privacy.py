@@ -11,13 +11,23 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from security.errors import ConfigurationError
-from security.privacy.accounting import LEAST_NOISE, GaussianRelease, NeighbouringRelation, epsilon_of
+from security.privacy.accounting import (
+    LEAST_DP_DELTA,
+    LEAST_NOISE,
+    MOST_NOISE,
+    GaussianRelease,
+    NeighbouringRelation,
+    epsilon_of,
+)
 from security.privacy.ledger import Mechanism
 from silo_wire.messages import TrainingSummary
 from silo_wire.strict_toml import Section
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+LEAST_BOUND, MOST_BOUND = 1e-6, 1e6
+"""Of what is clipped to and cut at: float32 has room for sums and for noise of such sizes."""
+Bound = Annotated[float, Field(ge=LEAST_BOUND, le=MOST_BOUND)]
+NoiseMultiplier = Annotated[float, Field(ge=0, le=MOST_NOISE)]
 
 Release = tuple[Mechanism, GaussianRelease]
 
@@ -31,18 +41,18 @@ class PrivacySection(Section):
     """
 
     level: Literal["none", "record", "silo"] = "none"
-    target_epsilon: Positive = 8.0  # of all rounds together
-    dp_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    target_epsilon: Annotated[float, Field(gt=0, le=1e3)] = 8.0  # of all rounds together
+    dp_delta: Annotated[float, Field(ge=LEAST_DP_DELTA, lt=1)] = 1e-5
     neighbouring_relation: NeighbouringRelation = "add_or_remove_one"
     unit_field: Annotated[str, Field(max_length=100)] = ""  # key whose equal values make one unit; "": each line is one
     nominal_records: Annotated[int, Field(ge=1, le=1 << 40)] = 1000  # or units: the public stand-in for |D_i|
     expected_batch_size: Annotated[int, Field(ge=1, le=1 << 30)] = 128
     steps: Annotated[int, Field(ge=1, le=1_000_000)] = 20  # optimizer steps of a round
-    noise_multiplier: NonNegative = (
+    noise_multiplier: NoiseMultiplier = (
         0.0  # over max_grad_norm or max_delta_norm; 0: `plan new` finds the least that will do
     )
-    loss_bound: Positive = 10.0  # a record's loss counts as at most this in the weight
-    loss_noise_multiplier: NonNegative = 5.0  # on the scaled loss reduction, over loss_bound
+    loss_bound: Bound = 10.0  # a record's loss counts as at most this in the weight
+    loss_noise_multiplier: NoiseMultiplier = 5.0  # on the scaled loss reduction, over loss_bound
     nominal_silos: Annotated[int, Field(ge=1, le=1 << 30)] = 100  # what a noised sum of deltas is divided by
     max_noise_to_signal: Positive = 1.0  # L2 norm of a sum's noise over the most that nominal_silos could sum to
 

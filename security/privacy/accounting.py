@@ -21,7 +21,16 @@ UNLIMITED = math.inf
 LEAST_NOISE = 0.3
 """Noise multipliers of sampled mechanisms below this overflow the accountant, and promise nothing anyway."""
 MOST_NOISE = 1e6
-_EPSILON_ERROR = 0.01
+LEAST_DP_DELTA = 1e-12
+MOST_STEPS = 200_000
+"""Of sampled releases together. More, like smaller rates than LEAST_RATE, take the accountant minutes and gigabytes."""
+MOST_EPSILON = 60.0
+"""By Renyi's rough bound, which is quick; more promises nothing, and takes the exact accountant minutes, too."""
+LEAST_RATE = 1e-6
+"""Rates below count as this one, which costs more."""
+_LEAST_CONVOLVED_DELTA = 1e-16
+_LEAST_ERROR, _ERROR = 0.01, 0.005
+"""Of an epsilon, absolutely and in parts of it; what is returned is above the true one by as much at most."""
 _JUST_BELOW = 0.99
 
 
@@ -44,11 +53,15 @@ class GaussianRelease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """The most that a holder of records ever releases, over all plans."""
+    """The most that a holder of records ever releases, over all plans.
+
+    `unit` is the key of whom several records belong to, where it holds for all of these together; "": for each record.
+    """
 
     epsilon: float
     dp_delta: float
     relation: NeighbouringRelation = "add_or_remove_one"
+    unit: str = ""
 
 
 def epsilon_of(
@@ -66,7 +79,7 @@ def epsilon_of(
     made = [release for release in releases if release.steps]
     if not made:
         return 0.0
-    if any(release.noise_multiplier == 0.0 for release in made):
+    if any(release.noise_multiplier < 1 / MOST_NOISE for release in made):
         return UNLIMITED
     if all(release.sampling_rate == 1.0 for release in made):
         mu = math.sqrt(sum(release.steps / release.noise_multiplier**2 for release in made))
@@ -117,7 +130,7 @@ def _of_two(releases: Sequence[GaussianRelease], dp_delta: float) -> float:
     What d may be depends on the e that it leads to: d falls until both fit, each time to just below what the last e allows.
     """
     each = dp_delta / 2
-    while each > 1e-300:
+    while each > _LEAST_CONVOLVED_DELTA:
         epsilon = _sampled(releases, each)
         if epsilon > 700.0:
             break
@@ -129,17 +142,30 @@ def _of_two(releases: Sequence[GaussianRelease], dp_delta: float) -> float:
 
 
 def _sampled(releases: Sequence[GaussianRelease], dp_delta: float) -> float:
-    if any(release.noise_multiplier < LEAST_NOISE for release in releases):
+    too_little = any(release.noise_multiplier < LEAST_NOISE for release in releases)
+    if too_little or dp_delta < _LEAST_CONVOLVED_DELTA or sum(release.steps for release in releases) > MOST_STEPS:
         return UNLIMITED
-    from opacus.accountants import PRVAccountant  # with torch, which not every process that reads a plan has loaded
+    # Here, not above: with torch, which not every process that reads a plan has loaded.
+    from opacus.accountants import PRVAccountant, RDPAccountant
 
-    accountant = PRVAccountant()
-    accountant.history = [
-        (min(release.noise_multiplier, MOST_NOISE), release.sampling_rate, release.steps) for release in releases
+    history = [
+        (min(release.noise_multiplier, MOST_NOISE), max(release.sampling_rate, LEAST_RATE), release.steps)
+        for release in releases
     ]
+    accountant, rough = PRVAccountant(), RDPAccountant()
+    accountant.history = rough.history = history
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # log(0) where nothing is sampled, which is meant
+        warnings.simplefilter("ignore", UserWarning)  # that the rough one could be less rough
         try:
-            return max(0.0, float(accountant.get_epsilon(dp_delta, eps_error=_EPSILON_ERROR)))
-        except ValueError:  # so little noise, or so small a delta, that its sums would be made of rounding errors
+            roughly = rough.get_epsilon(dp_delta)
+            if not roughly <= MOST_EPSILON:
+                return UNLIMITED
+            error = max(_LEAST_ERROR, _ERROR * roughly)
+            return max(0.0, float(accountant.get_epsilon(dp_delta, eps_error=error)))
+        except (
+            ValueError,
+            OverflowError,
+            MemoryError,
+        ):  # so little noise, or so small a delta, that sums would be rounding errors
             return UNLIMITED

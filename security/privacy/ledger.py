@@ -37,6 +37,7 @@ class Entry:
     """`at` is for people: seconds since 1970 by the clock of who wrote it.
 
     `subject` is the digest of what the noise was bound to, where the same release may be made again and counts once; else empty.
+    `unit` is the key of whom several records belong to, where the release is private for all of these together; else empty.
     """
 
     sequence: int
@@ -49,6 +50,7 @@ class Entry:
     release: GaussianRelease
     at: int
     subject: str = ""
+    unit: str = ""
 
     @property
     def digest(self) -> str:
@@ -71,6 +73,7 @@ class Entry:
             "sequence": self.sequence,
             "steps": self.release.steps,
             **({"subject": self.subject} if self.subject else {}),
+            **({"unit": self.unit} if self.unit else {}),
         }
 
 
@@ -139,6 +142,7 @@ def _entry(line: bytes, where: str) -> Entry:
             ),
             at=_whole(value["at"]),
             subject=_text(value.get("subject", "")),
+            unit=_text(value.get("unit", "")),
         )
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError, ConfigurationError) as error:
         raise IntegrityError(f"{where} is no entry of a privacy ledger: the file was edited or damaged") from error

@@ -65,8 +65,8 @@ class Parameters:
 
     @property
     def honest(self) -> int:
-        """The fewest silos of a sum that do not work against the others."""
-        return self.least_sum - self.colluders
+        """The fewest silos of a sum whose noise whoever looks at it does not know."""
+        return _unknown(self.least_sum, self.colluders)
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -104,7 +104,7 @@ class Terms:
             threshold=threshold,
             colluders=self.colluders,
             min_survivors=self.min_survivors,
-            fixed_point=self._fixed_point(cohort, max(threshold, self.min_survivors) - self.colluders),
+            fixed_point=self._fixed_point(cohort, _unknown(max(threshold, self.min_survivors), self.colluders)),
         )
 
     def _fixed_point(self, cohort: int, honest: int) -> FixedPoint:
@@ -117,3 +117,8 @@ class Terms:
             elements=self.ranges.elements,
         )
         return shares.fixed_point(self.ranges)
+
+
+def _unknown(least_sum: int, colluders: int) -> int:
+    """Of so many silos in a sum, those whose noise another one does not know: it knows its own, and that of who works with it."""
+    return least_sum - max(colluders, 1)

@@ -23,17 +23,21 @@ class SiloSources:
         self._settings = settings
         self._scratch = scratch
         self._data: SiloData | None = None
-        self._unit_field = ""
+        self._read_for: tuple[str, bool] | None = None
 
-    def data(self, unit_field: str = "") -> SiloData:
-        """Read once for each key that groups lines; raises DataError, also for more bad lines than [data] max_bad_lines_share."""
-        if self._data is None or (unit_field and unit_field != self._unit_field):
+    def data(self) -> SiloData:
+        """As it was read last; raises DataError, also for more bad lines than [data] max_bad_lines_share."""
+        return self.data_for(*(self._read_for or ("", False)))
+
+    def data_for(self, unit_field: str, private: bool) -> SiloData:
+        """Read once for plans that group lines alike; raises what `data` raises."""
+        if self._data is None or (unit_field, private) != self._read_for:
             folder = self._settings.data.folder
             if not folder:
                 raise DataError("no data folder is given: use --data DIR, or set [data] folder in silo.toml")
             limits = DataLimits(max_bad_fraction=self._settings.data.max_bad_lines_share)
-            self._data = load_silo_data(Path(folder), limits, unit_field=unit_field)
-            self._unit_field = unit_field
+            self._data = load_silo_data(Path(folder), limits, unit_field=unit_field, private=private)
+            self._read_for = unit_field, private
         return self._data
 
     def summary(self) -> DataSummary:

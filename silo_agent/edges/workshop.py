@@ -52,7 +52,8 @@ class Workshop:
         """Data read and tokenised, model built; raises DataError, ConfigurationError, MalformedMessage, StorageError."""
         self._bundle = self._trainer = None  # two models need not be in memory
         with _enough_memory():
-            data = self._sources.data(bundle.plan.privacy.unit_field)
+            privacy = bundle.plan.privacy
+            data = self._sources.data_for(privacy.unit_field, privacy.level == "record")
             trainer = SiloTrainer(bundle, data, self._policy.silo, self._device(), base=base)
             trainer.encoded("train")
         self._bundle, self._trainer = bundle, trainer

@@ -297,7 +297,9 @@ class AgentService:
         releases = bundle.plan.releases_of_round
         self._under_privacy = bool(releases)
         try:
-            self._gate.check_plan(bundle)
+            await self._in_thread(
+                lambda _cancelled: self._gate.check_plan(bundle)
+            )  # what it costs takes seconds to tell
         except PolicyRefusal:
             self._plans.keep_refused(bundle)  # for its people to look at
             raise
@@ -371,7 +373,8 @@ class AgentService:
         trained.manifest.check_layout(bundle.update_layout)
         self._written = trained.manifest.digest, trained.mark
         if releases and bundle.plan.noise_at == "nowhere":
-            await self._in_thread(lambda _cancelled: self._privacy.spend(order.key, releases))
+            unit = bundle.plan.privacy.unit_field
+            await self._in_thread(lambda _cancelled: self._privacy.spend(order.key, releases, unit=unit))
             spent = await self._tell_spent()
             self._display.note("trained", round=order.key.round, epsilon_spent=round(spent, 3))
             await self._privacy.countersign(self._coordinator)  # before anything says that there is an update

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from security.errors import IntegrityError, PolicyRefusal
-from security.privacy.accounting import Budget, GaussianRelease, epsilon_of
+from security.privacy.accounting import UNLIMITED, Budget, GaussianRelease, epsilon_of
 from security.privacy.ledger import Entry, Head, check_head, head_of, releases_of
 from silo_wire.ledger_receipt import LedgerReceipt
 from silo_wire.messages import RoundKey
@@ -103,22 +103,23 @@ class PrivacyGuard:
         )
 
     def spent(self) -> float:
-        return self._epsilon(releases_of(self.entries()))
+        """Unlimited where the budget is for patients, say, and something was released that is private for each line alone."""
+        return self._epsilon(self.entries())
 
     def check(self, releases: Sequence[Release]) -> None:
         """Raise BudgetSpent where `releases` more would cost more than the budget."""
         entries = self.entries()
-        after = self._epsilon([*releases_of(entries), *(release for _, release in releases)])
+        after = self._epsilon(entries, releases)
         if after > self.budget.epsilon:
             raise BudgetSpent(
                 "max_epsilon",
                 f"this round would take the silo's releases to epsilon {after:.3g} at dp_delta "
                 f"{self.budget.dp_delta:g}, its people allow {self.budget.epsilon:g}; "
-                f"{self._epsilon(releases_of(entries)):.3g} are spent",
+                f"{self._epsilon(entries):.3g} are spent",
             )
 
-    def spend(self, key: RoundKey, releases: Sequence[Release]) -> None:
-        """Enter `releases` of an attempt. When this returns they may leave; call it before anything does."""
+    def spend(self, key: RoundKey, releases: Sequence[Release], *, unit: str = "") -> None:
+        """Enter `releases` of an attempt, of a plan with this unit_field. When this returns they may leave; call it before anything does."""
         self.check(releases)
         entries = list(self.entries())
         fresh = []
@@ -134,14 +135,22 @@ class PrivacyGuard:
                 mechanism=mechanism,
                 release=release,
                 at=int(self._clock()),
+                unit=unit,
             )
             entries.append(entry)
             fresh.append(entry)
         self._ledger.append(fresh)
         self._heads.record_ledger_head(head_of(entries))
 
-    def _epsilon(self, releases: Iterable[GaussianRelease]) -> float:
+    def _epsilon(self, entries: Sequence[Entry], more: Sequence[Release] = ()) -> float:
+        if not all(self._covers(entry) for entry in entries):
+            return UNLIMITED
+        releases = [*releases_of(entries), *(release for _, release in more)]
         return epsilon_of(merged(releases), dp_delta=self.budget.dp_delta, relation=self.budget.relation)
+
+    def _covers(self, entry: Entry) -> bool:
+        """Whether an entry says something of the budget's unit. A delta of a whole silo does of any, what is private for each patient of each line."""
+        return self.budget.unit in ("", entry.unit) or entry.mechanism == "delta"
 
 
 def merged(releases: Iterable[GaussianRelease]) -> list[GaussianRelease]:

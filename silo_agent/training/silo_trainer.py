@@ -176,19 +176,17 @@ class SiloTrainer:
         # Here, not above: Opacus takes a second to load, which silos of other plans need not wait for.
         from silo_agent.training.private.private_trainer import schedule_of, train_privately
 
-        with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
-            torch.manual_seed(self._seed("dropout", round_number))
-            weight = train_privately(
-                self._model,
-                self._parameters.tensors,
-                self.encoded("train"),
-                self._section,
-                schedule_of(self._plan, self._section),
-                backend="ghost",
-                words=RandomWords(secrets.token_bytes(KEY_BYTES)),
-                on_progress=lambda fraction: on_progress(fraction, math.nan),
-                should_stop=should_stop,
-            )
+        weight = train_privately(
+            self._model,
+            self._parameters.tensors,
+            self.encoded("train"),
+            self._section,
+            schedule_of(self._plan, self._section),
+            backend="ghost",
+            words=RandomWords(secrets.token_bytes(KEY_BYTES)),
+            on_progress=lambda fraction: on_progress(fraction, math.nan),
+            should_stop=should_stop,
+        )
         return self._plan.privacy.summary(weight)
 
     def evaluate(

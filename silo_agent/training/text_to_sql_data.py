@@ -74,10 +74,13 @@ class SiloData:
                 return self.test
 
 
-def load_silo_data(folder: Path, limits: DataLimits | None = None, *, unit_field: str = "") -> SiloData:
+def load_silo_data(
+    folder: Path, limits: DataLimits | None = None, *, unit_field: str = "", private: bool = False
+) -> SiloData:
     """Read the folder; raises DataError naming the file where one is missing, unreadable, empty or bad beyond the limit.
 
-    With `unit_field`, the key of a training line that says whom it belongs to; a line without it is a bad one.
+    With `unit_field`, the key of a training line that says whom it belongs to; a line without it is a bad one. For `private`
+    training no line keeps another one out: a repeated id is a bad line everywhere else.
     """
     limits = limits or DataLimits()
     if not folder.is_dir():
@@ -93,7 +96,11 @@ def load_silo_data(folder: Path, limits: DataLimits | None = None, *, unit_field
                 splits[name] = ()
                 continue
             raise DataError(f"{folder / f'{name}.jsonl'} is missing: put the {name} split there (or {name}.jsonl.gz)")
-        splits[name], of_file = _read_split(path, schema.db_id, seen, limits, unit_field if name == "train" else "")
+        known = {} if private and name == "train" else seen
+        grouped_by = unit_field if name == "train" else ""
+        splits[name], of_file = _read_split(
+            path, schema.db_id, known, limits, grouped_by, distinct=not (private and name == "train")
+        )
         bad.extend(of_file)
     return SiloData(
         train=splits["train"],
@@ -126,7 +133,7 @@ def _one_of(folder: Path, plain: str, packed: str) -> Path | None:
 
 
 def _read_split(
-    path: Path, db_id: str, seen: dict[str, str], limits: DataLimits, unit_field: str
+    path: Path, db_id: str, seen: dict[str, str], limits: DataLimits, unit_field: str, *, distinct: bool
 ) -> tuple[tuple[Example, ...], list[BadLine]]:
     """The good lines and the bad ones; `seen` maps each id of all splits to where it stands, and grows."""
     examples: list[Example] = []
@@ -134,7 +141,7 @@ def _read_split(
     for number, raw in _lines(path, limits):
         try:
             example = _example(raw, db_id, limits, unit_field)
-            if example.id in seen:
+            if distinct and example.id in seen:
                 raise _BadLine(f"id {_short(example.id)} stands already at {seen[example.id]}")
         except _BadLine as error:
             bad.append(BadLine(path, number, str(error)))

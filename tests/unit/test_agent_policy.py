@@ -240,7 +240,7 @@ def test_all_that_is_wrong_with_a_plan_is_told_and_approval_last() -> None:
 
 def private(**privacy: Any) -> PlanBundle:
     return small_bundle(
-        training={"max_grad_norm": 1.0},
+        training={"max_grad_norm": 1.0, "dropout": 0.0},
         evaluation={"every": 0, "initial": False, "last": False},
         privacy={"level": "record", "noise_multiplier": 3.0, "steps": 4, **privacy},
     )
@@ -266,11 +266,62 @@ def test_attack_plan_that_hides_a_patient_by_the_line_where_patients_are_to_be_h
     policy().check_plan(private(unit_field="patient"))
 
 
+@pytest.mark.parametrize("dropout", [0.1, None], ids=["some", "the model's own"])
+def test_attack_dropout_whose_masks_for_one_record_depend_on_the_others(dropout: float | None) -> None:
+    with pytest.raises(ValidationError, match=r"\[training\] dropout = .* does not go with"):
+        small_bundle(
+            training={"max_grad_norm": 1.0, "dropout": dropout},
+            evaluation={"every": 0, "initial": False, "last": False},
+            privacy={"level": "record", "noise_multiplier": 3.0},
+        )
+
+
+@pytest.mark.parametrize("bound", [1e-42, 1e30])
+def test_attack_clipping_norm_that_float32_cannot_keep(bound: float) -> None:
+    with pytest.raises(ValidationError, match=r"\[training\] max_grad_norm"):
+        small_bundle(
+            training={"max_grad_norm": bound, "dropout": 0.0},
+            evaluation={"every": 0, "initial": False, "last": False},
+            privacy={"level": "record", "noise_multiplier": 3.0},
+        )
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("noise_multiplier", 1e200),
+        ("loss_noise_multiplier", 1e200),
+        ("loss_bound", 1e308),
+        ("loss_bound", 1e-300),
+        ("dp_delta", 1e-300),
+        ("target_epsilon", 1e300),
+    ],
+)
+def test_attack_numbers_that_would_end_the_agent(key: str, value: float) -> None:
+    with pytest.raises(ValidationError, match=key):
+        private(**{key: value})
+
+
+def test_attack_numbers_that_are_allowed_and_promise_nothing_are_refused_by_rule() -> None:
+    """Not by an error of arithmetic, and without the accountant's taking minutes."""
+    for privacy in (
+        {"noise_multiplier": 1e-200},
+        {"noise_multiplier": 1e-200, "nominal_records": 128},
+        {"noise_multiplier": 1.0, "nominal_records": 1 << 40, "expected_batch_size": 1, "steps": 1_000_000},
+        {"noise_multiplier": 0.3, "nominal_records": 128, "expected_batch_size": 64, "steps": 10_000},
+    ):
+        assert refusal_of(policy(max_epsilon=5.0), private(**privacy)).rule == "max_epsilon"
+
+
 SILO_LEVEL: dict[str, Any] = {
     "evaluation": {"every": 0, "initial": False, "last": False},
     "privacy": {"level": "silo", "noise_multiplier": 10.0, "nominal_silos": 5},
 }
-RECORD_LEVEL: dict[str, Any] = {**SILO_LEVEL, "privacy": {"level": "record", "noise_multiplier": 10.0}}
+RECORD_LEVEL: dict[str, Any] = {
+    **SILO_LEVEL,
+    "training": {"dropout": 0.0},
+    "privacy": {"level": "record", "noise_multiplier": 10.0},
+}
 CAPPED = {"max_weight": 10.0}
 
 

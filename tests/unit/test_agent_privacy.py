@@ -1,5 +1,7 @@
 """The ledger on disk and the guard before it: what is written before a release, what is refused, what a crash leaves."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -167,3 +169,23 @@ def test_a_full_disk_names_the_ledger(file: PrivacyLedgerFile, monkeypatch: pyte
 def test_equal_mechanisms_are_one_of_more_steps() -> None:
     releases = [GaussianRelease(1.0, 0.1, 5), GaussianRelease(2.0), GaussianRelease(1.0, 0.1, 7), GaussianRelease(2.0)]
     assert merged(releases) == [GaussianRelease(1.0, 0.1, 12), GaussianRelease(2.0, 1.0, 2)]
+
+
+def test_rounds_that_were_private_for_a_line_say_nothing_of_a_patient(file: PrivacyLedgerFile) -> None:
+    heads = Heads()
+    guard(file, heads).spend(key(1), ROUND)
+    of_patients = guard(file, heads)
+    of_patients.budget = replace(of_patients.budget, unit="patient")
+    assert of_patients.spent() == math.inf
+    with pytest.raises(PolicyRefusal, match="epsilon inf"):
+        of_patients.check(ROUND)
+    assert guard(file, heads).spent() < math.inf
+
+
+def test_rounds_that_were_private_for_a_patient_count_for_patients_and_for_lines(file: PrivacyLedgerFile) -> None:
+    heads = Heads()
+    guard(file, heads).spend(key(1), ROUND, unit="patient")
+    of_patients = guard(file, heads)
+    of_patients.budget = replace(of_patients.budget, unit="patient")
+    assert of_patients.spent() == guard(file, heads).spent() < math.inf
+    assert [entry.unit for entry in file.entries()] == ["patient"] * len(ROUND)

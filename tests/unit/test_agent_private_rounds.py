@@ -45,7 +45,7 @@ BUNDLE = small_bundle(
         "noise_multiplier": 8.0,
         "loss_noise_multiplier": 20.0,
     },
-    training={"max_grad_norm": 1.0, "epochs": 1},
+    training={"max_grad_norm": 1.0, "epochs": 1, "dropout": 0.0},
     evaluation={"initial": False, "every": 0, "last": False},
 )
 PLAN = BUNDLE.plan.digest

@@ -143,7 +143,7 @@ def test_the_forecast_names_unit_relation_cost_and_whom_the_promise_is_towards()
 
 def records(**privacy: Any) -> Plan:
     section = {"level": "record", "noise_multiplier": 1.0, "loss_noise_multiplier": 5.0, "loss_bound": 10.0, **privacy}
-    return plan(privacy=section, training={"max_grad_norm": 1.0})
+    return plan(privacy=section, training={"max_grad_norm": 1.0, "dropout": 0.0})
 
 
 def test_the_forecast_says_where_noise_drowns_the_weights() -> None:

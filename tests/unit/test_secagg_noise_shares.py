@@ -224,7 +224,7 @@ def test_a_roster_that_encodes_otherwise_than_the_plan_is_refused(tmp_path: Path
         Terms(model=MODEL, ranges=ranges, noise_multiplier=noise / 2).parameters(4),
         Terms(model=MODEL, ranges=narrow, noise_multiplier=noise).parameters(4),
         Terms(model=MODEL, ranges=replace(ranges, weight_cap=CAP / 10), noise_multiplier=noise).parameters(4),
-        _with_colluders(good),
+        _with_colluders(Terms(model=MODEL, ranges=ranges, min_survivors=4, noise_multiplier=noise).parameters(7)),
     ):
         with pytest.raises(PolicyRefusal, match="its noise would not cover") as refused:
             check_noise_fits(bundle, bad)
@@ -233,7 +233,7 @@ def test_a_roster_that_encodes_otherwise_than_the_plan_is_refused(tmp_path: Path
 
 def _with_colluders(good: Parameters) -> Parameters:
     """More colluders, and the encoding of none: each silo's noise would be made for more honest silos than there are."""
-    return replace(good, colluders=1)
+    return replace(good, colluders=2)
 
 
 def test_ranges_hold_any_clipped_delta() -> None:

@@ -173,3 +173,13 @@ def test_a_line_that_does_not_say_whom_it_belongs_to_is_a_bad_one(folder: Path, 
     data = load_silo_data(folder, DataLimits(max_bad_fraction=0.5), unit_field="patient")
     assert len(data.train) == 9
     assert "patient" in data.bad_lines[0].reason
+
+
+def test_attack_line_that_takes_the_id_of_another_one_does_not_remove_it_from_private_training(folder: Path) -> None:
+    """One record more would be one record less of somebody else's."""
+    before = [line(n, patient=str(n)) for n in range(10)]
+    (folder / "train.jsonl").write_bytes(b"\n".join([line(3, patient="intruder"), *before]))
+    private = load_silo_data(folder, DataLimits(max_bad_fraction=0.5), unit_field="patient", private=True)
+    assert [example.unit for example in private.train] == ["intruder", *(str(n) for n in range(10))]
+    assert not private.bad_lines
+    assert len(load_silo_data(folder, DataLimits(max_bad_fraction=0.5)).train) == 10

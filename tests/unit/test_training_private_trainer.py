@@ -13,15 +13,16 @@ from transformers import T5ForConditionalGeneration
 from security.errors import StateError
 from security.privacy.random_words import RandomWords
 from silo_agent.task.update import TrainingStopped
-from silo_agent.training.batches import EncodedExamples
+from silo_agent.training.batches import EncodedExamples, collate
 from silo_agent.training.private import clipping as clipping_module
 from silo_agent.training.private import private_trainer
-from silo_agent.training.private.clipping import Backend
+from silo_agent.training.private.clipping import Backend, clipping
 from silo_agent.training.private.exact_noise import add_noise
-from silo_agent.training.private.loss_sums import GRID, loss_sum, noised_reduction
+from silo_agent.training.private.loss_sums import GRID, ROOM, loss_sum, noised_reduction
 from silo_agent.training.private.private_trainer import (
     PrivateSchedule,
     check_gradients,
+    clipping_norm,
     drawn_examples,
     train_privately,
 )
@@ -145,7 +146,7 @@ def test_an_empty_sample_is_a_step_of_noise_alone(monkeypatch: pytest.MonkeyPatc
         lambda section, parameters: torch.optim.SGD(parameters, lr=section.learning_rate),
     )
     schedule = replace(SCHEDULE, sampling_rate=1e-12, steps=1, loss_noise_multiplier=None)
-    model = t5()
+    model = t5(dropout=0.0)
     before = flat(model)
     train(model, examples_of(5), schedule, section=SECTION.model_copy(update={"learning_rate": 1.0}))
     moved = (flat(model) - before) * SCHEDULE.expected_batch_size
@@ -175,9 +176,55 @@ def test_noise_is_added_once_a_step_to_every_parameter(monkeypatch: pytest.Monke
         "silo_agent.training.private.private_optimizer.add_noise",
         lambda values, *, deviation, words: added.append(len(values)),
     )
-    model = t5()
+    model = t5(dropout=0.0)
     train(model, examples_of(20), replace(SCHEDULE, loss_noise_multiplier=None))
     assert added == [parameter.numel() for parameter in model.parameters()] * SCHEDULE.steps
+
+
+# --- what would couple one example with others
+
+
+def test_dropout_is_refused() -> None:
+    with pytest.raises(StateError, match=r"dropout 0\.1"):
+        train(t5(dropout=0.1), examples_of(5))
+
+
+@pytest.mark.parametrize("backend", ["ghost", "hooks", "loop"])
+def test_one_record_more_moves_the_sum_of_gradients_by_no_more_than_the_bound(backend: Backend) -> None:
+    """Wherever it stands, and however it changes the batches of the others."""
+    model = t5(dropout=0.0).train()
+    parameters, bound = parameters_of(model), 0.3
+
+    def summed(examples: EncodedExamples) -> torch.Tensor:
+        way = clipping(backend, model, parameters, max_grad_norm=bound)
+        try:
+            for start in range(0, len(examples), 3):
+                indices = list(range(start, min(start + 3, len(examples))))
+                way.accumulate(collate(examples, indices, pad=0, device=CPU))
+            return torch.cat([parameter.summed_grad.flatten() for parameter in parameters])  # type: ignore[attr-defined]
+        finally:
+            way.close()
+            for parameter in parameters:
+                parameter.grad = parameter.summed_grad = None  # type: ignore[attr-defined]
+
+    whole = examples_of(20)
+    everything = summed(whole)
+    for missing in (0, 7, 19):
+        others = replace(
+            whole,
+            inputs=tuple(one for index, one in enumerate(whole.inputs) if index != missing),
+            targets=tuple(one for index, one in enumerate(whole.targets) if index != missing),
+        )
+        moved = float((everything - summed(others)).norm())
+        assert 0 < moved <= bound
+
+
+def test_the_grid_of_much_noise_is_taken_off_the_clipping_norm() -> None:
+    schedule = replace(SCHEDULE, noise_multiplier=1000.0, max_grad_norm=1.0)
+    assert clipping_norm(schedule, 64_000_000) == pytest.approx(1 - 8000 * 1000 / 2**30)
+    assert clipping_norm(replace(schedule, noise_multiplier=0.0), 64_000_000) == 1.0
+    with pytest.raises(StateError, match="too coarse"):
+        clipping_norm(replace(schedule, noise_multiplier=1e6), 64_000_000)
 
 
 # --- units of several records
@@ -230,20 +277,20 @@ def test_neighbouring_data_sets_have_the_same_schedule() -> None:
     seen = []
     for count in (40, 41):
         progress: list[float] = []
-        train(t5(), examples_of(count), progress=progress)
+        train(t5(dropout=0.0), examples_of(count), progress=progress)
         seen.append(progress)
     assert seen[0] == seen[1] == [1 / 3, 2 / 3, 1.0]
 
 
 def test_an_empty_data_set_trains_on_noise() -> None:
     progress: list[float] = []
-    weight = train(t5(), examples_of(0), progress=progress)
+    weight = train(t5(dropout=0.0), examples_of(0), progress=progress)
     assert progress[-1] == 1.0
     assert weight is not None
 
 
 def test_the_loss_sum_is_in_whole_steps_and_bounded_for_each_record() -> None:
-    model, examples = t5(), examples_of(9)
+    model, examples = t5(dropout=0.0), examples_of(9)
     whole = loss_sum(model, examples, bound=8.0, batch_size=4, device=CPU)
     for gone in range(9):
         kept = [index for index in range(9) if index != gone]
@@ -253,20 +300,20 @@ def test_the_loss_sum_is_in_whole_steps_and_bounded_for_each_record() -> None:
             targets=tuple(examples.targets[index] for index in kept),
         )
         assert 0 <= whole - loss_sum(model, fewer, bound=8.0, batch_size=4, device=CPU) <= GRID
-    assert loss_sum(model, examples, bound=0.5, batch_size=4, device=CPU) == 9 * GRID  # each loss is above
+    assert loss_sum(model, examples, bound=0.5, batch_size=4, device=CPU) == 9 * (GRID - ROOM)  # each loss is above
 
 
 def test_the_loss_sum_does_not_depend_on_batches() -> None:
-    model, examples = t5(), examples_of(9)
+    model, examples = t5(dropout=0.0), examples_of(9)
     sums = [loss_sum(model, examples, bound=8.0, batch_size=size, device=CPU) for size in (1, 4, 9)]
     assert max(sums) - min(sums) <= 9  # a step of the grid for each record, where float32 rounds otherwise
 
 
 def test_a_loss_that_is_not_finite_counts_as_the_bound() -> None:
-    model = t5()
+    model = t5(dropout=0.0)
     with torch.no_grad():
         model.lm_head.weight.fill_(float("nan"))
-    assert loss_sum(model, examples_of(4), bound=8.0, batch_size=4, device=CPU) == 4 * GRID
+    assert loss_sum(model, examples_of(4), bound=8.0, batch_size=4, device=CPU) == 4 * (GRID - ROOM)
 
 
 def test_the_loss_reduction_is_noised_and_cut() -> None:
@@ -311,7 +358,7 @@ def test_gradients_that_are_not_those_of_single_examples_stop_training(
     four = examples_of(4)
     row = np.arange(2, 6, dtype=np.int32)
     same = replace(four, inputs=tuple(row + k for k in range(4)), targets=tuple(row + 2 * k for k in range(4)))
-    model = t5()
+    model = t5(dropout=0.0)
     before = flat(model)
     with pytest.raises(StateError, match="not those of one example at a time"):
         train(model, same, backend=backend)
@@ -320,7 +367,7 @@ def test_gradients_that_are_not_those_of_single_examples_stop_training(
 
 @pytest.mark.parametrize("backend", ["ghost", "hooks", "loop"])
 def test_the_check_leaves_the_model_as_it_was(backend: Backend) -> None:
-    model = t5()
+    model = t5(dropout=0.0)
     before = flat(model)
     check_gradients(model, parameters_of(model), examples_of(6), backend=backend, max_grad_norm=0.5)
     assert torch.equal(flat(model), before)
@@ -329,7 +376,7 @@ def test_the_check_leaves_the_model_as_it_was(backend: Backend) -> None:
 
 
 def test_a_module_that_no_test_covers_is_not_trained() -> None:
-    model = t5()
+    model = t5(dropout=0.0)
     model.encoder.extra = nn.LayerNorm(32)
     with pytest.raises(StateError, match=r"encoder\.extra has type LayerNorm"):
         train(model, examples_of(6))
@@ -338,4 +385,4 @@ def test_a_module_that_no_test_covers_is_not_trained() -> None:
 def test_training_stops_when_it_is_asked_to() -> None:
     asked: Sequence[int] = iter([0, 0, 1])  # type: ignore[assignment]
     with pytest.raises(TrainingStopped):
-        train(t5(), examples_of(40), should_stop=lambda: bool(next(asked, 1)))  # type: ignore[call-overload]
+        train(t5(dropout=0.0), examples_of(40), should_stop=lambda: bool(next(asked, 1)))  # type: ignore[call-overload]

@@ -5,6 +5,7 @@ to whom several belong, of which a sampled unit gives one at random: no unit has
 there are, how much noise they have and when checkpoints are written, depends on the plan and not on how many records there are.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from security.errors import StateError
+from security.privacy.discrete_gaussian import SIGMA
 from security.privacy.poisson_sampling import sample
 from security.privacy.random_words import RandomWords
 from silo_agent.task.update import TrainingStopped
@@ -76,18 +78,20 @@ def train_privately(
 ) -> float | None:
     """Train `model` in place; the noised scaled loss reduction where the schedule has one.
 
-    `parameters` are those that are trained, `words` a stream of this training's own; dropout, which protects nothing, uses torch's
-    random state. `section.batch_size` examples are in memory at a time. Raises TrainingStopped soon after `should_stop()` turns true,
-    StateError where gradients per example are not to be trusted.
+    `parameters` are those that are trained, `words` a stream of this training's own. `section.batch_size` examples are in memory at a
+    time. Raises TrainingStopped soon after `should_stop()` turns true, StateError where gradients per example are not to be trusted: a
+    mismatch, modules that no test covers, or dropout, whose masks for one example would depend on those before it.
     """
     device = parameters[0].device
+    _require_no_dropout(model)
+    norm = clipping_norm(schedule, sum(parameter.numel() for parameter in parameters))
 
     def point() -> int:
         return loss_sum(model, examples, bound=schedule.loss_bound, batch_size=section.batch_size, device=device)
 
-    check_gradients(model, parameters, examples, backend=backend, max_grad_norm=schedule.max_grad_norm)
+    check_gradients(model, parameters, examples, backend=backend, max_grad_norm=norm)
     sums = [point()] if schedule.loss_noise_multiplier is not None else []
-    way = clipping(backend, model, parameters, max_grad_norm=schedule.max_grad_norm)
+    way = clipping(backend, model, parameters, max_grad_norm=norm)
     optimizer = PrivateOptimizer(
         local_optimizer(section, parameters),
         noise_multiplier=schedule.noise_multiplier,
@@ -123,6 +127,26 @@ def train_privately(
         cap=schedule.weight_cap,
         words=words,
     )
+
+
+def clipping_norm(schedule: PrivateSchedule, parameters: int) -> float:
+    """`max_grad_norm` less what two neighbouring sums may be moved apart by when each of their coordinates is rounded to noise's grid.
+
+    Raises StateError where so much noise, on so many parameters, leaves less than half of it.
+    """
+    rounding = math.sqrt(parameters) * schedule.noise_multiplier / SIGMA
+    if rounding > 0.5:
+        raise StateError(
+            f"noise_multiplier {schedule.noise_multiplier:g} on {parameters:,} parameters is too coarse for max_grad_norm: nothing is "
+            "trained; have the operator set a larger target_epsilon, or train fewer parameters"
+        )
+    return schedule.max_grad_norm * (1 - rounding)
+
+
+def _require_no_dropout(model: T5) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Dropout) and module.p > 0.0:
+            raise StateError(f"module {name} has dropout {module.p:g}: private training wants [training] dropout = 0")
 
 
 def drawn_examples(examples: EncodedExamples, rate: float, words: RandomWords) -> list[int]:
