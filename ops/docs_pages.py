@@ -328,6 +328,7 @@ def _example(level: str, parameters: int, masked: bool, silos: int) -> Plan:
         },
         "schedule": {"rounds": 20, "min_silos": 100},
         "aggregation": {"max_weight": 500.0, "max_delta_norm": 1.0, "secure_aggregation": masked},
+        "training": {"dropout": 0.0},
         "evaluation": {"every": 0, "initial": False, "last": False},
         "privacy": {"level": level, "nominal_silos": silos, "nominal_records": 400, "expected_batch_size": 40},
     }
