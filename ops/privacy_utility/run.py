@@ -5,6 +5,7 @@ every epsilon of a seed. One real silo of a few hundred records trains a small T
 is shown beside what can. Each finished training is in the JSON file at once, and is not done again by the next run.
 """
 
+import gzip
 import json
 import math
 import shutil
@@ -94,10 +95,7 @@ def run_utility(
         if real is None or any(row.training == (REAL, count, epsilon, seeds[0]) for row in rows):
             continue
         shared = work / REAL
-        (shared / "silos").mkdir(parents=True, exist_ok=True)
-        link = shared / "silos" / REAL
-        link.unlink(missing_ok=True)
-        link.symlink_to(real.resolve())
+        _lay_out(real, Layout(shared).data(REAL))
         scene = Scene(names=[REAL], plan=_of_real(count, epsilon, seeds[0]), policy=_policy(epsilon))
         rows.append(_trained(REAL, count, epsilon, seeds[0], shared, scene, quiet))
         _keep(out, rows, console)
@@ -105,6 +103,18 @@ def run_utility(
     if svg is not None:
         files.replace(svg, picture([row for row in rows if row.data == "query logs"]).encode())
     return rows
+
+
+def _lay_out(real: Path, folder: Path) -> None:
+    """The silo's own files under `folder`, with its database unpacked."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for path in real.iterdir():
+        if path.name == "db.sqlite.gz":
+            with gzip.open(path) as source, (folder / "db.sqlite").open("wb") as target:
+                shutil.copyfileobj(source, target)
+        else:
+            (folder / path.name).symlink_to(path.resolve())
 
 
 def _silos() -> Sequence[Any]:

@@ -24,7 +24,7 @@ from silo_wire.messages import TrainingSummary
 from silo_wire.strict_toml import Section
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-LEAST_BOUND, MOST_BOUND = 1e-6, 1e6
+LEAST_BOUND, MOST_BOUND = 1e-12, 1e6
 """Of what is clipped to and cut at: float32 has room for sums and for noise of such sizes."""
 Bound = Annotated[float, Field(ge=LEAST_BOUND, le=MOST_BOUND)]
 NoiseMultiplier = Annotated[float, Field(ge=0, le=MOST_NOISE)]

@@ -123,5 +123,14 @@ def test_a_round_more_is_refused_and_the_model_is_kept(federation: Federation) -
 
 
 def test_an_agent_answers_with_base_and_adapters_from_its_own_disk(federation: Federation) -> None:
-    """What so small a model writes is rarely SQL; its policy keeps it off the database."""
-    federation.agent(SILOS[0], "ask", "how many visits were there in 2021")
+    """What so small a model writes is rarely SQL, and then it is refused as such: an answer all the same."""
+
+    def said() -> str:
+        try:
+            return federation.agent(SILOS[0], "ask", "how many visits were there in 2021")
+        except StateError as refused:
+            return str(refused).rpartition("silo-agent: ")[2]
+
+    answer = said()
+    assert "is not here" not in answer
+    assert "no global model" not in answer

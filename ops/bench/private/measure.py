@@ -156,6 +156,7 @@ def model_for(task: Task, device: torch.device) -> tuple[T5, list[nn.Parameter]]
         "num_heads": size.heads,
         "feed_forward_proj": "gated-gelu" if size.gated else "relu",
         "decoder_start_token_id": 0,
+        "dropout_rate": 0.0,  # of all ways: private training has none
     }
     model: T5 = T5ForConditionalGeneration(T5Config.from_dict(config))
     if WAYS[task.way].adapters == "lora":
