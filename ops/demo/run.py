@@ -345,7 +345,7 @@ def _show_privacy(console: Console, place: Layout, names: Sequence[str], summary
         told = run("silo_agent.cli", "privacy", "forecast", "--dir", str(place.agent(names[0]))).rstrip()
     except StateError as refused:  # the plan was made to cost all of the budget
         told = str(refused).rpartition("silo-agent: ")[2]
-    console.print(f"[bold]{names[0]}[/], asked for one round more: {told}", highlight=False)
+    console.print(f"{names[0]}, asked for one round more: {told}", highlight=False, markup=False)
 
 
 def _answer(console: Console, place: Layout, names: Sequence[str]) -> None:
