@@ -13,7 +13,6 @@ from silo_agent.command_line import Config, Dir, Json, chosen, credentials_of, o
 from silo_agent.edges.silo_folder import silo_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from security.privacy.accounting import Budget
@@ -68,13 +67,15 @@ def forecast(config: Config = None, directory: Dir = None, as_json: Json = False
     from silo_agent.edges.plan_store import PlanStore
 
     with _guarded(directory, config) as (guard, budget):
-        entries = guard.entries()
-    bundles = [bundle for bundle in PlanStore(silo_folder(directory).plans).bundles() if bundle.plan.releases_of_round]
-    if not bundles:
-        raise StateError(
-            "no plan with differential privacy was offered yet: silo-agent start fetches the coordinator's"
-        )
-    facts = _forecast(bundles[-1].plan, entries, budget)
+        guard.entries()  # a ledger that is not whole is told of before anything else
+        bundles = [
+            bundle for bundle in PlanStore(silo_folder(directory).plans).bundles() if bundle.plan.releases_of_round
+        ]
+        if not bundles:
+            raise StateError(
+                "no plan with differential privacy was offered yet: silo-agent start fetches the coordinator's"
+            )
+        facts = _forecast(bundles[-1].plan, guard)
     print(json.dumps(facts, indent=1) if as_json else _forecast_text(facts, budget))
     if not facts["rounds_left"]:
         raise PolicyRefusal(
@@ -93,21 +94,16 @@ def _forecast_text(facts: "dict[str, object]", budget: "Budget") -> str:
     )
 
 
-def _forecast(plan: "Plan", entries: "Sequence[Entry]", budget: "Budget") -> dict[str, object]:
-    from security.privacy.accounting import epsilon_of
-    from security.privacy.ledger import releases_of
-    from silo_agent.service.privacy import merged
-
-    before = releases_of(entries)
-
+def _forecast(plan: "Plan", guard: "PrivacyGuard") -> dict[str, object]:
     def after(rounds: int) -> float:
-        more = [replace(release, steps=release.steps * rounds) for _, release in plan.releases_of_round]
-        return epsilon_of(merged([*before, *more]), dp_delta=budget.dp_delta, relation=budget.relation)
+        return guard.spent_after(
+            [(what, replace(release, steps=release.steps * rounds)) for what, release in plan.releases_of_round]
+        )
 
     low, high = 0, plan.schedule.rounds + 1  # the cost rises with every round
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if after(middle) <= budget.epsilon else (low, middle)
+        low, high = (middle, high) if after(middle) <= guard.budget.epsilon else (low, middle)
     return {
         "plan": plan.name,
         "digest": plan.digest,

@@ -10,8 +10,10 @@ to remove one and add another: twice the shift where nothing is sampled, and the
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, get_args
 
 from security.errors import ConfigurationError
@@ -76,7 +78,7 @@ def epsilon_of(
         raise ConfigurationError(
             f"neighbouring relation {relation!r} is not one of {', '.join(get_args(NeighbouringRelation))}"
         )
-    made = [release for release in releases if release.steps]
+    made = merged(releases)
     if not made:
         return 0.0
     if any(release.noise_multiplier < 1 / MOST_NOISE for release in made):
@@ -85,8 +87,16 @@ def epsilon_of(
         mu = math.sqrt(sum(release.steps / release.noise_multiplier**2 for release in made))
         return gaussian_epsilon(mu if relation == "add_or_remove_one" else 2 * mu, dp_delta)
     if relation == "replace_one":
-        return _of_two(made, dp_delta)
-    return _sampled(made, dp_delta)
+        return _of_two(tuple(made), dp_delta)
+    return _sampled(tuple(made), dp_delta)
+
+
+def merged(releases: Iterable[GaussianRelease]) -> list[GaussianRelease]:
+    """The same with equal mechanisms as one of more steps, which is what an accountant is quick with; none of no steps."""
+    steps: Counter[tuple[float, float]] = Counter()
+    for release in releases:
+        steps[release.noise_multiplier, release.sampling_rate] += release.steps
+    return [GaussianRelease(noise, rate, count) for (noise, rate), count in steps.items() if count]
 
 
 def gaussian_epsilon(mu: float, dp_delta: float) -> float:
@@ -124,7 +134,7 @@ def check_dp_delta(dp_delta: float) -> None:
         raise ConfigurationError(f"dp_delta is {dp_delta}: set it above 0 and below 1, far below one over the records")
 
 
-def _of_two(releases: Sequence[GaussianRelease], dp_delta: float) -> float:
+def _of_two(releases: tuple[GaussianRelease, ...], dp_delta: float) -> float:
     """Removing one unit and adding another: with (e, d) for each, (2 e, (1 + exp(e)) d) for both (group privacy).
 
     What d may be depends on the e that it leads to: d falls until both fit, each time to just below what the last e allows.
@@ -141,7 +151,8 @@ def _of_two(releases: Sequence[GaussianRelease], dp_delta: float) -> float:
     return UNLIMITED
 
 
-def _sampled(releases: Sequence[GaussianRelease], dp_delta: float) -> float:
+@lru_cache(maxsize=32)  # seconds each; a silo asks for the same before a round, after it and before the next
+def _sampled(releases: tuple[GaussianRelease, ...], dp_delta: float) -> float:
     too_little = any(release.noise_multiplier < LEAST_NOISE for release in releases)
     if too_little or dp_delta < _LEAST_CONVOLVED_DELTA or sum(release.steps for release in releases) > MOST_STEPS:
         return UNLIMITED

@@ -7,12 +7,11 @@ back from a snapshot forgets both: so the coordinator remembers the head, too, a
 with what it says, and never make it release more than the ledger allows.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from security.errors import IntegrityError, PolicyRefusal
-from security.privacy.accounting import UNLIMITED, Budget, GaussianRelease, epsilon_of
+from security.privacy.accounting import UNLIMITED, Budget, epsilon_of
 from security.privacy.ledger import Entry, Head, check_head, head_of, releases_of
 from silo_wire.ledger_receipt import LedgerReceipt
 from silo_wire.messages import RoundKey
@@ -104,7 +103,11 @@ class PrivacyGuard:
 
     def spent(self) -> float:
         """Unlimited where the budget is for patients, say, and something was released that is private for each line alone."""
-        return self._epsilon(self.entries())
+        return self.spent_after(())
+
+    def spent_after(self, releases: Sequence[Release]) -> float:
+        """What `spent` would be with `releases` more."""
+        return self._epsilon(self.entries(), releases)
 
     def check(self, releases: Sequence[Release]) -> None:
         """Raise BudgetSpent where `releases` more would cost more than the budget."""
@@ -146,16 +149,8 @@ class PrivacyGuard:
         if not all(self._covers(entry) for entry in entries):
             return UNLIMITED
         releases = [*releases_of(entries), *(release for _, release in more)]
-        return epsilon_of(merged(releases), dp_delta=self.budget.dp_delta, relation=self.budget.relation)
+        return epsilon_of(releases, dp_delta=self.budget.dp_delta, relation=self.budget.relation)
 
     def _covers(self, entry: Entry) -> bool:
         """Whether an entry says something of the budget's unit. A delta of a whole silo does of any, what is private for each patient of each line."""
         return self.budget.unit in ("", entry.unit) or entry.mechanism == "delta"
-
-
-def merged(releases: Iterable[GaussianRelease]) -> list[GaussianRelease]:
-    """The same with equal mechanisms as one of more steps, which is what an accountant is quick with."""
-    steps: Counter[tuple[float, float]] = Counter()
-    for release in releases:
-        steps[release.noise_multiplier, release.sampling_rate] += release.steps
-    return [GaussianRelease(noise, rate, count) for (noise, rate), count in steps.items()]

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from security.errors import ConfigurationError, IntegrityError, PolicyRefusal, StorageError
-from security.privacy.accounting import Budget, GaussianRelease, epsilon_of
+from security.privacy.accounting import Budget, GaussianRelease, epsilon_of, merged
 from security.privacy.ledger import Head, head_of
 from security.privacy.ledger_file import PrivacyLedgerFile
-from silo_agent.service.privacy import PrivacyGuard, merged
+from silo_agent.service.privacy import PrivacyGuard
 from silo_wire.canonical import digest_of
 from silo_wire.ledger_receipt import LedgerReceipt
 from silo_wire.messages import RoundKey
