@@ -1,16 +1,22 @@
-"""The discrete Gaussian on the integers, exactly, a block at a time (Canonne, Kamath and Steinke 2020, algorithms 1 to 3).
+"""The discrete Gaussian on the integers, without a float between the random words and the sample, a block at a time.
 
 The scale is a power of two, sigma = 2^b: what is noised is first rounded to a grid of which the noise's standard deviation is
-2^30 steps, or fewer where integers have to be short. Every probability that is needed is then exp(-n / 2^(2b + 1)) for an integer
-n, and all arithmetic is that of 64-bit integers: no floating point number, whose gaps would tell what was added (Mironov 2012),
+2^30 steps, or fewer where integers have to be short. No floating point number, whose gaps would tell what was added (Mironov 2012),
 comes near a sample.
 
-A sample is that of a discrete Laplace distribution of scale sigma, kept with probability exp(-(|y| - sigma)^2 / (2 sigma^2)).
+A size m = edge + rest is drawn from a staircase that nowhere lies below the curve: sigma has 128 stairs (or sigma, if that is fewer),
+each of the height at its edge, drawn by a table of chances of 128 bits. It is kept with probability exp(-(m^2 - edge^2) / (2 sigma^2)),
+an event that integers decide exactly (Canonne, Kamath and Steinke 2020, algorithm 1), and that fails for one size in 300. What is left
+out is the curve beyond 14 sigma and what is rounded in chances: 2^-120 of it all.
 """
+
+from decimal import Context, Decimal
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from security.privacy.chance_table import ONE, ChanceTable
 from security.privacy.random_words import RandomWords, Words64
 
 SIGMA_BITS = 30
@@ -20,96 +26,77 @@ Integers = NDArray[np.int64]
 Truths = NDArray[np.bool_]
 
 LEAST_SIGMA_BITS = 4
-_MOST_TAILS = 1 << 15
-"""Of the Laplace distribution, in units of sigma; more come with probability exp(-32768), and are drawn anew: no test and no
-adversary can tell."""
+_MOST_STAIRS_BITS = 7
+_REACH = 14
+_DIGITS = Context(prec=60)
 
 
 def draw(words: RandomWords, count: int, *, sigma_bits: int = SIGMA_BITS) -> Integers:
-    """`count` independent samples of mean 0 and variance 2^(2 `sigma_bits`), to within what floats can tell."""
+    """`count` independent samples of mean 0 and variance 2^(2 `sigma_bits`)."""
     if not LEAST_SIGMA_BITS <= sigma_bits <= SIGMA_BITS:
         raise ValueError(f"a scale of 2^{sigma_bits} was asked for: allowed are 2^{LEAST_SIGMA_BITS} to 2^{SIGMA_BITS}")
-    sampler = _Sampler(words, sigma_bits)
     samples = np.empty(count, dtype=np.int64)
     done = 0
     while done < count:
-        some = sampler.some(2 * (count - done) + 64)[: count - done]
+        left = count - done
+        some = _some(words, left + left // 32 + 16, sigma_bits)[:left]
         samples[done : done + len(some)] = some
         done += len(some)
     return samples
 
 
-class _Sampler:
-    def __init__(self, words: RandomWords, bits: int) -> None:
-        self._words = words
-        self._bits = np.uint64(bits)
-        self._sigma = np.uint64(1 << bits)
-        self._low = np.uint64((1 << bits) - 1)
-        self._one_bits = np.uint64(2 * bits + 1)
-        self._one = np.uint64(1 << (2 * bits + 1))
-        """Exponents are fractions of this: 2 sigma^2."""
+def _some(words: RandomWords, candidates: int, sigma_bits: int) -> Integers:
+    """What is kept of so many candidates: nearly all."""
+    stairs_bits = min(sigma_bits, _MOST_STAIRS_BITS)
+    width_bits = np.uint64(sigma_bits - stairs_bits)
+    stairs = _stairs(stairs_bits).draw(words, candidates)
+    drawn = words.words64(candidates)
+    rest = drawn & (np.uint64(1) << width_bits) - np.uint64(1)
+    edges = stairs << width_bits
+    sizes = edges + rest
+    edges += sizes
+    edges *= rest  # m^2 - edge^2, below 2^58
+    kept = happens(words, edges, one_bits=2 * sigma_bits + 1)
+    signs = (drawn >> np.uint64(63)).view(np.int64)
+    zeros = np.flatnonzero(sizes == 0)
+    kept[zeros[signs[zeros] == 1]] = False  # zero has one sign
+    samples = sizes.view(np.int64)
+    samples ^= -signs
+    samples += signs
+    return samples[kept]
 
-    def some(self, candidates: int) -> Integers:
-        """What is kept of so many candidates: about half."""
-        drawn = self._words.words64(candidates)
-        drawn = drawn[self._happens((drawn & self._low) << (self._bits + np.uint64(1)))]  # exp(-u / sigma)
-        rest, negative = drawn & self._low, drawn >> np.uint64(63) == 1
-        tails = self._tails(len(drawn))
-        kept = self._kept(rest, tails) & ~(negative & (rest == 0) & (tails == 0))  # zero has one sign
-        size: Integers = ((tails << self._bits) + rest)[kept].astype(np.int64)
-        np.negative(size, out=size, where=negative[kept])
-        return size
 
-    def _tails(self, count: int) -> Words64:
-        """How often in a row something of probability exp(-1) happens."""
-        tails = np.zeros(count, dtype=np.uint64)
-        left = np.arange(count)
-        while left.size:
-            left = left[self._happens(np.full(left.size, self._one))]
-            tails[left] += np.uint64(1)
-            if left.size and int(tails[left[0]]) >= _MOST_TAILS:
-                tails[left] = 0
-        return tails
+@lru_cache
+def _stairs(stairs_bits: int) -> ChanceTable:
+    """Stair j begins at j / 2^stairs_bits of sigma."""
+    heights = [
+        _DIGITS.exp(_DIGITS.divide(Decimal(-stair * stair), Decimal(2 << 2 * stairs_bits)))
+        for stair in range(_REACH << stairs_bits)
+    ]
+    total = Decimal(0)
+    for height in heights:
+        total = _DIGITS.add(total, height)
+    chances = [int(_DIGITS.divide(_DIGITS.multiply(height, Decimal(ONE)), total)) for height in heights]
+    chances[0] += ONE - sum(chances)
+    return ChanceTable(chances)
 
-    def _kept(self, rest: Words64, tails: Words64) -> Truths:
-        """Whether what has probability exp(-(size - sigma)^2 / (2 sigma^2)) happens, size = tails * sigma + rest.
 
-        With k = tails - 1 the exponent is (k^2 2^(2b) + k rest 2^(b + 1) + rest^2) / 2^(2b + 1). Whole parts are taken out one by one,
-        so that no sum reaches 2^64; for tails of 0, k is -1 and the whole a square of sigma - rest.
-        """
-        near = tails == 0
-        beyond = np.where(near, np.uint64(0), tails - np.uint64(1))
-        offset = np.where(near, self._sigma - rest, rest)
-        product = beyond * offset  # below 2^45
-        fraction = ((beyond * beyond) & np.uint64(1)) << np.uint64(2 * int(self._bits))
-        fraction += (product & self._low) << (self._bits + np.uint64(1))
-        fraction += offset * offset
-        whole = (beyond * beyond >> np.uint64(1)) + (product >> self._bits) + (fraction >> self._one_bits)
-        kept = self._happens(fraction & (self._one - np.uint64(1)))
-        left = np.flatnonzero(kept & (whole > 0))
-        whole = whole[left]
-        while left.size:
-            happened = self._happens(np.full(left.size, self._one))
-            kept[left[~happened]] = False
-            left, whole = left[happened], whole[happened] - np.uint64(1)
-            left, whole = left[whole > 0], whole[whole > 0]
-        return kept
+def happens(words: RandomWords, exponents: Words64, *, one_bits: int) -> Truths:
+    """For each n of `exponents`, at most 2^one_bits: whether what has probability exp(-n / 2^one_bits) happens.
 
-    def _happens(self, exponents: Words64) -> Truths:
-        """For each n of `exponents`, at most 2^(2b + 1): whether what has probability exp(-n / 2^(2b + 1)) happens.
-
-        A chain of events of probability n / (2^(2b + 1) k), k = 1, 2, ..., ends at the first that does not happen; that k is odd with
-        just the probability that is wanted.
-        """
-        happened = np.zeros(len(exponents), dtype=np.bool_)
-        left = np.arange(len(exponents))
-        k = 1
-        while left.size:
-            goes_on = self._words.words64(left.size) >> (np.uint64(64) - self._one_bits) < exponents
-            if k > 1:
-                goes_on &= self._words.below(k, left.size) == 0
-            if k % 2:
-                happened[left[~goes_on]] = True
-            left, exponents = left[goes_on], exponents[goes_on]
-            k += 1
-        return happened
+    A chain of events of probability n / (2^one_bits k), k = 1, 2, ..., ends at the first that does not happen; that k is odd with
+    just the probability that is wanted.
+    """
+    shift = np.uint64(64 - one_bits)
+    happened: Truths = words.words64(len(exponents)) >> shift >= exponents
+    left = np.flatnonzero(~happened)
+    exponents = exponents[left]
+    k = 2
+    while left.size:
+        goes_on = words.words64(left.size) >> shift < exponents
+        goes_on &= words.below(k, left.size) == 0
+        if k % 2:
+            happened[left[~goes_on]] = True
+        left, exponents = left[goes_on], exponents[goes_on]
+        k += 1
+    return happened

@@ -9,7 +9,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 
 from security.privacy import discrete_gaussian
-from security.privacy.discrete_gaussian import SIGMA, SIGMA_BITS, draw
+from security.privacy.chance_table import ONE, ChanceTable
+from security.privacy.discrete_gaussian import SIGMA, draw, happens
 from security.privacy.random_words import RandomWords
 
 KEY = bytes(range(32))
@@ -59,6 +60,57 @@ def test_what_would_make_some_numbers_likelier_is_drawn_anew(monkeypatch: pytest
     assert words.below(3, 2).tolist() == [2, 1]  # 2^32 - 1 is a multiple of 3, and no whole number beside it fits
 
 
+# --- a table of chances
+
+
+def chances(*parts: Fraction) -> list[int]:
+    whole = [int(part * ONE) for part in parts]
+    return [ONE - sum(whole[1:]), *whole[1:]]
+
+
+UNEVEN = chances(*(Fraction(1, 7), Fraction(0), Fraction(5, 11), Fraction(1, 1 << 100), Fraction(31, 77)))
+
+
+def test_a_table_holds_each_chance_to_the_last_bit() -> None:
+    """Added up over the slots: what each entry has of them, of 2^128 together."""
+    table = ChanceTable(UNEVEN)
+    room = ONE // len(table._first)
+    held = [0] * len(table._first)
+    for slot, (first, second, other) in enumerate(
+        zip(table._first.tolist(), table._second.tolist(), table._others.tolist(), strict=True)
+    ):
+        own = (first << 64) + second
+        held[slot] += own
+        held[other] += room - own
+    assert held == [*UNEVEN, 0, 0, 0]
+
+
+def test_entries_come_as_often_as_their_chances_say() -> None:
+    drawn = ChanceTable(UNEVEN).draw(RandomWords(KEY), 300_000)
+    counts = np.bincount(drawn, minlength=5)
+    assert counts[1] == counts[3] == 0
+    likely = [0, 2, 4]
+    assert stats.chisquare(counts[likely], [UNEVEN[entry] / ONE * len(drawn) for entry in likely]).pvalue > SURE
+
+
+def test_a_word_that_ends_at_a_threshold_is_decided_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = ChanceTable(chances(Fraction(2, 3), Fraction(1, 3)))
+    (slot,) = np.flatnonzero(table._others != np.arange(2))
+    at = np.uint64(int(slot) << 63 | int(table._first[slot]))
+    second = table._second[slot]
+    assert second > 0
+    words = RandomWords(KEY)
+    served = iter([np.array([at, at], dtype="<u8"), np.array([second - np.uint64(1), second], dtype="<u8")])
+    monkeypatch.setattr(words, "words64", lambda count: next(served))
+    assert table.draw(words, 2).tolist() == [slot, table._others[slot]]
+
+
+@pytest.mark.parametrize("wrong", [[ONE - 1], [ONE + 1, -1], [ONE // 2] * 3])
+def test_chances_that_are_none_are_refused(wrong: list[int]) -> None:
+    with pytest.raises(ValueError, match="chances"):
+        ChanceTable(wrong)
+
+
 # --- the noise
 
 
@@ -75,7 +127,7 @@ def test_as_many_samples_in_each_bin_as_of_a_gaussian(samples: np.ndarray) -> No
 
 
 def test_far_from_the_middle_too(samples: np.ndarray) -> None:
-    """Where tails of the Laplace distribution are cut: each whole SIGMA beyond the third."""
+    """Beyond the third SIGMA and the fourth."""
     beyond = [int((abs(samples) > k * SIGMA).sum()) for k in (3, 4)]
     for k, count in zip((3, 4), beyond, strict=True):
         assert stats.binomtest(count, SAMPLES, 2 * stats.norm.sf(k)).pvalue > SURE
@@ -93,23 +145,24 @@ def test_neighbouring_samples_have_nothing_in_common(samples: np.ndarray) -> Non
 
 
 @pytest.mark.parametrize("exponent", [Fraction(0), Fraction(1, 1000), Fraction(1, 2), Fraction(1)])
-def test_events_of_probability_e_to_the_minus(exponent: Fraction) -> None:
+@pytest.mark.parametrize("one_bits", [9, 61])
+def test_events_of_probability_e_to_the_minus(exponent: Fraction, one_bits: int) -> None:
     count = 300_000
-    numerators = np.full(count, np.uint64(int(exponent * (1 << 61))))
-    happened = int(discrete_gaussian._Sampler(RandomWords(KEY), SIGMA_BITS)._happens(numerators).sum())
-    assert stats.binomtest(happened, count, math.exp(-exponent)).pvalue > SURE
+    whole = int(exponent * (1 << one_bits))
+    happened = int(happens(RandomWords(KEY), np.full(count, np.uint64(whole)), one_bits=one_bits).sum())
+    assert stats.binomtest(happened, count, math.exp(-whole / (1 << one_bits))).pvalue > SURE
 
 
-@pytest.mark.parametrize(("rest", "tails"), [(0, 0), (0.9, 0), (0.5, 1), (0.25, 2), (0.75, 3), (0.1, 4)])
-def test_what_is_kept_of_the_laplace_distribution(rest: float, tails: int) -> None:
-    """With probability exp(-(size - SIGMA)^2 / (2 SIGMA^2)), whole part and fraction of the exponent alike."""
-    count = 200_000
-    kept = discrete_gaussian._Sampler(RandomWords(KEY), SIGMA_BITS)._kept(
-        np.full(count, np.uint64(int(rest * SIGMA))),
-        np.full(count, np.uint64(tails)),
-    )
-    probability = math.exp(-((tails + rest - 1) ** 2) / 2)
-    assert stats.binomtest(int(kept.sum()), count, probability).pvalue > SURE
+def test_sizes_on_one_stair_fall_as_the_curve_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a stair so far out that the curve falls by a tenth from its one end to the other."""
+    stair = 13 << 7
+    only = ChanceTable([0] * stair + [ONE])
+    monkeypatch.setattr(discrete_gaussian, "_stairs", lambda bits: only)
+    rest = (abs(draw(RandomWords(KEY), 200_000)) / SIGMA * 128 - stair).tolist()
+    edges = np.linspace(stair, stair + 1, 9) / 128
+    expected = np.exp(-((edges[:-1] + edges[1:]) ** 2) / 8)
+    counts, _ = np.histogram(rest, np.linspace(0, 1, 9))
+    assert stats.chisquare(counts, expected / expected.sum() * counts.sum()).pvalue > SURE
 
 
 def test_any_number_of_samples() -> None:
