@@ -1,5 +1,6 @@
 """Clipped gradients in all three ways, beside a plain loop over single examples on a T5 that nothing was done to."""
 
+import gc
 from collections.abc import Sequence
 
 import pytest
@@ -294,3 +295,24 @@ def test_an_embedding_with_options_is_refused() -> None:
     model.shared = nn.Embedding(VOCABULARY, 32, padding_idx=0)
     with pytest.raises(StateError, match="shared has options"):
         check_covered(model)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_graph_of_a_batch_goes_with_the_batch(backend: Backend) -> None:
+    """Held in a circle of references it would stay until Python looks for circles: batches upon batches in memory."""
+    model = t5()
+    way = clipping(backend, model, parameters_of(model), max_grad_norm=BOUND)
+
+    def tensors() -> int:
+        return sum(isinstance(held, torch.Tensor) for held in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        way.accumulate(batch_of(3, 5, 7))
+        after_one = tensors()
+        way.accumulate(batch_of(3, 6, 4))
+        assert tensors() == after_one
+    finally:
+        gc.enable()
+        way.close()

@@ -62,6 +62,7 @@ class Ghost:
         with ghost.recording(self._model), batched_bias(self._model, size):
             losses = losses_of_kept(self._model, batch)
         torch.autograd.grad(losses.sum(), ghost.starts, retain_graph=True, allow_unused=True)
+        ghost.starts.clear()  # whose hooks hold `ghost`: such a circle would keep the whole graph until Python looks for circles
         norms = ghost.norms()
         finite = norms.isfinite()
         if bool(finite.all()):
