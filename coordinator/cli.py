@@ -2,40 +2,37 @@
 
 import asyncio
 import json
-import logging
-import os
 import socket
 import sys
 import tomllib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
-import structlog
 import typer
 from google.protobuf.json_format import MessageToDict
-from prometheus_client import CollectorRegistry
 from rich.console import Console
 from rich.table import Table
 
+from coordinator.access_commands import access_app
+from coordinator.command_line import AsJson, Dir, OnTheHost, load, log_to_stderr, reach
 from coordinator.composition import Coordinator, serve
-from coordinator.edges.coordinator_folder import CoordinatorFolder, coordinator_folder, remember
+from coordinator.edges.coordinator_folder import CoordinatorFolder, remember
+from coordinator.edges.export_client import fetch_export
 from coordinator.edges.key_store import KeyStore
-from coordinator.edges.metrics import CoordinatorMetrics
-from coordinator.edges.operator_servicer import OperatorServicer
 from coordinator.plans.forecast import forecast
 from coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT, settings_text
 from security import files
-from security.errors import ConfigurationError, Conflict, LoricaError, StateError, exit_code
-from security.identifiers import federation_name
+from security.errors import ConfigurationError, LoricaError, StateError, exit_code
+from security.identifiers import Role, federation_name
 from security.privacy.accounting import epsilon_of
 from security.privacy.ledger import Entry, releases_of
-from security.process_lock import ProcessLock, holder
+from security.process_lock import ProcessLock
 from silo_wire.canonical import Digest
 from silo_wire.plan import Plan
 from silo_wire.transport import keep_chunks_in_memory
-from silo_wire.v1 import operator_pb2, operator_pb2_grpc
+from silo_wire.v1 import operator_pb2
 
 DEFAULT_PLAN = "default"
 DEFAULT_SIZE = "mini"
@@ -43,13 +40,7 @@ DEFAULT_SIZE = "mini"
 app = typer.Typer(help="Run the coordinator of a federation.", no_args_is_help=True, pretty_exceptions_enable=False)
 plan_app = typer.Typer(help="Make, look at, start and stop plans.", no_args_is_help=True)
 app.add_typer(plan_app, name="plan")
-
-Dir = Annotated[
-    Path | None,
-    typer.Option("--dir", help="The coordinator's folder.", envvar="LORICA_COORDINATOR_DIR", show_default=False),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Reply = TypeVar("Reply")
+app.add_typer(access_app, name="access")
 
 
 def main() -> None:
@@ -106,16 +97,26 @@ def invite(
     directory: Dir = None,
 ) -> None:
     """Print a one-time enrolment token for a silo, on stdout alone."""
-    coordinator = _load(directory)
-    seconds = int(hours * 3600 if hours is not None else coordinator.settings.invitations.validity_s)
-    reply = _ask(
-        coordinator, lambda stub: stub.Invite(operator_pb2.InviteRequest(silo=silo, valid_seconds=max(0, seconds)))
-    )
+    if hours is not None and hours * 3600 < 1:
+        raise ConfigurationError(f"--hours {hours:g} is less than a second: an invitation has to hold for a while")
+    wanted = operator_pb2.InviteRequest(silo=silo, valid_seconds=int((hours or 0) * 3600))
+    reply = reach(directory).ask(lambda stub: stub.Invite(wanted))
     expires = datetime.fromtimestamp(reply.expires_unix_s, UTC).isoformat(timespec="minutes")
     Console(stderr=True).print(
         f"for silo {silo}, once, until {expires}: silo-agent enroll TOKEN", highlight=False, soft_wrap=True
     )
     print(reply.token)
+
+
+@app.command()
+def revoke(
+    name: Annotated[str, typer.Argument(help="Of the silo, operator or viewer.", show_default=False)],
+    role: Annotated[str, typer.Option(help="silo, operator or viewer.")] = Role.SILO.value,
+    directory: Dir = None,
+) -> None:
+    """Shut somebody out at once: open calls are cut, certificates refused. A silo comes back by a new invitation."""
+    reply = reach(directory).ask(lambda stub: stub.Revoke(operator_pb2.RevokeRequest(role=role, name=name)))
+    _say(reply.detail)
 
 
 @app.command(name="serve")
@@ -128,8 +129,8 @@ def serve_command(
 ) -> None:
     """Run the coordinator until it is stopped."""
     keep_chunks_in_memory()
-    _log_to_stderr(log_level)
-    coordinator = _load(directory)
+    log_to_stderr(log_level)
+    coordinator = load(directory)
     if plan == DEFAULT_PLAN and plan not in coordinator.shelf.names():
         plan = ""
     with ProcessLock(coordinator.folder.lock, "coordinator"):
@@ -139,9 +140,9 @@ def serve_command(
 @app.command()
 def status(directory: Dir = None, as_json: AsJson = False) -> None:
     """Show where the plan and each silo stand."""
-    coordinator = _load(directory)
-    reply = _ask(coordinator, lambda stub: stub.GetStatus(operator_pb2.GetStatusRequest()))
-    running = holder(coordinator.folder.lock) is not None
+    reached = reach(directory)
+    reply = reached.ask(lambda stub: stub.GetStatus(operator_pb2.GetStatusRequest()))
+    running = not isinstance(reached, OnTheHost) or reached.running
     if as_json:
         print(json.dumps({"running": running, **_json(reply)}, indent=2))
         return
@@ -177,8 +178,7 @@ def rounds(
     as_json: AsJson = False,
 ) -> None:
     """Show each round: who took part, loss reduction, weight, share, scores."""
-    coordinator = _load(directory)
-    reply = _ask(coordinator, lambda stub: stub.ListRounds(operator_pb2.ListRoundsRequest(last=last)))
+    reply = reach(directory).ask(lambda stub: stub.ListRounds(operator_pb2.ListRoundsRequest(last=last)))
     if as_json:
         print(json.dumps([_json(record) for record in reply.rounds], indent=2))
         return
@@ -241,33 +241,18 @@ def export(
     latest: Annotated[bool, typer.Option("--latest", help="The last model instead of the best by MicroAvg.")] = False,
 ) -> None:
     """Write the plan's model as a Hugging Face folder that from_pretrained loads."""
-    from coordinator.edges.export import export_model
-
-    coordinator = _load(directory)
-    reply = _ask(coordinator, lambda stub: stub.GetStatus(operator_pb2.GetStatusRequest()))
-    chosen = reply.model_digest if latest else reply.best_model_digest
-    if not chosen:
-        raise StateError("no plan has been started, so there is no model: run coordinator plan start")
-    bundle = coordinator.shelf.bundle(Digest(reply.plan_digest.hex()))
-    model = Digest(chosen.hex())
-    store = coordinator.open_store()
-    try:
-        signed = store.signed_model(bundle.plan.digest, model)
-    finally:
-        store.close()
-    if signed is None:
-        raise StateError(
-            f"model {model} is not in the records of plan {reply.plan_name}: restore the state from backup"
-        )
-    export_model(
-        bundle,
-        coordinator.models(bundle),
-        model,
-        target,
-        base=coordinator.base(bundle),
-        round_number=signed.round,
-    )
-    Console().print(f"model {model[:16]} of plan {reply.plan_name} is in {target}", highlight=False)
+    reached = reach(directory)
+    if isinstance(reached, OnTheHost):
+        coordinator = reached.coordinator
+        reply = reached.ask(lambda stub: stub.GetStatus(operator_pb2.GetStatusRequest()))
+        chosen = reply.model_digest if latest else reply.best_model_digest
+        if not chosen:
+            raise StateError("no plan has been started, so there is no model: run coordinator plan start")
+        name, model = reply.plan_name, Digest(chosen.hex())
+        coordinator.export(Digest(reply.plan_digest.hex()), model, target)
+    else:
+        name, model = reached.ask(lambda stub: fetch_export(stub, target, latest=latest), timeout_s=None)
+    Console().print(f"model {model[:16]} of plan {name} is in {target}", highlight=False)
 
 
 @plan_app.command(name="new")
@@ -289,7 +274,7 @@ def plan_new(
     directory: Dir = None,
 ) -> None:
     """Make a plan folder with plan.toml, to be looked through and edited before it is started."""
-    coordinator = _load(directory)
+    coordinator = load(directory)
     plan = _create_plan(
         coordinator,
         name,
@@ -315,7 +300,7 @@ def plan_show(
     name: Annotated[str, typer.Argument()] = DEFAULT_PLAN, directory: Dir = None, as_json: AsJson = False
 ) -> None:
     """Check a plan folder and show what silos will be asked to approve."""
-    coordinator = _load(directory)
+    coordinator = load(directory)
     bundle = coordinator.shelf.compile(name)
     value = {"digest": bundle.plan.digest, **bundle.plan.model_dump(mode="json")}
     if as_json:
@@ -340,16 +325,17 @@ def plan_show(
 @plan_app.command(name="list")
 def plan_list(directory: Dir = None) -> None:
     """Name the plans that have a folder."""
-    for name in _load(directory).shelf.names():
+    for name in load(directory).shelf.names():
         print(name)
 
 
 @plan_app.command(name="start")
 def plan_start(name: Annotated[str, typer.Argument()] = DEFAULT_PLAN, directory: Dir = None) -> None:
     """Start a plan, or go on with it after a stop."""
-    coordinator = _load(directory)
-    reply = _ask(coordinator, lambda stub: stub.StartPlan(operator_pb2.StartPlanRequest(plan=name)))
-    _print_forecast(coordinator.shelf.bundle(Digest(reply.plan_digest.hex())).plan)
+    reached = reach(directory)
+    reply = reached.ask(lambda stub: stub.StartPlan(operator_pb2.StartPlanRequest(plan=name)))
+    if isinstance(reached, OnTheHost):
+        _print_forecast(reached.coordinator.shelf.bundle(Digest(reply.plan_digest.hex())).plan)
     Console().print(
         f"plan {name} ({reply.plan_digest.hex()[:16]}) is started: {reply.detail}",
         highlight=False,
@@ -361,14 +347,28 @@ def plan_start(name: Annotated[str, typer.Argument()] = DEFAULT_PLAN, directory:
 @plan_app.command(name="stop")
 def plan_stop(directory: Dir = None) -> None:
     """Stop the plan under way; what was committed is kept, and plan start goes on with it."""
-    reply = _ask(_load(directory), lambda stub: stub.StopPlan(operator_pb2.StopPlanRequest()))
-    Console().print(reply.detail, highlight=False, soft_wrap=True, markup=False)
+    reply = reach(directory).ask(lambda stub: stub.StopPlan(operator_pb2.StopPlanRequest()))
+    _say(reply.detail)
+
+
+@plan_app.command(name="pause")
+def plan_pause(directory: Dir = None) -> None:
+    """Let the round under way end and open no other, until plan resume."""
+    reply = reach(directory).ask(lambda stub: stub.PausePlan(operator_pb2.PausePlanRequest()))
+    _say(reply.detail)
+
+
+@plan_app.command(name="resume")
+def plan_resume(directory: Dir = None) -> None:
+    """Go on with a plan that was paused."""
+    reply = reach(directory).ask(lambda stub: stub.ResumePlan(operator_pb2.ResumePlanRequest()))
+    _say(reply.detail)
 
 
 @app.command()
 def privacy(directory: Dir = None, as_json: AsJson = False) -> None:
     """Show what was released under silo-level privacy with noise of the coordinator's, and what it comes to."""
-    coordinator = _load(directory)
+    coordinator = load(directory)
     released = [(plan, len(entries), _cost(plan, entries)) for plan, entries in coordinator.released()]
     if as_json:
         keys = ("target_epsilon", "dp_delta", "neighbouring_relation")
@@ -397,42 +397,6 @@ def privacy(directory: Dir = None, as_json: AsJson = False) -> None:
 def _cost(plan: Plan, entries: Sequence[Entry]) -> float:
     section = plan.privacy
     return epsilon_of(releases_of(entries), dp_delta=section.dp_delta, relation=section.neighbouring_relation)
-
-
-# --- how a command reaches the state: over mutual TLS if the coordinator runs, else directly, by the same servicer
-
-
-def _load(directory: Path | None) -> Coordinator:
-    return Coordinator.load(coordinator_folder(directory))
-
-
-def _ask(coordinator: Coordinator, ask: Callable[["operator_pb2_grpc.OperatorAsyncStub"], Awaitable[Reply]]) -> Reply:
-    if holder(coordinator.folder.lock) is None:
-        try:
-            with ProcessLock(coordinator.folder.lock, "coordinator"):
-                return asyncio.run(_ask_offline(coordinator, ask))
-        except Conflict:
-            pass  # it has started this moment
-    return coordinator.operator_access().call(ask)
-
-
-async def _ask_offline(
-    coordinator: Coordinator, ask: Callable[["operator_pb2_grpc.OperatorAsyncStub"], Awaitable[Reply]]
-) -> Reply:
-    _log_to_stderr("error")
-    async with coordinator.service(CoordinatorMetrics(CollectorRegistry())) as (service, _):
-        return await ask(_Direct(OperatorServicer(service)))  # type: ignore[arg-type]  # the same calls, without a wire
-
-
-class _Direct:
-    """A stub whose calls go straight to the servicer."""
-
-    def __init__(self, servicer: OperatorServicer) -> None:
-        self._servicer = servicer
-
-    def __getattr__(self, name: str) -> Callable[[object], Awaitable[object]]:
-        method = getattr(self._servicer, name)
-        return lambda request: method(request, None)
 
 
 # --- plans
@@ -496,6 +460,10 @@ def _assignment(text: str) -> tuple[str, object]:
 # --- small things
 
 
+def _say(text: str) -> None:
+    Console().print(text, highlight=False, soft_wrap=True, markup=False)
+
+
 def _name_from(folder: str) -> str:
     kept = "".join(character if character.isalnum() else "-" for character in folder.lower()).strip("-")
     return kept[:63].strip("-") or "federation"
@@ -533,23 +501,6 @@ def _announce(coordinator: Coordinator) -> Callable[[], None]:
             )
 
     return announce
-
-
-def _log_to_stderr(level: str) -> None:
-    numbers = logging.getLevelNamesMapping()
-    if level.upper() not in numbers:
-        raise ConfigurationError(f"--log-level {level!r} is unknown: use debug, info, warning or error")
-    pretty = sys.stderr.isatty() and "NO_COLOR" not in os.environ
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.dev.ConsoleRenderer() if pretty else structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(numbers[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 import structlog
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry, start_http_server
@@ -19,7 +20,7 @@ from coordinator.edges.key_store import KeyStore
 from coordinator.edges.metrics import CoordinatorMetrics
 from coordinator.edges.model_store import ModelStore
 from coordinator.edges.operator_client import OperatorAccess
-from coordinator.edges.operator_servicer import OperatorServicer
+from coordinator.edges.operator_servicer import OnThisHost, OperatorServicer
 from coordinator.edges.plan_parts import base_store, model_store, plan_parts
 from coordinator.edges.release_ledger import ReleaseLedger
 from coordinator.edges.round_store import SqlRoundStore
@@ -28,7 +29,7 @@ from coordinator.plans.plan_shelf import PlanShelf
 from coordinator.service.federation import Federation
 from coordinator.service.ports import Aggregator, Clock
 from coordinator.settings import Settings, reachable
-from security.errors import ConfigurationError, StorageError
+from security.errors import ConfigurationError, StateError, StorageError
 from security.identifiers import FederationName
 from security.privacy.ledger import Entry
 from silo_wire.canonical import Digest
@@ -100,9 +101,45 @@ class Coordinator:
         return OperatorAccess(
             address=f"[{host}]:{listening.port}" if ":" in host else f"{host}:{listening.port}",
             federation=self.federation,
-            pair=self.keys.operator_pair(datetime.now(UTC)),
+            pair=self.keys.present_operator_pair(),
             trust=self.keys.trust,
         )
+
+    @property
+    def public_address(self) -> str:
+        """host:port by which silos and operators elsewhere reach this coordinator."""
+        host = self.settings.public.hosts[0]
+        return (
+            f"[{host}]:{self.settings.public_silos_port}"
+            if ":" in host
+            else f"{host}:{self.settings.public_silos_port}"
+        )
+
+    @property
+    def on_this_host(self) -> OnThisHost:
+        return OnThisHost(
+            invitation_s=self.settings.invitations.validity_s,
+            access_s=self.settings.certificates.access_lifetime.total_seconds(),
+            address=self.public_address,
+            export=self.export,
+            scratch=self.settings.state_folder / "exports",
+        )
+
+    def export(self, plan: Digest, model: Digest, target: Path) -> None:
+        """Write a model of a plan to the new folder `target`; raises StateError for one that is not in the records."""
+        from coordinator.edges.export import export_model
+
+        bundle = self.shelf.bundle(plan)
+        store = self.open_store()
+        try:
+            signed = store.signed_model(plan, model)
+        finally:
+            store.close()
+        if signed is None:
+            raise StateError(
+                f"model {model} is not in the records of plan {bundle.plan.name}: restore the state from backup"
+            )
+        export_model(bundle, self.models(bundle), model, target, base=self.base(bundle), round_number=signed.round)
 
     def open_store(self) -> SqlRoundStore:
         state = self.settings.state_folder
@@ -182,9 +219,11 @@ async def serving(
 ) -> AsyncIterator[Serving]:
     """The service with its two listeners. The caller holds the folder's lock; `offer` as for `serve`."""
     settings = coordinator.settings
-    pair = coordinator.keys.server_pair(datetime.now(UTC))
+    now = datetime.now(UTC)
+    pair = coordinator.keys.server_pair(now)
     metrics.certificate_expiry.set(pair.expires.timestamp())
     async with coordinator.service(metrics, clock=clock) as (service, loop):
+        await service.register.add(coordinator.keys.operator_pair(now).entry(now))  # of this host's own commands
         if offer:
             await service.offer_plan(offer)
         silos = silo_listener(
@@ -192,24 +231,18 @@ async def serving(
             pair=pair,
             trust=coordinator.keys.trust,
             federation=coordinator.federation,
+            register=service.register,
             on_refused=metrics.refused,
             federation_service=FederationServicer(
                 service, coordinator.federation, on_sent=metrics.sent.inc, on_received=metrics.received.inc
             ),
-            operator_service=OperatorServicer(service),
+            operator_service=OperatorServicer(service, coordinator.on_this_host),
         )
-        public = settings.public.hosts[0]
         enrolment = enrolment_listener(
             settings.listen.enrolment,
             pair=pair,
             on_refused=metrics.refused,
-            enrolment_service=EnrolmentServicer(
-                service.enrolment,
-                coordinator.federation,
-                f"[{public}]:{settings.public_silos_port}"
-                if ":" in public
-                else f"{public}:{settings.public_silos_port}",
-            ),
+            enrolment_service=EnrolmentServicer(service.enrolment, coordinator.federation, coordinator.public_address),
         )
         enrolment.require_free()  # it listens only when somebody is invited, which is too late to find out
         await silos.start()

@@ -61,6 +61,7 @@ class ListenSection(Section):
 class CertificatesSection(Section):
     silo_lifetime_days: LifetimeDays = 90
     own_lifetime_days: LifetimeDays = 90
+    access_lifetime_days: LifetimeDays = 30
 
     @property
     def silo_lifetime(self) -> timedelta:
@@ -69,6 +70,10 @@ class CertificatesSection(Section):
     @property
     def own_lifetime(self) -> timedelta:
         return timedelta(days=self.own_lifetime_days)
+
+    @property
+    def access_lifetime(self) -> timedelta:
+        return timedelta(days=self.access_lifetime_days)
 
 
 class InvitationsSection(Section):

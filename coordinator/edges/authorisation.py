@@ -27,6 +27,12 @@ ALLOWED: Final[dict[str, frozenset[Role]]] = {
     "/silo_wire.v1.Operator/Invite": _OPERATOR,
     "/silo_wire.v1.Operator/StartPlan": _OPERATOR,
     "/silo_wire.v1.Operator/StopPlan": _OPERATOR,
+    "/silo_wire.v1.Operator/PausePlan": _OPERATOR,
+    "/silo_wire.v1.Operator/ResumePlan": _OPERATOR,
+    "/silo_wire.v1.Operator/Revoke": _OPERATOR,
+    "/silo_wire.v1.Operator/GrantAccess": _OPERATOR,
+    "/silo_wire.v1.Operator/ListAccess": _OPERATOR,
+    "/silo_wire.v1.Operator/ExportModel": _OPERATOR,
 }
 
 

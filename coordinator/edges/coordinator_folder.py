@@ -1,7 +1,7 @@
 """The coordinator's folder (settings, keys, lock; its state is where the settings say), and which one a command means.
 
 A command works on `--dir`, else $LORICA_COORDINATOR_DIR, else the current folder if it holds a federation.toml, else
-the folder that `coordinator init` made last for this user.
+the folder that `coordinator init` or `coordinator access accept` made last for this user.
 """
 
 import os
@@ -40,8 +40,8 @@ class CoordinatorFolder:
             )
 
 
-def coordinator_folder(given: Path | None) -> CoordinatorFolder:
-    """The folder that a command means; raises ConfigurationError when there is none."""
+def chosen_folder(given: Path | None) -> Path:
+    """The folder that a command means, which may not be one; raises ConfigurationError when none is known."""
     if given is not None:
         chosen = given
     elif named := os.environ.get(ENVIRONMENT_VARIABLE):
@@ -55,9 +55,7 @@ def coordinator_folder(given: Path | None) -> CoordinatorFolder:
             raise ConfigurationError(
                 "no federation is known here: run `coordinator init DIR`, or name its folder with --dir"
             ) from error
-    folder = CoordinatorFolder(chosen.absolute())
-    folder.require()
-    return folder
+    return chosen.absolute()
 
 
 def remember(folder: Path) -> None:

@@ -1,8 +1,9 @@
 """What every call passes before a servicer sees it: who are you, may you, how much of this server do you hold already,
 and what becomes of an error.
 
-The identity comes from the certificate that TLS verified, is checked again in full (security.pki.peer) and compared
-with the authorisation table. It is handed on in CALLER; no servicer reads an identity from anywhere else. Errors of
+The identity comes from the certificate that TLS verified, is checked again in full (security.pki.peer), looked up in the
+coordinator's register and compared with the authorisation table. It is handed on in CALLER; no servicer reads an identity from
+anywhere else. A call that is open when its caller is revoked, or when its certificate expires, is cut there and then. Errors of
 security.errors become status in the one table of silo_wire.transport; anything else is a defect, logged with its
 traceback and told to the peer as "internal error" alone.
 
@@ -23,8 +24,9 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from coordinator.edges.authorisation import authorise
-from security.errors import AuthenticationError, LoricaError, MalformedMessage, Unreachable, kind_of
+from security.errors import AuthenticationError, AuthorisationError, LoricaError, MalformedMessage, Unreachable, kind_of
 from security.identifiers import FederationName, Identity
+from security.pki.parsing import parse_certificate
 from security.pki.peer import identify_client
 from security.pki.trust_bundle import TrustBundle
 from silo_wire.transport import status_of
@@ -36,20 +38,33 @@ CALLER: Final[ContextVar[Identity]] = ContextVar("CALLER")
 DEFECT: Final = "Defect"
 _log = structlog.get_logger(__name__)
 
-Call = Callable[[str, Any], Identity | None]
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls, and until when the certificate that says so holds."""
+
+    identity: Identity
+    expires: datetime
+
+
+Admit = Callable[[str, Any], Caller | None]
 Parse = Callable[[bytes], Any]
 
 
-def by_certificate(*, trust: TrustBundle, federation: FederationName) -> Call:
-    """Identify and authorise a caller by its verified client certificate."""
+def by_certificate(
+    *, trust: TrustBundle, federation: FederationName, require: Callable[[Identity, str], None]
+) -> Admit:
+    """Identify and authorise a caller by its verified client certificate; `require` raises unless its serial is registered."""
 
-    def admit(method: str, context: Any) -> Identity:
+    def admit(method: str, context: Any) -> Caller:
         presented = context.auth_context().get("x509_pem_cert", [])
         if len(presented) != 1:
             raise AuthenticationError("no client certificate was presented: enrol first, then connect with it")
         identity = identify_client(presented[0], trust=trust, now=datetime.now(UTC), federation=federation)
+        certificate = parse_certificate(presented[0])
+        require(identity, f"{certificate.serial_number:x}")
         authorise(identity, method)
-        return identity
+        return Caller(identity, certificate.not_valid_after_utc)
 
     return admit
 
@@ -77,22 +92,53 @@ OF_ALL_STRANGERS: Final = Limits(calls=64, requests=8)
 """On the enrolment listener nobody is known: all share one."""
 
 
+class _OpenCall:
+    """One that can be cut: its task is cancelled, and the caller told why."""
+
+    def __init__(self) -> None:
+        self._task = asyncio.current_task()
+        self.cut_by: LoricaError | None = None
+
+    def cut(self, error: LoricaError) -> None:
+        assert self._task is not None
+        if self.cut_by is None:
+            self.cut_by = error
+            self._task.cancel()
+
+    def taken_back(self) -> LoricaError:
+        """Why it was cut, once its cancellation has arrived; raises CancelledError where somebody else cancelled it."""
+        if self.cut_by is None:
+            raise asyncio.CancelledError
+        assert self._task is not None
+        self._task.uncancel()
+        return self.cut_by
+
+
 class _Share:
     """What a caller holds now."""
 
     def __init__(self, limits: Limits) -> None:
-        self.calls = 0
+        self.calls: set[_OpenCall] = set()
         self.requests = asyncio.Semaphore(limits.requests)
 
 
 class Gate(grpc.aio.ServerInterceptor):  # gRPC offers interception by subclass alone
     """Wraps every handler of one listener; `on_refused` is told the class name of each error, or DEFECT."""
 
-    def __init__(self, admit: Call, on_refused: Callable[[str], None], limits: Limits) -> None:
+    def __init__(self, admit: Admit, on_refused: Callable[[str], None], limits: Limits) -> None:
         self._admit = admit
         self._on_refused = on_refused
         self._limits = limits
         self._shares: dict[str, _Share] = {}
+
+    def revoked(self, identity: Identity) -> None:
+        """End every call of `identity` that is open now."""
+        error = AuthorisationError(
+            f"{identity.uri} was revoked by the coordinator's operator: ask for a new invitation"
+        )
+        share = self._shares.get(identity.uri)
+        for call in tuple(share.calls) if share is not None else ():
+            call.cut(error)
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
         handler = await continuation(handler_call_details)
@@ -105,10 +151,13 @@ class Gate(grpc.aio.ServerInterceptor):  # gRPC offers interception by subclass 
             inner_stream = handler.unary_stream or handler.stream_stream
 
             async def streaming(raw: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+                call = _OpenCall()
                 try:
-                    with self._entered(method, context) as share:
+                    with self._entered(method, context, call) as share:
                         async for message in inner_stream(await requests(parse, raw, share), context):
                             yield message
+                except asyncio.CancelledError:
+                    await self._abort(method, context, call.taken_back())
                 except LoricaError as error:
                     await self._abort(method, context, error)
                 except grpc.aio.BaseError:
@@ -121,9 +170,12 @@ class Gate(grpc.aio.ServerInterceptor):  # gRPC offers interception by subclass 
         inner = handler.stream_unary if handler.request_streaming else handler.unary_unary
 
         async def single(raw: AsyncIterator[bytes], context: Any) -> Any:
+            call = _OpenCall()
             try:
-                with self._entered(method, context) as share:
+                with self._entered(method, context, call) as share:
                     return await inner(await requests(parse, raw, share), context)
+            except asyncio.CancelledError:
+                await self._abort(method, context, call.taken_back())
             except LoricaError as error:
                 await self._abort(method, context, error)
             except grpc.aio.BaseError:
@@ -134,21 +186,29 @@ class Gate(grpc.aio.ServerInterceptor):  # gRPC offers interception by subclass 
         return grpc.stream_unary_rpc_method_handler(single, None, handler.response_serializer)
 
     @contextmanager
-    def _entered(self, method: str, context: Any) -> Iterator[_Share]:
-        identity = self._admit(method, context)
-        name = ""
-        if identity is not None:
-            CALLER.set(identity)
-            name = identity.uri
+    def _entered(self, method: str, context: Any, call: _OpenCall) -> Iterator[_Share]:
+        caller = self._admit(method, context)
+        name, expiry = "", None
+        if caller is not None:
+            CALLER.set(caller.identity)
+            name = caller.identity.uri
         share = self._shares.setdefault(name, _Share(self._limits))
-        if share.calls >= self._limits.calls:
-            raise Unreachable(f"{share.calls} calls are open, which is all that a caller may have: wait until one ends")
-        share.calls += 1
+        if len(share.calls) >= self._limits.calls:
+            raise Unreachable(
+                f"{len(share.calls)} calls are open, which is all that a caller may have: wait until one ends"
+            )
+        if caller is not None:
+            left = (caller.expires - datetime.now(UTC)).total_seconds()
+            expired = AuthenticationError(f"certificate of {name} expired at {caller.expires.isoformat()}: renew it")
+            expiry = asyncio.get_running_loop().call_later(left, call.cut, expired)
+        share.calls.add(call)
         try:
             yield share
         finally:
-            share.calls -= 1
-            if share.calls == 0:
+            if expiry is not None:
+                expiry.cancel()
+            share.calls.discard(call)
+            if not share.calls:
                 del self._shares[name]
 
     async def _single(self, parse: Parse, raw: AsyncIterator[bytes], share: _Share) -> Any:

@@ -14,6 +14,7 @@ from coordinator.edges.federation_servicer import FederationServicer
 from coordinator.edges.gate import OF_ALL_STRANGERS, OF_ONE_CALLER, Gate, anyone, by_certificate
 from coordinator.edges.key_store import TlsPair
 from coordinator.service.enrolment import Enrolment
+from coordinator.service.register import Register
 from coordinator.settings import reachable
 from security.errors import ConfigurationError, StateError
 from security.identifiers import FederationName
@@ -118,14 +119,16 @@ def silo_listener(
     pair: TlsPair,
     trust: TrustBundle,
     federation: FederationName,
+    register: Register,
     on_refused: Callable[[str], None],
     federation_service: FederationServicer,
     operator_service: operator_pb2_grpc.OperatorServicer,
 ) -> Listener:
     """Mutual TLS: silos and operators, told apart by their certificate's role."""
+    gate = Gate(by_certificate(trust=trust, federation=federation, require=register.require), on_refused, OF_ONE_CALLER)
+    register.on_revoked.append(gate.revoked)
 
     def make() -> grpc.aio.Server:
-        gate = Gate(by_certificate(trust=trust, federation=federation), on_refused, OF_ONE_CALLER)
         server = grpc.aio.server(interceptors=[gate], options=list(SERVER_OPTIONS))
         federation_service.add_to(server)
         operator_pb2_grpc.add_OperatorServicer_to_server(operator_service, server)

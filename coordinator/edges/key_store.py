@@ -19,13 +19,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from coordinator.service.ports import IssuedCertificate
+from coordinator.service.records import Certificate
 from security import files
-from security.errors import ConfigurationError
+from security.errors import ConfigurationError, StateError
 from security.identifiers import FederationName, Identity, Role, SiloName
 from security.pki import csr, endorsement, enrolment_token, identity_key
 from security.pki.authority import Authority
 from security.pki.parsing import parse_certificate
 from security.pki.pins import spki_pin
+from security.pki.profile import alternative_names, sole_identity
 from security.pki.tls_key import new_tls_key, tls_key_to_pem
 from security.pki.trust_bundle import TrustBundle
 
@@ -40,6 +42,19 @@ class TlsPair:
     @property
     def expires(self) -> datetime:
         return parse_certificate(self.certificate_pem).not_valid_after_utc
+
+    def entry(self, now: datetime) -> Certificate:
+        """As the register of certificates has it."""
+        return register_entry(parse_certificate(self.certificate_pem), now)
+
+
+def register_entry(certificate: x509.Certificate, now: datetime) -> Certificate:
+    return Certificate(
+        serial=f"{certificate.serial_number:x}",
+        identity=sole_identity(alternative_names(certificate.extensions)),
+        issued_unix_s=now.timestamp(),
+        expires_unix_s=certificate.not_valid_after_utc.timestamp(),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,10 +139,22 @@ class KeyStore:
         """What the operator's commands on this host present."""
         return self._pair("operator", Identity(self.federation, Role.OPERATOR, OPERATOR_NAME), now, ())
 
+    def present_operator_pair(self) -> TlsPair:
+        """As the coordinator that runs here made it; raises StateError when it has made none."""
+        pair = self._stored("operator")
+        if pair is None:
+            raise StateError(f"{self.folder} holds no operator certificate yet: the coordinator makes it as it starts")
+        return pair
+
+    def _stored(self, stem: str) -> TlsPair | None:
+        key_path, certificate_path = self.folder / f"{stem}.key", self.folder / f"{stem}.pem"
+        if not (key_path.exists() and certificate_path.exists()):
+            return None
+        return TlsPair(key_pem=files.read_private(key_path), certificate_pem=certificate_path.read_bytes())
+
     def _pair(self, stem: str, identity: Identity, now: datetime, hosts: Sequence[str]) -> TlsPair:
         key_path, certificate_path = self.folder / f"{stem}.key", self.folder / f"{stem}.pem"
-        if key_path.exists() and certificate_path.exists():
-            pair = TlsPair(key_pem=files.read_private(key_path), certificate_pem=certificate_path.read_bytes())
+        if (pair := self._stored(stem)) is not None:
             certificate = parse_certificate(pair.certificate_pem)
             left = certificate.not_valid_after_utc - now
             if left > self.own_certificate_lifetime / 3 and self._names(certificate) >= set(hosts):
@@ -160,14 +187,16 @@ class KeyStore:
         endorsement.check_endorsement(
             identity_public_key, request=csr_der, identity=identity, signature=identity_endorsement
         )
-        certificate = self.authority.issue(
-            public_key, identity, now=datetime.fromtimestamp(now, UTC), lifetime=self.silo_certificate_lifetime
-        )
-        return IssuedCertificate(
-            pem=certificate.public_bytes(Encoding.PEM),
-            serial=f"{certificate.serial_number:x}",
-            expires_unix_s=certificate.not_valid_after_utc.timestamp(),
-        )
+        at = datetime.fromtimestamp(now, UTC)
+        certificate = self.authority.issue(public_key, identity, now=at, lifetime=self.silo_certificate_lifetime)
+        return IssuedCertificate(pem=certificate.public_bytes(Encoding.PEM), entry=register_entry(certificate, at))
+
+    def grant(self, identity: Identity, *, csr_der: bytes, valid_s: float, now: float) -> IssuedCertificate:
+        """A certificate for an operator or viewer on another host, who made the key."""
+        public_key = csr.check_request(csr_der, identity)
+        at = datetime.fromtimestamp(now, UTC)
+        certificate = self.authority.issue(public_key, identity, now=at, lifetime=timedelta(seconds=valid_s))
+        return IssuedCertificate(pem=certificate.public_bytes(Encoding.PEM), entry=register_entry(certificate, at))
 
     def token(self, silo: SiloName, *, secret: bytes, expires_unix_s: float) -> str:
         return enrolment_token.encode(

@@ -23,23 +23,33 @@ Reply = TypeVar("Reply")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorAccess:
-    """Where the coordinator is, and the operator's certificate."""
+    """Where the coordinator is, and the operator's certificate. `remote`: on another host, perhaps behind HTTPS_PROXY."""
 
     address: str
     federation: FederationName
     pair: TlsPair
     trust: TrustBundle
+    remote: bool = False
 
-    def call(self, ask: Callable[["operator_pb2_grpc.OperatorAsyncStub"], Awaitable[Reply]]) -> Reply:
+    def call(
+        self,
+        ask: Callable[["operator_pb2_grpc.OperatorAsyncStub"], Awaitable[Reply]],
+        *,
+        timeout_s: float | None = CALL_TIMEOUT_S,
+    ) -> Reply:
         """`ask` a running coordinator; raises its error, or Unreachable naming the address."""
-        return asyncio.run(self._call(ask))
+        return asyncio.run(self._call(ask, timeout_s))
 
-    async def _call(self, ask: Callable[["operator_pb2_grpc.OperatorAsyncStub"], Awaitable[Reply]]) -> Reply:
+    async def _call(
+        self,
+        ask: Callable[["operator_pb2_grpc.OperatorAsyncStub"], Awaitable[Reply]],
+        timeout_s: float | None,
+    ) -> Reply:
         credentials = grpc.ssl_channel_credentials(self.trust.to_pem(), self.pair.key_pem, self.pair.certificate_pem)
         options = [
-            *CHANNEL_OPTIONS,
+            *(option for option in CHANNEL_OPTIONS if option[0] != "grpc.enable_http_proxy"),
             ("grpc.ssl_target_name_override", coordinator_dns_name(self.federation)),
-            ("grpc.enable_http_proxy", 0),  # this host
+            ("grpc.enable_http_proxy", int(self.remote)),
         ]
         async with grpc.aio.secure_channel(self.address, credentials, options=options) as channel:
             try:
@@ -48,7 +58,7 @@ class OperatorAccess:
             except TimeoutError as error:
                 raise Unreachable(f"coordinator at {self.address} does not answer: see its log") from error
             try:
-                async with asyncio.timeout(CALL_TIMEOUT_S):
+                async with asyncio.timeout(timeout_s):
                     return await ask(operator_pb2_grpc.OperatorStub(channel))
             except grpc.aio.AioRpcError as error:
                 told = error_of(error)
@@ -56,6 +66,4 @@ class OperatorAccess:
                     raise Unreachable(f"coordinator at {self.address} does not answer: {told}") from error
                 raise told from error
             except TimeoutError as error:
-                raise Unreachable(
-                    f"coordinator at {self.address} did not answer within {CALL_TIMEOUT_S:.0f} s"
-                ) from error
+                raise Unreachable(f"coordinator at {self.address} did not answer within {timeout_s:.0f} s") from error

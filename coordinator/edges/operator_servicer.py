@@ -1,20 +1,48 @@
 """The Operator service over gRPC, and the same replies for commands that run without a coordinator."""
 
+import asyncio
+import secrets
+import shutil
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from blake3 import blake3
 
 from coordinator.service.federation import Federation
 from coordinator.service.records import RoundRow, SiloRow
 from coordinator.service.standing import Standing
-from silo_wire.canonical import digest_to_wire
+from security.errors import MalformedMessage, StateError
+from security.identifiers import Role
+from silo_wire.canonical import Digest, digest_to_wire
 from silo_wire.v1 import operator_pb2, operator_pb2_grpc
 
 NO_DEADLINE = -1.0
 NOT_EVALUATED = -1.0
 
 
+PIECE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnThisHost:
+    """What commands from elsewhere cannot know: how long things hold, where the coordinator is, how a model becomes a folder.
+
+    `export` writes a model of a plan to a new folder; `scratch` is where that may be.
+    """
+
+    invitation_s: float
+    access_s: float
+    address: str
+    export: Callable[[Digest, Digest, Path], None]
+    scratch: Path
+
+
 class OperatorServicer(operator_pb2_grpc.OperatorServicer):
-    def __init__(self, service: Federation) -> None:
+    def __init__(self, service: Federation, host: OnThisHost) -> None:
         self._service = service
+        self._host = host
 
     async def GetStatus(self, request: operator_pb2.GetStatusRequest, context: Any) -> operator_pb2.StatusReply:
         return status_reply(await self._service.status())
@@ -24,7 +52,8 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         return operator_pb2.ListRoundsReply(rounds=[round_record(row) for row in rows])
 
     async def Invite(self, request: operator_pb2.InviteRequest, context: Any) -> operator_pb2.InviteReply:
-        token, expires = await self._service.enrolment.invite(request.silo, request.valid_seconds)
+        valid = request.valid_seconds or int(self._host.invitation_s)
+        token, expires = await self._service.enrolment.invite(request.silo, valid)
         return operator_pb2.InviteReply(token=token, expires_unix_s=expires)
 
     async def StartPlan(self, request: operator_pb2.StartPlanRequest, context: Any) -> operator_pb2.StartPlanReply:
@@ -33,6 +62,72 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
 
     async def StopPlan(self, request: operator_pb2.StopPlanRequest, context: Any) -> operator_pb2.StopPlanReply:
         return operator_pb2.StopPlanReply(detail=await self._service.stop_plan())
+
+    async def PausePlan(self, request: operator_pb2.PausePlanRequest, context: Any) -> operator_pb2.PausePlanReply:
+        return operator_pb2.PausePlanReply(detail=await self._service.pause_plan())
+
+    async def ResumePlan(self, request: operator_pb2.ResumePlanRequest, context: Any) -> operator_pb2.ResumePlanReply:
+        return operator_pb2.ResumePlanReply(detail=await self._service.resume_plan())
+
+    async def Revoke(self, request: operator_pb2.RevokeRequest, context: Any) -> operator_pb2.RevokeReply:
+        return operator_pb2.RevokeReply(detail=await self._service.revoke(_role(request.role), request.name))
+
+    async def GrantAccess(
+        self, request: operator_pb2.GrantAccessRequest, context: Any
+    ) -> operator_pb2.GrantAccessReply:
+        certificate = await self._service.grant(
+            _role(request.role),
+            request.name,
+            csr_der=request.csr_der,
+            valid_s=request.valid_seconds or self._host.access_s,
+        )
+        return operator_pb2.GrantAccessReply(
+            certificate_pem=certificate,
+            trust_bundle_pem=self._service.enrolment.trust_bundle_pem,
+            address=self._host.address,
+        )
+
+    async def ListAccess(self, request: operator_pb2.ListAccessRequest, context: Any) -> operator_pb2.ListAccessReply:
+        reply = operator_pb2.ListAccessReply()
+        for item in self._service.register.certificates():
+            if item.identity.role is not Role.SILO:
+                reply.certificates.add(
+                    role=item.identity.role.value,
+                    name=item.identity.name,
+                    serial=item.serial,
+                    issued_unix_s=item.issued_unix_s,
+                    expires_unix_s=item.expires_unix_s,
+                    revoked_unix_s=item.revoked_unix_s or 0.0,
+                )
+        return reply
+
+    async def ExportModel(
+        self, request: operator_pb2.ExportModelRequest, context: Any
+    ) -> AsyncIterator[operator_pb2.ExportPiece]:
+        standing = await self._service.status()
+        model = standing.model if request.latest else standing.best_model
+        if standing.plan is None or model is None:
+            raise StateError("no plan has been started, so there is no model: run coordinator plan start")
+        folder = self._host.scratch / secrets.token_hex(8)
+        try:
+            await asyncio.to_thread(self._host.export, standing.plan, model, folder)
+            yield operator_pb2.ExportPiece(model_digest=digest_to_wire(model), plan_name=standing.plan_name)
+            for path in sorted(folder.iterdir()):
+                hashed = blake3()
+                with path.open("rb") as file:
+                    while data := await asyncio.to_thread(file.read, PIECE_BYTES):
+                        hashed.update(data)
+                        yield operator_pb2.ExportPiece(name=path.name, data=data)
+                yield operator_pb2.ExportPiece(name=path.name, digest=hashed.digest())
+        finally:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
+def _role(text: str) -> Role:
+    try:
+        return Role(text)
+    except ValueError as error:
+        raise MalformedMessage(f"role {text[:40]!r} is unknown: use silo, operator or viewer") from error
 
 
 def status_reply(standing: Standing) -> operator_pb2.StatusReply:

@@ -20,6 +20,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from coordinator.edges.round_tables import (
     TABLES_VERSION,
+    certificates,
     checkpoints,
     evaluations,
     invitations,
@@ -50,9 +51,17 @@ from coordinator.rounds.effects import (
     UpdateAccepted,
 )
 from coordinator.rounds.states import Idle, State
-from coordinator.service.records import EnrolledSilo, Invitation, MaskedTotals, RoundRow, SignedModel, SiloRow
+from coordinator.service.records import (
+    Certificate,
+    EnrolledSilo,
+    Invitation,
+    MaskedTotals,
+    RoundRow,
+    SignedModel,
+    SiloRow,
+)
 from security.errors import AuthenticationError, StorageError
-from security.identifiers import FederationName, SiloName
+from security.identifiers import FederationName, Identity, Role, SiloName
 from security.privacy.ledger import Head
 from silo_wire.canonical import Digest
 from silo_wire.messages import Evaluation, RoundKey
@@ -108,7 +117,7 @@ class SqlRoundStore:
         with self._transaction() as connection:
             row = connection.execute(select(machine).where(machine.c.id == _MACHINE_ID)).one_or_none()
             if row is None:
-                names = connection.execute(select(silos.c.silo)).scalars()
+                names = connection.execute(select(silos.c.silo).where(silos.c.revoked_at.is_(None))).scalars()
                 return Idle(population=frozenset(SiloName(name) for name in names))
         return state_from_json(version=row.version, phase=row.phase, text=row.state, where=str(self._path))
 
@@ -172,7 +181,7 @@ class SqlRoundStore:
                 for row in connection.execute(query)
             )
 
-    def enrol(self, silo: EnrolledSilo, *, secret_digest: bytes) -> None:
+    def enrol(self, silo: EnrolledSilo, certificate: Certificate, *, secret_digest: bytes) -> None:
         now = silo.enrolled_unix_s
         spend = (
             update(invitations)
@@ -200,8 +209,30 @@ class SqlRoundStore:
                     "certificate_expires": silo.certificate_expires_unix_s,
                     "enrolled_at": now,
                     "last_seen": silo.last_seen_unix_s,
+                    "revoked_at": None,
                 },
             )
+            _revoke(connection, certificate.identity, now)
+            connection.execute(insert(certificates).values(_certificate_row(certificate)))
+
+    # --- the register of certificates
+
+    def certificates(self) -> tuple[Certificate, ...]:
+        with self._transaction() as connection:
+            found = connection.execute(select(certificates).order_by(certificates.c.issued_at, certificates.c.serial))
+            return tuple(_certificate(row) for row in found)
+
+    def register(self, certificate: Certificate) -> None:
+        with self._transaction() as connection:
+            connection.execute(insert(certificates).values(_certificate_row(certificate)))
+
+    def revoke(self, identity: Identity, at: float) -> None:
+        with self._transaction() as connection:
+            _revoke(connection, identity, at)
+            if identity.role is Role.SILO:
+                connection.execute(update(silos).where(silos.c.silo == identity.name).values(revoked_at=at))
+                still_open = and_(invitations.c.silo == identity.name, invitations.c.spent_at.is_(None))
+                connection.execute(delete(invitations).where(still_open))
 
     # --- privacy ledgers
 
@@ -440,6 +471,31 @@ def _average(connection: Connection, record: EvaluationClosed) -> None:
         connection.execute(update(rounds).where(made_the_model).values(**averages))
 
 
+def _revoke(connection: Connection, identity: Identity, at: float) -> None:
+    still_good = and_(certificates.c.uri == identity.uri, certificates.c.revoked_at.is_(None))
+    connection.execute(update(certificates).where(still_good).values(revoked_at=at))
+
+
+def _certificate_row(certificate: Certificate) -> dict[str, object]:
+    return {
+        "serial": certificate.serial,
+        "uri": certificate.identity.uri,
+        "issued_at": certificate.issued_unix_s,
+        "expires_at": certificate.expires_unix_s,
+        "revoked_at": certificate.revoked_unix_s,
+    }
+
+
+def _certificate(row: Row[Any]) -> Certificate:
+    return Certificate(
+        serial=row.serial,
+        identity=Identity.from_uri(row.uri),
+        issued_unix_s=row.issued_at,
+        expires_unix_s=row.expires_at,
+        revoked_unix_s=row.revoked_at,
+    )
+
+
 def _silo(row: Row[Any]) -> EnrolledSilo:
     return EnrolledSilo(
         silo=SiloName(row.silo),
@@ -448,6 +504,7 @@ def _silo(row: Row[Any]) -> EnrolledSilo:
         certificate_expires_unix_s=row.certificate_expires,
         enrolled_unix_s=row.enrolled_at,
         last_seen_unix_s=row.last_seen,
+        revoked_unix_s=row.revoked_at,
     )
 
 

@@ -18,7 +18,7 @@ from sqlalchemy import (
     Text,
 )
 
-TABLES_VERSION = 2
+TABLES_VERSION = 3
 
 metadata = MetaData()
 
@@ -42,6 +42,17 @@ silos = Table(
     Column("certificate_expires", Float, nullable=False),
     Column("enrolled_at", Float, nullable=False),
     Column("last_seen", Float, nullable=False),
+    Column("revoked_at", Float),
+)
+
+certificates = Table(  # all that were issued and have not expired long ago
+    "certificates",
+    metadata,
+    Column("serial", String(64), primary_key=True),
+    Column("uri", String(255), nullable=False, index=True),
+    Column("issued_at", Float, nullable=False),
+    Column("expires_at", Float, nullable=False),
+    Column("revoked_at", Float),
 )
 
 invitations = Table(

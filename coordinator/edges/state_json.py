@@ -11,7 +11,7 @@ from coordinator.rounds.secure_attempt import MaskedSum, SecureAttempt
 from coordinator.rounds.states import STATES, Aggregating, Masking, State, Stopped
 from security.errors import MalformedMessage, StorageError
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 
 _ADAPTERS: dict[str, TypeAdapter[State]] = {kind.phase: TypeAdapter(kind) for kind in STATES}
 

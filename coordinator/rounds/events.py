@@ -50,6 +50,29 @@ class SiloEnrolled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SiloRevoked:
+    """The operator shuts a silo out: it is of no cohort any more, and whatever it has sent for the attempt under way is dropped.
+
+    What is being summed is summed.
+    """
+
+    now: float
+    silo: SiloName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanPaused:
+    """No further attempt opens until PlanResumed; the one under way goes on to its end."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanResumed:
+    now: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReadinessDeclared:
     """A connected silo has checked the present plan and says whether it takes part."""
 
@@ -174,7 +197,10 @@ Event = (
     PlanOffered
     | PlanStarted
     | PlanStopped
+    | PlanPaused
+    | PlanResumed
     | SiloEnrolled
+    | SiloRevoked
     | ReadinessDeclared
     | SiloLeft
     | UpdateCommitted
@@ -193,7 +219,10 @@ EVENTS: tuple[type[Event], ...] = (
     PlanOffered,
     PlanStarted,
     PlanStopped,
+    PlanPaused,
+    PlanResumed,
     SiloEnrolled,
+    SiloRevoked,
     ReadinessDeclared,
     SiloLeft,
     UpdateCommitted,

@@ -18,6 +18,9 @@ One rule for time: each phase has one deadline and one quorum, `min_silos`.
 - Under silo-level privacy the plan is finished, with the model that it has, when another sum would cost more than it promises.
 - Evaluating ends when everyone in the cohort has reported or declined, or at its deadline. The cohort is those whose
   updates were summed (before round 1: whoever is ready). Below a quorum of reports the model cannot become the best.
+- While the operator has paused the plan, no attempt opens; the one under way goes on to its end.
+- A silo that the operator revokes is in no cohort any more. What it sent for the attempt under way is dropped, as if it had declined;
+  under masks it is a drop-out. A sum that is being made is finished.
 - A restart empties `ready` and gives the running phase its deadline anew, in full: time during which no silo could
   reach the coordinator is not held against any of them, and a restart never ends a round.
 
@@ -63,6 +66,8 @@ from coordinator.rounds.events import (
     MaskAnswered,
     MaskingOpened,
     PlanOffered,
+    PlanPaused,
+    PlanResumed,
     PlanStarted,
     PlanStopped,
     ReadinessDeclared,
@@ -70,6 +75,7 @@ from coordinator.rounds.events import (
     SiloDeclined,
     SiloEnrolled,
     SiloLeft,
+    SiloRevoked,
     SiloTrained,
     UpdateCommitted,
 )
@@ -101,7 +107,7 @@ from security.identifiers import SiloName
 from security.secure_aggregation import coordinator_machine as protocol
 from security.secure_aggregation.messages import Complaint, MaskedInput, Reveal
 from silo_wire.canonical import Digest
-from silo_wire.messages import RoundKey
+from silo_wire.messages import DeclineReason, RoundKey
 
 Step = tuple[State, tuple[Effect, ...]]
 Running = Gathering | Collecting | Masking | Aggregating | Evaluating | Stopped | Finished
@@ -151,7 +157,7 @@ def _start_gathering(state: Gathering, event: PlanStarted) -> Step:
         if state.started:
             raise _other_plan_runs(state)
         return _begin(state.course.population, event, started=True)
-    if state.started and not (state.course.barred or state.course.disputes):
+    if state.started and _unbarred(state.course) == state.course:
         return state, ()
     return _gather(_unbarred(state.course), state.opening, started=True, now=event.now)
 
@@ -159,7 +165,7 @@ def _start_gathering(state: Gathering, event: PlanStarted) -> Step:
 def _start_running(state: Collecting | Masking | Aggregating | Evaluating, event: PlanStarted) -> Step:
     if not _is_same_plan(state, event):
         raise _other_plan_runs(state)
-    return state, ()
+    return replace(state, course=replace(state.course, paused=False)), ()
 
 
 def _start_stopped(state: Stopped, event: PlanStarted) -> Step:
@@ -175,8 +181,8 @@ def _start_stopped(state: Stopped, event: PlanStarted) -> Step:
 
 
 def _unbarred(course: Course) -> Course:
-    """The operator's word is that all take part again."""
-    return replace(course, barred=(), disputes=())
+    """The operator's word is that all take part again, and now."""
+    return replace(course, barred=(), disputes=(), paused=False)
 
 
 def _given_up(state: Stopped, now: float) -> tuple[Effect, ...]:
@@ -235,6 +241,18 @@ def _stop_stopped(state: Stopped, event: PlanStopped) -> Step:
     return state, ()
 
 
+def _pause(state: Running, event: PlanPaused) -> Step:
+    if isinstance(state, Stopped | Finished):
+        raise StateError(f"plan {state.course.terms.name} is {state.phase}: there is nothing to pause")
+    return _with_course(state, replace(state.course, paused=True), event.now)
+
+
+def _go_on(state: Running, event: PlanResumed) -> Step:
+    if not state.course.paused:
+        raise StateError(f"plan {state.course.terms.name} is not paused; after a stop, coordinator plan start goes on")
+    return _with_course(state, replace(state.course, paused=False), event.now)
+
+
 # --- silos come and go --------------------------------------------------------------------------------------------
 
 
@@ -244,6 +262,47 @@ def _enrol_idle(state: Idle, event: SiloEnrolled) -> Step:
 
 def _enrol(state: Running, event: SiloEnrolled) -> Step:
     return _with_course(state, replace(state.course, population=state.course.population | {event.silo}), event.now)
+
+
+def _revoke_idle(state: Idle, event: SiloRevoked) -> Step:
+    return replace(state, population=state.population - {event.silo}), ()
+
+
+def _revoke(state: Running, event: SiloRevoked) -> Step:
+    course = state.course
+    left = replace(course, population=course.population - {event.silo}, ready=course.ready - {event.silo})
+    if isinstance(state, Collecting | Masking | Evaluating):
+        return _without(replace(state, course=left), event)
+    return _with_course(state, left, event.now)
+
+
+def _without(state: Collecting | Masking | Evaluating, event: SiloRevoked) -> Step:
+    """The attempt goes on without this silo, if it was in it."""
+    silo = event.silo
+    cohort = state.silos if isinstance(state, Masking) else state.cohort
+    if silo not in cohort or any(item.silo == silo for item in state.declined):
+        return state, ()
+    reason = "revoked by the operator"
+    declined = (*state.declined, Declined(silo=silo, reason=DeclineReason.REVOKED, detail=reason))
+    dropped = SiloDropped(key=state.key, silo=silo, outcome="refused", detail=reason, at=event.now)
+    after: State
+    match state:
+        case Collecting():
+            updates = tuple(update for update in state.updates if update.silo != silo)
+            trained = tuple(name for name in state.trained if name != silo)
+            after, effects = _settle_collecting(
+                replace(state, updates=updates, trained=trained, declined=declined), event.now
+            )
+        case Masking(secure=None):
+            after, effects = replace(state, declined=declined), ()
+        case Masking(secure=SecureAttempt() as secure):
+            after, effects = replace(state, declined=declined), ()
+            if protocol.takes_part(secure.state, silo):
+                after, effects = _protocol_step(after, protocol.SiloDropped(silo, "revoked"), event.now, told=silo)
+        case Evaluating():
+            reports = tuple(report for report in state.reports if report.silo != silo)
+            return _settle_evaluating(replace(state, reports=reports, declined=declined), event.now)
+    return after, (dropped, *effects)
 
 
 def _declare(state: Running, event: ReadinessDeclared) -> Step:
@@ -274,7 +333,7 @@ def _with_course(state: Running, course: Course, now: float) -> Step:
 def _gather(course: Course, opening: Opening, *, started: bool, now: float, deadline: float | None = None) -> Step:
     """Wait for silos, or open at once when all are there; `deadline` is the one that runs already."""
     left_out = _left_out(course, opening)
-    if not started or len(course.ready - left_out) < course.terms.min_silos:
+    if not started or course.paused or len(course.ready - left_out) < course.terms.min_silos:
         deadline = None
     elif everyone_is_ready(population=course.population - left_out, ready=course.ready - left_out):
         return _open(course, opening, now)
@@ -853,6 +912,28 @@ TABLE: dict[tuple[type[State], type[Event]], Callable[[Any, Any], Step]] = {
     (Aggregating, PlanStopped): _stop_aggregating,
     (Evaluating, PlanStopped): _stop_evaluating,
     (Stopped, PlanStopped): _stop_stopped,
+    (Gathering, PlanPaused): _pause,
+    (Collecting, PlanPaused): _pause,
+    (Masking, PlanPaused): _pause,
+    (Aggregating, PlanPaused): _pause,
+    (Evaluating, PlanPaused): _pause,
+    (Stopped, PlanPaused): _pause,
+    (Finished, PlanPaused): _pause,
+    (Gathering, PlanResumed): _go_on,
+    (Collecting, PlanResumed): _go_on,
+    (Masking, PlanResumed): _go_on,
+    (Aggregating, PlanResumed): _go_on,
+    (Evaluating, PlanResumed): _go_on,
+    (Stopped, PlanResumed): _go_on,
+    (Finished, PlanResumed): _go_on,
+    (Idle, SiloRevoked): _revoke_idle,
+    (Gathering, SiloRevoked): _revoke,
+    (Collecting, SiloRevoked): _revoke,
+    (Masking, SiloRevoked): _revoke,
+    (Aggregating, SiloRevoked): _revoke,
+    (Evaluating, SiloRevoked): _revoke,
+    (Stopped, SiloRevoked): _revoke,
+    (Finished, SiloRevoked): _revoke,
     (Idle, SiloEnrolled): _enrol_idle,
     (Gathering, SiloEnrolled): _enrol,
     (Collecting, SiloEnrolled): _enrol,

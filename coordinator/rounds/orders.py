@@ -135,6 +135,8 @@ def _gathering(state: Gathering) -> str:
     absent = named(cohort_of(course.population - course.ready))
     if not state.started:
         return f"{counts}; waiting for `coordinator plan start`"
+    if course.paused:
+        return f"{counts}; paused by the operator, `coordinator plan resume` goes on"
     if len(course.ready) < course.terms.min_silos:
         return f"{counts}, at least {course.terms.min_silos} are needed; waiting for {absent}"
     return f"{counts}; waiting for {absent} until the deadline"

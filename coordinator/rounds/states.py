@@ -50,7 +50,7 @@ class Course:
     `population` holds the enrolled silos, `ready` those of them that are connected and have declared readiness for this
     plan since they last connected or declined; a restart empties it. `model_round` is the round that made `model`.
     `included` has, in order of silo name, the newest update of each silo that a model of the plan includes. `barred` and
-    `disputes` are lifted by the operator's next `plan start`.
+    `disputes` are lifted by the operator's next `plan start`. While `paused` no attempt opens.
     """
 
     terms: PlanTerms
@@ -62,6 +62,7 @@ class Course:
     included: tuple[IncludedUpdate, ...] = ()
     barred: tuple[Barred, ...] = ()
     disputes: tuple[Dispute, ...] = ()
+    paused: bool = False
 
     def barred_in(self, round_number: int) -> frozenset[SiloName]:
         """Who is left out: those who are barred, and one of each dispute, whoever is in most of them first.

@@ -12,6 +12,7 @@ import structlog
 from coordinator.rounds.events import SiloEnrolled
 from coordinator.service.ports import Clock, Keys, RoundStore
 from coordinator.service.records import EnrolledSilo, Invitation
+from coordinator.service.register import Register
 from coordinator.service.round_loop import RoundLoop
 from coordinator.service.threads import Threads
 from security.errors import AuthenticationError, ConfigurationError
@@ -33,8 +34,11 @@ class Issued:
 
 
 class Enrolment:
-    def __init__(self, *, store: RoundStore, keys: Keys, loop: RoundLoop, clock: Clock, threads: Threads) -> None:
+    def __init__(
+        self, *, store: RoundStore, keys: Keys, loop: RoundLoop, register: Register, clock: Clock, threads: Threads
+    ) -> None:
         self._store = store
+        self._register = register
         self._threads = threads
         self._keys = keys
         self._loop = loop
@@ -97,16 +101,19 @@ class Enrolment:
         enrolled = EnrolledSilo(
             silo=name,
             identity_public_key=identity_public_key,
-            certificate_serial=certificate.serial,
-            certificate_expires_unix_s=certificate.expires_unix_s,
+            certificate_serial=certificate.entry.serial,
+            certificate_expires_unix_s=certificate.entry.expires_unix_s,
             enrolled_unix_s=now,
             last_seen_unix_s=0.0,
         )
-        await self._threads.store(self._store.enrol, enrolled, secret_digest=invitation.secret_digest)
+        await self._threads.store(
+            self._store.enrol, enrolled, certificate.entry, secret_digest=invitation.secret_digest
+        )
+        await self._register.reload()
         # Were this lost with the process: the population is taken from the store at the next start.
         await self._loop.post(SiloEnrolled(now=now, silo=name))
         await self._reload()
-        _log.info("silo enrolled", silo=name, certificate=certificate.serial)
+        _log.info("silo enrolled", silo=name, certificate=certificate.entry.serial)
         return Issued(
             certificate_pem=certificate.pem,
             trust_bundle_pem=self._keys.trust_bundle_pem,

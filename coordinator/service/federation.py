@@ -13,11 +13,14 @@ from coordinator.rounds.events import (
     EvaluationReported,
     MaskAnswered,
     PlanOffered,
+    PlanPaused,
+    PlanResumed,
     PlanStarted,
     PlanStopped,
     ReadinessDeclared,
     SiloDeclined,
     SiloLeft,
+    SiloRevoked,
     SiloTrained,
 )
 from coordinator.rounds.orders import order_for, waiting_for
@@ -28,12 +31,13 @@ from coordinator.service.enrolment import Enrolment
 from coordinator.service.plan_desk import OpenedPlan, PlanDesk, terms_of
 from coordinator.service.ports import Clock, Keys, ModelStore, Observer, OpenPlan, PlanShelf, RoundStore, Spools
 from coordinator.service.records import RoundRow
+from coordinator.service.register import Register
 from coordinator.service.round_loop import RETRY_S, RoundLoop
 from coordinator.service.standing import Standing, counts, standing
 from coordinator.service.threads import Threads
 from coordinator.service.uploads import Upload, Uploads
-from security.errors import AuthorisationError, Conflict, MalformedMessage, StateError, WrongTime
-from security.identifiers import FederationName, SiloName
+from security.errors import AuthorisationError, ConfigurationError, Conflict, MalformedMessage, StateError, WrongTime
+from security.identifiers import FederationName, Identity, Role, SiloName
 from security.privacy.ledger import Head
 from silo_wire.canonical import Digest
 from silo_wire.ledger_receipt import LEDGER_DOMAIN, LedgerReceipt, ledger_statement
@@ -111,12 +115,16 @@ class Federation:
         self._uploads = Uploads(
             loop=self._loop, desk=self._desk, spools=spools, store=store, clock=clock, threads=self._threads
         )
-        self.enrolment = Enrolment(store=store, keys=keys, loop=self._loop, clock=clock, threads=self._threads)
+        self.register = Register(store=store, threads=self._threads, clock=clock)
+        self.enrolment = Enrolment(
+            store=store, keys=keys, loop=self._loop, register=self.register, clock=clock, threads=self._threads
+        )
         self._loop.on_change.append(self._changed)
 
     async def start(self) -> None:
         """Take up the persisted state; raises StorageError, or what is wrong with the plan under way."""
         await self._loop.resume()
+        await self.register.reload()
         await self.enrolment.resume()
         if (course := course_of(self._loop.state)) is not None:
             await self._desk.opened(course.terms.plan)
@@ -311,6 +319,41 @@ class Federation:
     async def stop_plan(self) -> str:
         """Stop the plan under way, keeping all that is committed; what that means, in one line."""
         return waiting_for(await self._loop.post(PlanStopped(now=self._clock())))
+
+    async def pause_plan(self) -> str:
+        """Let the attempt under way end and open no other; raises StateError where there is nothing to pause."""
+        return waiting_for(await self._loop.post(PlanPaused(now=self._clock())))
+
+    async def resume_plan(self) -> str:
+        return waiting_for(await self._loop.post(PlanResumed(now=self._clock())))
+
+    async def revoke(self, role: Role, name: str) -> str:
+        """Shut somebody out: refused from now on, live calls cut, of no cohort any more; what that came to, in one line.
+
+        Raises ConfigurationError for a name that is none, StateError where nobody of that name could be shut out.
+        """
+        if role is Role.COORDINATOR:
+            raise ConfigurationError("the coordinator cannot revoke itself: stop it")
+        identity = Identity(self._federation, role, name)
+        invited = role is Role.SILO and name in self.enrolment.invited()
+        await self.register.revoke(identity, invited=invited)
+        if role is Role.SILO:
+            await self.enrolment.resume()
+            await self._loop.post(SiloRevoked(now=self._clock(), silo=SiloName(name)))
+        return f"{identity.uri} is revoked: its certificates are refused and its open calls were cut"
+
+    async def grant(self, role: Role, name: str, *, csr_der: bytes, valid_s: float) -> bytes:
+        """A registered certificate, PEM, for an operator or viewer on another host.
+
+        Raises AuthorisationError for a role that is not given so, MalformedMessage for a request that is not for just this name.
+        """
+        if role not in (Role.OPERATOR, Role.VIEWER):
+            raise AuthorisationError(f"role {role.value} is not granted: operator and viewer are; silos are invited")
+        identity = Identity(self._federation, role, name)
+        certificate = self._keys.grant(identity, csr_der=csr_der, valid_s=valid_s, now=self._clock())
+        await self.register.add(certificate.entry)
+        _log.info("access granted", identity=identity.uri, certificate=certificate.entry.serial)
+        return certificate.pem
 
     async def status(self) -> Standing:
         return standing(

@@ -13,9 +13,9 @@ from coordinator.rounds.effects import Record
 from coordinator.rounds.secure_attempt import MaskedSum
 from coordinator.rounds.states import State
 from coordinator.rounds.updates import AggregationResult, CommittedUpdate
-from coordinator.service.records import EnrolledSilo, Invitation, RoundRow, SignedModel
+from coordinator.service.records import Certificate, EnrolledSilo, Invitation, RoundRow, SignedModel
 from security.errors import IntegrityError, StateError
-from security.identifiers import SiloName
+from security.identifiers import Identity, SiloName
 from security.privacy.ledger import Head
 from security.secure_aggregation.fixed_point import Ranges
 from silo_wire.canonical import Digest
@@ -165,8 +165,20 @@ class RoundStore(Protocol):
     def invitations(self) -> tuple[Invitation, ...]:
         """The open ones."""
 
-    def enrol(self, silo: EnrolledSilo, *, secret_digest: bytes) -> None:
-        """Spend the invitation and store the silo; raises AuthenticationError when it is not open, and changes nothing."""
+    def enrol(self, silo: EnrolledSilo, certificate: Certificate, *, secret_digest: bytes) -> None:
+        """Spend the invitation, store the silo and register its certificate in place of all that it had before.
+
+        Raises AuthenticationError when the invitation is not open, and changes nothing.
+        """
+
+    def certificates(self) -> tuple[Certificate, ...]:
+        """All that are registered, revoked ones as well."""
+
+    def register(self, certificate: Certificate) -> None:
+        """Beside those that its identity has."""
+
+    def revoke(self, identity: Identity, at: float) -> None:
+        """All certificates of this identity, and the silo or open invitation that it names."""
 
     def countersign_ledger(self, silo: SiloName, head: Head, *, after: Head, at: float) -> Head:
         """The newest head known of a silo's privacy ledger: `head`, where it follows the known one and that is `after`.
@@ -194,8 +206,7 @@ class RoundStore(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IssuedCertificate:
     pem: bytes
-    serial: str
-    expires_unix_s: float
+    entry: Certificate
 
 
 class Keys(Protocol):
@@ -219,6 +230,9 @@ class Keys(Protocol):
         Raises MalformedMessage or AuthorisationError unless the CSR is for this silo alone and is endorsed by the
         identity key.
         """
+
+    def grant(self, identity: Identity, *, csr_der: bytes, valid_s: float, now: float) -> IssuedCertificate:
+        """A certificate for an operator or viewer; raises MalformedMessage or AuthorisationError as `certify`."""
 
     def token(self, silo: SiloName, *, secret: bytes, expires_unix_s: float) -> str:
         """The enrolment token that holds `secret`, as the operator hands it to the silo."""

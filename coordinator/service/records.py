@@ -2,14 +2,17 @@
 
 from dataclasses import dataclass
 
-from security.identifiers import SiloName
+from security.identifiers import Identity, SiloName
 from silo_wire.canonical import Digest
 from silo_wire.messages import Evaluation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnrolledSilo:
-    """`identity_public_key` is Ed25519, 32 bytes; `last_seen_unix_s` 0 while the silo has never connected."""
+    """`identity_public_key` is Ed25519, 32 bytes; `last_seen_unix_s` 0 while the silo has never connected.
+
+    `revoked_unix_s` is set for one that the operator shut out; it is invited anew to come back.
+    """
 
     silo: SiloName
     identity_public_key: bytes
@@ -17,6 +20,18 @@ class EnrolledSilo:
     certificate_expires_unix_s: float
     enrolled_unix_s: float
     last_seen_unix_s: float
+    revoked_unix_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """One that was issued. `serial` is hexadecimal, without leading zeros."""
+
+    serial: str
+    identity: Identity
+    issued_unix_s: float
+    expires_unix_s: float
+    revoked_unix_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,7 +96,9 @@ class RoundLoop:
         """Take up the persisted state; raises StorageError."""
         before = await self._threads.store(self._store.load)
         silos = await self._threads.store(self._store.silos)
-        event = Resumed(now=self._clock(), population=frozenset(item.silo for item in silos))
+        event = Resumed(
+            now=self._clock(), population=frozenset(item.silo for item in silos if item.revoked_unix_s is None)
+        )
         after, effects = step(before, event)
         await self._threads.store(self._store.transition, after, [])
         self._state = after

@@ -24,7 +24,7 @@ from silo_wire.messages import Evaluate, Mask, Train
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiloStanding:
-    """`state`: invited, enrolled (never seen), absent, preparing, ready, training, masking, evaluating, declined.
+    """`state`: invited, enrolled (never seen), revoked, absent, preparing, ready, training, masking, evaluating, declined.
 
     `fraction` is the progress of the present phase, 0 to 1, as the agent reports it.
     """
@@ -111,7 +111,9 @@ def _enrolled(state: State, silo: EnrolledSilo, attendance: Attendance, now: flo
     seat = attendance.seat(silo.silo)
     declined = next((item for item in _declined(state) if item.silo == silo.silo), None)
     detail = ""
-    if seat is None:
+    if silo.revoked_unix_s is not None:
+        name = "revoked"
+    elif seat is None:
         name = "absent" if silo.last_seen_unix_s else "enrolled"
     elif declined is not None:
         name = "declined"

@@ -231,6 +231,7 @@ class DeclineReason(Enum):
     INTEGRITY = "integrity"
     PAUSED = "paused"
     STOPPING = "stopping"
+    REVOKED = "revoked"  # the operator's word, which no silo sends
 
 
 class AgentPhase(Enum):

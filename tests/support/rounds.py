@@ -12,6 +12,8 @@ from coordinator.rounds.events import (
     MaskAnswered,
     MaskingOpened,
     PlanOffered,
+    PlanPaused,
+    PlanResumed,
     PlanStarted,
     PlanStopped,
     ReadinessDeclared,
@@ -19,6 +21,7 @@ from coordinator.rounds.events import (
     SiloDeclined,
     SiloEnrolled,
     SiloLeft,
+    SiloRevoked,
     SiloTrained,
     UpdateCommitted,
 )
@@ -113,6 +116,10 @@ def evaluation(exact_matches: int = 4, examples: int = 10) -> Evaluation:
 
 def model_after(round_number: int) -> Digest:
     return digest_of(f"model of round {round_number}".encode())
+
+
+def revoked(silo: SiloName, now: float = T0) -> SiloRevoked:
+    return SiloRevoked(now=now, silo=silo)
 
 
 def started(now: float = T0, **changes: Any) -> PlanStarted:
@@ -248,9 +255,12 @@ ONE_OF_EACH_EVENT: dict[str, Event] = {
         PlanOffered(now=T0, terms=terms(), model=INITIAL, signature=SIGNATURE),
         started(),
         PlanStopped(now=T0),
+        PlanPaused(now=T0),
+        PlanResumed(now=T0),
         enrolled(C),
         ready(A),
         SiloLeft(now=T0, silo=A),
+        revoked(A),
         committed(A),
         trained(A),
         masking_opened(),

@@ -23,6 +23,8 @@ from coordinator.rounds.events import (
     DeadlinePassed,
     Event,
     PlanOffered,
+    PlanPaused,
+    PlanResumed,
     PlanStarted,
     PlanStopped,
     ReadinessDeclared,
@@ -46,7 +48,7 @@ from coordinator.rounds.states import (
 )
 from coordinator.rounds.updates import Outcome
 from security.errors import LoricaError
-from silo_wire.messages import RoundKey, Train
+from silo_wire.messages import Evaluate, RoundKey, Train
 from tests.support.rounds import (
     INITIAL,
     SIGNATURE,
@@ -62,6 +64,7 @@ from tests.support.rounds import (
     model_after,
     ready,
     reported,
+    revoked,
     terms,
 )
 
@@ -113,6 +116,8 @@ class AnyHistory(RuleBasedStateMachine):
                 case DisarmDeadline():
                     self.armed = None
                 case RoundOpened():
+                    assert isinstance(after, Collecting)
+                    assert not after.course.paused
                     assert effect.key not in self.opened, "an attempt was opened twice"
                     assert len(effect.cohort) >= self.terms.min_silos
                     assert effect.key.round not in self.closed
@@ -184,6 +189,16 @@ class AnyHistory(RuleBasedStateMachine):
     def refuses_its_work(self, silo: Any) -> None:
         if isinstance(self.state, Collecting | Evaluating):
             self.happen(declined(silo, self.state.key, now=self.now))
+
+    @rule(silo=SILOS)
+    def is_revoked(self, silo: Any) -> None:
+        self.happen(revoked(silo, self.now))
+        assert silo not in population_of(self.state)
+        assert not isinstance(order_for(self.state, silo, self.now), Train | Evaluate)
+
+    @rule(pauses=st.booleans())
+    def pauses_or_goes_on(self, pauses: bool) -> None:
+        self.happen(PlanPaused(now=self.now) if pauses else PlanResumed(now=self.now))
 
     @rule(seconds=st.sampled_from([1.0, 59.0, 61.0, 601.0]))
     def time_passes(self, seconds: float) -> None:
@@ -264,7 +279,7 @@ class AnyHistory(RuleBasedStateMachine):
             assert len(self.state.updates) < possible, "everyone has settled and the phase goes on"
         if isinstance(self.state, Gathering) and self.state.started:
             quorum = len(self.state.course.ready) >= self.terms.min_silos
-            assert (self.state.deadline is not None) == quorum
+            assert (self.state.deadline is not None) == (quorum and not self.state.course.paused)
 
     @invariant()
     def every_silo_has_an_order_and_trains_only_in_the_cohort(self) -> None:

@@ -45,6 +45,7 @@ from tests.support.rounds import (
     mask_answered,
     masking_opened,
     ready,
+    revoked,
     started,
     trained,
 )
@@ -223,6 +224,28 @@ def test_a_silo_that_refuses_is_dropped_with_its_reason_and_the_others_go_on() -
     rounds.run()
     assert rounds.state.masked.silos == (A, B, C)  # type: ignore[union-attr]
     assert rounds.state.course.barred == ()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "phase", ["", "advertise keys", "share keys", "masked input", "consistency check", "unmasking"]
+)
+def test_a_masked_round_survives_the_revocation_of_one_silo_as_a_drop_out(phase: str) -> None:
+    rounds = opened() if phase else MaskedRounds()
+    if phase:
+        rounds.until(phase)
+    else:
+        rounds.train()
+    rounds.happen(revoked(D))
+    (dropped,) = rounds.taken(SiloDropped)
+    assert (dropped.silo, dropped.outcome, dropped.detail) == (D, "refused", "revoked by the operator")
+    if not phase:
+        rounds.open(SILOS)
+    assert not isinstance(rounds.order(D), Mask)
+    rounds.run()
+    masked = rounds.state.masked  # type: ignore[union-attr]
+    assert masked is not None
+    assert masked.silos == (SILOS if phase in ("consistency check", "unmasking") else (A, B, C))
+    assert rounds.taken(SiloDropped) == []
 
 
 def test_a_silo_that_refuses_before_masking_opens_is_not_waited_for() -> None:

@@ -25,6 +25,8 @@ from coordinator.rounds.events import (
     AggregationFailed,
     DeadlinePassed,
     PlanOffered,
+    PlanPaused,
+    PlanResumed,
     PlanStopped,
     ReadinessDeclared,
     Resumed,
@@ -75,6 +77,7 @@ from tests.support.rounds import (
     model_after,
     ready,
     reported,
+    revoked,
     started,
     terms,
     update,
@@ -352,6 +355,77 @@ def test_a_stale_or_early_timer_ends_nothing() -> None:
     ):
         with pytest.raises(WrongTime):
             step(COLLECTING, event)
+
+
+# --- what the operator does to silos and to the course of things
+
+
+def test_a_revoked_silo_is_out_of_the_cohort_and_what_it_sent_is_dropped() -> None:
+    three = replace(COLLECTING, cohort=(A, B, C), course=course(ready=frozenset({A, B, C})))
+    state, effects = step(after(three, committed(A)), revoked(A, T0 + 1))
+    assert isinstance(state, Collecting)
+    assert state.updates == ()
+    assert state.course.population == state.course.ready == {B, C}
+    assert effects == (SiloDropped(key=key(), silo=A, outcome="refused", detail="revoked by the operator", at=T0 + 1),)
+    done = after(state, committed(B), committed(C))
+    assert isinstance(done, Aggregating)
+    assert done.silos == (B, C)
+    with pytest.raises(Conflict):
+        step(state, committed(A))
+
+
+def test_revoking_the_last_one_that_was_waited_for_closes_the_phase() -> None:
+    three = replace(COLLECTING, cohort=(A, B, C))
+    assert isinstance(after(three, committed(A), committed(B), revoked(C)), Aggregating)
+
+
+def test_revoking_below_the_quorum_abandons_the_attempt() -> None:
+    state, effects = step(COLLECTING, revoked(A))
+    assert isinstance(state, Gathering)
+    assert [type(effect) for effect in effects] == [SiloDropped, RoundAbandoned, DiscardUpdates, DisarmDeadline]
+
+
+def test_a_revoked_silo_is_not_waited_for_when_a_round_gathers() -> None:
+    waiting = replace(GATHERING, course=course(ready=frozenset({A, B})))
+    state = after(waiting, revoked(C))
+    assert isinstance(state, Collecting)
+    assert state.cohort == (A, B)
+
+
+def test_a_revoked_silo_has_no_say_on_the_model() -> None:
+    three = replace(EVALUATING, cohort=(A, B, C))
+    state = after(three, reported(C), revoked(C))
+    assert isinstance(state, Evaluating)
+    assert state.reports == ()
+    assert not isinstance(after(state, reported(A), reported(B)), Evaluating)
+
+
+def test_a_sum_that_is_being_made_is_finished_though_a_silo_in_it_is_revoked() -> None:
+    state, effects = step(AGGREGATING, revoked(A))
+    assert isinstance(state, Aggregating)
+    assert (state.silos, effects) == ((A, B), ())
+    assert A not in state.course.population
+
+
+def test_a_revoked_silo_comes_back_by_enrolling_anew() -> None:
+    assert after(IDLE, revoked(A), enrolled(A)) == IDLE
+
+
+def test_a_paused_plan_ends_its_round_and_opens_no_other_until_it_is_resumed() -> None:
+    everyone = replace(COLLECTING, course=course(population=frozenset({A, B}), terms=terms(evaluate_every=0, rounds=3)))
+    state = after(everyone, PlanPaused(now=T0), committed(A), committed(B), aggregated())
+    assert isinstance(state, Gathering)
+    assert state.deadline is None
+    assert state.opening.round == 2
+    assert isinstance(after(state, PlanResumed(now=T0)), Collecting)
+    assert isinstance(after(state, started(rounds=3, evaluate_every=0)), Collecting)
+
+
+def test_what_cannot_be_paused_or_resumed_is_said() -> None:
+    with pytest.raises(StateError, match="nothing to pause"):
+        step(STOPPED, PlanPaused(now=T0))
+    with pytest.raises(StateError, match="is not paused"):
+        step(GATHERING, PlanResumed(now=T0))
 
 
 # --- aggregating

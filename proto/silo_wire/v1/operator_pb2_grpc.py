@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class OperatorStub:
-    """What the operator's commands call, over mutual TLS with a certificate of role operator.
+    """What the operator's commands call, over mutual TLS with a certificate of role operator; a viewer may look.
     """
 
     def __init__(self, channel):
@@ -60,10 +60,40 @@ class OperatorStub:
                 request_serializer=silo__wire_dot_v1_dot_operator__pb2.StopPlanRequest.SerializeToString,
                 response_deserializer=silo__wire_dot_v1_dot_operator__pb2.StopPlanReply.FromString,
                 _registered_method=True)
+        self.PausePlan = channel.unary_unary(
+                '/silo_wire.v1.Operator/PausePlan',
+                request_serializer=silo__wire_dot_v1_dot_operator__pb2.PausePlanRequest.SerializeToString,
+                response_deserializer=silo__wire_dot_v1_dot_operator__pb2.PausePlanReply.FromString,
+                _registered_method=True)
+        self.ResumePlan = channel.unary_unary(
+                '/silo_wire.v1.Operator/ResumePlan',
+                request_serializer=silo__wire_dot_v1_dot_operator__pb2.ResumePlanRequest.SerializeToString,
+                response_deserializer=silo__wire_dot_v1_dot_operator__pb2.ResumePlanReply.FromString,
+                _registered_method=True)
+        self.Revoke = channel.unary_unary(
+                '/silo_wire.v1.Operator/Revoke',
+                request_serializer=silo__wire_dot_v1_dot_operator__pb2.RevokeRequest.SerializeToString,
+                response_deserializer=silo__wire_dot_v1_dot_operator__pb2.RevokeReply.FromString,
+                _registered_method=True)
+        self.GrantAccess = channel.unary_unary(
+                '/silo_wire.v1.Operator/GrantAccess',
+                request_serializer=silo__wire_dot_v1_dot_operator__pb2.GrantAccessRequest.SerializeToString,
+                response_deserializer=silo__wire_dot_v1_dot_operator__pb2.GrantAccessReply.FromString,
+                _registered_method=True)
+        self.ListAccess = channel.unary_unary(
+                '/silo_wire.v1.Operator/ListAccess',
+                request_serializer=silo__wire_dot_v1_dot_operator__pb2.ListAccessRequest.SerializeToString,
+                response_deserializer=silo__wire_dot_v1_dot_operator__pb2.ListAccessReply.FromString,
+                _registered_method=True)
+        self.ExportModel = channel.unary_stream(
+                '/silo_wire.v1.Operator/ExportModel',
+                request_serializer=silo__wire_dot_v1_dot_operator__pb2.ExportModelRequest.SerializeToString,
+                response_deserializer=silo__wire_dot_v1_dot_operator__pb2.ExportPiece.FromString,
+                _registered_method=True)
 
 
 class OperatorServicer:
-    """What the operator's commands call, over mutual TLS with a certificate of role operator.
+    """What the operator's commands call, over mutual TLS with a certificate of role operator; a viewer may look.
     """
 
     def GetStatus(self, request, context):
@@ -96,6 +126,45 @@ class OperatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PausePlan(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumePlan(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Revoke(self, request, context):
+        """Shut a silo, an operator or a viewer out: live calls are cut, every certificate is refused from now on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GrantAccess(self, request, context):
+        """A certificate for an operator or a viewer on another host.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAccess(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExportModel(self, request, context):
+        """The plan's model as the files of a Hugging Face folder, one after the other.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -124,6 +193,36 @@ def add_OperatorServicer_to_server(servicer, server):
                     request_deserializer=silo__wire_dot_v1_dot_operator__pb2.StopPlanRequest.FromString,
                     response_serializer=silo__wire_dot_v1_dot_operator__pb2.StopPlanReply.SerializeToString,
             ),
+            'PausePlan': grpc.unary_unary_rpc_method_handler(
+                    servicer.PausePlan,
+                    request_deserializer=silo__wire_dot_v1_dot_operator__pb2.PausePlanRequest.FromString,
+                    response_serializer=silo__wire_dot_v1_dot_operator__pb2.PausePlanReply.SerializeToString,
+            ),
+            'ResumePlan': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumePlan,
+                    request_deserializer=silo__wire_dot_v1_dot_operator__pb2.ResumePlanRequest.FromString,
+                    response_serializer=silo__wire_dot_v1_dot_operator__pb2.ResumePlanReply.SerializeToString,
+            ),
+            'Revoke': grpc.unary_unary_rpc_method_handler(
+                    servicer.Revoke,
+                    request_deserializer=silo__wire_dot_v1_dot_operator__pb2.RevokeRequest.FromString,
+                    response_serializer=silo__wire_dot_v1_dot_operator__pb2.RevokeReply.SerializeToString,
+            ),
+            'GrantAccess': grpc.unary_unary_rpc_method_handler(
+                    servicer.GrantAccess,
+                    request_deserializer=silo__wire_dot_v1_dot_operator__pb2.GrantAccessRequest.FromString,
+                    response_serializer=silo__wire_dot_v1_dot_operator__pb2.GrantAccessReply.SerializeToString,
+            ),
+            'ListAccess': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAccess,
+                    request_deserializer=silo__wire_dot_v1_dot_operator__pb2.ListAccessRequest.FromString,
+                    response_serializer=silo__wire_dot_v1_dot_operator__pb2.ListAccessReply.SerializeToString,
+            ),
+            'ExportModel': grpc.unary_stream_rpc_method_handler(
+                    servicer.ExportModel,
+                    request_deserializer=silo__wire_dot_v1_dot_operator__pb2.ExportModelRequest.FromString,
+                    response_serializer=silo__wire_dot_v1_dot_operator__pb2.ExportPiece.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'silo_wire.v1.Operator', rpc_method_handlers)
@@ -133,7 +232,7 @@ def add_OperatorServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Operator:
-    """What the operator's commands call, over mutual TLS with a certificate of role operator.
+    """What the operator's commands call, over mutual TLS with a certificate of role operator; a viewer may look.
     """
 
     @staticmethod
@@ -261,6 +360,168 @@ class Operator:
             '/silo_wire.v1.Operator/StopPlan',
             silo__wire_dot_v1_dot_operator__pb2.StopPlanRequest.SerializeToString,
             silo__wire_dot_v1_dot_operator__pb2.StopPlanReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PausePlan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/silo_wire.v1.Operator/PausePlan',
+            silo__wire_dot_v1_dot_operator__pb2.PausePlanRequest.SerializeToString,
+            silo__wire_dot_v1_dot_operator__pb2.PausePlanReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumePlan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/silo_wire.v1.Operator/ResumePlan',
+            silo__wire_dot_v1_dot_operator__pb2.ResumePlanRequest.SerializeToString,
+            silo__wire_dot_v1_dot_operator__pb2.ResumePlanReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Revoke(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/silo_wire.v1.Operator/Revoke',
+            silo__wire_dot_v1_dot_operator__pb2.RevokeRequest.SerializeToString,
+            silo__wire_dot_v1_dot_operator__pb2.RevokeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GrantAccess(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/silo_wire.v1.Operator/GrantAccess',
+            silo__wire_dot_v1_dot_operator__pb2.GrantAccessRequest.SerializeToString,
+            silo__wire_dot_v1_dot_operator__pb2.GrantAccessReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAccess(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/silo_wire.v1.Operator/ListAccess',
+            silo__wire_dot_v1_dot_operator__pb2.ListAccessRequest.SerializeToString,
+            silo__wire_dot_v1_dot_operator__pb2.ListAccessReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExportModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/silo_wire.v1.Operator/ExportModel',
+            silo__wire_dot_v1_dot_operator__pb2.ExportModelRequest.SerializeToString,
+            silo__wire_dot_v1_dot_operator__pb2.ExportPiece.FromString,
             options,
             channel_credentials,
             insecure,

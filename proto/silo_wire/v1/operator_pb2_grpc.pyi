@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class OperatorStub:
-    """What the operator's commands call, over mutual TLS with a certificate of role operator."""
+    """What the operator's commands call, over mutual TLS with a certificate of role operator; a viewer may look."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -38,10 +38,19 @@ class OperatorStub:
     Invite: _grpc.UnaryUnaryMultiCallable[_operator_pb2.InviteRequest, _operator_pb2.InviteReply]
     StartPlan: _grpc.UnaryUnaryMultiCallable[_operator_pb2.StartPlanRequest, _operator_pb2.StartPlanReply]
     StopPlan: _grpc.UnaryUnaryMultiCallable[_operator_pb2.StopPlanRequest, _operator_pb2.StopPlanReply]
+    PausePlan: _grpc.UnaryUnaryMultiCallable[_operator_pb2.PausePlanRequest, _operator_pb2.PausePlanReply]
+    ResumePlan: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ResumePlanRequest, _operator_pb2.ResumePlanReply]
+    Revoke: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RevokeRequest, _operator_pb2.RevokeReply]
+    """Shut a silo, an operator or a viewer out: live calls are cut, every certificate is refused from now on."""
+    GrantAccess: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GrantAccessRequest, _operator_pb2.GrantAccessReply]
+    """A certificate for an operator or a viewer on another host."""
+    ListAccess: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListAccessRequest, _operator_pb2.ListAccessReply]
+    ExportModel: _grpc.UnaryStreamMultiCallable[_operator_pb2.ExportModelRequest, _operator_pb2.ExportPiece]
+    """The plan's model as the files of a Hugging Face folder, one after the other."""
 
 @_typing.type_check_only
 class OperatorAsyncStub(OperatorStub):
-    """What the operator's commands call, over mutual TLS with a certificate of role operator."""
+    """What the operator's commands call, over mutual TLS with a certificate of role operator; a viewer may look."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStatus: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetStatusRequest, _operator_pb2.StatusReply]  # type: ignore[assignment]
@@ -49,9 +58,18 @@ class OperatorAsyncStub(OperatorStub):
     Invite: _aio.UnaryUnaryMultiCallable[_operator_pb2.InviteRequest, _operator_pb2.InviteReply]  # type: ignore[assignment]
     StartPlan: _aio.UnaryUnaryMultiCallable[_operator_pb2.StartPlanRequest, _operator_pb2.StartPlanReply]  # type: ignore[assignment]
     StopPlan: _aio.UnaryUnaryMultiCallable[_operator_pb2.StopPlanRequest, _operator_pb2.StopPlanReply]  # type: ignore[assignment]
+    PausePlan: _aio.UnaryUnaryMultiCallable[_operator_pb2.PausePlanRequest, _operator_pb2.PausePlanReply]  # type: ignore[assignment]
+    ResumePlan: _aio.UnaryUnaryMultiCallable[_operator_pb2.ResumePlanRequest, _operator_pb2.ResumePlanReply]  # type: ignore[assignment]
+    Revoke: _aio.UnaryUnaryMultiCallable[_operator_pb2.RevokeRequest, _operator_pb2.RevokeReply]  # type: ignore[assignment]
+    """Shut a silo, an operator or a viewer out: live calls are cut, every certificate is refused from now on."""
+    GrantAccess: _aio.UnaryUnaryMultiCallable[_operator_pb2.GrantAccessRequest, _operator_pb2.GrantAccessReply]  # type: ignore[assignment]
+    """A certificate for an operator or a viewer on another host."""
+    ListAccess: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListAccessRequest, _operator_pb2.ListAccessReply]  # type: ignore[assignment]
+    ExportModel: _aio.UnaryStreamMultiCallable[_operator_pb2.ExportModelRequest, _operator_pb2.ExportPiece]  # type: ignore[assignment]
+    """The plan's model as the files of a Hugging Face folder, one after the other."""
 
 class OperatorServicer(metaclass=_abc_1.ABCMeta):
-    """What the operator's commands call, over mutual TLS with a certificate of role operator."""
+    """What the operator's commands call, over mutual TLS with a certificate of role operator; a viewer may look."""
 
     @_abc_1.abstractmethod
     def GetStatus(
@@ -87,5 +105,50 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.StopPlanRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.StopPlanReply, _abc.Awaitable[_operator_pb2.StopPlanReply]]: ...
+
+    @_abc_1.abstractmethod
+    def PausePlan(
+        self,
+        request: _operator_pb2.PausePlanRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.PausePlanReply, _abc.Awaitable[_operator_pb2.PausePlanReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ResumePlan(
+        self,
+        request: _operator_pb2.ResumePlanRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.ResumePlanReply, _abc.Awaitable[_operator_pb2.ResumePlanReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Revoke(
+        self,
+        request: _operator_pb2.RevokeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.RevokeReply, _abc.Awaitable[_operator_pb2.RevokeReply]]:
+        """Shut a silo, an operator or a viewer out: live calls are cut, every certificate is refused from now on."""
+
+    @_abc_1.abstractmethod
+    def GrantAccess(
+        self,
+        request: _operator_pb2.GrantAccessRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.GrantAccessReply, _abc.Awaitable[_operator_pb2.GrantAccessReply]]:
+        """A certificate for an operator or a viewer on another host."""
+
+    @_abc_1.abstractmethod
+    def ListAccess(
+        self,
+        request: _operator_pb2.ListAccessRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.ListAccessReply, _abc.Awaitable[_operator_pb2.ListAccessReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ExportModel(
+        self,
+        request: _operator_pb2.ExportModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_operator_pb2.ExportPiece], _abc.AsyncIterator[_operator_pb2.ExportPiece]]:
+        """The plan's model as the files of a Hugging Face folder, one after the other."""
 
 def add_OperatorServicer_to_server(servicer: OperatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
