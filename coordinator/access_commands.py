@@ -1,0 +1,123 @@
+"""`coordinator access`: operators and viewers on other hosts, whose keys are made there and never travel."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+from platformdirs import user_data_path
+from rich.console import Console
+from rich.table import Table
+
+from coordinator.command_line import AsJson, Dir, reach
+from coordinator.edges.access_folder import AccessFolder, access_role, granted_text, requested_identity
+from coordinator.edges.coordinator_folder import remember
+from security.errors import ConfigurationError, MalformedMessage
+from security.identifiers import Identity, Role, federation_name
+from security.pki.parsing import MAX_REQUEST_BYTES
+from silo_wire.v1 import operator_pb2
+
+access_app = typer.Typer(help="Operators and viewers on other hosts.", no_args_is_help=True)
+
+AccessDir = Annotated[
+    Path | None, typer.Option("--dir", help="The folder for access on this host.", show_default=False)
+]
+FileName = Annotated[typer.FileText, typer.Argument(metavar="FILE", help="`-` reads it from stdin.")]
+
+
+@access_app.command()
+def request(
+    federation: Annotated[str, typer.Argument(help="Name of the federation.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="Name of who will hold it: a-z, 0-9 and '-'.", show_default=False)],
+    role: Annotated[str, typer.Option(help="operator, or viewer, who may only look.")] = Role.VIEWER.value,
+    directory: AccessDir = None,
+) -> None:
+    """On your own host: make a key and print the request for its certificate."""
+    identity = Identity(federation_name(federation), access_role(role), name)
+    folder = _folder(directory)
+    pem = folder.ask(identity)
+    Console(stderr=True).print(
+        f"the key of {identity.uri} is in {folder.root}; have the request granted on the coordinator's host: "
+        f"coordinator access grant {name} --role {role} FILE",
+        highlight=False,
+        soft_wrap=True,
+    )
+    print(pem.decode(), end="")
+
+
+@access_app.command()
+def grant(
+    name: Annotated[str, typer.Argument(help="Whose request you mean to grant.", show_default=False)],
+    file: FileName,
+    role: Annotated[str, typer.Option(help="operator or viewer.")] = Role.VIEWER.value,
+    days: Annotated[float | None, typer.Option(help="How long it holds; default from federation.toml.")] = None,
+    directory: Dir = None,
+) -> None:
+    """Grant a request, and print what its holder gives to `coordinator access accept`."""
+    pem = file.read(MAX_REQUEST_BYTES + 1).encode()
+    try:
+        asked = requested_identity(pem)
+        der = x509.load_pem_x509_csr(pem).public_bytes(Encoding.DER)
+    except (MalformedMessage, ValueError) as error:
+        raise ConfigurationError(f"{file.name} is not what coordinator access request printed: {error}") from error
+    if (asked.role, asked.name) != (access_role(role), name):
+        raise ConfigurationError(f"{file.name} asks for {asked.uri}, and you grant {role} {name}: correct one of them")
+    wanted = operator_pb2.GrantAccessRequest(
+        role=role, name=name, csr_der=der, valid_seconds=max(0, int((days or 0) * 86_400))
+    )
+    reply = reach(directory).ask(lambda stub: stub.GrantAccess(wanted))
+    Console(stderr=True).print(
+        f"granted to {asked.uri}; hand it over by a way on which nobody can change it", highlight=False, soft_wrap=True
+    )
+    print(
+        granted_text(
+            asked, address=reply.address, certificate_pem=reply.certificate_pem, trust_pem=reply.trust_bundle_pem
+        ),
+        end="",
+    )
+
+
+@access_app.command()
+def accept(file: FileName, directory: AccessDir = None) -> None:
+    """On your own host: take up what was granted; commands find the coordinator from then on."""
+    folder = _folder(directory)
+    identity = folder.accept(file.read(), now=datetime.now(UTC))
+    remember(folder.root)
+    print(f"{identity.uri}: coordinator status now asks the coordinator; --dir {folder.root} names this access")
+
+
+@access_app.command(name="list")
+def list_access(directory: Dir = None, as_json: AsJson = False) -> None:
+    """Name the certificates of operators and viewers, with when they expire or were revoked."""
+    reply = reach(directory).ask(lambda stub: stub.ListAccess(operator_pb2.ListAccessRequest()))
+    rows = [
+        {
+            "role": item.role,
+            "name": item.name,
+            "serial": item.serial,
+            "issued": _instant(item.issued_unix_s),
+            "expires": _instant(item.expires_unix_s),
+            "revoked": _instant(item.revoked_unix_s) if item.revoked_unix_s else None,
+        }
+        for item in reply.certificates
+    ]
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    table = Table()
+    for column in ("role", "name", "serial", "issued", "expires", "revoked"):
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*(value or "" for value in row.values()))
+    Console().print(table)
+
+
+def _folder(given: Path | None) -> AccessFolder:
+    return AccessFolder((given or user_data_path("lorica") / "access").absolute())
+
+
+def _instant(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,123 @@
+"""What commands share: which folder they mean, and how they reach the state.
+
+The folder is the coordinator's own, or one with access that was granted on another host. In the first a command goes over mutual TLS
+if the coordinator runs, else directly, by the same servicer; from the second always over mutual TLS.
+"""
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import structlog
+import typer
+from prometheus_client import CollectorRegistry
+
+from coordinator.composition import Coordinator
+from coordinator.edges.access_folder import AccessFolder
+from coordinator.edges.coordinator_folder import CoordinatorFolder, chosen_folder
+from coordinator.edges.metrics import CoordinatorMetrics
+from coordinator.edges.operator_client import CALL_TIMEOUT_S, OperatorAccess
+from coordinator.edges.operator_servicer import OperatorServicer
+from security.errors import ConfigurationError, Conflict
+from security.process_lock import ProcessLock, holder
+from silo_wire.v1 import operator_pb2_grpc
+
+Dir = Annotated[
+    Path | None,
+    typer.Option(
+        "--dir",
+        help="The coordinator's folder, or one with access that was granted.",
+        envvar="LORICA_COORDINATOR_DIR",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Reply = TypeVar("Reply")
+Ask = Callable[["operator_pb2_grpc.OperatorAsyncStub"], Awaitable[Reply]]
+
+
+@dataclass(frozen=True, slots=True)
+class OnTheHost:
+    coordinator: Coordinator
+
+    @property
+    def running(self) -> bool:
+        return holder(self.coordinator.folder.lock) is not None
+
+    def ask(self, ask: "Ask[Reply]", *, timeout_s: float | None = CALL_TIMEOUT_S) -> Reply:
+        if not self.running:
+            try:
+                with ProcessLock(self.coordinator.folder.lock, "coordinator"):
+                    return asyncio.run(self._ask_offline(ask))
+            except Conflict:
+                pass  # it has started this moment
+        return self.coordinator.operator_access().call(ask, timeout_s=timeout_s)
+
+    async def _ask_offline(self, ask: "Ask[Reply]") -> Reply:
+        log_to_stderr("error")
+        async with self.coordinator.service(CoordinatorMetrics(CollectorRegistry())) as (service, _):
+            servicer = OperatorServicer(service, self.coordinator.on_this_host)
+            return await ask(_Direct(servicer))  # type: ignore[arg-type]  # the same calls, without a wire
+
+
+@dataclass(frozen=True, slots=True)
+class FromElsewhere:
+    access: OperatorAccess
+
+    def ask(self, ask: "Ask[Reply]", *, timeout_s: float | None = CALL_TIMEOUT_S) -> Reply:
+        return self.access.call(ask, timeout_s=timeout_s)
+
+
+class _Direct:
+    """A stub whose calls go straight to the servicer."""
+
+    def __init__(self, servicer: OperatorServicer) -> None:
+        self._servicer = servicer
+
+    def __getattr__(self, name: str) -> Callable[[object], Awaitable[object]]:
+        method = getattr(self._servicer, name)
+        return lambda request: method(request, None)
+
+
+def reach(directory: Path | None) -> OnTheHost | FromElsewhere:
+    """For commands that an operator may give from anywhere."""
+    root = chosen_folder(directory)
+    access = AccessFolder(root)
+    if access.granted.is_file():
+        return FromElsewhere(access.load(now=datetime.now(UTC)))
+    return OnTheHost(load(directory))
+
+
+def load(directory: Path | None) -> Coordinator:
+    """For commands that need the coordinator's own folder; raises ConfigurationError elsewhere."""
+    folder = CoordinatorFolder(chosen_folder(directory))
+    if AccessFolder(folder.root).granted.is_file():
+        raise ConfigurationError(
+            f"{folder.root} holds access from another host: give this command on the coordinator's own"
+        )
+    folder.require()
+    return Coordinator.load(folder)
+
+
+def log_to_stderr(level: str) -> None:
+    """Raises ConfigurationError for a level that is none."""
+    numbers = logging.getLevelNamesMapping()
+    if level.upper() not in numbers:
+        raise ConfigurationError(f"--log-level {level!r} is unknown: use debug, info, warning or error")
+    pretty = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.dev.ConsoleRenderer() if pretty else structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(numbers[level.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )

@@ -1,0 +1,138 @@
+"""An operator's or viewer's folder on another host: its key, made there, and what the coordinator granted for it.
+
+    access.key       the TLS key; it never leaves this folder
+    access.csr       the request, as `coordinator access grant` takes it
+    access.json      what was granted: address, certificate, trust bundle; with it, commands reach the coordinator
+
+What is granted says whom to trust, so it travels by a way on which nobody can change it, as an enrolment token does.
+"""
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+from pydantic import Field
+
+from coordinator.edges.key_store import TlsPair
+from coordinator.edges.operator_client import OperatorAccess
+from security import files
+from security.errors import AuthenticationError, ConfigurationError, MalformedMessage, StateError
+from security.identifiers import Identity, Role
+from security.pki.csr import certificate_request
+from security.pki.parsing import parse_certificate, parse_request
+from security.pki.peer import identify_client
+from security.pki.profile import alternative_names, sole_identity
+from security.pki.tls_key import new_tls_key, tls_key_from_pem, tls_key_to_pem
+from security.pki.trust_bundle import TrustBundle
+from silo_wire.listen_address import address
+from silo_wire.strict_toml import Section
+
+ACCESS_FILE = "access.json"
+HELD_BY = (Role.OPERATOR, Role.VIEWER)
+
+
+def access_role(text: str) -> Role:
+    """Raises ConfigurationError for a role that is not given access from other hosts."""
+    for role in HELD_BY:
+        if role.value == text:
+            return role
+    raise ConfigurationError(f"role {text!r} is none of {', '.join(role.value for role in HELD_BY)}")
+
+
+class _Granted(Section):
+    version: Literal[1] = 1
+    identity: str
+    address: str
+    certificate: Annotated[str, Field(min_length=1)]
+    trust: Annotated[str, Field(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class AccessFolder:
+    root: Path
+
+    @property
+    def granted(self) -> Path:
+        return self.root / ACCESS_FILE
+
+    @property
+    def key(self) -> Path:
+        return self.root / "access.key"
+
+    @property
+    def request(self) -> Path:
+        return self.root / "access.csr"
+
+    def ask(self, identity: Identity) -> bytes:
+        """A new key, and the request for its certificate, PEM. Raises StateError where access was granted already."""
+        if self.granted.exists():
+            raise StateError(f"{self.root} holds access that was granted: choose another folder, or remove this one")
+        files.make_private_folder(self.root)
+        key = new_tls_key()
+        files.write_private(self.key, tls_key_to_pem(key))
+        pem = x509.load_der_x509_csr(certificate_request(key, identity)).public_bytes(Encoding.PEM)
+        files.replace(self.request, pem)
+        return pem
+
+    def accept(self, granted: str, *, now: datetime) -> Identity:
+        """Take up what `coordinator access grant` printed; raises ConfigurationError unless it is for the key that is here."""
+        if not self.key.exists():
+            raise StateError(f"{self.root} holds no request: begin with `coordinator access request`")
+        access, identity = _checked(_parsed(granted, "what was granted"), files.read_private(self.key), now)
+        if access.federation != identity.federation:
+            raise ConfigurationError(
+                f"what was granted is of federation {access.federation}, not {identity.federation}"
+            )
+        files.write_private(self.granted, granted.encode())
+        return identity
+
+    def load(self, *, now: datetime) -> OperatorAccess:
+        """Raises ConfigurationError naming the file, AuthenticationError for a certificate that has expired."""
+        text = files.read_private(self.granted).decode(errors="replace")
+        access, _ = _checked(_parsed(text, str(self.granted)), files.read_private(self.key), now)
+        return access
+
+
+def granted_text(identity: Identity, *, address: str, certificate_pem: bytes, trust_pem: bytes) -> str:
+    """What `coordinator access grant` prints. Nothing in it is secret."""
+    granted = _Granted(
+        identity=identity.uri, address=address, certificate=certificate_pem.decode(), trust=trust_pem.decode()
+    )
+    return granted.model_dump_json(indent=1) + "\n"
+
+
+def requested_identity(request: bytes) -> Identity:
+    """Whom a request is for; raises MalformedMessage. Nothing in it is proven yet."""
+    return sole_identity(alternative_names(parse_request(request).extensions))
+
+
+def _parsed(text: str, where: str) -> _Granted:
+    try:
+        return _Granted.model_validate(json.loads(text))
+    except ValueError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigurationError(f"{where} is not what coordinator access grant printed: {reason}") from error
+
+
+def _checked(granted: _Granted, key_pem: bytes, now: datetime) -> tuple[OperatorAccess, Identity]:
+    try:
+        wanted = Identity.from_uri(granted.identity)
+        trust = TrustBundle.from_pem(granted.trust.encode())
+        certificate = parse_certificate(granted.certificate.encode())
+        identity = identify_client(granted.certificate.encode(), trust=trust, now=now, federation=wanted.federation)
+        address(granted.address)
+    except (MalformedMessage, ValueError) as error:
+        raise ConfigurationError(f"what was granted cannot be used: {error}") from error
+    if identity != wanted or identity.role not in HELD_BY:
+        raise AuthenticationError(f"the certificate that was granted is of {identity.uri}, not of {wanted.uri}")
+    if certificate.public_key() != tls_key_from_pem(key_pem).public_key():
+        raise ConfigurationError(
+            "the certificate that was granted is for another key: grant the request of this folder"
+        )
+    pair = TlsPair(key_pem=key_pem, certificate_pem=granted.certificate.encode())
+    access = OperatorAccess(address=granted.address, federation=wanted.federation, pair=pair, trust=trust, remote=True)
+    return access, identity
