@@ -1,6 +1,7 @@
 """The sum of clipped gradients of a batch's examples, in three ways that give the same.
 
-    ghost   norms from activations (ghost_norms.py), then one backward pass of the losses, each times its factor: memory of training
+    ghost   norms from activations (ghost_norms.py), then one backward pass of the losses, each times its factor: memory of training;
+            of adapters without that second pass
     hooks   Opacus' hooks make the gradient of every example: memory of so many models, quick for few parameters
     loop    one example after the other: what the others are compared with, and no slower than they on a small machine
 
@@ -21,7 +22,7 @@ from silo_agent.training.batches import IGNORED, Batch
 from silo_agent.training.model import T5
 from silo_agent.training.private.batched_bias import batched_bias
 from silo_agent.training.private.example_losses import example_losses, losses_of_kept
-from silo_agent.training.private.ghost_norms import GhostNorms
+from silo_agent.training.private.ghost_norms import GhostNorms, are_adapters
 
 Backend = Literal["ghost", "hooks", "loop"]
 
@@ -55,18 +56,25 @@ def clipping(backend: Backend, model: T5, parameters: Sequence[nn.Parameter], *,
 class Ghost:
     def __init__(self, model: T5, parameters: Sequence[nn.Parameter], bound: float) -> None:
         self._model, self._parameters, self._bound = model, parameters, bound
+        self._adapters = are_adapters(model)
 
     def accumulate(self, batch: Batch) -> torch.Tensor:
         size = len(batch.labels)
-        ghost = GhostNorms((batch.labels != IGNORED).sum(dim=1).tolist(), batch.labels.device)
+        kept = (batch.labels != IGNORED).sum(dim=1).tolist()
+        ghost = GhostNorms(kept, batch.labels.device, adapters=self._adapters)
         with ghost.recording(self._model), batched_bias(self._model, size):
             losses = losses_of_kept(self._model, batch)
-        torch.autograd.grad(losses.sum(), ghost.starts, retain_graph=True, allow_unused=True)
+        torch.autograd.grad(losses.sum(), ghost.starts, retain_graph=not self._adapters, allow_unused=True)
         ghost.starts.clear()  # whose hooks hold `ghost`: such a circle would keep the whole graph until Python looks for circles
         norms = ghost.norms()
         finite = norms.isfinite()
-        if bool(finite.all()):
-            (losses * clip_factors(norms, self._bound).to(losses.dtype)).sum().backward()  # type: ignore[no-untyped-call]
+        factors = clip_factors(norms, self._bound)
+        if bool(finite.all()) and self._adapters:
+            for parameter, total in ghost.clipped_sums(factors):
+                parameter.grad = total if parameter.grad is None else parameter.grad.add_(total)
+            self._keep()
+        elif bool(finite.all()):
+            (losses * factors.to(losses.dtype)).sum().backward()  # type: ignore[no-untyped-call]
             self._keep()
         elif bool(finite.any()):
             del losses

@@ -28,6 +28,9 @@ from transformers.models.t5.modeling_t5 import T5LayerNorm
 from security.errors import StateError
 from silo_agent.training.model import T5
 
+MOST_RANK = 64
+"""A layer that is narrower on one side is an adapter's."""
+
 COVERED = (nn.Linear, nn.Embedding, T5LayerNorm)
 """Module types whose norms tests compare with those of real gradients."""
 
@@ -69,11 +72,14 @@ class _Use:
 class GhostNorms:
     """Of one forward and backward pass; made anew for each.
 
-    `kept` is how many target tokens each example has: what goes into a layer with no batch dimension is of so many rows each.
+    `kept` is how many target tokens each example has: what goes into a layer with no batch dimension is of so many rows each. With
+    `adapters`, what the norms are made of is held on to, so that `clipped_sums` needs no second backward pass (Bu et al. 2022): little
+    where layers are narrow, and more than the model where they are not.
     """
 
-    def __init__(self, kept: Sequence[int], device: torch.device) -> None:
+    def __init__(self, kept: Sequence[int], device: torch.device, *, adapters: bool = False) -> None:
         self._kept = list(kept)
+        self._held: list[_Use] | None = [] if adapters else None
         self._squares = torch.zeros(len(kept), dtype=torch.float64, device=device)
         self._shared: dict[int, list[_Use]] = defaultdict(list)
         self._tied: set[int] = set()
@@ -104,6 +110,15 @@ class GhostNorms:
         self._shared.clear()
         return self._squares.sqrt()
 
+    def clipped_sums(self, factors: torch.Tensor) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
+        """Of each adapter's weight the sum of the gradients of all examples, each times its factor, shape (B,)."""
+        assert self._held is not None
+        for use in self._held:
+            weight: Any = use.module.weight
+            scaled = use.gradient * factors.to(use.gradient.dtype)[:, None, None]
+            yield weight, scaled.flatten(0, 1).mT @ use.entered.flatten(0, 1)
+        self._held.clear()
+
     def _entered(self, module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         entered = inputs[0]
         if not entered.requires_grad:
@@ -111,10 +126,18 @@ class GhostNorms:
         output.register_hook(partial(self._left, module, entered.detach()))  # type: ignore[no-untyped-call]
 
     def _left(self, module: Any, entered: torch.Tensor, gradient: torch.Tensor) -> None:
+        if self._held is not None:
+            self._held.append(_Use(module, entered, gradient))
         if id(module.weight) in self._tied:
             self._shared[id(module.weight)].append(_Use(module, entered, gradient))
         else:
             self._squares += _square(module, entered, gradient, self._kept)
+
+
+def are_adapters(model: nn.Module) -> bool:
+    """Whether all that is trained are layers of a low rank, each used once, on activations that have a batch dimension."""
+    trained = [module for module in model.modules() if _trained(module)]
+    return all(type(module) is nn.Linear and min(module.weight.shape) <= MOST_RANK for module in trained)
 
 
 def _trained(module: Any) -> bool:
