@@ -97,9 +97,10 @@ def invite(
     directory: Dir = None,
 ) -> None:
     """Print a one-time enrolment token for a silo, on stdout alone."""
-    if hours is not None and hours * 3600 < 1:
-        raise ConfigurationError(f"--hours {hours:g} is less than a second: an invitation has to hold for a while")
-    wanted = operator_pb2.InviteRequest(silo=silo, valid_seconds=int((hours or 0) * 3600))
+    seconds = 0 if hours is None else max(0, int(hours * 3600))
+    if hours is not None and not seconds:  # on the wire it stands for what the coordinator's settings say
+        raise ConfigurationError("an invitation valid for 0 seconds is not allowed: use 1 to 7776000")
+    wanted = operator_pb2.InviteRequest(silo=silo, valid_seconds=seconds)
     reply = reach(directory).ask(lambda stub: stub.Invite(wanted))
     expires = datetime.fromtimestamp(reply.expires_unix_s, UTC).isoformat(timespec="minutes")
     Console(stderr=True).print(

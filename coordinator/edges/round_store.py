@@ -181,7 +181,7 @@ class SqlRoundStore:
                 for row in connection.execute(query)
             )
 
-    def enrol(self, silo: EnrolledSilo, certificate: Certificate, *, secret_digest: bytes) -> None:
+    def enrol(self, silo: EnrolledSilo, *, secret_digest: bytes) -> None:
         now = silo.enrolled_unix_s
         spend = (
             update(invitations)
@@ -212,7 +212,14 @@ class SqlRoundStore:
                     "revoked_at": None,
                 },
             )
-            _revoke(connection, certificate.identity, now)
+            identity = Identity(self._federation, Role.SILO, silo.silo)
+            certificate = Certificate(
+                serial=silo.certificate_serial,
+                identity=identity,
+                issued_unix_s=now,
+                expires_unix_s=silo.certificate_expires_unix_s,
+            )
+            _revoke(connection, identity, now)
             connection.execute(insert(certificates).values(_certificate_row(certificate)))
 
     # --- the register of certificates

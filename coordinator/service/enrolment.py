@@ -106,9 +106,7 @@ class Enrolment:
             enrolled_unix_s=now,
             last_seen_unix_s=0.0,
         )
-        await self._threads.store(
-            self._store.enrol, enrolled, certificate.entry, secret_digest=invitation.secret_digest
-        )
+        await self._threads.store(self._store.enrol, enrolled, secret_digest=invitation.secret_digest)
         await self._register.reload()
         # Were this lost with the process: the population is taken from the store at the next start.
         await self._loop.post(SiloEnrolled(now=now, silo=name))

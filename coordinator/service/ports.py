@@ -165,7 +165,7 @@ class RoundStore(Protocol):
     def invitations(self) -> tuple[Invitation, ...]:
         """The open ones."""
 
-    def enrol(self, silo: EnrolledSilo, certificate: Certificate, *, secret_digest: bytes) -> None:
+    def enrol(self, silo: EnrolledSilo, *, secret_digest: bytes) -> None:
         """Spend the invitation, store the silo and register its certificate in place of all that it had before.
 
         Raises AuthenticationError when the invitation is not open, and changes nothing.

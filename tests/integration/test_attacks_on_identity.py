@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from structlog.testing import capture_logs
 
+from coordinator.edges.key_store import register_entry
 from security.errors import AuthenticationError, AuthorisationError, LoricaError, Unreachable
 from security.identifiers import FederationName, Identity, Role, coordinator_dns_name
 from security.pki.authority import Authority
@@ -28,7 +29,7 @@ from silo_agent.edges.model_cache import ModelCache
 from silo_wire.codec import call_key
 from silo_wire.transport import error_of
 from silo_wire.v1 import operator_pb2
-from tests.support.certificates import CLIENT, SERVER, forge, uri
+from tests.support.certificates import CLIENT, SERVER, forged, uri
 from tests.support.coordinator import (
     BANK,
     FEDERATION,
@@ -66,13 +67,12 @@ def hospital(federation_template: FederationTemplate) -> Pair:
     return credentials.tls_key_pem, credentials.certificate_pem
 
 
-def forged(authority: Authority, *identities: Identity, **profile: object) -> Pair:
-    """Key and certificate that `authority` signs for all these identities, valid now unless `profile` says otherwise."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    now = datetime.now(UTC)
-    values: dict[str, object] = {"begin": now - timedelta(days=1), "end": now + timedelta(days=1), **profile}
-    der = forge(authority, [uri(identity.uri) for identity in identities], key=key, **values)  # type: ignore[arg-type]
-    return tls_key_to_pem(key), x509.load_der_x509_certificate(der).public_bytes(Encoding.PEM)
+def registered(at: RunningCoordinator, *identities: Identity) -> Pair:
+    """As if the coordinator had issued it."""
+    pair = forged(at.coordinator.keys.authority, *identities)
+    entry = register_entry(x509.load_pem_x509_certificate(pair[1]), datetime.now(UTC))
+    at.service.register._known[entry.serial] = entry
+    return pair
 
 
 async def status_call(at: RunningCoordinator, pair: Pair | None) -> operator_pb2.StatusReply:
@@ -103,7 +103,7 @@ async def still_serves(at: RunningCoordinator) -> None:
 
 
 async def test_an_honest_operator_is_let_in(at: RunningCoordinator) -> None:
-    pair = forged(at.coordinator.keys.authority, OPERATOR_IDENTITY)
+    pair = registered(at, OPERATOR_IDENTITY)
     assert (await status_call(at, pair)).federation == FEDERATION
 
 
@@ -242,7 +242,7 @@ async def test_wrong_names_in_a_certificate_of_our_own_authority(
 
 
 async def test_operator_calls_what_only_silos_may(at: RunningCoordinator) -> None:
-    key_pem, certificate_pem = forged(at.coordinator.keys.authority, OPERATOR_IDENTITY)
+    key_pem, certificate_pem = registered(at, OPERATOR_IDENTITY)
     async with at.channel(key_pem=key_pem, certificate_pem=certificate_pem) as channel:
         for method in FEDERATION_CALLS:
             request = request_for(method, call_key(federation=FEDERATION, silo=HOSPITAL))
@@ -260,7 +260,7 @@ async def test_silo_calls_what_only_the_operator_may(at: RunningCoordinator, hos
 
 
 async def test_viewer_calls_what_changes_something(at: RunningCoordinator) -> None:
-    pair = forged(at.coordinator.keys.authority, Identity(FEDERATION, Role.VIEWER, "victor"))
+    pair = registered(at, Identity(FEDERATION, Role.VIEWER, "victor"))
     assert (await status_call(at, pair)).federation == FEDERATION
     async with at.channel(key_pem=pair[0], certificate_pem=pair[1]) as channel:
         for method in OPERATOR_CALLS:

@@ -20,7 +20,7 @@ import pytest
 from coordinator.rounds.states import Collecting, Masking
 from coordinator.service.records import RoundRow
 from security.errors import AuthorisationError, Conflict, IntegrityError, LoricaError, MalformedMessage, WrongTime
-from security.identifiers import SiloName
+from security.identifiers import Role, SiloName
 from security.secure_aggregation import share_box, silo_machine
 from security.secure_aggregation.coordinator_machine import is_awaited
 from security.secure_aggregation.messages import (
@@ -674,3 +674,23 @@ async def test_silence_when_shares_are_asked_for(playing: Playing) -> None:
         for number in (1, 2):
             play.check_made_by(await play.closed(number), *SILOS)
         assert play.dropped("late") == 0
+
+
+# --- the operator shuts a silo out in the middle of it -----------------------------------------------------------------
+
+
+async def test_revoked_silo_of_a_masked_round_is_a_drop_out_and_the_sum_comes_out(playing: Playing) -> None:
+    """Its keys are in the roster and its shares are dealt: it is revoked in place of its masked vector."""
+
+    async def shut_out(silo: PlayedSilo, key: RoundKey, message: Any) -> None:
+        await silo.play.at.service.revoke(Role.SILO, ROGUE)
+        await silo.send(key, message)
+
+    async with playing(in_its_place(MaskedInput, shut_out)) as play:
+        row = await play.closed(1)
+        play.check_made_by(row, *HONEST)
+        assert (play.of(row).outcome, play.of(row).detail) == ("refused", "revoked by the operator")
+        play.check_without_the_rogue(await play.closed(2))
+        ended = await play.rogue.ended()
+        assert isinstance(ended, AuthorisationError)
+        assert "revoked" in str(ended)

@@ -12,6 +12,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from security.identifiers import FederationName, Identity, Role, coordinator_dns_name
 from security.pki.authority import Authority
+from security.pki.tls_key import tls_key_to_pem
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 FEDERATION = FederationName("northern-care")
@@ -46,6 +47,7 @@ def forge(
     end: datetime = NOW + timedelta(days=7),
     extra: Sequence[tuple[x509.ExtensionType, bool]] = (),
     key: ec.EllipticCurvePrivateKey | None = None,
+    serial: int | None = None,
 ) -> bytes:
     """DER of a certificate that `authority`'s key signs, whatever it says: what a coordinator gone wrong could issue.
 
@@ -56,7 +58,7 @@ def forge(
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "forged")]))
         .issuer_name(authority.certificate.subject)
         .public_key((key or ec.generate_private_key(ec.SECP256R1())).public_key())
-        .serial_number(x509.random_serial_number())
+        .serial_number(serial or x509.random_serial_number())
         .not_valid_before(begin)
         .not_valid_after(end)
         .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
@@ -68,6 +70,15 @@ def forge(
     for extension, critical in extra:
         builder = builder.add_extension(extension, critical=critical)
     return builder.sign(authority.key, hashes.SHA256()).public_bytes(Encoding.DER)
+
+
+def forged(authority: Authority, *identities: Identity, **profile: object) -> tuple[bytes, bytes]:
+    """Key and certificate that `authority` signs for all these identities, valid now unless `profile` says otherwise."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    now = datetime.now(UTC)
+    values: dict[str, object] = {"begin": now - timedelta(days=1), "end": now + timedelta(days=1), **profile}
+    der = forge(authority, [uri(identity.uri) for identity in identities], key=key, **values)  # type: ignore[arg-type]
+    return tls_key_to_pem(key), x509.load_der_x509_certificate(der).public_bytes(Encoding.PEM)
 
 
 def forge_request(

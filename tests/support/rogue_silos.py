@@ -397,6 +397,14 @@ class PlayedSilo:
         await self._parts.aclose()
         self._run.result()
 
+    async def ended(self) -> BaseException | None:
+        """What this agent ended with; `stop` does not raise it any more."""
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.wait([self._run])
+        error = self._run.exception()
+        self._run = asyncio.create_task(asyncio.sleep(0))
+        return error
+
     async def restart(self) -> None:
         """The process goes without a word, the next one begins."""
         self._run.cancel()

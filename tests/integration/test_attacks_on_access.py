@@ -1,0 +1,304 @@
+"""Who was shut out stays out, and who was let in from elsewhere may do what its role says: against the real listeners."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from coordinator.edges.access_folder import AccessFolder, granted_text
+from coordinator.edges.key_store import register_entry
+from coordinator.rounds.states import Aggregating, Collecting
+from security.errors import AuthenticationError, AuthorisationError, ConfigurationError, LoricaError, StateError
+from security.identifiers import Identity, Role, SiloName
+from security.pki.authority import Authority
+from silo_wire import codec
+from silo_wire.messages import Train
+from silo_wire.transport import error_of
+from silo_wire.v1 import federation_pb2, operator_pb2
+from tests.support.certificates import forged
+from tests.support.coordinator import (
+    BANK,
+    FEDERATION,
+    HOSPITAL,
+    PATIENCE_S,
+    FederationTemplate,
+    RunningCoordinator,
+    Silo,
+    chunk_pieces,
+    header_piece,
+    refused,
+    running,
+    until,
+)
+from tests.support.coordinator import federation_template as federation_template
+from tests.support.every_call import FEDERATION_CALLS, OPERATOR_CALLS, call, request_for
+
+import grpc  # isort: skip
+import grpc.aio  # isort: skip
+
+NAMES = {Role.OPERATOR: "olga", Role.VIEWER: "victor"}
+
+
+@pytest.fixture
+async def at(federation_template: FederationTemplate, tmp_path: Path) -> AsyncIterator[RunningCoordinator]:
+    async with running(federation_template.copy(tmp_path / "coordinator"), offer="default") as coordinator:
+        yield coordinator
+
+
+@pytest.fixture
+async def hospital(at: RunningCoordinator, federation_template: FederationTemplate) -> AsyncIterator[Silo]:
+    async with Silo(at, federation_template.silos[HOSPITAL]) as silo:
+        yield silo
+
+
+async def training(at: RunningCoordinator, *silos: Silo) -> None:
+    plan = at.coordinator.shelf.compile("default").plan.digest
+    for silo in silos:
+        await silo.join(plan)
+    for silo in silos:
+        await silo.order(Train)
+
+
+async def revoke(at: RunningCoordinator, role: Role, name: str) -> str:
+    async with at.operator() as operator:
+        reply = await operator.Revoke(operator_pb2.RevokeRequest(role=role.value, name=name), timeout=PATIENCE_S)
+        return reply.detail
+
+
+async def end_of(silo: Silo) -> LoricaError:
+    """What its stream of orders ends with."""
+    assert silo._reader is not None
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await asyncio.shield(silo._reader)
+    silo._reader = None
+    return error_of(caught.value)
+
+
+# --- revocation ---------------------------------------------------------------------------------------------------
+
+
+async def test_revoked_silo_is_cut_off_in_the_middle_of_its_stream_and_kept_out(
+    at: RunningCoordinator, hospital: Silo, federation_template: FederationTemplate
+) -> None:
+    async with Silo(at, federation_template.silos[BANK]) as bank:
+        await training(at, hospital, bank)
+        assert "revoked" in await revoke(at, Role.SILO, HOSPITAL)
+
+        told = await end_of(hospital)
+        assert isinstance(told, AuthorisationError)
+        assert "revoked" in str(told)
+        for method in FEDERATION_CALLS:
+            async with refused(at, AuthorisationError, grpc.StatusCode.PERMISSION_DENIED, "was revoked"):
+                await call(hospital.channel, method, request_for(method, hospital.key()))
+
+        state = at.service._loop.state
+        assert isinstance(state, Collecting)
+        assert HOSPITAL not in state.course.population
+        bundle = at.coordinator.shelf.compile("default")
+        order = await bank.order(Train)
+        await bank.upload(bank.update(order, bundle.layout))
+        await until(lambda: not isinstance(at.service._loop.state, Collecting | Aggregating))
+        (row, *_) = at.saved()[1]  # type: ignore[misc]
+        assert [(item.silo, item.outcome) for item in row.silos] == [(BANK, "committed"), (HOSPITAL, "refused")]
+
+
+async def test_revocation_ends_an_upload_under_way_and_drops_what_was_committed(
+    at: RunningCoordinator, hospital: Silo, federation_template: FederationTemplate
+) -> None:
+    async with Silo(at, federation_template.silos[BANK]) as bank:
+        await training(at, hospital, bank)
+        bundle = at.coordinator.shelf.compile("default")
+        update = hospital.update(await hospital.order(Train), bundle.layout)
+        begun = asyncio.Event()
+
+        async def stalled() -> AsyncIterator[federation_pb2.UpdatePiece]:
+            yield header_piece(codec.update_header_to_wire(update.header, HOSPITAL))
+            yield chunk_pieces(update.chunks)[0]
+            begun.set()
+            await asyncio.Event().wait()
+
+        upload = hospital.stub.UploadUpdate(stalled(), timeout=PATIENCE_S)
+        async with asyncio.timeout(PATIENCE_S):
+            await begun.wait()
+        await revoke(at, Role.SILO, HOSPITAL)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await upload
+        assert isinstance(error_of(caught.value), AuthorisationError)
+
+
+async def test_revoked_silo_comes_back_by_a_new_invitation_and_its_old_certificate_does_not(
+    at: RunningCoordinator, hospital: Silo
+) -> None:
+    await revoke(at, Role.SILO, HOSPITAL)
+    fresh = await at.enrolled(HOSPITAL)
+    async with refused(at, AuthorisationError, grpc.StatusCode.PERMISSION_DENIED, "revoked or replaced"):
+        await call(hospital.channel, FEDERATION_CALLS[0], hospital.attend_request())
+    async with Silo(at, fresh) as back:
+        await back.join(at.coordinator.shelf.compile("default").plan.digest)
+
+
+async def test_keys_of_a_silo_that_was_enrolled_anew_are_worthless(at: RunningCoordinator, hospital: Silo) -> None:
+    """As after a laptop was stolen and the silo set up again: the old certificate is still within its dates."""
+    await at.enrolled(HOSPITAL)
+    async with refused(at, AuthorisationError, grpc.StatusCode.PERMISSION_DENIED, "revoked or replaced"):
+        await call(hospital.channel, FEDERATION_CALLS[0], hospital.attend_request())
+
+
+async def test_revocation_voids_an_open_invitation(at: RunningCoordinator) -> None:
+    await at.invited("clinic-c")
+    await revoke(at, Role.SILO, "clinic-c")
+    assert at.service.enrolment.invited() == ()
+
+
+async def test_revocation_outlives_a_restart(federation_template: FederationTemplate, tmp_path: Path) -> None:
+    folder = federation_template.copy(tmp_path / "coordinator")
+    async with running(folder, offer="default") as before:
+        await revoke(before, Role.SILO, HOSPITAL)
+    async with running(folder, offer="default") as at, Silo(at, federation_template.silos[HOSPITAL]) as hospital:
+        async with refused(at, AuthorisationError, grpc.StatusCode.PERMISSION_DENIED, "was revoked"):
+            await call(hospital.channel, FEDERATION_CALLS[0], hospital.attend_request())
+        async with at.operator() as operator:
+            standing = await operator.GetStatus(operator_pb2.GetStatusRequest())
+        assert {item.silo: item.state for item in standing.silos}[HOSPITAL] == "revoked"
+
+
+async def test_nobody_is_revoked_by_a_name_that_nobody_has(at: RunningCoordinator) -> None:
+    async with refused(at, StateError, grpc.StatusCode.FAILED_PRECONDITION, "no certificate that could be revoked"):
+        await revoke(at, Role.SILO, "dentist-d")
+
+
+# --- certificates that the authority signed, and that are not in the register -----------------------------------------
+
+
+async def test_certificate_made_with_the_stolen_key_of_the_authority(at: RunningCoordinator, hospital: Silo) -> None:
+    authority = at.coordinator.keys.authority
+    for role, name, method in (
+        (Role.OPERATOR, "operator", OPERATOR_CALLS[0]),
+        (Role.SILO, HOSPITAL, FEDERATION_CALLS[0]),
+    ):
+        key_pem, certificate_pem = forged(authority, Identity(FEDERATION, role, name))
+        async with (
+            at.channel(key_pem=key_pem, certificate_pem=certificate_pem) as channel,
+            refused(at, AuthenticationError, grpc.StatusCode.UNAUTHENTICATED, "not in the coordinator's register"),
+        ):
+            await call(channel, method, request_for(method, hospital.key()))
+
+
+async def test_certificate_with_the_serial_of_another_one(at: RunningCoordinator, hospital: Silo) -> None:
+    serial = hospital.credentials.certificate.serial_number
+    pair = forged(at.coordinator.keys.authority, Identity(FEDERATION, Role.OPERATOR, "operator"), serial=serial)
+    async with (
+        at.channel(key_pem=pair[0], certificate_pem=pair[1]) as channel,
+        refused(at, AuthenticationError, grpc.StatusCode.UNAUTHENTICATED, "not in the coordinator's register"),
+    ):
+        await call(channel, OPERATOR_CALLS[0], operator_pb2.GetStatusRequest())
+
+
+async def test_stream_outlives_no_certificate(at: RunningCoordinator, federation_template: FederationTemplate) -> None:
+    """A connection that was let in would stay for ever: TLS looks at the dates once."""
+    now = datetime.now(UTC)
+    pair = forged(at.coordinator.keys.authority, Identity(FEDERATION, Role.SILO, BANK), end=now + timedelta(seconds=3))
+    await at.service.register.add(register_entry(x509.load_pem_x509_certificate(pair[1]), now))
+    async with Silo(at, federation_template.silos[BANK]) as bank:
+        await bank.channel.close()
+        bank.channel = at.channel(key_pem=pair[0], certificate_pem=pair[1])
+        bank.stub = codec_stub(bank.channel)
+        bank.attend()
+        told = await end_of(bank)
+    assert isinstance(told, AuthenticationError)
+    assert "expired" in str(told)
+
+
+def codec_stub(channel: grpc.aio.Channel) -> Any:
+    from silo_wire.v1 import federation_pb2_grpc
+
+    return federation_pb2_grpc.FederationStub(channel)
+
+
+# --- operators and viewers from other hosts -----------------------------------------------------------------------
+
+
+async def granted(at: RunningCoordinator, folder: Path, role: Role, *, valid_s: int = 0) -> AccessFolder:
+    """Through the commands' own parts: asked for there, granted here, accepted there."""
+    access, identity = AccessFolder(folder), Identity(FEDERATION, role, NAMES[role])
+    der = x509.load_pem_x509_csr(access.ask(identity)).public_bytes(Encoding.DER)
+    async with at.operator() as operator:
+        reply = await operator.GrantAccess(
+            operator_pb2.GrantAccessRequest(role=role.value, name=identity.name, csr_der=der, valid_seconds=valid_s)
+        )
+    text = granted_text(
+        identity, address=reply.address, certificate_pem=reply.certificate_pem, trust_pem=reply.trust_bundle_pem
+    )
+    assert access.accept(text, now=datetime.now(UTC)) == identity
+    return access
+
+
+def call_from(access: AccessFolder, request: Any, method: str) -> Any:
+    return access.load(now=datetime.now(UTC)).call(lambda stub: getattr(stub, method)(request))
+
+
+async def test_viewer_from_another_host_looks_and_changes_nothing(at: RunningCoordinator, tmp_path: Path) -> None:
+    viewer = await granted(at, tmp_path / "access", Role.VIEWER)
+    status = await asyncio.to_thread(call_from, viewer, operator_pb2.GetStatusRequest(), "GetStatus")
+    assert status.federation == FEDERATION
+    before = at.saved()
+    for request, method in (
+        (operator_pb2.InviteRequest(silo="clinic-c"), "Invite"),
+        (operator_pb2.StopPlanRequest(), "StopPlan"),
+        (operator_pb2.RevokeRequest(role="silo", name=HOSPITAL), "Revoke"),
+    ):
+        with pytest.raises(AuthorisationError, match="role viewer"):
+            await asyncio.to_thread(call_from, viewer, request, method)
+    assert at.saved() == before
+
+
+async def test_operator_from_another_host_invites_pauses_and_is_revoked(at: RunningCoordinator, tmp_path: Path) -> None:
+    operator = await granted(at, tmp_path / "access", Role.OPERATOR)
+    reply = await asyncio.to_thread(call_from, operator, operator_pb2.InviteRequest(silo="clinic-c"), "Invite")
+    assert reply.token.startswith("lorica1-")
+    assert at.service.enrolment.invited() == (SiloName("clinic-c"),)
+    paused = await asyncio.to_thread(call_from, operator, operator_pb2.PausePlanRequest(), "PausePlan")
+    assert "paused by the operator" in paused.detail
+    await asyncio.to_thread(call_from, operator, operator_pb2.ResumePlanRequest(), "ResumePlan")
+    async with at.operator() as local:
+        listed = await local.ListAccess(operator_pb2.ListAccessRequest())
+    assert [(item.role, item.name, item.revoked_unix_s) for item in listed.certificates] == [
+        ("operator", "operator", 0.0),
+        ("operator", "olga", 0.0),
+    ]
+    await revoke(at, Role.OPERATOR, "olga")
+    with pytest.raises(AuthorisationError, match="revoked"):
+        await asyncio.to_thread(call_from, operator, operator_pb2.GetStatusRequest(), "GetStatus")
+
+
+async def test_request_for_a_higher_role_than_the_one_that_is_granted(at: RunningCoordinator, tmp_path: Path) -> None:
+    pem = AccessFolder(tmp_path / "access").ask(Identity(FEDERATION, Role.OPERATOR, "victor"))
+    der = x509.load_pem_x509_csr(pem).public_bytes(Encoding.DER)
+    async with at.operator() as operator:
+        request = operator_pb2.GrantAccessRequest(role="viewer", name="victor", csr_der=der)
+        async with refused(at, AuthorisationError, grpc.StatusCode.PERMISSION_DENIED, "/operator/victor"):
+            await operator.GrantAccess(request)
+        for role in ("silo", "coordinator"):
+            async with refused(
+                at, AuthorisationError, grpc.StatusCode.PERMISSION_DENIED, f"role {role} is not granted"
+            ):
+                await operator.GrantAccess(operator_pb2.GrantAccessRequest(role=role, name="victor", csr_der=der))
+
+
+async def test_granted_file_of_an_impostor_coordinator_for_another_key(at: RunningCoordinator, tmp_path: Path) -> None:
+    access, identity = AccessFolder(tmp_path / "access"), Identity(FEDERATION, Role.VIEWER, "victor")
+    access.ask(identity)
+    impostor = Authority.create(FEDERATION, now=datetime.now(UTC))
+    _, certificate_pem = forged(impostor, identity)
+    text = granted_text(
+        identity, address="127.0.0.1:1", certificate_pem=certificate_pem, trust_pem=impostor.certificate_pem()
+    )
+    with pytest.raises(ConfigurationError, match="another key"):
+        access.accept(text, now=datetime.now(UTC))
+    assert not access.granted.exists()
