@@ -35,3 +35,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return CRASH if nodeid.startswith(CRASH) else str(super()._split_scope(nodeid))
 
     return Files(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What became of each false identity (tests/integration/test_identity_matrix.py), as a table."""
+    reports = [*terminalreporter.stats.get("passed", ()), *terminalreporter.stats.get("failed", ())]
+    rows = [
+        (*value, "" if report.passed else "FAILED")
+        for report in reports
+        for name, value in report.user_properties
+        if name == "identity matrix"
+    ]
+    if rows:
+        terminalreporter.section("who was kept out, and how")
+        for attack, answer, failed in sorted(rows):
+            terminalreporter.write_line(f"{attack:<50}{answer:<24}{failed}".rstrip())

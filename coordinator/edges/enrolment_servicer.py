@@ -1,17 +1,24 @@
 """The Enrolment service over gRPC: the one that callers without a certificate reach."""
 
+import time
 from typing import Any
 
 from coordinator.service.enrolment import Enrolment
-from security.errors import AuthorisationError, ConfigurationError, MalformedMessage
+from security.attempt_limit import AttemptLimit, source_of
+from security.errors import AuthorisationError, ConfigurationError, Fault, LoricaError, MalformedMessage, Unreachable
 from security.identifiers import FederationName, silo_name
 from silo_wire.v1 import enrolment_pb2, enrolment_pb2_grpc
+
+MOST_FAILURES = 10
+WINDOW_S = 60.0
+"""Nobody guesses a secret of 256 bits: the limit spares the log and the CPU."""
 
 
 class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServicer):
     """`address` is host:port of the mutually authenticated listener, which new silos are told."""
 
     def __init__(self, enrolment: Enrolment, federation: FederationName, address: str) -> None:
+        self._failures = AttemptLimit(most=MOST_FAILURES, window_s=WINDOW_S)
         self._enrolment = enrolment
         self._federation = federation
         self._address = address
@@ -22,6 +29,19 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServicer):
         return enrolment_pb2.GetTrustBundleReply(trust_bundle_pem=self._enrolment.trust_bundle_pem)
 
     async def Enrol(self, request: enrolment_pb2.EnrolRequest, context: Any) -> enrolment_pb2.EnrolReply:
+        source = source_of(context.peer())
+        if wait := self._failures.seconds_to_wait(source, time.monotonic()):
+            raise Unreachable(
+                f"{MOST_FAILURES} enrolments from {source} failed within {WINDOW_S:.0f} s: try again in {wait:.0f} s"
+            )
+        try:
+            return await self._enrol(request)
+        except LoricaError as error:
+            if error.fault is Fault.PEER:
+                self._failures.failed(source, time.monotonic())
+            raise
+
+    async def _enrol(self, request: enrolment_pb2.EnrolRequest) -> enrolment_pb2.EnrolReply:
         if request.federation != self._federation:
             raise AuthorisationError(
                 f"the request names federation {request.federation[:80]!r}, this is {self._federation}"

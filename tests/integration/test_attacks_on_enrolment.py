@@ -3,11 +3,13 @@
 import asyncio
 import json
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from structlog.testing import capture_logs
 
+from coordinator.edges import enrolment_servicer
+from coordinator.edges.enrolment_servicer import MOST_FAILURES, WINDOW_S
 from security.errors import (
     AuthenticationError,
     AuthorisationError,
@@ -208,15 +212,26 @@ async def test_token_of_a_silo_that_was_never_invited(at: RunningCoordinator) ->
     await still_takes(at, token)
 
 
-async def test_brute_force_does_not_spend_the_token(at: RunningCoordinator) -> None:
+async def test_brute_force_is_made_to_wait_and_does_not_spend_the_token(
+    at: RunningCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After some guesses nothing from there is looked at any more, not even the right secret, until a minute has passed."""
+    ahead = 0.0
+    monkeypatch.setattr(enrolment_servicer, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead))
     token = await at.invited(CLINIC)
     honest = Applicant.with_token(token)
     async with stranger(at) as stub:
         for bit in range(GUESSES):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await stub.Enrol(honest.but(token_secret=flip(token.secret, bit)), timeout=20)
-            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    assert at.errors("AuthenticationError") == GUESSES
+            looked_at = bit < MOST_FAILURES
+            code = grpc.StatusCode.UNAUTHENTICATED if looked_at else grpc.StatusCode.UNAVAILABLE
+            assert caught.value.code() is code
+        with pytest.raises(grpc.aio.AioRpcError, match="try again in"):
+            await stub.Enrol(honest.but(), timeout=20)
+    assert at.errors("AuthenticationError") == MOST_FAILURES
+    assert at.service.enrolment.invited() == (CLINIC,)
+    ahead = WINDOW_S + 1
     await still_takes(at, token)
 
 
