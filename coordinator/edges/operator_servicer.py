@@ -10,10 +10,11 @@ from typing import Any
 
 from blake3 import blake3
 
+from coordinator.edges.key_store import OPERATOR_NAME
 from coordinator.service.federation import Federation
 from coordinator.service.records import RoundRow, SiloRow
 from coordinator.service.standing import Standing
-from security.errors import MalformedMessage, StateError
+from security.errors import ConfigurationError, MalformedMessage, StateError
 from security.identifiers import Role
 from silo_wire.canonical import Digest, digest_to_wire
 from silo_wire.v1 import operator_pb2, operator_pb2_grpc
@@ -70,13 +71,17 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         return operator_pb2.ResumePlanReply(detail=await self._service.resume_plan())
 
     async def Revoke(self, request: operator_pb2.RevokeRequest, context: Any) -> operator_pb2.RevokeReply:
-        return operator_pb2.RevokeReply(detail=await self._service.revoke(_role(request.role), request.name))
+        role = _role(request.role)
+        _check_not_the_hosts_own(role, request.name)
+        return operator_pb2.RevokeReply(detail=await self._service.revoke(role, request.name))
 
     async def GrantAccess(
         self, request: operator_pb2.GrantAccessRequest, context: Any
     ) -> operator_pb2.GrantAccessReply:
+        role = _role(request.role)
+        _check_not_the_hosts_own(role, request.name)
         certificate = await self._service.grant(
-            _role(request.role),
+            role,
             request.name,
             csr_der=request.csr_der,
             valid_s=request.valid_seconds or self._host.access_s,
@@ -121,6 +126,13 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
                 yield operator_pb2.ExportPiece(name=path.name, digest=hashed.digest())
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
+def _check_not_the_hosts_own(role: Role, name: str) -> None:
+    if role is Role.OPERATOR and name == OPERATOR_NAME:
+        raise ConfigurationError(
+            f"{role.value} {name} is this coordinator's own host, which has its keys: it is neither granted nor revoked"
+        )
 
 
 def _role(text: str) -> Role:

@@ -322,9 +322,12 @@ class Federation:
 
     async def pause_plan(self) -> str:
         """Let the attempt under way end and open no other; raises StateError where there is nothing to pause."""
+        self._require_plan("pause")
         return waiting_for(await self._loop.post(PlanPaused(now=self._clock())))
 
     async def resume_plan(self) -> str:
+        """Raises StateError where nothing is paused."""
+        self._require_plan("resume")
         return waiting_for(await self._loop.post(PlanResumed(now=self._clock())))
 
     async def revoke(self, role: Role, name: str) -> str:
@@ -381,6 +384,10 @@ class Federation:
             under_way = "none" if course is None else course.terms.plan
             raise WrongTime(f"plan {plan} is not under way, {under_way} is: wait for the next order")
         return course
+
+    def _require_plan(self, what: str) -> None:
+        if isinstance(self._loop.state, Idle):
+            raise StateError(f"there is no plan to {what}: start one with coordinator plan start")
 
     def _seat(self, silo: SiloName) -> Seat:
         seat = self._attendance.seat(silo)

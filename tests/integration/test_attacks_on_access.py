@@ -1,7 +1,8 @@
 """Who was shut out stays out, and who was let in from elsewhere may do what its role says: against the real listeners."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,17 @@ from typing import Any
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
+from structlog.testing import capture_logs
+from typer.testing import CliRunner
 
+from coordinator.cli import app
 from coordinator.edges.access_folder import AccessFolder, granted_text
 from coordinator.edges.key_store import register_entry
 from coordinator.rounds.states import Aggregating, Collecting
 from security.errors import AuthenticationError, AuthorisationError, ConfigurationError, LoricaError, StateError
 from security.identifiers import Identity, Role, SiloName
 from security.pki.authority import Authority
+from security.process_lock import ProcessLock
 from silo_wire import codec
 from silo_wire.messages import Train
 from silo_wire.transport import error_of
@@ -48,6 +53,13 @@ NAMES = {Role.OPERATOR: "olga", Role.VIEWER: "victor"}
 async def at(federation_template: FederationTemplate, tmp_path: Path) -> AsyncIterator[RunningCoordinator]:
     async with running(federation_template.copy(tmp_path / "coordinator"), offer="default") as coordinator:
         yield coordinator
+
+
+@pytest.fixture
+def locked(at: RunningCoordinator) -> Iterator[None]:
+    """As by `coordinator serve`: commands on its host go over the wire then."""
+    with ProcessLock(at.coordinator.folder.lock, "coordinator"):
+        yield
 
 
 @pytest.fixture
@@ -302,3 +314,52 @@ async def test_granted_file_of_an_impostor_coordinator_for_another_key(at: Runni
     with pytest.raises(ConfigurationError, match="another key"):
         access.accept(text, now=datetime.now(UTC))
     assert not access.granted.exists()
+
+
+async def test_the_hosts_own_operator_is_neither_revoked_nor_granted_to_somebody_else(at: RunningCoordinator) -> None:
+    """Its owner has the coordinator's keys: a revocation would only lock the operator out."""
+    refusal = (ConfigurationError, grpc.StatusCode.INVALID_ARGUMENT, "own host")
+    async with refused(at, *refusal):
+        await revoke(at, Role.OPERATOR, "operator")
+    async with at.operator() as operator, refused(at, *refusal):
+        await operator.GrantAccess(operator_pb2.GrantAccessRequest(role="operator", name="operator"))
+
+
+async def test_operators_commands_from_another_host(
+    at: RunningCoordinator, locked: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they are typed: asked for there, granted on the coordinator's host, accepted there; the model comes as a folder."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    host, laptop = str(at.coordinator.folder.root), str(tmp_path / "laptop")
+
+    async def typed(*words: str) -> str:
+        with capture_logs():  # the coordinator's, which is in this process, would stand between
+            done = await asyncio.to_thread(CliRunner().invoke, app, words, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    (tmp_path / "csr").write_text(
+        await typed("access", "request", FEDERATION, "olga", "--role", "operator", "--dir", laptop)
+    )
+    with pytest.raises(ConfigurationError, match="you grant viewer olga"):
+        await typed("access", "grant", "olga", str(tmp_path / "csr"), "--dir", host)
+    granted = await typed(
+        "access", "grant", "olga", str(tmp_path / "csr"), "--role", "operator", "--days", "2", "--dir", host
+    )
+    (tmp_path / "granted").write_text(granted)
+    await typed("access", "accept", str(tmp_path / "granted"), "--dir", laptop)
+
+    assert json.loads(await typed("status", "--json"))["running"]
+    assert "paused by the operator" in await typed("plan", "pause")
+    await typed("plan", "resume")
+    assert "olga" in await typed("access", "list", "--json")
+    await typed("export", str(tmp_path / "model"))
+    names = {path.name for path in (tmp_path / "model").iterdir()}
+    assert {"config.json", "model.safetensors", "README.md"} <= names
+    await typed("export", str(tmp_path / "beside"), "--dir", host)
+    for name in names:
+        assert (tmp_path / "model" / name).read_bytes() == (tmp_path / "beside" / name).read_bytes()
+    assert not any((at.coordinator.settings.state_folder / "exports").iterdir())
+    with pytest.raises(ConfigurationError, match="on the coordinator's own"):
+        await typed("plan", "list")
+    assert "revoked" in await typed("revoke", BANK)
