@@ -38,6 +38,9 @@ class OperatorStub:
     Invite: _grpc.UnaryUnaryMultiCallable[_operator_pb2.InviteRequest, _operator_pb2.InviteReply]
     StartPlan: _grpc.UnaryUnaryMultiCallable[_operator_pb2.StartPlanRequest, _operator_pb2.StartPlanReply]
     StopPlan: _grpc.UnaryUnaryMultiCallable[_operator_pb2.StopPlanRequest, _operator_pb2.StopPlanReply]
+    ListAuthorities: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListAuthoritiesRequest, _operator_pb2.AuthoritiesReply]
+    ChangeAuthority: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ChangeAuthorityRequest, _operator_pb2.AuthoritiesReply]
+    """One step of a succession; answers how the authorities stand after it."""
 
 @_typing.type_check_only
 class OperatorAsyncStub(OperatorStub):
@@ -49,6 +52,9 @@ class OperatorAsyncStub(OperatorStub):
     Invite: _aio.UnaryUnaryMultiCallable[_operator_pb2.InviteRequest, _operator_pb2.InviteReply]  # type: ignore[assignment]
     StartPlan: _aio.UnaryUnaryMultiCallable[_operator_pb2.StartPlanRequest, _operator_pb2.StartPlanReply]  # type: ignore[assignment]
     StopPlan: _aio.UnaryUnaryMultiCallable[_operator_pb2.StopPlanRequest, _operator_pb2.StopPlanReply]  # type: ignore[assignment]
+    ListAuthorities: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListAuthoritiesRequest, _operator_pb2.AuthoritiesReply]  # type: ignore[assignment]
+    ChangeAuthority: _aio.UnaryUnaryMultiCallable[_operator_pb2.ChangeAuthorityRequest, _operator_pb2.AuthoritiesReply]  # type: ignore[assignment]
+    """One step of a succession; answers how the authorities stand after it."""
 
 class OperatorServicer(metaclass=_abc_1.ABCMeta):
     """What the operator's commands call, over mutual TLS with a certificate of role operator."""
@@ -87,5 +93,20 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.StopPlanRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.StopPlanReply, _abc.Awaitable[_operator_pb2.StopPlanReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ListAuthorities(
+        self,
+        request: _operator_pb2.ListAuthoritiesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.AuthoritiesReply, _abc.Awaitable[_operator_pb2.AuthoritiesReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ChangeAuthority(
+        self,
+        request: _operator_pb2.ChangeAuthorityRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.AuthoritiesReply, _abc.Awaitable[_operator_pb2.AuthoritiesReply]]:
+        """One step of a succession; answers how the authorities stand after it."""
 
 def add_OperatorServicer_to_server(servicer: OperatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
