@@ -2,32 +2,28 @@
 
 import asyncio
 import json
-import logging
-import os
 import socket
 import sys
 import tomllib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
-import structlog
 import typer
 from google.protobuf.json_format import MessageToDict
-from prometheus_client import CollectorRegistry
 from rich.console import Console
 from rich.table import Table
 
+from coordinator.authority_commands import ca_app
+from coordinator.command_line import AsJson, Dir, ask, instant, load, log_to_stderr
 from coordinator.composition import Coordinator, serve
-from coordinator.edges.coordinator_folder import CoordinatorFolder, coordinator_folder, remember
+from coordinator.edges.coordinator_folder import CoordinatorFolder, remember
 from coordinator.edges.key_store import KeyStore
-from coordinator.edges.metrics import CoordinatorMetrics
-from coordinator.edges.operator_servicer import OperatorServicer
 from coordinator.plans.forecast import forecast
 from coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT, settings_text
 from security import files
-from security.errors import ConfigurationError, Conflict, LoricaError, StateError, exit_code
+from security.errors import ConfigurationError, LoricaError, StateError, exit_code
 from security.identifiers import federation_name
 from security.privacy.accounting import epsilon_of
 from security.privacy.ledger import Entry, releases_of
@@ -35,7 +31,7 @@ from security.process_lock import ProcessLock, holder
 from silo_wire.canonical import Digest
 from silo_wire.plan import Plan
 from silo_wire.transport import keep_chunks_in_memory
-from silo_wire.v1 import operator_pb2, operator_pb2_grpc
+from silo_wire.v1 import operator_pb2
 
 DEFAULT_PLAN = "default"
 DEFAULT_SIZE = "mini"
@@ -43,13 +39,7 @@ DEFAULT_SIZE = "mini"
 app = typer.Typer(help="Run the coordinator of a federation.", no_args_is_help=True, pretty_exceptions_enable=False)
 plan_app = typer.Typer(help="Make, look at, start and stop plans.", no_args_is_help=True)
 app.add_typer(plan_app, name="plan")
-
-Dir = Annotated[
-    Path | None,
-    typer.Option("--dir", help="The coordinator's folder.", envvar="LORICA_COORDINATOR_DIR", show_default=False),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Reply = TypeVar("Reply")
+app.add_typer(ca_app, name="ca")
 
 
 def main() -> None:
@@ -106,9 +96,9 @@ def invite(
     directory: Dir = None,
 ) -> None:
     """Print a one-time enrolment token for a silo, on stdout alone."""
-    coordinator = _load(directory)
+    coordinator = load(directory)
     seconds = int(hours * 3600 if hours is not None else coordinator.settings.invitations.validity_s)
-    reply = _ask(
+    reply = ask(
         coordinator, lambda stub: stub.Invite(operator_pb2.InviteRequest(silo=silo, valid_seconds=max(0, seconds)))
     )
     expires = datetime.fromtimestamp(reply.expires_unix_s, UTC).isoformat(timespec="minutes")
@@ -128,8 +118,8 @@ def serve_command(
 ) -> None:
     """Run the coordinator until it is stopped."""
     keep_chunks_in_memory()
-    _log_to_stderr(log_level)
-    coordinator = _load(directory)
+    log_to_stderr(log_level)
+    coordinator = load(directory)
     if plan == DEFAULT_PLAN and plan not in coordinator.shelf.names():
         plan = ""
     with ProcessLock(coordinator.folder.lock, "coordinator"):
@@ -139,8 +129,8 @@ def serve_command(
 @app.command()
 def status(directory: Dir = None, as_json: AsJson = False) -> None:
     """Show where the plan and each silo stand."""
-    coordinator = _load(directory)
-    reply = _ask(coordinator, lambda stub: stub.GetStatus(operator_pb2.GetStatusRequest()))
+    coordinator = load(directory)
+    reply = ask(coordinator, lambda stub: stub.GetStatus(operator_pb2.GetStatusRequest()))
     running = holder(coordinator.folder.lock) is not None
     if as_json:
         print(json.dumps({"running": running, **_json(reply)}, indent=2))
@@ -162,8 +152,8 @@ def status(directory: Dir = None, as_json: AsJson = False) -> None:
             silo.silo,
             silo.state,
             f"{silo.fraction:.0%}" if silo.state in ("training", "evaluating") else "",
-            _instant(silo.last_seen_unix_s),
-            _instant(silo.certificate_expires_unix_s),
+            instant(silo.last_seen_unix_s),
+            instant(silo.certificate_expires_unix_s),
             silo.detail,
         )
     if reply.silos:
@@ -177,8 +167,8 @@ def rounds(
     as_json: AsJson = False,
 ) -> None:
     """Show each round: who took part, loss reduction, weight, share, scores."""
-    coordinator = _load(directory)
-    reply = _ask(coordinator, lambda stub: stub.ListRounds(operator_pb2.ListRoundsRequest(last=last)))
+    coordinator = load(directory)
+    reply = ask(coordinator, lambda stub: stub.ListRounds(operator_pb2.ListRoundsRequest(last=last)))
     if as_json:
         print(json.dumps([_json(record) for record in reply.rounds], indent=2))
         return
@@ -243,8 +233,8 @@ def export(
     """Write the plan's model as a Hugging Face folder that from_pretrained loads."""
     from coordinator.edges.export import export_model
 
-    coordinator = _load(directory)
-    reply = _ask(coordinator, lambda stub: stub.GetStatus(operator_pb2.GetStatusRequest()))
+    coordinator = load(directory)
+    reply = ask(coordinator, lambda stub: stub.GetStatus(operator_pb2.GetStatusRequest()))
     chosen = reply.model_digest if latest else reply.best_model_digest
     if not chosen:
         raise StateError("no plan has been started, so there is no model: run coordinator plan start")
@@ -289,7 +279,7 @@ def plan_new(
     directory: Dir = None,
 ) -> None:
     """Make a plan folder with plan.toml, to be looked through and edited before it is started."""
-    coordinator = _load(directory)
+    coordinator = load(directory)
     plan = _create_plan(
         coordinator,
         name,
@@ -315,7 +305,7 @@ def plan_show(
     name: Annotated[str, typer.Argument()] = DEFAULT_PLAN, directory: Dir = None, as_json: AsJson = False
 ) -> None:
     """Check a plan folder and show what silos will be asked to approve."""
-    coordinator = _load(directory)
+    coordinator = load(directory)
     bundle = coordinator.shelf.compile(name)
     value = {"digest": bundle.plan.digest, **bundle.plan.model_dump(mode="json")}
     if as_json:
@@ -340,15 +330,15 @@ def plan_show(
 @plan_app.command(name="list")
 def plan_list(directory: Dir = None) -> None:
     """Name the plans that have a folder."""
-    for name in _load(directory).shelf.names():
+    for name in load(directory).shelf.names():
         print(name)
 
 
 @plan_app.command(name="start")
 def plan_start(name: Annotated[str, typer.Argument()] = DEFAULT_PLAN, directory: Dir = None) -> None:
     """Start a plan, or go on with it after a stop."""
-    coordinator = _load(directory)
-    reply = _ask(coordinator, lambda stub: stub.StartPlan(operator_pb2.StartPlanRequest(plan=name)))
+    coordinator = load(directory)
+    reply = ask(coordinator, lambda stub: stub.StartPlan(operator_pb2.StartPlanRequest(plan=name)))
     _print_forecast(coordinator.shelf.bundle(Digest(reply.plan_digest.hex())).plan)
     Console().print(
         f"plan {name} ({reply.plan_digest.hex()[:16]}) is started: {reply.detail}",
@@ -361,14 +351,14 @@ def plan_start(name: Annotated[str, typer.Argument()] = DEFAULT_PLAN, directory:
 @plan_app.command(name="stop")
 def plan_stop(directory: Dir = None) -> None:
     """Stop the plan under way; what was committed is kept, and plan start goes on with it."""
-    reply = _ask(_load(directory), lambda stub: stub.StopPlan(operator_pb2.StopPlanRequest()))
+    reply = ask(load(directory), lambda stub: stub.StopPlan(operator_pb2.StopPlanRequest()))
     Console().print(reply.detail, highlight=False, soft_wrap=True, markup=False)
 
 
 @app.command()
 def privacy(directory: Dir = None, as_json: AsJson = False) -> None:
     """Show what was released under silo-level privacy with noise of the coordinator's, and what it comes to."""
-    coordinator = _load(directory)
+    coordinator = load(directory)
     released = [(plan, len(entries), _cost(plan, entries)) for plan, entries in coordinator.released()]
     if as_json:
         keys = ("target_epsilon", "dp_delta", "neighbouring_relation")
@@ -397,42 +387,6 @@ def privacy(directory: Dir = None, as_json: AsJson = False) -> None:
 def _cost(plan: Plan, entries: Sequence[Entry]) -> float:
     section = plan.privacy
     return epsilon_of(releases_of(entries), dp_delta=section.dp_delta, relation=section.neighbouring_relation)
-
-
-# --- how a command reaches the state: over mutual TLS if the coordinator runs, else directly, by the same servicer
-
-
-def _load(directory: Path | None) -> Coordinator:
-    return Coordinator.load(coordinator_folder(directory))
-
-
-def _ask(coordinator: Coordinator, ask: Callable[["operator_pb2_grpc.OperatorAsyncStub"], Awaitable[Reply]]) -> Reply:
-    if holder(coordinator.folder.lock) is None:
-        try:
-            with ProcessLock(coordinator.folder.lock, "coordinator"):
-                return asyncio.run(_ask_offline(coordinator, ask))
-        except Conflict:
-            pass  # it has started this moment
-    return coordinator.operator_access().call(ask)
-
-
-async def _ask_offline(
-    coordinator: Coordinator, ask: Callable[["operator_pb2_grpc.OperatorAsyncStub"], Awaitable[Reply]]
-) -> Reply:
-    _log_to_stderr("error")
-    async with coordinator.service(CoordinatorMetrics(CollectorRegistry())) as (service, _):
-        return await ask(_Direct(OperatorServicer(service)))  # type: ignore[arg-type]  # the same calls, without a wire
-
-
-class _Direct:
-    """A stub whose calls go straight to the servicer."""
-
-    def __init__(self, servicer: OperatorServicer) -> None:
-        self._servicer = servicer
-
-    def __getattr__(self, name: str) -> Callable[[object], Awaitable[object]]:
-        method = getattr(self._servicer, name)
-        return lambda request: method(request, None)
 
 
 # --- plans
@@ -511,10 +465,6 @@ def _own_hosts() -> list[str]:
     return [name, "localhost"] if name != "localhost" else ["localhost"]
 
 
-def _instant(unix_s: float) -> str:
-    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ") if unix_s else "never"
-
-
 def _json(message: operator_pb2.StatusReply | operator_pb2.RoundRecord) -> dict[str, object]:
     value = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
     for key in ("plan_digest", "model_digest", "best_model_digest"):
@@ -533,23 +483,6 @@ def _announce(coordinator: Coordinator) -> Callable[[], None]:
             )
 
     return announce
-
-
-def _log_to_stderr(level: str) -> None:
-    numbers = logging.getLevelNamesMapping()
-    if level.upper() not in numbers:
-        raise ConfigurationError(f"--log-level {level!r} is unknown: use debug, info, warning or error")
-    pretty = sys.stderr.isatty() and "NO_COLOR" not in os.environ
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.dev.ConsoleRenderer() if pretty else structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(numbers[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
 
 
 if __name__ == "__main__":

@@ -22,11 +22,15 @@ ALLOWED: Final[dict[str, frozenset[Role]]] = {
     "/silo_wire.v1.Federation/ReportProgress": _SILO,
     "/silo_wire.v1.Federation/ReportEvaluation": _SILO,
     "/silo_wire.v1.Federation/CountersignLedger": _SILO,
+    "/silo_wire.v1.Federation/RenewCertificate": _SILO,
+    "/silo_wire.v1.Federation/SucceedIdentity": _SILO,
     "/silo_wire.v1.Operator/GetStatus": _READER,
     "/silo_wire.v1.Operator/ListRounds": _READER,
     "/silo_wire.v1.Operator/Invite": _OPERATOR,
     "/silo_wire.v1.Operator/StartPlan": _OPERATOR,
     "/silo_wire.v1.Operator/StopPlan": _OPERATOR,
+    "/silo_wire.v1.Operator/ListAuthorities": _READER,
+    "/silo_wire.v1.Operator/ChangeAuthority": _OPERATOR,
 }
 
 

@@ -5,6 +5,7 @@ from typing import Any
 from coordinator.service.enrolment import Enrolment
 from security.errors import AuthorisationError, ConfigurationError, MalformedMessage
 from security.identifiers import FederationName, silo_name
+from silo_wire.renewal import authority_successions_to_wire
 from silo_wire.v1 import enrolment_pb2, enrolment_pb2_grpc
 
 
@@ -19,7 +20,11 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServicer):
     async def GetTrustBundle(
         self, request: enrolment_pb2.GetTrustBundleRequest, context: Any
     ) -> enrolment_pb2.GetTrustBundleReply:
-        return enrolment_pb2.GetTrustBundleReply(trust_bundle_pem=self._enrolment.trust_bundle_pem)
+        keys = self._enrolment.keys
+        return enrolment_pb2.GetTrustBundleReply(
+            trust_bundle_pem=keys.trust_with_chains_pem,
+            successions=authority_successions_to_wire(keys.authority_successions),
+        )
 
     async def Enrol(self, request: enrolment_pb2.EnrolRequest, context: Any) -> enrolment_pb2.EnrolReply:
         if request.federation != self._federation:

@@ -40,14 +40,14 @@ Call = Callable[[str, Any], Identity | None]
 Parse = Callable[[bytes], Any]
 
 
-def by_certificate(*, trust: TrustBundle, federation: FederationName) -> Call:
-    """Identify and authorise a caller by its verified client certificate."""
+def by_certificate(*, trust: Callable[[], TrustBundle], federation: FederationName) -> Call:
+    """Identify and authorise a caller by its verified client certificate, against what is trusted at this moment."""
 
     def admit(method: str, context: Any) -> Identity:
         presented = context.auth_context().get("x509_pem_cert", [])
         if len(presented) != 1:
             raise AuthenticationError("no client certificate was presented: enrol first, then connect with it")
-        identity = identify_client(presented[0], trust=trust, now=datetime.now(UTC), federation=federation)
+        identity = identify_client(presented[0], trust=trust(), now=datetime.now(UTC), federation=federation)
         authorise(identity, method)
         return identity
 

@@ -1,7 +1,9 @@
 """The Operator service over gRPC, and the same replies for commands that run without a coordinator."""
 
+from collections.abc import Iterable
 from typing import Any
 
+from coordinator.service.authority_succession import AuthorityRow
 from coordinator.service.federation import Federation
 from coordinator.service.records import RoundRow, SiloRow
 from coordinator.service.standing import Standing
@@ -33,6 +35,37 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
 
     async def StopPlan(self, request: operator_pb2.StopPlanRequest, context: Any) -> operator_pb2.StopPlanReply:
         return operator_pb2.StopPlanReply(detail=await self._service.stop_plan())
+
+    async def ListAuthorities(
+        self, request: operator_pb2.ListAuthoritiesRequest, context: Any
+    ) -> operator_pb2.AuthoritiesReply:
+        return authorities_reply(await self._service.authorities.rows())
+
+    async def ChangeAuthority(
+        self, request: operator_pb2.ChangeAuthorityRequest, context: Any
+    ) -> operator_pb2.AuthoritiesReply:
+        authorities = self._service.authorities
+        await authorities.take(
+            request.step, force=request.force, certificate_pem=request.certificate_pem, chain_pem=request.chain_pem
+        )
+        return authorities_reply(await authorities.rows())
+
+
+def authorities_reply(rows: Iterable[AuthorityRow]) -> operator_pb2.AuthoritiesReply:
+    reply = operator_pb2.AuthoritiesReply()
+    for row in rows:
+        standing = row.standing
+        reply.authorities.add(
+            name=standing.name,
+            stage=standing.stage,
+            subject=standing.subject,
+            pin=standing.pin,
+            expires_unix_s=standing.expires_unix_s,
+            unaware=row.unaware,
+            dependent=row.dependent,
+            invitations_unix_s=standing.pinned_until_unix_s,
+        )
+    return reply
 
 
 def status_reply(standing: Standing) -> operator_pb2.StatusReply:

@@ -22,6 +22,7 @@ from coordinator.edges.round_tables import (
     TABLES_VERSION,
     checkpoints,
     evaluations,
+    held_trust,
     invitations,
     ledger_heads,
     machine,
@@ -30,6 +31,7 @@ from coordinator.edges.round_tables import (
     rounds,
     schema,
     silos,
+    successions,
     updates,
 )
 from coordinator.edges.state_json import STATE_VERSION, state_from_json, state_to_json
@@ -50,9 +52,20 @@ from coordinator.rounds.effects import (
     UpdateAccepted,
 )
 from coordinator.rounds.states import Idle, State
-from coordinator.service.records import EnrolledSilo, Invitation, MaskedTotals, RoundRow, SignedModel, SiloRow
-from security.errors import AuthenticationError, StorageError
+from coordinator.service.ports import IssuedCertificate
+from coordinator.service.records import (
+    EnrolledSilo,
+    HeldTrust,
+    Invitation,
+    MaskedTotals,
+    RoundRow,
+    SignedModel,
+    SiloRow,
+)
+from security.errors import AuthenticationError, Conflict, StateError, StorageError
 from security.identifiers import FederationName, SiloName
+from security.pki.identity_key import public_key_bytes
+from security.pki.succession import MOST_SUCCESSIONS, Succession
 from security.privacy.ledger import Head
 from silo_wire.canonical import Digest
 from silo_wire.messages import Evaluation, RoundKey
@@ -172,7 +185,7 @@ class SqlRoundStore:
                 for row in connection.execute(query)
             )
 
-    def enrol(self, silo: EnrolledSilo, *, secret_digest: bytes) -> None:
+    def enrol(self, silo: EnrolledSilo, *, secret_digest: bytes, authority: str = "", trust: str = "") -> None:
         now = silo.enrolled_unix_s
         spend = (
             update(invitations)
@@ -202,6 +215,48 @@ class SqlRoundStore:
                     "last_seen": silo.last_seen_unix_s,
                 },
             )
+            _put(connection, held_trust, {"silo": silo.silo}, {"authority": authority, "trust": trust})
+
+    def renew(self, silo: SiloName, certificate: IssuedCertificate, *, trust: str, at: float) -> None:
+        values = {
+            "certificate_serial": certificate.serial,
+            "certificate_expires": certificate.expires_unix_s,
+            "last_seen": at,
+        }
+        with self._transaction() as connection:
+            if connection.execute(update(silos).where(silos.c.silo == silo).values(**values)).rowcount != 1:
+                raise StateError(f"silo {silo} is not enrolled any longer: invite it again")
+            _put(connection, held_trust, {"silo": silo}, {"authority": certificate.authority, "trust": trust})
+
+    def held_trust(self) -> Mapping[SiloName, HeldTrust]:
+        with self._transaction() as connection:
+            return {
+                SiloName(row.silo): HeldTrust(authority=row.authority, trust=row.trust)
+                for row in connection.execute(select(held_trust))
+            }
+
+    def succeed(self, silo: SiloName, succession: Succession, *, at: float) -> None:
+        old, new = public_key_bytes(succession.predecessor), public_key_bytes(succession.successor)
+        present = and_(silos.c.silo == silo, silos.c.identity_public_key == old)
+        values = {"successor": new, "statement": succession.statement, "succeeded_at": at}
+        with self._transaction() as connection:
+            if connection.execute(update(silos).where(present).values(identity_public_key=new)).rowcount != 1:
+                raise Conflict(f"the identity key that silo {silo} succeeds is not the one that is enrolled")
+            _put(connection, successions, {"silo": silo, "predecessor": old}, values)
+
+    def successions(self, silo: SiloName) -> tuple[Succession, ...]:
+        with self._transaction() as connection:
+            present = connection.execute(select(silos.c.identity_public_key).where(silos.c.silo == silo)).scalar()
+            rows = connection.execute(select(successions).where(successions.c.silo == silo)).all()
+        steps: list[Succession] = []
+        by_successor = {row.successor: row for row in rows}
+        while present in by_successor and len(steps) < MOST_SUCCESSIONS:
+            row = by_successor.pop(present)
+            present = row.predecessor
+            steps.append(
+                Succession.of_bytes(predecessor=row.predecessor, successor=row.successor, statement=row.statement)
+            )
+        return tuple(reversed(steps))
 
     # --- privacy ledgers
 
