@@ -7,8 +7,8 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from enum import Enum
@@ -57,6 +57,9 @@ if TYPE_CHECKING:
     from silo_agent.service.ports import RoundModel
     from silo_agent.settings import Settings
     from silo_wire.plan import PlanBundle
+
+MOST_RENEWAL_WAIT_S = 300.0
+"""Between two tries to renew the certificate."""
 
 app = typer.Typer(
     help="Run one silo of a federation: its data and its private keys stay here.",
@@ -144,7 +147,10 @@ def start(
     folder.make()
     problem = _validity_problem(credentials)
     if problem:
-        raise AuthenticationError(f"certificate of {credentials.identity.uri} {problem}")
+        raise AuthenticationError(
+            f"certificate of {credentials.identity.uri} {problem}; if it has expired the operator runs "
+            f"`coordinator invite {credentials.silo}`, and you `silo-agent enroll` into a new folder"
+        )
     choice = Choice(
         data=str(data.absolute()) if data else "",
         database=database or "",
@@ -161,6 +167,8 @@ async def _run_agent(
 ) -> None:
     from rich.console import Console
 
+    from silo_agent.edges.backoff import Backoff
+    from silo_agent.edges.certificate import SiloCertificate
     from silo_agent.edges.channel import mutual_channel
     from silo_agent.edges.display import LogDisplay, TerminalDisplay
     from silo_agent.edges.grpc_client import GrpcCoordinator
@@ -173,6 +181,7 @@ async def _run_agent(
     from silo_agent.edges.plan_store import PlanStore
     from silo_agent.edges.privacy_ledger import guard_of
     from silo_agent.service.agent import AgentService
+    from silo_agent.service.certificate_keeper import CertificateKeeper
     from silo_agent.service.masking import Masking
 
     sources = _sources(folder, settings)
@@ -185,15 +194,23 @@ async def _run_agent(
         policy = policy_of(folder, credentials, settings)
         trainer = _workshop(settings, policy, sources)
         observer = SiloObserver(journal=journal, metrics=metrics, display=display)
-        async with mutual_channel(credentials) as channel:
+        async with AsyncExitStack() as open_here:
             coordinator = GrpcCoordinator(
-                channel=channel,
+                channel=mutual_channel(credentials),
                 credentials=credentials,
                 models=ModelCache(folder.models, kept=settings.storage.models_kept),
                 agent_version=agent_version(),
                 unreachable=observer.unreachable,
                 instance=next_instance(journal, folder.root),
             )
+            open_here.push_async_callback(coordinator.close)
+            keeper = CertificateKeeper(
+                SiloCertificate(folder, credentials, coordinator),
+                backoff=Backoff(most_s=MOST_RENEWAL_WAIT_S),
+                told=display.note,
+                expires=metrics.certificate_expiry.set,
+            )
+            coordinator.on_trust = keeper.heard
             service = AgentService(
                 federation=credentials.federation,
                 coordinator=coordinator,
@@ -214,8 +231,22 @@ async def _run_agent(
             with _signals(
                 {signal.SIGTERM: service.stop, signal.SIGINT: service.stop, signal.SIGHUP: service.reread_journal}
             ):
-                await service.run()
+                await _both(service.run(), keeper.run())
             display.note("stopped", silo=credentials.silo)
+
+
+async def _both(main: Coroutine[None, None, None], beside: Coroutine[None, None, None]) -> None:
+    """`main` to its end; `beside` goes on for as long, and what it raises ends both."""
+    tasks = [asyncio.create_task(main), asyncio.create_task(beside)]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in tasks:
+        if not task.cancelled():
+            task.result()
 
 
 @contextmanager
