@@ -12,7 +12,6 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from enum import Enum
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,6 +34,7 @@ from silo_agent.command_line import (
     Database,
     Dir,
     Json,
+    agent_version,
     chosen,
     credentials_of,
     one_line,
@@ -43,6 +43,7 @@ from silo_agent.command_line import (
     tell_agent,
 )
 from silo_agent.edges.silo_folder import SiloFolder, silo_folder
+from silo_agent.identity_commands import identity_app
 from silo_agent.plan_commands import plan_app
 from silo_agent.privacy_commands import privacy_app, spent_of_allowed
 from silo_agent.trust_commands import trust_app
@@ -67,6 +68,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(identity_app, name="identity")
 app.add_typer(plan_app, name="plan")
 app.add_typer(privacy_app, name="privacy")
 app.add_typer(trust_app, name="trust")
@@ -88,13 +90,6 @@ def main() -> None:
     except LoricaError as error:
         print(f"silo-agent: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(next(EXIT_CODES[kind] for kind in type(error).__mro__ if kind in EXIT_CODES))
-
-
-def agent_version() -> str:
-    try:
-        return version("lorica")
-    except PackageNotFoundError:
-        return "0+source"
 
 
 # ---- enrolment ------------------------------------------------------------------------------------------------------
@@ -136,6 +131,7 @@ def start(
 ) -> None:
     """Run the agent until SIGTERM or Ctrl-C. SIGHUP makes it read `pause` and `resume` again."""
     from security.process_lock import ProcessLock
+    from silo_agent.edges.identity_succession import require_settled
     from silo_agent.edges.logs import configure_logs
     from silo_wire.transport import keep_chunks_in_memory
 
@@ -157,6 +153,8 @@ def start(
         config=str(config.absolute()) if config else "",
     )
     with ProcessLock(folder.lock, "silo agent"), open_journal(folder, credentials) as journal:
+        require_settled(folder)
+        credentials = credentials_of(folder)  # once more: no other process changes them from here on
         settings = choice.settings(folder)
         journal.set_fact("started_with", json.dumps(asdict(choice)))
         asyncio.run(_run_agent(folder, credentials, settings, journal))
