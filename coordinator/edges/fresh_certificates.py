@@ -43,6 +43,7 @@ class FreshCertificates:
             self._changed.clear()
             wait = LONGEST_WAIT_S
             try:
+                self._show()  # first: whatever keeps a succession from going on, the certificate is renewed
                 await self._steps.advance()
                 self._show()
                 wait = min(wait, max(0.0, self._presented.pair.renewal_due.timestamp() - self._clock()))
