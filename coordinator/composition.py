@@ -187,7 +187,7 @@ async def serving(
     settings = coordinator.settings
     keys = coordinator.keys
     keys.authorities.tidy()
-    presented = Presented(keys.server_pair(datetime.fromtimestamp(clock(), UTC)), keys.trust)
+    presented = Presented(keys.server_pair(datetime.now(UTC)), keys.trust)
     async with coordinator.service(metrics, clock=clock) as (service, loop):
         if offer:
             await service.offer_plan(offer)
@@ -216,7 +216,7 @@ async def serving(
         )
         enrolment.require_free()  # it listens only when somebody is invited, which is too late to find out
         await silos.start()
-        fresh = FreshCertificates(keys=keys, service=service, metrics=metrics, presented=presented, clock=clock)
+        fresh = FreshCertificates(keys=keys, service=service, metrics=metrics, presented=presented)
         tasks = {
             "door": asyncio.create_task(serve_while_open(service.enrolment, enrolment)),
             "fresh": asyncio.create_task(fresh.run()),

@@ -11,7 +11,6 @@ from coordinator.edges.metrics import CoordinatorMetrics
 from coordinator.edges.presented import Presented
 from coordinator.service.authority_succession import AuthoritySteps
 from coordinator.service.federation import Federation
-from coordinator.service.ports import Clock
 from security.errors import LoricaError, kind_of
 
 LONGEST_WAIT_S = 3600.0
@@ -25,16 +24,16 @@ class FreshCertificates:
     """Call `look` once, then keep `run` going; it looks again when something is due, or has changed."""
 
     def __init__(
-        self, *, keys: KeyStore, service: Federation, metrics: CoordinatorMetrics, presented: Presented, clock: Clock
+        self, *, keys: KeyStore, service: Federation, metrics: CoordinatorMetrics, presented: Presented
     ) -> None:
         self._keys = keys
         self._steps: AuthoritySteps = service.authorities
         self._metrics = metrics
         self._presented = presented
-        self._clock = clock
         self._changed = asyncio.Event()
         service.authorities.on_change.append(self._changed.set)
         service.renewal.on_change.append(self._changed.set)
+        service.enrolment.on_change.append(self._changed.set)
         self._tell()
 
     async def run(self) -> None:
@@ -46,7 +45,9 @@ class FreshCertificates:
                 self._show()  # first: whatever keeps a succession from going on, the certificate is renewed
                 await self._steps.advance()
                 self._show()
-                wait = min(wait, max(0.0, self._presented.pair.renewal_due.timestamp() - self._clock()))
+                for silo, expires in (await self._steps.silo_expiries()).items():
+                    self._metrics.silo_certificate_expiry.labels(silo).set(expires)
+                wait = min(wait, max(0.0, (self._presented.pair.renewal_due - datetime.now(UTC)).total_seconds()))
             except LoricaError as error:
                 kind = kind_of(error).__name__
                 _log.error("certificates could not be renewed, it is tried again", kind=kind, error=str(error))
@@ -58,7 +59,7 @@ class FreshCertificates:
 
     def _show(self) -> None:
         """From the next handshake on: the certificate of the authority that issues now, renewed if it is due."""
-        now = datetime.fromtimestamp(self._clock(), UTC)
+        now = datetime.now(UTC)  # what TLS goes by
         before = self._presented.pair
         pair = self._keys.server_pair(now)
         self._keys.operator_pair(now)

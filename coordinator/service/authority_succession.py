@@ -8,7 +8,8 @@ Each step is done by itself when it is due, by command earlier: refused where it
 whose certificate has expired is not waited for: it needs a new invitation whatever happens.
 """
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -42,6 +43,7 @@ class AuthoritySteps:
         self._store = store
         self._clock = clock
         self._threads = threads
+        self._one_at_a_time = asyncio.Lock()
         self.on_change: list[Callable[[], None]] = []
 
     async def rows(self) -> tuple[AuthorityRow, ...]:
@@ -66,8 +68,23 @@ class AuthoritySteps:
             for standing in standings
         )
 
+    async def silo_expiries(self) -> Mapping[SiloName, float]:
+        """When each silo's newest certificate expires, Unix seconds."""
+        silos = await self._threads.store(self._store.silos)
+        return {item.silo: item.certificate_expires_unix_s for item in silos}
+
     async def take(self, step: str, *, force: bool, certificate_pem: bytes = b"", chain_pem: bytes = b"") -> None:
         """One of STEPS, at the operator's word. Raises StateError where it does not fit or would leave silos behind."""
+        async with self._one_at_a_time:
+            await self._take(step, force=force, certificate_pem=certificate_pem, chain_pem=chain_pem)
+
+    async def advance(self) -> None:
+        """Take every step that is due."""
+        async with self._one_at_a_time:
+            while step := due_step(await self.rows(), self._clock()):
+                await self._take(step, force=False)
+
+    async def _take(self, step: str, *, force: bool, certificate_pem: bytes = b"", chain_pem: bytes = b"") -> None:
         match step:
             case "rotate":
                 await self._threads.store(self._keys.authorities.rotate, self._moment())
@@ -80,11 +97,6 @@ class AuthoritySteps:
             case _:
                 raise MalformedMessage(f"step {step[:40]!r} of an authority: send one of {', '.join(STEPS)}")
         self._tell(step)
-
-    async def advance(self) -> None:
-        """Take every step that is due."""
-        while step := due_step(await self.rows(), self._clock()):
-            await self.take(step, force=False)
 
     async def _activate(self, *, force: bool) -> None:
         rows = await self.rows()
