@@ -12,7 +12,7 @@ from platformdirs import user_data_path
 from rich.console import Console
 from rich.table import Table
 
-from coordinator.command_line import AsJson, Dir, reach
+from coordinator.command_line import AsJson, Dir, instant, reach
 from coordinator.edges.access_folder import AccessFolder, access_role, granted_text, requested_identity
 from coordinator.edges.coordinator_folder import remember
 from security.errors import ConfigurationError, MalformedMessage
@@ -98,9 +98,9 @@ def list_access(directory: Dir = None, as_json: AsJson = False) -> None:
             "role": item.role,
             "name": item.name,
             "serial": item.serial,
-            "issued": _instant(item.issued_unix_s),
-            "expires": _instant(item.expires_unix_s),
-            "revoked": _instant(item.revoked_unix_s) if item.revoked_unix_s else None,
+            "issued": instant(item.issued_unix_s),
+            "expires": instant(item.expires_unix_s),
+            "revoked": instant(item.revoked_unix_s) if item.revoked_unix_s else None,
         }
         for item in reply.certificates
     ]
@@ -117,7 +117,3 @@ def list_access(directory: Dir = None, as_json: AsJson = False) -> None:
 
 def _folder(given: Path | None) -> AccessFolder:
     return AccessFolder((given or user_data_path("lorica") / "access").absolute())
-
-
-def _instant(unix_s: float) -> str:
-    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds")

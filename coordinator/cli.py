@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from coordinator.access_commands import access_app
-from coordinator.command_line import AsJson, Dir, OnTheHost, load, log_to_stderr, reach
+from coordinator.authority_commands import ca_app
+from coordinator.command_line import AsJson, Dir, OnTheHost, instant, load, log_to_stderr, reach
 from coordinator.composition import Coordinator, serve
 from coordinator.edges.coordinator_folder import CoordinatorFolder, remember
 from coordinator.edges.export_client import fetch_export
@@ -41,6 +42,7 @@ app = typer.Typer(help="Run the coordinator of a federation.", no_args_is_help=T
 plan_app = typer.Typer(help="Make, look at, start and stop plans.", no_args_is_help=True)
 app.add_typer(plan_app, name="plan")
 app.add_typer(access_app, name="access")
+app.add_typer(ca_app, name="ca")
 
 
 def main() -> None:
@@ -164,8 +166,8 @@ def status(directory: Dir = None, as_json: AsJson = False) -> None:
             silo.silo,
             silo.state,
             f"{silo.fraction:.0%}" if silo.state in ("training", "evaluating") else "",
-            _instant(silo.last_seen_unix_s),
-            _instant(silo.certificate_expires_unix_s),
+            instant(silo.last_seen_unix_s),
+            instant(silo.certificate_expires_unix_s),
             silo.detail,
         )
     if reply.silos:
@@ -478,10 +480,6 @@ def _own_hosts() -> list[str]:
     except OSError:
         return ["localhost"]
     return [name, "localhost"] if name != "localhost" else ["localhost"]
-
-
-def _instant(unix_s: float) -> str:
-    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ") if unix_s else "never"
 
 
 def _json(message: operator_pb2.StatusReply | operator_pb2.RoundRecord) -> dict[str, object]:

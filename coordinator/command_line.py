@@ -96,13 +96,22 @@ def reach(directory: Path | None) -> OnTheHost | FromElsewhere:
 
 def load(directory: Path | None) -> Coordinator:
     """For commands that need the coordinator's own folder; raises ConfigurationError elsewhere."""
+    return Coordinator.load(own_folder(directory))
+
+
+def own_folder(directory: Path | None) -> CoordinatorFolder:
+    """The coordinator's, of which keys and state may be missing; raises ConfigurationError where it is none."""
     folder = CoordinatorFolder(chosen_folder(directory))
     if AccessFolder(folder.root).granted.is_file():
         raise ConfigurationError(
             f"{folder.root} holds access from another host: give this command on the coordinator's own"
         )
     folder.require()
-    return Coordinator.load(folder)
+    return folder
+
+
+def instant(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ") if unix_s else "never"
 
 
 def log_to_stderr(level: str) -> None:

@@ -15,6 +15,7 @@ from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTO
 from coordinator.edges.coordinator_folder import CoordinatorFolder
 from coordinator.edges.enrolment_servicer import EnrolmentServicer
 from coordinator.edges.federation_servicer import FederationServicer
+from coordinator.edges.fresh_certificates import FreshCertificates
 from coordinator.edges.grpc_server import enrolment_listener, serve_while_open, silo_listener
 from coordinator.edges.key_store import KeyStore
 from coordinator.edges.metrics import CoordinatorMetrics
@@ -22,6 +23,7 @@ from coordinator.edges.model_store import ModelStore
 from coordinator.edges.operator_client import OperatorAccess
 from coordinator.edges.operator_servicer import OnThisHost, OperatorServicer
 from coordinator.edges.plan_parts import base_store, model_store, plan_parts
+from coordinator.edges.presented import Presented
 from coordinator.edges.release_ledger import ReleaseLedger
 from coordinator.edges.round_store import SqlRoundStore
 from coordinator.edges.spool import Spools
@@ -206,11 +208,12 @@ class Coordinator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """A coordinator at work; both tasks run until they are cancelled, and end otherwise only with what went wrong."""
+    """A coordinator at work; its tasks run until they are cancelled, and end otherwise only with what went wrong."""
 
     service: Federation
     loop: asyncio.Task[None]
     door: asyncio.Task[None]
+    fresh: asyncio.Task[None]
 
 
 @asynccontextmanager
@@ -219,17 +222,17 @@ async def serving(
 ) -> AsyncIterator[Serving]:
     """The service with its two listeners. The caller holds the folder's lock; `offer` as for `serve`."""
     settings = coordinator.settings
-    now = datetime.now(UTC)
-    pair = coordinator.keys.server_pair(now)
-    metrics.certificate_expiry.set(pair.expires.timestamp())
+    keys = coordinator.keys
+    keys.authorities.tidy()
+    presented = Presented(keys.server_pair(datetime.now(UTC)), keys.trust)
     async with coordinator.service(metrics, clock=clock) as (service, loop):
-        await service.register.add(coordinator.keys.operator_pair(now).entry(now))  # of this host's own commands
+        now = datetime.now(UTC)
+        await service.register.add(keys.operator_pair(now).entry(now))  # of this host's own commands
         if offer:
             await service.offer_plan(offer)
         silos = silo_listener(
             settings.listen.silos,
-            pair=pair,
-            trust=coordinator.keys.trust,
+            presented=presented,
             federation=coordinator.federation,
             register=service.register,
             on_refused=metrics.refused,
@@ -240,18 +243,23 @@ async def serving(
         )
         enrolment = enrolment_listener(
             settings.listen.enrolment,
-            pair=pair,
+            presented=presented,
             on_refused=metrics.refused,
             enrolment_service=EnrolmentServicer(service.enrolment, coordinator.federation, coordinator.public_address),
         )
         enrolment.require_free()  # it listens only when somebody is invited, which is too late to find out
         await silos.start()
-        door = asyncio.create_task(serve_while_open(service.enrolment, enrolment))
+        fresh = FreshCertificates(keys=keys, service=service, metrics=metrics, presented=presented)
+        tasks = {
+            "door": asyncio.create_task(serve_while_open(service.enrolment, enrolment)),
+            "fresh": asyncio.create_task(fresh.run()),
+        }
         try:
-            yield Serving(service=service, loop=loop, door=door)
+            yield Serving(service=service, loop=loop, **tasks)
         finally:
-            door.cancel()
-            await asyncio.gather(door, return_exceptions=True)
+            for task in tasks.values():
+                task.cancel()
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
             await enrolment.stop()
             await silos.stop()
 
@@ -279,8 +287,9 @@ async def serve(coordinator: Coordinator, *, offer: str, ready: Callable[[], Non
         try:
             _log.info("serving", silos=listen.silos, enrolment=listen.enrolment, metrics=listen.metrics)
             ready()
-            await asyncio.wait((stopped, at_work.door, at_work.loop), return_when=asyncio.FIRST_COMPLETED)
-            for ended in (at_work.door, at_work.loop):
+            work = (at_work.door, at_work.loop, at_work.fresh)
+            await asyncio.wait((stopped, *work), return_when=asyncio.FIRST_COMPLETED)
+            for ended in work:
                 if ended.done():
                     ended.result()  # raises why it ended: a port that cannot be bound, or a defect
         finally:

@@ -59,9 +59,9 @@ class ListenSection(Section):
 
 
 class CertificatesSection(Section):
-    silo_lifetime_days: LifetimeDays = 90
-    own_lifetime_days: LifetimeDays = 90
     access_lifetime_days: LifetimeDays = 30
+    silo_lifetime_days: LifetimeDays = 7
+    own_lifetime_days: LifetimeDays = 7
 
     @property
     def silo_lifetime(self) -> timedelta:

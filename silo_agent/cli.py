@@ -7,12 +7,11 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from enum import Enum
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,6 +34,7 @@ from silo_agent.command_line import (
     Database,
     Dir,
     Json,
+    agent_version,
     chosen,
     credentials_of,
     one_line,
@@ -43,6 +43,7 @@ from silo_agent.command_line import (
     tell_agent,
 )
 from silo_agent.edges.silo_folder import SiloFolder, silo_folder
+from silo_agent.identity_commands import identity_app
 from silo_agent.plan_commands import plan_app
 from silo_agent.privacy_commands import privacy_app, spent_of_allowed
 from silo_agent.trust_commands import trust_app
@@ -58,12 +59,16 @@ if TYPE_CHECKING:
     from silo_agent.settings import Settings
     from silo_wire.plan import PlanBundle
 
+MOST_RENEWAL_WAIT_S = 300.0
+"""Between two tries to renew the certificate."""
+
 app = typer.Typer(
     help="Run one silo of a federation: its data and its private keys stay here.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(identity_app, name="identity")
 app.add_typer(plan_app, name="plan")
 app.add_typer(privacy_app, name="privacy")
 app.add_typer(trust_app, name="trust")
@@ -85,13 +90,6 @@ def main() -> None:
     except LoricaError as error:
         print(f"silo-agent: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(next(EXIT_CODES[kind] for kind in type(error).__mro__ if kind in EXIT_CODES))
-
-
-def agent_version() -> str:
-    try:
-        return version("lorica")
-    except PackageNotFoundError:
-        return "0+source"
 
 
 # ---- enrolment ------------------------------------------------------------------------------------------------------
@@ -133,6 +131,7 @@ def start(
 ) -> None:
     """Run the agent until SIGTERM or Ctrl-C. SIGHUP makes it read `pause` and `resume` again."""
     from security.process_lock import ProcessLock
+    from silo_agent.edges.identity_succession import require_settled
     from silo_agent.edges.logs import configure_logs
     from silo_wire.transport import keep_chunks_in_memory
 
@@ -144,13 +143,18 @@ def start(
     folder.make()
     problem = _validity_problem(credentials)
     if problem:
-        raise AuthenticationError(f"certificate of {credentials.identity.uri} {problem}")
+        raise AuthenticationError(
+            f"certificate of {credentials.identity.uri} {problem}; if it has expired the operator runs "
+            f"`coordinator invite {credentials.silo}`, and you `silo-agent enroll` into a new folder"
+        )
     choice = Choice(
         data=str(data.absolute()) if data else "",
         database=database or "",
         config=str(config.absolute()) if config else "",
     )
     with ProcessLock(folder.lock, "silo agent"), open_journal(folder, credentials) as journal:
+        require_settled(folder)
+        credentials = credentials_of(folder)  # once more: no other process changes them from here on
         settings = choice.settings(folder)
         journal.set_fact("started_with", json.dumps(asdict(choice)))
         asyncio.run(_run_agent(folder, credentials, settings, journal))
@@ -161,6 +165,8 @@ async def _run_agent(
 ) -> None:
     from rich.console import Console
 
+    from silo_agent.edges.backoff import Backoff
+    from silo_agent.edges.certificate import SiloCertificate
     from silo_agent.edges.channel import mutual_channel
     from silo_agent.edges.display import LogDisplay, TerminalDisplay
     from silo_agent.edges.grpc_client import GrpcCoordinator
@@ -173,6 +179,7 @@ async def _run_agent(
     from silo_agent.edges.plan_store import PlanStore
     from silo_agent.edges.privacy_ledger import guard_of
     from silo_agent.service.agent import AgentService
+    from silo_agent.service.certificate_keeper import CertificateKeeper
     from silo_agent.service.masking import Masking
 
     sources = _sources(folder, settings)
@@ -185,15 +192,23 @@ async def _run_agent(
         policy = policy_of(folder, credentials, settings)
         trainer = _workshop(settings, policy, sources)
         observer = SiloObserver(journal=journal, metrics=metrics, display=display)
-        async with mutual_channel(credentials) as channel:
+        async with AsyncExitStack() as open_here:
             coordinator = GrpcCoordinator(
-                channel=channel,
+                channel=mutual_channel(credentials),
                 credentials=credentials,
                 models=ModelCache(folder.models, kept=settings.storage.models_kept),
                 agent_version=agent_version(),
                 unreachable=observer.unreachable,
                 instance=next_instance(journal, folder.root),
             )
+            open_here.push_async_callback(coordinator.close)
+            keeper = CertificateKeeper(
+                SiloCertificate(folder, credentials, coordinator),
+                backoff=Backoff(most_s=MOST_RENEWAL_WAIT_S),
+                told=display.note,
+                expires=metrics.certificate_expiry.set,
+            )
+            coordinator.on_trust = keeper.heard
             service = AgentService(
                 federation=credentials.federation,
                 coordinator=coordinator,
@@ -214,8 +229,22 @@ async def _run_agent(
             with _signals(
                 {signal.SIGTERM: service.stop, signal.SIGINT: service.stop, signal.SIGHUP: service.reread_journal}
             ):
-                await service.run()
+                await _both(service.run(), keeper.run())
             display.note("stopped", silo=credentials.silo)
+
+
+async def _both(main: Coroutine[None, None, None], beside: Coroutine[None, None, None]) -> None:
+    """`main` to its end; `beside` goes on for as long, and what it raises ends both."""
+    tasks = [asyncio.create_task(main), asyncio.create_task(beside)]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in tasks:
+        if not task.cancelled():
+            task.result()
 
 
 @contextmanager

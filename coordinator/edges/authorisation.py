@@ -22,6 +22,8 @@ ALLOWED: Final[dict[str, frozenset[Role]]] = {
     "/silo_wire.v1.Federation/ReportProgress": _SILO,
     "/silo_wire.v1.Federation/ReportEvaluation": _SILO,
     "/silo_wire.v1.Federation/CountersignLedger": _SILO,
+    "/silo_wire.v1.Federation/RenewCertificate": _SILO,
+    "/silo_wire.v1.Federation/SucceedIdentity": _SILO,
     "/silo_wire.v1.Operator/GetStatus": _READER,
     "/silo_wire.v1.Operator/ListRounds": _READER,
     "/silo_wire.v1.Operator/Invite": _OPERATOR,
@@ -33,6 +35,8 @@ ALLOWED: Final[dict[str, frozenset[Role]]] = {
     "/silo_wire.v1.Operator/GrantAccess": _OPERATOR,
     "/silo_wire.v1.Operator/ListAccess": _OPERATOR,
     "/silo_wire.v1.Operator/ExportModel": _OPERATOR,
+    "/silo_wire.v1.Operator/ListAuthorities": _READER,
+    "/silo_wire.v1.Operator/ChangeAuthority": _OPERATOR,
 }
 
 

@@ -7,6 +7,7 @@ from coordinator.service.enrolment import Enrolment
 from security.attempt_limit import AttemptLimit, source_of
 from security.errors import AuthorisationError, ConfigurationError, Fault, LoricaError, MalformedMessage, Unreachable
 from security.identifiers import FederationName, silo_name
+from silo_wire.renewal import authority_successions_to_wire
 from silo_wire.v1 import enrolment_pb2, enrolment_pb2_grpc
 
 MOST_FAILURES = 10
@@ -26,7 +27,11 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServicer):
     async def GetTrustBundle(
         self, request: enrolment_pb2.GetTrustBundleRequest, context: Any
     ) -> enrolment_pb2.GetTrustBundleReply:
-        return enrolment_pb2.GetTrustBundleReply(trust_bundle_pem=self._enrolment.trust_bundle_pem)
+        keys = self._enrolment.keys
+        return enrolment_pb2.GetTrustBundleReply(
+            trust_bundle_pem=keys.trust_with_chains_pem,
+            successions=authority_successions_to_wire(keys.authority_successions),
+        )
 
     async def Enrol(self, request: enrolment_pb2.EnrolRequest, context: Any) -> enrolment_pb2.EnrolReply:
         source = source_of(context.peer())

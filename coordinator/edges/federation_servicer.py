@@ -14,6 +14,7 @@ from silo_wire.canonical import Digest, digest_from_wire, digest_to_wire
 from silo_wire.chunk_piece import ChunkPiece, reader, write
 from silo_wire.manifest import CHUNK_BYTES
 from silo_wire.messages import WIRE_VERSION, MaskedHeader, UpdateHeader
+from silo_wire.renewal import succession_from_wire
 from silo_wire.transport import give_memory_back
 from silo_wire.v1 import common_pb2, federation_pb2, federation_pb2_grpc
 
@@ -83,7 +84,9 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         plan = digest_from_wire(request.key.plan_digest, "plan_digest") if request.key.plan_digest else Digest("")
         async with aclosing(self._service.attend(silo, request.agent_instance, plan)) as orders:
             async for order in orders:
-                yield codec.order_to_wire(order, silo)
+                notice = codec.order_to_wire(order, silo)
+                notice.trust_bundle = self._service.trust_digest
+                yield notice
 
     async def FetchPlan(
         self, request: federation_pb2.FetchPlanRequest, context: Any
@@ -213,3 +216,21 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
             after=ledger_receipt.head_from_wire(request.after, "after"),
         )
         return ledger_receipt.receipt_to_wire(receipt)
+
+    async def RenewCertificate(
+        self, request: federation_pb2.RenewalRequest, context: Any
+    ) -> federation_pb2.RenewalReply:
+        silo = self._caller(request.key)
+        renewed = await self._service.renewal.renew(
+            silo, csr_der=request.csr_der, identity_endorsement=request.identity_endorsement
+        )
+        return federation_pb2.RenewalReply(
+            certificate_pem=renewed.certificate_pem,
+            trust_bundle_pem=renewed.trust_bundle_pem,
+            signature=renewed.signature,
+        )
+
+    async def SucceedIdentity(self, request: federation_pb2.SuccessionRequest, context: Any) -> federation_pb2.Ack:
+        silo = self._caller(request.key)
+        await self._service.renewal.succeed(silo, succession_from_wire(request.succession), request.possession)
+        return federation_pb2.Ack()

@@ -52,15 +52,15 @@ Parse = Callable[[bytes], Any]
 
 
 def by_certificate(
-    *, trust: TrustBundle, federation: FederationName, require: Callable[[Identity, str], None]
+    *, trust: Callable[[], TrustBundle], federation: FederationName, require: Callable[[Identity, str], None]
 ) -> Admit:
-    """Identify and authorise a caller by its verified client certificate; `require` raises unless its serial is registered."""
+    """Identify and authorise a caller by its verified client certificate; what is trusted is asked at each call, `require` raises unless its serial is registered."""
 
     def admit(method: str, context: Any) -> Caller:
         presented = context.auth_context().get("x509_pem_cert", [])
         if len(presented) != 1:
             raise AuthenticationError("no client certificate was presented: enrol first, then connect with it")
-        identity = identify_client(presented[0], trust=trust, now=datetime.now(UTC), federation=federation)
+        identity = identify_client(presented[0], trust=trust(), now=datetime.now(UTC), federation=federation)
         certificate = parse_certificate(presented[0])
         require(identity, f"{certificate.serial_number:x}")
         authorise(identity, method)

@@ -1,7 +1,7 @@
 """The coordinator's listeners: one mutually authenticated for silos and operators, one for enrolment.
 
 gRPC either requires a client certificate or never asks for one, hence two ports. The enrolment port listens only while
-an invitation is open.
+an invitation is open. What both present, and whose certificates are taken, may change while they run (presented.py).
 """
 
 import asyncio
@@ -12,13 +12,12 @@ from collections.abc import Callable
 
 from coordinator.edges.federation_servicer import FederationServicer
 from coordinator.edges.gate import OF_ALL_STRANGERS, OF_ONE_CALLER, Gate, anyone, by_certificate
-from coordinator.edges.key_store import TlsPair
+from coordinator.edges.presented import Presented
 from coordinator.service.enrolment import Enrolment
 from coordinator.service.register import Register
 from coordinator.settings import reachable
 from security.errors import ConfigurationError, StateError
 from security.identifiers import FederationName
-from security.pki.trust_bundle import TrustBundle
 from silo_wire.listen_address import address
 from silo_wire.transport import ENROLMENT_OPTIONS, SERVER_OPTIONS
 from silo_wire.v1 import enrolment_pb2_grpc, operator_pb2_grpc
@@ -34,7 +33,9 @@ PROBE_TIMEOUT_S = 10.0
 class Listener:
     """One port. `start` binds it, `stop` lets calls in flight end for a moment and closes it; both may be repeated."""
 
-    def __init__(self, address: str, make: Callable[[], grpc.aio.Server], credentials: grpc.ServerCredentials) -> None:
+    def __init__(
+        self, address: str, make: Callable[[], grpc.aio.Server], credentials: Callable[[], grpc.ServerCredentials]
+    ) -> None:
         self._address = address
         self._make = make
         self._credentials = credentials
@@ -62,7 +63,7 @@ class Listener:
         _allow_open_files()
         server = self._make()
         try:
-            port = server.add_secure_port(self._address, self._credentials)
+            port = server.add_secure_port(self._address, self._credentials())
         except RuntimeError:
             port = 0
         if port == 0:
@@ -116,8 +117,7 @@ def _speaks_tls_1_2(host: str, port: int) -> bool:
 def silo_listener(
     address: str,
     *,
-    pair: TlsPair,
-    trust: TrustBundle,
+    presented: Presented,
     federation: FederationName,
     register: Register,
     on_refused: Callable[[str], None],
@@ -125,7 +125,11 @@ def silo_listener(
     operator_service: operator_pb2_grpc.OperatorServicer,
 ) -> Listener:
     """Mutual TLS: silos and operators, told apart by their certificate's role."""
-    gate = Gate(by_certificate(trust=trust, federation=federation, require=register.require), on_refused, OF_ONE_CALLER)
+    gate = Gate(
+        by_certificate(trust=lambda: presented.trust, federation=federation, require=register.require),
+        on_refused,
+        OF_ONE_CALLER,
+    )
     register.on_revoked.append(gate.revoked)
 
     def make() -> grpc.aio.Server:
@@ -134,16 +138,13 @@ def silo_listener(
         operator_pb2_grpc.add_OperatorServicer_to_server(operator_service, server)
         return server
 
-    credentials = grpc.ssl_server_credentials(
-        [(pair.key_pem, pair.certificate_pem)], root_certificates=trust.to_pem(), require_client_auth=True
-    )
-    return Listener(address, make, credentials)
+    return Listener(address, make, lambda: presented.credentials(clients=True))
 
 
 def enrolment_listener(
     address: str,
     *,
-    pair: TlsPair,
+    presented: Presented,
     on_refused: Callable[[str], None],
     enrolment_service: enrolment_pb2_grpc.EnrolmentServicer,
 ) -> Listener:
@@ -155,7 +156,7 @@ def enrolment_listener(
         enrolment_pb2_grpc.add_EnrolmentServicer_to_server(enrolment_service, server)
         return server
 
-    return Listener(address, make, grpc.ssl_server_credentials([(pair.key_pem, pair.certificate_pem)]))
+    return Listener(address, make, lambda: presented.credentials(clients=False))
 
 
 async def serve_while_open(enrolment: Enrolment, listener: Listener) -> None:

@@ -1,12 +1,12 @@
-"""The coordinator's keys and certificates on disk: its authority, its own TLS pair, its identity key, the operator's pair.
+"""The coordinator's keys and certificates on disk: its authorities, its own TLS pair, its identity key, the operator's pair.
 
-    keys/ca.key ca.pem              the federation's authority
-    keys/tls.key tls.pem            what both listeners present
-    keys/identity.key               Ed25519, signs round models
-    keys/operator.key operator.pem  what the operator's commands on this host present
+    keys/ca.key ca.pem ...      the federation's authorities (authorities.py)
+    keys/server-pair.pem        key and certificate that both listeners present
+    keys/identity.key           Ed25519, signs round models and trust bundles
+    keys/operator-pair.pem      what the operator's commands on this host present
 
-The folder is 0700, keys are 0600 and refused otherwise. The two certificates are issued again when a third of their
-life is left, since the authority is at hand; a new TLS key goes with each.
+The folder is 0700, keys are 0600 and refused otherwise. The two pairs are issued again at two thirds of their life, since the
+authority is at hand; a new TLS key goes with each. Key and certificate share a file, so that no crash parts them.
 """
 
 from collections.abc import Sequence
@@ -18,18 +18,20 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from coordinator.edges.authorities import Authorities, require_none
 from coordinator.service.ports import IssuedCertificate
 from coordinator.service.records import Certificate
 from security import files
-from security.errors import ConfigurationError, StateError
+from security.errors import ConfigurationError, MalformedMessage, StateError
 from security.identifiers import FederationName, Identity, Role, SiloName
 from security.pki import csr, endorsement, enrolment_token, identity_key
 from security.pki.authority import Authority
+from security.pki.authority_succession import AuthoritySuccession, certificate_digest
 from security.pki.parsing import parse_certificate
-from security.pki.pins import spki_pin
 from security.pki.profile import alternative_names, sole_identity
-from security.pki.tls_key import new_tls_key, tls_key_to_pem
-from security.pki.trust_bundle import TrustBundle
+from security.pki.tls_key import TlsPublicKey, new_tls_key, tls_key_to_pem
+from security.pki.trust_bundle import TrustBundle, directly_issued
+from security.pki.validity import BACKDATING_MINUTES, Window
 
 OPERATOR_NAME = "operator"
 
@@ -39,13 +41,34 @@ class TlsPair:
     key_pem: bytes
     certificate_pem: bytes
 
+    @classmethod
+    def from_pem(cls, pem: bytes) -> "TlsPair":
+        """From what `pem` gave; raises MalformedMessage."""
+        begin = pem.find(b"-----BEGIN CERTIFICATE-----")
+        pair = cls(key_pem=pem[: max(begin, 0)], certificate_pem=pem[max(begin, 0) :])
+        _ = pair.certificate
+        return pair
+
+    @property
+    def pem(self) -> bytes:
+        """Both, the key first: secret bytes, for a file of mode 0600."""
+        return self.key_pem + self.certificate_pem
+
+    @property
+    def certificate(self) -> x509.Certificate:
+        return parse_certificate(self.certificate_pem)
+
     @property
     def expires(self) -> datetime:
-        return parse_certificate(self.certificate_pem).not_valid_after_utc
+        return self.certificate.not_valid_after_utc
+
+    @property
+    def renewal_due(self) -> datetime:
+        return Window.of(self.certificate).renewal_due
 
     def entry(self, now: datetime) -> Certificate:
         """As the register of certificates has it."""
-        return register_entry(parse_certificate(self.certificate_pem), now)
+        return register_entry(self.certificate, now)
 
 
 def register_entry(certificate: x509.Certificate, now: datetime) -> Certificate:
@@ -62,7 +85,7 @@ class KeyStore:
     """Loaded key material; the `Keys` port of the service."""
 
     folder: Path
-    authority: Authority
+    authorities: Authorities
     identity: Ed25519PrivateKey
     hosts: tuple[str, ...]
     enrolment_host: str
@@ -73,15 +96,10 @@ class KeyStore:
     @staticmethod
     def create(folder: Path, federation: FederationName, now: datetime) -> None:
         """Make the authority and the identity key; refuses a folder that already holds one."""
-        if (folder / "ca.key").exists():
-            raise ConfigurationError(
-                f"{folder} already holds an authority: choose another folder, or delete it yourself"
-            )
+        require_none(folder)
         files.make_private_folder(folder)
-        authority = Authority.create(federation, now=now)
         files.write_private(folder / "identity.key", identity_key.identity_key_to_pem(identity_key.new_identity_key()))
-        files.replace(folder / "ca.pem", authority.certificate_pem())
-        files.write_private(folder / "ca.key", authority.key_pem())
+        Authorities.create(folder, federation, now)
 
     @classmethod
     def load(
@@ -94,16 +112,10 @@ class KeyStore:
         silo_certificate_lifetime: timedelta,
         own_certificate_lifetime: timedelta,
     ) -> "KeyStore":
-        """Read the authority and the identity key; raises ConfigurationError naming the file at fault."""
-        try:
-            certificate_pem = (folder / "ca.pem").read_bytes()
-        except OSError as error:
-            raise ConfigurationError(
-                f"{folder / 'ca.pem'} cannot be read: {error.strerror}; run coordinator init"
-            ) from error
+        """Read the authorities and the identity key; raises ConfigurationError naming the file at fault."""
         return cls(
             folder=folder,
-            authority=Authority.load(key_pem=files.read_private(folder / "ca.key"), certificate_pem=certificate_pem),
+            authorities=Authorities.load(folder),
             identity=identity_key.identity_key_from_pem(files.read_private(folder / "identity.key")),
             hosts=tuple(hosts),
             enrolment_host=enrolment_host,
@@ -113,16 +125,33 @@ class KeyStore:
         )
 
     @property
+    def authority(self) -> Authority:
+        """The one that issues."""
+        return self.authorities.issuing
+
+    @property
     def federation(self) -> FederationName:
         return self.authority.federation
 
     @property
     def trust(self) -> TrustBundle:
-        return TrustBundle((self.authority.certificate,))
+        return self.authorities.trust
 
     @property
     def trust_bundle_pem(self) -> bytes:
         return self.trust.to_pem()
+
+    @property
+    def trust_digest(self) -> bytes:
+        return self.trust.digest
+
+    @property
+    def trust_with_chains_pem(self) -> bytes:
+        return self.authorities.with_chains
+
+    @property
+    def authority_successions(self) -> tuple[AuthoritySuccession, ...]:
+        return self.authorities.successions
 
     @property
     def identity_public_key(self) -> bytes:
@@ -132,8 +161,8 @@ class KeyStore:
         return identity_key.sign(self.identity, domain=domain.encode(), payload=statement)
 
     def server_pair(self, now: datetime) -> TlsPair:
-        """The coordinator's TLS key and certificate, issued anew when they are due or its host names changed."""
-        return self._pair("tls", Identity(self.federation, Role.COORDINATOR), now, self.hosts)
+        """The coordinator's TLS key and certificate, issued anew when they are due, or its host names or authority changed."""
+        return self._pair("server", Identity(self.federation, Role.COORDINATOR), now, self.hosts)
 
     def operator_pair(self, now: datetime) -> TlsPair:
         """What the operator's commands on this host present."""
@@ -141,34 +170,40 @@ class KeyStore:
 
     def present_operator_pair(self) -> TlsPair:
         """As the coordinator that runs here made it; raises StateError when it has made none."""
-        pair = self._stored("operator")
-        if pair is None:
-            raise StateError(f"{self.folder} holds no operator certificate yet: the coordinator makes it as it starts")
-        return pair
-
-    def _stored(self, stem: str) -> TlsPair | None:
-        key_path, certificate_path = self.folder / f"{stem}.key", self.folder / f"{stem}.pem"
-        if not (key_path.exists() and certificate_path.exists()):
-            return None
-        return TlsPair(key_pem=files.read_private(key_path), certificate_pem=certificate_path.read_bytes())
+        path = self.folder / "operator-pair.pem"
+        if not path.exists():
+            raise StateError(f"{path} is not there yet: the coordinator makes it as it starts")
+        return self._read_pair(path)
 
     def _pair(self, stem: str, identity: Identity, now: datetime, hosts: Sequence[str]) -> TlsPair:
-        key_path, certificate_path = self.folder / f"{stem}.key", self.folder / f"{stem}.pem"
-        if (pair := self._stored(stem)) is not None:
-            certificate = parse_certificate(pair.certificate_pem)
-            left = certificate.not_valid_after_utc - now
-            if left > self.own_certificate_lifetime / 3 and self._names(certificate) >= set(hosts):
+        path = self.folder / f"{stem}-pair.pem"
+        if path.exists():
+            pair = self._read_pair(path)
+            if now < pair.renewal_due and self._serves(pair.certificate, hosts):
                 return pair
         key = new_tls_key()
         certificate = self.authority.issue(
             key.public_key(), identity, now=now, lifetime=self.own_certificate_lifetime, hosts=hosts
         )
         pair = TlsPair(key_pem=tls_key_to_pem(key), certificate_pem=certificate.public_bytes(Encoding.PEM))
-        # A crash between these two leaves a pair that does not fit; the certificate goes first out of the way.
-        certificate_path.unlink(missing_ok=True)
-        files.write_private(key_path, pair.key_pem)
-        files.replace(certificate_path, pair.certificate_pem)
+        files.write_private(path, pair.pem)
         return pair
+
+    @staticmethod
+    def _read_pair(path: Path) -> TlsPair:
+        try:
+            return TlsPair.from_pem(files.read_private(path))
+        except MalformedMessage as error:
+            raise ConfigurationError(f"{path}: {error}; delete it, another one is made") from error
+
+    def _serves(self, certificate: x509.Certificate, hosts: Sequence[str]) -> bool:
+        """Whether the authority that issues now made it, for all of its host names, and for no longer than is set."""
+        window = Window.of(certificate)
+        return (
+            directly_issued(certificate, by=self.authority.certificate)
+            and self._names(certificate) >= set(hosts)
+            and window.end - window.begin <= self.own_certificate_lifetime + timedelta(minutes=BACKDATING_MINUTES)
+        )
 
     @staticmethod
     def _names(certificate: x509.Certificate) -> set[str]:
@@ -187,23 +222,43 @@ class KeyStore:
         endorsement.check_endorsement(
             identity_public_key, request=csr_der, identity=identity, signature=identity_endorsement
         )
-        at = datetime.fromtimestamp(now, UTC)
-        certificate = self.authority.issue(public_key, identity, now=at, lifetime=self.silo_certificate_lifetime)
-        return IssuedCertificate(pem=certificate.public_bytes(Encoding.PEM), entry=register_entry(certificate, at))
+        return self._issued(public_key, identity, now, self.silo_certificate_lifetime)
+
+    def recertify(
+        self, silo: SiloName, *, csr_der: bytes, identity_public_key: bytes, identity_endorsement: bytes, now: float
+    ) -> IssuedCertificate:
+        """A new silo certificate for a request that the pinned identity key endorses as a renewal."""
+        identity = Identity(self.federation, Role.SILO, silo)
+        public_key = csr.check_request(csr_der, identity)
+        endorsement.check_renewal(
+            identity_key.public_key_from_bytes(identity_public_key),
+            request=csr_der,
+            identity=identity,
+            signature=identity_endorsement,
+        )
+        return self._issued(public_key, identity, now, self.silo_certificate_lifetime)
 
     def grant(self, identity: Identity, *, csr_der: bytes, valid_s: float, now: float) -> IssuedCertificate:
         """A certificate for an operator or viewer on another host, who made the key."""
-        public_key = csr.check_request(csr_der, identity)
-        at = datetime.fromtimestamp(now, UTC)
-        certificate = self.authority.issue(public_key, identity, now=at, lifetime=timedelta(seconds=valid_s))
-        return IssuedCertificate(pem=certificate.public_bytes(Encoding.PEM), entry=register_entry(certificate, at))
+        return self._issued(csr.check_request(csr_der, identity), identity, now, timedelta(seconds=valid_s))
+
+    def _issued(
+        self, public_key: TlsPublicKey, identity: Identity, now: float, lifetime: timedelta
+    ) -> IssuedCertificate:
+        at, authority = datetime.fromtimestamp(now, UTC), self.authority
+        certificate = authority.issue(public_key, identity, now=at, lifetime=lifetime)
+        return IssuedCertificate(
+            pem=certificate.public_bytes(Encoding.PEM),
+            entry=register_entry(certificate, at),
+            authority=certificate_digest(authority.certificate).hex(),
+        )
 
     def token(self, silo: SiloName, *, secret: bytes, expires_unix_s: float) -> str:
         return enrolment_token.encode(
             enrolment_token.EnrolmentToken(
                 federation=self.federation,
                 silo=silo,
-                ca_pin=spki_pin(self.authority.certificate),
+                ca_pin=self.authorities.pin,
                 secret=secret,
                 expires_at=int(expires_unix_s),
                 host=self.enrolment_host,

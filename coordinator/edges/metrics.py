@@ -98,7 +98,18 @@ class CoordinatorMetrics:
         )
         self.certificate_expiry = Gauge(
             "lorica_certificate_expiry_timestamp_seconds",
-            "When the coordinator's certificate expires.",
+            "When the coordinator's own certificate expires.",
+            registry=registry,
+        )
+        self.silo_certificate_expiry = Gauge(
+            "lorica_enrolled_silo_certificate_expiry_timestamp_seconds",
+            "When the newest certificate of a silo expires, as the coordinator issued it.",
+            ["silo"],
+            registry=registry,
+        )
+        self.authority_expiry = Gauge(
+            "lorica_authority_expiry_timestamp_seconds",
+            "When the certificate of the authority that issues expires.",
             registry=registry,
         )
         self.cohort = Gauge("lorica_cohort_silos", "Silos in the last opened round.", registry=registry)

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from blake3 import blake3
 
 from coordinator.edges.key_store import OPERATOR_NAME
+from coordinator.service.authority_succession import AuthorityRow
 from coordinator.service.federation import Federation
 from coordinator.service.records import RoundRow, SiloRow
 from coordinator.service.standing import Standing
@@ -88,7 +89,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         )
         return operator_pb2.GrantAccessReply(
             certificate_pem=certificate,
-            trust_bundle_pem=self._service.enrolment.trust_bundle_pem,
+            trust_bundle_pem=self._service.enrolment.keys.trust_bundle_pem,
             address=self._host.address,
         )
 
@@ -127,6 +128,20 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
+    async def ListAuthorities(
+        self, request: operator_pb2.ListAuthoritiesRequest, context: Any
+    ) -> operator_pb2.AuthoritiesReply:
+        return authorities_reply(await self._service.authorities.rows())
+
+    async def ChangeAuthority(
+        self, request: operator_pb2.ChangeAuthorityRequest, context: Any
+    ) -> operator_pb2.AuthoritiesReply:
+        authorities = self._service.authorities
+        await authorities.take(
+            request.step, force=request.force, certificate_pem=request.certificate_pem, chain_pem=request.chain_pem
+        )
+        return authorities_reply(await authorities.rows())
+
 
 def _check_not_the_hosts_own(role: Role, name: str) -> None:
     if role is Role.OPERATOR and name == OPERATOR_NAME:
@@ -140,6 +155,23 @@ def _role(text: str) -> Role:
         return Role(text)
     except ValueError as error:
         raise MalformedMessage(f"role {text[:40]!r} is unknown: use silo, operator or viewer") from error
+
+
+def authorities_reply(rows: Iterable[AuthorityRow]) -> operator_pb2.AuthoritiesReply:
+    reply = operator_pb2.AuthoritiesReply()
+    for row in rows:
+        standing = row.standing
+        reply.authorities.add(
+            name=standing.name,
+            stage=standing.stage,
+            subject=standing.subject,
+            pin=standing.pin,
+            expires_unix_s=standing.expires_unix_s,
+            unaware=row.unaware,
+            dependent=row.dependent,
+            invitations_unix_s=standing.pinned_until_unix_s,
+        )
+    return reply
 
 
 def status_reply(standing: Standing) -> operator_pb2.StatusReply:

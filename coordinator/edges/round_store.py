@@ -23,6 +23,7 @@ from coordinator.edges.round_tables import (
     certificates,
     checkpoints,
     evaluations,
+    held_trust,
     invitations,
     ledger_heads,
     machine,
@@ -31,6 +32,7 @@ from coordinator.edges.round_tables import (
     rounds,
     schema,
     silos,
+    successions,
     updates,
 )
 from coordinator.edges.state_json import STATE_VERSION, state_from_json, state_to_json
@@ -51,17 +53,21 @@ from coordinator.rounds.effects import (
     UpdateAccepted,
 )
 from coordinator.rounds.states import Idle, State
+from coordinator.service.ports import IssuedCertificate
 from coordinator.service.records import (
     Certificate,
     EnrolledSilo,
+    HeldTrust,
     Invitation,
     MaskedTotals,
     RoundRow,
     SignedModel,
     SiloRow,
 )
-from security.errors import AuthenticationError, StorageError
+from security.errors import AuthenticationError, Conflict, StateError, StorageError
 from security.identifiers import FederationName, Identity, Role, SiloName
+from security.pki.identity_key import public_key_bytes
+from security.pki.succession import MOST_SUCCESSIONS, Succession
 from security.privacy.ledger import Head
 from silo_wire.canonical import Digest
 from silo_wire.messages import Evaluation, RoundKey
@@ -181,7 +187,7 @@ class SqlRoundStore:
                 for row in connection.execute(query)
             )
 
-    def enrol(self, silo: EnrolledSilo, *, secret_digest: bytes) -> None:
+    def enrol(self, silo: EnrolledSilo, *, secret_digest: bytes, authority: str = "", trust: str = "") -> None:
         now = silo.enrolled_unix_s
         spend = (
             update(invitations)
@@ -221,6 +227,7 @@ class SqlRoundStore:
             )
             _revoke(connection, identity, now)
             connection.execute(insert(certificates).values(_certificate_row(certificate)))
+            _put(connection, held_trust, {"silo": silo.silo}, {"authority": authority, "trust": trust})
 
     # --- the register of certificates
 
@@ -240,6 +247,49 @@ class SqlRoundStore:
                 connection.execute(update(silos).where(silos.c.silo == identity.name).values(revoked_at=at))
                 still_open = and_(invitations.c.silo == identity.name, invitations.c.spent_at.is_(None))
                 connection.execute(delete(invitations).where(still_open))
+
+    def renew(self, silo: SiloName, certificate: IssuedCertificate, *, trust: str, at: float) -> None:
+        values = {
+            "certificate_serial": certificate.entry.serial,
+            "certificate_expires": certificate.entry.expires_unix_s,
+            "last_seen": at,
+        }
+        enrolled = and_(silos.c.silo == silo, silos.c.revoked_at.is_(None))
+        with self._transaction() as connection:
+            if connection.execute(update(silos).where(enrolled).values(**values)).rowcount != 1:
+                raise StateError(f"silo {silo} is not enrolled any longer: invite it again")
+            connection.execute(insert(certificates).values(_certificate_row(certificate.entry)))
+            _put(connection, held_trust, {"silo": silo}, {"authority": certificate.authority, "trust": trust})
+
+    def held_trust(self) -> Mapping[SiloName, HeldTrust]:
+        with self._transaction() as connection:
+            return {
+                SiloName(row.silo): HeldTrust(authority=row.authority, trust=row.trust)
+                for row in connection.execute(select(held_trust))
+            }
+
+    def succeed(self, silo: SiloName, succession: Succession, *, at: float) -> None:
+        old, new = public_key_bytes(succession.predecessor), public_key_bytes(succession.successor)
+        present = and_(silos.c.silo == silo, silos.c.identity_public_key == old)
+        values = {"successor": new, "statement": succession.statement, "succeeded_at": at}
+        with self._transaction() as connection:
+            if connection.execute(update(silos).where(present).values(identity_public_key=new)).rowcount != 1:
+                raise Conflict(f"the identity key that silo {silo} succeeds is not the one that is enrolled")
+            _put(connection, successions, {"silo": silo, "predecessor": old}, values)
+
+    def successions(self, silo: SiloName) -> tuple[Succession, ...]:
+        with self._transaction() as connection:
+            present = connection.execute(select(silos.c.identity_public_key).where(silos.c.silo == silo)).scalar()
+            rows = connection.execute(select(successions).where(successions.c.silo == silo)).all()
+        steps: list[Succession] = []
+        by_successor = {row.successor: row for row in rows}
+        while present in by_successor and len(steps) < MOST_SUCCESSIONS:
+            row = by_successor.pop(present)
+            present = row.predecessor
+            steps.append(
+                Succession.of_bytes(predecessor=row.predecessor, successor=row.successor, statement=row.statement)
+            )
+        return tuple(reversed(steps))
 
     # --- privacy ledgers
 

@@ -153,3 +153,21 @@ ledger_heads = Table(
     Column("digest", String(64), nullable=False),
     Column("shown_at", Float, nullable=False),
 )
+
+held_trust = Table(
+    "held_trust",
+    metadata,
+    Column("silo", String(63), primary_key=True),
+    Column("authority", String(64), nullable=False),
+    Column("trust", String(64), nullable=False),
+)
+
+successions = Table(
+    "successions",
+    metadata,
+    Column("silo", String(63), primary_key=True),
+    Column("predecessor", LargeBinary(32), primary_key=True),
+    Column("successor", LargeBinary(32), nullable=False),
+    Column("statement", LargeBinary(64), nullable=False),
+    Column("succeeded_at", Float, nullable=False),
+)

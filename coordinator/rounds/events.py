@@ -1,12 +1,14 @@
 """What can happen to a plan. `now` is Unix seconds; whoever makes an event has checked who sent it."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from coordinator.rounds.terms import PlanTerms
 from coordinator.rounds.updates import AggregationResult, CommittedUpdate
 from security.identifiers import SiloName
+from security.pki.succession import Succession
 from security.secure_aggregation import coordinator_machine as protocol
 from security.secure_aggregation.messages import MaskedInput
 from silo_wire.canonical import Digest
@@ -117,6 +119,7 @@ class MaskingOpened:
     key: RoundKey
     opening: protocol.OpenAttempt
     identities: tuple[tuple[SiloName, Ed25519PublicKey], ...]
+    successions: Mapping[SiloName, tuple[Succession, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -548,7 +548,7 @@ def _masking_opened(state: Masking, event: MaskingOpened) -> Step:
     if state.secure is not None:
         raise WrongTime(f"secure aggregation of round {state.round} attempt {state.attempt} is open already")
     try:
-        secure, _ = opened(event.opening, event.identities)
+        secure, _ = opened(event.opening, event.identities, event.successions)
     except MalformedMessage as error:
         return _abandon(state, str(error), event.now)
     after: Step = replace(state, secure=secure, deadline=event.now + state.course.terms.masking_deadline_s), ()

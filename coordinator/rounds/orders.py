@@ -56,6 +56,7 @@ def order_for(state: State, silo: SiloName, now: float) -> Order:
                 attempt=secure.attempt,
                 message=(request := request_to(secure.state, silo)),
                 identities=secure.identities if isinstance(request, Roster) else (),
+                successions=secure.successions if isinstance(request, Roster) else (),
             )
         case Evaluating() if silo in _at_work(state):
             return Evaluate(key=state.key, model=course.model, seconds_left=max(0.0, state.deadline - now))

@@ -4,13 +4,14 @@ Persisted is the journal: a restarted coordinator replays it and stands where it
 """
 
 from base64 import b64decode, b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from security.identifiers import FederationName, SiloName
 from security.pki.identity_key import public_key_bytes, public_key_from_bytes
+from security.pki.succession import Succession
 from security.secure_aggregation import coordinator_machine as protocol
 from security.secure_aggregation.attempt import Attempt
 from security.secure_aggregation.messages import Identities, MaskedInput
@@ -20,10 +21,14 @@ from silo_wire.secure_codec import coordinator_event_from_bytes, coordinator_eve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberKey:
-    """The identity key of a silo that was invited: Ed25519, in hexadecimal."""
+    """The identity key of a silo that was invited: Ed25519, in hexadecimal; and what led to it, oldest first.
+
+    Each of `successions` is predecessor, successor and statement in hexadecimal.
+    """
 
     silo: SiloName
     key: str
+    successions: tuple[tuple[str, str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +60,11 @@ class SecureAttempt:
     @property
     def identities(self) -> tuple[tuple[SiloName, Ed25519PublicKey], ...]:
         return tuple(self._identities().items())
+
+    @property
+    def successions(self) -> tuple[tuple[SiloName, tuple[Succession, ...]], ...]:
+        """Of the members whose identity key succeeded another one."""
+        return tuple((member.silo, _successions(member)) for member in self.members if member.successions)
 
     @property
     def words(self) -> int:
@@ -124,10 +134,31 @@ class MaskedSum:
         return tuple(vector.silo for vector in self.vectors)
 
 
+def _successions(member: MemberKey) -> tuple[Succession, ...]:
+    return tuple(
+        Succession.of_bytes(
+            predecessor=bytes.fromhex(old), successor=bytes.fromhex(new), statement=bytes.fromhex(statement)
+        )
+        for old, new, statement in member.successions
+    )
+
+
 def opened(
-    opening: protocol.OpenAttempt, identities: Sequence[tuple[SiloName, Ed25519PublicKey]]
+    opening: protocol.OpenAttempt,
+    identities: Sequence[tuple[SiloName, Ed25519PublicKey]],
+    successions: Mapping[SiloName, Sequence[Succession]],
 ) -> tuple[SecureAttempt, tuple[protocol.Effect, ...]]:
     """A new attempt; raises MalformedMessage when its terms do not hold for those invited."""
-    members = tuple(MemberKey(silo=silo, key=public_key_bytes(key).hex()) for silo, key in identities)
+    members = tuple(
+        MemberKey(
+            silo=silo,
+            key=public_key_bytes(key).hex(),
+            successions=tuple(
+                (public_key_bytes(one.predecessor).hex(), public_key_bytes(one.successor).hex(), one.statement.hex())
+                for one in successions.get(silo, ())
+            ),
+        )
+        for silo, key in identities
+    )
     attempt = SecureAttempt(federation=opening.attempt.federation, members=members, journal=(), held=protocol.Idle())
     return attempt.stepped(opening)

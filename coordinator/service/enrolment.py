@@ -48,8 +48,8 @@ class Enrolment:
         self.on_change: list[Callable[[], None]] = []
 
     @property
-    def trust_bundle_pem(self) -> bytes:
-        return self._keys.trust_bundle_pem
+    def keys(self) -> Keys:
+        return self._keys
 
     async def resume(self) -> None:
         """Take up the invitations that are open by the store."""
@@ -106,7 +106,14 @@ class Enrolment:
             enrolled_unix_s=now,
             last_seen_unix_s=0.0,
         )
-        await self._threads.store(self._store.enrol, enrolled, secret_digest=invitation.secret_digest)
+        await self._threads.store(
+            lambda: self._store.enrol(
+                enrolled,
+                secret_digest=invitation.secret_digest,
+                authority=certificate.authority,
+                trust=self._keys.trust_digest.hex(),
+            )
+        )
         await self._register.reload()
         # Were this lost with the process: the population is taken from the store at the next start.
         await self._loop.post(SiloEnrolled(now=now, silo=name))

@@ -26,12 +26,14 @@ from coordinator.rounds.events import (
 from coordinator.rounds.orders import order_for, waiting_for
 from coordinator.rounds.states import Course, Idle, course_of, population_of
 from coordinator.service.attendance import Attendance, Seat
+from coordinator.service.authority_succession import AuthoritySteps
 from coordinator.service.chunk_cache import ChunkCache
 from coordinator.service.enrolment import Enrolment
 from coordinator.service.plan_desk import OpenedPlan, PlanDesk, terms_of
 from coordinator.service.ports import Clock, Keys, ModelStore, Observer, OpenPlan, PlanShelf, RoundStore, Spools
 from coordinator.service.records import RoundRow
 from coordinator.service.register import Register
+from coordinator.service.renewal import Renewal
 from coordinator.service.round_loop import RETRY_S, RoundLoop
 from coordinator.service.standing import Standing, counts, standing
 from coordinator.service.threads import Threads
@@ -119,7 +121,18 @@ class Federation:
         self.enrolment = Enrolment(
             store=store, keys=keys, loop=self._loop, register=self.register, clock=clock, threads=self._threads
         )
+        self.authorities = AuthoritySteps(keys=keys, store=store, clock=clock, threads=self._threads)
+        self.renewal = Renewal(
+            federation=federation,
+            store=store,
+            keys=keys,
+            register=self.register,
+            clock=clock,
+            threads=self._threads,
+            state=lambda: self._loop.state,
+        )
         self._loop.on_change.append(self._changed)
+        self.authorities.on_change.append(self._attendance.wake_all)
 
     async def start(self) -> None:
         """Take up the persisted state; raises StorageError, or what is wrong with the plan under way."""
@@ -138,6 +151,11 @@ class Federation:
         self._attendance.wake_all()
         self._observer.silos_by_state(counts(self._loop.state, self._attendance))
 
+    @property
+    def trust_digest(self) -> bytes:
+        """Of the trust bundle that stands now: what each order comes with."""
+        return self._keys.trust_digest
+
     # --- for silos
 
     def require_enrolled(self, silo: SiloName) -> None:
@@ -146,7 +164,7 @@ class Federation:
             raise AuthorisationError(f"silo {silo} is not enrolled in this federation: enrol it with a new invitation")
 
     async def attend(self, silo: SiloName, instance: bytes, plan: Digest) -> AsyncGenerator[Order, None]:
-        """The order that stands for this silo, now and whenever it changes, for as long as the agent is there.
+        """The order that stands for this silo, now and whenever it or the trust bundle changes, for as long as the agent is there.
 
         `instance` tells agents of one silo apart (attendance.py); `plan` is the one that the agent holds. Ends when
         the same agent attends anew, also from a restart. Raises Conflict for a second agent, AuthorisationError for a silo that is not enrolled. Close the
@@ -161,13 +179,17 @@ class Federation:
                 self._loop.post_soon(SiloLeft(now=self._clock(), silo=silo))
             self._changed()
             last: Order | None = None
+            told = b""
             while not seat.taken_over:
                 seat.wake.clear()
                 order = order_for(self._loop.state, silo, self._clock())
                 if last is None or _essence(order) != _essence(last):
-                    last = order
+                    last, told = order, self._keys.trust_digest
                     seat.phase, seat.fraction = None, 0.0
                     yield order
+                elif told != self._keys.trust_digest:
+                    told = self._keys.trust_digest
+                    yield order  # the same again, with another trust bundle
                 else:
                     await seat.wake.wait()
         finally:

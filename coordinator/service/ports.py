@@ -5,17 +5,27 @@ call at a time per plan store, spool or aggregation; they raise the errors of `s
 purpose. Whatever they write is durable when they return.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Protocol
 
 from coordinator.rounds.effects import Record
 from coordinator.rounds.secure_attempt import MaskedSum
 from coordinator.rounds.states import State
 from coordinator.rounds.updates import AggregationResult, CommittedUpdate
-from coordinator.service.records import Certificate, EnrolledSilo, Invitation, RoundRow, SignedModel
+from coordinator.service.records import (
+    Certificate,
+    EnrolledSilo,
+    HeldTrust,
+    Invitation,
+    RoundRow,
+    SignedModel,
+)
 from security.errors import IntegrityError, StateError
 from security.identifiers import Identity, SiloName
+from security.pki.authority_succession import AuthoritySuccession
+from security.pki.succession import Succession
 from security.privacy.ledger import Head
 from security.secure_aggregation.fixed_point import Ranges
 from silo_wire.canonical import Digest
@@ -165,12 +175,6 @@ class RoundStore(Protocol):
     def invitations(self) -> tuple[Invitation, ...]:
         """The open ones."""
 
-    def enrol(self, silo: EnrolledSilo, *, secret_digest: bytes) -> None:
-        """Spend the invitation, store the silo and register its certificate in place of all that it had before.
-
-        Raises AuthenticationError when the invitation is not open, and changes nothing.
-        """
-
     def certificates(self) -> tuple[Certificate, ...]:
         """All that are registered, revoked ones as well."""
 
@@ -179,6 +183,27 @@ class RoundStore(Protocol):
 
     def revoke(self, identity: Identity, at: float) -> None:
         """All certificates of this identity, and the silo or open invitation that it names."""
+
+    def enrol(self, silo: EnrolledSilo, *, secret_digest: bytes, authority: str = "", trust: str = "") -> None:
+        """Spend the invitation, store the silo and register its certificate in place of all that it had before.
+
+        `authority` and `trust` as in HeldTrust. Raises AuthenticationError when the invitation is not open, and changes nothing.
+        """
+
+    def renew(self, silo: SiloName, certificate: "IssuedCertificate", *, trust: str, at: float) -> None:
+        """The silo's newest certificate, registered beside the one before, and the digest of the trust bundle that went with it.
+
+        Raises StateError for a silo that is not enrolled, or was revoked.
+        """
+
+    def held_trust(self) -> Mapping[SiloName, HeldTrust]:
+        """What silos fetched when they were enrolled or renewed their certificate last."""
+
+    def succeed(self, silo: SiloName, succession: Succession, *, at: float) -> None:
+        """The silo's identity key is the successor from now on; raises Conflict where it is not the predecessor."""
+
+    def successions(self, silo: SiloName) -> tuple[Succession, ...]:
+        """Those that led to the silo's present identity key, oldest first, at most MOST_SUCCESSIONS."""
 
     def countersign_ledger(self, silo: SiloName, head: Head, *, after: Head, at: float) -> Head:
         """The newest head known of a silo's privacy ledger: `head`, where it follows the known one and that is `after`.
@@ -205,8 +230,47 @@ class RoundStore(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IssuedCertificate:
+    """`authority`: hexadecimal SHA-256 of the certificate of the one that issued it."""
+
     pem: bytes
     entry: Certificate
+    authority: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthorityStanding:
+    """One of the federation's authorities. `stage`: issuing, successor, trusted.
+
+    `digest`: hexadecimal SHA-256 of its certificate; `pin`: what tokens have of it; `pinned_until_unix_s`: when the last
+    invitation ends that has it, 0 for none and for the one that issues.
+    """
+
+    name: str
+    stage: str
+    subject: str
+    pin: str
+    digest: str
+    begins_unix_s: float
+    expires_unix_s: float
+    pinned_until_unix_s: float
+
+
+class Authorities(Protocol):
+    """The federation's authorities. Each step is durable when it returns; raises StateError where it does not fit."""
+
+    def standings(self) -> tuple[AuthorityStanding, ...]: ...
+
+    def rotate(self, now: datetime) -> None:
+        """A successor joins what is trusted."""
+
+    def adopt(self, certificate_pem: bytes, chain_pem: bytes, now: datetime) -> None:
+        """One that another CA certified does; raises ConfigurationError where that is not what was asked for."""
+
+    def activate(self, *, pinned_until: float) -> None:
+        """The successor issues from now on. Open invitations that pin the one before end at `pinned_until`."""
+
+    def retire(self, name: str) -> None:
+        """One that issues no more is no longer trusted."""
 
 
 class Keys(Protocol):
@@ -218,6 +282,21 @@ class Keys(Protocol):
 
     @property
     def trust_bundle_pem(self) -> bytes: ...
+
+    @property
+    def trust_digest(self) -> bytes:
+        """Of the same, 32 bytes."""
+
+    @property
+    def trust_with_chains_pem(self) -> bytes:
+        """The same with what certified the authorities, for whoever pins a root."""
+
+    @property
+    def authority_successions(self) -> tuple[AuthoritySuccession, ...]:
+        """By which one that pins an older authority believes the newer ones."""
+
+    @property
+    def authorities(self) -> Authorities: ...
 
     def sign(self, domain: str, statement: bytes) -> bytes:
         """Ed25519 signature by the coordinator's identity key under `domain`."""
@@ -233,6 +312,11 @@ class Keys(Protocol):
 
     def grant(self, identity: Identity, *, csr_der: bytes, valid_s: float, now: float) -> IssuedCertificate:
         """A certificate for an operator or viewer; raises MalformedMessage or AuthorisationError as `certify`."""
+
+    def recertify(
+        self, silo: SiloName, *, csr_der: bytes, identity_public_key: bytes, identity_endorsement: bytes, now: float
+    ) -> IssuedCertificate:
+        """The same for a renewal, which `identity_public_key`, the pinned one, endorsed; raises IntegrityError otherwise."""
 
     def token(self, silo: SiloName, *, secret: bytes, expires_unix_s: float) -> str:
         """The enrolment token that holds `secret`, as the operator hands it to the silo."""

@@ -35,6 +35,17 @@ class Certificate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldTrust:
+    """With its newest certificate a silo fetched the trust bundle of digest `trust`; `authority` issued the certificate.
+
+    Both in hexadecimal: SHA-256 of the bundle, and of the authority's certificate.
+    """
+
+    authority: str
+    trust: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Invitation:
     """An open one: not spent, not replaced by a newer one; perhaps expired."""
 

@@ -290,6 +290,11 @@ class RoundLoop:
                 for item in enrolled
                 if item.silo in command.silos
             ),
+            successions={
+                item.silo: await self._threads.store(self._store.successions, item.silo)
+                for item in enrolled
+                if item.silo in command.silos
+            },
         )
 
     # --- aggregation

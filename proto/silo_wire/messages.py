@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from security.errors import MalformedMessage
 from security.identifiers import SiloName
+from security.pki.succession import Succession
 from security.secure_aggregation.attempt import Attempt
 from security.secure_aggregation.messages import (
     Advertisement,
@@ -201,7 +202,8 @@ class Mask:
     """The next step of secure aggregation for one silo; `message` is what it has to answer, None: advertise keys.
 
     `attempt` is one of the round of `key`; `model` is the one whose delta is to be masked. What the message itself says is
-    for the protocol to judge. `identities`, beside a roster, are the coordinator's word alone.
+    for the protocol to judge. `identities`, beside a roster, are the coordinator's word alone; `successions` are signed by
+    the keys that led to them, and still unchecked.
     """
 
     key: RoundKey
@@ -210,6 +212,7 @@ class Mask:
     attempt: Attempt
     message: "Roster | Delivery | SurvivorSet | UnmaskRequest | None" = None
     identities: tuple[tuple[SiloName, Ed25519PublicKey], ...] = ()
+    successions: tuple[tuple[SiloName, tuple[Succession, ...]], ...] = ()
 
     def __post_init__(self) -> None:
         at, key = self.attempt, self.key

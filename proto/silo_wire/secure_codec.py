@@ -54,6 +54,7 @@ from silo_wire.codec import (
 )
 from silo_wire.manifest import MAX_TENSORS
 from silo_wire.messages import Mask, MaskAnswer, MaskedHeader, RoundKey
+from silo_wire.renewal import succession_to_wire, successions_from_wire
 from silo_wire.v1 import common_pb2, federation_pb2
 from silo_wire.v1 import secure_aggregation_pb2 as pb
 
@@ -406,8 +407,10 @@ def mask_to_wire(order: Mask, silo: SiloName) -> federation_pb2.Mask:
             message.advertise.SetInParent()
         case Roster() as roster:
             message.roster.CopyFrom(roster_to_wire(roster))
+            steps = dict(order.successions)
             for member, identity in order.identities:
-                message.identities.add(silo=member, key=public_key_bytes(identity))
+                successions = map(succession_to_wire, steps.get(member, ()))
+                message.identities.add(silo=member, key=public_key_bytes(identity), successions=successions)
         case Delivery() as delivery:
             message.delivery.CopyFrom(delivery_to_wire(delivery))
         case SurvivorSet() as survivors:
@@ -426,6 +429,11 @@ def mask_from_wire(message: federation_pb2.Mask) -> Mask:
         attempt=attempt_from_wire(message.attempt, federation=federation, plan=plan),
         message=_step_from_wire(message, federation=federation, plan=plan),
         identities=_identities_from_wire(message.identities),
+        successions=tuple(
+            (_silo(item.silo), successions_from_wire(item.successions))
+            for item in message.identities
+            if item.successions
+        ),
     )
 
 

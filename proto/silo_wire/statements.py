@@ -8,6 +8,7 @@ from silo_wire.messages import RoundKey, TrainingSummary
 
 MODEL_DOMAIN = "round-model"
 UPDATE_DOMAIN = "client-update"
+TRUST_DOMAIN = "trust-bundle"
 
 
 def model_statement(*, federation: str, plan: Digest, round_number: int, model: Digest) -> bytes:
@@ -37,3 +38,8 @@ def update_statement(*, key: RoundKey, silo: str, model: Digest, update: Digest,
             "update": update,
         }
     )
+
+
+def trust_statement(*, federation: str, trust: bytes) -> bytes:
+    """Signed by the coordinator: the trust bundle with this digest is what it accepts, and what its silos should."""
+    return canonical_json({"federation": federation, "trust": trust.hex()})

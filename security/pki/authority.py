@@ -15,6 +15,7 @@ from cryptography.x509.oid import NameOID
 
 from security.errors import ConfigurationError, MalformedMessage
 from security.identifiers import FederationName, Identity, Role, coordinator_dns_name, federation_name
+from security.pki.external_authority import signs_certificates
 from security.pki.hosts import parse_host
 from security.pki.parsing import parse_certificate
 from security.pki.profile import alternative_names, federation_uri, key_purpose
@@ -58,7 +59,7 @@ class Authority:
             .not_valid_before(window.begin)
             .not_valid_after(window.end)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(_key_usage(signs_certificates=True), critical=True)
+            .add_extension(signs_certificates(), critical=True)
             .add_extension(
                 x509.SubjectAlternativeName([x509.UniformResourceIdentifier(federation_uri(federation))]),
                 critical=False,
@@ -138,7 +139,7 @@ class Authority:
             .not_valid_before(window.begin)
             .not_valid_after(window.end)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_key_usage(signs_certificates=False), critical=True)
+            .add_extension(_signs_handshakes(), critical=True)
             .add_extension(x509.ExtendedKeyUsage([key_purpose(identity.role)]), critical=False)
             .add_extension(_names(identity, hosts), critical=False)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
@@ -168,11 +169,11 @@ def _names(identity: Identity, hosts: Sequence[str]) -> x509.SubjectAlternativeN
     return x509.SubjectAlternativeName(names)
 
 
-def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+def _signs_handshakes() -> x509.KeyUsage:
     return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
+        digital_signature=True,
+        key_cert_sign=False,
+        crl_sign=False,
         content_commitment=False,
         key_encipherment=False,
         data_encipherment=False,

@@ -1,7 +1,7 @@
 """Who the peer is, from the certificate that TLS has verified and from nothing else.
 
 TLS checks the chain and that the peer holds the key; gRPC does not look at the rest. In this order, each step
-raising AuthenticationError: parse; signed by a CA of the bundle that is itself valid; a leaf with no critical
+raising AuthenticationError: parse; signed by a CA of the federation in the bundle that is itself valid; a leaf with no critical
 extension that we do not know; one identity URI of the expected federation; a role that may stand on that side of the
 connection; the key usage of that role; validity now. The coordinator's certificate must also carry its DNS name.
 """
@@ -14,7 +14,7 @@ from security.errors import AuthenticationError, MalformedMessage
 from security.identifiers import FederationName, Identity, Role, coordinator_dns_name
 from security.pki.parsing import parse_certificate
 from security.pki.profile import UNDERSTOOD_EXTENSIONS, alternative_names, key_purpose, sole_identity
-from security.pki.trust_bundle import TrustBundle, name_of
+from security.pki.trust_bundle import TrustBundle, is_of_federation, name_of
 from security.pki.validity import Window
 
 
@@ -44,7 +44,7 @@ def _identify(
         certificate = parse_certificate(certificate_bytes)
     except MalformedMessage as error:
         raise AuthenticationError(str(error)) from error
-    issuers = trust.issuers_of(certificate)
+    issuers = tuple(ca for ca in trust.issuers_of(certificate) if is_of_federation(ca, federation))
     if not issuers:
         raise AuthenticationError(
             f"certificate {name_of(certificate)} is not issued by a CA of federation {federation}: enrol with this federation"

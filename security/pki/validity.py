@@ -45,6 +45,12 @@ class Window:
         """The part of this window that lies in `outer`."""
         return Window(begin=max(self.begin, outer.begin), end=min(self.end, outer.end))
 
+    @property
+    def renewal_due(self) -> datetime:
+        """Two thirds of the way from its making to its end: a third is left for whatever keeps a renewal from succeeding."""
+        made = min(self.begin + timedelta(minutes=BACKDATING_MINUTES), self.end)
+        return made + (self.end - made) * 2 / 3
+
     def problem_at(self, now: datetime) -> str | None:
         """None while valid; else what to say after the certificate's name."""
         moment = as_utc(now)

@@ -12,7 +12,7 @@ import grpc.aio  # isort: skip
 def mutual_channel(credentials: SiloCredentials) -> grpc.aio.Channel:
     """To the listener that asks for our certificate."""
     tls = grpc.ssl_channel_credentials(
-        root_certificates=credentials.trust.to_pem(),
+        root_certificates=credentials.trust.of_federation(credentials.federation).to_pem(),
         private_key=credentials.tls_key_pem,
         certificate_chain=credentials.certificate_pem,
     )

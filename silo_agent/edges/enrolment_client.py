@@ -2,7 +2,8 @@
 
 1. See which certificate answers at the token's address, without saying anything.
 2. Open a channel that accepts exactly this certificate under the federation's name, and ask it for the trust bundle.
-3. Find the CA with the token's pin; the certificate must be issued by it, to the coordinator of this federation.
+3. Find the CA with the token's pin, and those that it certified or named its successors; the certificate must be issued by
+   one of them, to the coordinator of this federation.
 4. Only then send the secret, with a request for a key made here; check the certificate that comes back.
 """
 
@@ -25,6 +26,7 @@ from security.pki.trust_bundle import TrustBundle
 from silo_agent.edges.channel import pinned_channel
 from silo_agent.edges.key_store import SiloCredentials, split_address
 from silo_agent.edges.tls_probe import Answer, probe
+from silo_wire.renewal import authority_successions_from_wire
 from silo_wire.transport import error_of
 from silo_wire.v1 import enrolment_pb2, enrolment_pb2_grpc
 
@@ -50,7 +52,7 @@ async def enrol(token: EnrolmentToken, *, now: datetime, agent_version: str) -> 
                     continue  # gRPC's word for a name that is not in the certificate, and for a connection that was lost
                 # Whoever answers without being the coordinator fails here: the name is not in its certificate, or it does not know the call.
                 raise _stranger(answer, token, leaf, error_of(error)) from error
-            trust = _verified(answer, token, leaf, bundle.trust_bundle_pem, now)
+            trust = _verified(answer, token, leaf, bundle, now)
             try:
                 return await _spend(token, stub, trust, now=now, agent_version=agent_version)
             except grpc.aio.AioRpcError as error:
@@ -66,10 +68,16 @@ def _leaf(answer: Answer, token: EnrolmentToken) -> x509.Certificate:
 
 
 def _verified(
-    answer: Answer, token: EnrolmentToken, leaf: x509.Certificate, bundle_pem: bytes, now: datetime
+    answer: Answer,
+    token: EnrolmentToken,
+    leaf: x509.Certificate,
+    bundle: enrolment_pb2.GetTrustBundleReply,
+    now: datetime,
 ) -> TrustBundle:
     try:
-        trust = TrustBundle.from_pem(bundle_pem).pinned(token.ca_pin)
+        successions = authority_successions_from_wire(bundle.successions)
+        trust = TrustBundle.from_pem(bundle.trust_bundle_pem).pinned(token.ca_pin, successions)
+        trust = trust.of_federation(token.federation)
         check_coordinator(leaf.public_bytes(Encoding.DER), trust=trust, now=now, federation=token.federation)
     except (AuthenticationError, MalformedMessage) as error:
         raise _stranger(answer, token, leaf, error) from error

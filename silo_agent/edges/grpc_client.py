@@ -29,15 +29,17 @@ from security.errors import (
 )
 from security.file_mark import FileMark
 from security.pki.identity_key import sign, verify
+from security.pki.succession import Succession
 from security.privacy.ledger import Head
 from security.secure_aggregation.messages import MaskedInput
 from silo_agent.edges.backoff import Backoff
 from silo_agent.edges.key_store import SiloCredentials
 from silo_agent.edges.model_cache import ModelCache
+from silo_agent.edges.wire import Wire
 from silo_agent.service.ports import Progress, RoundModel
 from silo_agent.task.events import SavedUpdate
 from silo_wire.canonical import Digest, digest_from_wire, digest_to_wire
-from silo_wire.chunk_piece import ChunkPiece, chunk_piece, reader, write
+from silo_wire.chunk_piece import ChunkPiece, chunk_piece, reader
 from silo_wire.codec import (
     NO_DIGEST,
     call_key,
@@ -68,10 +70,17 @@ from silo_wire.messages import (
     UpdateHeader,
 )
 from silo_wire.plan import MAX_BUNDLE_BYTES, PlanBundle
+from silo_wire.renewal import (
+    RenewalAnswer,
+    renewal_from_wire,
+    renewal_request,
+    succession_request,
+    trust_digest_from_wire,
+)
 from silo_wire.secure_codec import mask_answer_to_wire, masked_header_to_wire
 from silo_wire.statements import MODEL_DOMAIN, UPDATE_DOMAIN, model_statement, update_statement
 from silo_wire.transport import answer_to, error_of, give_memory_back
-from silo_wire.v1 import common_pb2, federation_pb2, federation_pb2_grpc
+from silo_wire.v1 import common_pb2, federation_pb2
 from silo_wire.work_behind import WorkBehind
 
 import grpc.aio  # isort: skip  # after silo_wire, which leaves TLS 1.3 alone
@@ -81,7 +90,6 @@ BATCH_BYTES = 2 << 20
 """Chunks come from the disk so many bytes at a time, and no more than twice as many wait in memory."""
 _THREADS = ThreadPoolExecutor(1, thread_name_prefix="chunks")
 """For what arrives: an agent fetches one model at a time."""
-_SERVICE = federation_pb2.DESCRIPTOR.services_by_name["Federation"].full_name
 _ENDS_THE_AGENT = (AuthenticationError, AuthorisationError, Conflict)
 
 T = TypeVar("T")
@@ -102,55 +110,79 @@ class GrpcCoordinator:
         instance: bytes = b"",
     ) -> None:
         """`instance` as in instance.py; without one, this client succeeds no other."""
-        self._channel = channel
-        self._stub: federation_pb2_grpc.FederationAsyncStub = federation_pb2_grpc.FederationStub(channel)
-        # The two transfers, without protobuf's copies of each chunk.
-        self._model_pieces: grpc.aio.UnaryStreamMultiCallable[federation_pb2.FetchModelRequest, bytes] = (
-            channel.unary_stream(
-                f"/{_SERVICE}/FetchModel", request_serializer=federation_pb2.FetchModelRequest.SerializeToString
-            )
-        )
-        self._upload_update = channel.stream_unary(
-            f"/{_SERVICE}/UploadUpdate",
-            request_serializer=write,
-            response_deserializer=federation_pb2.UpdateReceipt.FromString,
-        )
+        self._wire = Wire(channel)
         self._credentials = credentials
         self._models = models
         self._agent_version = agent_version
         self._unreachable = unreachable
         self._new_backoff = new_backoff
         self._instance = instance or os.urandom(16)
+        self._old_wires: set[asyncio.Task[None]] = set()
+        self.on_trust: Callable[[bytes], None] = lambda digest: None
+        """Hears, with each order, the digest of the trust bundle that stands at the coordinator."""
+
+    def go_over(self, channel: grpc.aio.Channel) -> None:
+        """New calls go over `channel` from now on; the one before is closed once the last call on it has ended."""
+        before, self._wire = self._wire, Wire(channel)
+        closing = asyncio.create_task(before.supersede())
+        self._old_wires.add(closing)
+        closing.add_done_callback(self._old_wires.discard)
+
+    async def close(self) -> None:
+        """Every channel, at once."""
+        for closing in tuple(self._old_wires):
+            closing.cancel()
+        await asyncio.gather(*self._old_wires, return_exceptions=True)
+        await self._wire.channel.close()
 
     # ---- orders -------------------------------------------------------------------------------------------------
 
     async def orders(self) -> AsyncIterator[Order]:
         backoff = self._new_backoff()
-        while True:
-            call = self._stub.Attend(
-                federation_pb2.AttendRequest(
-                    key=self._key(),
-                    wire_version=WIRE_VERSION,
-                    agent_instance=self._instance,
-                    agent_version=self._agent_version,
-                )
-            )
-            problem: LoricaError = Unreachable("the coordinator ended the connection")
-            try:
-                async for notice in call:
-                    order = order_from_wire(notice)
-                    self._require_ours(order)
-                    backoff.reset()
-                    yield order
-            except grpc.aio.AioRpcError as error:
-                problem = error_of(error)
-            except MalformedMessage as error:
-                problem = error
-            finally:
-                call.cancel()
-            if isinstance(problem, _ENDS_THE_AGENT):
-                raise problem
-            await self._wait(problem, backoff)
+        before: _Attending | None = None
+        try:
+            while True:
+                attending = _Attending(self._wire, self._attend_request())
+                problem: LoricaError = Unreachable("the coordinator ended the connection")
+                try:
+                    while (notice := await attending.next()) is not None:
+                        order = order_from_wire(notice)
+                        self._require_ours(order)
+                        backoff.reset()
+                        if before is not None:
+                            await before.end()  # the seat has passed to this stream: the coordinator missed nobody
+                            before = None
+                        if notice.trust_bundle:
+                            self.on_trust(trust_digest_from_wire(notice))
+                        yield order
+                except grpc.aio.AioRpcError as error:
+                    problem = error_of(error)
+                except MalformedMessage as error:
+                    problem = error
+                finally:
+                    if before is not None:
+                        await before.end()
+                        before = None
+                    if attending.moved_on:
+                        before = attending  # until a stream over the new channel has taken its place
+                    else:
+                        await attending.end()
+                if before is not None:
+                    continue
+                if isinstance(problem, _ENDS_THE_AGENT):
+                    raise problem
+                await self._wait(problem, backoff)
+        finally:
+            if before is not None:
+                await before.end()
+
+    def _attend_request(self) -> federation_pb2.AttendRequest:
+        return federation_pb2.AttendRequest(
+            key=self._key(),
+            wire_version=WIRE_VERSION,
+            agent_instance=self._instance,
+            agent_version=self._agent_version,
+        )
 
     def _require_ours(self, order: Order) -> None:
         if isinstance(order, Train | Mask | Evaluate) and order.key.federation != self._credentials.federation:
@@ -163,14 +195,14 @@ class GrpcCoordinator:
 
     async def fetch_plan(self, plan: Digest) -> PlanBundle:
         try:
-            return await self._until_answered(lambda: self._fetch_plan(plan))
+            return await self._until_answered(lambda wire: self._fetch_plan(wire, plan))
         finally:
             give_memory_back()
 
-    async def _fetch_plan(self, plan: Digest) -> PlanBundle:
+    async def _fetch_plan(self, wire: Wire, plan: Digest) -> PlanBundle:
         raw = bytearray()
         expected = 0
-        call = self._stub.FetchPlan(federation_pb2.FetchPlanRequest(key=self._key(plan)))
+        call = wire.stub.FetchPlan(federation_pb2.FetchPlanRequest(key=self._key(plan)))
         try:
             async for chunk in call:
                 if chunk.index != expected:
@@ -188,7 +220,7 @@ class GrpcCoordinator:
 
     async def declare_readiness(self, plan: Digest, *, ready: bool, reason: str) -> None:
         request = federation_pb2.ReadinessRequest(key=self._key(plan), ready=ready, reason=detail_to_wire(reason))
-        await self._until_answered(lambda: self._stub.DeclareReadiness(request, timeout=CALL_TIMEOUT_S))
+        await self._until_answered(lambda wire: wire.stub.DeclareReadiness(request, timeout=CALL_TIMEOUT_S))
 
     async def fetch_model(
         self,
@@ -236,9 +268,9 @@ class GrpcCoordinator:
                 models.touch(model)
                 return RoundModel(file=models.file(model), manifest=header.manifest, mark=mark)
 
-        async def attempt() -> Manifest:
+        async def attempt(wire: Wire) -> Manifest:
             return await self._fetch_model(
-                models, key, plan=plan, layout=layout, model=model, latest_round=latest_round, progress=progress
+                wire, models, key, plan=plan, layout=layout, model=model, latest_round=latest_round, progress=progress
             )
 
         models.prune(model, coming=True)
@@ -249,6 +281,7 @@ class GrpcCoordinator:
 
     async def _fetch_model(
         self,
+        wire: Wire,
         models: ModelCache,
         key: common_pb2.CallKey,
         *,
@@ -265,7 +298,7 @@ class GrpcCoordinator:
             self._check_header(known, plan=plan, layout=layout, model=model, latest_round=latest_round)
             partial = await asyncio.to_thread(models.open_partial, model, known)
             first = partial.held
-        call = self._model_pieces(
+        call = wire.model_pieces(
             federation_pb2.FetchModelRequest(key=key, model_digest=digest_to_wire(model), first_chunk=first)
         )
         behind = WorkBehind(_THREADS)
@@ -333,7 +366,9 @@ class GrpcCoordinator:
             signed = self._signed(update, first_chunk)
             return federation_pb2.UpdatePiece(header=update_header_to_wire(signed, self._credentials.silo))
 
-        await self._until_answered(lambda: self._upload(update.key, update.manifest, header, file, mark, progress))
+        await self._until_answered(
+            lambda wire: self._upload(wire, update.key, update.manifest, header, file, mark, progress)
+        )
 
     async def upload_masked(
         self,
@@ -349,10 +384,11 @@ class GrpcCoordinator:
             announced = MaskedHeader(key=key, masked=masked, manifest=manifest, first_chunk=first_chunk)
             return federation_pb2.UpdatePiece(masked=masked_header_to_wire(announced, self._credentials.silo))
 
-        await self._until_answered(lambda: self._upload(key, manifest, header, file, mark, progress))
+        await self._until_answered(lambda wire: self._upload(wire, key, manifest, header, file, mark, progress))
 
     async def _upload(
         self,
+        wire: Wire,
         key: RoundKey,
         manifest: Manifest,
         header: Callable[[int], federation_pb2.UpdatePiece],
@@ -361,7 +397,7 @@ class GrpcCoordinator:
         progress: Progress,
     ) -> None:
         """`header` is of the upload that goes on at the given chunk."""
-        reply = await self._stub.UploadOffset(
+        reply = await wire.stub.UploadOffset(
             federation_pb2.UploadOffsetRequest(
                 key=round_call_key(key, self._credentials.silo), update_digest=digest_to_wire(manifest.digest)
             ),
@@ -375,7 +411,7 @@ class GrpcCoordinator:
                 f"the coordinator says it holds {reply.chunks} chunks of an update of {manifest.chunks}"
             )
         pieces = _pieces(header(reply.chunks), manifest, file, mark, reply.chunks, progress)
-        receipt = await answer_to(self._upload_update(), pieces)
+        receipt = await answer_to(wire.upload_update(), pieces)
         if digest_from_wire(receipt.update_digest, "update receipt digest") != manifest.digest:
             raise IntegrityError("the coordinator's receipt names another update than the one that was sent")
 
@@ -400,11 +436,11 @@ class GrpcCoordinator:
         request = federation_pb2.TrainedReport(
             key=round_call_key(key, self._credentials.silo), model_digest=digest_to_wire(model)
         )
-        await self._until_answered(lambda: self._stub.DeclareTrained(request, timeout=CALL_TIMEOUT_S))
+        await self._until_answered(lambda wire: wire.stub.DeclareTrained(request, timeout=CALL_TIMEOUT_S))
 
     async def answer_mask(self, key: RoundKey, answer: MaskAnswer) -> None:
         request = mask_answer_to_wire(key, self._credentials.silo, answer)
-        await self._until_answered(lambda: self._stub.AnswerMask(request, timeout=CALL_TIMEOUT_S))
+        await self._until_answered(lambda wire: wire.stub.AnswerMask(request, timeout=CALL_TIMEOUT_S))
 
     async def decline(self, key: RoundKey, reason: DeclineReason, detail: str) -> None:
         request = federation_pb2.DeclineRequest(
@@ -412,38 +448,65 @@ class GrpcCoordinator:
             reason=decline_reason_to_wire(reason),
             detail=detail_to_wire(detail),
         )
-        await self._until_answered(lambda: self._stub.DeclineRound(request, timeout=CALL_TIMEOUT_S))
+        await self._until_answered(lambda wire: wire.stub.DeclineRound(request, timeout=CALL_TIMEOUT_S))
 
     async def report_progress(self, key: RoundKey, phase: AgentPhase, fraction: float) -> None:
         request = federation_pb2.ProgressReport(
             key=round_call_key(key, self._credentials.silo), phase=phase_to_wire(phase), fraction=fraction
         )
         try:
-            await self._stub.ReportProgress(request, timeout=CALL_TIMEOUT_S)
+            async with self._wire.used() as wire:
+                await wire.stub.ReportProgress(request, timeout=CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError:
             return  # the next report says more than this one
 
     async def report_evaluation(self, key: RoundKey, model: Digest, evaluation: Evaluation) -> None:
         request = evaluation_to_wire(key, self._credentials.silo, model, evaluation)
-        await self._until_answered(lambda: self._stub.ReportEvaluation(request, timeout=CALL_TIMEOUT_S))
+        await self._until_answered(lambda wire: wire.stub.ReportEvaluation(request, timeout=CALL_TIMEOUT_S))
 
     async def countersign_ledger(self, head: Head, *, after: Head) -> LedgerReceipt:
         who = self._credentials
         request = report_to_wire(federation=who.federation, silo=who.silo, head=head, after=after)
         receipt = receipt_from_wire(
-            await self._until_answered(lambda: self._stub.CountersignLedger(request, timeout=CALL_TIMEOUT_S))
+            await self._until_answered(lambda wire: wire.stub.CountersignLedger(request, timeout=CALL_TIMEOUT_S))
         )
         receipt.check(who.coordinator_key, federation=who.federation, silo=who.silo)
         return receipt
 
+    # ---- what keeps this silo fresh: one try each ------------------------------------------------------------------
+
+    async def renew_certificate(self, csr_der: bytes, endorsement: bytes) -> RenewalAnswer:
+        """A certificate for the key of this request; raises what the coordinator says, Unreachable, MalformedMessage."""
+        who = self._credentials
+        request = renewal_request(federation=who.federation, silo=who.silo, csr_der=csr_der, endorsement=endorsement)
+        try:
+            async with self._wire.used() as wire:
+                return renewal_from_wire(await wire.stub.RenewCertificate(request, timeout=CALL_TIMEOUT_S))
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from error
+
+    async def succeed_identity(self, succession: Succession, possession: bytes) -> None:
+        """Have the coordinator take the successor for this silo's identity key; raises what it says, Unreachable."""
+        who = self._credentials
+        request = succession_request(
+            federation=who.federation, silo=who.silo, succession=succession, possession=possession
+        )
+        try:
+            async with self._wire.used() as wire:
+                await wire.stub.SucceedIdentity(request, timeout=CALL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from error
+
     # ---- trying again -------------------------------------------------------------------------------------------
 
-    async def _until_answered(self, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def _until_answered(self, attempt: Callable[[Wire], Awaitable[T]]) -> T:
+        """`attempt` over the channel of that moment, and over it alone: a transfer ends where it began."""
         backoff = self._new_backoff()
         while True:
             began = time.monotonic()
             try:
-                return await attempt()
+                async with self._wire.used() as wire:
+                    return await attempt(wire)
             except grpc.aio.AioRpcError as error:
                 problem = error_of(error)
             except Unreachable as error:
@@ -465,6 +528,43 @@ class GrpcCoordinator:
             silo=self._credentials.silo,
             plan=NO_DIGEST if plan is None else plan,
         )
+
+
+class _Attending:
+    """One stream of orders, over one channel."""
+
+    def __init__(self, wire: Wire, request: federation_pb2.AttendRequest) -> None:
+        self._wire = wire
+        self._lease = wire.lease()
+        self._call = wire.stub.Attend(request)
+        self._reading: asyncio.Task[federation_pb2.Notice | None] | None = None
+        self.moved_on = False
+
+    async def next(self) -> federation_pb2.Notice | None:
+        """None when the coordinator has ended the stream, and once newer calls go over another channel (`moved_on`)."""
+        self._reading = asyncio.create_task(self._read())
+        moving = asyncio.create_task(self._wire.superseded.wait())
+        try:
+            await asyncio.wait({self._reading, moving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            moving.cancel()
+        if not self._reading.done():  # not cancelled: that would end the call, and with it this silo's seat
+            self.moved_on = True
+            return None
+        notice, self._reading = self._reading.result(), None
+        return notice
+
+    async def _read(self) -> federation_pb2.Notice | None:
+        notice = await self._call.read()
+        return notice if isinstance(notice, federation_pb2.Notice) else None
+
+    async def end(self) -> None:
+        self._call.cancel()
+        if self._reading is not None:
+            await asyncio.wait({self._reading})
+            if not self._reading.cancelled():
+                self._reading.exception()
+        self._lease.release()
 
 
 _parse_piece = reader(federation_pb2.ModelPiece)

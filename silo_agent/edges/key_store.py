@@ -1,7 +1,7 @@
-"""The silo's keys and what it learnt at enrolment. Private keys are made here and never leave this folder.
+"""The silo's keys and what it learnt at enrolment and since. Private keys are made here and never leave this folder.
 
-All of it is stored only after the coordinator's answer was verified, so a failed enrolment leaves nothing behind, and
-nothing that is there is ever overwritten.
+All of it is stored only after the coordinator's answer was verified, so a failed enrolment leaves nothing behind. A renewal
+replaces one file, which holds the TLS key, its certificate and the trust bundle: whatever a crash interrupts, they fit.
 """
 
 import json
@@ -21,7 +21,7 @@ from security.pki.identity_key import (
     public_key_bytes,
     public_key_from_bytes,
 )
-from security.pki.parsing import parse_certificate
+from security.pki.parsing import parse_certificates
 from security.pki.tls_key import TlsPrivateKey, tls_key_from_pem, tls_key_to_pem
 from security.pki.trust_bundle import TrustBundle
 from silo_agent.edges.silo_folder import SiloFolder
@@ -69,7 +69,7 @@ def split_address(text: str) -> tuple[str, int]:
 
 def refuse_second_enrolment(folder: SiloFolder) -> None:
     """Raises StateError where a silo's keys already are."""
-    for path in (folder.enrolment, folder.identity_key, folder.tls_key, folder.certificate):
+    for path in (folder.enrolment, folder.identity_key, folder.tls):
         if path.exists():
             raise StateError(
                 f"{folder.root} already holds a silo ({path.name}): "
@@ -82,9 +82,7 @@ def store_credentials(folder: SiloFolder, credentials: SiloCredentials) -> None:
     refuse_second_enrolment(folder)
     make_private_folder(folder.root)
     write_private(folder.identity_key, identity_key_to_pem(credentials.identity_key))
-    write_private(folder.tls_key, credentials.tls_key_pem)
-    write_private(folder.trust_bundle, credentials.trust.to_pem())
-    write_private(folder.certificate, credentials.certificate_pem)
+    store_tls(folder, credentials)
     facts = {
         "version": 1,
         "federation": credentials.federation,
@@ -95,22 +93,18 @@ def store_credentials(folder: SiloFolder, credentials: SiloCredentials) -> None:
     write_private(folder.enrolment, json.dumps(facts, indent=1).encode() + b"\n")
 
 
+def store_tls(folder: SiloFolder, credentials: SiloCredentials) -> None:
+    """Replace TLS key, certificate and trust bundle, all at once; raises StorageError."""
+    write_private(folder.tls, credentials.tls_key_pem + credentials.certificate_pem + credentials.trust.to_pem())
+
+
 def load_credentials(folder: SiloFolder) -> SiloCredentials:
     """Everything, checked; raises ConfigurationError naming the file, also when others can read one of them."""
     folder.require_enrolled()
     make_private_folder(folder.root)
     federation, silo, address, coordinator_key = _facts(folder)
-    tls_key = tls_key_from_pem(read_private(folder.tls_key))
     identity_key = identity_key_from_pem(read_private(folder.identity_key))
-    try:
-        certificate = parse_certificate(read_private(folder.certificate))
-        trust = TrustBundle.from_pem(read_private(folder.trust_bundle))
-    except MalformedMessage as error:
-        raise ConfigurationError(f"{folder.root}: {error}; restore the file or enrol again") from error
-    if certificate.public_key() != tls_key.public_key():
-        raise ConfigurationError(
-            f"{folder.certificate} is not for the key in {folder.tls_key.name}: restore both from one backup"
-        )
+    tls_key, certificate, trust = _tls(folder)
     return SiloCredentials(
         federation=federation,
         silo=silo,
@@ -121,6 +115,22 @@ def load_credentials(folder: SiloFolder) -> SiloCredentials:
         trust=trust,
         coordinator_key=coordinator_key,
     )
+
+
+def _tls(folder: SiloFolder) -> tuple[TlsPrivateKey, x509.Certificate, TrustBundle]:
+    pem = read_private(folder.tls)
+    begin = max(pem.find(b"-----BEGIN CERTIFICATE-----"), 0)
+    try:
+        tls_key = tls_key_from_pem(pem[:begin])
+        certificate, *authorities = parse_certificates(pem[begin:])
+        trust = TrustBundle(tuple(authorities))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{folder.tls}: {error}") from error
+    except (MalformedMessage, ValueError) as error:
+        raise ConfigurationError(f"{folder.tls}: {error}; restore the file or enrol again") from error
+    if certificate.public_key() != tls_key.public_key():
+        raise ConfigurationError(f"{folder.tls} has a certificate for another key: restore the file or enrol again")
+    return tls_key, certificate, trust
 
 
 def _facts(folder: SiloFolder) -> tuple[FederationName, SiloName, str, Ed25519PublicKey]:

@@ -12,7 +12,8 @@ from silo_wire.messages import Mask
 
 
 def party_of(folder: SiloFolder, credentials: SiloCredentials, policy: SiloPolicy) -> Callable[[Mask], Party]:
-    """What `Masking` asks for with each order. Where the policy opts in, members of a roster that are unknown are pinned then.
+    """What `Masking` asks for with each order. A pin moves where the pinned key named a successor; where the policy
+    opts in, members of a roster that are unknown are pinned then.
 
     It raises PolicyRefusal for a key that is not the pinned one, ConfigurationError for a damaged file of pins.
     """
@@ -20,9 +21,13 @@ def party_of(folder: SiloFolder, credentials: SiloCredentials, policy: SiloPolic
     store = trust_store(folder, credentials, first_use=first_use)
 
     def party(order: Mask) -> Party:
-        if first_use and isinstance(order.message, Roster):
+        if isinstance(order.message, Roster):
+            successions = dict(order.successions)
             for silo, key in order.identities:
-                if silo != credentials.silo:
+                if silo == credentials.silo:
+                    continue
+                store.follow(silo, key, successions.get(silo, ()))
+                if first_use:
                     store.trusted_on_first_use(silo, key)
         return Party(
             federation=credentials.federation,

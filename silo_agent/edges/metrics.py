@@ -58,6 +58,11 @@ class SiloMetrics:
             "[policy] max_epsilon of this silo; from its first private plan on.",
             registry=registry,
         )
+        self.certificate_expiry = Gauge(
+            "lorica_silo_certificate_expiry_timestamp_seconds",
+            "When this silo's certificate expires; its agent renews it when a third of its life is left.",
+            registry=registry,
+        )
         for rule in RULES:
             self.refusals.labels(rule)
         for work, outcomes in ENDS.items():

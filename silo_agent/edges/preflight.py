@@ -136,7 +136,8 @@ def _certificate(credentials: SiloCredentials, now: datetime) -> str:
     left = (window.end - now).total_seconds()
     if left < LEAST_CERTIFICATE_LIFE_S:
         raise AuthenticationError(
-            f"certificate of {credentials.identity.uri} ends in {left / 3600:.1f} hours: have the silo invited again"
+            f"certificate of {credentials.identity.uri} ends in {left / 3600:.1f} hours and was not renewed: start the agent, "
+            "which renews it, and look for certificate-not-renewed in its log"
         )
     if not credentials.trust.issuers_of(credentials.certificate):
         raise AuthenticationError("the certificate is not issued by a CA of the trust bundle: enrol again")

@@ -25,16 +25,19 @@ class SiloFolder:
         return self.root / "identity.key"
 
     @property
-    def tls_key(self) -> Path:
-        return self.root / "tls.key"
+    def next_identity_key(self) -> Path:
+        """A successor that the coordinator may not know yet; there while `silo-agent identity rotate` is not finished."""
+        return self.root / "identity.next"
 
     @property
-    def certificate(self) -> Path:
-        return self.root / "certificate.pem"
+    def predecessors(self) -> Path:
+        """The identity keys that this silo had before, and how each named its successor."""
+        return self.root / "predecessors.json"
 
     @property
-    def trust_bundle(self) -> Path:
-        return self.root / "trust.pem"
+    def tls(self) -> Path:
+        """TLS key, certificate and trust bundle in one file: each renewal replaces them together."""
+        return self.root / "tls.pem"
 
     @property
     def journal(self) -> Path:

@@ -3,13 +3,14 @@
 People pin a peer's key after comparing it by a way of their own (`silo-agent trust add`): the coordinator runs the
 federation's authority and could make up silos. Rules that hold whoever asks:
 
-- a pinned silo keeps its key: another one is taken only with a succession statement, which the pinned key signed;
+- a pinned silo keeps its key: another one is taken only with succession statements that lead to it, the first of them
+  signed by the pinned key; people bring them, or a roster does;
 - one key stands for one silo, and this silo's own name and key for no other;
 - the key that a peer comes with first is pinned only where this silo's policy opted in, and never for a peer whose pin
   people removed.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
@@ -23,7 +24,7 @@ from security.errors import ConfigurationError, Conflict, IntegrityError, Policy
 from security.identifiers import FederationName, Identity, Role, SiloName
 from security.pki.identity_key import public_key_bytes, public_key_from_bytes
 from security.pki.key_text import key_text
-from security.pki.succession import check_succession
+from security.pki.succession import Succession, check_succession, steps_between
 from silo_agent.edges.key_store import SiloCredentials
 from silo_agent.edges.private_record import PrivateRecord
 from silo_agent.edges.silo_folder import SiloFolder
@@ -149,6 +150,33 @@ class TrustStore:
                 raise StateError(f"no key is pinned for silo {silo}: `silo-agent trust list` names those that are")
             kept = {name: line for name, line in content.peers.items() if name != silo}
             return content.model_copy(update={"peers": kept, "removed": {**content.removed, silo: self._now()}})
+
+        self._record.change(edit)
+
+    def follow(self, silo: SiloName, key: Ed25519PublicKey, successions: Sequence[Succession]) -> None:
+        """Move the pin of `silo` to `key`, where signed steps lead there from the pinned one; nothing happens otherwise.
+
+        The pinned key's owner names its successor, whoever relays it. What is not led to stays refused where it is used.
+        """
+        line = self._record.read().peers.get(silo)
+        if line is None or line.identity_key == _hex(key):
+            return
+
+        def edit(content: _Peers) -> _Peers:
+            known = content.peers.get(silo)
+            if known is None:
+                return content
+            try:
+                self._check_free(content, silo, key)
+                steps = steps_between(
+                    successions, identity=self._identity(silo), pinned=_peer(silo, known).key, present=key
+                )
+            except (ConfigurationError, IntegrityError):
+                return content
+            if not steps:
+                return content
+            before = _hex(steps[-1].predecessor)
+            return self._with(content, silo, _line(key, known.how, self._now(), predecessor=before))
 
         self._record.change(edit)
 

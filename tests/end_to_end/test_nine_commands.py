@@ -159,8 +159,8 @@ def test_the_agents_commands(federation: Federation) -> None:
 
 def test_no_private_key_ever_left_its_silo(federation: Federation) -> None:
     it = federation
-    keys = [(it.root / "agents" / silo / name).read_bytes() for silo in SILOS for name in ("identity.key", "tls.key")]
-    bodies = [b"".join(key.splitlines()[1:-1]) for key in keys]
+    keys = [(it.root / "agents" / silo / name).read_bytes() for silo in SILOS for name in ("identity.key", "tls.pem")]
+    bodies = [b"".join(key.partition(b"-----END")[0].splitlines()[1:]) for key in keys]
     elsewhere = [path for folder in ("federation", "logs") for path in (it.root / folder).rglob("*") if path.is_file()]
     assert elsewhere
     for path in elsewhere:

@@ -314,7 +314,7 @@ class PlayedSilo:
     async def tell(self, message: federation_pb2.MaskAnswer) -> None:
         """One message as it is; raises what the coordinator answers."""
         try:
-            await self.client._stub.AnswerMask(message)
+            await self.client._wire.stub.AnswerMask(message)
         except grpc.aio.AioRpcError as error:
             raise error_of(error) from error
 
@@ -330,7 +330,7 @@ class PlayedSilo:
                     yield federation_pb2.UpdatePiece(chunk=chunk).SerializeToString()
 
         try:
-            await answer_to(self.client._upload_update(), outgoing())
+            await answer_to(self.client._wire.upload_update(), outgoing())
         except grpc.aio.AioRpcError as error:
             raise error_of(error) from error
 

@@ -14,7 +14,7 @@ from silo_agent.edges.silo_folder import ENVIRONMENT_VARIABLE, SiloFolder, silo_
 from tests.support.federation_peer import TestNet
 
 CREDENTIALS = TestNet.create().credentials("coordinator.example.org:7443")
-FILES = ("identity.key", "tls.key", "certificate.pem", "trust.pem", "enrolment.json")
+FILES = ("identity.key", "tls.pem", "enrolment.json")
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_missing_file_is_named(folder: SiloFolder, name: str) -> None:
         load_credentials(folder)
 
 
-@pytest.mark.parametrize("left", FILES[:3] + FILES[4:])
+@pytest.mark.parametrize("left", FILES)
 def test_nothing_that_is_there_is_overwritten(tmp_path: Path, left: str) -> None:
     folder = SiloFolder(tmp_path)
     tmp_path.chmod(0o700)
@@ -68,8 +68,9 @@ def test_nothing_that_is_there_is_overwritten(tmp_path: Path, left: str) -> None
 
 
 def test_a_key_of_another_certificate_is_refused(folder: SiloFolder) -> None:
-    folder.tls_key.write_bytes(tls_key_to_pem(new_tls_key()))
-    with pytest.raises(ConfigurationError, match=r"certificate\.pem is not for the key in tls\.key"):
+    pem = folder.tls.read_bytes()
+    folder.tls.write_bytes(tls_key_to_pem(new_tls_key()) + pem[pem.index(b"-----BEGIN CERTIFICATE") :])
+    with pytest.raises(ConfigurationError, match=r"tls\.pem has a certificate for another key"):
         load_credentials(folder)
 
 

@@ -60,7 +60,7 @@ async def main():
                          silo_certificate_lifetime=day, own_certificate_lifetime=day)
     pair = keys.server_pair(now)
     credentials = grpc.ssl_server_credentials([(pair.key_pem, pair.certificate_pem)])
-    listener = Listener(f"127.0.0.1:{free_ports(1)[0]}", grpc.aio.server, credentials)
+    listener = Listener(f"127.0.0.1:{free_ports(1)[0]}", grpc.aio.server, lambda: credentials)
     try:
         await listener.start()
     except StateError as error:

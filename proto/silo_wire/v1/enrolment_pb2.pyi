@@ -3,8 +3,10 @@
 isort:skip_file
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -36,19 +38,56 @@ class GetTrustBundleReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TRUST_BUNDLE_PEM_FIELD_NUMBER: _builtins.int
+    SUCCESSIONS_FIELD_NUMBER: _builtins.int
     trust_bundle_pem: _builtins.bytes
+    """With the certificates above them, where authorities were certified by another one."""
+    @_builtins.property
+    def successions(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuthoritySuccession]:
+        """By which a token that pins an authority leads to the ones after it."""
+
     def __init__(
         self,
         *,
         trust_bundle_pem: _builtins.bytes = ...,
+        successions: _abc.Iterable[Global___AuthoritySuccession] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["trust_bundle_pem", b"trust_bundle_pem"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["successions", b"successions", "trust_bundle_pem", b"trust_bundle_pem"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetTrustBundleReply: _TypeAlias = GetTrustBundleReply  # noqa: Y015
+
+@_typing.final
+class AuthoritySuccession(_message.Message):
+    """An authority names its successor."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREDECESSOR_FIELD_NUMBER: _builtins.int
+    SUCCESSOR_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    predecessor: _builtins.bytes
+    """SHA-256 of its certificate"""
+    successor: _builtins.bytes
+    """SHA-256 of its certificate"""
+    signature: _builtins.bytes
+    """ECDSA of the predecessor's key"""
+    def __init__(
+        self,
+        *,
+        predecessor: _builtins.bytes = ...,
+        successor: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["predecessor", b"predecessor", "signature", b"signature", "successor", b"successor"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuthoritySuccession: _TypeAlias = AuthoritySuccession  # noqa: Y015
 
 @_typing.final
 class EnrolRequest(_message.Message):

@@ -165,6 +165,9 @@ class Notice(_message.Message):
     EVALUATE_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     MASK_FIELD_NUMBER: _builtins.int
+    TRUST_BUNDLE_FIELD_NUMBER: _builtins.int
+    trust_bundle: _builtins.bytes
+    """Digest of the coordinator's present trust bundle: whoever holds another one renews its certificate at once."""
     @_builtins.property
     def standby(self) -> Global___Standby: ...
     @_builtins.property
@@ -186,10 +189,11 @@ class Notice(_message.Message):
         evaluate: Global___Evaluate | None = ...,
         finished: Global___Finished | None = ...,
         mask: Global___Mask | None = ...,
+        trust_bundle: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["evaluate", b"evaluate", "finished", b"finished", "mask", b"mask", "order", b"order", "prepare", b"prepare", "standby", b"standby", "train", b"train"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluate", b"evaluate", "finished", b"finished", "mask", b"mask", "order", b"order", "prepare", b"prepare", "standby", b"standby", "train", b"train"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluate", b"evaluate", "finished", b"finished", "mask", b"mask", "order", b"order", "prepare", b"prepare", "standby", b"standby", "train", b"train", "trust_bundle", b"trust_bundle"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_order: _TypeAlias = _typing.Literal["standby", "prepare", "train", "evaluate", "finished", "mask"]  # noqa: Y015
     _WhichOneofArgType_order: _TypeAlias = _typing.Literal["order", b"order"]  # noqa: Y015
@@ -333,7 +337,7 @@ class Mask(_message.Message):
     @_builtins.property
     def identities(self) -> _containers.RepeatedCompositeFieldContainer[Global___SiloIdentity]:
         """Beside a roster: the members' identity keys as the coordinator has them. Nothing vouches for them; only a silo whose
-        people chose to trust on first use looks at them.
+        people chose to trust on first use believes them. What led to each is signed, and moves a pin of anybody's.
         """
 
     def __init__(
@@ -381,22 +385,58 @@ class SiloIdentity(_message.Message):
 
     SILO_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
+    SUCCESSIONS_FIELD_NUMBER: _builtins.int
     silo: _builtins.str
     key: _builtins.bytes
     """Ed25519, 32 bytes"""
+    @_builtins.property
+    def successions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Succession]:
+        """oldest first; the last one names `key`"""
+
     def __init__(
         self,
         *,
         silo: _builtins.str = ...,
         key: _builtins.bytes = ...,
+        successions: _abc.Iterable[Global___Succession] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "silo", b"silo"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "silo", b"silo", "successions", b"successions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SiloIdentity: _TypeAlias = SiloIdentity  # noqa: Y015
+
+@_typing.final
+class Succession(_message.Message):
+    """An identity key names its successor."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREDECESSOR_FIELD_NUMBER: _builtins.int
+    SUCCESSOR_FIELD_NUMBER: _builtins.int
+    STATEMENT_FIELD_NUMBER: _builtins.int
+    predecessor: _builtins.bytes
+    """Ed25519, 32 bytes"""
+    successor: _builtins.bytes
+    """Ed25519, 32 bytes"""
+    statement: _builtins.bytes
+    """the predecessor's signature"""
+    def __init__(
+        self,
+        *,
+        predecessor: _builtins.bytes = ...,
+        successor: _builtins.bytes = ...,
+        statement: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["predecessor", b"predecessor", "statement", b"statement", "successor", b"successor"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Succession: _TypeAlias = Succession  # noqa: Y015
 
 @_typing.final
 class Finished(_message.Message):
@@ -1062,3 +1102,89 @@ class LedgerReceipt(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LedgerReceipt: _TypeAlias = LedgerReceipt  # noqa: Y015
+
+@_typing.final
+class RenewalRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    CSR_DER_FIELD_NUMBER: _builtins.int
+    IDENTITY_ENDORSEMENT_FIELD_NUMBER: _builtins.int
+    csr_der: _builtins.bytes
+    """for a TLS key that was made for this"""
+    identity_endorsement: _builtins.bytes
+    """the identity key's signature over the request"""
+    @_builtins.property
+    def key(self) -> _common_pb2.CallKey:
+        """names the silo"""
+
+    def __init__(
+        self,
+        *,
+        key: _common_pb2.CallKey | None = ...,
+        csr_der: _builtins.bytes = ...,
+        identity_endorsement: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["csr_der", b"csr_der", "identity_endorsement", b"identity_endorsement", "key", b"key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenewalRequest: _TypeAlias = RenewalRequest  # noqa: Y015
+
+@_typing.final
+class RenewalReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CERTIFICATE_PEM_FIELD_NUMBER: _builtins.int
+    TRUST_BUNDLE_PEM_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    certificate_pem: _builtins.bytes
+    trust_bundle_pem: _builtins.bytes
+    signature: _builtins.bytes
+    """coordinator identity key, over the trust bundle"""
+    def __init__(
+        self,
+        *,
+        certificate_pem: _builtins.bytes = ...,
+        trust_bundle_pem: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_pem", b"certificate_pem", "signature", b"signature", "trust_bundle_pem", b"trust_bundle_pem"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenewalReply: _TypeAlias = RenewalReply  # noqa: Y015
+
+@_typing.final
+class SuccessionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    SUCCESSION_FIELD_NUMBER: _builtins.int
+    POSSESSION_FIELD_NUMBER: _builtins.int
+    possession: _builtins.bytes
+    """the successor's signature: whoever names it has it"""
+    @_builtins.property
+    def key(self) -> _common_pb2.CallKey:
+        """names the silo"""
+
+    @_builtins.property
+    def succession(self) -> Global___Succession: ...
+    def __init__(
+        self,
+        *,
+        key: _common_pb2.CallKey | None = ...,
+        succession: Global___Succession | None = ...,
+        possession: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "succession", b"succession"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "possession", b"possession", "succession", b"succession"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SuccessionRequest: _TypeAlias = SuccessionRequest  # noqa: Y015

@@ -97,6 +97,16 @@ class FederationStub:
                 request_serializer=silo__wire_dot_v1_dot_federation__pb2.LedgerReport.SerializeToString,
                 response_deserializer=silo__wire_dot_v1_dot_federation__pb2.LedgerReceipt.FromString,
                 _registered_method=True)
+        self.RenewCertificate = channel.unary_unary(
+                '/silo_wire.v1.Federation/RenewCertificate',
+                request_serializer=silo__wire_dot_v1_dot_federation__pb2.RenewalRequest.SerializeToString,
+                response_deserializer=silo__wire_dot_v1_dot_federation__pb2.RenewalReply.FromString,
+                _registered_method=True)
+        self.SucceedIdentity = channel.unary_unary(
+                '/silo_wire.v1.Federation/SucceedIdentity',
+                request_serializer=silo__wire_dot_v1_dot_federation__pb2.SuccessionRequest.SerializeToString,
+                response_deserializer=silo__wire_dot_v1_dot_federation__pb2.Ack.FromString,
+                _registered_method=True)
 
 
 class FederationServicer:
@@ -183,6 +193,21 @@ class FederationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RenewCertificate(self, request, context):
+        """A new certificate for a new TLS key, and the authorities that are trusted now. Takes the present certificate, which
+        the connection shows, and the identity key's word.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SucceedIdentity(self, request, context):
+        """A new identity key, named by the one before; the same again is acknowledged.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FederationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -245,6 +270,16 @@ def add_FederationServicer_to_server(servicer, server):
                     servicer.CountersignLedger,
                     request_deserializer=silo__wire_dot_v1_dot_federation__pb2.LedgerReport.FromString,
                     response_serializer=silo__wire_dot_v1_dot_federation__pb2.LedgerReceipt.SerializeToString,
+            ),
+            'RenewCertificate': grpc.unary_unary_rpc_method_handler(
+                    servicer.RenewCertificate,
+                    request_deserializer=silo__wire_dot_v1_dot_federation__pb2.RenewalRequest.FromString,
+                    response_serializer=silo__wire_dot_v1_dot_federation__pb2.RenewalReply.SerializeToString,
+            ),
+            'SucceedIdentity': grpc.unary_unary_rpc_method_handler(
+                    servicer.SucceedIdentity,
+                    request_deserializer=silo__wire_dot_v1_dot_federation__pb2.SuccessionRequest.FromString,
+                    response_serializer=silo__wire_dot_v1_dot_federation__pb2.Ack.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -573,6 +608,60 @@ class Federation:
             '/silo_wire.v1.Federation/CountersignLedger',
             silo__wire_dot_v1_dot_federation__pb2.LedgerReport.SerializeToString,
             silo__wire_dot_v1_dot_federation__pb2.LedgerReceipt.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RenewCertificate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/silo_wire.v1.Federation/RenewCertificate',
+            silo__wire_dot_v1_dot_federation__pb2.RenewalRequest.SerializeToString,
+            silo__wire_dot_v1_dot_federation__pb2.RenewalReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SucceedIdentity(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/silo_wire.v1.Federation/SucceedIdentity',
+            silo__wire_dot_v1_dot_federation__pb2.SuccessionRequest.SerializeToString,
+            silo__wire_dot_v1_dot_federation__pb2.Ack.FromString,
             options,
             channel_credentials,
             insecure,

@@ -56,6 +56,12 @@ class FederationStub:
     ReportEvaluation: _grpc.UnaryUnaryMultiCallable[_federation_pb2.EvaluationReport, _federation_pb2.Ack]
     CountersignLedger: _grpc.UnaryUnaryMultiCallable[_federation_pb2.LedgerReport, _federation_pb2.LedgerReceipt]
     """Before a private round and before what it made leaves: remember how far this silo's privacy ledger is, and sign it."""
+    RenewCertificate: _grpc.UnaryUnaryMultiCallable[_federation_pb2.RenewalRequest, _federation_pb2.RenewalReply]
+    """A new certificate for a new TLS key, and the authorities that are trusted now. Takes the present certificate, which
+    the connection shows, and the identity key's word.
+    """
+    SucceedIdentity: _grpc.UnaryUnaryMultiCallable[_federation_pb2.SuccessionRequest, _federation_pb2.Ack]
+    """A new identity key, named by the one before; the same again is acknowledged."""
 
 @_typing.type_check_only
 class FederationAsyncStub(FederationStub):
@@ -84,6 +90,12 @@ class FederationAsyncStub(FederationStub):
     ReportEvaluation: _aio.UnaryUnaryMultiCallable[_federation_pb2.EvaluationReport, _federation_pb2.Ack]  # type: ignore[assignment]
     CountersignLedger: _aio.UnaryUnaryMultiCallable[_federation_pb2.LedgerReport, _federation_pb2.LedgerReceipt]  # type: ignore[assignment]
     """Before a private round and before what it made leaves: remember how far this silo's privacy ledger is, and sign it."""
+    RenewCertificate: _aio.UnaryUnaryMultiCallable[_federation_pb2.RenewalRequest, _federation_pb2.RenewalReply]  # type: ignore[assignment]
+    """A new certificate for a new TLS key, and the authorities that are trusted now. Takes the present certificate, which
+    the connection shows, and the identity key's word.
+    """
+    SucceedIdentity: _aio.UnaryUnaryMultiCallable[_federation_pb2.SuccessionRequest, _federation_pb2.Ack]  # type: ignore[assignment]
+    """A new identity key, named by the one before; the same again is acknowledged."""
 
 class FederationServicer(metaclass=_abc_1.ABCMeta):
     """What a silo agent may call, over mutual TLS with a certificate of role silo. Agents dial out; every call may be
@@ -181,5 +193,23 @@ class FederationServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_federation_pb2.LedgerReceipt, _abc.Awaitable[_federation_pb2.LedgerReceipt]]:
         """Before a private round and before what it made leaves: remember how far this silo's privacy ledger is, and sign it."""
+
+    @_abc_1.abstractmethod
+    def RenewCertificate(
+        self,
+        request: _federation_pb2.RenewalRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_federation_pb2.RenewalReply, _abc.Awaitable[_federation_pb2.RenewalReply]]:
+        """A new certificate for a new TLS key, and the authorities that are trusted now. Takes the present certificate, which
+        the connection shows, and the identity key's word.
+        """
+
+    @_abc_1.abstractmethod
+    def SucceedIdentity(
+        self,
+        request: _federation_pb2.SuccessionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_federation_pb2.Ack, _abc.Awaitable[_federation_pb2.Ack]]:
+        """A new identity key, named by the one before; the same again is acknowledged."""
 
 def add_FederationServicer_to_server(servicer: FederationServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

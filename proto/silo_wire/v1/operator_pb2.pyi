@@ -724,3 +724,122 @@ class ExportPiece(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExportPiece: _TypeAlias = ExportPiece  # noqa: Y015
+
+@_typing.final
+class ListAuthoritiesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAuthoritiesRequest: _TypeAlias = ListAuthoritiesRequest  # noqa: Y015
+
+@_typing.final
+class AuthorityRecord(_message.Message):
+    """One that the federation trusts. Silos are those whose certificate has not expired."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    PIN_FIELD_NUMBER: _builtins.int
+    EXPIRES_UNIX_S_FIELD_NUMBER: _builtins.int
+    UNAWARE_FIELD_NUMBER: _builtins.int
+    DEPENDENT_FIELD_NUMBER: _builtins.int
+    INVITATIONS_UNIX_S_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """of its files"""
+    stage: _builtins.str
+    """issuing, successor, trusted"""
+    subject: _builtins.str
+    pin: _builtins.str
+    """of its key"""
+    expires_unix_s: _builtins.float
+    invitations_unix_s: _builtins.float
+    """the last invitation that pins it ends then; 0: none"""
+    @_builtins.property
+    def unaware(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """silos that have not fetched it yet"""
+
+    @_builtins.property
+    def dependent(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """silos whose certificate is of it"""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        stage: _builtins.str = ...,
+        subject: _builtins.str = ...,
+        pin: _builtins.str = ...,
+        expires_unix_s: _builtins.float = ...,
+        unaware: _abc.Iterable[_builtins.str] | None = ...,
+        dependent: _abc.Iterable[_builtins.str] | None = ...,
+        invitations_unix_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dependent", b"dependent", "expires_unix_s", b"expires_unix_s", "invitations_unix_s", b"invitations_unix_s", "name", b"name", "pin", b"pin", "stage", b"stage", "subject", b"subject", "unaware", b"unaware"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuthorityRecord: _TypeAlias = AuthorityRecord  # noqa: Y015
+
+@_typing.final
+class AuthoritiesReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AUTHORITIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def authorities(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuthorityRecord]: ...
+    def __init__(
+        self,
+        *,
+        authorities: _abc.Iterable[Global___AuthorityRecord] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["authorities", b"authorities"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuthoritiesReply: _TypeAlias = AuthoritiesReply  # noqa: Y015
+
+@_typing.final
+class ChangeAuthorityRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_PEM_FIELD_NUMBER: _builtins.int
+    CHAIN_PEM_FIELD_NUMBER: _builtins.int
+    step: _builtins.str
+    """rotate, adopt, activate, retire"""
+    force: _builtins.bool
+    """whatever silos or invitations it leaves behind"""
+    certificate_pem: _builtins.bytes
+    """adopt: of the key that was made for a request"""
+    chain_pem: _builtins.bytes
+    """adopt: what certified it, up to a self-signed one"""
+    def __init__(
+        self,
+        *,
+        step: _builtins.str = ...,
+        force: _builtins.bool = ...,
+        certificate_pem: _builtins.bytes = ...,
+        chain_pem: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_pem", b"certificate_pem", "chain_pem", b"chain_pem", "force", b"force", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangeAuthorityRequest: _TypeAlias = ChangeAuthorityRequest  # noqa: Y015

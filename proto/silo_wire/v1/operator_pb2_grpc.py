@@ -90,6 +90,16 @@ class OperatorStub:
                 request_serializer=silo__wire_dot_v1_dot_operator__pb2.ExportModelRequest.SerializeToString,
                 response_deserializer=silo__wire_dot_v1_dot_operator__pb2.ExportPiece.FromString,
                 _registered_method=True)
+        self.ListAuthorities = channel.unary_unary(
+                '/silo_wire.v1.Operator/ListAuthorities',
+                request_serializer=silo__wire_dot_v1_dot_operator__pb2.ListAuthoritiesRequest.SerializeToString,
+                response_deserializer=silo__wire_dot_v1_dot_operator__pb2.AuthoritiesReply.FromString,
+                _registered_method=True)
+        self.ChangeAuthority = channel.unary_unary(
+                '/silo_wire.v1.Operator/ChangeAuthority',
+                request_serializer=silo__wire_dot_v1_dot_operator__pb2.ChangeAuthorityRequest.SerializeToString,
+                response_deserializer=silo__wire_dot_v1_dot_operator__pb2.AuthoritiesReply.FromString,
+                _registered_method=True)
 
 
 class OperatorServicer:
@@ -165,6 +175,19 @@ class OperatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListAuthorities(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChangeAuthority(self, request, context):
+        """One step of a succession; answers how the authorities stand after it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -222,6 +245,16 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.ExportModel,
                     request_deserializer=silo__wire_dot_v1_dot_operator__pb2.ExportModelRequest.FromString,
                     response_serializer=silo__wire_dot_v1_dot_operator__pb2.ExportPiece.SerializeToString,
+            ),
+            'ListAuthorities': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAuthorities,
+                    request_deserializer=silo__wire_dot_v1_dot_operator__pb2.ListAuthoritiesRequest.FromString,
+                    response_serializer=silo__wire_dot_v1_dot_operator__pb2.AuthoritiesReply.SerializeToString,
+            ),
+            'ChangeAuthority': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeAuthority,
+                    request_deserializer=silo__wire_dot_v1_dot_operator__pb2.ChangeAuthorityRequest.FromString,
+                    response_serializer=silo__wire_dot_v1_dot_operator__pb2.AuthoritiesReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -522,6 +555,60 @@ class Operator:
             '/silo_wire.v1.Operator/ExportModel',
             silo__wire_dot_v1_dot_operator__pb2.ExportModelRequest.SerializeToString,
             silo__wire_dot_v1_dot_operator__pb2.ExportPiece.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAuthorities(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/silo_wire.v1.Operator/ListAuthorities',
+            silo__wire_dot_v1_dot_operator__pb2.ListAuthoritiesRequest.SerializeToString,
+            silo__wire_dot_v1_dot_operator__pb2.AuthoritiesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeAuthority(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/silo_wire.v1.Operator/ChangeAuthority',
+            silo__wire_dot_v1_dot_operator__pb2.ChangeAuthorityRequest.SerializeToString,
+            silo__wire_dot_v1_dot_operator__pb2.AuthoritiesReply.FromString,
             options,
             channel_credentials,
             insecure,

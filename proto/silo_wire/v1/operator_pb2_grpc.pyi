@@ -47,6 +47,9 @@ class OperatorStub:
     ListAccess: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListAccessRequest, _operator_pb2.ListAccessReply]
     ExportModel: _grpc.UnaryStreamMultiCallable[_operator_pb2.ExportModelRequest, _operator_pb2.ExportPiece]
     """The plan's model as the files of a Hugging Face folder, one after the other."""
+    ListAuthorities: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListAuthoritiesRequest, _operator_pb2.AuthoritiesReply]
+    ChangeAuthority: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ChangeAuthorityRequest, _operator_pb2.AuthoritiesReply]
+    """One step of a succession; answers how the authorities stand after it."""
 
 @_typing.type_check_only
 class OperatorAsyncStub(OperatorStub):
@@ -67,6 +70,9 @@ class OperatorAsyncStub(OperatorStub):
     ListAccess: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListAccessRequest, _operator_pb2.ListAccessReply]  # type: ignore[assignment]
     ExportModel: _aio.UnaryStreamMultiCallable[_operator_pb2.ExportModelRequest, _operator_pb2.ExportPiece]  # type: ignore[assignment]
     """The plan's model as the files of a Hugging Face folder, one after the other."""
+    ListAuthorities: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListAuthoritiesRequest, _operator_pb2.AuthoritiesReply]  # type: ignore[assignment]
+    ChangeAuthority: _aio.UnaryUnaryMultiCallable[_operator_pb2.ChangeAuthorityRequest, _operator_pb2.AuthoritiesReply]  # type: ignore[assignment]
+    """One step of a succession; answers how the authorities stand after it."""
 
 class OperatorServicer(metaclass=_abc_1.ABCMeta):
     """What the operator's commands call, over mutual TLS with a certificate of role operator; a viewer may look."""
@@ -150,5 +156,20 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_operator_pb2.ExportPiece], _abc.AsyncIterator[_operator_pb2.ExportPiece]]:
         """The plan's model as the files of a Hugging Face folder, one after the other."""
+
+    @_abc_1.abstractmethod
+    def ListAuthorities(
+        self,
+        request: _operator_pb2.ListAuthoritiesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.AuthoritiesReply, _abc.Awaitable[_operator_pb2.AuthoritiesReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ChangeAuthority(
+        self,
+        request: _operator_pb2.ChangeAuthorityRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.AuthoritiesReply, _abc.Awaitable[_operator_pb2.AuthoritiesReply]]:
+        """One step of a succession; answers how the authorities stand after it."""
 
 def add_OperatorServicer_to_server(servicer: OperatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,59 @@
+"""What the listeners present and accept, changed while they run: gRPC asks at each handshake.
+
+Connections that stand go on as they are; who connects next meets the new certificate and the new trust bundle. gRPC asks from
+threads of its own, so what is presented is replaced whole.
+"""
+
+from dataclasses import dataclass
+
+from coordinator.edges.key_store import TlsPair
+from security.pki.trust_bundle import TrustBundle
+
+import grpc  # isort: skip  # after silo_wire, which leaves TLS 1.3 alone
+
+
+@dataclass(frozen=True, slots=True)
+class _Face:
+    pair: TlsPair
+    trust: TrustBundle
+
+    def configuration(self, *, clients: bool) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration(
+            [(self.pair.key_pem, self.pair.certificate_pem)],
+            root_certificates=self.trust.to_pem() if clients else None,
+        )
+
+
+class Presented:
+    """The certificate that both listeners show, and the authorities whose certificates they take."""
+
+    def __init__(self, pair: TlsPair, trust: TrustBundle) -> None:
+        self._face = _Face(pair, trust)
+
+    @property
+    def pair(self) -> TlsPair:
+        return self._face.pair
+
+    @property
+    def trust(self) -> TrustBundle:
+        return self._face.trust
+
+    def show(self, pair: TlsPair, trust: TrustBundle) -> None:
+        """From the next handshake on."""
+        face = _Face(pair, trust)
+        if face != self._face:
+            self._face = face
+
+    def credentials(self, *, clients: bool) -> grpc.ServerCredentials:
+        """For one start of one listener; `clients`: whether whoever connects has to show a certificate."""
+        shown = self._face
+
+        def changed() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal shown
+            if (face := self._face) is shown:
+                return None
+            shown = face
+            return face.configuration(clients=clients)
+
+        first = shown.configuration(clients=clients)
+        return grpc.dynamic_ssl_server_credentials(first, changed, clients)  # type: ignore[arg-type]  # None: as before

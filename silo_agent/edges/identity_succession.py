@@ -1,0 +1,163 @@
+"""How this silo's identity key is succeeded by another one, so that a kill at any instant leaves one way to go.
+
+    1. identity.next            the new key is durable before anybody hears of it
+    2. the coordinator          takes it, at the old key's word and the new one's; it acknowledges the same again
+    3. predecessors.json        how the old key named the new one, for whoever checks old signatures
+    4. identity.key             is replaced by the new key
+    5. identity.next            is deleted
+
+While identity.next is there no agent starts: before step 2 the old key would still do, after it only the new one, and this
+silo cannot tell which it is. The same command again finishes what was begun.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Annotated, Literal
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import AwareDatetime, Field
+
+from security.errors import StateError, StorageError
+from security.files import read_private, sync_folder, write_private
+from security.pki.identity_key import (
+    identity_key_from_pem,
+    identity_key_to_pem,
+    new_identity_key,
+    public_key_bytes,
+)
+from security.pki.succession import Succession, possession_statement, succession_statement
+from security.secure_aggregation.silo_machine import OpenAttempt
+from silo_agent.edges.key_store import SiloCredentials
+from silo_agent.edges.masking_journal import MaskingJournal
+from silo_agent.edges.private_record import PrivateRecord
+from silo_agent.edges.silo_folder import SiloFolder
+from silo_wire.strict_toml import Section
+
+Send = Callable[[Succession, bytes], Awaitable[None]]
+"""Has the coordinator take a succession, with the successor's proof that it is at hand."""
+
+
+class _Line(Section):
+    key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    successor: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    statement: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+    until: AwareDatetime
+
+
+class _Predecessors(Section):
+    version: Literal[1] = 1
+    keys: list[_Line] = Field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predecessor:
+    """A key that this silo signed with `until` it named its successor by `statement`; keys are raw bytes."""
+
+    key: bytes
+    successor: bytes
+    statement: bytes
+    until: datetime
+
+
+def predecessors(folder: SiloFolder) -> tuple[Predecessor, ...]:
+    """The identity keys of this silo before the present one, oldest first."""
+    return tuple(
+        Predecessor(
+            key=bytes.fromhex(line.key),
+            successor=bytes.fromhex(line.successor),
+            statement=bytes.fromhex(line.statement),
+            until=line.until,
+        )
+        for line in _record(folder).read().keys
+    )
+
+
+def require_settled(folder: SiloFolder) -> None:
+    """Raise StateError while a succession is not finished; deletes what a finished one left."""
+    if not folder.next_identity_key.exists():
+        return
+    if read_private(folder.next_identity_key) == read_private(folder.identity_key):
+        _forget_next(folder)
+        return
+    raise StateError(
+        f"{folder.next_identity_key} is there: a rotation of the identity key was begun and not finished; run "
+        "`silo-agent identity rotate` again"
+    )
+
+
+async def succeed(
+    folder: SiloFolder,
+    credentials: SiloCredentials,
+    send: Send,
+    *,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> SiloCredentials:
+    """Begin a succession, or finish the one that was begun; the credentials after it. The caller holds the folder's lock.
+
+    Raises StateError while an attempt of secure aggregation is open here, and what `send` raises; then the old key is
+    still this silo's, and the new one waits for another try.
+    """
+    _require_no_attempt(folder, credentials)
+    old, new = credentials.identity_key, _next_key(folder)
+    if public_key_bytes(new.public_key()) == public_key_bytes(old.public_key()):  # killed before the last step
+        _forget_next(folder)
+        return credentials
+    identity = credentials.identity
+    statement = succession_statement(old, identity=identity, new_key=new.public_key())
+    succession = Succession(predecessor=old.public_key(), successor=new.public_key(), statement=statement)
+    await send(succession, possession_statement(new, identity=identity, old_key=old.public_key()))
+    _remember(folder, succession, now())
+    write_private(folder.identity_key, identity_key_to_pem(new))
+    _forget_next(folder)
+    return replace(credentials, identity_key=new)
+
+
+def _next_key(folder: SiloFolder) -> Ed25519PrivateKey:
+    if folder.next_identity_key.exists():
+        return identity_key_from_pem(read_private(folder.next_identity_key))
+    key = new_identity_key()
+    write_private(folder.next_identity_key, identity_key_to_pem(key))
+    return key
+
+
+def _forget_next(folder: SiloFolder) -> None:
+    try:
+        folder.next_identity_key.unlink()
+        sync_folder(folder.root)
+    except OSError as error:
+        raise StorageError(f"{folder.next_identity_key} cannot be deleted: {error.strerror or error}") from error
+
+
+def _remember(folder: SiloFolder, succession: Succession, at: datetime) -> None:
+    line = _Line(
+        key=public_key_bytes(succession.predecessor).hex(),
+        successor=public_key_bytes(succession.successor).hex(),
+        statement=succession.statement.hex(),
+        until=at,
+    )
+
+    def edit(content: _Predecessors) -> _Predecessors:
+        if any(known.statement == line.statement for known in content.keys):
+            return content
+        return content.model_copy(update={"keys": [*content.keys, line]})
+
+    _record(folder).change(edit)
+
+
+def _record(folder: SiloFolder) -> PrivateRecord[_Predecessors]:
+    return PrivateRecord(
+        folder.predecessors, _Predecessors, check=lambda content: None, remedy="restore it from backup"
+    )
+
+
+def _require_no_attempt(folder: SiloFolder, credentials: SiloCredentials) -> None:
+    events = MaskingJournal(folder.masking, credentials.federation).events()
+    for event in events:
+        if isinstance(event, OpenAttempt):
+            event.root.erase()
+    if events:
+        raise StateError(
+            "secure aggregation is under way here, and knows this silo by its present identity key: run `silo-agent start` "
+            "until the round has been summed, stop it, and try again"
+        )

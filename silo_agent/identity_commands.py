@@ -1,0 +1,82 @@
+"""`silo-agent identity`: this silo's identity key, which others pin, and its successor."""
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+
+import typer
+
+from silo_agent.command_line import Dir, Json, agent_version, credentials_of
+from silo_agent.edges.silo_folder import SiloFolder, silo_folder
+
+if TYPE_CHECKING:
+    from silo_agent.edges.key_store import SiloCredentials
+
+identity_app = typer.Typer(help="The identity key of this silo, which other silos pin.", no_args_is_help=True)
+
+
+@identity_app.command()
+def show(directory: Dir = None, as_json: Json = False) -> None:
+    """Print the present key and those before it, each with the statement by which it named the next."""
+    from security.pki.identity_key import public_key_from_bytes
+    from security.pki.key_text import key_text
+    from silo_agent.edges.identity_succession import predecessors
+
+    folder = silo_folder(directory)
+    credentials = credentials_of(folder)
+    present = key_text(credentials.identity, credentials.identity_key.public_key())
+    rows = [
+        {
+            "identity_key": key_text(credentials.identity, public_key_from_bytes(one.key)),
+            "until": one.until.isoformat(timespec="seconds"),
+            "succession": one.statement.hex(),
+        }
+        for one in predecessors(folder)
+    ]
+    if as_json:
+        print(json.dumps({"silo": credentials.silo, "identity_key": present, "predecessors": rows}, indent=1))
+        return
+    for row in rows:
+        print(f"{credentials.silo} {row['identity_key']} until {row['until']}, succession {row['succession']}")
+    print(f"{credentials.silo} {present}")
+
+
+@identity_app.command()
+def rotate(directory: Dir = None) -> None:
+    """Make a new identity key, named by the present one. Silos that pinned this one follow by themselves."""
+    from security.pki.key_text import key_text
+    from security.process_lock import ProcessLock
+    from silo_agent.edges.identity_succession import predecessors
+
+    folder = silo_folder(directory)
+    folder.require_enrolled()
+    folder.make()
+    with ProcessLock(folder.lock, "silo agent"):
+        after = asyncio.run(_succeed(folder, credentials_of(folder)))
+    newest = predecessors(folder)[-1]
+    print(f"{after.silo} {key_text(after.identity, after.identity_key.public_key())}")
+    print(f"named by the key before with succession {newest.statement.hex()}")
+    print("silos that pinned the key before follow with their next masked round; start the agent again")
+
+
+async def _succeed(folder: SiloFolder, credentials: "SiloCredentials") -> "SiloCredentials":
+    from security.errors import LoricaError
+    from silo_agent.edges.channel import mutual_channel
+    from silo_agent.edges.grpc_client import GrpcCoordinator
+    from silo_agent.edges.identity_succession import succeed
+    from silo_agent.edges.model_cache import ModelCache
+
+    def unreachable(problem: LoricaError, _seconds: float) -> None:
+        raise problem
+
+    coordinator = GrpcCoordinator(
+        channel=mutual_channel(credentials),
+        credentials=credentials,
+        models=ModelCache(folder.models, kept=1),
+        agent_version=agent_version(),
+        unreachable=unreachable,
+    )
+    try:
+        return await succeed(folder, credentials, coordinator.succeed_identity)
+    finally:
+        await coordinator.close()

@@ -1,0 +1,344 @@
+"""A silo's identity key is succeeded by another one: on disk, at the coordinator, and at the silos that pinned it."""
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from security import files
+from security.errors import Conflict, IntegrityError, LoricaError, StateError, Unreachable
+from security.identifiers import Identity, Role
+from security.pki.identity_key import new_identity_key, public_key_bytes
+from security.pki.key_text import key_text
+from security.pki.succession import Succession, possession_statement, succession_statement
+from security.process_lock import ProcessLock
+from security.secure_aggregation.messages import Advertisement
+from silo_agent.cli import main as silo_main
+from silo_agent.edges.identity_succession import predecessors, require_settled, succeed
+from silo_agent.edges.key_store import load_credentials
+from silo_agent.edges.masking_journal import MaskingJournal
+from silo_agent.edges.masking_party import party_of
+from silo_agent.edges.trust_store import How, trust_store
+from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_wire.messages import RoundKey
+from silo_wire.renewal import succession_request
+from tests.support.command_line import run_command
+from tests.support.coordinator import (
+    BANK,
+    FEDERATION,
+    HOSPITAL,
+    FederationTemplate,
+    RunningCoordinator,
+    Silo,
+    refused,
+    running,
+)
+from tests.support.coordinator import federation_template as federation_template
+from tests.support.lifecycle import silo_at
+from tests.support.rogue_silos import ROGUE, SILOS, Attack, Declared, Play, PlayedSilo, make_rogue_template, played
+from tests.support.secagg_federation import attempt, opening
+
+import grpc  # isort: skip
+
+HOSPITAL_IDENTITY = Identity(FEDERATION, Role.SILO, HOSPITAL)
+Playing = Callable[..., AbstractAsyncContextManager[Play]]
+
+
+@pytest.fixture
+async def at(federation_template: FederationTemplate, tmp_path: Path) -> AsyncIterator[RunningCoordinator]:
+    async with running(federation_template.copy(tmp_path / "coordinator")) as coordinator:
+        yield coordinator
+
+
+def enrolled_key(at: RunningCoordinator) -> bytes:
+    store = at.coordinator.open_store()
+    try:
+        silo = store.silo(HOSPITAL)
+        assert silo is not None
+        return silo.identity_public_key
+    finally:
+        store.close()
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+async def test_rotate_makes_a_successor_that_the_coordinator_knows(
+    at: RunningCoordinator, federation_template: FederationTemplate, tmp_path: Path
+) -> None:
+    folder = silo_at(tmp_path / "silo", federation_template.silos[HOSPITAL], at.address)
+    before = load_credentials(folder)
+    keys = [before.identity_key.public_key()]
+    for times in (1, 2):
+        done = await asyncio.to_thread(run_command, silo_main, "identity", "rotate", "--dir", folder.root)
+        assert (done.code, done.err) == (0, "")
+        after = load_credentials(folder)
+        keys.append(after.identity_key.public_key())
+        assert key_text(after.identity, keys[-1]) in done.out
+        assert predecessors(folder)[-1].statement.hex() in done.out
+        assert enrolled_key(at) == public_key_bytes(keys[-1])
+        assert [one.key for one in predecessors(folder)] == [public_key_bytes(key) for key in keys[:times]]
+        assert after.tls_key_pem == before.tls_key_pem
+        assert not folder.next_identity_key.exists()
+    shown = run_command(silo_main, "identity", "show", "--dir", folder.root).out
+    assert [line.split()[1] for line in shown.splitlines()] == [key_text(before.identity, key) for key in keys]
+    read = json.loads(run_command(silo_main, "identity", "show", "--json", "--dir", folder.root).out)
+    assert read["identity_key"] == key_text(before.identity, keys[-1])
+    store = at.coordinator.open_store()
+    try:
+        chain = store.successions(HOSPITAL)
+    finally:
+        store.close()
+    assert [(one.predecessor, one.successor) for one in chain] == [(keys[0], keys[1]), (keys[1], keys[2])]
+    for one in chain:
+        one.check(HOSPITAL_IDENTITY)
+
+
+def test_rotate_beside_a_running_agent_or_without_the_coordinator_changes_nothing(
+    federation_template: FederationTemplate, tmp_path: Path
+) -> None:
+    folder = silo_at(tmp_path / "silo", federation_template.silos[HOSPITAL], "127.0.0.1:1")
+    before = folder.identity_key.read_bytes()
+    with ProcessLock(folder.lock, "silo agent"):
+        done = run_command(silo_main, "identity", "rotate", "--dir", folder.root)
+        done.is_refusal(Conflict, "stop it first")
+        assert not folder.next_identity_key.exists()
+    done = run_command(silo_main, "identity", "rotate", "--dir", folder.root)
+    done.is_refusal(Unreachable)
+    assert folder.identity_key.read_bytes() == before
+    # The coordinator may have heard of it, for all that this silo knows: no agent starts until it is settled.
+    started = run_command(silo_main, "start", "--data", tmp_path, "--dir", folder.root)
+    started.is_refusal(StateError, "identity.next", "silo-agent identity rotate")
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+async def test_a_kill_between_any_two_steps_leaves_one_way_to_go(
+    at: RunningCoordinator, federation_template: FederationTemplate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every write and the call is cut off in turn, before and after; the next run ends with one key, the enrolled one."""
+    folder = silo_at(tmp_path / "silo", federation_template.silos[HOSPITAL], at.address)
+    cut_off = 0
+    for cut in range(40):
+        calls = 0
+
+        def meet() -> None:
+            nonlocal calls
+            if calls == cut:  # noqa: B023
+                raise Killed
+            calls += 1
+
+        def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any) -> None:
+                meet()
+                real(*arguments)
+                meet()
+
+            return call
+
+        credentials = load_credentials(folder)
+        async with Silo(at, credentials) as silo:
+
+            async def send(succession: Succession, possession: bytes) -> None:
+                request = succession_request(
+                    federation=FEDERATION, silo=HOSPITAL, succession=succession, possession=possession
+                )
+                await silo.stub.SucceedIdentity(request)
+
+            async def cut_send(succession: Succession, possession: bytes) -> None:
+                meet()
+                await send(succession, possession)
+                meet()
+
+            killed = False
+            with monkeypatch.context() as patch:
+                patch.setattr(files, "replace", counted(files.replace))
+                patch.setattr(Path, "unlink", counted(Path.unlink))
+                try:
+                    await succeed(folder, credentials, cut_send)
+                except Killed:
+                    killed = True
+            after = load_credentials(folder)
+            if folder.next_identity_key.exists():
+                try:
+                    require_settled(folder)
+                except StateError:
+                    after = await succeed(folder, load_credentials(folder), send)
+            require_settled(folder)
+            assert not folder.next_identity_key.exists()
+            stored = load_credentials(folder).identity_key.public_key()
+            assert after.identity_key.public_key() == stored
+            assert enrolled_key(at) == public_key_bytes(stored)
+            chain = predecessors(folder)
+            for earlier, later in itertools.pairwise(chain):
+                assert earlier.successor == later.key
+            if chain:
+                assert chain[-1].successor == public_key_bytes(stored)
+            if not killed:
+                break
+            cut_off += 1
+    assert cut_off >= 8
+
+
+def test_rotate_while_an_attempt_is_journalled_here_is_refused(
+    federation_template: FederationTemplate, tmp_path: Path
+) -> None:
+    folder = silo_at(tmp_path / "silo", federation_template.silos[HOSPITAL], "127.0.0.1:1")
+    event = opening(HOSPITAL, attempt())
+    MaskingJournal(folder.masking, event.attempt.federation).append(event)
+    done = run_command(silo_main, "identity", "rotate", "--dir", folder.root)
+    assert done.code != 0
+    assert "secure aggregation is under way" in done.err
+    assert not folder.next_identity_key.exists()
+
+
+# --- who may not --------------------------------------------------------------------------------------------------------
+
+
+async def test_attack_successions_that_one_of_both_keys_did_not_sign(
+    at: RunningCoordinator, federation_template: FederationTemplate
+) -> None:
+    """A stolen TLS key names a successor, somebody names a key that is another's, a statement is moved to another silo."""
+    credentials = federation_template.silos[HOSPITAL]
+    bank = federation_template.silos[BANK]
+    old, new, stranger = credentials.identity_key, new_identity_key(), new_identity_key()
+    here, there = HOSPITAL_IDENTITY, bank.identity
+
+    def named(by: Any, successor: Any, identity: Identity = here) -> Succession:
+        return Succession(
+            predecessor=old.public_key(),
+            successor=successor.public_key(),
+            statement=succession_statement(by, identity=identity, new_key=successor.public_key()),
+        )
+
+    def proof(by: Any, identity: Identity = here) -> bytes:
+        return possession_statement(by, identity=identity, old_key=old.public_key())
+
+    async with Silo(at, credentials) as silo:
+        for succession, possession in (
+            (named(stranger, new), proof(new)),  # the old key did not sign
+            (named(old, new), proof(old)),  # nor did the new one
+            (named(old, bank.identity_key), proof(stranger)),  # a key of another silo, which did not sign
+            (named(old, new, there), proof(new)),
+            (named(old, new), proof(new, there)),
+        ):
+            request = succession_request(
+                federation=FEDERATION, silo=HOSPITAL, succession=succession, possession=possession
+            )
+            async with refused(at, IntegrityError, grpc.StatusCode.DATA_LOSS, "identity/succ"):
+                await silo.stub.SucceedIdentity(request)
+        request = succession_request(
+            federation=FEDERATION,
+            silo=HOSPITAL,
+            succession=named(old, bank.identity_key),
+            possession=proof(bank.identity_key),
+        )
+        async with refused(at, Conflict, grpc.StatusCode.ALREADY_EXISTS, "that of another silo"):
+            await silo.stub.SucceedIdentity(request)
+        # Someone who had an earlier key cannot name another successor of it later.
+        request = succession_request(
+            federation=FEDERATION, silo=HOSPITAL, succession=named(old, new), possession=proof(new)
+        )
+        await silo.stub.SucceedIdentity(request)
+        await silo.stub.SucceedIdentity(request)  # the same again is acknowledged
+        fork = succession_request(
+            federation=FEDERATION, silo=HOSPITAL, succession=named(old, stranger), possession=proof(stranger)
+        )
+        async with refused(at, Conflict, grpc.StatusCode.ALREADY_EXISTS, "not the one that is enrolled"):
+            await silo.stub.SucceedIdentity(fork)
+
+
+def test_a_pin_follows_signed_steps_and_nothing_else(federation_template: FederationTemplate, tmp_path: Path) -> None:
+    folder = silo_at(tmp_path / "silo", federation_template.silos[HOSPITAL], "127.0.0.1:1")
+    credentials = load_credentials(folder)
+    store = trust_store(folder, credentials)
+    identity = Identity(FEDERATION, Role.SILO, BANK)
+    first, second, third, stranger = (new_identity_key() for _ in range(4))
+
+    def step(old: Any, new: Any, by: Any = None, whose: Identity = identity) -> Succession:
+        statement = succession_statement(old, identity=whose, new_key=new.public_key())
+        if by is not None:
+            statement = succession_statement(by, identity=whose, new_key=new.public_key())
+        return Succession(predecessor=old.public_key(), successor=new.public_key(), statement=statement)
+
+    honest = (step(first, second), step(second, third))
+    store.follow(BANK, third.public_key(), honest)
+    assert store.peers() == ()  # nobody is pinned by following
+    store.add(BANK, first.public_key())
+    for key, steps in (
+        (stranger, (step(first, stranger, by=stranger),)),
+        (stranger, (step(first, stranger, whose=credentials.identity),)),
+        (stranger, honest),
+        (third, honest[1:]),  # a step is missing
+        (third, (honest[0], step(second, third, by=stranger))),
+        (third, ()),
+    ):
+        store.follow(BANK, key.public_key(), steps)
+        assert store.identities() == {BANK: first.public_key()}
+    own = step(first, credentials.identity_key)
+    store.follow(BANK, credentials.identity_key.public_key(), (own,))
+    assert store.identities() == {BANK: first.public_key()}
+    store.follow(BANK, third.public_key(), honest)
+    (pin,) = store.peers()
+    assert (pin.key, pin.predecessor, pin.how) == (third.public_key(), second.public_key(), How.ADDED)
+    store.follow(BANK, first.public_key(), honest)  # it never goes back
+    assert store.identities() == {BANK: third.public_key()}
+
+
+# --- peers, in real masked rounds ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def rogue_template(tmp_path_factory: pytest.TempPathFactory) -> FederationTemplate:
+    return make_rogue_template(tmp_path_factory.mktemp("rogue") / "coordinator")
+
+
+async def test_peers_follow_a_silo_that_changed_its_key_between_two_masked_rounds(
+    rogue_template: FederationTemplate, tmp_path: Path
+) -> None:
+    """In round 1 the change is refused, since the attempt knows the old key; round 2 is made by all, under the new one."""
+    asked: list[LoricaError] = []
+
+    async def attack(silo: PlayedSilo, key: RoundKey, message: Any) -> None:
+        who = silo.credentials
+        if isinstance(message, Advertisement) and key.round == 1:
+            new = new_identity_key()
+            old = who.identity_key
+            succession = Succession(
+                predecessor=old.public_key(),
+                successor=new.public_key(),
+                statement=succession_statement(old, identity=who.identity, new_key=new.public_key()),
+            )
+            possession = possession_statement(new, identity=who.identity, old_key=old.public_key())
+            with pytest.raises(StateError, match="knows silo rogue-d by its present identity key") as caught:
+                await silo.client.succeed_identity(succession, possession)
+            asked.append(caught.value)
+            with pytest.raises(StateError, match="secure aggregation is under way here"):
+                await succeed(silo.folder, who, silo.client.succeed_identity)
+        if isinstance(message, Declared) and key.round == 2:
+            # What a restart between the rounds does, without the wait for one.
+            silo.credentials = await succeed(silo.folder, who, silo.client.succeed_identity)
+            policy = SiloPolicy(rules=PolicyRules(), silo=silo.name)
+            silo.masking._party = party_of(silo.folder, silo.credentials, policy)
+        await silo.send(key, message)
+
+    took: Attack = attack
+    async with played(rogue_template, tmp_path, took) as play:
+        first = play.rogue.credentials.identity_key.public_key()
+        play.check_made_by(await play.closed(1), *SILOS)
+        play.check_made_by(await play.closed(2), *SILOS)
+        second = play.rogue.credentials.identity_key.public_key()
+        assert second != first
+        for name in SILOS:
+            if name != ROGUE:
+                silo = play.silos[name]
+                (pin,) = [one for one in trust_store(silo.folder, silo.credentials).peers() if one.silo == ROGUE]
+                assert (pin.key, pin.predecessor) == (second, first)
+    assert len(asked) == 1
