@@ -72,7 +72,9 @@ class Listener:
         try:
             speaks_it = await asyncio.to_thread(_speaks_tls_1_2, address(self._address).host, port)
         except asyncio.CancelledError:
-            await server.stop(None)  # nobody else knows of it yet, and one that is left would keep the process from ending
+            await server.stop(
+                None
+            )  # nobody else knows of it yet, and one that is left would keep the process from ending
             raise
         if speaks_it:
             await server.stop(None)
