@@ -70,7 +70,14 @@ class Listener:
             await server.stop(None)
             raise self._unusable()
         await server.start()
-        if await asyncio.to_thread(_speaks_tls_1_2, address(self._address).host, port):
+        try:
+            speaks_it = await asyncio.to_thread(_speaks_tls_1_2, address(self._address).host, port)
+        except asyncio.CancelledError:
+            await server.stop(
+                None
+            )  # nobody else knows of it yet, and one that is left would keep the process from ending
+            raise
+        if speaks_it:
             await server.stop(None)
             raise StateError(
                 f"{self._address} accepted TLS 1.2, which must be off: gRPC was imported before silo_wire, or its TLS has "

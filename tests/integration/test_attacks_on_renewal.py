@@ -10,6 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from coordinator.rounds.states import Collecting
+from security import files
 from security.errors import AuthenticationError, AuthorisationError, IntegrityError, MalformedMessage
 from security.identifiers import FederationName, Identity, Role, coordinator_dns_name
 from security.pki.authority import Authority
@@ -43,6 +44,7 @@ from tests.support.coordinator import (
     header_piece,
     refused,
     running,
+    until,
 )
 from tests.support.coordinator import federation_template as federation_template
 from tests.support.lifecycle import kept_agent, silo_at
@@ -156,6 +158,42 @@ async def test_the_coordinators_own_certificate_is_renewed_while_it_serves(at: R
     metric = at.metrics.registry.get_sample_value("lorica_certificate_expiry_timestamp_seconds")
     assert metric == expires.timestamp()
     assert (at.metrics.registry.get_sample_value("lorica_authority_expiry_timestamp_seconds") or 0) > metric
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("instant", ["before", "after"])
+async def test_a_kill_as_the_renewed_certificate_is_written_leaves_a_silo_that_connects(
+    at: RunningCoordinator,
+    federation_template: FederationTemplate,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    instant: str,
+) -> None:
+    """The coordinator has issued another certificate: the one before is as good, and renews."""
+    folder = silo_at(tmp_path / "silo", federation_template.silos[HOSPITAL], at.address)
+    before = load_credentials(folder).certificate
+    real = files.replace
+
+    def killed(*arguments: object) -> None:
+        if instant == "after":
+            real(*arguments)  # type: ignore[arg-type]
+        raise Killed
+
+    async with kept_agent(folder, attend=False) as agent:
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "replace", killed)
+            with pytest.raises(Killed):
+                await agent.certificate.renew()
+    assert (load_credentials(folder).certificate == before) is (instant == "before")
+    async with kept_agent(folder) as agent:
+        await agent.order(Prepare)
+        await agent.certificate.renew()
+        expires = agent.stored.certificate.not_valid_after_utc.timestamp()
+    name, labels = "lorica_enrolled_silo_certificate_expiry_timestamp_seconds", {"silo": HOSPITAL}
+    await until(lambda: at.metrics.registry.get_sample_value(name, labels) == expires)
 
 
 # --- who may not ------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """One authority follows another while silos stay connected, an institution's CA certifies one, and a kill between any two steps."""
 
 import asyncio
+import json
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -421,6 +422,28 @@ def test_exported_authority_comes_back_on_a_machine_without_one(
     before, after = Authorities.load(folder.keys), Authorities.load(other.keys)
     assert after.trust == before.trust
     assert after.issuing.key_pem() == before.issuing.key_pem()
+
+
+def test_commands_take_every_step_without_a_running_coordinator(
+    federation_template: FederationTemplate, tmp_path: Path
+) -> None:
+    folder = federation_template.copy(tmp_path / "coordinator")
+
+    def command(*arguments: str):  # type: ignore[no-untyped-def]
+        return run_command(coordinator_main, "ca", *arguments, "--dir", folder.root)
+
+    def listed() -> dict[str, str]:
+        return {row["name"]: row["stage"] for row in json.loads(command("show", "--json").out)}
+
+    assert listed() == {"ca": "issuing"}
+    assert "successor" in command("rotate").out
+    command("activate").is_refusal(StateError, HOSPITAL, BANK, "--force")
+    assert command("activate", "--force").code == 0
+    assert listed() == {"ca-2": "issuing", "ca": "trusted"}
+    command("retire").is_refusal(StateError, HOSPITAL, BANK, "--force")
+    assert command("retire", "--force").code == 0
+    assert "ca-2" in command("show").out
+    assert listed() == {"ca-2": "issuing"}
 
 
 # --- by itself, and killed between any two steps ----------------------------------------------------------------------------
