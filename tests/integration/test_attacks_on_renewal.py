@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from coordinator.edges.key_store import register_entry
 from coordinator.rounds.states import Collecting
 from security import files
 from security.errors import AuthenticationError, AuthorisationError, IntegrityError, MalformedMessage
@@ -134,6 +135,7 @@ async def test_an_agent_renews_by_itself_when_two_thirds_are_over(
     names = [uri(HOSPITAL_IDENTITY.uri)]
     aged = parse_certificate(forge(at.coordinator.keys.authority, names, begin=begin, end=end, key=old.tls_key))
     store_tls(folder, replace(old, certificate=aged))
+    await at.service.register.add(register_entry(aged, begin))
     async with kept_agent(folder) as agent:
         await agent.until(lambda: agent.times("certificate-renewed") == 1)
         assert agent.stored.certificate.not_valid_after_utc > datetime.now(UTC) + timedelta(days=6)
