@@ -19,7 +19,9 @@ from prometheus_client import CollectorRegistry
 from rich.console import Console
 from rich.table import Table
 
+from coordinator.audit_commands import audit_app
 from coordinator.composition import Coordinator, serve
+from coordinator.edges.audited import AuditedOperator
 from coordinator.edges.coordinator_folder import CoordinatorFolder, coordinator_folder, remember
 from coordinator.edges.key_store import KeyStore
 from coordinator.edges.metrics import CoordinatorMetrics
@@ -43,6 +45,7 @@ DEFAULT_SIZE = "mini"
 app = typer.Typer(help="Run the coordinator of a federation.", no_args_is_help=True, pretty_exceptions_enable=False)
 plan_app = typer.Typer(help="Make, look at, start and stop plans.", no_args_is_help=True)
 app.add_typer(plan_app, name="plan")
+app.add_typer(audit_app, name="audit")
 
 Dir = Annotated[
     Path | None,
@@ -420,14 +423,18 @@ async def _ask_offline(
     coordinator: Coordinator, ask: Callable[["operator_pb2_grpc.OperatorAsyncStub"], Awaitable[Reply]]
 ) -> Reply:
     _log_to_stderr("error")
-    async with coordinator.service(CoordinatorMetrics(CollectorRegistry())) as (service, _):
-        return await ask(_Direct(OperatorServicer(service)))  # type: ignore[arg-type]  # the same calls, without a wire
+    audit = coordinator.audit()
+    async with coordinator.service(CoordinatorMetrics(CollectorRegistry()), audit=audit) as (service, _):
+        try:
+            return await ask(_Direct(AuditedOperator(OperatorServicer(service), audit)))  # type: ignore[arg-type]  # the same calls, without a wire
+        finally:
+            audit.seal()
 
 
 class _Direct:
     """A stub whose calls go straight to the servicer."""
 
-    def __init__(self, servicer: OperatorServicer) -> None:
+    def __init__(self, servicer: AuditedOperator) -> None:
         self._servicer = servicer
 
     def __getattr__(self, name: str) -> Callable[[object], Awaitable[object]]:

@@ -11,9 +11,11 @@ from datetime import UTC, datetime
 import structlog
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry, start_http_server
 
+from coordinator.edges.audited import AuditedOperator, AuditedStore, RefusalLog, released
 from coordinator.edges.coordinator_folder import CoordinatorFolder
 from coordinator.edges.enrolment_servicer import EnrolmentServicer
 from coordinator.edges.federation_servicer import FederationServicer
+from coordinator.edges.gate import Refusal
 from coordinator.edges.grpc_server import enrolment_listener, serve_while_open, silo_listener
 from coordinator.edges.key_store import KeyStore
 from coordinator.edges.metrics import CoordinatorMetrics
@@ -28,12 +30,14 @@ from coordinator.plans.plan_shelf import PlanShelf
 from coordinator.service.federation import Federation
 from coordinator.service.ports import Aggregator, Clock
 from coordinator.settings import Settings, reachable
-from security.errors import ConfigurationError, StorageError
-from security.identifiers import FederationName
+from security.audit.log_file import AuditLog
+from security.errors import ConfigurationError, LoricaError, StorageError
+from security.identifiers import FederationName, Identity, Role
 from security.privacy.ledger import Entry
 from silo_wire.canonical import Digest
 from silo_wire.listen_address import address
 from silo_wire.plan import Plan, PlanBundle
+from silo_wire.sealed_log import kept_log
 
 _log = structlog.get_logger(__name__)
 
@@ -84,7 +88,12 @@ class Coordinator:
     @property
     def releases(self) -> ReleaseLedger:
         """What was released under silo-level privacy, of all plans."""
-        return ReleaseLedger(self.settings.state_folder / "privacy")
+        return ReleaseLedger(self.settings.state_folder / "privacy", tell=released(self.audit()))
+
+    def audit(self, clock: Clock = time.time) -> AuditLog:
+        """The coordinator's audit log; nothing of it is read before something is entered."""
+        writer = Identity(self.federation, Role.COORDINATOR).uri
+        return AuditLog(self.folder.audit, writer=writer, key=self.keys.identity, clock=clock)
 
     def released(self) -> list[tuple[Plan, list[Entry]]]:
         """Every plan of which sums were released so, in the order of the first, with its entries."""
@@ -114,7 +123,7 @@ class Coordinator:
 
     @asynccontextmanager
     async def service(
-        self, metrics: CoordinatorMetrics, *, clock: Clock = time.time
+        self, metrics: CoordinatorMetrics, *, audit: AuditLog, clock: Clock = time.time
     ) -> AsyncIterator[tuple[Federation, asyncio.Task[None]]]:
         """The service on this folder's state, and the task that is its loop. The caller holds the folder's lock."""
         store = self.open_store()
@@ -122,11 +131,12 @@ class Coordinator:
             spools = Spools(self.settings.state_folder / "spools")
             service = Federation(
                 federation=self.federation,
-                store=store,
+                store=AuditedStore(store, audit),
                 shelf=self.shelf,
                 open_plan=plan_parts(self.settings.state_folder, spools=spools, make_aggregator=self._aggregator),
                 spools=spools,
                 keys=self.keys,
+                audit=audit,
                 observer=metrics,
                 clock=clock,
             )
@@ -184,7 +194,17 @@ async def serving(
     settings = coordinator.settings
     pair = coordinator.keys.server_pair(datetime.now(UTC))
     metrics.certificate_expiry.set(pair.expires.timestamp())
-    async with coordinator.service(metrics, clock=clock) as (service, loop):
+    audit = coordinator.audit(clock)
+    refusals = RefusalLog(audit, clock)
+
+    def refused(refusal: Refusal) -> None:
+        metrics.refused(refusal.kind)
+        refusals.refused(refusal)
+
+    async with (
+        kept_log(audit, refusals, _complain),
+        coordinator.service(metrics, audit=audit, clock=clock) as (service, loop),
+    ):
         if offer:
             await service.offer_plan(offer)
         silos = silo_listener(
@@ -192,17 +212,17 @@ async def serving(
             pair=pair,
             trust=coordinator.keys.trust,
             federation=coordinator.federation,
-            on_refused=metrics.refused,
+            on_refused=refused,
             federation_service=FederationServicer(
                 service, coordinator.federation, on_sent=metrics.sent.inc, on_received=metrics.received.inc
             ),
-            operator_service=OperatorServicer(service),
+            operator_service=AuditedOperator(OperatorServicer(service), audit),  # type: ignore[arg-type]  # as above
         )
         public = settings.public.hosts[0]
         enrolment = enrolment_listener(
             settings.listen.enrolment,
             pair=pair,
-            on_refused=metrics.refused,
+            on_refused=refused,
             enrolment_service=EnrolmentServicer(
                 service.enrolment,
                 coordinator.federation,
@@ -221,6 +241,10 @@ async def serving(
             await asyncio.gather(door, return_exceptions=True)
             await enrolment.stop()
             await silos.stop()
+
+
+def _complain(error: LoricaError) -> None:
+    _log.error("the audit log cannot be added to", error=str(error))
 
 
 async def serve(coordinator: Coordinator, *, offer: str, ready: Callable[[], None]) -> None:

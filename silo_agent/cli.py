@@ -7,6 +7,7 @@ import asyncio
 import json
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -28,6 +29,7 @@ from security.errors import (
     StateError,
     UnsafeSql,
 )
+from silo_agent.audit_commands import audit_app
 from silo_agent.command_line import (
     Choice,
     Config,
@@ -64,6 +66,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(audit_app, name="audit")
 app.add_typer(plan_app, name="plan")
 app.add_typer(privacy_app, name="privacy")
 app.add_typer(trust_app, name="trust")
@@ -106,7 +109,10 @@ def enroll(
     directory: Dir = None,
 ) -> None:
     """Make this silo's keys, prove the token, and store the certificate. Private keys never leave the folder."""
+    from security.audit.entry import Event
     from security.pki.enrolment_token import decode
+    from security.pki.identity_key import public_key_bytes
+    from silo_agent.edges.audit_log import audited
     from silo_agent.edges.enrolment_client import enrol
     from silo_agent.edges.key_store import refuse_second_enrolment, store_credentials
 
@@ -116,6 +122,15 @@ def enroll(
     folder.make()
     credentials = asyncio.run(enrol(parsed, now=datetime.now(UTC), agent_version=agent_version()))
     store_credentials(folder, credentials)
+    with audited(folder, credentials) as log:
+        log.append(
+            Event.ENROLLED,
+            who=credentials.identity.uri,
+            coordinator=credentials.address,
+            coordinator_key=public_key_bytes(credentials.coordinator_key).hex(),
+            identity_key=public_key_bytes(credentials.identity_key.public_key()).hex(),
+            certificate=f"{credentials.certificate.serial_number:x}",
+        )
     print(f"enrolled {credentials.identity.uri} in {folder.root}")
     print(f"certificate valid until {credentials.certificate.not_valid_after_utc.isoformat()}")
 
@@ -161,6 +176,7 @@ async def _run_agent(
 ) -> None:
     from rich.console import Console
 
+    from silo_agent.edges.audit_log import audit_log
     from silo_agent.edges.channel import mutual_channel
     from silo_agent.edges.display import LogDisplay, TerminalDisplay
     from silo_agent.edges.grpc_client import GrpcCoordinator
@@ -173,7 +189,9 @@ async def _run_agent(
     from silo_agent.edges.plan_store import PlanStore
     from silo_agent.edges.privacy_ledger import guard_of
     from silo_agent.service.agent import AgentService
+    from silo_agent.service.audited import AuditedCoordinator, AuditedGate, AuditedObserver, SiloAudit
     from silo_agent.service.masking import Masking
+    from silo_wire.sealed_log import kept_log
 
     sources = _sources(folder, settings)
     sources.data()  # bad data ends the command here, before anything heavy is loaded
@@ -184,27 +202,41 @@ async def _run_agent(
     ):
         policy = policy_of(folder, credentials, settings)
         trainer = _workshop(settings, policy, sources)
-        observer = SiloObserver(journal=journal, metrics=metrics, display=display)
-        async with mutual_channel(credentials) as channel:
-            coordinator = GrpcCoordinator(
+        log = audit_log(folder, credentials)
+        audit = SiloAudit(
+            log,
+            federation=credentials.federation,
+            silo=credentials.silo,
+            ledger_head=journal.ledger_head,
+            clock=time.time,
+        )
+        observer = AuditedObserver(SiloObserver(journal=journal, metrics=metrics, display=display), audit)
+
+        def on_trouble(error: LoricaError) -> None:
+            display.note("audit-log", detail=str(error))
+
+        async with kept_log(log, audit, on_trouble), mutual_channel(credentials) as channel:
+            client = GrpcCoordinator(
                 channel=channel,
                 credentials=credentials,
                 models=ModelCache(folder.models, kept=settings.storage.models_kept),
                 agent_version=agent_version(),
                 unreachable=observer.unreachable,
                 instance=next_instance(journal, folder.root),
+                log_head=log.head,
             )
+            coordinator = AuditedCoordinator(client, audit)
             service = AgentService(
                 federation=credentials.federation,
                 coordinator=coordinator,
                 journal=journal,
                 plans=PlanStore(folder.plans),
-                gate=policy,
+                gate=AuditedGate(policy, audit, settings.policy),
                 trainer=trainer,
                 masking=Masking(
                     journal=MaskingJournal(folder.masking, credentials.federation),
                     coordinator=coordinator,
-                    party=party_of(folder, credentials, policy),
+                    party=party_of(folder, credentials, policy, log),
                 ),
                 privacy=guard_of(folder, credentials, policy, journal),
                 display=display,
@@ -243,8 +275,13 @@ def resume(directory: Dir = None) -> None:
 
 
 def _set_paused(directory: Path | None, paused: bool) -> None:
+    from security.audit.entry import Event
+    from silo_agent.edges.audit_log import audited
+
     folder = silo_folder(directory)
-    with open_journal(folder, credentials_of(folder)) as journal:
+    credentials = credentials_of(folder)
+    with open_journal(folder, credentials) as journal, audited(folder, credentials) as log:
+        log.append(Event.PAUSED if paused else Event.RESUMED)
         journal.set_paused(paused)
     print(f"{'paused' if paused else 'resumed'}; {tell_agent(folder)}")
 

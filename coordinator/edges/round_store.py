@@ -51,9 +51,9 @@ from coordinator.rounds.effects import (
 )
 from coordinator.rounds.states import Idle, State
 from coordinator.service.records import EnrolledSilo, Invitation, MaskedTotals, RoundRow, SignedModel, SiloRow
+from security.chain import Head
 from security.errors import AuthenticationError, StorageError
 from security.identifiers import FederationName, SiloName
-from security.privacy.ledger import Head
 from silo_wire.canonical import Digest
 from silo_wire.messages import Evaluation, RoundKey
 

@@ -26,15 +26,26 @@ from coordinator.service.attendance import Attendance, Seat
 from coordinator.service.chunk_cache import ChunkCache
 from coordinator.service.enrolment import Enrolment
 from coordinator.service.plan_desk import OpenedPlan, PlanDesk, terms_of
-from coordinator.service.ports import Clock, Keys, ModelStore, Observer, OpenPlan, PlanShelf, RoundStore, Spools
+from coordinator.service.ports import (
+    AuditPort,
+    Clock,
+    Keys,
+    ModelStore,
+    Observer,
+    OpenPlan,
+    PlanShelf,
+    RoundStore,
+    Spools,
+)
+from coordinator.service.receipts import Receipts
 from coordinator.service.records import RoundRow
 from coordinator.service.round_loop import RETRY_S, RoundLoop
 from coordinator.service.standing import Standing, counts, standing
 from coordinator.service.threads import Threads
 from coordinator.service.uploads import Upload, Uploads
+from security.chain import Head
 from security.errors import AuthorisationError, Conflict, MalformedMessage, StateError, WrongTime
 from security.identifiers import FederationName, SiloName
-from security.privacy.ledger import Head
 from silo_wire.canonical import Digest
 from silo_wire.ledger_receipt import LEDGER_DOMAIN, LedgerReceipt, ledger_statement
 from silo_wire.messages import (
@@ -85,6 +96,7 @@ class Federation:
         open_plan: OpenPlan,
         spools: Spools,
         keys: Keys,
+        audit: AuditPort,
         observer: Observer,
         clock: Clock,
         retry_s: float = RETRY_S,
@@ -109,7 +121,13 @@ class Federation:
         )
         self._attendance = Attendance()
         self._uploads = Uploads(
-            loop=self._loop, desk=self._desk, spools=spools, store=store, clock=clock, threads=self._threads
+            loop=self._loop,
+            desk=self._desk,
+            spools=spools,
+            store=store,
+            receipts=Receipts(audit=audit, keys=keys, threads=self._threads),
+            clock=clock,
+            threads=self._threads,
         )
         self.enrolment = Enrolment(store=store, keys=keys, loop=self._loop, clock=clock, threads=self._threads)
         self._loop.on_change.append(self._changed)

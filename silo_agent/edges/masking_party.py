@@ -2,6 +2,9 @@
 
 from collections.abc import Callable
 
+from security.audit.entry import Event
+from security.audit.log_file import AuditLog
+from security.pki.identity_key import public_key_bytes
 from security.secure_aggregation.roster import Roster
 from security.secure_aggregation.silo_machine import Party
 from silo_agent.edges.key_store import SiloCredentials
@@ -11,19 +14,26 @@ from silo_agent.policy import SiloPolicy
 from silo_wire.messages import Mask
 
 
-def party_of(folder: SiloFolder, credentials: SiloCredentials, policy: SiloPolicy) -> Callable[[Mask], Party]:
+def party_of(
+    folder: SiloFolder, credentials: SiloCredentials, policy: SiloPolicy, log: AuditLog | None = None
+) -> Callable[[Mask], Party]:
     """What `Masking` asks for with each order. Where the policy opts in, members of a roster that are unknown are pinned then.
 
-    It raises PolicyRefusal for a key that is not the pinned one, ConfigurationError for a damaged file of pins.
+    Such pins are entered into `log`. It raises PolicyRefusal for a key that is not the pinned one, ConfigurationError for a damaged file of pins.
     """
     first_use = policy.rules.trust_on_first_use
     store = trust_store(folder, credentials, first_use=first_use)
 
     def party(order: Mask) -> Party:
         if first_use and isinstance(order.message, Roster):
+            known = store.identities()
             for silo, key in order.identities:
                 if silo != credentials.silo:
                     store.trusted_on_first_use(silo, key)
+                    if log is not None and silo not in known:
+                        log.append(
+                            Event.PIN_ADDED, who=log.writer, silo=silo, key=public_key_bytes(key).hex(), how="first use"
+                        )
         return Party(
             federation=credentials.federation,
             silo=credentials.silo,

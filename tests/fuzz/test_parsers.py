@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from coordinator import model_file
 from coordinator.edges.stored_vector import manifest_fields, manifest_from_fields, read_record, write_record
 from coordinator.settings import Settings, settings_text
+from security.chain import Head
 from security.errors import IntegrityError, LoricaError, MalformedMessage
 from security.identifiers import FederationName, Identity, Role, SiloName
 from security.pki.authority import Authority
@@ -34,7 +35,6 @@ from security.pki.peer import identify_client
 from security.pki.pins import spki_pin
 from security.pki.tls_key import new_tls_key
 from security.pki.trust_bundle import TrustBundle
-from security.privacy.ledger import Head
 from security.secure_aggregation import coordinator_machine, silo_machine
 from security.secure_aggregation.messages import (
     Advertisement,

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from security.chain import Head
 from security.errors import DataError, StateError
 from security.pki.identity_key import new_identity_key, sign, verify
-from security.privacy.ledger import Head, head_of
+from security.privacy.ledger import head_of
 from silo_agent.edges.grpc_client import GrpcCoordinator
 from silo_agent.edges.privacy_ledger import PrivacyLedgerFile
 from silo_agent.edges.round_journal import LastModel, RoundJournal
