@@ -17,6 +17,7 @@ from security.errors import IntegrityError
 DOMAIN: Final = "lorica/v1/audit-log"
 LOCAL: Final = "local"
 """On whose account: people at the machine that the log is of."""
+SALT_BYTES: Final = 16
 MOST_LINE_BYTES: Final = 1 << 20
 MOST_TEXT_CHARACTERS: Final = 100_000
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
@@ -69,7 +70,10 @@ class Event(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """`at` is in seconds since 1970; `who` an identity URI, an address that nobody vouches for, or LOCAL."""
+    """`at` is in seconds since 1970; `who` an identity URI, an address that nobody vouches for, or LOCAL.
+
+    `salt` is random: the other side learns the digest, and could otherwise find out by guessing what an entry says.
+    """
 
     sequence: int
     previous: str
@@ -77,6 +81,7 @@ class Entry:
     event: Event
     who: str
     details: Mapping[str, Particular]
+    salt: str
 
     def __post_init__(self) -> None:
         for name, value in self.details.items():
@@ -114,6 +119,7 @@ class Entry:
             "details": dict(self.details),
             "event": self.event.value,
             "previous": self.previous,
+            "salt": self.salt,
             "sequence": self.sequence,
             "who": self.who,
         }
@@ -134,6 +140,7 @@ def entry_from_line(line: bytes, where: str) -> Entry:
             event=Event(value["event"]),
             who=text(value["who"]),
             details=value["details"],
+            salt=text(value["salt"]),
         )
         whole = entry.line()
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:

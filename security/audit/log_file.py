@@ -10,6 +10,7 @@ a crash, or is being written.
 
 import fcntl
 import os
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from security.audit.entry import LOCAL, MOST_TEXT_CHARACTERS, Entry, Event, Particular, entry_from_line
+from security.audit.entry import LOCAL, MOST_TEXT_CHARACTERS, SALT_BYTES, Entry, Event, Particular, entry_from_line
 from security.audit.signed_head import SignedHead
 from security.audit.verification import Position, Verification, seal_particulars
 from security.chain import Head
@@ -74,7 +75,13 @@ class AuditLog:
                 nonlocal position
                 head = position.head
                 entry = Entry(
-                    sequence=head.sequence + 1, previous=head.digest, at=now, event=kind, who=by, details=particulars
+                    sequence=head.sequence + 1,
+                    previous=head.digest,
+                    at=now,
+                    event=kind,
+                    who=by,
+                    details=particulars,
+                    salt=secrets.token_hex(SALT_BYTES),
                 )
                 fresh.append(entry)
                 position = position.after(entry)

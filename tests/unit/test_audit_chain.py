@@ -59,6 +59,7 @@ def chain(*told: tuple[Event, dict[str, Any]], seal_each: int = 3, key: Any = KE
             event=event,
             who=who,
             details=details,
+            salt="5a" * 16,
         )
         out.append(entry.line())
         position = position.after(entry)
@@ -99,7 +100,7 @@ def test_what_was_written_verifies_and_is_read_back(log: list[bytes]) -> None:
 @pytest.mark.parametrize("details", [{"A": 1}, {"a": 1.5}, {"a": True}, {"a": None}, {"": 1}, {"a": "x" * 100_001}])
 def test_particulars_are_texts_and_whole_numbers(details: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="audit entry"):
-        Entry(sequence=1, previous=NO_ENTRY, at=1, event=Event.STARTED, who="local", details=details)
+        Entry(sequence=1, previous=NO_ENTRY, at=1, event=Event.STARTED, who="local", details=details, salt="")
 
 
 # --- attacks on a log
@@ -401,6 +402,15 @@ def test_files_follow_each_other_and_none_can_be_left_out(tmp_path: Path) -> Non
             later.unlink()
     with pytest.raises(IntegrityError, match="was cut off"):
         verified([line.content for line in disk.read()], Known(head=walk.position.head, by="the coordinator"))
+
+
+def test_equal_entries_have_other_digests(disk: Disk) -> None:
+    """The other side learns digests: without salt it could guess what an entry says, and see that it guessed right."""
+    for _ in range(2):
+        disk.log.append(Event.TRAINED, round=1)
+    one, two = (entry_from_line(line.content, line.where) for line in disk.read())
+    assert replace(one, sequence=2, previous=two.previous).digest != two.digest
+    assert (one.details, one.at) == (two.details, two.at)
 
 
 def test_a_line_that_a_crash_tore_was_never_there(disk: Disk) -> None:
