@@ -40,11 +40,16 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tail:
-    """The newest file as this process left it: `number` from 1, `size` in bytes that are whole lines."""
+    """The newest file as this process left it: `number` from 1, `size` in bytes that are whole lines, `torn` what follows them."""
 
     number: int
     size: int
+    torn: int = 0
     position: Position
+
+    def is_full(self, most: int) -> bool:
+        """Whether the next entry begins another file: this one has to end with a seal, and nothing torn behind it."""
+        return self.size >= most and not self.position.unsealed and not self.torn
 
 
 class AuditLog:
@@ -91,7 +96,7 @@ class AuditLog:
                 add(Event.SEALED, self.writer, seal_particulars(signed))
 
             def is_full() -> bool:
-                size = 0 if tail.size >= self._segment_bytes else tail.size
+                size = 0 if tail.is_full(self._segment_bytes) else tail.size
                 return size + sum(len(entry.line()) for entry in fresh) >= self._segment_bytes
 
             if position.clock_went_back(now):
@@ -149,7 +154,7 @@ class AuditLog:
         if not entries:
             return
         data = b"".join(entry.line() for entry in entries)
-        full = tail.size >= self._segment_bytes
+        full = tail.is_full(self._segment_bytes)
         number, at = (tail.number + 1, 0) if full else (tail.number, tail.size)
         self._tail = None  # until it is known to be written
         append_private(segment(self.folder, number), data, at, remedy=_REMEDY)
@@ -192,11 +197,12 @@ def _read_tail(folder: Path) -> _Tail:
     paths = segments(folder)
     if not paths:
         return _Tail(number=1, size=0, position=Position())
-    newest, _ = _whole_lines(paths[-1])
+    newest, torn = _whole_lines(paths[-1])
     walk = Verification(at=_end_of(paths[-2]) if len(paths) > 1 else None)
     for line in newest:
         walk.take(line.content, line.where)
-    return _Tail(number=len(paths), size=sum(len(line.content) for line in newest), position=walk.position)
+    size = sum(len(line.content) for line in newest)
+    return _Tail(number=len(paths), size=size, torn=torn, position=walk.position)
 
 
 def _end_of(path: Path) -> Position:

@@ -258,9 +258,9 @@ def dies_before_the_update_is_journalled(patch: pytest.MonkeyPatch, die: Callabl
 def dies_before_the_upload(patch: pytest.MonkeyPatch, die: Callable[[], None]) -> None:
     whole = GrpcCoordinator.upload
 
-    async def upload(client: GrpcCoordinator, *arguments: Any, **named: Any) -> None:
+    async def upload(client: GrpcCoordinator, *arguments: Any, **named: Any) -> Any:
         die()
-        await whole(client, *arguments, **named)
+        return await whole(client, *arguments, **named)
 
     patch.setattr(GrpcCoordinator, "upload", upload)
 

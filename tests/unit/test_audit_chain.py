@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from security.audit.entry import Entry, Event, entry_from_line
@@ -427,6 +427,18 @@ def test_a_line_that_a_crash_tore_was_never_there(disk: Disk) -> None:
     assert b'"round":3' in segment(disk.folder, 1).read_bytes()
 
 
+def test_a_crash_that_tears_the_seal_of_a_full_file(tmp_path: Path) -> None:
+    disk = Disk(tmp_path / "audit", segment_bytes=1)
+    disk.log.append(Event.TRAINED, round=1)
+    path = segment(disk.folder, 1)
+    path.write_bytes(path.read_bytes()[:-20])
+    disk.process().append(Event.TRAINED, round=2)
+    assert disk.events() == [Event.TRAINED, Event.TRAINED, Event.SEALED]
+    disk.process().append(Event.TRAINED, round=3)
+    disk.verified()
+    assert segment(disk.folder, 2).exists()
+
+
 @pytest.mark.parametrize("crash", ["before the first line is whole", "after it"])
 def test_a_crash_at_the_beginning_of_a_file(tmp_path: Path, crash: str) -> None:
     disk = Disk(tmp_path / "audit", segment_bytes=1)
@@ -477,6 +489,7 @@ OPERATIONS = st.lists(
 
 
 @given(OPERATIONS)
+@example(["append"] * 5 + ["tear", "append"])  # a file that is full
 @settings(max_examples=40, deadline=None)
 def test_whatever_a_writer_lives_through_its_log_verifies(operations: list[str]) -> None:
     import tempfile
