@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 
 import structlog
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry, start_http_server
@@ -88,7 +89,7 @@ class Coordinator:
     @property
     def releases(self) -> ReleaseLedger:
         """What was released under silo-level privacy, of all plans."""
-        return ReleaseLedger(self.settings.state_folder / "privacy", tell=released(self.audit()))
+        return ReleaseLedger(self.settings.state_folder / "privacy")
 
     def audit(self, clock: Clock = time.time) -> AuditLog:
         """The coordinator's audit log; nothing of it is read before something is entered."""
@@ -133,7 +134,9 @@ class Coordinator:
                 federation=self.federation,
                 store=AuditedStore(store, audit),
                 shelf=self.shelf,
-                open_plan=plan_parts(self.settings.state_folder, spools=spools, make_aggregator=self._aggregator),
+                open_plan=plan_parts(
+                    self.settings.state_folder, spools=spools, make_aggregator=partial(self._aggregator, audit)
+                ),
                 spools=spools,
                 keys=self.keys,
                 audit=audit,
@@ -151,7 +154,7 @@ class Coordinator:
         finally:
             store.close()
 
-    def _aggregator(self, bundle: PlanBundle, models: ModelStore, spools: Spools) -> Aggregator:
+    def _aggregator(self, audit: AuditLog, bundle: PlanBundle, models: ModelStore, spools: Spools) -> Aggregator:
         # Here, not above: torch takes seconds to import, and most commands do without it.
         import torch
 
@@ -167,7 +170,7 @@ class Coordinator:
             update_dtype=bundle.plan.wire.update,
             device=device,
             privacy=bundle.plan.privacy,
-            releases=self.releases,
+            releases=ReleaseLedger(self.settings.state_folder / "privacy", tell=released(audit)),
         )
 
     def check_device(self) -> None:

@@ -27,12 +27,15 @@ from security.audit.verification import Position, seal_particulars
 from security.chain import Head
 from security.errors import ConfigurationError, IntegrityError, MalformedMessage, StateError, StorageError
 from security.files import write_private
+from security.identifiers import Identity, Role
 from security.pki.identity_key import new_identity_key, public_key_bytes
+from security.pki.key_text import key_text
 from security.privacy.ledger import head_of
 from security.privacy.ledger_file import PrivacyLedgerFile
 from silo_agent.cli import main as silo_main
 from silo_agent.edges.key_store import SiloCredentials, store_credentials
 from silo_agent.edges.silo_folder import SiloFolder
+from silo_agent.policy import PolicyRules
 from silo_wire.messages import Train
 from silo_wire.transport import error_of
 from silo_wire.update_receipt import UpdateReceipt
@@ -403,6 +406,49 @@ async def test_a_coordinator_gives_a_false_receipt(
     assert Event.RECEIPT not in events
     assert silo.refusals() == ["IntegrityError"]
     assert [entry.text("rule") for entry in read_log(silo.folder.audit).of(Event.REFUSED)] == ["IntegrityError"]
+
+
+async def test_what_a_silo_refuses_and_declines_is_in_its_log_and_a_flood_of_it_is_counted(
+    peer: FederationPeer, tmp_path: Path
+) -> None:
+    silo = Silo(tmp_path / "silo", NET.credentials(peer.address))
+    silo.rules = PolicyRules(approved_plans=["ab" * 32])
+    await peer.order(train_order(peer.offer(BUNDLE, DATA)))
+    async with silo.running():
+        await peer.until(lambda: bool(peer.declined))
+        for attempt in range(2, 150):
+            await peer.order(train_order(peer.offer(BUNDLE, DATA), attempt=attempt))
+            await peer.until(lambda attempt=attempt: len(peer.declined) == attempt)  # type: ignore[misc]
+    log = read_log(silo.folder.audit, keys=[silo.credentials.identity_key.public_key()])
+    told = list(log.of(Event.PLAN_RECEIVED, Event.PLAN_ALLOWED, Event.REFUSED, Event.DECLINED))
+    assert [entry.event for entry in told[:3]] == [Event.PLAN_RECEIVED, Event.REFUSED, Event.DECLINED]
+    assert (told[1].text("rule"), told[2].text("reason")) == ("approved_plans", "policy")
+    assert len(list(log.of(Event.DECLINED))) == 100
+    assert not list(log.of(Event.UPDATE_LEAVES, Event.PLAN_ALLOWED))
+
+
+def test_what_people_do_by_command_is_in_the_log(story: Story, tmp_path: Path) -> None:
+    side = story.silo.copied(tmp_path / "side")
+    bank = Identity(FEDERATION, Role.SILO, "bank-b")
+    commands = [
+        ("trust", "add", "bank-b", key_text(bank, new_identity_key().public_key())),
+        ("trust", "remove", "bank-b"),
+        ("pause",),
+        ("resume",),
+        ("plan", "approve", "ab" * 32, "--config", side.root / "ask.toml"),
+    ]
+    write_private(side.root / "ask.toml", b'[policy]\napproved_plans = "ask"\n')
+    for command in commands:
+        done = run_command(side.main, *command, "--dir", side.root)
+        assert done.code == 0, done.err
+    by_people = [Event.PIN_ADDED, Event.PIN_REMOVED, Event.PAUSED, Event.RESUMED, Event.PLAN_APPROVED]
+    told = [entry for entry in side.entries() if entry.event in by_people]
+    assert [(entry.event, entry.who) for entry in told] == [(event, "local") for event in by_people]
+    assert side.entries()[-1].event is Event.SEALED  # each command seals what it added
+    assert side.audit("verify").code == 0
+    report = side.audit("report").out
+    assert "pin added: bank-b (pinned), by local" in report
+    assert "pin removed: bank-b, by local" in report
 
 
 async def test_nothing_leaves_that_the_log_cannot_tell_of(peer: FederationPeer, tmp_path: Path) -> None:
