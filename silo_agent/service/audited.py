@@ -64,11 +64,11 @@ class SiloAudit:
     def leaves(self, event: Event, key: RoundKey, **particulars: Particular) -> None:
         self.log.append(event, who=self.me, **_where(key), **particulars)
 
-    def tell(self, event: Event, kind: str, *, each: int = 0, **particulars: Particular) -> None:
+    def tell(self, event: Event, kind: str, *, each: int = 0, who: str = "", **particulars: Particular) -> None:
         """Of what may come in floods, by `kind`."""
         self.tell_counts()
         if self._repeats.is_news(f"{event.value}: {kind}", self._clock(), each=each):
-            self.log.append(event, who=self.me, **particulars)
+            self.log.append(event, who=who or self.me, **particulars)
 
     def tell_counts(self, *, stopping: bool = False) -> None:
         for kind, count in self._repeats.ended(self._clock(), stopping=stopping):
@@ -83,12 +83,14 @@ class AuditedGate:
 
     def __init__(self, gate: PlanGatePort, audit: SiloAudit, rules: PolicyRules) -> None:
         self._gate, self._audit, self._rules = gate, audit, rules
+        self._listed: set[str] = set()  # plans whose tensors stand in the log since this process began
 
     def check_plan(self, bundle: PlanBundle) -> None:
         plan, layout = bundle.plan, bundle.update_layout
         names = " ".join(tensor.name for tensor in layout.tensors)
-        self._audit.log.append(
+        self._audit.tell(
             Event.PLAN_RECEIVED,
+            "any plan",
             who=self._audit.coordinator,
             plan=plan.digest,
             name=plan.name,
@@ -96,12 +98,14 @@ class AuditedGate:
             update_bytes=layout.total_bytes,
             layout=layout.digest,
             tensors=len(layout.tensors),
-            tensor_names=names if len(names) <= MOST_TEXT_CHARACTERS else "",
+            tensor_names=names if plan.digest not in self._listed and len(names) <= MOST_TEXT_CHARACTERS else "",
         )
+        self._listed.add(plan.digest)
         self._gate.check_plan(bundle)  # what it refuses the observer tells
         self._audit.promises[plan.digest] = promise_of(plan)
-        self._audit.log.append(
+        self._audit.tell(
             Event.PLAN_ALLOWED,
+            "any plan",
             who=LOCAL,
             plan=plan.digest,
             promise=promise_of(plan),
