@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coordinator.access_commands import access_app
+from coordinator.audit_commands import audit_app
 from coordinator.authority_commands import ca_app
 from coordinator.command_line import AsJson, Dir, OnTheHost, instant, load, log_to_stderr, reach
 from coordinator.composition import Coordinator, serve
@@ -43,6 +44,7 @@ plan_app = typer.Typer(help="Make, look at, start and stop plans.", no_args_is_h
 app.add_typer(plan_app, name="plan")
 app.add_typer(access_app, name="access")
 app.add_typer(ca_app, name="ca")
+app.add_typer(audit_app, name="audit")
 
 
 def main() -> None:

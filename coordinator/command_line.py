@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 
 from coordinator.composition import Coordinator
 from coordinator.edges.access_folder import AccessFolder
+from coordinator.edges.audited import AuditedOperator
 from coordinator.edges.coordinator_folder import CoordinatorFolder, chosen_folder
 from coordinator.edges.metrics import CoordinatorMetrics
 from coordinator.edges.operator_client import CALL_TIMEOUT_S, OperatorAccess
@@ -61,9 +62,13 @@ class OnTheHost:
 
     async def _ask_offline(self, ask: "Ask[Reply]") -> Reply:
         log_to_stderr("error")
-        async with self.coordinator.service(CoordinatorMetrics(CollectorRegistry())) as (service, _):
-            servicer = OperatorServicer(service, self.coordinator.on_this_host)
-            return await ask(_Direct(servicer))  # type: ignore[arg-type]  # the same calls, without a wire
+        audit = self.coordinator.audit()
+        async with self.coordinator.service(CoordinatorMetrics(CollectorRegistry()), audit=audit) as (service, _):
+            servicer = AuditedOperator(OperatorServicer(service, self.coordinator.on_this_host), audit)
+            try:
+                return await ask(_Direct(servicer))  # type: ignore[arg-type]  # the same calls, without a wire
+            finally:
+                audit.seal()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +82,7 @@ class FromElsewhere:
 class _Direct:
     """A stub whose calls go straight to the servicer."""
 
-    def __init__(self, servicer: OperatorServicer) -> None:
+    def __init__(self, servicer: AuditedOperator) -> None:
         self._servicer = servicer
 
     def __getattr__(self, name: str) -> Callable[[object], Awaitable[object]]:

@@ -7,15 +7,18 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import structlog
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry, start_http_server
 
+from coordinator.edges.audited import AuditedOperator, AuditedStore, RefusalLog, released
 from coordinator.edges.coordinator_folder import CoordinatorFolder
 from coordinator.edges.enrolment_servicer import EnrolmentServicer
 from coordinator.edges.federation_servicer import FederationServicer
 from coordinator.edges.fresh_certificates import FreshCertificates
+from coordinator.edges.gate import Refusal
 from coordinator.edges.grpc_server import enrolment_listener, serve_while_open, silo_listener
 from coordinator.edges.key_store import KeyStore
 from coordinator.edges.metrics import CoordinatorMetrics
@@ -31,12 +34,15 @@ from coordinator.plans.plan_shelf import PlanShelf
 from coordinator.service.federation import Federation
 from coordinator.service.ports import Aggregator, Clock
 from coordinator.settings import Settings, reachable
-from security.errors import ConfigurationError, StateError, StorageError
-from security.identifiers import FederationName
+from security.audit.entry import Event
+from security.audit.log_file import AuditLog
+from security.errors import ConfigurationError, LoricaError, StateError, StorageError
+from security.identifiers import FederationName, Identity, Role
 from security.privacy.ledger import Entry
 from silo_wire.canonical import Digest
 from silo_wire.listen_address import address
 from silo_wire.plan import Plan, PlanBundle
+from silo_wire.sealed_log import kept_log
 
 _log = structlog.get_logger(__name__)
 
@@ -88,6 +94,11 @@ class Coordinator:
     def releases(self) -> ReleaseLedger:
         """What was released under silo-level privacy, of all plans."""
         return ReleaseLedger(self.settings.state_folder / "privacy")
+
+    def audit(self, clock: Clock = time.time) -> AuditLog:
+        """The coordinator's audit log; nothing of it is read before something is entered."""
+        writer = Identity(self.federation, Role.COORDINATOR).uri
+        return AuditLog(self.folder.audit, writer=writer, key=self.keys.identity, clock=clock)
 
     def released(self) -> list[tuple[Plan, list[Entry]]]:
         """Every plan of which sums were released so, in the order of the first, with its entries."""
@@ -153,7 +164,7 @@ class Coordinator:
 
     @asynccontextmanager
     async def service(
-        self, metrics: CoordinatorMetrics, *, clock: Clock = time.time
+        self, metrics: CoordinatorMetrics, *, audit: AuditLog, clock: Clock = time.time
     ) -> AsyncIterator[tuple[Federation, asyncio.Task[None]]]:
         """The service on this folder's state, and the task that is its loop. The caller holds the folder's lock."""
         store = self.open_store()
@@ -161,11 +172,14 @@ class Coordinator:
             spools = Spools(self.settings.state_folder / "spools")
             service = Federation(
                 federation=self.federation,
-                store=store,
+                store=AuditedStore(store, audit),
                 shelf=self.shelf,
-                open_plan=plan_parts(self.settings.state_folder, spools=spools, make_aggregator=self._aggregator),
+                open_plan=plan_parts(
+                    self.settings.state_folder, spools=spools, make_aggregator=partial(self._aggregator, audit)
+                ),
                 spools=spools,
                 keys=self.keys,
+                audit=audit,
                 observer=metrics,
                 clock=clock,
             )
@@ -180,7 +194,7 @@ class Coordinator:
         finally:
             store.close()
 
-    def _aggregator(self, bundle: PlanBundle, models: ModelStore, spools: Spools) -> Aggregator:
+    def _aggregator(self, audit: AuditLog, bundle: PlanBundle, models: ModelStore, spools: Spools) -> Aggregator:
         # Here, not above: torch takes seconds to import, and most commands do without it.
         import torch
 
@@ -196,7 +210,7 @@ class Coordinator:
             update_dtype=bundle.plan.wire.update,
             device=device,
             privacy=bundle.plan.privacy,
-            releases=self.releases,
+            releases=ReleaseLedger(self.settings.state_folder / "privacy", tell=released(audit)),
         )
 
     def check_device(self) -> None:
@@ -225,9 +239,26 @@ async def serving(
     keys = coordinator.keys
     keys.authorities.tidy()
     presented = Presented(keys.server_pair(datetime.now(UTC)), keys.trust)
-    async with coordinator.service(metrics, clock=clock) as (service, loop):
+    audit = coordinator.audit(clock)
+    refusals = RefusalLog(audit, clock)
+
+    def refused(refusal: Refusal) -> None:
+        metrics.refused(refusal.kind)
+        refusals.refused(refusal)
+
+    async with (
+        kept_log(audit, refusals, _complain),
+        coordinator.service(metrics, audit=audit, clock=clock) as (service, loop),
+    ):
         now = datetime.now(UTC)
         await service.register.add(keys.operator_pair(now).entry(now))  # of this host's own commands
+
+        def authority_changed() -> None:
+            standings = keys.authorities.standings()
+            of_stages = {f"is_{item.name.replace('-', '_')}": item.stage for item in standings}
+            audit.append(Event.AUTHORITY_CHANGED, **of_stages)
+
+        service.authorities.on_change.append(authority_changed)
         if offer:
             await service.offer_plan(offer)
         silos = silo_listener(
@@ -235,16 +266,16 @@ async def serving(
             presented=presented,
             federation=coordinator.federation,
             register=service.register,
-            on_refused=metrics.refused,
+            on_refused=refused,
             federation_service=FederationServicer(
                 service, coordinator.federation, on_sent=metrics.sent.inc, on_received=metrics.received.inc
             ),
-            operator_service=OperatorServicer(service, coordinator.on_this_host),
+            operator_service=AuditedOperator(OperatorServicer(service, coordinator.on_this_host), audit),  # type: ignore[arg-type]  # as above
         )
         enrolment = enrolment_listener(
             settings.listen.enrolment,
             presented=presented,
-            on_refused=metrics.refused,
+            on_refused=refused,
             enrolment_service=EnrolmentServicer(service.enrolment, coordinator.federation, coordinator.public_address),
         )
         enrolment.require_free()  # it listens only when somebody is invited, which is too late to find out
@@ -262,6 +293,10 @@ async def serving(
             await asyncio.gather(*tasks.values(), return_exceptions=True)
             await enrolment.stop()
             await silos.stop()
+
+
+def _complain(error: LoricaError) -> None:
+    _log.error("the audit log cannot be added to", error=str(error))
 
 
 async def serve(coordinator: Coordinator, *, offer: str, ready: Callable[[], None]) -> None:

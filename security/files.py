@@ -8,6 +8,7 @@ somebody may have read it already.
 import os
 import secrets
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from security.errors import ConfigurationError, StorageError
@@ -50,6 +51,33 @@ def write_at(descriptor: int, data: bytes | memoryview, position: int) -> None:
     while len(left):
         written = os.pwrite(descriptor, left, position)
         position, left = position + written, left[written:]
+
+
+def append_private(path: Path, data: bytes, at: int | None = None, *, remedy: str = "") -> None:
+    """Write `data` durably behind byte `at` of a file of mode 0600, which is made if it is not there; None: behind its end.
+
+    What lies behind `at` was left by a crash and is cut off. A write that fails is taken back as far as the disk lets it be.
+    Raises StorageError naming the file, with `remedy`.
+    """
+    try:
+        fresh = not path.exists()
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE_MODE)
+        try:
+            begin = os.fstat(descriptor).st_size if at is None else at
+            os.ftruncate(descriptor, begin)
+            try:
+                write_at(descriptor, data, begin)
+                os.fsync(descriptor)
+            except OSError:
+                with suppress(OSError):
+                    os.ftruncate(descriptor, begin)
+                raise
+        finally:
+            os.close(descriptor)
+        if fresh:
+            sync_folder(path.parent)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written ({error.strerror or error}){remedy and f': {remedy}'}") from error
 
 
 def write_private(path: Path, content: bytes) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import json
 import signal
 import sys
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict
@@ -27,6 +28,7 @@ from security.errors import (
     StateError,
     UnsafeSql,
 )
+from silo_agent.audit_commands import audit_app
 from silo_agent.command_line import (
     Choice,
     Config,
@@ -49,6 +51,8 @@ from silo_agent.privacy_commands import privacy_app, spent_of_allowed
 from silo_agent.trust_commands import trust_app
 
 if TYPE_CHECKING:
+    from cryptography import x509
+
     from silo_agent.edges.key_store import SiloCredentials
     from silo_agent.edges.model_cache import ModelCache
     from silo_agent.edges.round_journal import RoundJournal
@@ -69,6 +73,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(identity_app, name="identity")
+app.add_typer(audit_app, name="audit")
 app.add_typer(plan_app, name="plan")
 app.add_typer(privacy_app, name="privacy")
 app.add_typer(trust_app, name="trust")
@@ -104,7 +109,10 @@ def enroll(
     directory: Dir = None,
 ) -> None:
     """Make this silo's keys, prove the token, and store the certificate. Private keys never leave the folder."""
+    from security.audit.entry import Event
     from security.pki.enrolment_token import decode
+    from security.pki.identity_key import public_key_bytes
+    from silo_agent.edges.audit_log import audited
     from silo_agent.edges.enrolment_client import enrol
     from silo_agent.edges.key_store import refuse_second_enrolment, store_credentials
 
@@ -114,6 +122,15 @@ def enroll(
     folder.make()
     credentials = asyncio.run(enrol(parsed, now=datetime.now(UTC), agent_version=agent_version()))
     store_credentials(folder, credentials)
+    with audited(folder, credentials) as log:
+        log.append(
+            Event.ENROLLED,
+            who=credentials.identity.uri,
+            coordinator=credentials.address,
+            coordinator_key=public_key_bytes(credentials.coordinator_key).hex(),
+            identity_key=public_key_bytes(credentials.identity_key.public_key()).hex(),
+            certificate=f"{credentials.certificate.serial_number:x}",
+        )
     print(f"enrolled {credentials.identity.uri} in {folder.root}")
     print(f"certificate valid until {credentials.certificate.not_valid_after_utc.isoformat()}")
 
@@ -165,6 +182,8 @@ async def _run_agent(
 ) -> None:
     from rich.console import Console
 
+    from security.audit.entry import Event
+    from silo_agent.edges.audit_log import audit_log
     from silo_agent.edges.backoff import Backoff
     from silo_agent.edges.certificate import SiloCertificate
     from silo_agent.edges.channel import mutual_channel
@@ -179,8 +198,10 @@ async def _run_agent(
     from silo_agent.edges.plan_store import PlanStore
     from silo_agent.edges.privacy_ledger import guard_of
     from silo_agent.service.agent import AgentService
+    from silo_agent.service.audited import AuditedCoordinator, AuditedGate, AuditedObserver, SiloAudit
     from silo_agent.service.certificate_keeper import CertificateKeeper
     from silo_agent.service.masking import Masking
+    from silo_wire.sealed_log import kept_log
 
     sources = _sources(folder, settings)
     sources.data()  # bad data ends the command here, before anything heavy is loaded
@@ -191,35 +212,56 @@ async def _run_agent(
     ):
         policy = policy_of(folder, credentials, settings)
         trainer = _workshop(settings, policy, sources)
-        observer = SiloObserver(journal=journal, metrics=metrics, display=display)
-        async with AsyncExitStack() as open_here:
-            coordinator = GrpcCoordinator(
+        log = audit_log(folder, credentials)
+        audit = SiloAudit(
+            log,
+            federation=credentials.federation,
+            silo=credentials.silo,
+            ledger_head=journal.ledger_head,
+            clock=time.time,
+        )
+        observer = AuditedObserver(SiloObserver(journal=journal, metrics=metrics, display=display), audit)
+
+        def on_trouble(error: LoricaError) -> None:
+            display.note("audit-log", detail=str(error))
+
+        async with kept_log(log, audit, on_trouble), AsyncExitStack() as open_here:
+            client = GrpcCoordinator(
                 channel=mutual_channel(credentials),
                 credentials=credentials,
                 models=ModelCache(folder.models, kept=settings.storage.models_kept),
                 agent_version=agent_version(),
                 unreachable=observer.unreachable,
                 instance=next_instance(journal, folder.root),
+                log_head=log.head,
             )
-            open_here.push_async_callback(coordinator.close)
+            open_here.push_async_callback(client.close)
+
+            def renewed(certificate: "x509.Certificate") -> None:
+                expires = certificate.not_valid_after_utc.isoformat()
+                log.append(
+                    Event.CERTIFICATE_RENEWED, who=log.writer, serial=f"{certificate.serial_number:x}", expires=expires
+                )
+
             keeper = CertificateKeeper(
-                SiloCertificate(folder, credentials, coordinator),
+                SiloCertificate(folder, credentials, client, on_renewed=renewed),
                 backoff=Backoff(most_s=MOST_RENEWAL_WAIT_S),
                 told=display.note,
                 expires=metrics.certificate_expiry.set,
             )
-            coordinator.on_trust = keeper.heard
+            client.on_trust = keeper.heard
+            coordinator = AuditedCoordinator(client, audit)
             service = AgentService(
                 federation=credentials.federation,
                 coordinator=coordinator,
                 journal=journal,
                 plans=PlanStore(folder.plans),
-                gate=policy,
+                gate=AuditedGate(policy, audit, settings.policy),
                 trainer=trainer,
                 masking=Masking(
                     journal=MaskingJournal(folder.masking, credentials.federation),
                     coordinator=coordinator,
-                    party=party_of(folder, credentials, policy),
+                    party=party_of(folder, credentials, policy, log),
                 ),
                 privacy=guard_of(folder, credentials, policy, journal),
                 display=display,
@@ -272,8 +314,13 @@ def resume(directory: Dir = None) -> None:
 
 
 def _set_paused(directory: Path | None, paused: bool) -> None:
+    from security.audit.entry import Event
+    from silo_agent.edges.audit_log import audited
+
     folder = silo_folder(directory)
-    with open_journal(folder, credentials_of(folder)) as journal:
+    credentials = credentials_of(folder)
+    with open_journal(folder, credentials) as journal, audited(folder, credentials) as log:
+        log.append(Event.PAUSED if paused else Event.RESUMED)
         journal.set_paused(paused)
     print(f"{'paused' if paused else 'resumed'}; {tell_agent(folder)}")
 

@@ -44,8 +44,10 @@ def show(directory: Dir = None, as_json: Json = False) -> None:
 @identity_app.command()
 def rotate(directory: Dir = None) -> None:
     """Make a new identity key, named by the present one. Silos that pinned this one follow by themselves."""
+    from security.audit.entry import Event
     from security.pki.key_text import key_text
     from security.process_lock import ProcessLock
+    from silo_agent.edges.audit_log import audited
     from silo_agent.edges.identity_succession import predecessors
 
     folder = silo_folder(directory)
@@ -54,6 +56,8 @@ def rotate(directory: Dir = None) -> None:
     with ProcessLock(folder.lock, "silo agent"):
         after = asyncio.run(_succeed(folder, credentials_of(folder)))
     newest = predecessors(folder)[-1]
+    with audited(folder, after) as log:
+        log.append(Event.IDENTITY_SUCCEEDED, predecessor=newest.key.hex(), identity_key=newest.successor.hex())
     print(f"{after.silo} {key_text(after.identity, after.identity_key.public_key())}")
     print(f"named by the key before with succession {newest.statement.hex()}")
     print("silos that pinned the key before follow with their next masked round; start the agent again")

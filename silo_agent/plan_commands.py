@@ -57,7 +57,9 @@ def show(plan: Plan = "", config: Config = None, directory: Dir = None, as_json:
 @plan_app.command()
 def approve(plan: Plan = "", config: Config = None, directory: Dir = None) -> None:
     """Let a plan run here where [policy] approved_plans = "ask"; without DIGEST, the one that waits now."""
+    from security.audit.entry import Event
     from security.errors import ConfigurationError
+    from silo_agent.edges.audit_log import audited
     from silo_agent.edges.plan_approvals import PlanApprovals
     from silo_agent.edges.plan_store import PlanStore
 
@@ -70,6 +72,8 @@ def approve(plan: Plan = "", config: Config = None, directory: Dir = None) -> No
             'agent, or set it to "ask"'
         )
     bundle = store.load(digest)
+    with audited(folder, credentials_of(folder)) as log:
+        log.append(Event.PLAN_APPROVED, plan=digest, name=bundle.plan.name if bundle else "")
     PlanApprovals(folder.approvals).approve(digest, name=bundle.plan.name if bundle else None)
     print(f"plan {bundle.plan.name if bundle else '(not offered here yet)'} {digest} is approved; {tell_agent(folder)}")
     if policy.rules.approved_plans == "any":

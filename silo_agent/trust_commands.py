@@ -80,14 +80,20 @@ def add(
     directory: Dir = None,
 ) -> None:
     """Pin another silo's identity key. Compare it by telephone first: the coordinator could make up silos."""
+    from security.audit.entry import Event
     from security.identifiers import silo_name
+    from security.pki.identity_key import public_key_bytes
     from security.pki.key_text import key_from_text
+    from silo_agent.edges.audit_log import audited
     from silo_agent.edges.trust_store import Taken, silo_identity
 
     silo = silo_name(name)
+    folder = silo_folder(directory)
     credentials, store = _store(directory)
     public_key = key_from_text(silo_identity(credentials.federation, silo), key)
-    taken = store.add(silo, public_key, succession=_statement(succession) if succession else None)
+    with audited(folder, credentials) as log:
+        taken = store.add(silo, public_key, succession=_statement(succession) if succession else None)
+        log.append(Event.PIN_ADDED, silo=silo, key=public_key_bytes(public_key).hex(), how=taken.value)
     match taken:
         case Taken.PINNED:
             print(f"silo {silo} is pinned")
@@ -102,11 +108,15 @@ def add(
 @trust_app.command()
 def remove(name: Name, directory: Dir = None) -> None:
     """Trust another silo's key no longer; rounds with masks that it is in go on without this silo."""
+    from security.audit.entry import Event
     from security.identifiers import silo_name
+    from silo_agent.edges.audit_log import audited
 
     silo = silo_name(name)
-    _, store = _store(directory)
-    store.remove(silo)
+    credentials, store = _store(directory)
+    with audited(silo_folder(directory), credentials) as log:
+        store.remove(silo)
+        log.append(Event.PIN_REMOVED, silo=silo)
     print(f"silo {silo} is no longer pinned, and is not taken on first use; silo-agent trust add pins it again")
 
 

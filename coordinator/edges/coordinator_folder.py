@@ -30,6 +30,10 @@ class CoordinatorFolder:
         return self.root / "keys"
 
     @property
+    def audit(self) -> Path:
+        return self.root / "audit"
+
+    @property
     def lock(self) -> Path:
         return self.root / "coordinator.lock"
 

@@ -9,8 +9,8 @@ from coordinator.edges.places import Places
 from coordinator.service.federation import Federation
 from security.errors import AuthorisationError, MalformedMessage, StateError
 from security.identifiers import FederationName, SiloName
-from silo_wire import codec, ledger_receipt, secure_codec
-from silo_wire.canonical import Digest, digest_from_wire, digest_to_wire
+from silo_wire import codec, ledger_receipt, secure_codec, update_receipt
+from silo_wire.canonical import Digest, digest_from_wire
 from silo_wire.chunk_piece import ChunkPiece, reader, write
 from silo_wire.manifest import CHUNK_BYTES
 from silo_wire.messages import WIRE_VERSION, MaskedHeader, UpdateHeader
@@ -162,10 +162,10 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
                         raise MalformedMessage("after its header an upload holds chunks alone")
                     await upload.write(piece.index, piece.data)
                     self._on_received(len(piece.data))
-            digest = await upload.commit()
+            receipt = await upload.commit()
         finally:
             await upload.close()
-        return federation_pb2.UpdateReceipt(update_digest=digest_to_wire(digest))
+        return update_receipt.receipt_to_wire(receipt)
 
     async def DeclareTrained(self, request: federation_pb2.TrainedReport, context: Any) -> federation_pb2.Ack:
         silo = self._caller(request.key)

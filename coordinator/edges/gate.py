@@ -122,10 +122,20 @@ class _Share:
         self.requests = asyncio.Semaphore(limits.requests)
 
 
-class Gate(grpc.aio.ServerInterceptor):  # gRPC offers interception by subclass alone
-    """Wraps every handler of one listener; `on_refused` is told the class name of each error, or DEFECT."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A call that was turned away, or failed: the class of the error, or DEFECT; `peer` is the caller's URI, or where it came from."""
 
-    def __init__(self, admit: Admit, on_refused: Callable[[str], None], limits: Limits) -> None:
+    kind: str
+    method: str
+    peer: str
+    detail: str
+
+
+class Gate(grpc.aio.ServerInterceptor):  # gRPC offers interception by subclass alone
+    """Wraps every handler of one listener; `on_refused` is told of each call that fails."""
+
+    def __init__(self, admit: Admit, on_refused: Callable[[Refusal], None], limits: Limits) -> None:
         self._admit = admit
         self._on_refused = on_refused
         self._limits = limits
@@ -241,23 +251,30 @@ class Gate(grpc.aio.ServerInterceptor):  # gRPC offers interception by subclass 
     async def _abort(self, method: str, context: Any, error: LoricaError) -> NoReturn:
         caller = CALLER.get(None)
         code, details, trailing = status_of(error)
+        kind = kind_of(error).__name__
         _log.warning(
             "call refused",
             method=method,
             peer=caller.uri if caller else context.peer(),
-            kind=kind_of(error).__name__,
+            kind=kind,
             fault=error.fault.value,
             error=details,
         )
-        self._on_refused(kind_of(error).__name__)
+        self._on_refused(Refusal(kind=kind, method=method, peer=_peer(context), detail=details))
         await context.abort(code, details, trailing)
         raise AssertionError("abort returned")
 
     async def _break_off(self, method: str, context: Any, error: Exception) -> NoReturn:
         _log.error("defect", method=method, exc_info=error)
-        self._on_refused(DEFECT)
+        self._on_refused(Refusal(kind=DEFECT, method=method, peer=_peer(context), detail="see the coordinator's log"))
         await context.abort(grpc.StatusCode.INTERNAL, "internal error of the coordinator: its log says more")
         raise AssertionError("abort returned")
+
+
+def _peer(context: Any) -> str:
+    """The caller's URI; of a stranger the address, without the port, which is another with each connection."""
+    caller = CALLER.get(None)
+    return caller.uri if caller else str(context.peer()).rpartition(":")[0]
 
 
 def _parser(deserialise: Parse) -> Parse:

@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Callable
 
 from coordinator.edges.federation_servicer import FederationServicer
-from coordinator.edges.gate import OF_ALL_STRANGERS, OF_ONE_CALLER, Gate, anyone, by_certificate
+from coordinator.edges.gate import OF_ALL_STRANGERS, OF_ONE_CALLER, Gate, Refusal, anyone, by_certificate
 from coordinator.edges.presented import Presented
 from coordinator.service.enrolment import Enrolment
 from coordinator.service.register import Register
@@ -127,7 +127,7 @@ def silo_listener(
     presented: Presented,
     federation: FederationName,
     register: Register,
-    on_refused: Callable[[str], None],
+    on_refused: Callable[[Refusal], None],
     federation_service: FederationServicer,
     operator_service: operator_pb2_grpc.OperatorServicer,
 ) -> Listener:
@@ -152,7 +152,7 @@ def enrolment_listener(
     address: str,
     *,
     presented: Presented,
-    on_refused: Callable[[str], None],
+    on_refused: Callable[[Refusal], None],
     enrolment_service: enrolment_pb2_grpc.EnrolmentServicer,
 ) -> Listener:
     """Server-authenticated TLS: whoever holds a token."""

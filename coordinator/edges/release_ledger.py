@@ -30,9 +30,15 @@ from silo_wire.privacy import PrivacySection
 class ReleaseLedger:
     """For one process at a time, which holds the coordinator's lock. Raises StorageError, IntegrityError naming the file."""
 
-    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
-        """`clock` gives seconds since 1970."""
-        self._folder, self._clock = folder, clock
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        clock: Callable[[], float] = time.time,
+        tell: Callable[[Entry], None] = lambda entry: None,
+    ) -> None:
+        """`clock` gives seconds since 1970; `tell` hears of each entry before it is written."""
+        self._folder, self._clock, self._tell = folder, clock, tell
         self.file = PrivacyLedgerFile(folder / "ledger")
 
     def noise_key(self, statement: bytes) -> bytes:
@@ -71,6 +77,7 @@ class ReleaseLedger:
                 at=int(self._clock()),
                 subject=subject,
             )
+            self._tell(entry)
             self.file.append([entry])
         return _cost([*made, release], section) <= section.target_epsilon
 

@@ -64,11 +64,11 @@ from coordinator.service.records import (
     SignedModel,
     SiloRow,
 )
+from security.chain import Head
 from security.errors import AuthenticationError, Conflict, StateError, StorageError
 from security.identifiers import FederationName, Identity, Role, SiloName
 from security.pki.identity_key import public_key_bytes
 from security.pki.succession import MOST_SUCCESSIONS, Succession
-from security.privacy.ledger import Head
 from silo_wire.canonical import Digest
 from silo_wire.messages import Evaluation, RoundKey
 

@@ -30,7 +30,18 @@ from coordinator.service.authority_succession import AuthoritySteps
 from coordinator.service.chunk_cache import ChunkCache
 from coordinator.service.enrolment import Enrolment
 from coordinator.service.plan_desk import OpenedPlan, PlanDesk, terms_of
-from coordinator.service.ports import Clock, Keys, ModelStore, Observer, OpenPlan, PlanShelf, RoundStore, Spools
+from coordinator.service.ports import (
+    AuditPort,
+    Clock,
+    Keys,
+    ModelStore,
+    Observer,
+    OpenPlan,
+    PlanShelf,
+    RoundStore,
+    Spools,
+)
+from coordinator.service.receipts import Receipts
 from coordinator.service.records import RoundRow
 from coordinator.service.register import Register
 from coordinator.service.renewal import Renewal
@@ -38,9 +49,9 @@ from coordinator.service.round_loop import RETRY_S, RoundLoop
 from coordinator.service.standing import Standing, counts, standing
 from coordinator.service.threads import Threads
 from coordinator.service.uploads import Upload, Uploads
+from security.chain import Head
 from security.errors import AuthorisationError, ConfigurationError, Conflict, MalformedMessage, StateError, WrongTime
 from security.identifiers import FederationName, Identity, Role, SiloName
-from security.privacy.ledger import Head
 from silo_wire.canonical import Digest
 from silo_wire.ledger_receipt import LEDGER_DOMAIN, LedgerReceipt, ledger_statement
 from silo_wire.messages import (
@@ -91,6 +102,7 @@ class Federation:
         open_plan: OpenPlan,
         spools: Spools,
         keys: Keys,
+        audit: AuditPort,
         observer: Observer,
         clock: Clock,
         retry_s: float = RETRY_S,
@@ -115,7 +127,13 @@ class Federation:
         )
         self._attendance = Attendance()
         self._uploads = Uploads(
-            loop=self._loop, desk=self._desk, spools=spools, store=store, clock=clock, threads=self._threads
+            loop=self._loop,
+            desk=self._desk,
+            spools=spools,
+            store=store,
+            receipts=Receipts(audit=audit, keys=keys, threads=self._threads),
+            clock=clock,
+            threads=self._threads,
         )
         self.register = Register(store=store, threads=self._threads, clock=clock)
         self.enrolment = Enrolment(

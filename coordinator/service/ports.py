@@ -22,11 +22,13 @@ from coordinator.service.records import (
     RoundRow,
     SignedModel,
 )
+from security.audit.entry import Event, Particular
+from security.audit.signed_head import SignedHead
+from security.chain import Head
 from security.errors import IntegrityError, StateError
 from security.identifiers import Identity, SiloName
 from security.pki.authority_succession import AuthoritySuccession
 from security.pki.succession import Succession
-from security.privacy.ledger import Head
 from security.secure_aggregation.fixed_point import Ranges
 from silo_wire.canonical import Digest
 from silo_wire.manifest import Layout, Manifest
@@ -320,6 +322,15 @@ class Keys(Protocol):
 
     def token(self, silo: SiloName, *, secret: bytes, expires_unix_s: float) -> str:
         """The enrolment token that holds `secret`, as the operator hands it to the silo."""
+
+
+class AuditPort(Protocol):
+    """The coordinator's audit log. Safe to call from several threads; raises StorageError, IntegrityError naming the file."""
+
+    def append(self, event: Event, *, who: str = ..., **details: Particular) -> Head:
+        """Durable when this returns, as the head that is given."""
+
+    def signed_head(self) -> SignedHead: ...
 
 
 class Observer(Protocol):

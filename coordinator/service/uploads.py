@@ -5,7 +5,8 @@
 3. The silo's identity key signed exactly this update and summary for this attempt.
 4. It goes on where the spool ends.
 5. Each chunk has the digest of the manifest; the whole is finite and durable.
-6. The machine counts it. Only then is the silo told.
+6. It goes into the audit log, with the head of the silo's own.
+7. The machine counts it. Only then is the silo told, by a signed receipt.
 
 A masked vector takes the same way. Its announcement is a message of secure aggregation: the protocol's machine judges it, and
 drops the silo whose announcement is false.
@@ -14,12 +15,15 @@ drops the silo whose announcement is false.
 import asyncio
 from functools import partial
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
 from coordinator.rounds.events import MaskAnswered, UpdateCommitted
 from coordinator.rounds.machine import check_may_commit, check_may_send_masked
 from coordinator.rounds.states import Masking, course_of
 from coordinator.rounds.updates import CommittedUpdate
 from coordinator.service.plan_desk import PlanDesk
 from coordinator.service.ports import Clock, RoundStore, Spool, Spools
+from coordinator.service.receipts import Receipts, shown_log
 from coordinator.service.round_loop import RoundLoop
 from coordinator.service.threads import Threads
 from security.errors import AuthorisationError, Conflict, IntegrityError, MalformedMessage, WrongTime
@@ -29,6 +33,7 @@ from silo_wire.canonical import Digest
 from silo_wire.manifest import Layout, masked_layout
 from silo_wire.messages import MaskedHeader, RoundKey, UpdateHeader
 from silo_wire.statements import UPDATE_DOMAIN, update_statement
+from silo_wire.update_receipt import UpdateReceipt
 from silo_wire.work_behind import WorkBehind
 
 
@@ -42,6 +47,7 @@ class Upload:
         header: UpdateHeader | MaskedHeader,
         spool: Spool | None,
         loop: RoundLoop,
+        receipts: Receipts,
         clock: Clock,
         threads: Threads,
     ) -> None:
@@ -50,6 +56,7 @@ class Upload:
         self._header = header
         self._spool = spool
         self._loop = loop
+        self._receipts = receipts
         self._clock = clock
         self._threads = threads
         self._behind = WorkBehind(threads.transfers)
@@ -70,16 +77,15 @@ class Upload:
         """
         await self._behind.put(partial(self._write, self._usable(), index, data))
 
-    async def commit(self) -> Digest:
-        """Count the update and return its digest, the receipt; may be repeated. Raises as `write` does, for any chunk."""
-        digest = self._header.manifest.digest
-        if self._spool is None:
-            return digest
-        async with self._ending:
-            await self._behind.done()
-            norm = await self._threads.transfer(self._usable().commit)
-            await self._loop.post(self._committed(norm))
-        return digest
+    async def commit(self) -> UpdateReceipt:
+        """Count the update and return the receipt; may be repeated. Raises as `write` does, for any chunk."""
+        if self._spool is not None:
+            async with self._ending:
+                await self._behind.done()
+                norm = await self._threads.transfer(self._usable().commit)
+                await self._receipts.enter(self._silo, self._header)
+                await self._loop.post(self._committed(norm))
+        return await self._receipts.receipt(self._silo, self._header)
 
     def _committed(self, norm: float) -> UpdateCommitted | MaskAnswered:
         header, now = self._header, self._clock()
@@ -132,10 +138,12 @@ class Uploads:
         desk: PlanDesk,
         spools: Spools,
         store: RoundStore,
+        receipts: Receipts,
         clock: Clock,
         threads: Threads,
     ) -> None:
         self._loop = loop
+        self._receipts = receipts
         self._desk = desk
         self._spools = spools
         self._store = store
@@ -147,11 +155,13 @@ class Uploads:
     async def begin(self, silo: SiloName, header: UpdateHeader | MaskedHeader) -> Upload:
         """Check an update before its bytes; the steps stand at the head of this module."""
         if await self._is_committed(silo, header.key, header.manifest.digest):
+            await self._check_log(silo, header)
             return self._at(self._upload(silo, header, None), header)
         if isinstance(header, MaskedHeader):
             layout = await self._check_masked(silo, header)
         else:
             layout = await self._check_plain(silo, header)
+        await self._check_log(silo, header)
         async with self._beginning:
             if (older := self._live.get(silo)) is not None:
                 await older.replace()
@@ -214,7 +224,15 @@ class Uploads:
         return counted is not None
 
     def _upload(self, silo: SiloName, header: UpdateHeader | MaskedHeader, spool: Spool | None) -> Upload:
-        return Upload(silo=silo, header=header, spool=spool, loop=self._loop, clock=self._clock, threads=self._threads)
+        return Upload(
+            silo=silo,
+            header=header,
+            spool=spool,
+            loop=self._loop,
+            receipts=self._receipts,
+            clock=self._clock,
+            threads=self._threads,
+        )
 
     @staticmethod
     def _at(upload: Upload, header: UpdateHeader | MaskedHeader) -> Upload:
@@ -224,15 +242,22 @@ class Uploads:
             )
         return upload
 
-    async def _check_signature(self, silo: SiloName, header: UpdateHeader) -> None:
+    async def _check_log(self, silo: SiloName, header: UpdateHeader | MaskedHeader) -> None:
+        """The head of the silo's audit log is evidence: it has to be signed."""
+        shown_log(header).check(await self._identity_key(silo))
+
+    async def _identity_key(self, silo: SiloName) -> Ed25519PublicKey:
         enrolled = await self._threads.store(self._store.silo, silo)
         if enrolled is None:
             raise AuthorisationError(f"silo {silo} is not enrolled in this federation: enrol it with a new invitation")
+        return identity_key.public_key_from_bytes(enrolled.identity_public_key)
+
+    async def _check_signature(self, silo: SiloName, header: UpdateHeader) -> None:
         statement = update_statement(
             key=header.key, silo=silo, model=header.model, update=header.manifest.digest, summary=header.summary
         )
         identity_key.verify(
-            identity_key.public_key_from_bytes(enrolled.identity_public_key),
+            await self._identity_key(silo),
             domain=UPDATE_DOMAIN.encode(),
             payload=statement,
             signature=header.signature,

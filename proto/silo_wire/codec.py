@@ -1,10 +1,11 @@
-"""Bytes and protobuf messages <-> frozen values. The one place, with `secure_codec` and `ledger_receipt`, that reads
-fields of generated classes.
+"""Bytes and protobuf messages <-> frozen values. The one place, with `secure_codec`, `ledger_receipt` and `update_receipt`, that
+reads fields of generated classes.
 
 `..._from_wire` raises MalformedMessage for a missing, oversized or out-of-range field and returns values that need no
 second check; `..._to_wire` is its inverse.
 """
 
+from security.audit.signed_head import SignedHead
 from security.errors import MalformedMessage
 from security.identifiers import FederationName, SiloName
 from silo_wire.canonical import Digest, digest_from_wire, digest_to_wire
@@ -27,6 +28,7 @@ from silo_wire.messages import (
     TrainingSummary,
     UpdateHeader,
 )
+from silo_wire.update_receipt import head_from_wire, head_to_wire, silo_uri
 from silo_wire.v1 import common_pb2, federation_pb2
 
 NO_DIGEST = Digest("")
@@ -141,6 +143,7 @@ def update_header_to_wire(header: UpdateHeader, silo: SiloName) -> federation_pb
         summary=summary_to_wire(header.summary),
         signature=header.signature,
         first_chunk=header.first_chunk,
+        log=None if header.log is None else head_to_wire(header.log),
     )
 
 
@@ -152,7 +155,16 @@ def update_header_from_wire(message: federation_pb2.UpdateHeader) -> UpdateHeade
         summary=summary_from_wire(message.summary),
         signature=message.signature,
         first_chunk=message.first_chunk,
+        log=log_from_wire(message),
     )
+
+
+def log_from_wire(message: federation_pb2.UpdateHeader | federation_pb2.MaskedHeader) -> SignedHead | None:
+    """How far the log of the silo of the key is, unchecked; None where the header does not say."""
+    if not message.HasField("log"):
+        return None
+    key = message.key
+    return head_from_wire(message.log, writer=silo_uri(FederationName(key.federation), SiloName(key.silo)))
 
 
 def model_header_to_wire(header: ModelHeader) -> federation_pb2.ModelHeader:

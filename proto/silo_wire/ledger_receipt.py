@@ -9,10 +9,10 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from security.chain import NO_ENTRY, Head
 from security.errors import IntegrityError, MalformedMessage
 from security.identifiers import FederationName, SiloName
 from security.pki.identity_key import SIGNATURE_BYTES, verify
-from security.privacy.ledger import NO_ENTRY, Head
 from silo_wire.canonical import DIGEST_BYTES, Digest, canonical_json, digest_from_wire, digest_to_wire
 from silo_wire.codec import call_key
 from silo_wire.v1 import federation_pb2

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from security.audit.signed_head import SignedHead
 from security.errors import MalformedMessage
 from security.identifiers import SiloName
 from security.pki.succession import Succession
@@ -91,7 +92,7 @@ class TrainingSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateHeader:
-    """Announces a client update before its chunks."""
+    """Announces a client update before its chunks. `log`: how far the silo's audit log is; None where it does not travel."""
 
     key: RoundKey
     model: Digest
@@ -99,16 +100,18 @@ class UpdateHeader:
     summary: TrainingSummary
     signature: bytes
     first_chunk: int = 0
+    log: SignedHead | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskedHeader:
-    """Announces a masked update before its chunks; the signature of `masked` covers its manifest."""
+    """Announces a masked update before its chunks; the signature of `masked` covers its manifest. `log` as in UpdateHeader."""
 
     key: RoundKey
     masked: MaskedInput
     manifest: Manifest
     first_chunk: int = 0
+    log: SignedHead | None = None
 
     def __post_init__(self) -> None:
         self.manifest.check_layout(masked_layout(self.masked.words))

@@ -46,6 +46,7 @@ from security.secure_aggregation.silo_memory import PlanMemory, SiloMemory
 from security.secure_aggregation.transcript import check_bytes
 from silo_wire.canonical import DIGEST_BYTES, digest_from_wire, digest_of, digest_to_wire
 from silo_wire.codec import (
+    log_from_wire,
     manifest_from_wire,
     manifest_to_wire,
     round_call_key,
@@ -55,6 +56,7 @@ from silo_wire.codec import (
 from silo_wire.manifest import MAX_TENSORS
 from silo_wire.messages import Mask, MaskAnswer, MaskedHeader, RoundKey
 from silo_wire.renewal import succession_to_wire, successions_from_wire
+from silo_wire.update_receipt import head_to_wire
 from silo_wire.v1 import common_pb2, federation_pb2
 from silo_wire.v1 import secure_aggregation_pb2 as pb
 
@@ -504,6 +506,7 @@ def masked_header_to_wire(header: MaskedHeader, silo: SiloName) -> federation_pb
         masked_input=masked_input_to_wire(header.masked),
         manifest=manifest_to_wire(header.manifest),
         first_chunk=header.first_chunk,
+        log=None if header.log is None else head_to_wire(header.log),
     )
 
 
@@ -515,6 +518,7 @@ def masked_header_from_wire(message: federation_pb2.MaskedHeader) -> MaskedHeade
         masked=masked,
         manifest=manifest_from_wire(message.manifest),
         first_chunk=message.first_chunk,
+        log=log_from_wire(message),
     )
 
 

@@ -1,7 +1,5 @@
-"""The ledger of one holder's releases: entries that name each other, so that none can be changed, left out or taken back unseen.
-
-A file of JSON lines, only ever appended to. Each entry holds the digest of the one before it and its own; the first follows
-NO_ENTRY. The newest entry's number and digest, the head, stand for all that was ever released.
+"""The ledger of one holder's releases: entries that name each other (security/chain.py), so that none can be changed, left out or
+taken back unseen. The head stands for all that was ever released.
 """
 
 import json
@@ -10,26 +8,16 @@ from dataclasses import dataclass
 from hmac import compare_digest
 from typing import Any, Final, Literal, get_args
 
-from blake3 import blake3
-
+from security.chain import Head, digest_of_entry, line_of_entry, text, whole_number
 from security.errors import ConfigurationError, IntegrityError
 from security.privacy.accounting import GaussianRelease
 
 Mechanism = Literal["gradients", "loss_reduction", "delta"]
 """What was released: noised gradient sums (as a trained model), a noised scaled loss reduction, a noised delta of a silo."""
 
-NO_ENTRY: Final = "0" * 64
 _DOMAIN: Final = "lorica/v1/privacy-ledger"
 _MOST_LINE_BYTES: Final = 4096
 _REMEDY: Final = 'Put the newest ledger back, from the disk that went on; where it is lost, see "A ledger that is lost" in privacy.md'
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The newest entry's number, 0 for none, and its digest."""
-
-    sequence: int = 0
-    digest: str = NO_ENTRY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +42,10 @@ class Entry:
 
     @property
     def digest(self) -> str:
-        return blake3(_DOMAIN.encode() + b"\n" + _json(self._fields())).hexdigest()
+        return digest_of_entry(_DOMAIN, self._fields())
 
     def line(self) -> bytes:
-        return _json({**self._fields(), "digest": self.digest}) + b"\n"
+        return line_of_entry(_DOMAIN, self._fields())
 
     def _fields(self) -> Mapping[str, object]:
         return {
@@ -128,40 +116,24 @@ def _entry(line: bytes, where: str) -> Entry:
         if len(line) > _MOST_LINE_BYTES or not isinstance(value, dict) or value["mechanism"] not in get_args(Mechanism):
             raise ValueError("no entry")
         entry = Entry(
-            sequence=_whole(value["sequence"]),
-            previous=_text(value["previous"]),
-            federation=_text(value["federation"]),
-            plan=_text(value["plan"]),
-            round=_whole(value["round"]),
-            attempt=_whole(value["attempt"]),
+            sequence=whole_number(value["sequence"]),
+            previous=text(value["previous"]),
+            federation=text(value["federation"]),
+            plan=text(value["plan"]),
+            round=whole_number(value["round"]),
+            attempt=whole_number(value["attempt"]),
             mechanism=value["mechanism"],
             release=GaussianRelease(
-                noise_multiplier=float.fromhex(_text(value["noise_multiplier"])),
-                sampling_rate=float.fromhex(_text(value["sampling_rate"])),
-                steps=_whole(value["steps"]),
+                noise_multiplier=float.fromhex(text(value["noise_multiplier"])),
+                sampling_rate=float.fromhex(text(value["sampling_rate"])),
+                steps=whole_number(value["steps"]),
             ),
-            at=_whole(value["at"]),
-            subject=_text(value.get("subject", "")),
-            unit=_text(value.get("unit", "")),
+            at=whole_number(value["at"]),
+            subject=text(value.get("subject", "")),
+            unit=text(value.get("unit", "")),
         )
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError, ConfigurationError) as error:
         raise IntegrityError(f"{where} is no entry of a privacy ledger: the file was edited or damaged") from error
     if entry.line() != line:
         raise IntegrityError(f"{where}: entry {entry.sequence} does not have the digest that it names: it was edited")
     return entry
-
-
-def _json(value: Mapping[str, object]) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _whole(value: object) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 63:
-        raise ValueError("no whole number")
-    return value
-
-
-def _text(value: object) -> str:
-    if type(value) is not str:
-        raise ValueError("no text")
-    return value

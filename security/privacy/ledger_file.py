@@ -1,11 +1,9 @@
 """A privacy ledger on disk: JSON lines in a private folder, appended to and never rewritten (ledger.py)."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from security.errors import StorageError
-from security.files import make_private_folder, read_private, sync_folder, write_at
+from security.files import append_private, make_private_folder, read_private
 from security.privacy.ledger import Entry, read_ledger
 
 _REMEDY = "free some space; nothing is released until the ledger can be written"
@@ -24,19 +22,8 @@ class PrivacyLedgerFile:
         """Durable when this returns. After an error none, some or all of `entries` are there: each was meant to be released."""
         make_private_folder(self.path.parent)
         _, whole = self._read()
-        fresh = not self.path.exists()
-        try:
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                os.ftruncate(descriptor, whole)  # an entry that a crash left unfinished
-                write_at(descriptor, b"".join(entry.line() for entry in entries), whole)
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            if fresh:
-                sync_folder(self.path.parent)
-        except OSError as error:
-            raise StorageError(f"{self.path} cannot be written ({error.strerror or error}): {_REMEDY}") from error
+        data = b"".join(entry.line() for entry in entries)
+        append_private(self.path, data, whole, remedy=_REMEDY)  # an entry that a crash left unfinished goes
 
     def _read(self) -> tuple[tuple[Entry, ...], int]:
         if not self.path.exists():

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from cryptography import x509
+
 from security.errors import AuthenticationError, IntegrityError
 from security.pki.csr import certificate_request
 from security.pki.endorsement import endorse_renewal
@@ -27,8 +29,11 @@ class SiloCertificate:
         credentials: SiloCredentials,
         coordinator: GrpcCoordinator,
         *,
+        on_renewed: Callable[[x509.Certificate], None] = lambda certificate: None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
+        """`on_renewed` hears of each new certificate, once it is kept."""
+        self._on_renewed = on_renewed
         self._folder = folder
         self._credentials = credentials
         self._coordinator = coordinator
@@ -56,6 +61,7 @@ class SiloCertificate:
         renewed = checked(who, key, answer, now=self._now())
         store_tls(self._folder, renewed)
         self._credentials = renewed
+        self._on_renewed(renewed.certificate)
         self._coordinator.go_over(mutual_channel(renewed))
 
 

@@ -12,11 +12,14 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 
+from security.audit.signed_head import SignedHead
+from security.chain import Head
 from security.errors import (
     AuthenticationError,
     AuthorisationError,
@@ -30,7 +33,6 @@ from security.errors import (
 from security.file_mark import FileMark
 from security.pki.identity_key import sign, verify
 from security.pki.succession import Succession
-from security.privacy.ledger import Head
 from security.secure_aggregation.messages import MaskedInput
 from silo_agent.edges.backoff import Backoff
 from silo_agent.edges.key_store import SiloCredentials
@@ -38,7 +40,7 @@ from silo_agent.edges.model_cache import ModelCache
 from silo_agent.edges.wire import Wire
 from silo_agent.service.ports import Progress, RoundModel
 from silo_agent.task.events import SavedUpdate
-from silo_wire.canonical import Digest, digest_from_wire, digest_to_wire
+from silo_wire.canonical import Digest, digest_to_wire
 from silo_wire.chunk_piece import ChunkPiece, chunk_piece, reader
 from silo_wire.codec import (
     NO_DIGEST,
@@ -80,6 +82,8 @@ from silo_wire.renewal import (
 from silo_wire.secure_codec import mask_answer_to_wire, masked_header_to_wire
 from silo_wire.statements import MODEL_DOMAIN, UPDATE_DOMAIN, model_statement, update_statement
 from silo_wire.transport import answer_to, error_of, give_memory_back
+from silo_wire.update_receipt import UpdateReceipt
+from silo_wire.update_receipt import receipt_from_wire as receipt_from_answer
 from silo_wire.v1 import common_pb2, federation_pb2
 from silo_wire.work_behind import WorkBehind
 
@@ -108,8 +112,9 @@ class GrpcCoordinator:
         unreachable: Callable[[LoricaError, float], None],
         new_backoff: Callable[[], Backoff] = Backoff,
         instance: bytes = b"",
+        log_head: Callable[[], Head] = Head,
     ) -> None:
-        """`instance` as in instance.py; without one, this client succeeds no other."""
+        """`instance` as in instance.py; without one, this client succeeds no other. `log_head`: how far this silo's audit log is."""
         self._wire = Wire(channel)
         self._credentials = credentials
         self._models = models
@@ -117,6 +122,7 @@ class GrpcCoordinator:
         self._unreachable = unreachable
         self._new_backoff = new_backoff
         self._instance = instance or os.urandom(16)
+        self._log_head = log_head
         self._old_wires: set[asyncio.Task[None]] = set()
         self.on_trust: Callable[[bytes], None] = lambda digest: None
         """Hears, with each order, the digest of the trust bundle that stands at the coordinator."""
@@ -361,12 +367,12 @@ class GrpcCoordinator:
 
     async def upload(
         self, update: SavedUpdate, file: Path, *, mark: FileMark | None = None, progress: Progress
-    ) -> None:
-        def header(first_chunk: int) -> federation_pb2.UpdatePiece:
-            signed = self._signed(update, first_chunk)
+    ) -> UpdateReceipt:
+        def header(first_chunk: int, log: SignedHead) -> federation_pb2.UpdatePiece:
+            signed = replace(self._signed(update, first_chunk), log=log)
             return federation_pb2.UpdatePiece(header=update_header_to_wire(signed, self._credentials.silo))
 
-        await self._until_answered(
+        return await self._until_answered(
             lambda wire: self._upload(wire, update.key, update.manifest, header, file, mark, progress)
         )
 
@@ -379,41 +385,47 @@ class GrpcCoordinator:
         *,
         mark: FileMark | None,
         progress: Progress,
-    ) -> None:
-        def header(first_chunk: int) -> federation_pb2.UpdatePiece:
-            announced = MaskedHeader(key=key, masked=masked, manifest=manifest, first_chunk=first_chunk)
+    ) -> UpdateReceipt:
+        def header(first_chunk: int, log: SignedHead) -> federation_pb2.UpdatePiece:
+            announced = MaskedHeader(key=key, masked=masked, manifest=manifest, first_chunk=first_chunk, log=log)
             return federation_pb2.UpdatePiece(masked=masked_header_to_wire(announced, self._credentials.silo))
 
-        await self._until_answered(lambda wire: self._upload(wire, key, manifest, header, file, mark, progress))
+        return await self._until_answered(lambda wire: self._upload(wire, key, manifest, header, file, mark, progress))
 
     async def _upload(
         self,
         wire: Wire,
         key: RoundKey,
         manifest: Manifest,
-        header: Callable[[int], federation_pb2.UpdatePiece],
+        header: Callable[[int, SignedHead], federation_pb2.UpdatePiece],
         file: Path,
         mark: FileMark | None,
         progress: Progress,
-    ) -> None:
-        """`header` is of the upload that goes on at the given chunk."""
+    ) -> UpdateReceipt:
+        """`header` is of the upload that goes on at the given chunk, with the head of this silo's log; none is left of one that counts."""
         reply = await wire.stub.UploadOffset(
             federation_pb2.UploadOffsetRequest(
                 key=round_call_key(key, self._credentials.silo), update_digest=digest_to_wire(manifest.digest)
             ),
             timeout=CALL_TIMEOUT_S,
         )
-        if reply.committed:
-            progress(1.0)
-            return
-        if reply.chunks > manifest.chunks:
-            raise MalformedMessage(
-                f"the coordinator says it holds {reply.chunks} chunks of an update of {manifest.chunks}"
-            )
-        pieces = _pieces(header(reply.chunks), manifest, file, mark, reply.chunks, progress)
-        receipt = await answer_to(wire.upload_update(), pieces)
-        if digest_from_wire(receipt.update_digest, "update receipt digest") != manifest.digest:
+        held = manifest.chunks if reply.committed else reply.chunks
+        if held > manifest.chunks:
+            raise MalformedMessage(f"the coordinator says it holds {held} chunks of an update of {manifest.chunks}")
+        who = self._credentials
+        log = SignedHead.sign(who.identity_key, writer=who.identity.uri, head=self._log_head())
+        pieces = _pieces(header(held, log), manifest, file, mark, held, progress)
+        receipt = receipt_from_answer(await answer_to(wire.upload_update(), pieces), key=key, silo=who.silo)
+        if (receipt.update, receipt.total_bytes) != (manifest.digest, manifest.total_bytes):
             raise IntegrityError("the coordinator's receipt names another update than the one that was sent")
+        if receipt.shown != log.head:
+            raise IntegrityError(
+                "the coordinator's receipt names another head of this silo's audit log than it was shown"
+            )
+        receipt.check(who.coordinator_key)
+        if held == manifest.chunks:
+            progress(1.0)
+        return receipt
 
     def _signed(self, update: SavedUpdate, first_chunk: int) -> UpdateHeader:
         statement = update_statement(

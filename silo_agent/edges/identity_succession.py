@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from pydantic import AwareDatetime, Field
 
 from security.errors import StateError, StorageError
@@ -25,6 +25,7 @@ from security.pki.identity_key import (
     identity_key_to_pem,
     new_identity_key,
     public_key_bytes,
+    public_key_from_bytes,
 )
 from security.pki.succession import Succession, possession_statement, succession_statement
 from security.secure_aggregation.silo_machine import OpenAttempt
@@ -33,6 +34,13 @@ from silo_agent.edges.masking_journal import MaskingJournal
 from silo_agent.edges.private_record import PrivateRecord
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_wire.strict_toml import Section
+
+
+def own_keys(folder: SiloFolder, credentials: SiloCredentials) -> list[Ed25519PublicKey]:
+    """The present identity key, and those before it, oldest first: what this silo ever signed with."""
+    before = [public_key_from_bytes(one.key) for one in predecessors(folder)]
+    return [*before, credentials.identity_key.public_key()]
+
 
 Send = Callable[[Succession, bytes], Awaitable[None]]
 """Has the coordinator take a succession, with the successor's proof that it is at hand."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from security.errors import IntegrityError, MalformedMessage, StorageError
-from security.files import make_private_folder, read_private, sync_folder, write_at, write_private
+from security.files import append_private, make_private_folder, read_private, sync_folder, write_at, write_private
 from security.identifiers import FederationName
 from security.secure_aggregation.silo_machine import Event
 from security.secure_aggregation.silo_memory import SiloMemory
@@ -80,19 +80,7 @@ class MaskingJournal:
 
     def append(self, event: Event) -> None:
         body = event_to_bytes(event)
-        record = len(body).to_bytes(_LENGTH_BYTES, "little") + body
-        fresh = not self._attempt.exists()
-        try:
-            descriptor = os.open(self._attempt, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                write_at(descriptor, record, os.fstat(descriptor).st_size)
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            if fresh:
-                sync_folder(self._attempt.parent)
-        except OSError as error:
-            raise StorageError(f"{self._attempt} cannot be written: {error.strerror or error}") from error
+        append_private(self._attempt, len(body).to_bytes(_LENGTH_BYTES, "little") + body)
 
     def new_vector_file(self) -> Path:
         """Where the vector of the attempt is to be written, over what is there: room that a file has already costs next to nothing."""

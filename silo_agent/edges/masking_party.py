@@ -2,6 +2,9 @@
 
 from collections.abc import Callable
 
+from security.audit.entry import Event
+from security.audit.log_file import AuditLog
+from security.pki.identity_key import public_key_bytes
 from security.secure_aggregation.roster import Roster
 from security.secure_aggregation.silo_machine import Party
 from silo_agent.edges.key_store import SiloCredentials
@@ -11,24 +14,30 @@ from silo_agent.policy import SiloPolicy
 from silo_wire.messages import Mask
 
 
-def party_of(folder: SiloFolder, credentials: SiloCredentials, policy: SiloPolicy) -> Callable[[Mask], Party]:
+def party_of(
+    folder: SiloFolder, credentials: SiloCredentials, policy: SiloPolicy, log: AuditLog | None = None
+) -> Callable[[Mask], Party]:
     """What `Masking` asks for with each order. A pin moves where the pinned key named a successor; where the policy
     opts in, members of a roster that are unknown are pinned then.
 
-    It raises PolicyRefusal for a key that is not the pinned one, ConfigurationError for a damaged file of pins.
+    What changes so is entered into `log`. It raises PolicyRefusal for a key that is not the pinned one, ConfigurationError for a damaged file of pins.
     """
     first_use = policy.rules.trust_on_first_use
     store = trust_store(folder, credentials, first_use=first_use)
 
     def party(order: Mask) -> Party:
         if isinstance(order.message, Roster):
-            successions = dict(order.successions)
+            known, successions = store.identities(), dict(order.successions)
             for silo, key in order.identities:
                 if silo == credentials.silo:
                     continue
                 store.follow(silo, key, successions.get(silo, ()))
                 if first_use:
                     store.trusted_on_first_use(silo, key)
+                pinned = store.identities().get(silo)
+                if log is not None and pinned is not None and pinned != known.get(silo):
+                    how = "succeeded" if silo in known else "first use"
+                    log.append(Event.PIN_ADDED, who=log.writer, silo=silo, key=public_key_bytes(key).hex(), how=how)
         return Party(
             federation=credentials.federation,
             silo=credentials.silo,

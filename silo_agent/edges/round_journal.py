@@ -34,10 +34,10 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from security.chain import Head
 from security.errors import LoricaError, StorageError
 from security.files import sync_folder
 from security.identifiers import SiloName
-from security.privacy.ledger import Head
 from silo_agent.task.effects import (
     JournalActivity,
     JournalEffect,

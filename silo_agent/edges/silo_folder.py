@@ -70,6 +70,11 @@ class SiloFolder:
         return self.root / "peers.json"
 
     @property
+    def audit(self) -> Path:
+        """What this silo did, refused and sent: an audit log."""
+        return self.root / "audit"
+
+    @property
     def privacy_ledger(self) -> Path:
         return self.root / "privacy" / "ledger"
 

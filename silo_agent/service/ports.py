@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from security.chain import Head
 from security.file_mark import FileMark
-from security.privacy.ledger import Head
 from security.secure_aggregation.messages import MaskedInput
 from security.secure_aggregation.silo_machine import Event as MaskingEvent
 from security.secure_aggregation.silo_machine import MaskVector
@@ -23,6 +23,7 @@ from silo_wire.ledger_receipt import LedgerReceipt
 from silo_wire.manifest import Layout, Manifest
 from silo_wire.messages import AgentPhase, DeclineReason, Evaluation, MaskAnswer, Order, RoundKey, TrainingSummary
 from silo_wire.plan import PlanBundle
+from silo_wire.update_receipt import UpdateReceipt
 
 Progress = Callable[[float], None]
 Cancelled = Callable[[], bool]
@@ -166,8 +167,8 @@ class CoordinatorPort(CountersignPort, Protocol):
 
     async def upload(
         self, update: SavedUpdate, file: Path, *, mark: FileMark | None = None, progress: Progress
-    ) -> None:
-        """Deliver the update; returns once the coordinator's receipt names its digest. `mark`: of the file as written."""
+    ) -> UpdateReceipt:
+        """Deliver the update; the coordinator's receipt for it, checked. `mark`: of the file as written."""
 
     async def declare_trained(self, key: RoundKey, model: Digest) -> None:
         """A delta from `model` is here, to be masked."""
@@ -183,7 +184,7 @@ class CoordinatorPort(CountersignPort, Protocol):
         *,
         mark: FileMark | None,
         progress: Progress,
-    ) -> None:
+    ) -> UpdateReceipt:
         """Deliver a masked vector, as `upload` does an update."""
 
     async def decline(self, key: RoundKey, reason: DeclineReason, detail: str) -> None: ...

@@ -10,9 +10,10 @@ with what it says, and never make it release more than the ledger allows.
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from security.chain import Head
 from security.errors import IntegrityError, PolicyRefusal
 from security.privacy.accounting import UNLIMITED, Budget, epsilon_of
-from security.privacy.ledger import Entry, Head, check_head, head_of, releases_of
+from security.privacy.ledger import Entry, check_head, head_of, releases_of
 from silo_wire.ledger_receipt import LedgerReceipt
 from silo_wire.messages import RoundKey
 from silo_wire.privacy import Release

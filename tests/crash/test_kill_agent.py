@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from ops.soak.comparison import differences
+from tests.support.audit_logs import check_audit_logs
 from tests.support.kill_plan import AGENT_KILLS
 from tests.support.kill_run import AgentRecords, Death, Kill, KillRun, check_the_round, check_work_was_done_once
 
@@ -102,3 +103,9 @@ def test_all_rounds_are_those_of_the_undisturbed_run(agent_run: KillRun, undistu
 
 def test_no_finished_update_is_trained_again(agent_run: KillRun) -> None:
     check_work_was_done_once(agent_run)
+
+
+def test_the_audit_logs_are_whole_and_agree(agent_run: KillRun) -> None:
+    """Whatever was killed when: nothing left, and nothing counts, that they do not tell of."""
+    federation = agent_run.federation
+    check_audit_logs(federation.folder, [federation.agent(silo) for silo in federation.shape.silos])

@@ -9,6 +9,7 @@ import pytest
 
 from coordinator.rounds.states import Aggregating, Collecting, Evaluating, Finished, Gathering, State
 from ops.soak.comparison import differences
+from tests.support.audit_logs import check_audit_logs
 from tests.support.kill_plan import COORDINATOR_KILLS
 from tests.support.kill_run import Death, Kill, KillRun, check_the_round, check_work_was_done_once
 
@@ -125,3 +126,9 @@ def test_all_rounds_are_those_of_the_undisturbed_run(coordinator_run: KillRun, u
 
 def test_no_finished_update_is_trained_again(coordinator_run: KillRun) -> None:
     check_work_was_done_once(coordinator_run)
+
+
+def test_the_audit_logs_are_whole_and_agree(coordinator_run: KillRun) -> None:
+    """Whatever was killed when: nothing left, and nothing counts, that they do not tell of."""
+    federation = coordinator_run.federation
+    check_audit_logs(federation.folder, [federation.agent(silo) for silo in federation.shape.silos])

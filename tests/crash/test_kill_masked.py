@@ -15,6 +15,7 @@ from coordinator.rounds.states import Aggregating, Collecting, Gathering, Maskin
 from ops.soak.comparison import differences
 from ops.soak.federation import COORDINATOR
 from security.secure_aggregation.secret_sharing import SHARE_BYTES
+from tests.support.audit_logs import check_audit_logs
 from tests.support.kill_run import AgentRecords, Death, Kill, check_the_round, check_work_was_done_once
 from tests.support.masked_kill_plan import KILLS, ROUNDS, SHAPE
 from tests.support.masked_kill_run import MaskedEnd
@@ -209,3 +210,9 @@ def test_no_file_has_any_secret_at_the_end(name: str, request: pytest.FixtureReq
     end: MaskedEnd = request.getfixturevalue(name)
     assert len(end.secrets) > 75 * ROUNDS
     assert end.left == {}
+
+
+def test_the_audit_logs_are_whole_and_agree(masked_run: MaskedEnd) -> None:
+    """Whatever was killed when: nothing left, and nothing counts, that they do not tell of."""
+    federation = masked_run.run.federation
+    check_audit_logs(federation.folder, [federation.agent(silo) for silo in federation.shape.silos])

@@ -157,6 +157,19 @@ def test_the_agents_commands(federation: Federation) -> None:
     it.processes.check()
 
 
+def test_the_audit_logs_are_whole_and_agree(federation: Federation, tmp_path: Path) -> None:
+    it = federation
+    it.wait(it.finished)
+    (tmp_path / "silos.heads").write_text(it.coordinator("audit", "show", "--heads"))
+    for silo in SILOS:
+        assert "heads that the other side holds agree" in it.agent(
+            silo, "audit", "verify", "--receipts", str(tmp_path / "silos.heads")
+        )
+        assert "in the clear" in it.agent(silo, "audit", "report")
+        (tmp_path / "heads").write_text(it.agent(silo, "audit", "show", "--heads"))
+        it.coordinator("audit", "verify", "--receipts", str(tmp_path / "heads"))
+
+
 def test_no_private_key_ever_left_its_silo(federation: Federation) -> None:
     it = federation
     keys = [(it.root / "agents" / silo / name).read_bytes() for silo in SILOS for name in ("identity.key", "tls.pem")]

@@ -23,6 +23,9 @@ from hypothesis import strategies as st
 from coordinator import model_file
 from coordinator.edges.stored_vector import manifest_fields, manifest_from_fields, read_record, write_record
 from coordinator.settings import Settings, settings_text
+from security.audit.entry import Entry, Event, entry_from_line
+from security.audit.signed_head import SignedHead, heads_from_lines
+from security.chain import NO_ENTRY, Head
 from security.errors import IntegrityError, LoricaError, MalformedMessage
 from security.identifiers import FederationName, Identity, Role, SiloName
 from security.pki.authority import Authority
@@ -34,7 +37,6 @@ from security.pki.peer import identify_client
 from security.pki.pins import spki_pin
 from security.pki.tls_key import new_tls_key
 from security.pki.trust_bundle import TrustBundle
-from security.privacy.ledger import Head
 from security.secure_aggregation import coordinator_machine, silo_machine
 from security.secure_aggregation.messages import (
     Advertisement,
@@ -47,7 +49,7 @@ from security.secure_aggregation.messages import (
 )
 from security.secure_aggregation.roster import Roster
 from security.secure_aggregation.silo_memory import PlanMemory, SiloMemory
-from silo_wire import codec, ledger_receipt, secure_codec
+from silo_wire import codec, ledger_receipt, secure_codec, update_receipt
 from silo_wire.canonical import Digest, canonical_json, digest_of
 from silo_wire.chunk_piece import ChunkPiece, chunk_piece, reader
 from silo_wire.ledger_receipt import LedgerReceipt
@@ -71,6 +73,7 @@ from silo_wire.messages import (
 )
 from silo_wire.plan import Plan, PlanBundle
 from silo_wire.statements import update_statement
+from silo_wire.update_receipt import UpdateReceipt
 from silo_wire.v1 import common_pb2, federation_pb2
 from silo_wire.v1 import secure_aggregation_pb2 as pb
 from tests.fuzz.mutations import spoilt_bytes, spoilt_json, spoilt_message
@@ -100,7 +103,19 @@ KEY = RoundKey(federation=FEDERATION, plan=Digest("ab" * 32), round=3, attempt=1
 SUMMARY = TrainingSummary(
     examples=9, loss_max=3.0, loss_min=1.0, loss_first=3.0, loss_last=1.0, optimizer_steps=7, seconds=2.0
 )
-UPDATE = UpdateHeader(key=KEY, model=MODEL, manifest=MANIFEST, summary=SUMMARY, signature=b"s" * 64, first_chunk=1)
+LOG = SignedHead(writer=IDENTITY.uri, head=Head(5, "ef" * 32), signature=b"s" * 64)
+UPDATE = UpdateHeader(
+    key=KEY, model=MODEL, manifest=MANIFEST, summary=SUMMARY, signature=b"s" * 64, first_chunk=1, log=LOG
+)
+UPDATE_RECEIPT = UpdateReceipt(
+    key=KEY,
+    silo=SILO,
+    update=MODEL,
+    total_bytes=7,
+    shown=LOG.head,
+    head=SignedHead(writer=Identity(FEDERATION, Role.COORDINATOR).uri, head=Head(9, "ab" * 32), signature=b"s" * 64),
+    signature=b"s" * 64,
+)
 SCORE = Evaluation(
     split="dev", examples=9, exact_matches=3, executed=5, execution_matches=2, loss_per_token=1.0, seconds=0.5
 )
@@ -177,7 +192,8 @@ def use_update_header(header: UpdateHeader) -> None:
         key=header.key, silo=SILO, model=header.model, update=header.manifest.digest, summary=header.summary
     )
     refused(lambda: verify(IDENTITY_KEY, domain=b"client-update", payload=statement, signature=header.signature))
-    assert codec.update_header_from_wire(codec.update_header_to_wire(header, SILO)) == header
+    silo = SILO if header.log is None else SiloName(Identity.from_uri(header.log.writer).name)  # that of the key
+    assert codec.update_header_from_wire(codec.update_header_to_wire(header, silo)) == header
 
 
 def stamped(message: Message) -> bytes:
@@ -296,6 +312,11 @@ PARSERS: dict[str, tuple[tuple[Message, ...], Callable[[Any], Any], Callable[[An
         lambda message: codec.phase_from_wire(message.phase),
         codec.phase_to_wire,
     ),
+    "update receipt": (
+        (update_receipt.receipt_to_wire(UPDATE_RECEIPT),),
+        lambda message: update_receipt.receipt_from_wire(message, key=KEY, silo=SILO),
+        lambda receipt: UpdateReceipt.from_particulars(receipt.particulars(), federation=FEDERATION, silo=SILO),
+    ),
     "ledger receipt": (
         (ledger_receipt.receipt_to_wire(RECEIPT),),
         ledger_receipt.receipt_from_wire,
@@ -338,6 +359,43 @@ def test_the_valid_messages_are_taken(name: str) -> None:
     valid, parse, use = PARSERS[name]
     for message in valid:
         use(parse(message))
+
+
+ENTRY = Entry(
+    sequence=1,
+    previous=NO_ENTRY,
+    at=1_800_000_000,
+    event=Event.UPDATE_LEAVES,
+    who=IDENTITY.uri,
+    details={"round": 3, "update": MODEL},
+    salt="5a" * 16,
+)
+
+
+@fuzz
+@given(
+    raw=st.one_of(
+        spoilt_bytes(st.just(ENTRY.line())),
+        spoilt_json(json.loads(ENTRY.line()), canonical_json).map(lambda raw: raw + b"\n"),
+        st.binary(max_size=200),
+    )
+)
+def test_a_line_of_an_audit_log(raw: bytes) -> None:
+    entry = refused(lambda: entry_from_line(raw, "line"))
+    assert entry is None or entry.line() == raw
+
+
+@fuzz
+@given(
+    raw=st.one_of(
+        spoilt_bytes(st.just(LOG.line())),
+        spoilt_json(json.loads(LOG.line()), canonical_json).map(lambda raw: raw + b"\n"),
+        st.binary(max_size=200),
+    )
+)
+def test_a_file_of_audit_heads(raw: bytes) -> None:
+    heads = refused(lambda: heads_from_lines(raw, "heads"))
+    assert heads is None or all(len(head.signature) == 64 for head in heads)
 
 
 @fuzz

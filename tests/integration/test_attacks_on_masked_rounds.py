@@ -19,6 +19,8 @@ import pytest
 
 from coordinator.rounds.states import Collecting, Masking
 from coordinator.service.records import RoundRow
+from security.audit.signed_head import SignedHead
+from security.chain import Head
 from security.errors import AuthorisationError, Conflict, IntegrityError, LoricaError, MalformedMessage, WrongTime
 from security.identifiers import Role, SiloName
 from security.secure_aggregation import share_box, silo_machine
@@ -411,7 +413,9 @@ async def test_a_vector_whose_bytes_are_not_what_it_announced(playing: Playing) 
     refusals = list[LoricaError]()
 
     async def lie(silo: PlayedSilo, key: RoundKey, message: MaskedInput) -> None:
-        header = masked_header_to_wire(MaskedHeader(key=key, masked=message, manifest=silo.vector.manifest), ROGUE)
+        log = SignedHead.sign(silo.credentials.identity_key, writer=silo.credentials.identity.uri, head=Head())
+        announced = MaskedHeader(key=key, masked=message, manifest=silo.vector.manifest, log=log)
+        header = masked_header_to_wire(announced, ROGUE)
         words = silo.vector.words
         words[len(words) // 2] ^= 1
         words.tofile(silo.vector.file)

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from security.audit.entry import Event
+from security.audit.reading import read_log
 from security.identifiers import SiloName
 from security.pki.identity_key import new_identity_key
 from security.secure_aggregation.messages import (
@@ -109,6 +111,17 @@ async def test_honest_round_gives_the_sum_and_nobody_refuses_anything(tmp_path: 
         for silo in at.silos.values():
             await silo.notes.outcomes(1)
             assert silo.counted("lorica_silo_rounds_total", work="training", outcome="uploaded") == 1
+            log = read_log(silo.folder.audit, keys=[silo.credentials.identity_key.public_key()])
+            (left,) = log.of(Event.MASKED_UPDATE_LEAVES)
+            (receipt,) = log.of(Event.RECEIPT)
+            assert left.text("covered_by") == "masked"
+            assert (left.text("update"), left.number("bytes")) == (receipt.text("update"), receipt.number("bytes"))
+            assert [entry.text("message") for entry in log.of(Event.KEYS_LEAVE)] == [
+                "Advertisement",
+                "SharedKeys",
+                "Agreement",
+                "Reveal",
+            ]
 
 
 async def test_honest_round_in_which_a_silo_falls_silent_gives_the_sum_of_the_rest(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from coordinator.composition import Coordinator
+from security.chain import Head
 from security.errors import AuthorisationError, MalformedMessage
-from security.privacy.ledger import Head, head_of
+from security.privacy.ledger import head_of
 from silo_agent.edges.privacy_ledger import PrivacyLedgerFile
 from silo_agent.service.told import NOT_INTACT
 from silo_wire import ledger_receipt

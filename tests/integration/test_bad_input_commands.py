@@ -183,6 +183,7 @@ def test_argument_that_a_user_can_correct(folder: CoordinatorFolder, arguments: 
 
 
 HARMLESS = {
+    "audit/log.000001",  # that it was asked for
     "state/state.sqlite",
     "state/state.sqlite-wal",
     "state/state.sqlite-shm",

@@ -11,7 +11,8 @@ from coordinator.composition import Coordinator
 from coordinator.edges.coordinator_folder import CoordinatorFolder
 from coordinator.plans.model_source import SizedModel
 from coordinator.plans.plan_folder import create_plan
-from security.privacy.ledger import Head, head_of
+from security.chain import Head
+from security.privacy.ledger import head_of
 from security.secure_aggregation.messages import MaskedInput
 from silo_agent.edges import grpc_client
 from silo_agent.edges.grpc_client import GrpcCoordinator

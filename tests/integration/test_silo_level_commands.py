@@ -7,7 +7,11 @@ import pytest
 
 from coordinator import cli
 from coordinator.composition import Coordinator
+from coordinator.edges.audited import released
 from coordinator.edges.coordinator_folder import CoordinatorFolder
+from coordinator.edges.release_ledger import ReleaseLedger
+from security.audit.entry import Event
+from security.audit.reading import read_log
 from security.errors import ConfigurationError
 from tests.support.command_line import Done, run_command
 from tests.support.coordinator import initialise
@@ -56,3 +60,9 @@ def test_the_forecast_is_told_and_what_was_released_is_added_up(folder: Coordina
     (row,) = json.loads(run_command(cli.main, "privacy", "--json", "--dir", folder.root).out)
     assert row["releases"] == 2
     assert row["epsilon"] == pytest.approx(plan.privacy.epsilon(rounds=2, weighted=True))
+    audited = ReleaseLedger(coordinator.settings.state_folder / "privacy", tell=released(coordinator.audit()))
+    for _ in range(2):  # the same sum again is no other release
+        audited.enter(round_key(plan.digest, 3), b"sum 3", plan.privacy)
+    (told,) = read_log(folder.audit).of(Event.SUM_RELEASED)
+    assert (told.number("round"), told.number("ledger_entry")) == (3, 3)
+    assert told.text("ledger_digest") == coordinator.releases.file.entries()[-1].digest

@@ -28,6 +28,8 @@ from coordinator.rounds.states import State
 from coordinator.service.federation import Federation
 from coordinator.settings import settings_text
 from security import files
+from security.audit.signed_head import SignedHead
+from security.chain import Head
 from security.errors import LoricaError
 from security.identifiers import FederationName, SiloName, coordinator_dns_name
 from security.pki.enrolment_token import EnrolmentToken, decode
@@ -398,7 +400,12 @@ class Silo:
             summary=header.summary,
         )
         key = identity_key or self.credentials.identity_key
-        return replace(header, signature=sign(key, domain=UPDATE_DOMAIN.encode(), payload=statement))
+        log = self.log_head()
+        return replace(header, signature=sign(key, domain=UPDATE_DOMAIN.encode(), payload=statement), log=log)
+
+    def log_head(self) -> SignedHead:
+        """Of an audit log in which nothing stands yet."""
+        return SignedHead.sign(self.credentials.identity_key, writer=self.credentials.identity.uri, head=Head())
 
     async def upload(self, update: HandMadeUpdate, chunks: list[tuple[int, bytes]] | None = None) -> bytes:
         """Send header and chunks and return the receipt's digest."""

@@ -29,6 +29,9 @@ from coordinator.rounds.states import State
 from coordinator.service.enrolment import Issued
 from coordinator.service.federation import Federation
 from coordinator.service.ports import PlanParts
+from security.audit.log_file import AuditLog
+from security.audit.signed_head import SignedHead
+from security.chain import Head
 from security.errors import WrongTime
 from security.identifiers import FederationName, Identity, Role, SiloName
 from security.pki import identity_key
@@ -52,6 +55,7 @@ from silo_wire.messages import (
 )
 from silo_wire.plan import Plan, PlanBundle
 from silo_wire.statements import UPDATE_DOMAIN, update_statement
+from silo_wire.update_receipt import coordinator_uri, silo_uri
 from silo_wire.v1 import federation_pb2
 from tests.support.coordinator_edges import CHUNK_BYTES, TYPES, chunk_of, make_plan, random_vector
 
@@ -143,6 +147,7 @@ async def running(folder: Path, *, clock: AdjustableClock | None = None) -> Asyn
     store = SqlRoundStore(folder / "state.sqlite", FEDERATION)
     spools = Spools(folder / "spools")
     metrics = CoordinatorMetrics(CollectorRegistry())
+    keys = load_keys(folder)
 
     def open_plan(bundle: PlanBundle) -> PlanParts:
         models = model_store(folder, bundle)
@@ -163,7 +168,8 @@ async def running(folder: Path, *, clock: AdjustableClock | None = None) -> Asyn
         shelf=PlanShelf(folder),
         open_plan=open_plan,
         spools=spools,
-        keys=load_keys(folder),
+        keys=keys,
+        audit=AuditLog(folder / "audit", writer=coordinator_uri(FEDERATION), key=keys.identity, clock=clock),
         observer=metrics,
         clock=clock,
         retry_s=0.05,
@@ -233,6 +239,7 @@ class SiloStandIn:
             summary=self.summary(),
             signature=identity_key.sign(self.identity, domain=UPDATE_DOMAIN.encode(), payload=statement),
             first_chunk=first_chunk,
+            log=SignedHead.sign(self.identity, writer=silo_uri(FEDERATION, self.name), head=Head()),
         )
 
     async def upload(self, service: Federation, header: UpdateHeader, delta: bytes) -> Digest:
@@ -240,7 +247,7 @@ class SiloStandIn:
         try:
             for index in range(header.first_chunk, header.manifest.chunks):
                 await upload.write(index, chunk_of(header, delta, index))
-            return await upload.commit()
+            return (await upload.commit()).update
         finally:
             await upload.close()
 

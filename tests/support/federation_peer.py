@@ -9,7 +9,7 @@ awaits what comes in.
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -17,6 +17,8 @@ from typing import Any, NoReturn, Self
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from security.audit.signed_head import SignedHead
+from security.chain import Head
 from security.errors import LoricaError
 from security.identifiers import FederationName, Identity, Role, SiloName
 from security.pki.authority import Authority
@@ -25,11 +27,10 @@ from security.pki.endorsement import check_endorsement
 from security.pki.identity_key import new_identity_key, public_key_bytes, sign
 from security.pki.tls_key import new_tls_key, tls_key_to_pem
 from security.pki.trust_bundle import TrustBundle
-from security.privacy.ledger import Head
 from security.secure_aggregation.messages import MaskedInput
 from silo_agent.edges.key_store import SiloCredentials
 from silo_wire import codec
-from silo_wire.canonical import Digest, digest_from_wire, digest_of, digest_to_wire
+from silo_wire.canonical import Digest, digest_from_wire, digest_of
 from silo_wire.ledger_receipt import LEDGER_DOMAIN, LedgerReceipt, head_from_wire, ledger_statement, receipt_to_wire
 from silo_wire.manifest import Layout, Manifest, TensorSpec, manifest_of
 from silo_wire.messages import (
@@ -48,6 +49,8 @@ from silo_wire.plan import Plan, PlanBundle
 from silo_wire.secure_codec import mask_answer_from_wire, masked_header_from_wire
 from silo_wire.statements import MODEL_DOMAIN, model_statement
 from silo_wire.transport import SERVER_OPTIONS, status_of
+from silo_wire.update_receipt import RECEIPT_DOMAIN, UpdateReceipt, coordinator_uri
+from silo_wire.update_receipt import receipt_to_wire as receipt_to_wire_of_update
 from silo_wire.v1 import common_pb2, enrolment_pb2, enrolment_pb2_grpc, federation_pb2, federation_pb2_grpc
 
 import grpc  # isort: skip
@@ -196,6 +199,7 @@ class FederationPeer(federation_pb2_grpc.FederationServicer):
         self.refuse_attending: LoricaError | None = None
         self.refuse_upload: LoricaError | None = None
         self.change_receipt: Callable[[LedgerReceipt], LedgerReceipt] = lambda receipt: receipt
+        self.change_update_receipt: Callable[[UpdateReceipt], UpdateReceipt] = lambda receipt: receipt
         self.receipts_lost = 0  # so many answers never arrive
         self.raw_notices: list[federation_pb2.Notice] = []
         self.change_notice: Callable[[SiloName, federation_pb2.Notice], federation_pb2.Notice] = lambda silo, it: it
@@ -382,7 +386,33 @@ class FederationPeer(federation_pb2_grpc.FederationServicer):
         if isinstance(held, ReceivedMasked):
             await self._answered(held.header.masked.silo, held.header.masked)
         await self._note()
-        return federation_pb2.UpdateReceipt(update_digest=digest_to_wire(held.header.manifest.digest))
+        return receipt_to_wire_of_update(self.change_update_receipt(self.update_receipt(held.header)))
+
+    def update_receipt(self, header: UpdateHeader | MaskedHeader) -> UpdateReceipt:
+        """As an honest coordinator signs it, whose log has as many entries as updates are held."""
+        assert header.log is not None
+        silo = SiloName(header.log.writer.rpartition("/")[2])
+        entries = len(self.updates) + len(self.masked)
+        writer = coordinator_uri(self._net.authority.federation)
+        head = SignedHead.sign(
+            self._net.coordinator_key, writer=writer, head=Head(entries, digest_of(bytes([entries])))
+        )
+        receipt = UpdateReceipt(
+            key=header.key,
+            silo=silo,
+            update=header.manifest.digest,
+            total_bytes=header.manifest.total_bytes,
+            shown=header.log.head,
+            head=head,
+            signature=bytes(64),
+        )
+        return self.signed_receipt(receipt)
+
+    def signed_receipt(self, receipt: UpdateReceipt) -> UpdateReceipt:
+        return replace(
+            receipt,
+            signature=sign(self._net.coordinator_key, domain=RECEIPT_DOMAIN.encode(), payload=receipt.statement),
+        )
 
     def _announced(self, piece: federation_pb2.UpdatePiece) -> ReceivedUpdate | ReceivedMasked:
         """What was received of it before, under the header that came now."""

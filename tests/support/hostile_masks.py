@@ -10,6 +10,7 @@ Whatever a test plays, `attacked` looks at its end that no silo showed more than
 import asyncio
 import re
 import shutil
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -31,6 +32,7 @@ from security.secure_aggregation.messages import MaskedInput, Reveal
 from security.secure_aggregation.parameters import Terms
 from security.secure_aggregation.roster import Roster
 from security.secure_aggregation.silo_machine import MaskVector
+from silo_agent.edges.audit_log import audit_log
 from silo_agent.edges.backoff import Backoff
 from silo_agent.edges.channel import mutual_channel
 from silo_agent.edges.grpc_client import GrpcCoordinator
@@ -47,6 +49,7 @@ from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.edges.trust_store import trust_store
 from silo_agent.policy import PolicyRules, SiloPolicy
 from silo_agent.service.agent import AgentService
+from silo_agent.service.audited import AuditedCoordinator, AuditedGate, AuditedObserver, SiloAudit
 from silo_agent.service.masking import Masking
 from silo_agent.service.ports import (
     Cancelled,
@@ -224,27 +227,33 @@ class AttackedSilo:
         self._parts.callback(self.journal.close)
         self._noted_before, self._recorded_before = len(self.refusals), len(self.journal.refusals(1000))
         self.metrics = SiloMetrics(CollectorRegistry())
-        observer = SiloObserver(journal=self.journal, metrics=self.metrics, display=self.notes)
-        coordinator = GrpcCoordinator(
+        log = audit_log(self.folder, self.credentials)
+        audit = SiloAudit(
+            log, federation=FEDERATION, silo=self.name, ledger_head=self.journal.ledger_head, clock=time.time
+        )
+        observer = AuditedObserver(SiloObserver(journal=self.journal, metrics=self.metrics, display=self.notes), audit)
+        client = GrpcCoordinator(
             channel=await self._parts.enter_async_context(mutual_channel(self.credentials)),
             credentials=self.credentials,
             models=ModelCache(self.folder.models, kept=2),
             agent_version="test",
             unreachable=observer.unreachable,
             new_backoff=lambda: Backoff(first_s=0.01, most_s=0.05),
+            log_head=log.head,
         )
+        coordinator = AuditedCoordinator(client, audit)
         policy = SiloPolicy(rules=self.rules, silo=self.name)
         self.service = AgentService(
             federation=FEDERATION,
             coordinator=coordinator,
             journal=self.journal,
             plans=PlanStore(self.folder.plans),
-            gate=policy,
+            gate=AuditedGate(policy, audit, self.rules),
             trainer=self.trainer,
             masking=Masking(
                 journal=MaskingJournal(self.folder.masking, FEDERATION),
                 coordinator=coordinator,
-                party=party_of(self.folder, self.credentials, policy),
+                party=party_of(self.folder, self.credentials, policy, log),
             ),
             privacy=guard_of(self.folder, self.credentials, policy, self.journal),
             display=self.notes,

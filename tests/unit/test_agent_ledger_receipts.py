@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from security.chain import NO_ENTRY, Head
 from security.errors import IntegrityError, MalformedMessage
 from security.files import write_private
 from security.pki.identity_key import new_identity_key, sign
 from security.privacy.accounting import Budget, GaussianRelease
-from security.privacy.ledger import NO_ENTRY, Head, head_of
+from security.privacy.ledger import head_of
 from silo_agent.edges.key_store import SiloCredentials
 from silo_agent.edges.privacy_ledger import LedgerReceiptFile, PrivacyLedgerFile
 from silo_agent.service.privacy import PrivacyGuard

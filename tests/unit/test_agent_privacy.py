@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from security.chain import Head
 from security.errors import ConfigurationError, IntegrityError, PolicyRefusal, StorageError
 from security.privacy.accounting import Budget, GaussianRelease, epsilon_of, merged
-from security.privacy.ledger import Head, head_of
+from security.privacy.ledger import head_of
 from security.privacy.ledger_file import PrivacyLedgerFile
 from silo_agent.service.privacy import PrivacyGuard
 from silo_wire.canonical import digest_of
@@ -159,7 +160,7 @@ def test_a_full_disk_names_the_ledger(file: PrivacyLedgerFile, monkeypatch: pyte
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("security.privacy.ledger_file.write_at", full)
+    monkeypatch.setattr("security.files.write_at", full)
     heads = Heads()
     with pytest.raises(StorageError, match=r"ledger cannot be written \(No space left on device\)"):
         guard(file, heads).spend(key(1), ROUND)

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from security.chain import Head
 from security.errors import DataError, StateError
 from security.pki.identity_key import new_identity_key, sign, verify
-from security.privacy.ledger import Head, head_of
+from security.privacy.ledger import head_of
 from silo_agent.edges.grpc_client import GrpcCoordinator
 from silo_agent.edges.privacy_ledger import PrivacyLedgerFile
 from silo_agent.edges.round_journal import LastModel, RoundJournal
@@ -257,9 +258,9 @@ def dies_before_the_update_is_journalled(patch: pytest.MonkeyPatch, die: Callabl
 def dies_before_the_upload(patch: pytest.MonkeyPatch, die: Callable[[], None]) -> None:
     whole = GrpcCoordinator.upload
 
-    async def upload(client: GrpcCoordinator, *arguments: Any, **named: Any) -> None:
+    async def upload(client: GrpcCoordinator, *arguments: Any, **named: Any) -> Any:
         die()
-        await whole(client, *arguments, **named)
+        return await whole(client, *arguments, **named)
 
     patch.setattr(GrpcCoordinator, "upload", upload)
 

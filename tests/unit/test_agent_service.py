@@ -6,6 +6,7 @@ what happens while it runs.
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -14,7 +15,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from security.audit.log_file import AuditLog
 from security.errors import Conflict, DataError, LoricaError, StateError, WrongTime
+from silo_agent.edges.audit_log import audit_log
 from silo_agent.edges.backoff import Backoff
 from silo_agent.edges.channel import mutual_channel
 from silo_agent.edges.grpc_client import GrpcCoordinator
@@ -30,6 +33,7 @@ from silo_agent.edges.round_journal import LastModel, RoundJournal
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.policy import PolicyRules, SiloPolicy
 from silo_agent.service.agent import AgentService
+from silo_agent.service.audited import AuditedCoordinator, AuditedGate, AuditedObserver, SiloAudit
 from silo_agent.service.masking import Masking
 from silo_agent.service.ports import Cancelled, DataSummary, Notice, Progress, RoundModel, TrainedUpdate, WorkCancelled
 from silo_agent.service.refusals import RULES
@@ -141,33 +145,44 @@ class Silo:
         self.rules = PolicyRules()
         self.service: AgentService
         self.journal: RoundJournal
+        self.log: AuditLog
         self.run: asyncio.Task[None]
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[AgentService]:
         self.journal = RoundJournal(self.folder.journal, updates=self.folder.updates, silo=SILO)
-        observer = SiloObserver(journal=self.journal, metrics=self.metrics, display=self.notes)
+        self.log = audit_log(self.folder, self.credentials)
+        audit = SiloAudit(
+            self.log,
+            federation=FEDERATION,
+            silo=SILO,
+            ledger_head=self.journal.ledger_head,
+            clock=time.time,
+        )
+        observer = AuditedObserver(SiloObserver(journal=self.journal, metrics=self.metrics, display=self.notes), audit)
         async with mutual_channel(self.credentials) as channel:
-            coordinator = GrpcCoordinator(
+            client = GrpcCoordinator(
                 channel=channel,
                 credentials=self.credentials,
                 models=ModelCache(self.folder.models, kept=2),
                 agent_version="test",
                 unreachable=observer.unreachable,
                 new_backoff=lambda: Backoff(first_s=0.01, most_s=0.05),
+                log_head=self.log.head,
             )
+            coordinator = AuditedCoordinator(client, audit)
             policy = SiloPolicy(rules=self.rules, silo=SILO)
             self.service = AgentService(
                 federation=FEDERATION,
                 coordinator=coordinator,
                 journal=self.journal,
                 plans=PlanStore(self.folder.plans),
-                gate=policy,
+                gate=AuditedGate(policy, audit, self.rules),
                 trainer=self.trainer,
                 masking=Masking(
                     journal=MaskingJournal(self.folder.masking, FEDERATION),
                     coordinator=coordinator,
-                    party=party_of(self.folder, self.credentials, policy),
+                    party=party_of(self.folder, self.credentials, policy, self.log),
                 ),
                 privacy=guard_of(self.folder, self.credentials, policy, self.journal),
                 display=self.notes,

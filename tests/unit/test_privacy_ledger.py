@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from security.chain import Head
 from security.errors import IntegrityError
 from security.privacy.accounting import GaussianRelease
-from security.privacy.ledger import Entry, Head, check_head, head_of, read_ledger, releases_of
+from security.privacy.ledger import Entry, check_head, head_of, read_ledger, releases_of
 
 WHERE = "privacy/ledger"
 

@@ -49,6 +49,7 @@ from silo_wire.messages import (
 )
 from silo_wire.plan import PlanBundle
 from silo_wire.statements import MODEL_DOMAIN, model_statement
+from silo_wire.update_receipt import UpdateReceipt
 from tests.support.coordinator_edges import chunk_of, stored_vector
 from tests.support.coordinator_service import (
     FEDERATION,
@@ -530,7 +531,7 @@ async def test_a_committed_update_may_be_sent_again_and_no_other_may_take_its_pl
         header = bank.header(order.key, order.model, bundle, delta)
         receipt = await bank.upload(at_work.service, header, delta)
         again = await at_work.service.begin_update(bank.name, replace(header, first_chunk=header.manifest.chunks))
-        assert await again.commit() == receipt
+        assert (await again.commit()).update == receipt
         with pytest.raises(Conflict, match="committed"):
             await again.write(0, b"")
         other = hospital.delta(bundle, 1)
@@ -572,7 +573,8 @@ async def test_a_second_update_that_comes_while_the_first_commits_cannot_delete_
             at_work.service.begin_update(bank.name, bank.header(order.key, order.model, bundle, other)),
             return_exceptions=True,
         )
-        assert receipt == header.manifest.digest
+        assert isinstance(receipt, UpdateReceipt)
+        assert receipt.update == header.manifest.digest
         assert isinstance(refusal, Conflict)
         await hospital.do(at_work.service, order)
         await at_work.reaches(lambda state: round_of(state)[0] == 2)

@@ -66,6 +66,7 @@ COVERED: dict[str, Why] = {
             *("TrainingSummary.examples", "TrainingSummary.optimizer_steps", "TrainingSummary.seconds"),
             *("TrainingSummary.loss_min", "TrainingSummary.loss_last", "MaskedInput.words"),
             *("Attempt.round", "Attempt.number", "Attempt.id", "LedgerHead.sequence"),
+            "AuditHead.sequence",  # entries of orders, answers and people's commands, and seals by the clock
         ),
         Why.PUBLIC,
     ),
@@ -79,6 +80,7 @@ COVERED: dict[str, Why] = {
     **dict.fromkeys(
         (
             *("AttendRequest.agent_instance", "UpdateHeader.signature", "LedgerHead.digest"),
+            *("AuditHead.digest", "AuditHead.signature"),  # of entries that are salted
             *("MaskedInput.roster", "MaskedInput.dealings", "MaskedInput.signature"),
             *("MemberKeys.mask_key", "MemberKeys.box_key", "MemberKeys.signature", "SharedKeys.roster"),
             *("Dealing.seed_commitment", "Dealing.signature", "DealtLine.self_mask", "DealtLine.mask_key"),

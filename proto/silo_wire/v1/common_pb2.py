@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19silo_wire/v1/common.proto\x12\x0csilo_wire.v1\"`\n\x07\x43\x61llKey\x12\x12\n\nfederation\x18\x01 \x01(\t\x12\x13\n\x0bplan_digest\x18\x02 \x01(\x0c\x12\r\n\x05round\x18\x03 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x0c\n\x04silo\x18\x05 \x01(\t\"$\n\x05\x43hunk\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"b\n\x08Manifest\x12\x15\n\rlayout_digest\x18\x01 \x01(\x0c\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x13\n\x0b\x63hunk_bytes\x18\x03 \x01(\r\x12\x15\n\rchunk_digests\x18\x04 \x03(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19silo_wire/v1/common.proto\x12\x0csilo_wire.v1\"`\n\x07\x43\x61llKey\x12\x12\n\nfederation\x18\x01 \x01(\t\x12\x13\n\x0bplan_digest\x18\x02 \x01(\x0c\x12\r\n\x05round\x18\x03 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x0c\n\x04silo\x18\x05 \x01(\t\"$\n\x05\x43hunk\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"b\n\x08Manifest\x12\x15\n\rlayout_digest\x18\x01 \x01(\x0c\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x13\n\x0b\x63hunk_bytes\x18\x03 \x01(\r\x12\x15\n\rchunk_digests\x18\x04 \x03(\x0c\"@\n\tAuditHead\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,4 +37,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHUNK']._serialized_end=177
   _globals['_MANIFEST']._serialized_start=179
   _globals['_MANIFEST']._serialized_end=277
+  _globals['_AUDITHEAD']._serialized_start=279
+  _globals['_AUDITHEAD']._serialized_end=343
 # @@protoc_insertion_point(module_scope)

@@ -113,3 +113,33 @@ class Manifest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Manifest: _TypeAlias = Manifest  # noqa: Y015
+
+@_typing.final
+class AuditHead(_message.Message):
+    """How far its sender's audit log is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """the newest entry's number; 0: there is none"""
+    digest: _builtins.bytes
+    """32 bytes; zeros: there is none"""
+    signature: _builtins.bytes
+    """the sender's identity key"""
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        digest: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "sequence", b"sequence", "signature", b"signature"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditHead: _TypeAlias = AuditHead  # noqa: Y015

@@ -737,6 +737,7 @@ class UpdateHeader(_message.Message):
     SUMMARY_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
     FIRST_CHUNK_FIELD_NUMBER: _builtins.int
+    LOG_FIELD_NUMBER: _builtins.int
     model_digest: _builtins.bytes
     """the round model that the delta was taken from"""
     signature: _builtins.bytes
@@ -749,6 +750,10 @@ class UpdateHeader(_message.Message):
     def manifest(self) -> _common_pb2.Manifest: ...
     @_builtins.property
     def summary(self) -> Global___TrainingSummary: ...
+    @_builtins.property
+    def log(self) -> _common_pb2.AuditHead:
+        """of the silo's audit log, in which the update stands; signed by itself"""
+
     def __init__(
         self,
         *,
@@ -758,10 +763,11 @@ class UpdateHeader(_message.Message):
         summary: Global___TrainingSummary | None = ...,
         signature: _builtins.bytes = ...,
         first_chunk: _builtins.int = ...,
+        log: _common_pb2.AuditHead | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "manifest", b"manifest", "summary", b"summary"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "log", b"log", "manifest", b"manifest", "summary", b"summary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_chunk", b"first_chunk", "key", b"key", "manifest", b"manifest", "model_digest", b"model_digest", "signature", b"signature", "summary", b"summary"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_chunk", b"first_chunk", "key", b"key", "log", b"log", "manifest", b"manifest", "model_digest", b"model_digest", "signature", b"signature", "summary", b"summary"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -777,6 +783,7 @@ class MaskedHeader(_message.Message):
     MASKED_INPUT_FIELD_NUMBER: _builtins.int
     MANIFEST_FIELD_NUMBER: _builtins.int
     FIRST_CHUNK_FIELD_NUMBER: _builtins.int
+    LOG_FIELD_NUMBER: _builtins.int
     first_chunk: _builtins.int
     """where this call goes on; not signed"""
     @_builtins.property
@@ -787,6 +794,10 @@ class MaskedHeader(_message.Message):
 
     @_builtins.property
     def manifest(self) -> _common_pb2.Manifest: ...
+    @_builtins.property
+    def log(self) -> _common_pb2.AuditHead:
+        """as in UpdateHeader"""
+
     def __init__(
         self,
         *,
@@ -794,10 +805,11 @@ class MaskedHeader(_message.Message):
         masked_input: _secure_aggregation_pb2.MaskedInput | None = ...,
         manifest: _common_pb2.Manifest | None = ...,
         first_chunk: _builtins.int = ...,
+        log: _common_pb2.AuditHead | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "manifest", b"manifest", "masked_input", b"masked_input"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "log", b"log", "manifest", b"manifest", "masked_input", b"masked_input"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_chunk", b"first_chunk", "key", b"key", "manifest", b"manifest", "masked_input", b"masked_input"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_chunk", b"first_chunk", "key", b"key", "log", b"log", "manifest", b"manifest", "masked_input", b"masked_input"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -838,15 +850,35 @@ class UpdateReceipt(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     UPDATE_DIGEST_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    SHOWN_SEQUENCE_FIELD_NUMBER: _builtins.int
+    SHOWN_DIGEST_FIELD_NUMBER: _builtins.int
+    HEAD_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
     update_digest: _builtins.bytes
+    total_bytes: _builtins.int
+    shown_sequence: _builtins.int
+    """the silo's audit head as it came with the update"""
+    shown_digest: _builtins.bytes
+    signature: _builtins.bytes
+    """coordinator identity key, over all of it, the round and the silo"""
+    @_builtins.property
+    def head(self) -> _common_pb2.AuditHead:
+        """of the coordinator's audit log, in which the update stands"""
+
     def __init__(
         self,
         *,
         update_digest: _builtins.bytes = ...,
+        total_bytes: _builtins.int = ...,
+        shown_sequence: _builtins.int = ...,
+        shown_digest: _builtins.bytes = ...,
+        head: _common_pb2.AuditHead | None = ...,
+        signature: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["update_digest", b"update_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "shown_digest", b"shown_digest", "shown_sequence", b"shown_sequence", "signature", b"signature", "total_bytes", b"total_bytes", "update_digest", b"update_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,129 @@
+"""A log as people and programs read it: offline, from its folder and the writer's public keys alone."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from security.audit.entry import Entry, Event
+from security.audit.log_file import lines
+from security.audit.signed_head import SignedHead, heads_from_lines
+from security.audit.verification import Known, Verification
+from security.errors import IntegrityError, MalformedMessage, StateError, StorageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """All entries of a log that is whole, as far as the log itself says."""
+
+    entries: tuple[Entry, ...]
+    walk: Verification
+    where: str
+
+    @property
+    def writer(self) -> str:
+        return self.walk.writer
+
+    def of(self, *events: Event) -> Iterator[Entry]:
+        return (entry for entry in self.entries if entry.event in events)
+
+    def summary(self) -> list[str]:
+        """What `verify` prints of the chain and its seals."""
+        count, position = len(self.entries), self.walk.position
+        seals = sum(1 for _ in self.of(Event.SEALED))
+        said = [f"{self.where} is whole: {count} entries, {seals} seals, signed by {self.writer}"]
+        if self.entries:
+            said.append(f"from {instant(self.entries[0].at)} to {instant(position.at)}, head {position.head.digest}")
+        if position.unsealed:
+            said.append(f"not signed yet: the last {position.unsealed} entries, which follow the last seal")
+        if self.walk.clock_went_back:
+            said.append(f"the clock was set back {self.walk.clock_went_back} times")
+        return said
+
+
+def entries_of(folder: Path, walk: Verification) -> Iterator[Entry]:
+    """One by one, up to the first that is wrong: there IntegrityError is raised. Raises StateError where there is no log."""
+    empty = True
+    for line in lines(folder):
+        empty = False
+        yield walk.take(line.content, line.where)
+    if empty:
+        raise StateError(f"{folder} holds no audit log: nothing was entered yet, or this is another folder")
+
+
+def read_log(folder: Path, *, writer: str = "", keys: Sequence[Ed25519PublicKey] = ()) -> Reading:
+    """Raises IntegrityError naming file, line and entry of the first that is wrong."""
+    walk = Verification(writer=writer, keys=keys)
+    return Reading(entries=tuple(entries_of(folder, walk)), walk=walk, where=str(folder))
+
+
+def heads_in(entries: Iterator[Entry]) -> Iterator[tuple[Entry, SignedHead]]:
+    """What the other side signed of its log, and in which entry it stands. Raises IntegrityError naming an entry."""
+    for entry in entries:
+        try:
+            head = SignedHead.from_particulars(entry.details)
+        except MalformedMessage as error:
+            raise IntegrityError(
+                f"entry {entry.sequence} holds a head of another log that does not parse ({error})"
+            ) from error
+        if head is not None:
+            yield entry, head
+
+
+def known_from_file(path: Path, reading: Reading, keys: Sequence[Ed25519PublicKey]) -> list[Known]:
+    """What an exported file of heads says of this log; heads of others' logs are passed over.
+
+    Raises IntegrityError for one in this writer's name that it did not sign, StorageError.
+    """
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror}") from error
+    known = []
+    for number, head in enumerate(heads_from_lines(raw, str(path)), 1):
+        if head.writer == reading.writer:
+            try:
+                head.check(*keys)
+            except IntegrityError as error:
+                raise IntegrityError(f"{path} line {number}: {error}: it says nothing of the log") from error
+            known.append(Known(head=head.head, by=f"{path} line {number}"))
+    return known
+
+
+def against(path: Path, reading: Reading, keys: Sequence[Ed25519PublicKey]) -> str:
+    """What `verify` prints after comparing the log with a file of heads; raises IntegrityError where they differ."""
+    known = known_from_file(path, reading, keys)
+    if not known:
+        raise StateError(f"{path} holds no head of the log of {reading.writer}: export it at the other side")
+    count = reading.walk.check_known(known, reading.where)
+    return f"{path}: {count} heads that the other side holds agree with the log, up to entry {max(one.head.sequence for one in known)}"
+
+
+def described(entry: Entry) -> str:
+    """One line, for a terminal."""
+    said = " ".join(f"{name}={one_line(value)}" for name, value in sorted(entry.details.items()))
+    return f"{entry.sequence:>6}  {instant(entry.at)}  {entry.event.value:<20}  {one_line(entry.who)}  {said}".rstrip()
+
+
+def facts(entry: Entry) -> dict[str, object]:
+    """For JSON."""
+    return {
+        "sequence": entry.sequence,
+        "at": entry.at,
+        "event": entry.event.value,
+        "who": entry.who,
+        "details": dict(entry.details),
+        "digest": entry.digest,
+    }
+
+
+def one_line(value: object, most: int = 300) -> str:
+    """No control characters, and no more than a person reads."""
+    shown = "".join(character if character.isprintable() else " " for character in str(value))
+    return shown if len(shown) <= most else f"{shown[:most]}..."
+
+
+def instant(unix_s: int) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
