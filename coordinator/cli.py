@@ -8,6 +8,7 @@ import socket
 import sys
 import tomllib
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -17,9 +18,10 @@ import typer
 from google.protobuf.json_format import MessageToDict
 from prometheus_client import CollectorRegistry
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from coordinator.composition import Coordinator, serve
+from coordinator.composition import Coordinator, load_keys, serve
 from coordinator.edges.coordinator_folder import CoordinatorFolder, coordinator_folder, remember
 from coordinator.edges.key_store import KeyStore
 from coordinator.edges.metrics import CoordinatorMetrics
@@ -29,8 +31,10 @@ from coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT, setti
 from security import files
 from security.errors import ConfigurationError, Conflict, LoricaError, StateError, exit_code
 from security.identifiers import federation_name
+from security.pki import key_file
 from security.privacy.accounting import epsilon_of
 from security.privacy.ledger import Entry, releases_of
+from security.private_memory import keep_memory_private
 from security.process_lock import ProcessLock, holder
 from silo_wire.canonical import Digest
 from silo_wire.plan import Plan
@@ -43,6 +47,8 @@ DEFAULT_SIZE = "mini"
 app = typer.Typer(help="Run the coordinator of a federation.", no_args_is_help=True, pretty_exceptions_enable=False)
 plan_app = typer.Typer(help="Make, look at, start and stop plans.", no_args_is_help=True)
 app.add_typer(plan_app, name="plan")
+keys_app = typer.Typer(help="The private keys on this disk.", no_args_is_help=True)
+app.add_typer(keys_app, name="keys")
 
 Dir = Annotated[
     Path | None,
@@ -127,6 +133,7 @@ def serve_command(
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Run the coordinator until it is stopped."""
+    keep_memory_private()
     keep_chunks_in_memory()
     _log_to_stderr(log_level)
     coordinator = _load(directory)
@@ -168,6 +175,51 @@ def status(directory: Dir = None, as_json: AsJson = False) -> None:
         )
     if reply.silos:
         out.print(table)
+
+
+@app.command()
+def check(
+    directory: Dir = None,
+    plan: Annotated[str, typer.Option(help="Plan to hold it to; default: the one under way, else 'default'.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Look at everything that could keep this federation from working; exit with 3 if something does."""
+    from coordinator.edges.preflight import Ground, preflight
+    from security.preflight import failures
+
+    folder = coordinator_folder(directory)
+    checks = preflight(
+        Ground(
+            folder=folder, keys=lambda settings: load_keys(folder, settings), now=lambda: datetime.now(UTC), plan=plan
+        )
+    )
+    if as_json:
+        print(json.dumps([{**asdict(item), "outcome": item.outcome.value} for item in checks], indent=2))
+    else:
+        table = Table("check", "outcome", title=f"coordinator check of {folder.root}")
+        table.add_column("what was found, and the remedy", overflow="fold")
+        for item in checks:
+            found = f"{item.misconfiguration}: {item.detail}" if item.misconfiguration else item.detail
+            table.add_row(item.name, item.outcome.value, escape(found))
+        Console().print(table)
+    if problem := failures(checks):
+        raise problem
+
+
+@keys_app.callback()
+def keys() -> None:
+    """The private keys on this disk."""
+
+
+@keys_app.command(name="protect")
+def keys_protect(
+    directory: Dir = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Leave the keys in clear instead.")] = False,
+) -> None:
+    """Encrypt the private keys with the passphrase of LORICA_NEW_KEY_PASSPHRASE[_FILE], whatever they are encrypted with now."""
+    folder = coordinator_folder(directory)
+    with ProcessLock(folder.lock, "coordinator"):
+        print(key_file.protect_all(folder.keys.glob("*.key"), os.environ, clear=clear))
 
 
 @app.command()

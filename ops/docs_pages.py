@@ -6,7 +6,7 @@ key means is said once, in the template that an operator edits; what values it t
 
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from types import UnionType
@@ -20,11 +20,14 @@ from pydantic.fields import FieldInfo
 
 from coordinator import settings as coordinator_settings
 from coordinator.edges.metrics import CoordinatorMetrics
+from coordinator.edges.misconfigurations import Mistake as CoordinatorMistake
 from coordinator.plans.forecast import forecast, require_worth
 from coordinator.plans.plan_text import plan_template
 from coordinator.plans.presets import PRESETS, preset
 from security.errors import ConfigurationError
+from security.preflight import Misconfiguration
 from silo_agent.edges.metrics import SiloMetrics
+from silo_agent.edges.misconfigurations import Mistake as SiloMistake
 from silo_agent.settings import Settings as SiloSettings
 from silo_wire.canonical import digest_of
 from silo_wire.plan import ModelSection, Plan
@@ -381,6 +384,22 @@ def _instruments(metrics: object, registry: CollectorRegistry) -> str:
     return _table(("metric", "type", "labels", "meaning"), rows)
 
 
+# --- what the checks find
+
+
+def coordinator_mistakes() -> str:
+    return _mistakes(mistake.value for mistake in CoordinatorMistake)
+
+
+def silo_mistakes() -> str:
+    return _mistakes(mistake.value for mistake in SiloMistake)
+
+
+def _mistakes(found: Iterable[Misconfiguration]) -> str:
+    rows = [(f"`{it.name}`", it.found_by, it.meaning, it.remedy) for it in found]
+    return _table(("name", "check", "what it is", "remedy"), rows)
+
+
 # --- all of them
 
 
@@ -398,6 +417,8 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "privacy-forecast": forecast_examples,
     "metrics": metrics_table,
     "silo-metrics": silo_metrics_table,
+    "coordinator-mistakes": coordinator_mistakes,
+    "silo-mistakes": silo_mistakes,
 }
 
 

@@ -5,10 +5,11 @@
     keys/identity.key               Ed25519, signs round models
     keys/operator.key operator.pem  what the operator's commands on this host present
 
-The folder is 0700, keys are 0600 and refused otherwise. The two certificates are issued again when a third of their
+The folder is 0700, keys are 0600 and refused otherwise, encrypted where there is a passphrase (security/pki/key_file.py). The two certificates are issued again when a third of their
 life is left, since the authority is at hand; a new TLS key goes with each.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -22,7 +23,7 @@ from coordinator.service.ports import IssuedCertificate
 from security import files
 from security.errors import ConfigurationError
 from security.identifiers import FederationName, Identity, Role, SiloName
-from security.pki import csr, endorsement, enrolment_token, identity_key
+from security.pki import csr, endorsement, enrolment_token, identity_key, key_file
 from security.pki.authority import Authority
 from security.pki.parsing import parse_certificate
 from security.pki.pins import spki_pin
@@ -64,9 +65,11 @@ class KeyStore:
             )
         files.make_private_folder(folder)
         authority = Authority.create(federation, now=now)
-        files.write_private(folder / "identity.key", identity_key.identity_key_to_pem(identity_key.new_identity_key()))
+        key_file.write_key(
+            folder / "identity.key", identity_key.identity_key_to_pem(identity_key.new_identity_key()), os.environ
+        )
         files.replace(folder / "ca.pem", authority.certificate_pem())
-        files.write_private(folder / "ca.key", authority.key_pem())
+        key_file.write_key(folder / "ca.key", authority.key_pem(), os.environ)
 
     @classmethod
     def load(
@@ -88,8 +91,10 @@ class KeyStore:
             ) from error
         return cls(
             folder=folder,
-            authority=Authority.load(key_pem=files.read_private(folder / "ca.key"), certificate_pem=certificate_pem),
-            identity=identity_key.identity_key_from_pem(files.read_private(folder / "identity.key")),
+            authority=Authority.load(
+                key_pem=key_file.read_key(folder / "ca.key", os.environ), certificate_pem=certificate_pem
+            ),
+            identity=identity_key.identity_key_from_pem(key_file.read_key(folder / "identity.key", os.environ)),
             hosts=tuple(hosts),
             enrolment_host=enrolment_host,
             enrolment_port=enrolment_port,
@@ -127,7 +132,9 @@ class KeyStore:
     def _pair(self, stem: str, identity: Identity, now: datetime, hosts: Sequence[str]) -> TlsPair:
         key_path, certificate_path = self.folder / f"{stem}.key", self.folder / f"{stem}.pem"
         if key_path.exists() and certificate_path.exists():
-            pair = TlsPair(key_pem=files.read_private(key_path), certificate_pem=certificate_path.read_bytes())
+            pair = TlsPair(
+                key_pem=key_file.read_key(key_path, os.environ), certificate_pem=certificate_path.read_bytes()
+            )
             certificate = parse_certificate(pair.certificate_pem)
             left = certificate.not_valid_after_utc - now
             if left > self.own_certificate_lifetime / 3 and self._names(certificate) >= set(hosts):
@@ -139,7 +146,7 @@ class KeyStore:
         pair = TlsPair(key_pem=tls_key_to_pem(key), certificate_pem=certificate.public_bytes(Encoding.PEM))
         # A crash between these two leaves a pair that does not fit; the certificate goes first out of the way.
         certificate_path.unlink(missing_ok=True)
-        files.write_private(key_path, pair.key_pem)
+        key_file.write_key(key_path, pair.key_pem, os.environ)
         files.replace(certificate_path, pair.certificate_pem)
         return pair
 

@@ -5,6 +5,7 @@ nothing that is there is ever overwritten.
 """
 
 import json
+import os
 from dataclasses import dataclass, field
 
 from cryptography import x509
@@ -21,6 +22,7 @@ from security.pki.identity_key import (
     public_key_bytes,
     public_key_from_bytes,
 )
+from security.pki.key_file import passphrase_of, read_key, write_key
 from security.pki.parsing import parse_certificate
 from security.pki.tls_key import TlsPrivateKey, tls_key_from_pem, tls_key_to_pem
 from security.pki.trust_bundle import TrustBundle
@@ -68,7 +70,8 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def refuse_second_enrolment(folder: SiloFolder) -> None:
-    """Raises StateError where a silo's keys already are."""
+    """Raises StateError where a silo's keys already are, ConfigurationError for a passphrase that could not protect new ones."""
+    passphrase_of(os.environ)  # found out before a token is spent
     for path in (folder.enrolment, folder.identity_key, folder.tls_key, folder.certificate):
         if path.exists():
             raise StateError(
@@ -81,8 +84,8 @@ def store_credentials(folder: SiloFolder, credentials: SiloCredentials) -> None:
     """Write everything, `enrolment.json` last; raises StateError when the folder is taken, StorageError."""
     refuse_second_enrolment(folder)
     make_private_folder(folder.root)
-    write_private(folder.identity_key, identity_key_to_pem(credentials.identity_key))
-    write_private(folder.tls_key, credentials.tls_key_pem)
+    write_key(folder.identity_key, identity_key_to_pem(credentials.identity_key), os.environ)
+    write_key(folder.tls_key, credentials.tls_key_pem, os.environ)
     write_private(folder.trust_bundle, credentials.trust.to_pem())
     write_private(folder.certificate, credentials.certificate_pem)
     facts = {
@@ -100,8 +103,8 @@ def load_credentials(folder: SiloFolder) -> SiloCredentials:
     folder.require_enrolled()
     make_private_folder(folder.root)
     federation, silo, address, coordinator_key = _facts(folder)
-    tls_key = tls_key_from_pem(read_private(folder.tls_key))
-    identity_key = identity_key_from_pem(read_private(folder.identity_key))
+    tls_key = tls_key_from_pem(read_key(folder.tls_key, os.environ))
+    identity_key = identity_key_from_pem(read_key(folder.identity_key, os.environ))
     try:
         certificate = parse_certificate(read_private(folder.certificate))
         trust = TrustBundle.from_pem(read_private(folder.trust_bundle))
