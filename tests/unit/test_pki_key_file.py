@@ -143,6 +143,8 @@ def test_the_command_wants_one_thing_or_the_other(keys: list[Path]) -> None:
         protect_all(keys, {}, clear=False)
     with pytest.raises(ConfigurationError, match="say different things"):
         protect_all(keys, {NEW_PASSPHRASE: ONE}, clear=True)
-    assert protect_all(keys, {NEW_PASSPHRASE: ONE}, clear=False).startswith("2 of 2 keys were changed, all are encrypted")
+    assert protect_all(keys, {NEW_PASSPHRASE: ONE}, clear=False).startswith(
+        "2 of 2 keys were changed, all are encrypted"
+    )
     assert protect_all(keys, GIVEN, clear=True) == "2 of 2 keys were changed, all are in clear"
     assert [key_file.is_encrypted(path.read_bytes()) for path in keys] == [False, False]
