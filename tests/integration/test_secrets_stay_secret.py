@@ -8,11 +8,10 @@ noted as they are made.
 import io
 import json
 import logging
-import os
 import traceback
 import urllib.request
 from base64 import b64encode, urlsafe_b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,6 +106,7 @@ def key_secrets(name: str, path: Path) -> dict[str, bytes]:
 class Federation:
     root: Path
     processes: WarmProcesses
+    environment: dict[str, str]
     secrets: dict[str, bytes] = field(default_factory=dict)
     said: dict[str, str] = field(default_factory=dict)
 
@@ -118,12 +118,16 @@ class Federation:
         return self.root / "agents" / silo
 
     def coordinator(self, *arguments: str | Path, code: int = 0) -> Done:
-        return self._note(run_command(coordinator_main, *arguments), "coordinator", arguments, code)
+        return self._run(coordinator_main, arguments, "coordinator", code)
 
     def agent(self, silo: str, *arguments: str | Path, code: int = 0) -> Done:
-        return self._note(run_command(agent_main, *arguments, "--dir", self.agent_folder(silo)), silo, arguments, code)
+        return self._run(agent_main, (*arguments, "--dir", self.agent_folder(silo)), silo, code)
 
-    def _note(self, done: Done, who: str, arguments: tuple[str | Path, ...], code: int) -> Done:
+    def _run(self, main: Callable[[], None], arguments: tuple[str | Path, ...], who: str, code: int) -> Done:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in self.environment.items():
+                patch.setenv(name, value)
+            done = run_command(main, *arguments)
         assert done.code == code, done.out + done.err
         if arguments[0] != "invite":  # which is there to say one
             self.said[f"{who}: {' '.join(map(str, arguments))}"] = done.out + done.err
@@ -136,15 +140,14 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     root = tmp_path_factory.mktemp("secrets")
     ports = free_ports(4)
     (root / "logs").mkdir()
-    with pytest.MonkeyPatch.context() as patch, WarmProcesses(root / "logs") as processes:
-        for name, value in {
-            "XDG_CONFIG_HOME": str(root / "config"),
-            key_file.PASSPHRASE: PASSPHRASE,
-            "NO_PROXY": "127.0.0.1",
-            "HTTPS_PROXY": f"http://agent:{PROXY_PASSWORD}@127.0.0.1:9",
-        }.items():
-            patch.setenv(name, value)
-        it = Federation(root, processes)
+    environment = {
+        "XDG_CONFIG_HOME": str(root / "config"),
+        key_file.PASSPHRASE: PASSPHRASE,
+        "NO_PROXY": "127.0.0.1",
+        "HTTPS_PROXY": f"http://agent:{PROXY_PASSWORD}@127.0.0.1:9",
+    }
+    with WarmProcesses(root / "logs") as processes:
+        it = Federation(root, processes, environment)
         it.coordinator(
             *("init", it.folder, "--federation", "quiet", "--host", "127.0.0.1", "--no-plan"),
             *("--silos-port", str(ports[0]), "--enrolment-port", str(ports[1]), "--metrics-port", str(ports[2])),
@@ -153,7 +156,9 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         settings = [argument for key, value in VALUES.items() for argument in ("--set", f"{key}={value}")]
         it.coordinator("plan", "new", "default", *where, "--size", "micro", *settings)
         tokens = {silo: it.coordinator("invite", silo, *where).out.strip() for silo in SILOS}
-        processes.start("coordinator", "coordinator.cli", ["serve", *map(str, where), "--log-level", "debug"])
+        processes.start(
+            "coordinator", "coordinator.cli", ["serve", *map(str, where), "--log-level", "debug"], environment
+        )
         until(lambda: "serving" in (root / "logs" / "coordinator.log").read_text(), processes.check, LONGEST_S)
         for number, silo in enumerate(SILOS):
             log = query_log(CLINIC, records=RECORDS, seed=number).log
@@ -165,7 +170,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
                 f'max_epsilon = 20.0\nallow_execution = false\n[database]\nurl = "postgresql://reader:{DATABASE_PASSWORD}@127.0.0.1:9/none"\n{metrics}'
             )
             arguments = ["start", "--dir", str(it.agent_folder(silo)), "--data", str(root / "data" / silo)]
-            processes.start(silo, "silo_agent.cli", [*arguments, "--log-level", "debug"])
+            processes.start(silo, "silo_agent.cli", [*arguments, "--log-level", "debug"], environment)
         log = root / "logs" / "coordinator.log"
         until(lambda: '"phase": "finished"' in log.read_text(), processes.check, LONGEST_S)
         assert json.loads(it.coordinator("rounds", "--json", *where).out)[-1]["outcome"] == "applied"
@@ -267,7 +272,3 @@ async def test_what_secure_aggregation_keeps_secret_is_in_no_log_and_no_file_aft
     files = [path for path in sorted(tmp_path.rglob("*")) if path.is_file()]
     assert len(files) > 10
     assert {str(path): names for path in files if (names := found_in(path.read_bytes(), made))} == {}
-
-
-def test_environment_of_these_tests_is_clean() -> None:
-    assert key_file.PASSPHRASE not in os.environ
