@@ -159,7 +159,7 @@ def _from_folder(folder: Path, shown: str = "") -> tuple[Any, Any]:
     model: Any
     report: Any
     try:
-        loaded: Any = T5ForConditionalGeneration.from_pretrained(  # nosec B615: a folder, never the Hub
+        loaded: Any = T5ForConditionalGeneration.from_pretrained(  # nosec B615  # a folder, never the Hub
             folder,
             use_safetensors=True,
             trust_remote_code=False,

@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
 from security.errors import AuthenticationError, ConfigurationError
 from security.files import read_private, write_private
 
-PASSPHRASE = "LORICA_KEY_PASSPHRASE"  # noqa: S105  # nosec B105: a variable's name
+PASSPHRASE = "LORICA_KEY_PASSPHRASE"  # noqa: S105  # nosec B105  # a variable's name
 NEW_PASSPHRASE = "LORICA_NEW_KEY_PASSPHRASE"  # noqa: S105  # nosec B105
 LEAST_CHARACTERS = 20
 
