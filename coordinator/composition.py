@@ -47,6 +47,18 @@ from silo_wire.sealed_log import kept_log
 _log = structlog.get_logger(__name__)
 
 
+def load_keys(folder: CoordinatorFolder, settings: Settings) -> KeyStore:
+    """Raises ConfigurationError naming the file."""
+    return KeyStore.load(
+        folder.keys,
+        hosts=settings.public.hosts,
+        enrolment_host=settings.public.hosts[0],
+        enrolment_port=settings.public_enrolment_port,
+        silo_certificate_lifetime=settings.certificates.silo_lifetime,
+        own_certificate_lifetime=settings.certificates.own_lifetime,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Coordinator:
     """A coordinator's folder with its settings and keys loaded."""
@@ -59,14 +71,7 @@ class Coordinator:
     def load(cls, folder: CoordinatorFolder) -> "Coordinator":
         """Raises ConfigurationError naming the file, the key and the remedy."""
         settings = Settings.read(folder.settings)
-        keys = KeyStore.load(
-            folder.keys,
-            hosts=settings.public.hosts,
-            enrolment_host=settings.public.hosts[0],
-            enrolment_port=settings.public_enrolment_port,
-            silo_certificate_lifetime=settings.certificates.silo_lifetime,
-            own_certificate_lifetime=settings.certificates.own_lifetime,
-        )
+        keys = load_keys(folder, settings)
         if keys.federation != settings.federation:
             raise ConfigurationError(
                 f"{folder.settings}: federation = {settings.federation!r}, but the authority in {folder.keys} is of "

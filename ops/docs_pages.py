@@ -6,7 +6,7 @@ key means is said once, in the template that an operator edits; what values it t
 
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from types import UnionType
@@ -19,16 +19,22 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from coordinator import settings as coordinator_settings
+from coordinator.edges.gate import OF_ALL_STRANGERS, OF_ONE_CALLER
+from coordinator.edges.grpc_server import OPEN_FILES
 from coordinator.edges.metrics import CoordinatorMetrics
+from coordinator.edges.misconfigurations import Mistake as CoordinatorMistake
 from coordinator.plans.forecast import forecast, require_worth
 from coordinator.plans.plan_text import plan_template
 from coordinator.plans.presets import PRESETS, preset
 from security.errors import ConfigurationError
+from security.preflight import Misconfiguration
 from silo_agent.edges.metrics import SiloMetrics
+from silo_agent.edges.misconfigurations import Mistake as SiloMistake
 from silo_agent.settings import Settings as SiloSettings
 from silo_wire.canonical import digest_of
 from silo_wire.plan import ModelSection, Plan
 from silo_wire.privacy import calibrated_noise
+from silo_wire.transport import ENROLMENT_OPTIONS, MAX_MESSAGE_BYTES, SERVER_OPTIONS
 
 DOCS: Final = Path(__file__).parent / "docs"
 
@@ -381,6 +387,83 @@ def _instruments(metrics: object, registry: CollectorRegistry) -> str:
     return _table(("metric", "type", "labels", "meaning"), rows)
 
 
+# --- limits
+
+
+def limits_table() -> str:
+    server, strangers = dict(SERVER_OPTIONS), dict(ENROLMENT_OPTIONS)
+    seconds = {name: value // 1000 for name, value in server.items() if name.endswith("_ms")}
+    rows = (
+        ("one message", _size(MAX_MESSAGE_BYTES), "memory filled by one request; a model travels in chunks"),
+        (
+            "the handshake of TLS, to its end",
+            f"{seconds['grpc.server_handshake_timeout_ms']} s",
+            "connections that never speak, or never present a certificate",
+        ),
+        (
+            "a connection without a call",
+            f"{seconds['grpc.max_connection_idle_ms']} s",
+            "connections that authenticate and do nothing",
+        ),
+        (
+            "from the beginning of a call to its first request",
+            f"{OF_ONE_CALLER.first_request_s:.0f} s",
+            "calls that begin and say nothing",
+        ),
+        ("streams of one connection", f"{server['grpc.max_concurrent_streams']}", "streams without number"),
+        (
+            "open calls of one caller, over all its connections",
+            f"{OF_ONE_CALLER.calls}",
+            "a silo that fills the server",
+        ),
+        (
+            "requests of one caller on their way in",
+            f"{OF_ONE_CALLER.requests}",
+            "beginnings of messages, which gRPC keeps until the rest has come",
+        ),
+        ("open calls of all strangers together (enrolment)", f"{OF_ALL_STRANGERS.calls}", "the same, by anybody"),
+        ("requests of all strangers on their way in", f"{OF_ALL_STRANGERS.requests}", "the same, by anybody"),
+        (
+            "what a peer may send ahead on a stream",
+            f"{_size(server['grpc.http2.lookahead_bytes'])}, of a stranger {_size(strangers['grpc.http2.lookahead_bytes'])}",
+            "floods that nobody reads",
+        ),
+        (
+            "a ping without data, at most every",
+            f"{seconds['grpc.http2.min_ping_interval_without_data_ms']} s, "
+            f"{server['grpc.http2.max_ping_strikes']} strikes",
+            "floods of pings",
+        ),
+        (
+            "keepalive",
+            f"{seconds['grpc.keepalive_time_ms']} s, answered in {seconds['grpc.keepalive_timeout_ms']} s",
+            "connections whose other end has gone",
+        ),
+        ("open files of the coordinator", f"{OPEN_FILES:,}, or what the system allows", "strangers who keep silos out"),
+    )
+    return _table(("of what", "limit", "what it stops"), rows)
+
+
+def _size(number: int) -> str:
+    return f"{number >> 20} MiB" if number >= 1 << 20 else f"{number >> 10} KiB"
+
+
+# --- what the checks find
+
+
+def coordinator_mistakes() -> str:
+    return _mistakes(mistake.value for mistake in CoordinatorMistake)
+
+
+def silo_mistakes() -> str:
+    return _mistakes(mistake.value for mistake in SiloMistake)
+
+
+def _mistakes(found: Iterable[Misconfiguration]) -> str:
+    rows = [(f"`{it.name}`", it.found_by, it.meaning, it.remedy) for it in found]
+    return _table(("name", "check", "what it is", "remedy"), rows)
+
+
 # --- all of them
 
 
@@ -398,6 +481,9 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "privacy-forecast": forecast_examples,
     "metrics": metrics_table,
     "silo-metrics": silo_metrics_table,
+    "limits": limits_table,
+    "coordinator-mistakes": coordinator_mistakes,
+    "silo-mistakes": silo_mistakes,
 }
 
 

@@ -21,7 +21,6 @@ import typer
 from security.errors import (
     EXIT_CODES,
     AuthenticationError,
-    ConfigurationError,
     DataError,
     LoricaError,
     PolicyRefusal,
@@ -46,6 +45,7 @@ from silo_agent.command_line import (
 )
 from silo_agent.edges.silo_folder import SiloFolder, silo_folder
 from silo_agent.identity_commands import identity_app
+from silo_agent.key_commands import key_app
 from silo_agent.plan_commands import plan_app
 from silo_agent.privacy_commands import privacy_app, spent_of_allowed
 from silo_agent.trust_commands import trust_app
@@ -74,6 +74,7 @@ app = typer.Typer(
 )
 app.add_typer(identity_app, name="identity")
 app.add_typer(audit_app, name="audit")
+app.add_typer(key_app, name="keys")
 app.add_typer(plan_app, name="plan")
 app.add_typer(privacy_app, name="privacy")
 app.add_typer(trust_app, name="trust")
@@ -147,12 +148,14 @@ def start(
     log_level: Level = LogLevel.INFO,
 ) -> None:
     """Run the agent until SIGTERM or Ctrl-C. SIGHUP makes it read `pause` and `resume` again."""
+    from security.private_memory import keep_memory_private
     from security.process_lock import ProcessLock
     from silo_agent.edges.identity_succession import require_settled
     from silo_agent.edges.logs import configure_logs
     from silo_wire.transport import keep_chunks_in_memory
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it is handled: what it would have read is read later anyway
+    keep_memory_private()
     keep_chunks_in_memory()
     folder = silo_folder(directory)
     configure_logs(log_level.value)
@@ -375,34 +378,36 @@ def status(directory: Dir = None, as_json: Json = False) -> None:
 
 
 @app.command()
-def check(data: Data = None, database: Database = None, config: Config = None, directory: Dir = None) -> None:
+def check(
+    data: Data = None, database: Database = None, config: Config = None, directory: Dir = None, as_json: Json = False
+) -> None:
     """Look at everything that could keep this silo from taking part; exit with 3 if something does."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
-    from silo_agent.edges.preflight import Ground, Outcome, preflight
+    from security.preflight import failures
+    from silo_agent.edges.preflight import Ground, preflight
 
     folder = silo_folder(directory)
-    given = chosen(folder, data, database, config)
-    settings = given.settings(folder)
-
-    sources = _sources(folder, settings)
     ground = Ground(
         folder=folder,
-        settings=settings,
+        settings=lambda enrolled: _given(folder, data, database, config, recorded=enrolled).settings(folder),
         now=lambda: datetime.now(UTC),
-        data=sources.summary,
-        database=sources.check_database,
+        sources=lambda settings: _sources(folder, settings),
     )
     checks = asyncio.run(preflight(ground))
-    table = Table("check", "outcome", title=f"silo-agent check of {folder.root}")
-    table.add_column("what was found, and the remedy", overflow="fold")
-    for item in checks:
-        table.add_row(item.name, item.outcome.value, item.detail)
-    Console().print(table, markup=False)
-    failed = [item.name for item in checks if item.outcome is Outcome.FAILED]
-    if failed:
-        raise ConfigurationError(f"{len(failed)} of {len(checks)} checks failed: {', '.join(failed)}")
+    if as_json:
+        print(json.dumps([{**asdict(item), "outcome": item.outcome.value} for item in checks], indent=1))
+    else:
+        table = Table("check", "outcome", title=f"silo-agent check of {folder.root}")
+        table.add_column("what was found, and the remedy", overflow="fold")
+        for item in checks:
+            found = f"{item.misconfiguration}: {item.detail}" if item.misconfiguration else item.detail
+            table.add_row(item.name, item.outcome.value, escape(one_line(found)))
+        Console().print(table)
+    if problem := failures(checks):
+        raise problem
 
 
 @app.command()
@@ -478,6 +483,19 @@ def _print_rows(columns: tuple[str, ...], rows: tuple[tuple[object, ...], ...]) 
     for row in rows:
         table.add_row(*(escape(one_line(value)) for value in row))
     Console().print(table)
+
+
+def _given(
+    folder: SiloFolder, data: Path | None, database: str | None, config: Path | None, *, recorded: bool
+) -> Choice:
+    """This command line, over what `start` recorded if that can be read."""
+    if recorded:
+        return chosen(folder, data, database, config)
+    return Choice(
+        data=str(data.absolute()) if data else "",
+        database=database or "",
+        config=str(config.absolute()) if config else "",
+    )
 
 
 # ---- what commands share --------------------------------------------------------------------------------------------

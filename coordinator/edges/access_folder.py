@@ -8,6 +8,7 @@ What is granted says whom to trust, so it travels by a way on which nobody can c
 """
 
 import json
+import os
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -22,6 +23,7 @@ from coordinator.edges.operator_client import OperatorAccess
 from security import files
 from security.errors import AuthenticationError, ConfigurationError, MalformedMessage, StateError
 from security.identifiers import Identity, Role
+from security.pki import key_file
 from security.pki.csr import certificate_request
 from security.pki.parsing import parse_certificate, parse_request
 from security.pki.peer import identify_client
@@ -73,7 +75,7 @@ class AccessFolder:
             raise StateError(f"{self.root} holds access that was granted: choose another folder, or remove this one")
         files.make_private_folder(self.root)
         key = new_tls_key()
-        files.write_private(self.key, tls_key_to_pem(key))
+        key_file.write_key(self.key, tls_key_to_pem(key), os.environ)
         pem = x509.load_der_x509_csr(certificate_request(key, identity)).public_bytes(Encoding.PEM)
         files.replace(self.request, pem)
         return pem
@@ -82,7 +84,7 @@ class AccessFolder:
         """Take up what `coordinator access grant` printed; raises ConfigurationError unless it is for the key that is here."""
         if not self.key.exists():
             raise StateError(f"{self.root} holds no request: begin with `coordinator access request`")
-        access, identity = _checked(_parsed(granted, "what was granted"), files.read_private(self.key), now)
+        access, identity = _checked(_parsed(granted, "what was granted"), key_file.read_key(self.key, os.environ), now)
         if access.federation != identity.federation:
             raise ConfigurationError(
                 f"what was granted is of federation {access.federation}, not {identity.federation}"
@@ -93,7 +95,7 @@ class AccessFolder:
     def load(self, *, now: datetime) -> OperatorAccess:
         """Raises ConfigurationError naming the file, AuthenticationError for a certificate that has expired."""
         text = files.read_private(self.granted).decode(errors="replace")
-        access, _ = _checked(_parsed(text, str(self.granted)), files.read_private(self.key), now)
+        access, _ = _checked(_parsed(text, str(self.granted)), key_file.read_key(self.key, os.environ), now)
         return access
 
 

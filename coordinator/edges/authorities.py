@@ -11,6 +11,7 @@ deleted after. A crash between leaves files that nothing names, which the next s
 """
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -24,6 +25,7 @@ from coordinator.service.ports import AuthorityStanding
 from security import files
 from security.errors import ConfigurationError, LoricaError, MalformedMessage, StateError, StorageError
 from security.identifiers import FederationName
+from security.pki import key_file
 from security.pki.authority import Authority
 from security.pki.authority_succession import AuthoritySuccession, certificate_digest
 from security.pki.external_authority import Certified, authority_request, check_certified
@@ -74,7 +76,7 @@ class Authorities:
         require_none(folder)
         authority = Authority.create(federation, now=now)
         files.replace(folder / f"{FIRST}.pem", authority.certificate_pem())
-        files.write_private(folder / f"{FIRST}.key", authority.key_pem())
+        key_file.write_key(folder / f"{FIRST}.key", authority.key_pem(), os.environ)
 
     @classmethod
     def load(cls, folder: Path) -> "Authorities":
@@ -156,7 +158,7 @@ class Authorities:
     def request(self) -> bytes:
         """A PEM request for an institution's CA, of a key that is kept until the answer is adopted; the last one counts."""
         key = new_tls_key()
-        files.write_private(self._folder / REQUEST_KEY, tls_key_to_pem(key))
+        key_file.write_key(self._folder / REQUEST_KEY, tls_key_to_pem(key), os.environ)
         return authority_request(key, self._issuing.federation)
 
     def adopt(self, certificate_pem: bytes, chain_pem: bytes, now: datetime) -> None:
@@ -165,7 +167,7 @@ class Authorities:
         path = self._folder / REQUEST_KEY
         if not path.exists():
             raise StateError("no request is open: make one with `coordinator ca request`, and have it signed")
-        pem = files.read_private(path)
+        pem = key_file.read_key(path, os.environ)
         key = tls_key_from_pem(pem)
         self._join(
             pem,
@@ -208,7 +210,7 @@ class Authorities:
         name = f"ca-{max(numbers, default=1) + 1}"
         pem = b"".join(one.public_bytes(Encoding.PEM) for one in (certified.certificate, *certified.chain))
         files.replace(self._folder / f"{name}.pem", pem)
-        files.write_private(self._folder / f"{name}.key", key_pem)
+        key_file.write_key(self._folder / f"{name}.key", key_pem, os.environ)
         successor = Member(
             name=name,
             stage=Stage.SUCCESSOR,
@@ -261,7 +263,7 @@ def require_none(folder: Path) -> None:
 
 def _authority(folder: Path, member: Member) -> Authority:
     return Authority.load(
-        key_pem=files.read_private(folder / f"{member.name}.key"),
+        key_pem=key_file.read_key(folder / f"{member.name}.key", os.environ),
         certificate_pem=member.certificate.public_bytes(Encoding.PEM),
     )
 

@@ -4,6 +4,7 @@ AES-256 and a key that PBKDF2 makes of the passphrase in 600,000 rounds. The coo
 that as well, so a machine that takes over needs both, or enrols its silos anew.
 """
 
+import os
 from pathlib import Path
 
 from cryptography.hazmat.primitives import hashes
@@ -18,6 +19,7 @@ from coordinator.edges.authorities import FIRST, Authorities, require_none
 from security import files
 from security.errors import ConfigurationError, StorageError
 from security.identifiers import FederationName
+from security.pki import key_file
 from security.pki.authority import Authority
 from security.pki.tls_key import tls_key_to_pem
 
@@ -72,5 +74,5 @@ def import_authority(folder: Path, source: Path, passphrase: str, federation: Fe
     if authority.federation != federation:
         raise ConfigurationError(f"{source} is the authority of {authority.federation}, this folder is of {federation}")
     files.make_private_folder(folder)
-    files.write_private(folder / f"{FIRST}.key", key_pem)
+    key_file.write_key(folder / f"{FIRST}.key", key_pem, os.environ)
     files.replace(folder / f"{FIRST}.pem", b"".join(one.public_bytes(Encoding.PEM) for one in (certificate, *chain)))

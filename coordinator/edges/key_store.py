@@ -5,10 +5,11 @@
     keys/identity.key           Ed25519, signs round models and trust bundles
     keys/operator-pair.pem      what the operator's commands on this host present
 
-The folder is 0700, keys are 0600 and refused otherwise. The two pairs are issued again at two thirds of their life, since the
+The folder is 0700, keys are 0600 and refused otherwise, encrypted where there is a passphrase (security/pki/key_file.py). The two pairs are issued again at two thirds of their life, since the
 authority is at hand; a new TLS key goes with each. Key and certificate share a file, so that no crash parts them.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -24,7 +25,7 @@ from coordinator.service.records import Certificate
 from security import files
 from security.errors import ConfigurationError, MalformedMessage, StateError
 from security.identifiers import FederationName, Identity, Role, SiloName
-from security.pki import csr, endorsement, enrolment_token, identity_key
+from security.pki import csr, endorsement, enrolment_token, identity_key, key_file
 from security.pki.authority import Authority
 from security.pki.authority_succession import AuthoritySuccession, certificate_digest
 from security.pki.parsing import parse_certificate
@@ -80,6 +81,11 @@ def register_entry(certificate: x509.Certificate, now: datetime) -> Certificate:
     )
 
 
+def key_files(folder: Path) -> list[Path]:
+    """All that hold a private key."""
+    return sorted((*folder.glob("*.key"), *folder.glob("*-pair.pem")))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyStore:
     """Loaded key material; the `Keys` port of the service."""
@@ -98,7 +104,8 @@ class KeyStore:
         """Make the authority and the identity key; refuses a folder that already holds one."""
         require_none(folder)
         files.make_private_folder(folder)
-        files.write_private(folder / "identity.key", identity_key.identity_key_to_pem(identity_key.new_identity_key()))
+        pem = identity_key.identity_key_to_pem(identity_key.new_identity_key())
+        key_file.write_key(folder / "identity.key", pem, os.environ)
         Authorities.create(folder, federation, now)
 
     @classmethod
@@ -116,7 +123,7 @@ class KeyStore:
         return cls(
             folder=folder,
             authorities=Authorities.load(folder),
-            identity=identity_key.identity_key_from_pem(files.read_private(folder / "identity.key")),
+            identity=identity_key.identity_key_from_pem(key_file.read_key(folder / "identity.key", os.environ)),
             hosts=tuple(hosts),
             enrolment_host=enrolment_host,
             enrolment_port=enrolment_port,
@@ -186,13 +193,13 @@ class KeyStore:
             key.public_key(), identity, now=now, lifetime=self.own_certificate_lifetime, hosts=hosts
         )
         pair = TlsPair(key_pem=tls_key_to_pem(key), certificate_pem=certificate.public_bytes(Encoding.PEM))
-        files.write_private(path, pair.pem)
+        key_file.write_key(path, pair.pem, os.environ)
         return pair
 
     @staticmethod
     def _read_pair(path: Path) -> TlsPair:
         try:
-            return TlsPair.from_pem(files.read_private(path))
+            return TlsPair.from_pem(key_file.read_key(path, os.environ))
         except MalformedMessage as error:
             raise ConfigurationError(f"{path}: {error}; delete it, another one is made") from error
 

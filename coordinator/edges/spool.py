@@ -1,8 +1,9 @@
 """Client updates on their way in: one file per plan, round, attempt and silo, and what is held of it.
 
     <plan>/<round>-<attempt>/<silo>.delta    the chunks, each at its place; the file has its full size from the start
+    <plan>/<round>-<attempt>/<silo>.key      what they are encrypted with, destroyed when the attempt is over (spool_key.py)
     <plan>/<round>-<attempt>/<silo>.json     the manifest they belong to; the delta's L2 norm once all is committed
-    <plan>/spare/                            the files of closed attempts, to be written over (spare_files.py)
+    <plan>/spare/                            the files of closed attempts, noise by then, to be written over (spare_files.py)
 
 Masked vectors come in the same way; of their words, which are as good as any others, there is nothing to check but the digest,
 and their norm is written down as zero.
@@ -22,6 +23,7 @@ from pathlib import Path
 
 from coordinator.aggregation.delta_norm import norm_of, sum_of_squares
 from coordinator.edges.spare_files import SpareFiles
+from coordinator.edges.spool_key import SUFFIX, SpoolKey, destroy_keys_below, make_key, read_key
 from coordinator.edges.stored_vector import (
     StoredVector,
     VectorReader,
@@ -46,6 +48,7 @@ _SPARE = "spare"
 class _Place:
     delta: Path
     record: Path
+    key: Path
 
     def read(self) -> tuple[Manifest, float | None] | None:
         """What the record says, None when there is none or it cannot be made out: the update is then sent again."""
@@ -67,6 +70,7 @@ class _Place:
 class _Progress:
     """The sum of squares of each chunk held, in order; once the update is committed the norm, and the file's mark."""
 
+    key: SpoolKey = field(repr=False)
     sums: list[float] = field(default_factory=list)
     norm: float | None = None
     mark: FileMark | None = None
@@ -120,7 +124,7 @@ class Spool:
                 )
             begin = index * self._manifest.chunk_bytes
             try:
-                files.write_at(self._open(), data, begin)
+                files.write_at(self._open(), self._progress.key.stream(begin).update(data), begin)
                 end = begin + len(data)
                 if end - self._written_back >= WRITE_BACK_BYTES:
                     begin_write_back(self._open(), self._written_back, end - self._written_back)
@@ -217,7 +221,7 @@ class Spools:
                     former.retire()
                 place.delta.parent.mkdir(parents=True, exist_ok=True)
                 if progress is None:
-                    progress = _Progress()
+                    progress = _Progress(make_key(place.key))
                     place.write(manifest, None)
                 self._provide(place.delta, manifest.total_bytes)
                 spool = Spool(place, silo, manifest, layout.dtype, progress)
@@ -236,7 +240,8 @@ class Spools:
         if record is None or record[0].digest != update:
             return 0
         progress = self._progress(place, record[0], layout.dtype)
-        assert progress is not None
+        if progress is None:
+            return 0  # its key is lost
         with self._lock:
             known = self._known.setdefault(place, Spool(place, silo, record[0], layout.dtype, progress))
         return known.held if known.manifest.digest == update else 0
@@ -244,17 +249,17 @@ class Spools:
     def committed(self, key: RoundKey, silo: SiloName, update: Digest) -> StoredVector:
         """The committed delta with this manifest digest; raises IntegrityError naming the silo when it is not there."""
         place = self._place(key, silo)
-        known = place.read()
-        if known is None or known[0].digest != update or known[1] is None:
+        known, key_of_spool = place.read(), read_key(place.key)
+        if known is None or known[0].digest != update or known[1] is None or key_of_spool is None:
             raise IntegrityError(
                 f"{place.delta}: the committed update of silo {silo} was lost or replaced; the round goes on without it"
             )
         spool = self._known.get(place)
         mark = spool.progress.mark if spool is not None and spool.manifest.digest == update else None
-        return StoredVector(place.delta, 0, known[0], mark)
+        return StoredVector(place.delta, 0, known[0], mark, key_of_spool)
 
     def discard(self, key: RoundKey) -> None:
-        """Let every spool of this attempt go; nothing happens when there is none. Their files become spares."""
+        """Let every spool of this attempt go, unreadable from now on; nothing happens when there is none. Their files become spares."""
         folder = self._attempt(key)
         spares = SpareFiles(folder.parent / _SPARE)
         try:
@@ -263,6 +268,7 @@ class Spools:
                 self._forget(folder)
                 if not folder.exists():
                     return
+                destroy_keys_below(folder)
                 deltas = sorted(folder.glob("*.delta"))
                 for delta in deltas:
                     spares.keep(delta)
@@ -272,7 +278,7 @@ class Spools:
             raise StorageError(f"{folder} cannot be deleted: {error.strerror or error}") from error
 
     def retain(self, plan: Digest | None) -> None:
-        """Delete the spools and spares of every plan but this one; None: of every plan."""
+        """Delete the spools, unreadable from now on, and spares of every plan but this one; None: of every plan."""
         try:
             with self._lock:
                 if not self._folder.exists():
@@ -280,6 +286,7 @@ class Spools:
                 for folder in sorted(self._folder.iterdir()):
                     if folder.name != plan:
                         self._forget(folder)
+                        destroy_keys_below(folder)
                         shutil.rmtree(folder)
         except OSError as error:
             raise StorageError(f"{self._folder} cannot be cleared: {error.strerror or error}") from error
@@ -309,7 +316,9 @@ class Spools:
         record = place.read()
         if record is None or record[0] != manifest:
             return None
-        progress = _Progress(_sums_held(place.delta, manifest, dtype), record[1])
+        if (key := read_key(place.key)) is None:
+            return None
+        progress = _Progress(key, _sums_held(place.delta, manifest, dtype, key), record[1])
         if progress.norm is not None and len(progress.sums) < manifest.chunks:
             place.write(manifest, None)  # committed once, damaged since: what is missing is asked for again
             progress.norm = None
@@ -320,7 +329,7 @@ class Spools:
 
     def _place(self, key: RoundKey, silo: SiloName) -> _Place:
         folder = self._attempt(key)
-        return _Place(folder / f"{silo}.delta", folder / f"{silo}.json")
+        return _Place(folder / f"{silo}.delta", folder / f"{silo}.json", folder / f"{silo}{SUFFIX}")
 
 
 def _squares(chunk: bytes | memoryview, dtype: Dtype) -> float:
@@ -328,13 +337,13 @@ def _squares(chunk: bytes | memoryview, dtype: Dtype) -> float:
     return 0.0 if dtype == "uint32" else sum_of_squares(chunk, dtype)
 
 
-def _sums_held(delta: Path, manifest: Manifest, dtype: Dtype) -> list[float]:
+def _sums_held(delta: Path, manifest: Manifest, dtype: Dtype, key: SpoolKey) -> list[float]:
     """The sum of squares of each chunk that is on disk as the manifest has it, from the first on."""
     sums: list[float] = []
     if not delta.exists():
         return sums
     buffer = memoryview(bytearray(manifest.chunk_bytes))
-    reader = VectorReader(StoredVector(delta, 0, manifest))
+    reader = VectorReader(StoredVector(delta, 0, manifest, key=key))
     try:
         for index in range(manifest.chunks):
             chunk = buffer[: manifest.chunk_size(index)]

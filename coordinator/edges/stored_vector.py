@@ -8,10 +8,11 @@ file that nobody has touched since, is not digested once more: on a processor co
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from coordinator.edges.spool_key import SpoolKey
 from security import files
 from security.errors import IntegrityError, MalformedMessage, StorageError
 from security.file_mark import FileMark
@@ -22,12 +23,16 @@ from silo_wire.manifest import Manifest
 
 @dataclass(frozen=True, slots=True)
 class StoredVector:
-    """`offset` is where the vector begins in the file; `mark` is the file's when this process knew it to be right."""
+    """`offset` is where the vector begins in the file; `mark` is the file's when this process knew it to be right.
+
+    `key` opens a vector that lies there encrypted, as spooled updates do.
+    """
 
     path: Path
     offset: int
     manifest: Manifest
     mark: FileMark | None = None
+    key: SpoolKey | None = field(default=None, repr=False)
 
     def chunk(self, index: int) -> bytes:
         """Chunk `index`; raises IntegrityError naming the file unless it is what the manifest says."""
@@ -40,6 +45,8 @@ class StoredVector:
             raise self.unreadable(error) from error
         finally:
             os.close(descriptor)
+        if self.key is not None:
+            data = self.key.stream(index * self.manifest.chunk_bytes).update(data)
         if not known:
             self.check(index, data)
         return data
@@ -82,6 +89,7 @@ class VectorReader:
         self._descriptor = vector.open()
         self._position = vector.offset
         self._known = FileMark.of(self._descriptor) == vector.mark
+        self._stream = vector.key.stream(0) if vector.key is not None else None
 
     def read_into(self, buffer: memoryview) -> None:
         """Fill `buffer` with the bytes that come next, of which there must be as many."""
@@ -126,7 +134,7 @@ class VectorReader:
             self._next += 1
 
     def _read(self, target: memoryview) -> None:
-        vector = self._vector
+        vector, whole = self._vector, target
         try:
             while target:
                 count = os.preadv(self._descriptor, [target], self._position)
@@ -136,6 +144,8 @@ class VectorReader:
                 target = target[count:]
         except OSError as error:
             raise vector.unreadable(error) from error
+        if self._stream is not None:
+            self._stream.update_into(whole, whole)
 
 
 def manifest_to_json(manifest: Manifest) -> bytes:

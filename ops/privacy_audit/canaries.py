@@ -35,7 +35,7 @@ _SHAPE = {
     "num_layers": 1,
     "num_heads": 2,
     "dropout_rate": 0.0,
-    "decoder_start_token_id": 0,
+    "decoder_start_token_id": 0,  # nosec B105  # a number of a vocabulary
 }
 _ADAMW_EPSILON, _BETA = 1e-8, 0.9  # torch.optim.AdamW's defaults
 _STEP = 1e-13

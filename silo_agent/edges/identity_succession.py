@@ -10,6 +10,7 @@ While identity.next is there no agent starts: before step 2 the old key would st
 silo cannot tell which it is. The same command again finishes what was begun.
 """
 
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -19,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from pydantic import AwareDatetime, Field
 
 from security.errors import StateError, StorageError
-from security.files import read_private, sync_folder, write_private
+from security.files import sync_folder
 from security.pki.identity_key import (
     identity_key_from_pem,
     identity_key_to_pem,
@@ -27,6 +28,7 @@ from security.pki.identity_key import (
     public_key_bytes,
     public_key_from_bytes,
 )
+from security.pki.key_file import read_key, write_key
 from security.pki.succession import Succession, possession_statement, succession_statement
 from security.secure_aggregation.silo_machine import OpenAttempt
 from silo_agent.edges.key_store import SiloCredentials
@@ -85,7 +87,7 @@ def require_settled(folder: SiloFolder) -> None:
     """Raise StateError while a succession is not finished; deletes what a finished one left."""
     if not folder.next_identity_key.exists():
         return
-    if read_private(folder.next_identity_key) == read_private(folder.identity_key):
+    if read_key(folder.next_identity_key, os.environ) == read_key(folder.identity_key, os.environ):
         _forget_next(folder)
         return
     raise StateError(
@@ -116,16 +118,16 @@ async def succeed(
     succession = Succession(predecessor=old.public_key(), successor=new.public_key(), statement=statement)
     await send(succession, possession_statement(new, identity=identity, old_key=old.public_key()))
     _remember(folder, succession, now())
-    write_private(folder.identity_key, identity_key_to_pem(new))
+    write_key(folder.identity_key, identity_key_to_pem(new), os.environ)
     _forget_next(folder)
     return replace(credentials, identity_key=new)
 
 
 def _next_key(folder: SiloFolder) -> Ed25519PrivateKey:
     if folder.next_identity_key.exists():
-        return identity_key_from_pem(read_private(folder.next_identity_key))
+        return identity_key_from_pem(read_key(folder.next_identity_key, os.environ))
     key = new_identity_key()
-    write_private(folder.next_identity_key, identity_key_to_pem(key))
+    write_key(folder.next_identity_key, identity_key_to_pem(key), os.environ)
     return key
 
 

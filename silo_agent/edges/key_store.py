@@ -5,6 +5,7 @@ replaces one file, which holds the TLS key, its certificate and the trust bundle
 """
 
 import json
+import os
 from dataclasses import dataclass, field
 
 from cryptography import x509
@@ -21,6 +22,7 @@ from security.pki.identity_key import (
     public_key_bytes,
     public_key_from_bytes,
 )
+from security.pki.key_file import passphrase_of, read_key, write_key
 from security.pki.parsing import parse_certificates
 from security.pki.tls_key import TlsPrivateKey, tls_key_from_pem, tls_key_to_pem
 from security.pki.trust_bundle import TrustBundle
@@ -68,7 +70,8 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def refuse_second_enrolment(folder: SiloFolder) -> None:
-    """Raises StateError where a silo's keys already are."""
+    """Raises StateError where a silo's keys already are, ConfigurationError for a passphrase that could not protect new ones."""
+    passphrase_of(os.environ)  # found out before a token is spent
     for path in (folder.enrolment, folder.identity_key, folder.tls):
         if path.exists():
             raise StateError(
@@ -81,7 +84,7 @@ def store_credentials(folder: SiloFolder, credentials: SiloCredentials) -> None:
     """Write everything, `enrolment.json` last; raises StateError when the folder is taken, StorageError."""
     refuse_second_enrolment(folder)
     make_private_folder(folder.root)
-    write_private(folder.identity_key, identity_key_to_pem(credentials.identity_key))
+    write_key(folder.identity_key, identity_key_to_pem(credentials.identity_key), os.environ)
     store_tls(folder, credentials)
     facts = {
         "version": 1,
@@ -95,7 +98,8 @@ def store_credentials(folder: SiloFolder, credentials: SiloCredentials) -> None:
 
 def store_tls(folder: SiloFolder, credentials: SiloCredentials) -> None:
     """Replace TLS key, certificate and trust bundle, all at once; raises StorageError."""
-    write_private(folder.tls, credentials.tls_key_pem + credentials.certificate_pem + credentials.trust.to_pem())
+    pem = credentials.tls_key_pem + credentials.certificate_pem + credentials.trust.to_pem()
+    write_key(folder.tls, pem, os.environ)
 
 
 def load_credentials(folder: SiloFolder) -> SiloCredentials:
@@ -103,7 +107,7 @@ def load_credentials(folder: SiloFolder) -> SiloCredentials:
     folder.require_enrolled()
     make_private_folder(folder.root)
     federation, silo, address, coordinator_key = _facts(folder)
-    identity_key = identity_key_from_pem(read_private(folder.identity_key))
+    identity_key = identity_key_from_pem(read_key(folder.identity_key, os.environ))
     tls_key, certificate, trust = _tls(folder)
     return SiloCredentials(
         federation=federation,
@@ -118,7 +122,7 @@ def load_credentials(folder: SiloFolder) -> SiloCredentials:
 
 
 def _tls(folder: SiloFolder) -> tuple[TlsPrivateKey, x509.Certificate, TrustBundle]:
-    pem = read_private(folder.tls)
+    pem = read_key(folder.tls, os.environ)
     begin = max(pem.find(b"-----BEGIN CERTIFICATE-----"), 0)
     try:
         tls_key = tls_key_from_pem(pem[:begin])

@@ -1,38 +1,58 @@
 """`silo-agent check`: what could keep this silo from taking part, found before a round does.
 
-Each check gives an outcome and, where it fails, a remedy; a check whose ground is missing is skipped. The clock is
-compared with what is known without asking anyone: the validity of this silo's, the CA's and the coordinator's
-certificates, and the time of the journal's last record, after which it cannot be earlier now.
+Each check gives an outcome and, where it fails, a remedy; a check whose ground is missing is skipped. What it can find has
+names: misconfigurations.py. The clock is compared with what is known without asking anyone: the validity of this silo's, the
+CA's and the coordinator's certificates, and the time of the journal's last record, after which it cannot be earlier now.
 """
 
 import asyncio
+import os
 import shutil
+import socket
+import stat
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from enum import Enum
+from pathlib import Path
 
 import psutil
 
-from security.errors import AuthenticationError, ConfigurationError, LoricaError, Unreachable
+from security.errors import (
+    AuthenticationError,
+    ConfigurationError,
+    DataError,
+    IntegrityError,
+    LoricaError,
+    PolicyRefusal,
+    StorageError,
+    Unreachable,
+)
 from security.identifiers import coordinator_dns_name
+from security.pki import key_file
 from security.pki.parsing import parse_certificate
 from security.pki.peer import check_coordinator
 from security.pki.trust_bundle import TrustBundle
 from security.pki.validity import Window
+from security.preflight import Check, Checks, Misconfigured, meaning, mebibytes, misconfigured
+from security.process_lock import holder
 from silo_agent.edges.channel import mutual_channel
 from silo_agent.edges.key_store import SiloCredentials, load_credentials
+from silo_agent.edges.misconfigurations import Mistake
 from silo_agent.edges.plan_approvals import PlanApprovals
 from silo_agent.edges.plan_store import PlanStore
+from silo_agent.edges.privacy_ledger import guard_of
 from silo_agent.edges.round_journal import RoundJournal
 from silo_agent.edges.silo_folder import SiloFolder
+from silo_agent.edges.silo_sources import SiloSources
 from silo_agent.edges.tls_probe import probe
 from silo_agent.edges.trust_store import How, trust_store
 from silo_agent.policy import PolicyRules, SiloPolicy, update_bytes
-from silo_agent.service.ports import DataSummary
 from silo_agent.settings import Settings
+from silo_agent.training.text_to_sql_data import SCHEMA_FILE
 from silo_wire.canonical import Digest
 from silo_wire.codec import call_key
+from silo_wire.listen_address import address
 from silo_wire.plan import PlanBundle
 from silo_wire.transport import error_of
 from silo_wire.v1 import federation_pb2, federation_pb2_grpc
@@ -49,98 +69,141 @@ FREE_BYTES = 64 << 20
 """On disk, beyond models and updates: the journal, plans, logs of a service manager."""
 
 
-class Outcome(Enum):
-    PASSED = "passed"
-    FAILED = "failed"
-    SKIPPED = "skipped"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    name: str
-    outcome: Outcome
-    detail: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ground:
-    """What checks stand on. `data` and `database` read the silo's own."""
+    """What checks stand on. `settings` is told whether the folder can be opened, to look there for what `start` was given."""
 
     folder: SiloFolder
-    settings: Settings
+    settings: Callable[[bool], Settings]
+    sources: Callable[[Settings], SiloSources]
     now: Callable[[], datetime]
-    data: Callable[[], DataSummary]
-    database: Callable[[], str]
+    free_memory: Callable[[], int] = lambda: int(psutil.virtual_memory().available)
+    free_disk: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free
 
 
 async def preflight(ground: Ground) -> Sequence[Check]:
     """Every check in order; none of them raises for what it finds."""
-    checks: list[Check] = []
+    checks = Checks()
 
     async def run(name: str, look: Callable[[], str]) -> bool:
-        try:
-            checks.append(Check(name=name, outcome=Outcome.PASSED, detail=await asyncio.to_thread(look)))
-        except LoricaError as error:
-            checks.append(Check(name=name, outcome=Outcome.FAILED, detail=str(error)))
-            return False
-        return True
+        return await asyncio.to_thread(checks.run, name, look)
 
-    def skip(*names: str, because: str) -> None:
-        checks.extend(Check(name=name, outcome=Outcome.SKIPPED, detail=because) for name in names)
+    now, folder = ground.now(), ground.folder
+    enrolled = await run("files and permissions", lambda: _files(folder))
+    settings: Settings | None = None
 
-    now = ground.now()
-    if await run("files and permissions", lambda: _files(ground.folder)):
-        credentials = load_credentials(ground.folder)
+    def read_settings() -> str:
+        nonlocal settings
+        with meaning(Mistake.SETTINGS.value, ConfigurationError):
+            settings = ground.settings(enrolled)
+        return "silo.toml and the command line agree with each other"
+
+    if not await run("settings", read_settings) or settings is None:
+        settings = None
+    bundle: PlanBundle | None = None
+    if enrolled:
+        credentials = load_credentials(folder)
+        bundle = _last_plan(folder, credentials)
         await run("certificate", lambda: _certificate(credentials, now))
-        await run("clock", lambda: _clock(ground.folder, credentials, now))
+        await run("clock", lambda: _clock(folder, credentials, now))
         if await run("route and TLS interception", lambda: _route(credentials, now)):
-            checks.append(await _reachability(credentials))
+            told = await _refusal(credentials)
+            await run("coordinator accepts this silo", lambda: _accepted(credentials, told))
         else:
-            skip("coordinator accepts this silo", because="no route")
-        bundle = _last_plan(ground.folder, credentials)
-        approvals = PlanApprovals(ground.folder.approvals)
-        policy = SiloPolicy(rules=ground.settings.policy, silo=credentials.silo, approvals=approvals.digests)
-        if bundle is None:
-            skip("plan and policy", because="no plan was offered yet")
+            checks.skip("coordinator accepts this silo", because="no route")
+        if settings is None:
+            checks.skip("plan and policy", "pinned silos", "privacy budget", because="silo.toml cannot be used")
         else:
-            await run("plan and policy", lambda: _plan(bundle, policy))
-        if policy.rules.require_secure_aggregation or (bundle and bundle.plan.aggregation.secure_aggregation):
-            await run("pinned silos", lambda: _peers(ground.folder, credentials, policy.rules, bundle))
-        else:
-            skip("pinned silos", because="neither policy nor plan asks for masks")
-        if bundle is None:
-            skip("memory", because="no plan was offered yet")
-        else:
-            await run("memory", lambda: _memory(bundle))
-        await run("disk", lambda: _disk(ground.folder, ground.settings.storage.models_kept, bundle))
+            rules = settings.policy
+            policy = SiloPolicy(rules=rules, silo=credentials.silo, approvals=PlanApprovals(folder.approvals).digests)
+            if bundle is None:
+                checks.skip("plan and policy", because="no plan was offered yet")
+            else:
+                plan = bundle
+                await run("plan and policy", lambda: _plan(plan, policy))
+            if rules.require_secure_aggregation or (bundle and bundle.plan.aggregation.secure_aggregation):
+                await run("pinned silos", lambda: _peers(folder, credentials, rules, bundle))
+            else:
+                checks.skip("pinned silos", because="neither policy nor plan asks for masks")
+            await run("privacy budget", lambda: _budget(folder, credentials, policy, bundle))
     else:
-        skip("certificate", "clock", "route and TLS interception", because="the silo's files cannot be used")
-        skip("coordinator accepts this silo", "plan and policy", "pinned silos", "memory", "disk", because="no silo")
-    if await run("data", lambda: _data(ground.data)) or ground.settings.database.url:
-        await run("database", lambda: ground.database() or "none: execution accuracy is not measured here")
+        names = ("certificate", "clock", "route and TLS interception", "coordinator accepts this silo")
+        checks.skip(
+            *names, "plan and policy", "pinned silos", "privacy budget", because="the silo's files cannot be used"
+        )
+    if bundle is None:
+        checks.skip("memory", because="no plan was offered yet")
     else:
-        skip("database", because="it is looked for beside the data")
-    return checks
+        offered = bundle
+        await run("memory", lambda: _memory(offered, ground.free_memory()))
+    if settings is None:
+        checks.skip(
+            "disk", "device", "metrics port", "data", "unit of privacy", "database", because="silo.toml cannot be used"
+        )
+        return checks.done
+    given = settings
+    if enrolled:
+        await run("disk", lambda: _disk(folder, given.storage.models_kept, bundle, ground.free_disk(folder.root)))
+    else:
+        checks.skip("disk", because="the silo's files cannot be used")
+    await run("device", lambda: _device(given.training.device))
+    await run("metrics port", lambda: _metrics_port(folder, given.metrics.listen))
+    sources = ground.sources(given)
+    data = await run("data", lambda: _data(sources, Path(given.data.folder)))
+    unit = bundle.plan.privacy.unit_field if bundle and bundle.plan.privacy.level == "record" else ""
+    if data and unit:
+        await run("unit of privacy", lambda: _unit(sources, unit))
+    else:
+        checks.skip("unit of privacy", because="the plan groups no lines" if data else "it is looked for in the data")
+    if data or given.database.url:
+        await run("database", lambda: _database(sources))
+    else:
+        checks.skip("database", because="it is looked for beside the data")
+    return checks.done
 
 
 def _files(folder: SiloFolder) -> str:
-    credentials = load_credentials(folder)
-    folder.make()
-    return f"{credentials.identity.uri} in {folder.root}, private keys readable by their owner alone"
+    with meaning(Mistake.NOT_ENROLLED.value, ConfigurationError):
+        folder.require_enrolled()
+    with meaning(Mistake.FOLDER_OPEN.value, ConfigurationError), meaning(Mistake.FOLDER_UNUSABLE.value, StorageError):
+        folder.make()
+    secret = (*folder.private_keys, folder.enrolment)
+    for path in secret:
+        if not path.is_file():
+            raise misconfigured(Mistake.FILE_MISSING.value, f"{path} is missing")
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & 0o077:
+            raise misconfigured(Mistake.FILE_OPEN.value, f"{path} has mode {mode:04o}: others can read it")
+    with meaning(Mistake.PASSPHRASE.value):
+        passphrase = key_file.passphrase_of(os.environ)
+    for path in folder.private_keys:
+        if passphrase is not None and not key_file.is_encrypted(path.read_bytes()):
+            raise misconfigured(Mistake.KEY_CLEAR.value, f"{path} is not encrypted")
+    with (
+        meaning(Mistake.PASSPHRASE.value, key_file.WrongPassphrase),
+        meaning(Mistake.FILE_DAMAGED.value, ConfigurationError),
+    ):
+        credentials = load_credentials(folder)
+    protected = "encrypted" if passphrase else "readable by their owner alone"
+    return f"{credentials.identity.uri} in {folder.root}, private keys {protected}"
 
 
 def _certificate(credentials: SiloCredentials, now: datetime) -> str:
     window = Window.of(credentials.certificate)
-    if problem := window.problem_at(now):
-        raise AuthenticationError(f"certificate of {credentials.identity.uri} {problem}")
+    if now > window.end:
+        raise Misconfigured(
+            Mistake.CERTIFICATE_ENDED.value, f"certificate of {credentials.identity.uri} {window.problem_at(now)}"
+        )
     left = (window.end - now).total_seconds()
     if left < LEAST_CERTIFICATE_LIFE_S:
-        raise AuthenticationError(
-            f"certificate of {credentials.identity.uri} ends in {left / 3600:.1f} hours and was not renewed: start the agent, "
-            "which renews it, and look for certificate-not-renewed in its log"
+        raise misconfigured(
+            Mistake.CERTIFICATE_ENDING.value,
+            f"certificate of {credentials.identity.uri} ends in {left / 3600:.1f} hours and was not renewed",
         )
     if not credentials.trust.issuers_of(credentials.certificate):
-        raise AuthenticationError("the certificate is not issued by a CA of the trust bundle: enrol again")
+        raise misconfigured(
+            Mistake.CERTIFICATE_FOREIGN.value, "the certificate is not issued by a CA of the trust bundle"
+        )
     return f"valid until {window.end.isoformat()}, {left / 86400:.1f} days"
 
 
@@ -148,46 +211,51 @@ def _clock(folder: SiloFolder, credentials: SiloCredentials, now: datetime) -> s
     for certificate in (credentials.certificate, *credentials.trust.authorities):
         begin = Window.of(certificate).begin
         if now < begin:
-            raise ConfigurationError(
-                f"the clock says {now.isoformat()}, before {begin.isoformat()} when a certificate here was made: set it"
+            raise misconfigured(
+                Mistake.CLOCK_EARLY.value,
+                f"the clock says {now.isoformat()}, before {begin.isoformat()} when a certificate here was made",
             )
-    journal = _journal(folder, credentials)
-    try:
+    with closing(_journal(folder, credentials)) as journal:
         history = journal.history(1)
-    finally:
-        journal.close()
     if history and now.timestamp() < history[-1].unix_s - CLOCK_TOLERANCE_S:
         last = datetime.fromtimestamp(history[-1].unix_s, UTC)
-        raise ConfigurationError(
-            f"the clock says {now.isoformat()}, before the journal's last record at {last.isoformat()}: set it"
+        raise misconfigured(
+            Mistake.CLOCK_BEHIND.value,
+            f"the clock says {now.isoformat()}, before the journal's last record at {last.isoformat()}",
         )
     return f"{now.isoformat(timespec='seconds')}, after everything that is recorded here"
 
 
 def _route(credentials: SiloCredentials, now: datetime) -> str:
-    answer = probe(credentials.address, coordinator_dns_name(credentials.federation))
+    with meaning(Mistake.UNREACHABLE.value, Unreachable), meaning(Mistake.PROXY.value, ConfigurationError):
+        answer = probe(credentials.address, coordinator_dns_name(credentials.federation))
     try:
         check_coordinator(answer.certificate, trust=credentials.trust, now=now, federation=credentials.federation)
     except AuthenticationError as error:
-        raise AuthenticationError(_stranger(answer.certificate, answer.route, credentials.trust, error)) from error
+        raise _stranger(answer.certificate, answer.route, credentials.trust, error) from error
     return f"{credentials.address}{answer.route} shows the coordinator's own certificate"
 
 
-def _stranger(certificate: bytes, route: str, trust: TrustBundle, error: AuthenticationError) -> str:
+def _stranger(certificate: bytes, route: str, trust: TrustBundle, error: AuthenticationError) -> Misconfigured:
     try:
         leaf = parse_certificate(certificate)
     except LoricaError as unreadable:
-        return f"what answers{route} shows a certificate that does not parse: {unreadable}"
+        return misconfigured(
+            Mistake.INTERCEPTED.value, f"what answers{route} shows a certificate that does not parse ({unreadable})"
+        )
     if trust.issuers_of(leaf):
-        return str(error)
-    return (
+        return misconfigured(
+            Mistake.COORDINATOR_CERTIFICATE.value, f"what answers{route} is of this federation: {error}"
+        )
+    return misconfigured(
+        Mistake.INTERCEPTED.value,
         f"what answers{route} has a certificate issued by {leaf.issuer.rfc4514_string()[:120]!r}, not by this "
-        "federation's CA: a TLS-intercepting proxy stands between; have the coordinator's address exempted from inspection"
+        "federation's CA: a TLS-intercepting proxy stands between",
     )
 
 
-async def _reachability(credentials: SiloCredentials) -> Check:
-    name = "coordinator accepts this silo"
+async def _refusal(credentials: SiloCredentials) -> LoricaError | None:
+    """What the coordinator has against this silo; None where it answers it."""
     async with mutual_channel(credentials) as channel:
         stub: federation_pb2_grpc.FederationAsyncStub = federation_pb2_grpc.FederationStub(channel)
         # Asks about an update of a round that never is: an authenticated answer of any kind is what is looked for.
@@ -201,14 +269,17 @@ async def _reachability(credentials: SiloCredentials) -> Check:
             await stub.UploadOffset(request, timeout=CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             problem = error_of(error)
-            if isinstance(problem, Unreachable):
-                detail = f"{credentials.address} breaks the connection off ({problem}): ask the operator for its log"
-                return Check(name=name, outcome=Outcome.FAILED, detail=detail)
-            if isinstance(problem, AuthenticationError) or error.code() is grpc.StatusCode.PERMISSION_DENIED:
-                return Check(name=name, outcome=Outcome.FAILED, detail=str(problem))
-    return Check(
-        name=name, outcome=Outcome.PASSED, detail=f"mutual TLS with {credentials.address} as {credentials.silo}"
-    )
+            refused = isinstance(problem, AuthenticationError | Unreachable)
+            return problem if refused or error.code() is grpc.StatusCode.PERMISSION_DENIED else None
+    return None
+
+
+def _accepted(credentials: SiloCredentials, told: LoricaError | None) -> str:
+    if isinstance(told, Unreachable):
+        raise misconfigured(Mistake.REFUSED.value, f"{credentials.address} breaks the connection off ({told})")
+    if told is not None:
+        raise misconfigured(Mistake.REFUSED.value, str(told))
+    return f"mutual TLS with {credentials.address} as {credentials.silo}"
 
 
 def _journal(folder: SiloFolder, credentials: SiloCredentials) -> RoundJournal:
@@ -220,48 +291,74 @@ def _last_plan(folder: SiloFolder, credentials: SiloCredentials) -> PlanBundle |
     plans = PlanStore(folder.plans)
     if refused := plans.refused():
         return refused
-    journal = _journal(folder, credentials)
-    try:
+    with closing(_journal(folder, credentials)) as journal:
         plan = journal.fact("plan")
-    finally:
-        journal.close()
     return None if plan is None else plans.load(Digest(plan))
 
 
 def _plan(bundle: PlanBundle, policy: SiloPolicy) -> str:
-    policy.check_plan(bundle)
+    try:
+        policy.check_plan(bundle)
+    except PolicyRefusal as refusal:
+        mistake = Mistake.UNAPPROVED if refusal.rule == "approved_plans" else Mistake.POLICY
+        raise Misconfigured(mistake.value, str(refusal)) from refusal
     return f"{bundle.plan.name} ({bundle.plan.digest[:16]}), {bundle.plan.model.parameters:,} parameters, is allowed"
 
 
 def _peers(folder: SiloFolder, credentials: SiloCredentials, rules: PolicyRules, bundle: PlanBundle | None) -> str:
     """A round with masks needs a cohort, and everybody in it has to be known here."""
-    peers = trust_store(folder, credentials).peers()
+    with meaning(Mistake.PINS_DAMAGED.value):
+        peers = trust_store(folder, credentials).peers()
     needed = max(rules.min_cohort, bundle.plan.schedule.min_silos if bundle else 0) - 1
     unconfirmed = sum(peer.how is How.FIRST_USE for peer in peers)
     found = f"{len(peers)} silos are pinned" + (f", {unconfirmed} of them on first use" if unconfirmed else "")
     if rules.trust_on_first_use:
         return f"{found}; others are on first use, which does not stop a coordinator that makes up silos"
     if len(peers) < needed:
-        raise ConfigurationError(
-            f"{found}, the smallest cohort that policy and plan allow takes {needed} beside this one: compare the keys that "
-            "`silo-agent trust own` prints at theirs by telephone, then `silo-agent trust add NAME KEY`"
+        raise misconfigured(
+            Mistake.PINS_FEW.value,
+            f"{found}, the smallest cohort that policy and plan allow takes {needed} beside this one",
         )
     return f"{found}, at least {needed} are needed"
 
 
-def _memory(bundle: PlanBundle) -> str:
+def _budget(folder: SiloFolder, credentials: SiloCredentials, policy: SiloPolicy, bundle: PlanBundle | None) -> str:
+    rules = policy.rules
+    if rules.require_privacy != "none" and "max_epsilon" not in rules.model_fields_set:
+        raise misconfigured(
+            Mistake.BUDGET_UNSET.value,
+            f"[policy] require_privacy = {rules.require_privacy!r} without max_epsilon, for which {rules.max_epsilon:g} is taken",
+        )
+    with closing(_journal(folder, credentials)) as journal, meaning(Mistake.LEDGER.value, IntegrityError, StorageError):
+        guard = guard_of(folder, credentials, policy, journal)
+        spent = guard.spent()
+        rounds = bundle.plan.schedule.rounds if bundle else 0
+        releases = [
+            (what, replace(release, steps=release.steps * rounds))
+            for what, release in (bundle.plan.releases_of_round if bundle else ())
+        ]
+        after = guard.spent_after(releases)
+    if bundle is not None and releases and after > rules.max_epsilon:
+        raise misconfigured(
+            Mistake.BUDGET_SMALL.value,
+            f"the {rounds} rounds of plan {bundle.plan.name} would take this silo from epsilon {spent:.3g} to {after:.3g}, "
+            f"[policy] max_epsilon is {rules.max_epsilon:g}",
+        )
+    return f"epsilon {spent:.3g} of {rules.max_epsilon:g} is spent, {after:.3g} after the plan"
+
+
+def _memory(bundle: PlanBundle, free: int) -> str:
     needed = BYTES_PER_PARAMETER * (bundle.layout.parameters * COPIES_IN_MEMORY)
     if bundle.base_layout is not None:
         needed += bundle.base_layout.total_bytes  # frozen: one copy, no gradient
-    free = psutil.virtual_memory().available
     if free < needed:
-        raise ConfigurationError(
-            f"about {_mib(needed)} of memory are needed, {_mib(free)} are free: close other programs or add memory"
+        raise misconfigured(
+            Mistake.MEMORY.value, f"about {mebibytes(needed)} of memory are needed, {mebibytes(free)} are free"
         )
-    return f"{_mib(free)} free, about {_mib(needed)} needed"
+    return f"{mebibytes(free)} free, about {mebibytes(needed)} needed"
 
 
-def _disk(folder: SiloFolder, models_kept: int, bundle: PlanBundle | None) -> str:
+def _disk(folder: SiloFolder, models_kept: int, bundle: PlanBundle | None, free: int) -> str:
     """Files are written over where they can be, so what is there already needs no more room."""
     needed = FREE_BYTES
     if bundle is not None:
@@ -272,19 +369,65 @@ def _disk(folder: SiloFolder, models_kept: int, bundle: PlanBundle | None) -> st
         base = bundle.base_layout.total_bytes if bundle.base_layout else 0
         there = sum(path.stat().st_size for part in (folder.models, folder.updates) for path in part.rglob("*"))
         needed += max(0, models + updates + residuals + base - there)
-    free = shutil.disk_usage(folder.root).free
     if free < needed:
-        raise ConfigurationError(
-            f"{folder.root} has {_mib(free)} free, about {_mib(needed)} are needed: free some space"
+        raise misconfigured(
+            Mistake.DISK.value, f"{folder.root} has {mebibytes(free)} free, about {mebibytes(needed)} are needed"
         )
-    return f"{_mib(free)} free in {folder.root}, about {_mib(needed)} needed"
+    return f"{mebibytes(free)} free in {folder.root}, about {mebibytes(needed)} needed"
 
 
-def _data(read: Callable[[], DataSummary]) -> str:
-    data = read()
-    bad = f"; {data.bad_lines} bad lines left out, the first: {data.problems[0]}" if data.bad_lines else ""
-    return f"{data.train_examples} train, {data.dev_examples} dev, {data.test_examples} test examples{bad}"
+def _device(wanted: str) -> str:
+    if not wanted.startswith("cuda"):
+        return f"{wanted}: there is always one"
+    # Here, not above: torch takes seconds to import.
+    from silo_agent.training.device import DeviceSettings, chosen_device
+
+    with meaning(Mistake.DEVICE.value, ConfigurationError):
+        return str(chosen_device(DeviceSettings(device=wanted)))
 
 
-def _mib(size: int) -> str:
-    return f"{size / (1 << 20):,.0f} MiB"
+def _metrics_port(folder: SiloFolder, listen: str) -> str:
+    if not listen:
+        return "none: nothing listens here"
+    if (agent := holder(folder.lock)) is not None:
+        return f"the running agent (process {agent}) has {listen}"
+    host, port = address(listen)
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as asked:
+            asked.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            asked.bind((host, port))  # never listens, so nobody can connect
+    except OSError as error:
+        raise misconfigured(
+            Mistake.METRICS_PORT.value, f"[metrics] listen = {listen!r} cannot be had: {error.strerror}"
+        ) from error
+    return f"{listen} is free"
+
+
+def _data(sources: SiloSources, folder: Path) -> str:
+    try:
+        data = sources.summary()
+    except DataError as error:
+        text = str(error)
+        schema = text.startswith(str(folder / SCHEMA_FILE))
+        bad = " bad lines of " in text
+        mistake = Mistake.SCHEMA if schema else Mistake.DATA_BAD if bad else Mistake.DATA_MISSING
+        raise Misconfigured(mistake.value, text) from error
+    first = f"; {data.bad_lines} bad lines left out, the first: {data.problems[0]}" if data.bad_lines else ""
+    return f"{data.train_examples} train, {data.dev_examples} dev, {data.test_examples} test examples{first}"
+
+
+def _unit(sources: SiloSources, unit: str) -> str:
+    try:
+        data = sources.data_for(unit, True)
+    except DataError as error:
+        raise misconfigured(Mistake.UNIT_FIELD.value, f"the plan groups lines by {unit!r}: {error}") from error
+    return f"{len(data.train)} lines of {len({example.unit for example in data.train})} by {unit!r}"
+
+
+def _database(sources: SiloSources) -> str:
+    try:
+        return sources.check_database() or "none: execution accuracy is not measured here"
+    except DataError as error:
+        # The sandbox's process tells in words what it found.
+        mistake = Mistake.DATABASE_WRITES if " refused: its role " in str(error) else Mistake.DATABASE
+        raise Misconfigured(mistake.value, str(error)) from error

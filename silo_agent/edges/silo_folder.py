@@ -40,6 +40,11 @@ class SiloFolder:
         return self.root / "tls.pem"
 
     @property
+    def private_keys(self) -> tuple[Path, Path]:
+        """The files that hold one."""
+        return self.identity_key, self.tls
+
+    @property
     def journal(self) -> Path:
         return self.root / "journal.sqlite"
 

@@ -27,15 +27,16 @@ from security.identifiers import SiloName
 from security.pki.identity_key import new_identity_key
 from security.pki.key_text import key_text
 from security.pki.succession import succession_statement
+from security.preflight import Check, Outcome
 from security.process_lock import ProcessLock
 from silo_agent.cli import main
 from silo_agent.edges.key_store import SiloCredentials, store_credentials
 from silo_agent.edges.plan_approvals import PlanApprovals
 from silo_agent.edges.plan_store import PlanStore
-from silo_agent.edges.preflight import Check, Ground, Outcome, preflight
+from silo_agent.edges.preflight import Ground, preflight
 from silo_agent.edges.silo_folder import SiloFolder
+from silo_agent.edges.silo_sources import SiloSources
 from silo_agent.edges.trust_store import silo_identity, trust_store
-from silo_agent.service.ports import DataSummary
 from silo_agent.settings import Settings
 from silo_wire.plan import PlanBundle
 from tests.support.command_line import Done, run_command
@@ -382,10 +383,9 @@ def test_commands_that_only_look_load_nothing_heavy(silo: SiloFolder) -> None:
 def pins_checked(silo: SiloFolder, **policy: object) -> Check:
     ground = Ground(
         folder=silo,
-        settings=Settings.model_validate({"policy": policy}),
+        settings=lambda enrolled: Settings.model_validate({"policy": policy}),
+        sources=lambda settings: SiloSources(settings, scratch=silo.root / "database"),
         now=lambda: datetime.now(UTC),
-        data=lambda: DataSummary(train_examples=1, dev_examples=1, test_examples=0, bad_lines=0, problems=()),
-        database=lambda: "",
     )
     (check,) = (one for one in asyncio.run(preflight(ground)) if one.name == "pinned silos")
     return check

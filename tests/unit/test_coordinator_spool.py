@@ -317,22 +317,65 @@ def test_next_attempt_is_written_over_the_files_of_the_last(spools: Spools) -> N
     assert file_of(spools).stat().st_ino == inode
 
 
-def test_what_a_file_held_for_another_attempt_counts_for_nothing_unless_it_is_the_same(spools: Spools) -> None:
+def test_what_a_file_held_for_another_attempt_counts_for_nothing(spools: Spools) -> None:
     fill(spools, HEADER.manifest.chunks)
     spools.discard(KEY)
     delta = DELTA.copy()
-    delta[2 * CHUNK // 4] += 1.0  # in the third chunk; the others are those that the file happens to hold
+    delta[2 * CHUNK // 4] += 1.0  # in the third chunk; the others are those of the file that is taken over
     header = replace(header_of(delta), key=SECOND)
     spools.open(SECOND, A, header, LAYOUT).close()
     again = restarted(spools)
     spool = again.open(SECOND, A, header, LAYOUT)
-    assert spool.held == 2
+    assert spool.held == 0
     with pytest.raises(MalformedMessage, match="is not complete"):
         spool.commit()
-    for index in range(2, header.manifest.chunks):
+    for index in range(header.manifest.chunks):
         spool.write(index, chunk_of(header, delta.tobytes(), index))
     spool.commit()
     assert content_of(again.committed(SECOND, A, header.manifest.digest)) == delta.tobytes()
+
+
+def test_a_spool_lies_there_encrypted_and_its_key_is_destroyed_with_the_attempt(spools: Spools) -> None:
+    fill(spools, HEADER.manifest.chunks)
+    key, there = file_of(spools, ".key"), file_of(spools)
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert DELTA.tobytes()[:64] not in there.read_bytes()
+    link = spools._folder.parent / "link"
+    os.link(key, link)
+    spools.discard(KEY)
+    assert not key.exists()
+    assert link.read_bytes() == bytes(32)
+
+
+def test_two_updates_of_one_silo_in_one_attempt_have_two_keys(spools: Spools) -> None:
+    fill(spools, 1)
+    first = file_of(spools, ".key").read_bytes()
+    other = random_vector(LAYOUT, 2)
+    fill(spools, 1, header_of(other), other)
+    assert file_of(spools, ".key").read_bytes() != first
+
+
+@pytest.mark.parametrize("left", [b"", b"short"], ids=["gone", "cut"])
+def test_a_spool_without_its_key_is_sent_again(spools: Spools, left: bytes) -> None:
+    fill(spools, HEADER.manifest.chunks)
+    spools.open(KEY, A, HEADER, LAYOUT).commit()
+    key = file_of(spools, ".key")
+    key.write_bytes(left) if left else key.unlink()
+    again = restarted(spools)
+    assert held(again) == 0
+    with pytest.raises(IntegrityError, match="lost or replaced"):
+        again.committed(KEY, A, HEADER.manifest.digest)
+    fill(again, HEADER.manifest.chunks)
+    again.open(KEY, A, HEADER, LAYOUT).commit()
+    assert content_of(again.committed(KEY, A, HEADER.manifest.digest)) == DELTA.tobytes()
+
+
+def test_the_keys_of_another_plan_are_destroyed_before_its_spools_are_deleted(spools: Spools) -> None:
+    fill(spools, 1)
+    link = spools._folder.parent / "link"
+    os.link(file_of(spools, ".key"), link)
+    spools.retain(None)
+    assert link.read_bytes() == bytes(32)
 
 
 def test_as_many_spares_are_kept_as_the_last_attempt_had_files(spools: Spools) -> None:

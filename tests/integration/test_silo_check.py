@@ -1,0 +1,405 @@
+"""`silo-agent check` finds each misconfiguration of its table when that really is there, and nothing where all is well."""
+
+import socket
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from security.files import write_private
+from security.pki import key_file
+from security.pki.trust_bundle import TrustBundle
+from security.preflight import Outcome
+from silo_agent.cli import main
+from silo_agent.command_line import Choice
+from silo_agent.edges.key_store import store_credentials
+from silo_agent.edges.misconfigurations import Mistake
+from silo_agent.edges.plan_store import PlanStore
+from silo_agent.edges.preflight import Ground, preflight
+from silo_agent.edges.privacy_ledger import guard_of
+from silo_agent.edges.round_journal import RoundJournal
+from silo_agent.edges.silo_folder import SiloFolder
+from silo_agent.edges.silo_sources import SiloSources
+from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_agent.task.effects import JournalOutcome
+from silo_agent.task.effects import Outcome as RoundOutcome
+from silo_wire.messages import RoundKey
+from tests.integration.test_agent_process import data_folder
+from tests.support.command_line import run_command
+from tests.support.coordinator import free_port
+from tests.support.federation_peer import FEDERATION, SILO, FederationPeer, TestNet, small_bundle
+from tests.support.postgresql import running_postgresql
+from tests.unit.test_agent_private_rounds import BUNDLE as PRIVATE
+
+NET, OTHER = TestNet.create(age=timedelta(days=30)), TestNet.create()
+NOW = datetime.now(UTC)
+PASSPHRASE = "a passphrase of thirty characters"
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (key_file.PASSPHRASE, key_file.NEW_PASSPHRASE):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(f"{name}_FILE", raising=False)
+    for name in ("HTTPS_PROXY", "https_proxy", "LORICA_SILO_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[FederationPeer]:
+    async with FederationPeer(NET) as listening:
+        yield listening
+
+
+@dataclass
+class Case:
+    """A silo that is enrolled, with data, whose coordinator answers; what a function spoils of it."""
+
+    folder: SiloFolder
+    peer: FederationPeer
+    data: Path
+    patch: pytest.MonkeyPatch
+    ground: dict[str, Any] = field(default_factory=dict)
+    kept: list[Any] = field(default_factory=list)
+
+    def enrolled_anew(self, net: TestNet = NET, *, age: timedelta = timedelta(0), **changes: Any) -> None:
+        for path in (self.folder.enrolment, *self.folder.private_keys):
+            path.unlink(missing_ok=True)
+        store_credentials(self.folder, replace(net.credentials(self.peer.address, age=age), **changes))
+
+    def settings(self, text: str) -> None:
+        self.folder.settings.write_text(text)
+
+    def offered(self, **sections: Any) -> None:
+        PlanStore(self.folder.plans).keep_refused(small_bundle(**sections))
+
+    def spent(self, rounds: int) -> None:
+        """So many rounds of the private plan are in the ledger."""
+        credentials = NET.credentials(self.peer.address)
+        journal = RoundJournal(self.folder.journal, updates=self.folder.updates, silo=SILO)
+        guard = guard_of(self.folder, credentials, SiloPolicy(rules=PolicyRules(), silo=SILO), journal)
+        for number in range(1, rounds + 1):
+            key = RoundKey(federation=FEDERATION, plan=PRIVATE.plan.digest, round=number, attempt=1)
+            guard.spend(key, PRIVATE.plan.releases_of_round)
+        journal.close()
+
+    async def wrong(self) -> list[tuple[str, str]]:
+        """Check and name of everything that is wrong."""
+        ground = Ground(
+            folder=self.folder,
+            settings=lambda enrolled: Choice(data=str(self.data)).settings(self.folder),
+            sources=lambda settings: SiloSources(settings, scratch=self.folder.root / "database"),
+            now=lambda: datetime.now(UTC),
+        )
+        checks = await preflight(replace(ground, **self.ground))
+        for check in checks:
+            assert "\n" not in check.detail
+        return [(check.name, check.misconfiguration) for check in checks if check.outcome is Outcome.FAILED]
+
+
+@pytest.fixture
+def case(peer: FederationPeer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
+    folder = SiloFolder(tmp_path / "silo")
+    store_credentials(folder, NET.credentials(peer.address))
+    folder.make()
+    return Case(folder, peer, data_folder(tmp_path / "data"), monkeypatch)
+
+
+Spoil = Callable[[Case], None]
+SPOILS: list[tuple[Mistake, Spoil]] = []
+
+
+def makes(mistake: Mistake) -> Callable[[Spoil], Spoil]:
+    def noted(spoil: Spoil) -> Spoil:
+        SPOILS.append((mistake, spoil))
+        return spoil
+
+    return noted
+
+
+# --- files -------------------------------------------------------------------------------------------------------------------
+
+
+@makes(Mistake.NOT_ENROLLED)
+def nobody_enrolled(case: Case) -> None:
+    case.folder.enrolment.unlink()
+
+
+@makes(Mistake.FOLDER_OPEN)
+def folder_that_others_may_list(case: Case) -> None:
+    case.folder.updates.chmod(0o755)
+
+
+@makes(Mistake.FOLDER_UNUSABLE)
+def file_in_the_place_of_a_folder(case: Case) -> None:
+    case.folder.models.rmdir()
+    case.folder.models.write_text("")
+
+
+@makes(Mistake.FILE_MISSING)
+def key_that_is_gone(case: Case) -> None:
+    case.folder.tls.unlink()
+
+
+@makes(Mistake.FILE_OPEN)
+def key_that_others_may_read(case: Case) -> None:
+    case.folder.identity_key.chmod(0o604)
+
+
+@makes(Mistake.KEY_CLEAR)
+def key_in_clear_beside_a_passphrase(case: Case) -> None:
+    case.patch.setenv(key_file.PASSPHRASE, PASSPHRASE)
+
+
+@makes(Mistake.PASSPHRASE)
+def wrong_passphrase(case: Case) -> None:
+    key_file.protect(case.folder.private_keys, {key_file.NEW_PASSPHRASE: PASSPHRASE})
+    case.patch.setenv(key_file.PASSPHRASE, PASSPHRASE[::-1])
+
+
+@makes(Mistake.FILE_DAMAGED)
+def certificate_of_another_key(case: Case) -> None:
+    present, other = case.folder.tls.read_bytes(), NET.credentials(case.peer.address)
+    key = present[: present.index(b"-----BEGIN CERTIFICATE")]
+    write_private(case.folder.tls, key + other.certificate_pem + other.trust.to_pem())
+
+
+@makes(Mistake.FILE_DAMAGED)
+def enrolment_that_does_not_parse(case: Case) -> None:
+    write_private(case.folder.enrolment, b"{")
+
+
+@makes(Mistake.SETTINGS)
+def misspelt_key(case: Case) -> None:
+    case.settings("[policy]\nmax_epoch = 3\n")
+
+
+# --- certificate and clock ---------------------------------------------------------------------------------------------------
+
+
+@makes(Mistake.CERTIFICATE_ENDING)
+def certificate_of_a_last_day(case: Case) -> None:
+    case.enrolled_anew(age=timedelta(days=6, hours=12))
+
+
+@makes(Mistake.CLOCK_BEHIND)
+def record_of_tomorrow(case: Case) -> None:
+    journal = RoundJournal(case.folder.journal, updates=case.folder.updates, silo=SILO)
+    key = RoundKey(federation=FEDERATION, plan=PRIVATE.plan.digest, round=1, attempt=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("time.time", lambda: NOW.timestamp() + 86_400)
+        journal.record(JournalOutcome(key=key, evaluation=False, outcome=RoundOutcome.UPLOADED))
+    journal.close()
+
+
+# --- the coordinator ---------------------------------------------------------------------------------------------------------
+
+
+@makes(Mistake.PROXY)
+def proxy_that_is_no_address(case: Case) -> None:
+    case.patch.setenv("HTTPS_PROXY", "socks5://192.0.2.8:1080")
+    case.enrolled_anew(address="192.0.2.7:7443")
+
+
+@makes(Mistake.UNREACHABLE)
+def nobody_at_the_address(case: Case) -> None:
+    case.enrolled_anew(address=f"127.0.0.1:{free_port()}")
+
+
+@makes(Mistake.REFUSED)
+def certificate_that_the_coordinator_does_not_take(case: Case) -> None:
+    both = TrustBundle((OTHER.authority.certificate, NET.authority.certificate))
+    case.enrolled_anew(OTHER, trust=both)
+
+
+# --- plan, policy, budget ----------------------------------------------------------------------------------------------------
+
+
+@makes(Mistake.UNAPPROVED)
+def plan_that_waits_for_approval(case: Case) -> None:
+    case.settings('[policy]\napproved_plans = "ask"\n')
+    case.offered()
+
+
+@makes(Mistake.POLICY)
+def plan_of_too_many_rounds(case: Case) -> None:
+    case.settings("[policy]\nmax_rounds = 2\n")
+    case.offered()
+
+
+@makes(Mistake.PINS_DAMAGED)
+def pins_that_do_not_parse(case: Case) -> None:
+    case.settings("[policy]\nrequire_secure_aggregation = true\n")
+    write_private(case.folder.peers, b"{")
+
+
+@makes(Mistake.PINS_FEW)
+def nobody_pinned(case: Case) -> None:
+    case.settings("[policy]\nrequire_secure_aggregation = true\n")
+
+
+@makes(Mistake.BUDGET_UNSET)
+def privacy_without_a_budget(case: Case) -> None:
+    case.settings('[policy]\nrequire_privacy = "record"\n')
+
+
+@makes(Mistake.LEDGER)
+def ledger_that_was_cut(case: Case) -> None:
+    case.spent(2)
+    lines = case.folder.privacy_ledger.read_bytes().splitlines(keepends=True)
+    write_private(case.folder.privacy_ledger, b"".join(lines[:-1]))
+
+
+@makes(Mistake.BUDGET_SMALL)
+def budget_for_a_part_of_the_schedule(case: Case) -> None:
+    PlanStore(case.folder.plans).keep_refused(PRIVATE)
+    case.spent(40)
+    case.settings("[policy]\nmax_epsilon = 1.6\n")
+
+
+# --- the machine -------------------------------------------------------------------------------------------------------------
+
+
+@makes(Mistake.MEMORY)
+def memory_that_others_have(case: Case) -> None:
+    case.offered()
+    case.ground["free_memory"] = lambda: 1 << 10
+
+
+@makes(Mistake.DISK)
+def disk_that_is_full(case: Case) -> None:
+    case.ground["free_disk"] = lambda folder: 1 << 20
+
+
+@makes(Mistake.DEVICE)
+def gpu_that_is_not_there(case: Case) -> None:
+    case.settings('[training]\ndevice = "cuda:99"\n')
+
+
+@makes(Mistake.METRICS_PORT)
+def metrics_on_the_port_of_another_process(case: Case) -> None:
+    other = socket.socket()
+    other.bind(("127.0.0.1", 0))
+    other.listen()
+    case.kept.append(other)
+    case.settings(f'[metrics]\nlisten = "127.0.0.1:{other.getsockname()[1]}"\n')
+
+
+# --- data and database -------------------------------------------------------------------------------------------------------
+
+
+@makes(Mistake.DATA_MISSING)
+def training_data_that_is_not_there(case: Case) -> None:
+    (case.data / "train.jsonl").unlink()
+
+
+@makes(Mistake.SCHEMA)
+def schema_that_is_not_there(case: Case) -> None:
+    (case.data / "schema.json").unlink()
+
+
+@makes(Mistake.SCHEMA)
+def schema_that_is_none(case: Case) -> None:
+    (case.data / "schema.json").write_text("[]")
+
+
+@makes(Mistake.DATA_BAD)
+def lines_that_do_not_parse(case: Case) -> None:
+    with (case.data / "train.jsonl").open("a") as file:
+        file.write("{broken\n")
+
+
+@makes(Mistake.UNIT_FIELD)
+def lines_that_do_not_say_whose_they_are(case: Case) -> None:
+    values = PRIVATE.plan.model_dump(mode="json")
+    values["privacy"]["unit_field"] = "patient"
+    PlanStore(case.folder.plans).keep_refused(type(PRIVATE)(type(PRIVATE.plan).model_validate(values), PRIVATE.files))
+    case.settings("[policy]\nmax_epsilon = 1000.0\n")
+
+
+@makes(Mistake.DATABASE)
+def database_that_is_none(case: Case) -> None:
+    (case.data / "db.sqlite").write_bytes(b"this is no database" * 100)
+
+
+@pytest.mark.parametrize(("mistake", "spoil"), SPOILS, ids=lambda value: getattr(value, "__name__", ""))
+async def test_each_is_found_under_its_name_alone(case: Case, mistake: Mistake, spoil: Spoil) -> None:
+    spoil(case)
+    try:
+        assert await case.wrong() == [(mistake.value.found_by, mistake.value.name)]
+    finally:
+        for kept in case.kept:
+            kept.close()
+
+
+async def test_the_clean_silo_that_all_of_these_spoil_has_nothing_wrong(case: Case) -> None:
+    case.settings('[policy]\nrequire_privacy = "record"\nmax_epsilon = 12.0\n')
+    PlanStore(case.folder.plans).keep_refused(PRIVATE)
+    assert await case.wrong() == []
+
+
+async def test_a_certificate_of_another_authority(case: Case) -> None:
+    """The coordinator does not take it either."""
+    case.enrolled_anew(OTHER, trust=TrustBundle((NET.authority.certificate,)))
+    assert await case.wrong() == [
+        ("certificate", "certificate-foreign"),
+        ("coordinator accepts this silo", "refused"),
+    ]
+
+
+async def test_a_certificate_that_has_ended(case: Case) -> None:
+    """The coordinator does not take it either."""
+    case.enrolled_anew(age=timedelta(days=8))
+    assert await case.wrong() == [("certificate", "certificate-ended"), ("coordinator accepts this silo", "refused")]
+
+
+async def test_a_clock_before_the_authority(case: Case) -> None:
+    """By such a clock the coordinator's certificate does not hold yet."""
+    case.ground["now"] = lambda: NOW - timedelta(days=31)
+    assert await case.wrong() == [
+        ("clock", "clock-early"),
+        ("route and TLS interception", "coordinator-certificate"),
+    ]
+
+
+async def test_a_stranger_in_the_coordinators_place(case: Case) -> None:
+    async with FederationPeer(OTHER) as stranger:
+        case.enrolled_anew(address=stranger.address)
+        assert await case.wrong() == [("route and TLS interception", "tls-intercepted")]
+
+
+async def test_a_coordinator_whose_certificate_has_ended(case: Case) -> None:
+    case.ground["now"] = lambda: NOW + timedelta(days=8)
+    assert ("route and TLS interception", "coordinator-certificate") in await case.wrong()
+
+
+async def test_a_role_that_may_write(case: Case) -> None:
+    with running_postgresql() as server:
+        server.execute("CREATE TABLE patient (name text)", "CREATE ROLE writer LOGIN")
+        server.execute("GRANT SELECT, INSERT ON patient TO writer")
+        case.settings(f'[database]\nurl = "{server.url(user="writer")}"\n')
+        assert await case.wrong() == [("database", "database-writable")]
+
+
+def test_every_misconfiguration_of_the_table_is_made_to_happen_here() -> None:
+    by_themselves = {
+        Mistake.CERTIFICATE_ENDED,
+        Mistake.CERTIFICATE_FOREIGN,
+        Mistake.CLOCK_EARLY,
+        Mistake.INTERCEPTED,
+        Mistake.COORDINATOR_CERTIFICATE,
+        Mistake.DATABASE_WRITES,
+    }
+    assert {mistake for mistake, _ in SPOILS} | by_themselves == set(Mistake)
+
+
+def test_the_command_names_them_with_the_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "silo").mkdir(mode=0o700)
+    done = run_command(main, "check", "--json", "--dir", tmp_path / "silo", "--data", tmp_path / "nowhere")
+    assert done.code == 3
+    assert done.err == "silo-agent: 2 of 16 checks failed: files and permissions, data\n"
+    assert '"misconfiguration": "not-enrolled"' in done.out
+    assert '"misconfiguration": "data-missing"' in done.out
