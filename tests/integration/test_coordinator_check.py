@@ -19,6 +19,7 @@ import pytest
 from coordinator.cli import main
 from coordinator.composition import load_keys
 from coordinator.edges.coordinator_folder import CoordinatorFolder
+from coordinator.edges.key_store import key_files
 from coordinator.edges.misconfigurations import Mistake
 from coordinator.edges.preflight import Ground, preflight
 from coordinator.edges.round_store import SqlRoundStore
@@ -132,13 +133,13 @@ def key_in_clear_beside_a_passphrase(folder: CoordinatorFolder, patch: pytest.Mo
 
 @makes(Mistake.PASSPHRASE)
 def wrong_passphrase(folder: CoordinatorFolder, patch: pytest.MonkeyPatch) -> None:
-    key_file.protect(sorted(folder.keys.glob("*.key")), {key_file.NEW_PASSPHRASE: PASSPHRASE})
+    key_file.protect(key_files(folder.keys), {key_file.NEW_PASSPHRASE: PASSPHRASE})
     patch.setenv(key_file.PASSPHRASE, PASSPHRASE[::-1])
 
 
 @makes(Mistake.PASSPHRASE)
 def no_passphrase(folder: CoordinatorFolder, patch: pytest.MonkeyPatch) -> None:
-    key_file.protect(sorted(folder.keys.glob("*.key")), {key_file.NEW_PASSPHRASE: PASSPHRASE})
+    key_file.protect(key_files(folder.keys), {key_file.NEW_PASSPHRASE: PASSPHRASE})
 
 
 @makes(Mistake.PASSPHRASE)
@@ -163,7 +164,7 @@ def authority_after_its_end(folder: CoordinatorFolder, patch: pytest.MonkeyPatch
 
 @makes(Mistake.AUTHORITY_ENDING)
 def authority_before_its_end(folder: CoordinatorFolder, patch: pytest.MonkeyPatch) -> dict[str, Any]:
-    return {"now": lambda: NOW + timedelta(days=3600)}
+    return {"now": lambda: NOW + timedelta(days=3648)}
 
 
 @makes(Mistake.CLOCK_EARLY)
@@ -308,7 +309,7 @@ def cohort_beyond_secure_aggregation(folder: CoordinatorFolder, patch: pytest.Mo
                 EnrolledSilo(
                     silo=name,
                     identity_public_key=bytes(32),
-                    certificate_serial="1",
+                    certificate_serial=f"{number:x}",
                     certificate_expires_unix_s=2.0,
                     enrolled_unix_s=1.0,
                     last_seen_unix_s=1.0,

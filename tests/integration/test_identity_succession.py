@@ -327,6 +327,7 @@ async def test_peers_follow_a_silo_that_changed_its_key_between_two_masked_round
             silo.credentials = await succeed(silo.folder, who, silo.client.succeed_identity)
             policy = SiloPolicy(rules=PolicyRules(), silo=silo.name)
             silo.masking._party = party_of(silo.folder, silo.credentials, policy)
+            silo.client._credentials = silo.credentials
         await silo.send(key, message)
 
     took: Attack = attack
