@@ -87,6 +87,7 @@ def init(
     KeyStore.create(folder.keys, name, datetime.now(UTC))
     files.replace(folder.settings, text.encode())
     coordinator = Coordinator.load(folder)
+    coordinator.keys.operator_pair(datetime.now(UTC))  # commands find it also while the coordinator starts
     coordinator.open_store().close()
     remember(folder.root)
     out = Console()

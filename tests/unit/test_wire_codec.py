@@ -90,9 +90,15 @@ def test_evaluations_round_trip() -> None:
     assert codec.evaluation_from_wire(codec.evaluation_to_wire(key, SILO, Digest("cd" * 32), value)) == value
 
 
-@pytest.mark.parametrize("reason", DeclineReason)
+@pytest.mark.parametrize("reason", [reason for reason in DeclineReason if reason is not DeclineReason.REVOKED])
 def test_decline_reasons_round_trip(reason: DeclineReason) -> None:
     assert codec.decline_reason_from_wire(codec.decline_reason_to_wire(reason)) is reason
+
+
+def test_no_number_on_the_wire_says_that_a_silo_was_revoked() -> None:
+    """It is the operator's word alone."""
+    said = [codec.decline_reason_from_wire(number) for number in federation_pb2.DeclineReason.values() if number]
+    assert set(said) == set(DeclineReason) - {DeclineReason.REVOKED}
 
 
 @pytest.mark.parametrize("phase", AgentPhase)
