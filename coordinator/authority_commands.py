@@ -19,7 +19,7 @@ from security.errors import ConfigurationError, StorageError
 from security.identifiers import federation_name
 from silo_wire.v1 import operator_pb2
 
-PASSPHRASE = "LORICA_CA_PASSPHRASE"  # noqa: S105  # the variable's name
+PASSPHRASE = "LORICA_CA_PASSPHRASE"  # noqa: S105  # nosec B105  # the variable's name
 
 ca_app = typer.Typer(help="The federation's authorities, which sign all its certificates.", no_args_is_help=True)
 
