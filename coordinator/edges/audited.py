@@ -76,12 +76,14 @@ class AuditedStore:
         )
         self._store.enrol(silo, secret_digest=secret_digest, authority=authority, trust=trust)
 
-    def renew(self, silo: SiloName, certificate: IssuedCertificate, *, trust: str, at: float) -> None:
+    def renew(
+        self, silo: SiloName, certificate: IssuedCertificate, *, identity_public_key: bytes, trust: str, at: float
+    ) -> None:
         entry = certificate.entry
         self._audit.append(
             Event.CERTIFICATE_RENEWED, silo=silo, certificate=entry.serial, expires=int(entry.expires_unix_s)
         )
-        self._store.renew(silo, certificate, trust=trust, at=at)
+        self._store.renew(silo, certificate, identity_public_key=identity_public_key, trust=trust, at=at)
 
     def succeed(self, silo: SiloName, succession: Succession, *, at: float) -> None:
         self._audit.append(

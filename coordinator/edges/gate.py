@@ -144,7 +144,7 @@ class Gate(grpc.aio.ServerInterceptor):  # gRPC offers interception by subclass 
     def revoked(self, identity: Identity) -> None:
         """End every call of `identity` that is open now."""
         error = AuthorisationError(
-            f"{identity.uri} was revoked by the coordinator's operator: ask for a new invitation"
+            f"{identity.uri} was revoked, or enrolled anew with other keys: ask the coordinator's operator"
         )
         share = self._shares.get(identity.uri)
         for call in tuple(share.calls) if share is not None else ():

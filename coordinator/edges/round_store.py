@@ -248,13 +248,20 @@ class SqlRoundStore:
                 still_open = and_(invitations.c.silo == identity.name, invitations.c.spent_at.is_(None))
                 connection.execute(delete(invitations).where(still_open))
 
-    def renew(self, silo: SiloName, certificate: IssuedCertificate, *, trust: str, at: float) -> None:
+    def renew(
+        self, silo: SiloName, certificate: IssuedCertificate, *, identity_public_key: bytes, trust: str, at: float
+    ) -> None:
         values = {
             "certificate_serial": certificate.entry.serial,
             "certificate_expires": certificate.entry.expires_unix_s,
             "last_seen": at,
         }
-        enrolled = and_(silos.c.silo == silo, silos.c.revoked_at.is_(None))
+        # The key that endorsed the request: a renewal under way must not outlive an enrolment that replaced it.
+        enrolled = and_(
+            silos.c.silo == silo,
+            silos.c.revoked_at.is_(None),
+            silos.c.identity_public_key == identity_public_key,
+        )
         with self._transaction() as connection:
             if connection.execute(update(silos).where(enrolled).values(**values)).rowcount != 1:
                 raise StateError(f"silo {silo} is not enrolled any longer: invite it again")

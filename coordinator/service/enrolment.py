@@ -98,6 +98,7 @@ class Enrolment:
             identity_endorsement=identity_endorsement,
             now=now,
         )
+        known = await self._threads.store(self._store.silo, name) is not None
         enrolled = EnrolledSilo(
             silo=name,
             identity_public_key=identity_public_key,
@@ -115,6 +116,8 @@ class Enrolment:
             )
         )
         await self._register.reload()
+        if known:  # whoever held the keys before has open calls, and the silo's seat
+            self._register.cut(certificate.entry.identity)
         # Were this lost with the process: the population is taken from the store at the next start.
         await self._loop.post(SiloEnrolled(now=now, silo=name))
         await self._reload()

@@ -192,10 +192,12 @@ class RoundStore(Protocol):
         `authority` and `trust` as in HeldTrust. Raises AuthenticationError when the invitation is not open, and changes nothing.
         """
 
-    def renew(self, silo: SiloName, certificate: "IssuedCertificate", *, trust: str, at: float) -> None:
+    def renew(
+        self, silo: SiloName, certificate: "IssuedCertificate", *, identity_public_key: bytes, trust: str, at: float
+    ) -> None:
         """The silo's newest certificate, registered beside the one before, and the digest of the trust bundle that went with it.
 
-        Raises StateError for a silo that is not enrolled, or was revoked.
+        Raises StateError for a silo that is not enrolled, was revoked, or has another identity key by now.
         """
 
     def held_trust(self) -> Mapping[SiloName, HeldTrust]:

@@ -68,5 +68,9 @@ class Register:
         await self._threads.store(self._store.revoke, identity, self._clock())
         await self.reload()
         _log.warning("revoked", identity=identity.uri)
+        self.cut(identity)
+
+    def cut(self, identity: Identity) -> None:
+        """Tell that `identity` has lost the certificates that it had."""
         for told in self.on_revoked:
             told(identity)

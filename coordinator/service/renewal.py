@@ -64,7 +64,15 @@ class Renewal:
             now=now,
         )
         bundle, digest = self._keys.trust_bundle_pem, self._keys.trust_digest
-        await self._threads.store(lambda: self._store.renew(silo, certificate, trust=digest.hex(), at=now))
+        await self._threads.store(
+            lambda: self._store.renew(
+                silo,
+                certificate,
+                identity_public_key=enrolled.identity_public_key,
+                trust=digest.hex(),
+                at=now,
+            )
+        )
         await self._register.reload()
         _log.info("certificate renewed", silo=silo, certificate=certificate.entry.serial)
         for changed in self.on_change:

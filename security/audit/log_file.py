@@ -9,6 +9,7 @@ a crash, or is being written.
 """
 
 import fcntl
+import json
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,16 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from security.audit.entry import LOCAL, MOST_TEXT_CHARACTERS, SALT_BYTES, Entry, Event, Particular, entry_from_line
+from security.audit.entry import (
+    LOCAL,
+    MOST_LINE_BYTES,
+    MOST_TEXT_CHARACTERS,
+    SALT_BYTES,
+    Entry,
+    Event,
+    Particular,
+    entry_from_line,
+)
 from security.audit.signed_head import SignedHead
 from security.audit.verification import Position, Verification, seal_particulars
 from security.chain import Head
@@ -104,7 +114,7 @@ class AuditLog:
             if position.seal_is_due(now):
                 seal()
             if event is not Event.SEALED:
-                add(event, who, {name: _bounded(value) for name, value in details.items()})
+                add(event, who, _bounded(details))
             if position.seal_is_due(now) or (position.unsealed and (event is Event.SEALED or is_full())):
                 seal()
             self._write(tail, fresh, position)
@@ -214,5 +224,11 @@ def _end_of(path: Path) -> Position:
     return Position(head=entry.head, at=entry.at, sealed=entry.sequence)
 
 
-def _bounded(value: Particular) -> Particular:
-    return value[:MOST_TEXT_CHARACTERS] if isinstance(value, str) else value
+def _bounded(details: dict[str, Particular]) -> dict[str, Particular]:
+    """With texts cut until the line is one that is read again: a character may take twelve bytes there."""
+    longest = MOST_TEXT_CHARACTERS
+    while True:
+        kept = {name: value[:longest] if isinstance(value, str) else value for name, value in details.items()}
+        if len(json.dumps(kept)) <= MOST_LINE_BYTES // 2 or longest == 0:
+            return kept
+        longest //= 2

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,13 @@ from coordinator.rounds.states import Aggregating, Collecting
 from security.errors import AuthenticationError, AuthorisationError, ConfigurationError, LoricaError, StateError
 from security.identifiers import Identity, Role, SiloName
 from security.pki.authority import Authority
+from security.pki.csr import certificate_request
+from security.pki.endorsement import endorse_renewal
+from security.pki.identity_key import public_key_bytes
+from security.pki.tls_key import new_tls_key
 from security.process_lock import ProcessLock
 from silo_wire import codec
-from silo_wire.messages import Train
+from silo_wire.messages import Prepare, Train
 from silo_wire.transport import error_of
 from silo_wire.v1 import federation_pb2, operator_pb2
 from tests.support.certificates import forged
@@ -160,6 +165,37 @@ async def test_keys_of_a_silo_that_was_enrolled_anew_are_worthless(at: RunningCo
     await at.enrolled(HOSPITAL)
     async with refused(at, AuthorisationError, grpc.StatusCode.PERMISSION_DENIED, "revoked or replaced"):
         await call(hospital.channel, FEDERATION_CALLS[0], hospital.attend_request())
+
+
+async def test_enrolling_anew_cuts_open_calls_of_the_old_keys_and_frees_the_seat(
+    at: RunningCoordinator, hospital: Silo
+) -> None:
+    """Whoever copied the folder holds the stream of orders, and would keep the silo itself out."""
+    hospital.attend()
+    await hospital.order(Prepare)
+    fresh = await at.enrolled(HOSPITAL)
+    assert isinstance(await end_of(hospital), AuthorisationError)
+    async with Silo(at, fresh, instance=b"another folder!!") as back:
+        back.attend()
+        await back.order(Prepare)
+
+
+async def test_renewal_that_began_before_an_enrolment_issues_nothing_after_it(
+    at: RunningCoordinator, hospital: Silo
+) -> None:
+    who = hospital.credentials
+    request = certificate_request(new_tls_key(), who.identity)
+    before = public_key_bytes(who.identity_key.public_key())
+    certificate = at.coordinator.keys.recertify(
+        HOSPITAL,
+        csr_der=request,
+        identity_public_key=before,
+        identity_endorsement=endorse_renewal(who.identity_key, request=request, identity=who.identity),
+        now=at.clock(),
+    )
+    await at.enrolled(HOSPITAL)
+    with closing(at.coordinator.open_store()) as store, pytest.raises(StateError):
+        store.renew(HOSPITAL, certificate, identity_public_key=before, trust="", at=at.clock())
 
 
 async def test_revocation_voids_an_open_invitation(at: RunningCoordinator) -> None:

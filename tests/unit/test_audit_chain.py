@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from security.audit.entry import Entry, Event, entry_from_line
 from security.audit.log_file import AuditLog, Line, lines, segment
+from security.audit.reading import read_log
 from security.audit.repeats import OTHERS, Repeats
 from security.audit.signed_head import SignedHead, check_one_history, heads_from_lines
 from security.audit.verification import (
@@ -518,3 +519,14 @@ def _tear(disk: Disk) -> None:
         with newest.open("ab") as file:
             file.write(b'{"at":18')
     disk.log = disk.process()
+
+
+def test_no_text_however_it_is_spelt_makes_a_line_that_is_not_read_again(tmp_path: Path) -> None:
+    """A coordinator that names its tensors so could otherwise destroy the evidence against itself."""
+    log = AuditLog(tmp_path / "audit", writer=WRITER, key=KEY, clock=lambda: 1_000_000.0)
+    log.append(Event.PLAN_RECEIVED, tensor_names="\U0001f600" * 100_000, more="\u00e9" * 100_000)
+    log.append(Event.STOPPED)
+    again = AuditLog(tmp_path / "audit", writer=WRITER, key=KEY, clock=lambda: 1_000_001.0)
+    again.append(Event.STARTED)
+    again.seal()
+    assert read_log(tmp_path / "audit", writer=WRITER, keys=[KEY.public_key()])
