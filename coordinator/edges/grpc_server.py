@@ -171,5 +171,7 @@ async def serve_while_open(enrolment: Enrolment, listener: Listener) -> None:
     while True:
         await enrolment.until_open()
         await listener.start()
+        enrolment.listening.set()
         await enrolment.until_closed()
+        enrolment.listening.clear()
         await listener.stop()

@@ -45,6 +45,8 @@ class Enrolment:
         self._clock = clock
         self._open: tuple[Invitation, ...] = ()
         self._changed = asyncio.Event()
+        self.listening = asyncio.Event()
+        """Set by the listener while it takes tokens."""
         self.on_change: list[Callable[[], None]] = []
 
     @property
@@ -137,6 +139,12 @@ class Enrolment:
 
     def invitations_open(self) -> bool:
         return bool(self.invited())
+
+    async def until_listening(self, expires_unix_s: float) -> None:
+        """Return as soon as a token would be heard, or has expired: the listener of an earlier one may be closing."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, expires_unix_s - self._clock())):
+                await self.listening.wait()
 
     async def until_open(self) -> None:
         """Return as soon as there is an invitation to accept."""

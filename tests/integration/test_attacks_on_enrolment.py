@@ -37,7 +37,7 @@ from security.pki.parsing import parse_certificate
 from security.pki.tls_key import new_tls_key
 from silo_agent.edges.enrolment_client import enrol
 from silo_wire.codec import call_key
-from silo_wire.v1 import enrolment_pb2, enrolment_pb2_grpc
+from silo_wire.v1 import enrolment_pb2, enrolment_pb2_grpc, operator_pb2
 from tests.support.certificates import SERVER, flip, forge_request, uri
 from tests.support.coordinator import (
     BANK,
@@ -420,6 +420,16 @@ async def test_listener_stays_for_those_still_invited_and_closes_after_the_last(
     await enrol(first, now=datetime.now(UTC), agent_version="test")
     await enrol(second, now=datetime.now(UTC), agent_version="test")
     await until(lambda: not accepts(at.enrolment_port))
+
+
+async def test_an_invitation_is_told_once_its_token_is_heard_though_the_listener_was_just_closing(
+    at: RunningCoordinator,
+) -> None:
+    async with at.operator() as operator:
+        for silo in (CLINIC, BANK, CLINIC):
+            reply = await operator.Invite(operator_pb2.InviteRequest(silo=silo))
+            assert at.service.enrolment.listening.is_set()
+            await enrol(decode(reply.token), now=datetime.now(UTC), agent_version="test")
 
 
 async def test_listener_closes_when_the_last_invitation_expires(at: RunningCoordinator) -> None:

@@ -196,8 +196,8 @@ class RunningCoordinator:
 
     async def invited(self, silo: str, valid_seconds: int = 3600) -> EnrolmentToken:
         """A token, once the enrolment listener takes it."""
-        text, _ = await self.service.enrolment.invite(silo, valid_seconds)
-        await until(lambda: accepts(self.enrolment_port))
+        text, expires = await self.service.enrolment.invite(silo, valid_seconds)
+        await self.service.enrolment.until_listening(expires)
         return decode(text)
 
     async def enrolled(self, silo: str) -> SiloCredentials:
