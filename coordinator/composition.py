@@ -271,6 +271,7 @@ async def serving(
             presented=presented,
             federation=coordinator.federation,
             register=service.register,
+            held=service.held,
             on_refused=refused,
             federation_service=FederationServicer(
                 service, coordinator.federation, on_sent=metrics.sent.inc, on_received=metrics.received.inc

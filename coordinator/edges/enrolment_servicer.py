@@ -7,7 +7,7 @@ from coordinator.service.enrolment import Enrolment
 from security.attempt_limit import AttemptLimit, source_of
 from security.errors import AuthorisationError, ConfigurationError, Fault, LoricaError, MalformedMessage, Unreachable
 from security.identifiers import FederationName, silo_name
-from silo_wire.renewal import authority_successions_to_wire
+from silo_wire.renewal import authority_successions_to_wire, trust_digest_from_wire
 from silo_wire.v1 import enrolment_pb2, enrolment_pb2_grpc
 
 MOST_FAILURES = 10
@@ -61,6 +61,7 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServicer):
             csr_der=request.csr_der,
             identity_public_key=request.identity_public_key,
             identity_endorsement=request.identity_endorsement,
+            trust=trust_digest_from_wire(request.trust_bundle, "request"),
         )
         return enrolment_pb2.EnrolReply(
             certificate_pem=issued.certificate_pem,

@@ -34,6 +34,7 @@ class FreshCertificates:
         self._changed = asyncio.Event()
         service.authorities.on_change.append(self._changed.set)
         service.renewal.on_change.append(self._changed.set)
+        service.held.on_arrived.append(self._changed.set)
         service.enrolment.on_change.append(self._changed.set)
         self._tell()
 
@@ -63,7 +64,9 @@ class FreshCertificates:
         now = datetime.now(UTC)  # what TLS goes by
         before = self._presented.pair
         pair = self._keys.server_pair(now)
-        await self._register.add(self._keys.operator_pair(now).entry(now))
+        operator = self._keys.due_operator_pair(now)
+        await self._register.add(operator.entry(now))  # before a command on this host can find it
+        self._keys.keep_operator_pair(operator)
         self._presented.show(pair, self._keys.trust)
         if pair != before:
             _log.info("own certificate renewed", expires=pair.expires.isoformat())

@@ -52,9 +52,14 @@ Parse = Callable[[bytes], Any]
 
 
 def by_certificate(
-    *, trust: Callable[[], TrustBundle], federation: FederationName, require: Callable[[Identity, str], None]
+    *,
+    trust: Callable[[], TrustBundle],
+    federation: FederationName,
+    require: Callable[[Identity, str], None],
+    admitted: Callable[[Identity, str], None],
 ) -> Admit:
-    """Identify and authorise a caller by its verified client certificate; what is trusted is asked at each call, `require` raises unless its serial is registered."""
+    """Identify and authorise a caller by its verified client certificate; what is trusted is asked at each call, `require` raises
+    unless its serial is registered, `admitted` hears of each that is let in."""
 
     def admit(method: str, context: Any) -> Caller:
         presented = context.auth_context().get("x509_pem_cert", [])
@@ -62,8 +67,10 @@ def by_certificate(
             raise AuthenticationError("no client certificate was presented: enrol first, then connect with it")
         identity = identify_client(presented[0], trust=trust(), now=datetime.now(UTC), federation=federation)
         certificate = parse_certificate(presented[0])
-        require(identity, f"{certificate.serial_number:x}")
+        serial = f"{certificate.serial_number:x}"
+        require(identity, serial)
         authorise(identity, method)
+        admitted(identity, serial)
         return Caller(identity, certificate.not_valid_after_utc)
 
     return admit

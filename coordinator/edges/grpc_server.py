@@ -14,6 +14,7 @@ from coordinator.edges.federation_servicer import FederationServicer
 from coordinator.edges.gate import OF_ALL_STRANGERS, OF_ONE_CALLER, Gate, Refusal, anyone, by_certificate
 from coordinator.edges.presented import Presented
 from coordinator.service.enrolment import Enrolment
+from coordinator.service.held_trust import HeldTrusts
 from coordinator.service.register import Register
 from coordinator.settings import reachable
 from security.errors import ConfigurationError, StateError
@@ -127,13 +128,16 @@ def silo_listener(
     presented: Presented,
     federation: FederationName,
     register: Register,
+    held: HeldTrusts,
     on_refused: Callable[[Refusal], None],
     federation_service: FederationServicer,
     operator_service: operator_pb2_grpc.OperatorServicer,
 ) -> Listener:
     """Mutual TLS: silos and operators, told apart by their certificate's role."""
     gate = Gate(
-        by_certificate(trust=lambda: presented.trust, federation=federation, require=register.require),
+        by_certificate(
+            trust=lambda: presented.trust, federation=federation, require=register.require, admitted=held.admitted
+        ),
         on_refused,
         OF_ONE_CALLER,
     )

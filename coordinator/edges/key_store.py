@@ -169,11 +169,22 @@ class KeyStore:
 
     def server_pair(self, now: datetime) -> TlsPair:
         """The coordinator's TLS key and certificate, issued anew when they are due, or its host names or authority changed."""
-        return self._pair("server", Identity(self.federation, Role.COORDINATOR), now, self.hosts)
+        pair = self._pair("server", Identity(self.federation, Role.COORDINATOR), now, self.hosts)
+        self._keep("server", pair)
+        return pair
 
     def operator_pair(self, now: datetime) -> TlsPair:
         """What the operator's commands on this host present."""
+        pair = self.due_operator_pair(now)
+        self.keep_operator_pair(pair)
+        return pair
+
+    def due_operator_pair(self, now: datetime) -> TlsPair:
+        """The same before it is kept, where a command that runs at this moment would find it."""
         return self._pair("operator", Identity(self.federation, Role.OPERATOR, OPERATOR_NAME), now, ())
+
+    def keep_operator_pair(self, pair: TlsPair) -> None:
+        self._keep("operator", pair)
 
     def present_operator_pair(self) -> TlsPair:
         """As the coordinator that runs here made it; raises StateError when it has made none."""
@@ -192,9 +203,12 @@ class KeyStore:
         certificate = self.authority.issue(
             key.public_key(), identity, now=now, lifetime=self.own_certificate_lifetime, hosts=hosts
         )
-        pair = TlsPair(key_pem=tls_key_to_pem(key), certificate_pem=certificate.public_bytes(Encoding.PEM))
-        key_file.write_key(path, pair.pem, os.environ)
-        return pair
+        return TlsPair(key_pem=tls_key_to_pem(key), certificate_pem=certificate.public_bytes(Encoding.PEM))
+
+    def _keep(self, stem: str, pair: TlsPair) -> None:
+        path = self.folder / f"{stem}-pair.pem"
+        if not path.exists() or self._read_pair(path) != pair:
+            key_file.write_key(path, pair.pem, os.environ)
 
     @staticmethod
     def _read_pair(path: Path) -> TlsPair:

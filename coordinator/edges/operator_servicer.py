@@ -11,7 +11,7 @@ from typing import Any
 from blake3 import blake3
 
 from coordinator.edges.key_store import OPERATOR_NAME
-from coordinator.service.authority_succession import AuthorityRow
+from coordinator.service.authority_succession import AuthorityRow, label
 from coordinator.service.federation import Federation
 from coordinator.service.records import RoundRow, SiloRow
 from coordinator.service.standing import Standing
@@ -168,8 +168,8 @@ def authorities_reply(rows: Iterable[AuthorityRow]) -> operator_pb2.AuthoritiesR
             subject=standing.subject,
             pin=standing.pin,
             expires_unix_s=standing.expires_unix_s,
-            unaware=row.unaware,
-            dependent=row.dependent,
+            unaware=map(label, row.unaware),
+            dependent=map(label, row.dependent),
             invitations_unix_s=standing.pinned_until_unix_s,
         )
     return reply

@@ -227,7 +227,7 @@ class SqlRoundStore:
             )
             _revoke(connection, identity, now)
             connection.execute(insert(certificates).values(_certificate_row(certificate)))
-            _put(connection, held_trust, {"silo": silo.silo}, {"authority": authority, "trust": trust})
+            _hold(connection, identity, authority=authority, trust=trust)
 
     # --- the register of certificates
 
@@ -266,14 +266,20 @@ class SqlRoundStore:
             if connection.execute(update(silos).where(enrolled).values(**values)).rowcount != 1:
                 raise StateError(f"silo {silo} is not enrolled any longer: invite it again")
             connection.execute(insert(certificates).values(_certificate_row(certificate.entry)))
-            _put(connection, held_trust, {"silo": silo}, {"authority": certificate.authority, "trust": trust})
+            _send(connection, certificate, trust)
 
-    def held_trust(self) -> Mapping[SiloName, HeldTrust]:
+    def held_trust(self) -> Mapping[Identity, HeldTrust]:
         with self._transaction() as connection:
             return {
-                SiloName(row.silo): HeldTrust(authority=row.authority, trust=row.trust)
+                Identity.from_uri(row.uri): HeldTrust(authority=row.authority, trust=row.trust, sent=row.sent_serial)
                 for row in connection.execute(select(held_trust))
             }
+
+    def has_arrived(self, identity: Identity, serial: str) -> None:
+        sent = and_(held_trust.c.uri == identity.uri, held_trust.c.sent_serial == serial)
+        arrived = {"authority": held_trust.c.sent_authority, "trust": held_trust.c.sent_trust, "sent_serial": ""}
+        with self._transaction() as connection:
+            connection.execute(update(held_trust).where(sent).values(**arrived))
 
     def succeed(self, silo: SiloName, succession: Succession, *, at: float) -> None:
         old, new = public_key_bytes(succession.predecessor), public_key_bytes(succession.successor)
@@ -538,6 +544,21 @@ def _average(connection: Connection, record: EvaluationClosed) -> None:
 def _revoke(connection: Connection, identity: Identity, at: float) -> None:
     still_good = and_(certificates.c.uri == identity.uri, certificates.c.revoked_at.is_(None))
     connection.execute(update(certificates).where(still_good).values(revoked_at=at))
+
+
+def _hold(connection: Connection, identity: Identity, *, authority: str, trust: str) -> None:
+    values = {"authority": authority, "trust": trust, "sent_serial": ""}
+    _put(connection, held_trust, {"uri": identity.uri}, values)
+
+
+def _send(connection: Connection, certificate: IssuedCertificate, trust: str) -> None:
+    """What its holder has stays on record until a call with this certificate comes."""
+    values = {
+        "sent_serial": certificate.entry.serial,
+        "sent_authority": certificate.authority,
+        "sent_trust": trust,
+    }
+    connection.execute(update(held_trust).where(held_trust.c.uri == certificate.entry.identity.uri).values(**values))
 
 
 def _certificate_row(certificate: Certificate) -> dict[str, object]:

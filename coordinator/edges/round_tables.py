@@ -18,7 +18,7 @@ from sqlalchemy import (
     Text,
 )
 
-TABLES_VERSION = 3
+TABLES_VERSION = 4
 
 metadata = MetaData()
 
@@ -157,9 +157,12 @@ ledger_heads = Table(
 held_trust = Table(
     "held_trust",
     metadata,
-    Column("silo", String(63), primary_key=True),
+    Column("uri", String(255), primary_key=True),
     Column("authority", String(64), nullable=False),
     Column("trust", String(64), nullable=False),
+    Column("sent_serial", String(64), nullable=False, default=""),  # "": nothing is on its way
+    Column("sent_authority", String(64), nullable=False, default=""),
+    Column("sent_trust", String(64), nullable=False, default=""),
 )
 
 successions = Table(

@@ -1,11 +1,13 @@
 """How one authority of the federation follows another while silos stay connected, and what may be done when.
 
     rotate, adopt    a successor joins the trust bundle; every connected silo hears its new digest and fetches it
-    activate         once every silo has it, the successor issues; certificates of the one before are good until they end
-    retire           once no silo's certificate and no open invitation depends on it, the one before leaves the bundle
+    activate         once everybody has it, the successor issues; certificates of the one before are good until they end
+    retire           once nobody's certificate and no open invitation depends on it, the one before leaves the bundle
 
-Each step is done by itself when it is due, by command earlier: refused where it would leave silos behind, unless forced. A silo
-whose certificate has expired is not waited for: it needs a new invitation whatever happens.
+Everybody: each silo, and each operator and viewer on another host. They have what they have called with (held_trust.py), not what
+was sent to them. Each step is done by itself when it is due, by command earlier: refused where it would leave somebody behind,
+unless forced. Whoever's certificate has expired, or was revoked, is not waited for: a silo like that needs a new invitation, an
+operator another grant, whatever happens.
 """
 
 import asyncio
@@ -15,10 +17,12 @@ from datetime import UTC, datetime
 
 import structlog
 
+from coordinator.service.held_trust import HeldTrusts
 from coordinator.service.ports import AuthorityStanding, Clock, Keys, RoundStore
+from coordinator.service.register import Register
 from coordinator.service.threads import Threads
 from security.errors import MalformedMessage, StateError
-from security.identifiers import SiloName
+from security.identifiers import Identity, Role, SiloName
 
 ISSUING, SUCCESSOR, TRUSTED = "issuing", "successor", "trusted"
 STEPS = ("rotate", "adopt", "activate", "retire")
@@ -28,19 +32,30 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthorityRow:
-    """`unaware` silos have not fetched a bundle with it, as far as is known; the certificates of `dependent` ones are of it."""
+    """`unaware`: who does not hold a bundle with it, as far as is known; `dependent`: whose certificates are of it."""
 
     standing: AuthorityStanding
-    unaware: tuple[SiloName, ...]
-    dependent: tuple[SiloName, ...]
+    unaware: tuple[Identity, ...]
+    dependent: tuple[Identity, ...]
 
 
 class AuthoritySteps:
     """`on_change` hears of every step, after it is durable."""
 
-    def __init__(self, *, keys: Keys, store: RoundStore, clock: Clock, threads: Threads) -> None:
+    def __init__(
+        self,
+        *,
+        keys: Keys,
+        store: RoundStore,
+        register: Register,
+        held: HeldTrusts,
+        clock: Clock,
+        threads: Threads,
+    ) -> None:
         self._keys = keys
         self._store = store
+        self._register = register
+        self._held = held
         self._clock = clock
         self._threads = threads
         self._one_at_a_time = asyncio.Lock()
@@ -48,25 +63,20 @@ class AuthoritySteps:
 
     async def rows(self) -> tuple[AuthorityRow, ...]:
         now, present = self._clock(), self._keys.trust_digest.hex()
-        silos = [
-            item
-            for item in await self._threads.store(self._store.silos)
-            if item.certificate_expires_unix_s > now and item.revoked_unix_s is None
-        ]
-        held = await self._threads.store(self._store.held_trust)
+        held = {who: trust for who, trust in (await self._held.known()).items() if self._register.lets_in(who, now)}
         standings = self._keys.authorities.standings()
         known = {standing.digest for standing in standings}
-        unaware = tuple(item.silo for item in silos if item.silo not in held or held[item.silo].trust != present)
-        # An unknown issuer may be any of those that are only trusted still.
-        issuers = {item.silo: held[item.silo].authority if item.silo in held else "" for item in silos}
+        everybody = sorted(held, key=lambda who: (who.role is not Role.SILO, who.uri))
         return tuple(
             AuthorityRow(
                 standing=standing,
-                unaware=unaware,
+                unaware=tuple(who for who in everybody if held[who].trust != present),
                 dependent=tuple(
-                    silo
-                    for silo, issuer in issuers.items()
-                    if issuer == standing.digest or (issuer not in known and standing.stage == TRUSTED)
+                    who
+                    for who in everybody
+                    if held[who].authority == standing.digest
+                    # An issuer that is not known may be any of those that are only trusted still.
+                    or (held[who].authority not in known and standing.stage == TRUSTED)
                 ),
             )
             for standing in standings
@@ -107,9 +117,9 @@ class AuthoritySteps:
         successor = next((row for row in rows if row.standing.stage == SUCCESSOR), None)
         if successor is not None and successor.unaware and not force:
             raise StateError(
-                f"silos {', '.join(successor.unaware)} do not know authority {successor.standing.name} yet, and could not "
-                "connect after this: wait until they have been connected, or leave them behind with --force and invite "
-                "them again"
+                f"authority {successor.standing.name} is not known to {named(successor.unaware)} yet, who could not connect "
+                "after this: wait until silos have been connected and the others have run `coordinator access renew`, or "
+                "leave them behind with --force, and invite or grant anew"
             )
         pinned_until = await self._threads.store(self._latest_invitation)
         await self._threads.store(lambda: self._keys.authorities.activate(pinned_until=pinned_until))
@@ -121,8 +131,8 @@ class AuthoritySteps:
         row = trusted[-1]
         if row.dependent and not force:
             raise StateError(
-                f"certificates of silos {', '.join(row.dependent)} are of authority {row.standing.name}: wait until they "
-                "have renewed them, or leave them behind with --force and invite them again"
+                f"authority {row.standing.name} is needed by the certificates of {named(row.dependent)}: wait until they "
+                "have renewed them, or leave them behind with --force, and invite or grant anew"
             )
         if row.standing.pinned_until_unix_s > self._clock() and not force:
             until = datetime.fromtimestamp(row.standing.pinned_until_unix_s, UTC).isoformat(timespec="minutes")
@@ -143,6 +153,17 @@ class AuthoritySteps:
         _log.info("authority changed", step=step, authorities=stages)
         for changed in self.on_change:
             changed()
+
+
+def label(who: Identity) -> str:
+    """How rows call somebody: silos by name alone."""
+    return who.name if who.role is Role.SILO else f"{who.role.value} {who.name}"
+
+
+def named(everybody: Sequence[Identity]) -> str:
+    """silos bank-b, hospital-a, operator anna."""
+    labels = ", ".join(map(label, everybody))
+    return f"silos {labels}" if everybody[0].role is Role.SILO else labels
 
 
 def due_step(rows: Sequence[AuthorityRow], now: float) -> str:

@@ -77,9 +77,16 @@ class Enrolment:
         return token, expires
 
     async def enrol(
-        self, silo: str, *, token_secret: bytes, csr_der: bytes, identity_public_key: bytes, identity_endorsement: bytes
+        self,
+        silo: str,
+        *,
+        token_secret: bytes,
+        csr_der: bytes,
+        identity_public_key: bytes,
+        identity_endorsement: bytes,
+        trust: bytes,
     ) -> Issued:
-        """Spend a token on a certificate.
+        """Spend a token on a certificate. `trust`: digest of the bundle that the silo was given and checked, perhaps some time ago.
 
         Raises AuthenticationError for a token that is unknown, spent, replaced or expired, and what `Keys.certify`
         raises for the request; the token is spent only when everything has been checked.
@@ -114,7 +121,7 @@ class Enrolment:
                 enrolled,
                 secret_digest=invitation.secret_digest,
                 authority=certificate.authority,
-                trust=self._keys.trust_digest.hex(),
+                trust=trust.hex(),
             )
         )
         await self._register.reload()

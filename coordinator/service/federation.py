@@ -29,6 +29,7 @@ from coordinator.service.attendance import Attendance, Seat
 from coordinator.service.authority_succession import AuthoritySteps
 from coordinator.service.chunk_cache import ChunkCache
 from coordinator.service.enrolment import Enrolment
+from coordinator.service.held_trust import HeldTrusts
 from coordinator.service.plan_desk import OpenedPlan, PlanDesk, terms_of
 from coordinator.service.ports import (
     AuditPort,
@@ -136,15 +137,19 @@ class Federation:
             threads=self._threads,
         )
         self.register = Register(store=store, threads=self._threads, clock=clock)
+        self.held = HeldTrusts(store=store, threads=self._threads)
         self.enrolment = Enrolment(
             store=store, keys=keys, loop=self._loop, register=self.register, clock=clock, threads=self._threads
         )
-        self.authorities = AuthoritySteps(keys=keys, store=store, clock=clock, threads=self._threads)
+        self.authorities = AuthoritySteps(
+            keys=keys, store=store, register=self.register, held=self.held, clock=clock, threads=self._threads
+        )
         self.renewal = Renewal(
             federation=federation,
             store=store,
             keys=keys,
             register=self.register,
+            held=self.held,
             clock=clock,
             threads=self._threads,
             state=lambda: self._loop.state,
@@ -156,6 +161,7 @@ class Federation:
         """Take up the persisted state; raises StorageError, or what is wrong with the plan under way."""
         await self._loop.resume()
         await self.register.reload()
+        await self.held.load()
         await self.enrolment.resume()
         if (course := course_of(self._loop.state)) is not None:
             await self._desk.opened(course.terms.plan)

@@ -189,19 +189,22 @@ class RoundStore(Protocol):
     def enrol(self, silo: EnrolledSilo, *, secret_digest: bytes, authority: str = "", trust: str = "") -> None:
         """Spend the invitation, store the silo and register its certificate in place of all that it had before.
 
-        `authority` and `trust` as in HeldTrust. Raises AuthenticationError when the invitation is not open, and changes nothing.
+        `authority` and `trust` as in HeldTrust, held at once. Raises AuthenticationError when the invitation is not open, and changes nothing.
         """
 
     def renew(
         self, silo: SiloName, certificate: "IssuedCertificate", *, identity_public_key: bytes, trust: str, at: float
     ) -> None:
-        """The silo's newest certificate, registered beside the one before, and the digest of the trust bundle that went with it.
+        """The silo's newest certificate, registered beside the one before, and the digest of the trust bundle sent with it.
 
         Raises StateError for a silo that is not enrolled, was revoked, or has another identity key by now.
         """
 
-    def held_trust(self) -> Mapping[SiloName, HeldTrust]:
-        """What silos fetched when they were enrolled or renewed their certificate last."""
+    def held_trust(self) -> Mapping[Identity, HeldTrust]:
+        """What everybody has who was given a certificate here, the coordinator's own host apart."""
+
+    def has_arrived(self, identity: Identity, serial: str) -> None:
+        """What was sent with the certificate of this serial is held from now on; nothing happens where another was sent since."""
 
     def succeed(self, silo: SiloName, succession: Succession, *, at: float) -> None:
         """The silo's identity key is the successor from now on; raises Conflict where it is not the predecessor."""

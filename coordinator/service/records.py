@@ -36,13 +36,15 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldTrust:
-    """With its newest certificate a silo fetched the trust bundle of digest `trust`; `authority` issued the certificate.
+    """Who holds it connects with a certificate of `authority`, and trusts the bundle of digest `trust`.
 
-    Both in hexadecimal: SHA-256 of the bundle, and of the authority's certificate.
+    Both in hexadecimal: SHA-256 of the authority's certificate, and of the bundle. `sent`: the serial of a newer certificate with
+    which no call has come yet; its answer may have been lost. "" for none.
     """
 
     authority: str
     trust: str
+    sent: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,6 +50,13 @@ class Register:
                 f"certificate {serial} of {identity.uri} was revoked or replaced at {at}: ask the coordinator's operator"
             )
 
+    def lets_in(self, identity: Identity, now: float) -> bool:
+        """Whether any certificate of `identity` is good at `now`, Unix seconds."""
+        return any(
+            item.identity == identity and item.revoked_unix_s is None and item.expires_unix_s > now
+            for item in self._known.values()
+        )
+
     async def add(self, certificate: Certificate) -> None:
         """Once: the same again changes nothing."""
         if certificate.serial in self._known:

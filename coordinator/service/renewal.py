@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import structlog
 
 from coordinator.rounds.states import Masking, State
+from coordinator.service.held_trust import HeldTrusts
 from coordinator.service.ports import Clock, Keys, RoundStore
 from coordinator.service.records import EnrolledSilo
 from coordinator.service.register import Register
@@ -36,6 +37,7 @@ class Renewal:
         store: RoundStore,
         keys: Keys,
         register: Register,
+        held: HeldTrusts,
         clock: Clock,
         threads: Threads,
         state: Callable[[], State],
@@ -44,6 +46,7 @@ class Renewal:
         self._store = store
         self._keys = keys
         self._register = register
+        self._held = held
         self._clock = clock
         self._threads = threads
         self._state = state
@@ -73,6 +76,7 @@ class Renewal:
                 at=now,
             )
         )
+        self._held.sent(certificate.entry.identity, certificate.entry.serial)
         await self._register.reload()
         _log.info("certificate renewed", silo=silo, certificate=certificate.entry.serial)
         for changed in self.on_change:

@@ -64,13 +64,13 @@ def renewal_from_wire(message: federation_pb2.RenewalReply) -> RenewalAnswer:
     )
 
 
-def trust_digest_from_wire(notice: federation_pb2.Notice) -> bytes:
-    """The digest of the trust bundle that stands at the coordinator."""
-    if len(notice.trust_bundle) != TRUST_DIGEST_BYTES:
+def trust_digest_from_wire(digest: bytes, where: str) -> bytes:
+    """Of a trust bundle: the one that stands at the coordinator, or that a silo holds."""
+    if len(digest) != TRUST_DIGEST_BYTES:
         raise MalformedMessage(
-            f"notice has a trust bundle digest of {len(notice.trust_bundle)} bytes, it must have {TRUST_DIGEST_BYTES}"
+            f"{where} has a trust bundle digest of {len(digest)} bytes, it must have {TRUST_DIGEST_BYTES}"
         )
-    return notice.trust_bundle
+    return digest
 
 
 def succession_to_wire(succession: Succession) -> federation_pb2.Succession:

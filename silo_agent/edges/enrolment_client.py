@@ -34,15 +34,15 @@ import grpc.aio  # isort: skip  # after silo_wire, which leaves TLS 1.3 alone
 
 TIMEOUT_S = 30.0
 TRIES = 3
-"""Of the first call: a connection that is lost at once is no impostor."""
+"""Of the first call: a connection that is lost at once is no impostor, nor a coordinator that renews its certificate just then."""
 
 
 async def enrol(token: EnrolmentToken, *, now: datetime, agent_version: str) -> SiloCredentials:
     """Everything that the silo keeps; raises a LoricaError, and then nothing was stored and, before step 4, nothing said."""
     token.check_unexpired(now)
-    answer = await asyncio.to_thread(probe, token.address, coordinator_dns_name(token.federation))
-    leaf = _leaf(answer, token)
     for tries_left in reversed(range(TRIES)):
+        answer = await asyncio.to_thread(probe, token.address, coordinator_dns_name(token.federation))
+        leaf = _leaf(answer, token)
         async with pinned_channel(token.address, token.federation, leaf.public_bytes(Encoding.PEM)) as channel:
             stub: enrolment_pb2_grpc.EnrolmentAsyncStub = enrolment_pb2_grpc.EnrolmentStub(channel)
             try:
@@ -114,6 +114,7 @@ async def _spend(
             identity_public_key=public_key_bytes(identity_key.public_key()),
             identity_endorsement=endorse_request(identity_key, request=request, identity=token.identity),
             agent_version=agent_version,
+            trust_bundle=trust.digest,
         ),
         timeout=TIMEOUT_S,
     )

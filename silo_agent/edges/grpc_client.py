@@ -159,7 +159,7 @@ class GrpcCoordinator:
                             await before.end()  # the seat has passed to this stream: the coordinator missed nobody
                             before = None
                         if notice.trust_bundle:
-                            self.on_trust(trust_digest_from_wire(notice))
+                            self.on_trust(trust_digest_from_wire(notice.trust_bundle, "notice"))
                         yield order
                 except grpc.aio.AioRpcError as error:
                     problem = error_of(error)

@@ -98,6 +98,7 @@ class Applicant:
                 identity_public_key=public_key_bytes(key.public_key()),
                 identity_endorsement=endorse_request(key, request=request, identity=name),
                 agent_version="test",
+                trust_bundle=bytes(32),
             )
         )
 

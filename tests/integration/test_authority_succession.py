@@ -21,15 +21,21 @@ from coordinator.service.authority_succession import AuthorityRow, due_step
 from coordinator.service.ports import AuthorityStanding
 from security import files
 from security.errors import AuthenticationError, ConfigurationError, StateError
-from security.identifiers import Identity, Role, SiloName
+from security.identifiers import Identity, Role
 from security.pki.authority import Authority
 from security.pki.authority_succession import certificate_digest
+from security.pki.csr import certificate_request
+from security.pki.endorsement import endorse_renewal
 from security.pki.pins import spki_pin
 from security.pki.tls_key import new_tls_key
 from security.pki.trust_bundle import TrustBundle, directly_issued
+from silo_agent.edges import enrolment_client
 from silo_agent.edges.enrolment_client import enrol
+from silo_agent.edges.key_store import SiloCredentials, load_credentials, store_tls
+from silo_agent.edges.silo_folder import SiloFolder
 from silo_wire.messages import Evaluate, Prepare, Train
-from silo_wire.v1 import operator_pb2
+from silo_wire.renewal import renewal_request
+from silo_wire.v1 import federation_pb2, operator_pb2
 from tests.support.command_line import run_command
 from tests.support.coordinator import (
     BANK,
@@ -65,6 +71,18 @@ async def until(at: RunningCoordinator, expected: dict[str, str]) -> None:
         while stages(at) != expected:
             changed.clear()
             await changed.wait()
+
+
+async def used(at: RunningCoordinator, folder: SiloFolder) -> None:
+    """Until a call came with the certificate that this silo holds: before that its renewal does not count."""
+    serial, arrived = f"{load_credentials(folder).certificate.serial_number:x}", asyncio.Event()
+    at.service.held.on_arrived.append(arrived.set)
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            arrived.clear()
+            if all(held.sent != serial for held in (await at.service.held.known()).values()):
+                return
+            await arrived.wait()
 
 
 async def test_two_silos_go_from_one_authority_to_the_next_within_a_round(
@@ -120,20 +138,22 @@ async def test_authority_that_a_silo_does_not_know_does_not_issue_unless_forced(
         await change(at, "rotate")
         with pytest.raises(Exception, match="waits to succeed already"):
             await change(at, "rotate")
-        with pytest.raises(Exception, match=f"silos {BANK}, {HOSPITAL} do not know authority ca-2"):
+        with pytest.raises(Exception, match=f"ca-2 is not known to silos {BANK}, {HOSPITAL} yet"):
             await change(at, "activate")
         with pytest.raises(Exception, match="every authority is needed"):
             await change(at, "retire")
         silo = silo_at(tmp_path / "silo", federation_template.silos[HOSPITAL], at.address)
         async with kept_agent(silo) as hospital:
             await hospital.until(lambda: hospital.times("certificate-renewed") >= 1)
-            with pytest.raises(Exception, match=f"silos {BANK} do not know authority ca-2"):
+            await used(at, silo)
+            with pytest.raises(Exception, match=f"ca-2 is not known to silos {BANK} yet"):
                 await change(at, "activate")
             assert await change(at, "activate", force=True) == {"ca-2": "issuing", "ca": "trusted"}
-            with pytest.raises(Exception, match=f"certificates of silos {BANK}, {HOSPITAL} are of authority ca"):
+            with pytest.raises(Exception, match=f"ca is needed by the certificates of silos {BANK}, {HOSPITAL}"):
                 await change(at, "retire")
             await hospital.certificate.renew()
-            with pytest.raises(Exception, match=f"certificates of silos {BANK} are of authority ca"):
+            await used(at, silo)
+            with pytest.raises(Exception, match=f"ca is needed by the certificates of silos {BANK}:"):
                 await change(at, "retire")
             assert await change(at, "retire", force=True) == {"ca-2": "issuing"}
             await hospital.until(lambda: len(hospital.stored.trust.authorities) == 1)
@@ -141,6 +161,87 @@ async def test_authority_that_a_silo_does_not_know_does_not_issue_unless_forced(
         async with Silo(at, federation_template.silos[BANK]) as bank:
             with pytest.raises(Exception, match="UNAVAILABLE"):
                 await bank.stub.DeclareTrained(None)
+
+
+async def lost_answer(at: RunningCoordinator, silo: SiloCredentials) -> None:
+    """The coordinator has renewed its certificate, and nobody ever reads the answer."""
+    request = certificate_request(new_tls_key(), silo.identity)
+    endorsement = endorse_renewal(silo.identity_key, request=request, identity=silo.identity)
+    message = renewal_request(federation=FEDERATION, silo=silo.silo, csr_der=request, endorsement=endorsement)
+    async with Silo(at, silo) as by_hand:
+        await by_hand.stub.RenewCertificate(message)
+
+
+async def test_silo_whose_renewal_answer_was_lost_still_connects_after_a_rotation(
+    federation_template: FederationTemplate, tmp_path: Path
+) -> None:
+    """Before the successor issues, and again before the authority before it is retired: both wait for what the silo uses."""
+    async with running(federation_template.copy(tmp_path / "coordinator")) as at:
+        folders = [silo_at(tmp_path / name, federation_template.silos[name], at.address) for name in (HOSPITAL, BANK)]
+        async with kept_agent(folders[1]) as bank:
+            await change(at, "rotate")
+            await bank.until(lambda: bank.times("certificate-renewed") >= 1)
+            await used(at, folders[1])
+            await lost_answer(at, federation_template.silos[HOSPITAL])
+            await at.service.authorities.advance()
+            assert stages(at) == {"ca": "issuing", "ca-2": "successor"}
+            with pytest.raises(Exception, match=f"known to silos {HOSPITAL} yet"):
+                await change(at, "activate")
+            async with kept_agent(folders[0]) as hospital:  # knows but the authority before
+                await until(at, {"ca-2": "issuing", "ca": "trusted"})
+                assert hospital.problems == []
+            await bank.certificate.renew()
+            await used(at, folders[1])
+            await lost_answer(at, load_credentials(folders[0]))
+            await at.service.authorities.advance()
+            assert stages(at) == {"ca-2": "issuing", "ca": "trusted"}
+            async with kept_agent(folders[0]) as hospital:
+                await hospital.certificate.renew()
+                await until(at, {"ca-2": "issuing"})
+                assert hospital.problems == bank.problems == []
+
+
+async def test_what_was_used_as_the_coordinator_ended_counts_after_its_restart(
+    federation_template: FederationTemplate, tmp_path: Path
+) -> None:
+    """Nothing is on record of the first call with a new certificate: the next one, after the restart, does as well."""
+    folder = federation_template.copy(tmp_path / "coordinator")
+    silo = silo_at(tmp_path / "silo", federation_template.silos[HOSPITAL], "127.0.0.1:1")
+    async with running(folder) as at:
+        await change(at, "rotate")
+        connected = replace(load_credentials(silo), address=at.address)
+        store_tls(silo, connected)
+        async with kept_agent(silo_at(tmp_path / "again", connected, at.address), attend=False) as agent:
+            await agent.certificate.renew()
+            renewed = agent.stored
+    async with running(folder) as at:
+        rows = await at.service.authorities.rows()
+        assert rows[1].unaware == (silo_of(BANK), silo_of(HOSPITAL))
+        async with Silo(at, renewed) as hospital:
+            with pytest.raises(Exception, match="plan_digest"):
+                await hospital.stub.DeclareReadiness(federation_pb2.ReadinessRequest(key=hospital.key()))
+        rows = await at.service.authorities.rows()
+        assert rows[1].unaware == (silo_of(BANK),)
+
+
+async def test_silo_that_enrolled_with_the_bundle_of_yesterday_is_waited_for(
+    federation_template: FederationTemplate, tmp_path: Path
+) -> None:
+    """It asked for the trust bundle, a rotation came, and only then it sent its token."""
+    async with running(federation_template.copy(tmp_path / "coordinator")) as at:
+        token = await at.invited("clinic-c")
+        really = enrolment_client._spend
+
+        async def after_a_rotation(*arguments: object, **named: object) -> SiloCredentials:
+            await change(at, "rotate")
+            return await really(*arguments, **named)  # type: ignore[arg-type]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(enrolment_client, "_spend", after_a_rotation)
+            clinic = await enrol(token, now=datetime.now(UTC), agent_version="test")
+        assert len(clinic.trust.authorities) == 1
+        (_, successor) = await at.service.authorities.rows()
+        assert silo_of("clinic-c") in successor.unaware
 
 
 # --- invitations across a succession ---------------------------------------------------------------------------------------
@@ -464,8 +565,12 @@ def standing(name: str, stage: str, *, life: float = 900.0, pinned_until: float 
 
 def row(one: AuthorityStanding, *, unaware: str = "", dependent: str = "") -> AuthorityRow:
     return AuthorityRow(
-        standing=one, unaware=tuple(map(SiloName, unaware.split())), dependent=tuple(map(SiloName, dependent.split()))
+        standing=one, unaware=tuple(map(silo_of, unaware.split())), dependent=tuple(map(silo_of, dependent.split()))
     )
+
+
+def silo_of(name: str) -> Identity:
+    return Identity(FEDERATION, Role.SILO, name)
 
 
 def test_what_is_due_by_itself() -> None:

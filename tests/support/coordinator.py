@@ -210,7 +210,7 @@ class RunningCoordinator:
 
     @asynccontextmanager
     async def operator(self) -> AsyncIterator["operator_pb2_grpc.OperatorAsyncStub"]:
-        pair = self.coordinator.keys.operator_pair(datetime.now(UTC))
+        pair = self.coordinator.keys.present_operator_pair()
         async with self.channel(key_pem=pair.key_pem, certificate_pem=pair.certificate_pem) as channel:
             yield operator_pb2_grpc.OperatorStub(channel)
 

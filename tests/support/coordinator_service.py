@@ -206,6 +206,7 @@ class SiloStandIn:
             csr_der=request,
             identity_public_key=identity_key.public_key_bytes(self.identity.public_key()),
             identity_endorsement=endorse_request(self.identity, request=request, identity=identity),
+            trust=bytes(32),
         )
 
     def summary(self) -> TrainingSummary:

@@ -88,6 +88,7 @@ COVERED: dict[str, Why] = {
             *("Agreement.roster", "Agreement.survivors", "Agreement.signature", "Reveal.roster", "Reveal.signature"),
             *("RevealedShare.self_mask", "RevealedShare.mask_key", "RevealedShare.salt"),
             *("EnrolRequest.token_secret", "EnrolRequest.identity_public_key", "EnrolRequest.identity_endorsement"),
+            "EnrolRequest.trust_bundle",  # of authorities that the coordinator has just told
             *("RenewalRequest.identity_endorsement", "SuccessionRequest.possession"),
             *("Succession.predecessor", "Succession.successor", "Succession.statement"),
         ),

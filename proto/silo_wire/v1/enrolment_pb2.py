@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1csilo_wire/v1/enrolment.proto\x12\x0csilo_wire.v1\"\x17\n\x15GetTrustBundleRequest\"g\n\x13GetTrustBundleReply\x12\x18\n\x10trust_bundle_pem\x18\x01 \x01(\x0c\x12\x36\n\x0bsuccessions\x18\x02 \x03(\x0b\x32!.silo_wire.v1.AuthoritySuccession\"P\n\x13\x41uthoritySuccession\x12\x13\n\x0bpredecessor\x18\x01 \x01(\x0c\x12\x11\n\tsuccessor\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"\xa9\x01\n\x0c\x45nrolRequest\x12\x12\n\nfederation\x18\x01 \x01(\t\x12\x0c\n\x04silo\x18\x02 \x01(\t\x12\x14\n\x0ctoken_secret\x18\x03 \x01(\x0c\x12\x0f\n\x07\x63sr_der\x18\x04 \x01(\x0c\x12\x1b\n\x13identity_public_key\x18\x05 \x01(\x0c\x12\x1c\n\x14identity_endorsement\x18\x06 \x01(\x0c\x12\x15\n\ragent_version\x18\x07 \x01(\t\"r\n\nEnrolReply\x12\x17\n\x0f\x63\x65rtificate_pem\x18\x01 \x01(\x0c\x12\x18\n\x10trust_bundle_pem\x18\x02 \x01(\x0c\x12 \n\x18\x63oordinator_identity_key\x18\x03 \x01(\x0c\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t2\xa4\x01\n\tEnrolment\x12X\n\x0eGetTrustBundle\x12#.silo_wire.v1.GetTrustBundleRequest\x1a!.silo_wire.v1.GetTrustBundleReply\x12=\n\x05\x45nrol\x12\x1a.silo_wire.v1.EnrolRequest\x1a\x18.silo_wire.v1.EnrolReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1csilo_wire/v1/enrolment.proto\x12\x0csilo_wire.v1\"\x17\n\x15GetTrustBundleRequest\"g\n\x13GetTrustBundleReply\x12\x18\n\x10trust_bundle_pem\x18\x01 \x01(\x0c\x12\x36\n\x0bsuccessions\x18\x02 \x03(\x0b\x32!.silo_wire.v1.AuthoritySuccession\"P\n\x13\x41uthoritySuccession\x12\x13\n\x0bpredecessor\x18\x01 \x01(\x0c\x12\x11\n\tsuccessor\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"\xbf\x01\n\x0c\x45nrolRequest\x12\x12\n\nfederation\x18\x01 \x01(\t\x12\x0c\n\x04silo\x18\x02 \x01(\t\x12\x14\n\x0ctoken_secret\x18\x03 \x01(\x0c\x12\x0f\n\x07\x63sr_der\x18\x04 \x01(\x0c\x12\x1b\n\x13identity_public_key\x18\x05 \x01(\x0c\x12\x1c\n\x14identity_endorsement\x18\x06 \x01(\x0c\x12\x15\n\ragent_version\x18\x07 \x01(\t\x12\x14\n\x0ctrust_bundle\x18\x08 \x01(\x0c\"r\n\nEnrolReply\x12\x17\n\x0f\x63\x65rtificate_pem\x18\x01 \x01(\x0c\x12\x18\n\x10trust_bundle_pem\x18\x02 \x01(\x0c\x12 \n\x18\x63oordinator_identity_key\x18\x03 \x01(\x0c\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t2\xa4\x01\n\tEnrolment\x12X\n\x0eGetTrustBundle\x12#.silo_wire.v1.GetTrustBundleRequest\x1a!.silo_wire.v1.GetTrustBundleReply\x12=\n\x05\x45nrol\x12\x1a.silo_wire.v1.EnrolRequest\x1a\x18.silo_wire.v1.EnrolReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,9 +38,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_AUTHORITYSUCCESSION']._serialized_start=176
   _globals['_AUTHORITYSUCCESSION']._serialized_end=256
   _globals['_ENROLREQUEST']._serialized_start=259
-  _globals['_ENROLREQUEST']._serialized_end=428
-  _globals['_ENROLREPLY']._serialized_start=430
-  _globals['_ENROLREPLY']._serialized_end=544
-  _globals['_ENROLMENT']._serialized_start=547
-  _globals['_ENROLMENT']._serialized_end=711
+  _globals['_ENROLREQUEST']._serialized_end=450
+  _globals['_ENROLREPLY']._serialized_start=452
+  _globals['_ENROLREPLY']._serialized_end=566
+  _globals['_ENROLMENT']._serialized_start=569
+  _globals['_ENROLMENT']._serialized_end=733
 # @@protoc_insertion_point(module_scope)

@@ -100,6 +100,7 @@ class EnrolRequest(_message.Message):
     IDENTITY_PUBLIC_KEY_FIELD_NUMBER: _builtins.int
     IDENTITY_ENDORSEMENT_FIELD_NUMBER: _builtins.int
     AGENT_VERSION_FIELD_NUMBER: _builtins.int
+    TRUST_BUNDLE_FIELD_NUMBER: _builtins.int
     federation: _builtins.str
     silo: _builtins.str
     token_secret: _builtins.bytes
@@ -110,6 +111,8 @@ class EnrolRequest(_message.Message):
     identity_endorsement: _builtins.bytes
     """signature of the identity key over the request"""
     agent_version: _builtins.str
+    trust_bundle: _builtins.bytes
+    """digest of the authorities that the silo trusts from now on, 32 bytes"""
     def __init__(
         self,
         *,
@@ -120,10 +123,11 @@ class EnrolRequest(_message.Message):
         identity_public_key: _builtins.bytes = ...,
         identity_endorsement: _builtins.bytes = ...,
         agent_version: _builtins.str = ...,
+        trust_bundle: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "csr_der", b"csr_der", "federation", b"federation", "identity_endorsement", b"identity_endorsement", "identity_public_key", b"identity_public_key", "silo", b"silo", "token_secret", b"token_secret"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "csr_der", b"csr_der", "federation", b"federation", "identity_endorsement", b"identity_endorsement", "identity_public_key", b"identity_public_key", "silo", b"silo", "token_secret", b"token_secret", "trust_bundle", b"trust_bundle"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
