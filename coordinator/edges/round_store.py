@@ -212,6 +212,7 @@ class SqlRoundStore:
                 {
                     "identity_public_key": silo.identity_public_key,
                     "certificate_serial": silo.certificate_serial,
+                    "certificate_digest": silo.certificate_digest,
                     "certificate_expires": silo.certificate_expires_unix_s,
                     "enrolled_at": now,
                     "last_seen": silo.last_seen_unix_s,
@@ -221,6 +222,7 @@ class SqlRoundStore:
             identity = Identity(self._federation, Role.SILO, silo.silo)
             certificate = Certificate(
                 serial=silo.certificate_serial,
+                digest=silo.certificate_digest,
                 identity=identity,
                 issued_unix_s=now,
                 expires_unix_s=silo.certificate_expires_unix_s,
@@ -253,6 +255,7 @@ class SqlRoundStore:
     ) -> None:
         values = {
             "certificate_serial": certificate.entry.serial,
+            "certificate_digest": certificate.entry.digest,
             "certificate_expires": certificate.entry.expires_unix_s,
             "last_seen": at,
         }
@@ -543,6 +546,7 @@ def _revoke(connection: Connection, identity: Identity, at: float) -> None:
 def _certificate_row(certificate: Certificate) -> dict[str, object]:
     return {
         "serial": certificate.serial,
+        "digest": certificate.digest,
         "uri": certificate.identity.uri,
         "issued_at": certificate.issued_unix_s,
         "expires_at": certificate.expires_unix_s,
@@ -553,6 +557,7 @@ def _certificate_row(certificate: Certificate) -> dict[str, object]:
 def _certificate(row: Row[Any]) -> Certificate:
     return Certificate(
         serial=row.serial,
+        digest=row.digest,
         identity=Identity.from_uri(row.uri),
         issued_unix_s=row.issued_at,
         expires_unix_s=row.expires_at,
@@ -565,6 +570,7 @@ def _silo(row: Row[Any]) -> EnrolledSilo:
         silo=SiloName(row.silo),
         identity_public_key=row.identity_public_key,
         certificate_serial=row.certificate_serial,
+        certificate_digest=row.certificate_digest,
         certificate_expires_unix_s=row.certificate_expires,
         enrolled_unix_s=row.enrolled_at,
         last_seen_unix_s=row.last_seen,

@@ -105,6 +105,7 @@ class Enrolment:
             silo=name,
             identity_public_key=identity_public_key,
             certificate_serial=certificate.entry.serial,
+            certificate_digest=certificate.entry.digest,
             certificate_expires_unix_s=certificate.entry.expires_unix_s,
             enrolled_unix_s=now,
             last_seen_unix_s=0.0,

@@ -1,7 +1,7 @@
-"""Which certificates open the door: those that were issued here, by serial, and that nobody has revoked.
+"""Which certificates open the door: those that were issued here, byte for byte, and that nobody has revoked.
 
 The authority's signature alone is not enough. Who stole its key, or kept a certificate of a silo that was enrolled anew since,
-has one that it signed and that is not in this register.
+has one that it signed and that is not in this register. A thief chooses the serial, and those are no secrets: hence the digest.
 """
 
 from collections.abc import Callable
@@ -36,10 +36,10 @@ class Register:
     def certificates(self) -> tuple[Certificate, ...]:
         return tuple(self._known.values())
 
-    def require(self, identity: Identity, serial: str) -> None:
+    def require(self, identity: Identity, serial: str, digest: str) -> None:
         """Raise AuthenticationError for a certificate that is not registered, AuthorisationError for one that was revoked."""
         held = self._known.get(serial)
-        if held is None or held.identity != identity:
+        if held is None or held.identity != identity or held.digest != digest:
             raise AuthenticationError(
                 f"certificate {serial} of {identity.uri} is not in the coordinator's register: it was not issued here, or "
                 "before the state was restored; have a new one issued"

@@ -248,6 +248,24 @@ async def test_certificate_with_the_serial_of_another_one(at: RunningCoordinator
         await call(channel, OPERATOR_CALLS[0], operator_pb2.GetStatusRequest())
 
 
+@pytest.mark.parametrize("whose", ["the silo's", "the operator's"])
+async def test_forged_certificate_with_a_registered_serial_is_refused(
+    at: RunningCoordinator, hospital: Silo, whose: str
+) -> None:
+    """Who has stolen an authority's key chooses the serial, and serials stand in logs: the whole certificate is compared."""
+    identity, method, request = Identity(FEDERATION, Role.OPERATOR, "operator"), OPERATOR_CALLS[0], None
+    serial = at.coordinator.keys.operator_pair(datetime.now(UTC)).certificate.serial_number
+    if whose == "the silo's":
+        identity, method = Identity(FEDERATION, Role.SILO, HOSPITAL), FEDERATION_CALLS[0]
+        request, serial = request_for(method, hospital.key()), hospital.credentials.certificate.serial_number
+    pair = forged(at.coordinator.keys.authority, identity, serial=serial)
+    async with (
+        at.channel(key_pem=pair[0], certificate_pem=pair[1]) as channel,
+        refused(at, AuthenticationError, grpc.StatusCode.UNAUTHENTICATED, "not in the coordinator's register"),
+    ):
+        await call(channel, method, request or operator_pb2.GetStatusRequest())
+
+
 async def test_stream_outlives_no_certificate(at: RunningCoordinator, federation_template: FederationTemplate) -> None:
     """A connection that was let in would stay for ever: TLS looks at the dates once."""
     now = datetime.now(UTC)

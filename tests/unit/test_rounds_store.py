@@ -86,6 +86,7 @@ def enrolled_silo(silo: SiloName = A, at: float = T0) -> EnrolledSilo:
         silo=silo,
         identity_public_key=silo.encode().ljust(32, b"."),
         certificate_serial=f"{silo}-{at:.0f}",
+        certificate_digest=digest_of(f"certificate of {silo} at {at:.0f}".encode()),
         certificate_expires_unix_s=T0 + 86_400,
         enrolled_unix_s=at,
         last_seen_unix_s=0.0,
