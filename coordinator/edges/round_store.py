@@ -246,7 +246,8 @@ class SqlRoundStore:
         with self._transaction() as connection:
             _revoke(connection, identity, at)
             if identity.role is Role.SILO:
-                connection.execute(update(silos).where(silos.c.silo == identity.name).values(revoked_at=at))
+                present = and_(silos.c.silo == identity.name, silos.c.revoked_at.is_(None))
+                connection.execute(update(silos).where(present).values(revoked_at=at))
                 still_open = and_(invitations.c.silo == identity.name, invitations.c.spent_at.is_(None))
                 connection.execute(delete(invitations).where(still_open))
 

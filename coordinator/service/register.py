@@ -58,10 +58,11 @@ class Register:
         self._known[certificate.serial] = certificate
 
     async def revoke(self, identity: Identity, *, invited: bool = False) -> None:
-        """Every certificate of `identity`, from now on; raises StateError where it has none and is not `invited` either."""
-        if not invited and not any(
-            item.identity == identity and item.revoked_unix_s is None for item in self._known.values()
-        ):
+        """Every certificate of `identity`, from now on; the same again is acknowledged.
+
+        Raises StateError where it never had one and is not `invited` either.
+        """
+        if not invited and not any(item.identity == identity for item in self._known.values()):
             raise StateError(
                 f"{identity.uri} has no certificate that could be revoked: coordinator status names the silos"
             )

@@ -180,6 +180,20 @@ async def test_enrolling_anew_cuts_open_calls_of_the_old_keys_and_frees_the_seat
         await back.order(Prepare)
 
 
+async def test_what_stolen_keys_committed_is_not_summed_once_the_silo_is_enrolled_anew(
+    at: RunningCoordinator, hospital: Silo, federation_template: FederationTemplate
+) -> None:
+    async with Silo(at, federation_template.silos[BANK]) as bank:
+        await training(at, hospital, bank)
+        bundle = at.coordinator.shelf.compile("default")
+        await hospital.upload(hospital.update(await hospital.order(Train), bundle.layout))
+        await at.enrolled(HOSPITAL)
+        state = at.service._loop.state
+        assert isinstance(state, Collecting)
+        assert state.updates == ()
+        assert [(one.silo, one.detail) for one in state.declined] == [(HOSPITAL, "enrolled anew with other keys")]
+
+
 async def test_renewal_that_began_before_an_enrolment_issues_nothing_after_it(
     at: RunningCoordinator, hospital: Silo
 ) -> None:
