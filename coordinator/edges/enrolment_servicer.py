@@ -45,7 +45,7 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServicer):
             return await self._enrol(request)
         except LoricaError as error:
             if error.fault is Fault.PEER:
-                self._failures.failed(source, time.monotonic())
+                self._failures.count(source, time.monotonic())
             raise
 
     async def _enrol(self, request: enrolment_pb2.EnrolRequest) -> enrolment_pb2.EnrolReply:

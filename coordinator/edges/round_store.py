@@ -74,6 +74,7 @@ from silo_wire.messages import Evaluation, RoundKey
 
 _log = structlog.get_logger(__name__)
 
+EXPIRED_KEPT_S = 30 * 86_400.0
 BUSY_TIMEOUT_MS = 10_000
 _MACHINE_ID = 1
 _SCORED = ("applied", "zero_weight")
@@ -228,7 +229,7 @@ class SqlRoundStore:
                 expires_unix_s=silo.certificate_expires_unix_s,
             )
             _revoke(connection, identity, now)
-            connection.execute(insert(certificates).values(_certificate_row(certificate)))
+            _register(connection, certificate)
             _put(connection, held_trust, {"silo": silo.silo}, {"authority": authority, "trust": trust})
 
     # --- the register of certificates
@@ -240,7 +241,7 @@ class SqlRoundStore:
 
     def register(self, certificate: Certificate) -> None:
         with self._transaction() as connection:
-            connection.execute(insert(certificates).values(_certificate_row(certificate)))
+            _register(connection, certificate)
 
     def revoke(self, identity: Identity, at: float) -> None:
         with self._transaction() as connection:
@@ -269,7 +270,7 @@ class SqlRoundStore:
         with self._transaction() as connection:
             if connection.execute(update(silos).where(enrolled).values(**values)).rowcount != 1:
                 raise StateError(f"silo {silo} is not enrolled any longer: invite it again")
-            connection.execute(insert(certificates).values(_certificate_row(certificate.entry)))
+            _register(connection, certificate.entry)
             _put(connection, held_trust, {"silo": silo}, {"authority": certificate.authority, "trust": trust})
 
     def held_trust(self) -> Mapping[SiloName, HeldTrust]:
@@ -542,6 +543,13 @@ def _average(connection: Connection, record: EvaluationClosed) -> None:
 def _revoke(connection: Connection, identity: Identity, at: float) -> None:
     still_good = and_(certificates.c.uri == identity.uri, certificates.c.revoked_at.is_(None))
     connection.execute(update(certificates).where(still_good).values(revoked_at=at))
+
+
+def _register(connection: Connection, certificate: Certificate) -> None:
+    """Those that ended long ago go: their dates alone keep them out, and renewals are many."""
+    long_ago = certificate.issued_unix_s - EXPIRED_KEPT_S
+    connection.execute(delete(certificates).where(certificates.c.expires_at < long_ago))
+    connection.execute(insert(certificates).values(_certificate_row(certificate)))
 
 
 def _certificate_row(certificate: Certificate) -> dict[str, object]:

@@ -388,11 +388,13 @@ class Federation:
         return f"{identity.uri} is revoked: its certificates are refused and its open calls were cut"
 
     async def _revoke(self, identity: Identity) -> None:
-        is_silo = identity.role is Role.SILO
-        await self.register.revoke(identity, invited=is_silo and identity.name in self.enrolment.invited())
-        if is_silo:
-            await self.enrolment.resume()
-            await self._loop.post(SiloRevoked(now=self._clock(), silo=SiloName(identity.name)))
+        if identity.role is not Role.SILO:
+            return await self.register.revoke(identity)
+        silo = SiloName(identity.name)
+        enrolled = await self._threads.store(self._store.silo, silo) is not None
+        await self.register.revoke(identity, known=enrolled or silo in self.enrolment.invited())
+        await self.enrolment.resume()
+        await self._loop.post(SiloRevoked(now=self._clock(), silo=silo))
 
     async def grant(self, role: Role, name: str, *, csr_der: bytes, valid_s: float) -> bytes:
         """A registered certificate, PEM, for an operator or viewer on another host.

@@ -57,12 +57,16 @@ class Register:
         await self._threads.store(self._store.register, certificate)
         self._known[certificate.serial] = certificate
 
-    async def revoke(self, identity: Identity, *, invited: bool = False) -> None:
+    def issued(self, certificate: Certificate) -> None:
+        """Let in one that the store has already."""
+        self._known.setdefault(certificate.serial, certificate)  # what a revocation has reloaded since stays revoked
+
+    async def revoke(self, identity: Identity, *, known: bool = False) -> None:
         """Every certificate of `identity`, from now on; the same again is acknowledged.
 
-        Raises StateError where it never had one and is not `invited` either.
+        Raises StateError where the register has none and it is not `known` otherwise.
         """
-        if not invited and not any(item.identity == identity for item in self._known.values()):
+        if not known and not any(item.identity == identity for item in self._known.values()):
             raise StateError(
                 f"{identity.uri} has no certificate that could be revoked: coordinator status names the silos"
             )
