@@ -26,6 +26,7 @@ from google.protobuf.message import DecodeError
 from coordinator.edges.authorisation import authorise
 from security.errors import AuthenticationError, AuthorisationError, LoricaError, MalformedMessage, Unreachable, kind_of
 from security.identifiers import FederationName, Identity
+from security.pki.authority_succession import certificate_digest
 from security.pki.parsing import parse_certificate
 from security.pki.peer import identify_client
 from security.pki.trust_bundle import TrustBundle
@@ -55,11 +56,11 @@ def by_certificate(
     *,
     trust: Callable[[], TrustBundle],
     federation: FederationName,
-    require: Callable[[Identity, str], None],
+    require: Callable[[Identity, str, str], None],
     admitted: Callable[[Identity, str], None],
 ) -> Admit:
     """Identify and authorise a caller by its verified client certificate; what is trusted is asked at each call, `require` raises
-    unless its serial is registered, `admitted` hears of each that is let in."""
+    unless its serial and digest are registered, `admitted` hears of each that is let in."""
 
     def admit(method: str, context: Any) -> Caller:
         presented = context.auth_context().get("x509_pem_cert", [])
@@ -68,7 +69,7 @@ def by_certificate(
         identity = identify_client(presented[0], trust=trust(), now=datetime.now(UTC), federation=federation)
         certificate = parse_certificate(presented[0])
         serial = f"{certificate.serial_number:x}"
-        require(identity, serial)
+        require(identity, serial, certificate_digest(certificate).hex())
         authorise(identity, method)
         admitted(identity, serial)
         return Caller(identity, certificate.not_valid_after_utc)
