@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from coordinator.edges.key_store import OPERATOR_NAME
 from security.errors import AuthorisationError
 from security.identifiers import Identity, Role
 
@@ -40,7 +41,15 @@ ALLOWED: Final[dict[str, frozenset[Role]]] = {
 }
 
 
+OF_THE_HOST: Final = frozenset({"/silo_wire.v1.Operator/ChangeAuthority"})
+"""For the operator on the coordinator's own host alone: whoever steals a laptop's certificate must not come by the federation."""
+
+
 def authorise(identity: Identity, method: str) -> None:
     """Raise AuthorisationError unless a certificate of this role may call `method` (a full gRPC method name)."""
     if identity.role not in ALLOWED.get(method, frozenset()):
         raise AuthorisationError(f"{identity.uri} has role {identity.role.value}, which may not call {method}")
+    if method in OF_THE_HOST and identity.name != OPERATOR_NAME:
+        raise AuthorisationError(
+            f"{identity.uri} may not call {method}: give this command on the coordinator's own host"
+        )

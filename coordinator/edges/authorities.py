@@ -47,14 +47,13 @@ class Stage(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One authority. `succession` is its predecessor's word for it; `pinned_until`: the last invitation that pins it ends then."""
+    """One authority. `succession` is its predecessor's word for it."""
 
     name: str
     stage: Stage
     certificate: x509.Certificate
     chain: tuple[x509.Certificate, ...] = ()
     succession: AuthoritySuccession | None = None
-    pinned_until: float = 0.0
 
     @property
     def root(self) -> x509.Certificate:
@@ -132,7 +131,6 @@ class Authorities:
                 digest=certificate_digest(member.certificate).hex(),
                 begins_unix_s=member.certificate.not_valid_before_utc.timestamp(),
                 expires_unix_s=member.certificate.not_valid_after_utc.timestamp(),
-                pinned_until_unix_s=member.pinned_until,
             )
             for member in self._members
         )
@@ -177,14 +175,14 @@ class Authorities:
         )
         path.unlink()
 
-    def activate(self, *, pinned_until: float) -> None:
+    def activate(self) -> None:
         """The successor issues from now on; the key of the one before is deleted. Raises StateError without a successor."""
         successor = self._member(Stage.SUCCESSOR)
         before = self._member(Stage.ISSUING)
         authority = _authority(self._folder, successor)
         self._keep(
             replace(successor, stage=Stage.ISSUING),
-            replace(before, stage=Stage.TRUSTED, pinned_until=pinned_until),
+            replace(before, stage=Stage.TRUSTED),
             *(member for member in self._members if member.stage is Stage.TRUSTED),
         )
         self._issuing = authority
@@ -229,7 +227,6 @@ class Authorities:
                 "stage": member.stage.value,
                 "predecessor": member.succession.predecessor.hex() if member.succession else "",
                 "signature": member.succession.signature.hex() if member.succession else "",
-                "pinned_until": member.pinned_until,
             }
             for member in members
         ]
@@ -309,7 +306,6 @@ def _member_of(folder: Path, line: dict[str, object]) -> Member:
         certificate=certificate,
         chain=tuple(chain),
         succession=succession,
-        pinned_until=float(str(line.get("pinned_until", 0.0))),
     )
 
 

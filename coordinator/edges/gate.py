@@ -3,7 +3,8 @@ and what becomes of an error.
 
 The identity comes from the certificate that TLS verified, is checked again in full (security.pki.peer), looked up in the
 coordinator's register and compared with the authorisation table. It is handed on in CALLER; no servicer reads an identity from
-anywhere else. A call that is open when its caller is revoked, or when its certificate expires, is cut there and then. Errors of
+anywhere else. A call that is open when its caller is revoked, when its
+certificate expires, or when the authority of that is retired, is cut there and then. Errors of
 security.errors become status in the one table of silo_wire.transport; anything else is a defect, logged with its
 traceback and told to the peer as "internal error" alone.
 
@@ -21,6 +22,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, NoReturn
 
 import structlog
+from cryptography.x509 import Certificate
 from google.protobuf.message import DecodeError
 
 from coordinator.edges.authorisation import authorise
@@ -42,10 +44,10 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls, and until when the certificate that says so holds."""
+    """Who calls, and the certificate that says so."""
 
     identity: Identity
-    expires: datetime
+    certificate: Certificate
 
 
 Admit = Callable[[str, Any], Caller | None]
@@ -72,7 +74,7 @@ def by_certificate(
         require(identity, serial, certificate_digest(certificate).hex())
         authorise(identity, method)
         admitted(identity, serial)
-        return Caller(identity, certificate.not_valid_after_utc)
+        return Caller(identity, certificate)
 
     return admit
 
@@ -105,6 +107,7 @@ class _OpenCall:
 
     def __init__(self) -> None:
         self._task = asyncio.current_task()
+        self.certificate: Certificate | None = None
         self.cut_by: LoricaError | None = None
 
     def cut(self, error: LoricaError) -> None:
@@ -157,6 +160,15 @@ class Gate(grpc.aio.ServerInterceptor):  # gRPC offers interception by subclass 
         share = self._shares.get(identity.uri)
         for call in tuple(share.calls) if share is not None else ():
             call.cut(error)
+
+    def trusted(self, trust: TrustBundle) -> None:
+        """End every open call whose certificate is of an authority outside `trust`. Whoever has a newer one comes again with it."""
+        for share in tuple(self._shares.values()):
+            for call in tuple(share.calls):
+                if call.certificate is not None and not trust.issuers_of(call.certificate):
+                    call.cut(
+                        Unreachable("the authority of this call's certificate was retired: connect with a newer one")
+                    )
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
         handler = await continuation(handler_call_details)
@@ -216,8 +228,10 @@ class Gate(grpc.aio.ServerInterceptor):  # gRPC offers interception by subclass 
                 f"{len(share.calls)} calls are open, which is all that a caller may have: wait until one ends"
             )
         if caller is not None:
-            left = (caller.expires - datetime.now(UTC)).total_seconds()
-            expired = AuthenticationError(f"certificate of {name} expired at {caller.expires.isoformat()}: renew it")
+            expires = caller.certificate.not_valid_after_utc
+            left = (expires - datetime.now(UTC)).total_seconds()
+            expired = AuthenticationError(f"certificate of {name} expired at {expires.isoformat()}: renew it")
+            call.certificate = caller.certificate
             expiry = asyncio.get_running_loop().call_later(left, call.cut, expired)
         share.calls.add(call)
         try:

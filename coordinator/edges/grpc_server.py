@@ -142,6 +142,7 @@ def silo_listener(
         OF_ONE_CALLER,
     )
     register.on_revoked.append(gate.revoked)
+    presented.on_trust.append(gate.trusted)
 
     def make() -> grpc.aio.Server:
         server = grpc.aio.server(interceptors=[gate], options=list(SERVER_OPTIONS))

@@ -29,6 +29,7 @@ from security.pki import csr, endorsement, enrolment_token, identity_key, key_fi
 from security.pki.authority import Authority
 from security.pki.authority_succession import AuthoritySuccession, certificate_digest
 from security.pki.parsing import parse_certificate
+from security.pki.pins import SpkiPin
 from security.pki.profile import alternative_names, sole_identity
 from security.pki.tls_key import TlsPublicKey, new_tls_key, tls_key_to_pem
 from security.pki.trust_bundle import TrustBundle, directly_issued
@@ -162,6 +163,10 @@ class KeyStore:
         return self.authorities.successions
 
     @property
+    def pin(self) -> str:
+        return self.authorities.pin
+
+    @property
     def identity_public_key(self) -> bytes:
         return identity_key.public_key_bytes(self.identity.public_key())
 
@@ -275,12 +280,12 @@ class KeyStore:
             authority=certificate_digest(authority.certificate).hex(),
         )
 
-    def token(self, silo: SiloName, *, secret: bytes, expires_unix_s: float) -> str:
+    def token(self, silo: SiloName, *, secret: bytes, expires_unix_s: float, pin: str) -> str:
         return enrolment_token.encode(
             enrolment_token.EnrolmentToken(
                 federation=self.federation,
                 silo=silo,
-                ca_pin=self.authorities.pin,
+                ca_pin=SpkiPin(pin),
                 secret=secret,
                 expires_at=int(expires_unix_s),
                 host=self.enrolment_host,

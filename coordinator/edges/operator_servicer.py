@@ -25,6 +25,7 @@ NOT_EVALUATED = -1.0
 
 
 PIECE_BYTES = 1 << 20
+DAY_S = 86_400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,11 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
     ) -> operator_pb2.GrantAccessReply:
         role = _role(request.role)
         _check_not_the_hosts_own(role, request.name)
+        if request.valid_seconds > self._host.access_s:
+            raise ConfigurationError(
+                f"access for {request.valid_seconds / DAY_S:.1f} days is asked for, and certificates.access_lifetime_days of "
+                f"federation.toml is {self._host.access_s / DAY_S:g}: grant fewer, or raise it"
+            )
         certificate = await self._service.grant(
             role,
             request.name,
@@ -170,7 +176,7 @@ def authorities_reply(rows: Iterable[AuthorityRow]) -> operator_pb2.AuthoritiesR
             expires_unix_s=standing.expires_unix_s,
             unaware=map(label, row.unaware),
             dependent=map(label, row.dependent),
-            invitations_unix_s=standing.pinned_until_unix_s,
+            invitations_unix_s=row.pinned_until_unix_s,
         )
     return reply
 

@@ -4,6 +4,7 @@ Connections that stand go on as they are; who connects next meets the new certif
 threads of its own, so what is presented is replaced whole.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from coordinator.edges.key_store import TlsPair
@@ -25,10 +26,11 @@ class _Face:
 
 
 class Presented:
-    """The certificate that both listeners show, and the authorities whose certificates they take."""
+    """The certificate that both listeners show, and the authorities whose certificates they take; `on_trust` hears of others."""
 
     def __init__(self, pair: TlsPair, trust: TrustBundle) -> None:
         self._face = _Face(pair, trust)
+        self.on_trust: list[Callable[[TrustBundle], None]] = []
 
     @property
     def pair(self) -> TlsPair:
@@ -40,9 +42,12 @@ class Presented:
 
     def show(self, pair: TlsPair, trust: TrustBundle) -> None:
         """From the next handshake on."""
-        face = _Face(pair, trust)
-        if face != self._face:
+        face, before = _Face(pair, trust), self._face
+        if face != before:
             self._face = face
+        if face.trust != before.trust:
+            for told in self.on_trust:
+                told(trust)
 
     def credentials(self, *, clients: bool) -> grpc.ServerCredentials:
         """For one start of one listener; `clients`: whether whoever connects has to show a certificate."""

@@ -8,7 +8,7 @@ an attempt has ended, the write-ahead log is emptied, too: no file has them any 
 """
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -177,6 +177,7 @@ class SqlRoundStore:
                     secret_digest=invitation.secret_digest,
                     silo=invitation.silo,
                     expires_at=invitation.expires_unix_s,
+                    pin=invitation.pin,
                 )
             )
 
@@ -184,9 +185,19 @@ class SqlRoundStore:
         query = select(invitations).where(invitations.c.spent_at.is_(None)).order_by(invitations.c.silo)
         with self._transaction() as connection:
             return tuple(
-                Invitation(silo=SiloName(row.silo), secret_digest=row.secret_digest, expires_unix_s=row.expires_at)
+                Invitation(
+                    silo=SiloName(row.silo),
+                    secret_digest=row.secret_digest,
+                    expires_unix_s=row.expires_at,
+                    pin=row.pin,
+                )
                 for row in connection.execute(query)
             )
+
+    def void_invitations(self, *, pins: Collection[str]) -> None:
+        foreign = and_(invitations.c.spent_at.is_(None), invitations.c.pin.not_in(pins))
+        with self._transaction() as connection:
+            connection.execute(delete(invitations).where(foreign))
 
     def enrol(self, silo: EnrolledSilo, *, secret_digest: bytes, authority: str = "", trust: str = "") -> None:
         now = silo.enrolled_unix_s

@@ -63,6 +63,7 @@ invitations = Table(
     Column("secret_digest", LargeBinary(32), primary_key=True),
     Column("silo", String(63), nullable=False, index=True),
     Column("expires_at", Float, nullable=False),
+    Column("pin", String(64), nullable=False),
     Column("spent_at", Float),
 )
 

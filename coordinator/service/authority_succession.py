@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 
 import structlog
 
+from coordinator.service.enrolment import Enrolment
 from coordinator.service.held_trust import HeldTrusts
 from coordinator.service.ports import AuthorityStanding, Clock, Keys, RoundStore
 from coordinator.service.register import Register
@@ -32,11 +33,15 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthorityRow:
-    """`unaware`: who does not hold a bundle with it, as far as is known; `dependent`: whose certificates are of it."""
+    """`unaware`: who does not hold a bundle with it, as far as is known; `dependent`: whose certificates are of it.
+
+    `pinned_until_unix_s`: when the last open invitation ends that pins it, 0 for none.
+    """
 
     standing: AuthorityStanding
     unaware: tuple[Identity, ...]
     dependent: tuple[Identity, ...]
+    pinned_until_unix_s: float = 0.0
 
 
 class AuthoritySteps:
@@ -49,6 +54,7 @@ class AuthoritySteps:
         store: RoundStore,
         register: Register,
         held: HeldTrusts,
+        enrolment: Enrolment,
         clock: Clock,
         threads: Threads,
     ) -> None:
@@ -56,6 +62,7 @@ class AuthoritySteps:
         self._store = store
         self._register = register
         self._held = held
+        self._enrolment = enrolment
         self._clock = clock
         self._threads = threads
         self._one_at_a_time = asyncio.Lock()
@@ -64,6 +71,7 @@ class AuthoritySteps:
     async def rows(self) -> tuple[AuthorityRow, ...]:
         now, present = self._clock(), self._keys.trust_digest.hex()
         held = {who: trust for who, trust in (await self._held.known()).items() if self._register.lets_in(who, now)}
+        invitations = await self._threads.store(self._store.invitations)
         standings = self._keys.authorities.standings()
         known = {standing.digest for standing in standings}
         everybody = sorted(held, key=lambda who: (who.role is not Role.SILO, who.uri))
@@ -77,6 +85,9 @@ class AuthoritySteps:
                     if held[who].authority == standing.digest
                     # An issuer that is not known may be any of those that are only trusted still.
                     or (held[who].authority not in known and standing.stage == TRUSTED)
+                ),
+                pinned_until_unix_s=max(
+                    (one.expires_unix_s for one in invitations if one.pin == standing.pin), default=0.0
                 ),
             )
             for standing in standings
@@ -121,8 +132,7 @@ class AuthoritySteps:
                 "after this: wait until silos have been connected and the others have run `coordinator access renew`, or "
                 "leave them behind with --force, and invite or grant anew"
             )
-        pinned_until = await self._threads.store(self._latest_invitation)
-        await self._threads.store(lambda: self._keys.authorities.activate(pinned_until=pinned_until))
+        await self._threads.store(self._keys.authorities.activate)
 
     async def _retire(self, *, force: bool) -> None:
         trusted = [row for row in await self.rows() if row.standing.stage == TRUSTED]
@@ -134,16 +144,16 @@ class AuthoritySteps:
                 f"authority {row.standing.name} is needed by the certificates of {named(row.dependent)}: wait until they "
                 "have renewed them, or leave them behind with --force, and invite or grant anew"
             )
-        if row.standing.pinned_until_unix_s > self._clock() and not force:
-            until = datetime.fromtimestamp(row.standing.pinned_until_unix_s, UTC).isoformat(timespec="minutes")
+        if row.pinned_until_unix_s > self._clock() and not force:
+            until = datetime.fromtimestamp(row.pinned_until_unix_s, UTC).isoformat(timespec="minutes")
             raise StateError(
                 f"open invitations pin authority {row.standing.name}, until {until} at the latest: wait, or void them with "
                 "--force and invite anew"
             )
-        await self._threads.store(self._keys.authorities.retire, row.standing.name)
-
-    def _latest_invitation(self) -> float:
-        return max((item.expires_unix_s for item in self._store.invitations()), default=0.0)
+        name = row.standing.name
+        kept = {one.pin for one in self._keys.authorities.standings() if one.name != name}
+        await self._enrolment.keep(pins=kept)  # first: no token of it is taken when it is gone
+        await self._threads.store(self._keys.authorities.retire, name)
 
     def _moment(self) -> datetime:
         return datetime.fromtimestamp(self._clock(), UTC)
@@ -176,7 +186,7 @@ def due_step(rows: Sequence[AuthorityRow], now: float) -> str:
     if successor is not None and not successor.unaware:
         return "activate"
     trusted = [row for row in rows if row.standing.stage == TRUSTED]
-    if trusted and not trusted[-1].dependent and trusted[-1].standing.pinned_until_unix_s <= now:
+    if trusted and not trusted[-1].dependent and trusted[-1].pinned_until_unix_s <= now:
         return "retire"
     left, life = issuing.expires_unix_s - now, issuing.expires_unix_s - issuing.begins_unix_s
     return "rotate" if successor is None and left < life / 3 else ""

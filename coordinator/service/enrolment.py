@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -54,7 +54,12 @@ class Enrolment:
         return self._keys
 
     async def resume(self) -> None:
-        """Take up the invitations that are open by the store."""
+        """Take up the invitations that are open by the store; those that pin an authority that was retired are void."""
+        await self.keep(pins={one.pin for one in self._keys.authorities.standings()})
+
+    async def keep(self, *, pins: Collection[str]) -> None:
+        """Open invitations that pin another authority than these are void from now on, whoever brings the token."""
+        await self._threads.store(lambda: self._store.void_invitations(pins=pins))
         await self._reload()
 
     async def invite(self, silo: str, valid_seconds: int) -> tuple[str, float]:
@@ -69,8 +74,9 @@ class Enrolment:
             )
         secret = secrets.token_bytes(SECRET_BYTES)
         expires = float(int(self._clock()) + valid_seconds)
-        token = self._keys.token(name, secret=secret, expires_unix_s=expires)
-        invitation = Invitation(silo=name, secret_digest=secret_digest(secret), expires_unix_s=expires)
+        pin = self._keys.pin
+        token = self._keys.token(name, secret=secret, expires_unix_s=expires, pin=pin)
+        invitation = Invitation(silo=name, secret_digest=secret_digest(secret), expires_unix_s=expires, pin=pin)
         await self._threads.store(self._store.invite, invitation)
         await self._reload()
         _log.info("silo invited", silo=name, expires_unix_s=expires)

@@ -144,7 +144,13 @@ class Federation:
             store=store, keys=keys, loop=self._loop, register=self.register, clock=clock, threads=self._threads
         )
         self.authorities = AuthoritySteps(
-            keys=keys, store=store, register=self.register, held=self.held, clock=clock, threads=self._threads
+            keys=keys,
+            store=store,
+            register=self.register,
+            held=self.held,
+            enrolment=self.enrolment,
+            clock=clock,
+            threads=self._threads,
         )
         self.renewal = Renewal(
             federation=federation,

@@ -5,7 +5,7 @@ call at a time per plan store, spool or aggregation; they raise the errors of `s
 purpose. Whatever they write is durable when they return.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
@@ -177,6 +177,9 @@ class RoundStore(Protocol):
     def invitations(self) -> tuple[Invitation, ...]:
         """The open ones."""
 
+    def void_invitations(self, *, pins: Collection[str]) -> None:
+        """Delete the open ones that pin another authority than these."""
+
     def certificates(self) -> tuple[Certificate, ...]:
         """All that are registered, revoked ones as well."""
 
@@ -248,8 +251,7 @@ class IssuedCertificate:
 class AuthorityStanding:
     """One of the federation's authorities. `stage`: issuing, successor, trusted.
 
-    `digest`: hexadecimal SHA-256 of its certificate; `pin`: what tokens have of it; `pinned_until_unix_s`: when the last
-    invitation ends that has it, 0 for none and for the one that issues.
+    `digest`: hexadecimal SHA-256 of its certificate; `pin`: what tokens have of it.
     """
 
     name: str
@@ -259,7 +261,6 @@ class AuthorityStanding:
     digest: str
     begins_unix_s: float
     expires_unix_s: float
-    pinned_until_unix_s: float
 
 
 class Authorities(Protocol):
@@ -273,8 +274,8 @@ class Authorities(Protocol):
     def adopt(self, certificate_pem: bytes, chain_pem: bytes, now: datetime) -> None:
         """One that another CA certified does; raises ConfigurationError where that is not what was asked for."""
 
-    def activate(self, *, pinned_until: float) -> None:
-        """The successor issues from now on. Open invitations that pin the one before end at `pinned_until`."""
+    def activate(self) -> None:
+        """The successor issues from now on."""
 
     def retire(self, name: str) -> None:
         """One that issues no more is no longer trusted."""
@@ -305,6 +306,10 @@ class Keys(Protocol):
     @property
     def authorities(self) -> Authorities: ...
 
+    @property
+    def pin(self) -> str:
+        """Of the authority that issues: what a token made now pins."""
+
     def sign(self, domain: str, statement: bytes) -> bytes:
         """Ed25519 signature by the coordinator's identity key under `domain`."""
 
@@ -325,8 +330,8 @@ class Keys(Protocol):
     ) -> IssuedCertificate:
         """The same for a renewal, which `identity_public_key`, the pinned one, endorsed; raises IntegrityError otherwise."""
 
-    def token(self, silo: SiloName, *, secret: bytes, expires_unix_s: float) -> str:
-        """The enrolment token that holds `secret`, as the operator hands it to the silo."""
+    def token(self, silo: SiloName, *, secret: bytes, expires_unix_s: float, pin: str) -> str:
+        """The enrolment token that holds `secret` and pins an authority, as the operator hands it to the silo."""
 
 
 class AuditPort(Protocol):

@@ -53,11 +53,12 @@ class HeldTrust:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invitation:
-    """An open one: not spent, not replaced by a newer one; perhaps expired."""
+    """An open one: not spent, not replaced by a newer one; perhaps expired. `pin`: of the authority that its token pins."""
 
     silo: SiloName
     secret_digest: bytes
     expires_unix_s: float
+    pin: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

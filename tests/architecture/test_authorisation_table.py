@@ -4,7 +4,8 @@ from itertools import product
 
 import pytest
 
-from coordinator.edges.authorisation import ALLOWED, authorise
+from coordinator.edges.authorisation import ALLOWED, OF_THE_HOST, authorise
+from coordinator.edges.key_store import OPERATOR_NAME
 from security.errors import AuthorisationError
 from security.identifiers import FederationName, Identity, Role
 from silo_wire.v1 import enrolment_pb2, federation_pb2, operator_pb2
@@ -30,10 +31,19 @@ def test_enrolment_is_never_served_behind_a_certificate() -> None:
 def test_every_rpc_and_every_role(method: str, role: Role) -> None:
     identity = Identity(NORTH, role, "" if role is Role.COORDINATOR else "somebody")
     if role in ALLOWED[method]:
+        if method in OF_THE_HOST:
+            with pytest.raises(AuthorisationError, match="own host"):
+                authorise(identity, method)
+            identity = Identity(NORTH, role, OPERATOR_NAME)
         authorise(identity, method)
     else:
         with pytest.raises(AuthorisationError, match=role.value):
             authorise(identity, method)
+
+
+def test_what_the_host_alone_may_do_is_a_call_of_operators() -> None:
+    assert OF_THE_HOST
+    assert all(ALLOWED[method] == {Role.OPERATOR} for method in OF_THE_HOST)
 
 
 def test_silos_never_command_and_operators_never_pose_as_silos() -> None:

@@ -18,7 +18,14 @@ from coordinator.cli import app
 from coordinator.edges.access_folder import AccessFolder, granted_text
 from coordinator.edges.key_store import register_entry
 from coordinator.rounds.states import Aggregating, Collecting
-from security.errors import AuthenticationError, AuthorisationError, ConfigurationError, LoricaError, StateError
+from security.errors import (
+    AuthenticationError,
+    AuthorisationError,
+    ConfigurationError,
+    LoricaError,
+    StateError,
+    Unreachable,
+)
 from security.identifiers import Identity, Role, SiloName
 from security.pki.authority import Authority
 from security.pki.csr import certificate_request
@@ -47,6 +54,7 @@ from tests.support.coordinator import (
 )
 from tests.support.coordinator import federation_template as federation_template
 from tests.support.every_call import FEDERATION_CALLS, OPERATOR_CALLS, call, request_for
+from tests.support.lifecycle import kept_agent, silo_at
 
 import grpc  # isort: skip
 import grpc.aio  # isort: skip
@@ -355,6 +363,54 @@ async def test_operator_from_another_host_invites_pauses_and_is_revoked(at: Runn
     await revoke(at, Role.OPERATOR, "olga")
     with pytest.raises(AuthorisationError, match="revoked"):
         await asyncio.to_thread(call_from, operator, operator_pb2.GetStatusRequest(), "GetStatus")
+
+
+async def test_an_operator_elsewhere_changes_no_authority(at: RunningCoordinator, tmp_path: Path) -> None:
+    """A laptop that was stolen: three calls would put every silo out, and erase the authority's key."""
+    operator = await granted(at, tmp_path / "access", Role.OPERATOR)
+    before = at.coordinator.keys.authorities.standings()
+    for step in ("rotate", "activate", "retire"):
+        request = operator_pb2.ChangeAuthorityRequest(step=step, force=True)
+        with pytest.raises(AuthorisationError, match="the coordinator's own host"):
+            await asyncio.to_thread(call_from, operator, request, "ChangeAuthority")
+    assert at.coordinator.keys.authorities.standings() == before
+    listed = await asyncio.to_thread(call_from, operator, operator_pb2.ListAuthoritiesRequest(), "ListAuthorities")
+    assert [row.name for row in listed.authorities] == ["ca"]
+
+
+async def test_access_is_granted_for_no_longer_than_the_settings_say(at: RunningCoordinator, tmp_path: Path) -> None:
+    for days in (30.1, 36_525, 1e12):
+        with pytest.raises(grpc.aio.AioRpcError, match="access_lifetime_days"):
+            await granted(at, tmp_path / f"{days}", Role.OPERATOR, valid_s=int(days * 86_400))
+    await granted(at, tmp_path / "access", Role.OPERATOR, valid_s=30 * 86_400)
+
+
+async def test_retiring_an_authority_cuts_calls_of_its_certificates(
+    at: RunningCoordinator, hospital: Silo, federation_template: FederationTemplate, tmp_path: Path
+) -> None:
+    """Who got in with a certificate of the stolen authority does not stay on the connection that is open; others do."""
+    bank_folder = silo_at(tmp_path / "bank", federation_template.silos[BANK], at.address)
+    async with kept_agent(bank_folder) as bank:
+        hospital.attend()
+        await hospital.order(Prepare)
+        async with at.operator() as operator:
+            for step in ("rotate", "activate"):
+                await operator.ChangeAuthority(operator_pb2.ChangeAuthorityRequest(step=step, force=True))
+        await bank.until(lambda: len(bank.stored.trust.authorities) == 2)
+        await bank.certificate.renew()
+        standing = len(bank.orders)
+        await bank.until(lambda: len(bank.orders) > standing)
+        async with at.operator() as operator:
+            await operator.ChangeAuthority(operator_pb2.ChangeAuthorityRequest(step="retire", force=True))
+        told = await end_of(hospital)
+        assert isinstance(told, Unreachable)
+        assert "authority of this call's certificate was retired" in str(told)
+        # The same connection stays open: nothing goes over it.
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(hospital.channel, FEDERATION_CALLS[0], hospital.attend_request())
+        assert isinstance(error_of(caught.value), AuthenticationError | Unreachable)
+        await bank.until(lambda: len(bank.stored.trust.authorities) == 1)
+        assert bank.problems == []
 
 
 async def test_request_for_a_higher_role_than_the_one_that_is_granted(at: RunningCoordinator, tmp_path: Path) -> None:

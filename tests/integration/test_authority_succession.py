@@ -45,9 +45,11 @@ from tests.support.coordinator import (
     FederationTemplate,
     RunningCoordinator,
     Silo,
+    accepts,
     running,
 )
 from tests.support.coordinator import federation_template as federation_template
+from tests.support.coordinator import until as wait_until
 from tests.support.lifecycle import kept_agent, silo_at
 
 PASSPHRASE = "correct horse battery staple"
@@ -83,6 +85,11 @@ async def used(at: RunningCoordinator, folder: SiloFolder) -> None:
             if all(held.sent != serial for held in (await at.service.held.known()).values()):
                 return
             await arrived.wait()
+
+
+async def until_closed(at: RunningCoordinator) -> None:
+    """Until nobody listens for tokens."""
+    await wait_until(lambda: not accepts(at.enrolment_port))
 
 
 async def test_two_silos_go_from_one_authority_to_the_next_within_a_round(
@@ -258,13 +265,48 @@ async def test_token_of_the_authority_before_is_good_until_that_one_is_retired(
         enrolled = await enrol(before, now=datetime.now(UTC), agent_version="test")
         assert directly_issued(enrolled.certificate, by=at.coordinator.keys.authority.certificate)
         assert enrolled.trust.digest == at.coordinator.keys.trust_digest
-        rows = {one.name: one for one in at.coordinator.keys.authorities.standings()}
+        rows = {one.standing.name: one for one in await at.service.authorities.rows()}
         assert rows["ca"].pinned_until_unix_s == later.expires_at
+        assert rows["ca-2"].pinned_until_unix_s == 0.0
         assert await change(at, "retire", force=True) == {"ca-2": "issuing"}
+        assert at.service.enrolment.invited() == ()
+        await until_closed(at)
+        await at.invited("dentist-d")  # so that somebody answers
         with pytest.raises(AuthenticationError, match="an authority that was retired since: ask for a new invitation"):
             await enrol(later, now=datetime.now(UTC), agent_version="test")
         again = await at.enrolled("clinic-d")
         assert again.trust == at.coordinator.keys.trust
+
+
+async def test_a_token_of_a_retired_authority_is_refused_by_the_coordinator_whoever_brings_it(
+    federation_template: FederationTemplate, tmp_path: Path
+) -> None:
+    """Who stole the authority's key heard the secret in the middle, and spends it at the coordinator with keys of its own."""
+    folder = federation_template.copy(tmp_path / "coordinator")
+    async with running(folder) as at:
+        await change(at, "rotate")
+        overheard = await at.invited("clinic-c")
+        await change(at, "activate", force=True)
+        fresh = await at.invited("dentist-d")  # pins the successor: stays open
+        await change(at, "retire", force=True)
+        with pytest.raises(AuthenticationError, match="no invitation is open for silo clinic-c"):
+            await enrol(replace(overheard, ca_pin=fresh.ca_pin), now=datetime.now(UTC), agent_version="test")
+        assert at.service.enrolment.invited() == ("dentist-d",)
+        await enrol(fresh, now=datetime.now(UTC), agent_version="test")
+
+
+async def test_invitations_that_pin_nothing_are_void_after_a_kill_between_the_steps_of_a_retirement(
+    federation_template: FederationTemplate, tmp_path: Path
+) -> None:
+    folder = federation_template.copy(tmp_path / "coordinator")
+    async with running(folder) as at:
+        await at.invited("clinic-c")
+    keys = Authorities.load(folder.keys)
+    keys.rotate(datetime.now(UTC))
+    keys.activate()
+    keys.retire("ca")
+    async with running(folder) as at:
+        assert at.service.enrolment.invited() == ()
 
 
 async def test_attack_successor_that_the_pinned_authority_did_not_name(
@@ -550,7 +592,7 @@ def test_commands_take_every_step_without_a_running_coordinator(
 # --- by itself, and killed between any two steps ----------------------------------------------------------------------------
 
 
-def standing(name: str, stage: str, *, life: float = 900.0, pinned_until: float = 0.0) -> AuthorityStanding:
+def standing(name: str, stage: str, *, life: float = 900.0) -> AuthorityStanding:
     return AuthorityStanding(
         name=name,
         stage=stage,
@@ -559,13 +601,15 @@ def standing(name: str, stage: str, *, life: float = 900.0, pinned_until: float 
         digest=name,
         begins_unix_s=0.0,
         expires_unix_s=life,
-        pinned_until_unix_s=pinned_until,
     )
 
 
-def row(one: AuthorityStanding, *, unaware: str = "", dependent: str = "") -> AuthorityRow:
+def row(one: AuthorityStanding, *, unaware: str = "", dependent: str = "", pinned_until: float = 0.0) -> AuthorityRow:
     return AuthorityRow(
-        standing=one, unaware=tuple(map(silo_of, unaware.split())), dependent=tuple(map(silo_of, dependent.split()))
+        standing=one,
+        unaware=tuple(map(silo_of, unaware.split())),
+        dependent=tuple(map(silo_of, dependent.split())),
+        pinned_until_unix_s=pinned_until,
     )
 
 
@@ -575,14 +619,14 @@ def silo_of(name: str) -> Identity:
 
 def test_what_is_due_by_itself() -> None:
     first, second = standing("ca", "issuing"), standing("ca-2", "successor", life=9000.0)
-    old, new = standing("ca", "trusted", pinned_until=500.0), standing("ca-2", "issuing", life=9000.0)
+    old, new = standing("ca", "trusted"), standing("ca-2", "issuing", life=9000.0)
     assert due_step([row(first)], 600.0) == ""
     assert due_step([row(first)], 601.0) == "rotate"
     assert due_step([row(first), row(second, unaware="bank-b")], 700.0) == ""
     assert due_step([row(first), row(second)], 700.0) == "activate"
     assert due_step([row(new), row(old, dependent="bank-b")], 700.0) == ""
-    assert due_step([row(new), row(old)], 499.0) == ""
-    assert due_step([row(new), row(old)], 500.0) == "retire"
+    assert due_step([row(new), row(old, pinned_until=500.0)], 499.0) == ""
+    assert due_step([row(new), row(old, pinned_until=500.0)], 500.0) == "retire"
     assert due_step([row(new)], 500.0) == ""
 
 
@@ -605,7 +649,7 @@ def test_a_kill_between_any_two_writes_leaves_authorities_that_work(
         if step in ("activate", "retire"):
             keys.rotate(now)
         if step == "retire":
-            keys.activate(pinned_until=0.0)
+            keys.activate()
         if step == "adopt":
             (tmp_path / "request.pem").write_bytes(keys.request())
             sign_with_openssl(tmp_path)
@@ -620,7 +664,7 @@ def test_a_kill_between_any_two_writes_leaves_authorities_that_work(
                     (tmp_path / "signed.pem").read_bytes(), (tmp_path / "chain.pem").read_bytes(), datetime.now(UTC)
                 )
             case "activate":
-                keys.activate(pinned_until=0.0)
+                keys.activate()
             case "retire":
                 keys.retire("ca")
 

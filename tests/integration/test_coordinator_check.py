@@ -304,7 +304,7 @@ def cohort_beyond_secure_aggregation(folder: CoordinatorFolder, patch: pytest.Mo
     with closing(SqlRoundStore(database(folder), FEDERATION)) as store:
         for number in range(MAX_COHORT):
             name, secret = SiloName(f"silo-{number}"), number.to_bytes(32, "big")
-            store.invite(Invitation(silo=name, secret_digest=secret, expires_unix_s=2.0))
+            store.invite(Invitation(silo=name, secret_digest=secret, expires_unix_s=2.0, pin=""))
             store.enrol(
                 EnrolledSilo(
                     silo=name,

@@ -78,7 +78,7 @@ def store(path: Path) -> Iterator[SqlRoundStore]:
 
 
 def invitation(silo: SiloName = A, secret: bytes = b"secret", expires: float = T0 + 100) -> Invitation:
-    return Invitation(silo=silo, secret_digest=bytes.fromhex(digest_of(secret)), expires_unix_s=expires)
+    return Invitation(silo=silo, secret_digest=bytes.fromhex(digest_of(secret)), expires_unix_s=expires, pin="a pin")
 
 
 def enrolled_silo(silo: SiloName = A, at: float = T0) -> EnrolledSilo:
