@@ -12,7 +12,6 @@ deleted after. A crash between leaves files that nothing names, which the next s
 
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
@@ -64,10 +63,15 @@ class Member:
 class Authorities:
     """All of them, as of the last `load` or step. One process at a time changes them: the one that holds the folder's lock."""
 
-    def __init__(self, folder: Path, members: tuple[Member, ...], issuing: Authority) -> None:
+    def __init__(self, folder: Path, members: tuple[Member, ...], since: int, issuing: Authority) -> None:
+        """`since`: when the set of them changed last, Unix seconds, rising with each change."""
         self._folder = folder
-        self._members = members
+        self._standing = (members, since)  # replaced whole: other threads read it
         self._issuing = issuing
+
+    @property
+    def _members(self) -> tuple[Member, ...]:
+        return self._standing[0]
 
     @staticmethod
     def create(folder: Path, federation: FederationName, now: datetime) -> None:
@@ -80,11 +84,11 @@ class Authorities:
     @classmethod
     def load(cls, folder: Path) -> "Authorities":
         """Raises ConfigurationError naming the file at fault."""
-        members = tuple(_members(folder))
+        members, since = _members(folder)
         issuing = [member for member in members if member.stage is Stage.ISSUING]
         if len(issuing) != 1:
             raise ConfigurationError(f"{folder / INDEX} names {len(issuing)} authorities that issue: restore it")
-        return cls(folder, members, _authority(folder, issuing[0]))
+        return cls(folder, members, since, _authority(folder, issuing[0]))
 
     @property
     def issuing(self) -> Authority:
@@ -102,7 +106,13 @@ class Authorities:
     @property
     def trust(self) -> TrustBundle:
         """The authorities of this federation, the one that issues first."""
-        return TrustBundle(tuple(member.certificate for member in self._members))
+        return self.trusted[0]
+
+    @property
+    def trusted(self) -> tuple[TrustBundle, int]:
+        """The same, and since when."""
+        members, since = self._standing
+        return TrustBundle(tuple(member.certificate for member in members)), since
 
     @property
     def with_chains(self) -> bytes:
@@ -151,7 +161,7 @@ class Authorities:
         """A successor joins what is trusted; raises StateError where there is one."""
         self._require_no_successor()
         authority = Authority.create(self._issuing.federation, now=now)
-        self._join(tls_key_to_pem(authority.key), Certified(certificate=authority.certificate, chain=()))
+        self._join(tls_key_to_pem(authority.key), Certified(certificate=authority.certificate, chain=()), now)
 
     def request(self) -> bytes:
         """A PEM request for an institution's CA, of a key that is kept until the answer is adopted; the last one counts."""
@@ -172,6 +182,7 @@ class Authorities:
             check_certified(
                 certificate_pem, chain_pem, key=key.public_key(), federation=self._issuing.federation, now=now
             ),
+            now,
         )
         path.unlink()
 
@@ -188,19 +199,19 @@ class Authorities:
         self._issuing = authority
         _erase(self._folder / f"{before.name}.key")
 
-    def retire(self, name: str) -> None:
+    def retire(self, name: str, now: datetime) -> None:
         """It is trusted no longer; raises StateError for one that issues, and for none."""
         member = next((one for one in self._members if one.name == name), None)
         if member is None or member.stage is not Stage.TRUSTED:
             raise StateError(
                 f"authority {name} is not one that is merely trusted still: `coordinator ca show` names them"
             )
-        self._keep(*(one for one in self._members if one is not member))
+        self._keep(*(one for one in self._members if one is not member), now=now)
         (self._folder / f"{name}.pem").unlink(missing_ok=True)
 
     # ---- how they are kept
 
-    def _join(self, key_pem: bytes, certified: Certified) -> None:
+    def _join(self, key_pem: bytes, certified: Certified, now: datetime) -> None:
         before = self._member(Stage.ISSUING)
         if len(self._members) == MAX_AUTHORITIES:
             raise StateError(f"{MAX_AUTHORITIES} authorities are trusted: retire one first")
@@ -218,9 +229,13 @@ class Authorities:
                 self._issuing.key, predecessor=before.certificate, successor=certified.certificate
             ),
         )
-        self._keep(before, successor, *(one for one in self._members if one is not before))
+        self._keep(before, successor, *(one for one in self._members if one is not before), now=now)
 
-    def _keep(self, *members: Member) -> None:
+    def _keep(self, *members: Member, now: datetime | None = None) -> None:
+        """`now` where the set of them changes."""
+        _, since = self._standing
+        if now is not None:
+            since = max(since + 1, int(now.timestamp()))
         lines = [
             {
                 "name": member.name,
@@ -230,9 +245,9 @@ class Authorities:
             }
             for member in members
         ]
-        content = json.dumps({"version": 1, "authorities": lines}, indent=1)
+        content = json.dumps({"version": 1, "since": since, "authorities": lines}, indent=1)
         files.write_private(self._folder / INDEX, content.encode() + b"\n")
-        self._members = members
+        self._standing = (members, since)
 
     def _member(self, stage: Stage) -> Member:
         for member in self._members:
@@ -265,21 +280,21 @@ def _authority(folder: Path, member: Member) -> Authority:
     )
 
 
-def _members(folder: Path) -> Iterator[Member]:
+def _members(folder: Path) -> tuple[tuple[Member, ...], int]:
+    """Them, and since when they are those."""
     index = folder / INDEX
     if not index.exists():
-        yield _member_of(folder, {"name": FIRST, "stage": Stage.ISSUING.value})
-        return
+        first = _member_of(folder, {"name": FIRST, "stage": Stage.ISSUING.value})
+        return (first,), int(first.certificate.not_valid_before_utc.timestamp())
     try:
         content = json.loads(files.read_private(index))
         if content["version"] != 1:
             raise ConfigurationError(f"{index} has version {content['version']}: run the release that wrote it")
-        members = [_member_of(folder, line) for line in content["authorities"]]
+        return tuple(_member_of(folder, line) for line in content["authorities"]), int(content["since"])
     except LoricaError:
         raise
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(f"{index} does not parse ({error!r}): restore it from backup") from error
-    yield from members
 
 
 def _member_of(folder: Path, line: dict[str, object]) -> Member:

@@ -226,8 +226,9 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         )
         return federation_pb2.RenewalReply(
             certificate_pem=renewed.certificate_pem,
-            trust_bundle_pem=renewed.trust_bundle_pem,
+            trust_bundle_pem=renewed.trusted.pem,
             signature=renewed.signature,
+            trusted_since=renewed.trusted.since,
         )
 
     async def SucceedIdentity(self, request: federation_pb2.SuccessionRequest, context: Any) -> federation_pb2.Ack:

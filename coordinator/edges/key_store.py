@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from coordinator.edges.authorities import Authorities, require_none
-from coordinator.service.ports import IssuedCertificate
+from coordinator.service.ports import IssuedCertificate, Trusted
 from coordinator.service.records import Certificate
 from security import files
 from security.errors import ConfigurationError, MalformedMessage, StateError
@@ -153,6 +153,11 @@ class KeyStore:
     @property
     def trust_digest(self) -> bytes:
         return self.trust.digest
+
+    @property
+    def trusted(self) -> Trusted:
+        trust, since = self.authorities.trusted
+        return Trusted(pem=trust.to_pem(), digest=trust.digest, since=since)
 
     @property
     def trust_with_chains_pem(self) -> bytes:

@@ -153,7 +153,7 @@ class AuthoritySteps:
         name = row.standing.name
         kept = {one.pin for one in self._keys.authorities.standings() if one.name != name}
         await self._enrolment.keep(pins=kept)  # first: no token of it is taken when it is gone
-        await self._threads.store(self._keys.authorities.retire, name)
+        await self._threads.store(self._keys.authorities.retire, name, self._moment())
 
     def _moment(self) -> datetime:
         return datetime.fromtimestamp(self._clock(), UTC)

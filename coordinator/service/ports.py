@@ -263,6 +263,15 @@ class AuthorityStanding:
     expires_unix_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trusted:
+    """A trust bundle, its digest of 32 bytes, and since when it stands: Unix seconds, more with each bundle."""
+
+    pem: bytes
+    digest: bytes
+    since: int
+
+
 class Authorities(Protocol):
     """The federation's authorities. Each step is durable when it returns; raises StateError where it does not fit."""
 
@@ -277,7 +286,7 @@ class Authorities(Protocol):
     def activate(self) -> None:
         """The successor issues from now on."""
 
-    def retire(self, name: str) -> None:
+    def retire(self, name: str, now: datetime) -> None:
         """One that issues no more is no longer trusted."""
 
 
@@ -294,6 +303,10 @@ class Keys(Protocol):
     @property
     def trust_digest(self) -> bytes:
         """Of the same, 32 bytes."""
+
+    @property
+    def trusted(self) -> Trusted:
+        """The same with the digest, and its age, of one instant."""
 
     @property
     def trust_with_chains_pem(self) -> bytes:

@@ -8,7 +8,7 @@ import structlog
 
 from coordinator.rounds.states import Masking, State
 from coordinator.service.held_trust import HeldTrusts
-from coordinator.service.ports import Clock, Keys, RoundStore
+from coordinator.service.ports import Clock, IssuedCertificate, Keys, RoundStore, Trusted
 from coordinator.service.records import EnrolledSilo
 from coordinator.service.register import Register
 from coordinator.service.threads import Threads
@@ -32,7 +32,7 @@ class Renewed:
     """A silo's new certificate, and what it is to trust, signed by the coordinator's identity key."""
 
     certificate_pem: bytes
-    trust_bundle_pem: bytes
+    trusted: Trusted
     signature: bytes
 
 
@@ -77,13 +77,13 @@ class Renewal:
             identity_endorsement=identity_endorsement,
             now=now,
         )
-        bundle, digest = self._keys.trust_bundle_pem, self._keys.trust_digest
+        trusted = self._keys.trusted
         await self._threads.store(
             lambda: self._store.renew(
                 silo,
                 certificate,
                 identity_public_key=enrolled.identity_public_key,
-                trust=digest.hex(),
+                trust=trusted.digest.hex(),
                 at=now,
             )
         )
@@ -92,12 +92,7 @@ class Renewal:
         _log.info("certificate renewed", silo=silo, certificate=certificate.entry.serial)
         for changed in self.on_change:
             changed()
-        statement = trust_statement(federation=self._federation, trust=digest)
-        return Renewed(
-            certificate_pem=certificate.pem,
-            trust_bundle_pem=bundle,
-            signature=self._keys.sign(TRUST_DOMAIN, statement),
-        )
+        return renewed(self._federation, self._keys, certificate, trusted)
 
     async def succeed(self, silo: SiloName, succession: Succession, possession: bytes) -> None:
         """The silo signs with another identity key from now on; the same again is acknowledged.
@@ -144,6 +139,17 @@ def _count(limit: AttemptLimit, silo: SiloName, what: str, most: int) -> None:
             f"silo {silo} has asked for {most} {what} within {HOUR_S:.0f} s: it is heard again in {wait:.0f} s"
         )
     limit.count(silo, now)
+
+
+def renewed(federation: FederationName, keys: Keys, certificate: IssuedCertificate, trusted: Trusted) -> Renewed:
+    """What goes out with a new certificate, signed."""
+    statement = trust_statement(
+        federation=federation,
+        trust=trusted.digest,
+        since=trusted.since,
+        certificate=bytes.fromhex(certificate.entry.digest),
+    )
+    return Renewed(certificate_pem=certificate.pem, trusted=trusted, signature=keys.sign(TRUST_DOMAIN, statement))
 
 
 def _signs_in(state: State, silo: SiloName) -> bool:

@@ -5,15 +5,16 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from security.errors import MalformedMessage
+from security.errors import IntegrityError, MalformedMessage
 from security.identifiers import FederationName, SiloName
 from security.pki.authority_succession import MOST_SUCCESSIONS as MOST_AUTHORITY_SUCCESSIONS
-from security.pki.authority_succession import AuthoritySuccession
+from security.pki.authority_succession import AuthoritySuccession, certificate_digest
 from security.pki.identity_key import public_key_bytes, verify
-from security.pki.parsing import MAX_BUNDLE_BYTES, MAX_CERTIFICATE_BYTES
+from security.pki.parsing import MAX_BUNDLE_BYTES, MAX_CERTIFICATE_BYTES, parse_certificate
 from security.pki.succession import MOST_SUCCESSIONS, Succession
 from security.pki.trust_bundle import TrustBundle
 from silo_wire.codec import call_key
@@ -21,6 +22,8 @@ from silo_wire.statements import TRUST_DOMAIN, trust_statement
 from silo_wire.v1 import enrolment_pb2, federation_pb2
 
 TRUST_DIGEST_BYTES = 32
+MOST_UNIX_S = 253_402_300_799
+"""The end of the year 9999."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,15 +32,27 @@ class RenewalAnswer:
 
     certificate_pem: bytes
     trust: TrustBundle
+    since: int
     signature: bytes
 
-    def check_trust(self, coordinator: Ed25519PublicKey, *, federation: FederationName) -> TrustBundle:
-        """The trust bundle; raises IntegrityError unless the pinned key of the coordinator signed it for this federation.
+    def check_trust(self, coordinator: Ed25519PublicKey, *, federation: FederationName, held_since: int) -> TrustBundle:
+        """The trust bundle; raises IntegrityError unless the pinned key of the coordinator signed it, for this federation, with the
+        certificate beside it, and no other bundle is known to have come after it: `held_since` is of the one that is held.
 
         MalformedMessage for one with an authority of another federation.
         """
-        statement = trust_statement(federation=federation, trust=self.trust.digest)
+        statement = trust_statement(
+            federation=federation,
+            trust=self.trust.digest,
+            since=self.since,
+            certificate=certificate_digest(parse_certificate(self.certificate_pem)),
+        )
         verify(coordinator, domain=TRUST_DOMAIN.encode(), payload=statement, signature=self.signature)
+        if self.since < held_since:
+            raise IntegrityError(
+                f"the coordinator sends a trust bundle of {_instant(self.since)}, and the one that is held is of "
+                f"{_instant(held_since)}: it was put back from a backup, or somebody holds back what changed; ask its operator"
+            )
         if self.trust.of_federation(federation) != self.trust:
             raise MalformedMessage(f"the trust bundle holds an authority that is not of federation {federation}")
         return self.trust
@@ -60,8 +75,14 @@ def renewal_from_wire(message: federation_pb2.RenewalReply) -> RenewalAnswer:
     return RenewalAnswer(
         certificate_pem=message.certificate_pem,
         trust=TrustBundle.from_pem(message.trust_bundle_pem),
+        since=message.trusted_since,
         signature=message.signature,
     )
+
+
+def _instant(unix_s: int) -> str:
+    """Bounded: it may be hostile."""
+    return datetime.fromtimestamp(min(unix_s, MOST_UNIX_S), UTC).isoformat()
 
 
 def trust_digest_from_wire(digest: bytes, where: str) -> bytes:

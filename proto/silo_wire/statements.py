@@ -40,6 +40,12 @@ def update_statement(*, key: RoundKey, silo: str, model: Digest, update: Digest,
     )
 
 
-def trust_statement(*, federation: str, trust: bytes) -> bytes:
-    """Signed by the coordinator: the trust bundle with this digest is what it accepts, and what its silos should."""
-    return canonical_json({"federation": federation, "trust": trust.hex()})
+def trust_statement(*, federation: str, trust: bytes, since: int, certificate: bytes) -> bytes:
+    """Signed by the coordinator: the trust bundle with this digest is what it accepts, and what whoever holds `certificate` should.
+
+    `since`, Unix seconds, is when the bundle took the place of the one before: it rises with each. `certificate` is the SHA-256
+    of the one that goes with it, which is for a key made for this: no answer can be played again.
+    """
+    return canonical_json(
+        {"certificate": certificate.hex(), "federation": federation, "since": since, "trust": trust.hex()}
+    )

@@ -68,10 +68,11 @@ class SiloCertificate:
 def checked(who: SiloCredentials, key: TlsPrivateKey, answer: RenewalAnswer, *, now: datetime) -> SiloCredentials:
     """The credentials after a renewal.
 
-    Raises IntegrityError for a trust bundle that the pinned coordinator did not sign, or a certificate for another key;
+    Raises IntegrityError for a trust bundle that the pinned coordinator did not sign, or that is older than the one that is held,
+    or a certificate for another key;
     AuthenticationError for one that is not this silo's, valid now.
     """
-    trust = answer.check_trust(who.coordinator_key, federation=who.federation)
+    trust = answer.check_trust(who.coordinator_key, federation=who.federation, held_since=who.trusted_since)
     certificate = parse_certificate(answer.certificate_pem)
     identity = identify_client(answer.certificate_pem, trust=trust, now=now, federation=who.federation)
     if identity != who.identity:
@@ -80,4 +81,4 @@ def checked(who: SiloCredentials, key: TlsPrivateKey, answer: RenewalAnswer, *, 
         )
     if certificate.public_key() != key.public_key():
         raise IntegrityError("the coordinator renewed the certificate for another key than this silo's: refuse it")
-    return replace(who, tls_key=key, certificate=certificate, trust=trust)
+    return replace(who, tls_key=key, certificate=certificate, trust=trust, trusted_since=answer.since)

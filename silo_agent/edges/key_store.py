@@ -28,10 +28,15 @@ from security.pki.tls_key import TlsPrivateKey, tls_key_from_pem, tls_key_to_pem
 from security.pki.trust_bundle import TrustBundle
 from silo_agent.edges.silo_folder import SiloFolder
 
+_SINCE = b"Trusted-Since: "
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiloCredentials:
-    """Who this silo is, how it proves it, and whom it believes. `address` is host:port of the coordinator."""
+    """Who this silo is, how it proves it, and whom it believes. `address` is host:port of the coordinator.
+
+    `trusted_since`: when `trust` took the place of the bundle before, by the coordinator's signed word; 0 until it has given it.
+    """
 
     federation: FederationName
     silo: SiloName
@@ -41,6 +46,7 @@ class SiloCredentials:
     certificate: x509.Certificate
     trust: TrustBundle
     coordinator_key: Ed25519PublicKey
+    trusted_since: int = 0
 
     @property
     def identity(self) -> Identity:
@@ -98,7 +104,8 @@ def store_credentials(folder: SiloFolder, credentials: SiloCredentials) -> None:
 
 def store_tls(folder: SiloFolder, credentials: SiloCredentials) -> None:
     """Replace TLS key, certificate and trust bundle, all at once; raises StorageError."""
-    pem = credentials.tls_key_pem + credentials.certificate_pem + credentials.trust.to_pem()
+    since = b"%s%d\n" % (_SINCE, credentials.trusted_since)  # PEM takes words between its blocks
+    pem = credentials.tls_key_pem + credentials.certificate_pem + since + credentials.trust.to_pem()
     write_key(folder.tls, pem, os.environ)
 
 
@@ -108,7 +115,7 @@ def load_credentials(folder: SiloFolder) -> SiloCredentials:
     make_private_folder(folder.root)
     federation, silo, address, coordinator_key = _facts(folder)
     identity_key = identity_key_from_pem(read_key(folder.identity_key, os.environ))
-    tls_key, certificate, trust = _tls(folder)
+    tls_key, certificate, trust, trusted_since = _tls(folder)
     return SiloCredentials(
         federation=federation,
         silo=silo,
@@ -118,23 +125,27 @@ def load_credentials(folder: SiloFolder) -> SiloCredentials:
         certificate=certificate,
         trust=trust,
         coordinator_key=coordinator_key,
+        trusted_since=trusted_since,
     )
 
 
-def _tls(folder: SiloFolder) -> tuple[TlsPrivateKey, x509.Certificate, TrustBundle]:
+def _tls(folder: SiloFolder) -> tuple[TlsPrivateKey, x509.Certificate, TrustBundle, int]:
     pem = read_key(folder.tls, os.environ)
     begin = max(pem.find(b"-----BEGIN CERTIFICATE-----"), 0)
     try:
         tls_key = tls_key_from_pem(pem[:begin])
         certificate, *authorities = parse_certificates(pem[begin:])
         trust = TrustBundle(tuple(authorities))
+        since = next(int(line.removeprefix(_SINCE)) for line in pem[begin:].splitlines() if line.startswith(_SINCE))
     except ConfigurationError as error:
         raise ConfigurationError(f"{folder.tls}: {error}") from error
+    except StopIteration:
+        raise ConfigurationError(f"{folder.tls} does not say since when: restore the file or enrol again") from None
     except (MalformedMessage, ValueError) as error:
         raise ConfigurationError(f"{folder.tls}: {error}; restore the file or enrol again") from error
     if certificate.public_key() != tls_key.public_key():
         raise ConfigurationError(f"{folder.tls} has a certificate for another key: restore the file or enrol again")
-    return tls_key, certificate, trust
+    return tls_key, certificate, trust, since
 
 
 def _facts(folder: SiloFolder) -> tuple[FederationName, SiloName, str, Ed25519PublicKey]:

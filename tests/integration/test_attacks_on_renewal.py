@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from coordinator.edges.authorities import Authorities
 from coordinator.edges.key_store import register_entry
 from coordinator.rounds.states import Collecting
 from coordinator.service.renewal import RENEWALS_AN_HOUR
@@ -16,6 +17,7 @@ from security import files
 from security.errors import AuthenticationError, AuthorisationError, IntegrityError, MalformedMessage, Unreachable
 from security.identifiers import FederationName, Identity, Role, coordinator_dns_name
 from security.pki.authority import Authority
+from security.pki.authority_succession import certificate_digest
 from security.pki.csr import certificate_request
 from security.pki.endorsement import endorse_renewal, endorse_request
 from security.pki.identity_key import new_identity_key, sign
@@ -292,12 +294,17 @@ async def test_expired_certificate_renews_nothing_and_the_agent_says_what_to_do(
 # --- what the agent takes -----------------------------------------------------------------------------------------------
 
 
-def answer_of(at: RunningCoordinator, key: object, trust: TrustBundle, **changes: object) -> RenewalAnswer:
+def answer_of(
+    at: RunningCoordinator, key: object, trust: TrustBundle, *, since: int = 1000, **changes: object
+) -> RenewalAnswer:
     certificate = at.coordinator.keys.authority.issue(key, HOSPITAL_IDENTITY, now=datetime.now(UTC))  # type: ignore[arg-type]
-    statement = trust_statement(federation=FEDERATION, trust=trust.digest)
+    statement = trust_statement(
+        federation=FEDERATION, trust=trust.digest, since=since, certificate=certificate_digest(certificate)
+    )
     values = {
         "certificate_pem": certificate.public_bytes(Encoding.PEM),
         "trust": trust,
+        "since": since,
         "signature": at.coordinator.keys.sign(TRUST_DOMAIN, statement),
         **changes,
     }
@@ -314,8 +321,13 @@ async def test_trust_bundle_without_the_coordinators_signature_is_refused(
     with_evil = TrustBundle((*trust.authorities, evil))
     other_federation = Authority.create(FederationName("other-net"), now=now).certificate
     foreign = TrustBundle((*trust.authorities, other_federation))
-    statement = trust_statement(federation=FEDERATION, trust=with_evil.digest)
     honest = answer_of(at, key.public_key(), trust)
+    statement = trust_statement(
+        federation=FEDERATION,
+        trust=with_evil.digest,
+        since=honest.since,
+        certificate=certificate_digest(parse_certificate(honest.certificate_pem)),
+    )
     assert checked(who, key, honest, now=now).trust == trust
     for lie, error in (
         (replace(honest, trust=with_evil), IntegrityError),  # signed, but another bundle
@@ -338,6 +350,63 @@ async def test_trust_bundle_without_the_coordinators_signature_is_refused(
     ):
         with pytest.raises(error):
             checked(who, key, lie, now=now)
+
+
+async def test_an_older_trust_bundle_is_refused_though_it_is_signed(
+    at: RunningCoordinator, federation_template: FederationTemplate, tmp_path: Path
+) -> None:
+    """Whoever has an authority's key keeps signed answers of before a rotation, to hold a silo back from its successor."""
+    keys, now, key = at.coordinator.keys, datetime.now(UTC), new_tls_key()
+    folder = silo_at(tmp_path / "silo", federation_template.silos[HOSPITAL], at.address)
+    old = keys.trust
+    async with kept_agent(folder) as agent:
+        async with at.operator() as operator:
+            await operator.ChangeAuthority(operator_pb2.ChangeAuthorityRequest(step="rotate"))
+        await agent.until(lambda: agent.times("certificate-renewed") >= 1)
+    who = load_credentials(folder)
+    assert (who.trust, who.trusted_since) == keys.authorities.trusted
+    older = answer_of(at, key.public_key(), old, since=who.trusted_since - 1)
+    with pytest.raises(IntegrityError, match="put back from a backup, or somebody holds back"):
+        checked(who, key, older, now=now)
+    for since in (who.trusted_since, who.trusted_since + 1):
+        assert (
+            checked(who, key, answer_of(at, key.public_key(), who.trust, since=since), now=now).trusted_since == since
+        )
+
+
+async def test_answer_that_was_given_before_is_no_answer_to_another_request(
+    at: RunningCoordinator, federation_template: FederationTemplate
+) -> None:
+    """Its signature is over the certificate: none that the thief of an authority's key made goes with it, and none of its age."""
+    who, key, now = federation_template.silos[HOSPITAL], new_tls_key(), datetime.now(UTC)
+    given = answer_of(at, new_tls_key().public_key(), who.trust)
+    forged_answer = answer_of(at, key.public_key(), who.trust)
+    checked(who, key, forged_answer, now=now)
+    for replayed in (
+        replace(forged_answer, signature=given.signature),
+        replace(forged_answer, since=forged_answer.since + 1),
+    ):
+        with pytest.raises(IntegrityError):
+            checked(who, key, replayed, now=now)
+    with pytest.raises(IntegrityError, match="another key"):
+        checked(who, key, given, now=now)
+
+
+def test_trust_bundles_are_each_younger_than_the_one_before(
+    federation_template: FederationTemplate, tmp_path: Path
+) -> None:
+    """Also within a second, with a clock that was set back, and after a restart."""
+    keys = Authorities.load(federation_template.copy(tmp_path / "coordinator").keys)
+    ages = [keys.trusted[1]]
+    now = datetime.now(UTC)
+    keys.rotate(now)
+    ages.append(keys.trusted[1])
+    keys.activate()
+    assert keys.trusted[1] == ages[-1]  # the same bundle
+    keys.retire("ca", now - timedelta(days=900))
+    ages.append(keys.trusted[1])
+    assert ages == sorted(set(ages))
+    assert Authorities.load(tmp_path / "coordinator" / "keys").trusted[1] == ages[-1]
 
 
 async def test_a_coordinator_that_always_names_another_bundle_does_not_make_a_silo_renew_without_end(

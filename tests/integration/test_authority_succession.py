@@ -304,7 +304,7 @@ async def test_invitations_that_pin_nothing_are_void_after_a_kill_between_the_st
     keys = Authorities.load(folder.keys)
     keys.rotate(datetime.now(UTC))
     keys.activate()
-    keys.retire("ca")
+    keys.retire("ca", datetime.now(UTC))
     async with running(folder) as at:
         assert at.service.enrolment.invited() == ()
 
@@ -666,7 +666,7 @@ def test_a_kill_between_any_two_writes_leaves_authorities_that_work(
             case "activate":
                 keys.activate()
             case "retire":
-                keys.retire("ca")
+                keys.retire("ca", now)
 
     outcomes = []
     for cut in range(20):

@@ -164,7 +164,7 @@ def wrong_passphrase(case: Case) -> None:
 def certificate_of_another_key(case: Case) -> None:
     present, other = case.folder.tls.read_bytes(), NET.credentials(case.peer.address)
     key = present[: present.index(b"-----BEGIN CERTIFICATE")]
-    write_private(case.folder.tls, key + other.certificate_pem + other.trust.to_pem())
+    write_private(case.folder.tls, key + other.certificate_pem + b"Trusted-Since: 0\n" + other.trust.to_pem())
 
 
 @makes(Mistake.FILE_DAMAGED)

@@ -1172,20 +1172,24 @@ class RenewalReply(_message.Message):
     CERTIFICATE_PEM_FIELD_NUMBER: _builtins.int
     TRUST_BUNDLE_PEM_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
+    TRUSTED_SINCE_FIELD_NUMBER: _builtins.int
     certificate_pem: _builtins.bytes
     trust_bundle_pem: _builtins.bytes
     signature: _builtins.bytes
-    """coordinator identity key, over the trust bundle"""
+    """coordinator identity key, over trust bundle, its age and the certificate"""
+    trusted_since: _builtins.int
+    """Unix seconds: when this trust bundle took the place of the one before"""
     def __init__(
         self,
         *,
         certificate_pem: _builtins.bytes = ...,
         trust_bundle_pem: _builtins.bytes = ...,
         signature: _builtins.bytes = ...,
+        trusted_since: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_pem", b"certificate_pem", "signature", b"signature", "trust_bundle_pem", b"trust_bundle_pem"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_pem", b"certificate_pem", "signature", b"signature", "trust_bundle_pem", b"trust_bundle_pem", "trusted_since", b"trusted_since"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
