@@ -18,6 +18,7 @@ from coordinator.edges.coordinator_folder import remember
 from security.errors import ConfigurationError, MalformedMessage
 from security.identifiers import Identity, Role, federation_name
 from security.pki.parsing import MAX_REQUEST_BYTES
+from silo_wire.renewal import renewal_from_wire
 from silo_wire.v1 import operator_pb2
 
 access_app = typer.Typer(help="Operators and viewers on other hosts.", no_args_is_help=True)
@@ -72,12 +73,7 @@ def grant(
     Console(stderr=True).print(
         f"granted to {asked.uri}; hand it over by a way on which nobody can change it", highlight=False, soft_wrap=True
     )
-    print(
-        granted_text(
-            asked, address=reply.address, certificate_pem=reply.certificate_pem, trust_pem=reply.trust_bundle_pem
-        ),
-        end="",
-    )
+    print(granted_text(asked, reply), end="")
 
 
 @access_app.command()
@@ -87,6 +83,20 @@ def accept(file: FileName, directory: AccessDir = None) -> None:
     identity = folder.accept(file.read(), now=datetime.now(UTC))
     remember(folder.root)
     print(f"{identity.uri}: coordinator status now asks the coordinator; --dir {folder.root} names this access")
+
+
+@access_app.command()
+def renew(directory: AccessDir = None) -> None:
+    """On your own host: a new key, its certificate, and the authorities of today. Access ends when it did before."""
+    folder = _folder(directory)
+    before = folder.load(now=datetime.now(UTC))
+    message = operator_pb2.RenewAccessRequest(csr_der=folder.begin_renewal())
+    reply = before.call(lambda stub: stub.RenewAccess(message))
+    access = folder.renew(renewal_from_wire(reply), now=datetime.now(UTC))
+    # The coordinator counts on it from the first call on: what it sent might have been lost.
+    access.call(lambda stub: stub.GetStatus(operator_pb2.GetStatusRequest()))
+    known = len(access.trust.authorities)
+    print(f"renewed, until {access.pair.expires.isoformat()} as before; authorities that are trusted: {known}")
 
 
 @access_app.command(name="list")

@@ -1,6 +1,7 @@
 """An operator's or viewer's folder on another host: its key, made there, and what the coordinator granted for it.
 
     access.key       the TLS key; it never leaves this folder
+    access.next.key  another one, while the certificate is renewed
     access.csr       the request, as `coordinator access grant` takes it
     access.json      what was granted: address, certificate, trust bundle; with it, commands reach the coordinator
 
@@ -25,13 +26,16 @@ from security.errors import AuthenticationError, ConfigurationError, MalformedMe
 from security.identifiers import Identity, Role
 from security.pki import key_file
 from security.pki.csr import certificate_request
+from security.pki.identity_key import public_key_from_bytes
 from security.pki.parsing import parse_certificate, parse_request
 from security.pki.peer import identify_client
 from security.pki.profile import alternative_names, sole_identity
 from security.pki.tls_key import new_tls_key, tls_key_from_pem, tls_key_to_pem
 from security.pki.trust_bundle import TrustBundle
 from silo_wire.listen_address import address
+from silo_wire.renewal import RenewalAnswer
 from silo_wire.strict_toml import Section
+from silo_wire.v1 import operator_pb2
 
 ACCESS_FILE = "access.json"
 HELD_BY = (Role.OPERATOR, Role.VIEWER)
@@ -51,6 +55,8 @@ class _Granted(Section):
     address: str
     certificate: Annotated[str, Field(min_length=1)]
     trust: Annotated[str, Field(min_length=1)]
+    trusted_since: Annotated[int, Field(ge=0)] = 0
+    coordinator_identity_key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,10 @@ class AccessFolder:
     @property
     def key(self) -> Path:
         return self.root / "access.key"
+
+    @property
+    def next_key(self) -> Path:
+        return self.root / "access.next.key"
 
     @property
     def request(self) -> Path:
@@ -94,16 +104,70 @@ class AccessFolder:
 
     def load(self, *, now: datetime) -> OperatorAccess:
         """Raises ConfigurationError naming the file, AuthenticationError for a certificate that has expired."""
-        text = files.read_private(self.granted).decode(errors="replace")
-        access, _ = _checked(_parsed(text, str(self.granted)), key_file.read_key(self.key, os.environ), now)
+        access, _ = _checked(self._read(), self._own_key(), now)
         return access
 
+    def begin_renewal(self) -> bytes:
+        """A new key beside the present one, and the request for its certificate, DER."""
+        identity = Identity.from_uri(self._read().identity)
+        key_file.write_key(self.key, self._own_key(), os.environ)  # where the last renewal was cut off before it did
+        key = new_tls_key()
+        key_file.write_key(self.next_key, tls_key_to_pem(key), os.environ)
+        return certificate_request(key, identity)
 
-def granted_text(identity: Identity, *, address: str, certificate_pem: bytes, trust_pem: bytes) -> str:
+    def renew(self, answer: RenewalAnswer, *, now: datetime) -> OperatorAccess:
+        """Take up what the coordinator answered; a crash leaves the access before or this one.
+
+        Raises IntegrityError for a trust bundle that the coordinator did not sign, or that is older than the one that is held,
+        ConfigurationError, AuthenticationError for a certificate that is not for the new key or another's.
+        """
+        held = self._read()
+        identity = Identity.from_uri(held.identity)
+        trust = answer.check_trust(
+            public_key_from_bytes(bytes.fromhex(held.coordinator_identity_key)),
+            federation=identity.federation,
+            held_since=held.trusted_since,
+        )
+        fields = {
+            "certificate": answer.certificate_pem.decode(errors="replace"),
+            "trust": trust.to_pem().decode(),
+            "trusted_since": answer.since,
+        }
+        renewed, key = held.model_copy(update=fields), key_file.read_key(self.next_key, os.environ)
+        access, _ = _checked(renewed, key, now)
+        files.write_private(self.granted, _text(renewed).encode())
+        key_file.write_key(self.key, key, os.environ)
+        self.next_key.unlink()
+        return access
+
+    def _read(self) -> _Granted:
+        text = files.read_private(self.granted).decode(errors="replace")
+        return _parsed(text, str(self.granted))
+
+    def _own_key(self) -> bytes:
+        """The key of the certificate that is here: the next one where a renewal was cut off as it ended."""
+        pem = key_file.read_key(self.key, os.environ)
+        if self.next_key.exists():
+            following = key_file.read_key(self.next_key, os.environ)
+            certificate = parse_certificate(self._read().certificate.encode())
+            if certificate.public_key() == tls_key_from_pem(following).public_key():
+                return following
+        return pem
+
+
+def granted_text(identity: Identity, reply: operator_pb2.GrantAccessReply) -> str:
     """What `coordinator access grant` prints. Nothing in it is secret."""
     granted = _Granted(
-        identity=identity.uri, address=address, certificate=certificate_pem.decode(), trust=trust_pem.decode()
+        identity=identity.uri,
+        address=reply.address,
+        certificate=reply.certificate_pem.decode(),
+        trust=reply.trust_bundle_pem.decode(),
+        coordinator_identity_key=reply.coordinator_identity_key.hex(),
     )
+    return _text(granted)
+
+
+def _text(granted: _Granted) -> str:
     return granted.model_dump_json(indent=1) + "\n"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from coordinator.edges.authorisation import ALLOWED
+from coordinator.edges.authorisation import ALLOWED, OF_ITS_OWN
 from coordinator.edges.gate import CALLER, Refusal
 from coordinator.rounds.effects import (
     EvaluationClosed,
@@ -133,8 +133,9 @@ class AuditedOperator:
 
 
 def only_looks(command: str) -> bool:
-    """Whether a viewer may call it, who changes nothing."""
-    return Role.VIEWER in ALLOWED[f"/{_SERVICE}/{command}"]
+    """Whether a viewer may call it, who changes nothing but the own access."""
+    method = f"/{_SERVICE}/{command}"
+    return Role.VIEWER in ALLOWED[method] and method not in OF_ITS_OWN
 
 
 class RefusalLog:

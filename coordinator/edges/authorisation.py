@@ -34,6 +34,7 @@ ALLOWED: Final[dict[str, frozenset[Role]]] = {
     "/silo_wire.v1.Operator/ResumePlan": _OPERATOR,
     "/silo_wire.v1.Operator/Revoke": _OPERATOR,
     "/silo_wire.v1.Operator/GrantAccess": _OPERATOR,
+    "/silo_wire.v1.Operator/RenewAccess": _READER,
     "/silo_wire.v1.Operator/ListAccess": _OPERATOR,
     "/silo_wire.v1.Operator/ExportModel": _OPERATOR,
     "/silo_wire.v1.Operator/ListAuthorities": _READER,
@@ -41,6 +42,8 @@ ALLOWED: Final[dict[str, frozenset[Role]]] = {
 }
 
 
+OF_ITS_OWN: Final = frozenset({"/silo_wire.v1.Operator/RenewAccess"})
+"""Open to whoever only looks, and changes nothing but the caller's own access."""
 OF_THE_HOST: Final = frozenset({"/silo_wire.v1.Operator/ChangeAuthority"})
 """For the operator on the coordinator's own host alone: whoever steals a laptop's certificate must not come by the federation."""
 

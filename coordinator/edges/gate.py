@@ -38,6 +38,8 @@ import grpc  # isort: skip  # after silo_wire, which leaves TLS 1.3 alone
 import grpc.aio  # isort: skip
 
 CALLER: Final[ContextVar[Identity]] = ContextVar("CALLER")
+CERTIFICATE: Final[ContextVar[Certificate]] = ContextVar("CERTIFICATE")
+"""The one that says who the caller is."""
 DEFECT: Final = "Defect"
 _log = structlog.get_logger(__name__)
 
@@ -221,6 +223,7 @@ class Gate(grpc.aio.ServerInterceptor):  # gRPC offers interception by subclass 
         name, expiry = "", None
         if caller is not None:
             CALLER.set(caller.identity)
+            CERTIFICATE.set(caller.certificate)
             name = caller.identity.uri
         share = self._shares.setdefault(name, _Share(self._limits))
         if len(share.calls) >= self._limits.calls:

@@ -10,6 +10,7 @@ from typing import Any
 
 from blake3 import blake3
 
+from coordinator.edges.gate import CALLER, CERTIFICATE
 from coordinator.edges.key_store import OPERATOR_NAME
 from coordinator.service.authority_succession import AuthorityRow, label
 from coordinator.service.federation import Federation
@@ -88,16 +89,32 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
                 f"access for {request.valid_seconds / DAY_S:.1f} days is asked for, and certificates.access_lifetime_days of "
                 f"federation.toml is {self._host.access_s / DAY_S:g}: grant fewer, or raise it"
             )
-        certificate = await self._service.grant(
+        granted = await self._service.grant(
             role,
             request.name,
             csr_der=request.csr_der,
             valid_s=request.valid_seconds or self._host.access_s,
         )
         return operator_pb2.GrantAccessReply(
-            certificate_pem=certificate,
-            trust_bundle_pem=self._service.enrolment.keys.trust_bundle_pem,
+            certificate_pem=granted.certificate_pem,
+            trust_bundle_pem=granted.trusted.pem,
             address=self._host.address,
+            coordinator_identity_key=self._service.enrolment.keys.identity_public_key,
+        )
+
+    async def RenewAccess(
+        self, request: operator_pb2.RenewAccessRequest, context: Any
+    ) -> operator_pb2.RenewAccessReply:
+        caller = CALLER.get(None)
+        if caller is None or (caller.role, caller.name) == (Role.OPERATOR, OPERATOR_NAME):
+            raise ConfigurationError("the certificate of this coordinator's own host is renewed by itself")
+        expires = CERTIFICATE.get().not_valid_after_utc.timestamp()
+        renewed = await self._service.renewal.renew_access(caller, csr_der=request.csr_der, expires_unix_s=expires)
+        return operator_pb2.RenewAccessReply(
+            certificate_pem=renewed.certificate_pem,
+            trust_bundle_pem=renewed.trusted.pem,
+            signature=renewed.signature,
+            trusted_since=renewed.trusted.since,
         )
 
     async def ListAccess(self, request: operator_pb2.ListAccessRequest, context: Any) -> operator_pb2.ListAccessReply:

@@ -254,6 +254,21 @@ class SqlRoundStore:
         with self._transaction() as connection:
             _register(connection, certificate)
 
+    def grant(self, certificate: IssuedCertificate, *, trust: str) -> None:
+        entry = certificate.entry
+        good = and_(
+            certificates.c.uri == entry.identity.uri,
+            certificates.c.revoked_at.is_(None),
+            certificates.c.expires_at > entry.issued_unix_s,
+        )
+        with self._transaction() as connection:
+            had_access = connection.execute(select(certificates.c.serial).where(good).limit(1)).first() is not None
+            _register(connection, entry)
+            if had_access:
+                _send(connection, certificate, trust)
+            else:
+                _hold(connection, entry.identity, authority=certificate.authority, trust=trust)
+
     def revoke(self, identity: Identity, at: float) -> None:
         with self._transaction() as connection:
             _revoke(connection, identity, at)

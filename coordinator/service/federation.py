@@ -46,7 +46,7 @@ from coordinator.service.ports import (
 from coordinator.service.receipts import Receipts
 from coordinator.service.records import RoundRow
 from coordinator.service.register import Register
-from coordinator.service.renewal import Renewal
+from coordinator.service.renewal import Renewal, Renewed
 from coordinator.service.round_loop import RETRY_S, RoundLoop
 from coordinator.service.standing import Standing, counts, standing
 from coordinator.service.threads import Threads
@@ -408,18 +408,11 @@ class Federation:
         await self.enrolment.resume()
         await self._loop.post(SiloRevoked(now=self._clock(), silo=silo))
 
-    async def grant(self, role: Role, name: str, *, csr_der: bytes, valid_s: float) -> bytes:
-        """A registered certificate, PEM, for an operator or viewer on another host.
-
-        Raises AuthorisationError for a role that is not given so, MalformedMessage for a request that is not for just this name.
-        """
+    async def grant(self, role: Role, name: str, *, csr_der: bytes, valid_s: float) -> Renewed:
+        """As Renewal.grant has it; raises AuthorisationError for a role that is not given so."""
         if role not in (Role.OPERATOR, Role.VIEWER):
             raise AuthorisationError(f"role {role.value} is not granted: operator and viewer are; silos are invited")
-        identity = Identity(self._federation, role, name)
-        certificate = self._keys.grant(identity, csr_der=csr_der, valid_s=valid_s, now=self._clock())
-        await self.register.add(certificate.entry)
-        _log.info("access granted", identity=identity.uri, certificate=certificate.entry.serial)
-        return certificate.pem
+        return await self.renewal.grant(Identity(self._federation, role, name), csr_der=csr_der, valid_s=valid_s)
 
     async def status(self) -> Standing:
         return standing(

@@ -186,6 +186,9 @@ class RoundStore(Protocol):
     def register(self, certificate: Certificate) -> None:
         """Beside those that its identity has."""
 
+    def grant(self, certificate: "IssuedCertificate", *, trust: str) -> None:
+        """Register one for an operator or viewer; held at once by whoever had none that was good, sent to others."""
+
     def revoke(self, identity: Identity, at: float) -> None:
         """All certificates of this identity, and the silo or open invitation that it names."""
 

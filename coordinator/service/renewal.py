@@ -67,7 +67,7 @@ class Renewal:
         Raises IntegrityError where the enrolled identity key did not endorse the request, what `Keys.recertify` raises, and
         Unreachable for a silo that renews all the time.
         """
-        _count(self._renewals, silo, "renewals of its certificate", RENEWALS_AN_HOUR)
+        _count(self._renewals, f"silo {silo}", "renewals of its certificate", RENEWALS_AN_HOUR)
         enrolled = await self._enrolled(silo)
         now = self._clock()
         certificate = self._keys.recertify(
@@ -93,6 +93,30 @@ class Renewal:
         for changed in self.on_change:
             changed()
         return renewed(self._federation, self._keys, certificate, trusted)
+
+    async def grant(self, identity: Identity, *, csr_der: bytes, valid_s: float) -> Renewed:
+        """A certificate for an operator or viewer on another host, who made the key.
+
+        Raises MalformedMessage or AuthorisationError for a request that is not for just this name.
+        """
+        certificate = self._keys.grant(identity, csr_der=csr_der, valid_s=valid_s, now=self._clock())
+        trusted = self._keys.trusted
+        await self._threads.store(lambda: self._store.grant(certificate, trust=trusted.digest.hex()))
+        self._held.sent(identity, certificate.entry.serial)
+        self._register.issued(certificate.entry)
+        _log.info("access granted", identity=identity.uri, certificate=certificate.entry.serial)
+        for changed in self.on_change:
+            changed()
+        return renewed(self._federation, self._keys, certificate, trusted)
+
+    async def renew_access(self, identity: Identity, *, csr_der: bytes, expires_unix_s: float) -> Renewed:
+        """The same anew for one who calls with a certificate that ends then, and so does the new one.
+
+        No other key endorses it: a stolen one must not gain time. Raises what `grant` does, and Unreachable for one who renews all
+        the time.
+        """
+        _count(self._renewals, identity.uri, "renewals of its certificate", RENEWALS_AN_HOUR)
+        return await self.grant(identity, csr_der=csr_der, valid_s=int(expires_unix_s) - int(self._clock()))
 
     async def succeed(self, silo: SiloName, succession: Succession, possession: bytes) -> None:
         """The silo signs with another identity key from now on; the same again is acknowledged.
@@ -120,7 +144,7 @@ class Renewal:
                 f"secure aggregation is under way and knows silo {silo} by its present identity key: "
                 "try again when the round has been summed"
             )
-        _count(self._successions, silo, "changes of its identity key", SUCCESSIONS_AN_HOUR)
+        _count(self._successions, f"silo {silo}", "changes of its identity key", SUCCESSIONS_AN_HOUR)
         # An attempt that opens in this moment may still take the old key: the silo is dropped from that one then.
         await self._threads.store(lambda: self._store.succeed(silo, succession, at=self._clock()))
         _log.info("identity key succeeded", silo=silo, key=public_key_bytes(new).hex())
@@ -132,13 +156,11 @@ class Renewal:
         return enrolled
 
 
-def _count(limit: AttemptLimit, silo: SiloName, what: str, most: int) -> None:
+def _count(limit: AttemptLimit, who: str, what: str, most: int) -> None:
     now = time.monotonic()
-    if wait := limit.seconds_to_wait(silo, now):
-        raise Unreachable(
-            f"silo {silo} has asked for {most} {what} within {HOUR_S:.0f} s: it is heard again in {wait:.0f} s"
-        )
-    limit.count(silo, now)
+    if wait := limit.seconds_to_wait(who, now):
+        raise Unreachable(f"{who} has asked for {most} {what} within {HOUR_S:.0f} s: it is heard again in {wait:.0f} s")
+    limit.count(who, now)
 
 
 def renewed(federation: FederationName, keys: Keys, certificate: IssuedCertificate, trusted: Trusted) -> Renewed:

@@ -5,7 +5,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -19,11 +18,9 @@ from security.pki.succession import MOST_SUCCESSIONS, Succession
 from security.pki.trust_bundle import TrustBundle
 from silo_wire.codec import call_key
 from silo_wire.statements import TRUST_DOMAIN, trust_statement
-from silo_wire.v1 import enrolment_pb2, federation_pb2
+from silo_wire.v1 import enrolment_pb2, federation_pb2, operator_pb2
 
 TRUST_DIGEST_BYTES = 32
-MOST_UNIX_S = 253_402_300_799
-"""The end of the year 9999."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +47,8 @@ class RenewalAnswer:
         verify(coordinator, domain=TRUST_DOMAIN.encode(), payload=statement, signature=self.signature)
         if self.since < held_since:
             raise IntegrityError(
-                f"the coordinator sends a trust bundle of {_instant(self.since)}, and the one that is held is of "
-                f"{_instant(held_since)}: it was put back from a backup, or somebody holds back what changed; ask its operator"
+                f"the coordinator sends a trust bundle of Unix time {self.since}, and the one that is held is of {held_since}: "
+                "it was put back from a backup, or somebody holds back what changed; ask its operator"
             )
         if self.trust.of_federation(federation) != self.trust:
             raise MalformedMessage(f"the trust bundle holds an authority that is not of federation {federation}")
@@ -65,7 +62,7 @@ def renewal_request(
     return federation_pb2.RenewalRequest(key=key, csr_der=csr_der, identity_endorsement=endorsement)
 
 
-def renewal_from_wire(message: federation_pb2.RenewalReply) -> RenewalAnswer:
+def renewal_from_wire(message: federation_pb2.RenewalReply | operator_pb2.RenewAccessReply) -> RenewalAnswer:
     for what, data, limit in (
         ("certificate", message.certificate_pem, MAX_CERTIFICATE_BYTES),
         ("trust bundle", message.trust_bundle_pem, MAX_BUNDLE_BYTES),
@@ -78,11 +75,6 @@ def renewal_from_wire(message: federation_pb2.RenewalReply) -> RenewalAnswer:
         since=message.trusted_since,
         signature=message.signature,
     )
-
-
-def _instant(unix_s: int) -> str:
-    """Bounded: it may be hostile."""
-    return datetime.fromtimestamp(min(unix_s, MOST_UNIX_S), UTC).isoformat()
 
 
 def trust_digest_from_wire(digest: bytes, where: str) -> bytes:

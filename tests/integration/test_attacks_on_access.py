@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,23 +19,30 @@ from coordinator.cli import app
 from coordinator.edges.access_folder import AccessFolder, granted_text
 from coordinator.edges.key_store import register_entry
 from coordinator.rounds.states import Aggregating, Collecting
+from security import files
+from security.audit.entry import Event
+from security.audit.reading import read_log
 from security.errors import (
     AuthenticationError,
     AuthorisationError,
     ConfigurationError,
+    IntegrityError,
     LoricaError,
     StateError,
     Unreachable,
 )
 from security.identifiers import Identity, Role, SiloName
+from security.pki import key_file
 from security.pki.authority import Authority
 from security.pki.csr import certificate_request
 from security.pki.endorsement import endorse_renewal
 from security.pki.identity_key import public_key_bytes
 from security.pki.tls_key import new_tls_key
+from security.pki.trust_bundle import TrustBundle
 from security.process_lock import ProcessLock
 from silo_wire import codec
 from silo_wire.messages import Prepare, Train
+from silo_wire.renewal import renewal_from_wire
 from silo_wire.transport import error_of
 from silo_wire.v1 import federation_pb2, operator_pb2
 from tests.support.certificates import forged
@@ -320,9 +328,7 @@ async def granted(at: RunningCoordinator, folder: Path, role: Role, *, valid_s: 
         reply = await operator.GrantAccess(
             operator_pb2.GrantAccessRequest(role=role.value, name=identity.name, csr_der=der, valid_seconds=valid_s)
         )
-    text = granted_text(
-        identity, address=reply.address, certificate_pem=reply.certificate_pem, trust_pem=reply.trust_bundle_pem
-    )
+    text = granted_text(identity, reply)
     assert access.accept(text, now=datetime.now(UTC)) == identity
     return access
 
@@ -413,6 +419,145 @@ async def test_retiring_an_authority_cuts_calls_of_its_certificates(
         assert bank.problems == []
 
 
+async def renewed(at: RunningCoordinator, access: AccessFolder) -> None:
+    """As `coordinator access renew` does it, its first call with the new certificate included."""
+    message = operator_pb2.RenewAccessRequest(csr_der=access.begin_renewal())
+    reply = await asyncio.to_thread(call_from, access, message, "RenewAccess")
+    access.renew(renewal_from_wire(reply), now=datetime.now(UTC))
+    await asyncio.to_thread(call_from, access, operator_pb2.GetStatusRequest(), "GetStatus")
+
+
+async def test_rotation_waits_for_operators_elsewhere_who_would_be_left_behind(
+    at: RunningCoordinator, federation_template: FederationTemplate, tmp_path: Path
+) -> None:
+    """Every silo knows the successor, a laptop and a screen on the wall do not; whoever was revoked is not waited for."""
+    olga = await granted(at, tmp_path / "olga", Role.OPERATOR)
+    victor = await granted(at, tmp_path / "victor", Role.VIEWER)
+
+    def stages() -> dict[str, str]:
+        return {one.name: one.stage for one in at.coordinator.keys.authorities.standings()}
+
+    async def change(step: str) -> None:
+        async with at.operator() as operator:
+            await operator.ChangeAuthority(operator_pb2.ChangeAuthorityRequest(step=step))
+
+    async with (
+        kept_agent(silo_at(tmp_path / "a", federation_template.silos[HOSPITAL], at.address)) as hospital,
+        kept_agent(silo_at(tmp_path / "b", federation_template.silos[BANK], at.address)) as bank,
+    ):
+        await change("rotate")
+        for agent in (hospital, bank):
+            await agent.until(lambda agent=agent: len(agent.stored.trust.authorities) == 2)  # type: ignore[misc]
+            seats = len(agent.orders)
+            await agent.certificate.renew()
+            await agent.until(lambda agent=agent, seats=seats: len(agent.orders) > seats)  # type: ignore[misc]
+        await at.service.authorities.advance()
+        assert stages() == {"ca": "issuing", "ca-2": "successor"}
+        with pytest.raises(grpc.aio.AioRpcError, match="not known to operator olga, viewer victor yet"):
+            await change("activate")
+        await renewed(at, olga)
+        with pytest.raises(grpc.aio.AioRpcError, match="not known to viewer victor yet"):
+            await change("activate")
+        await renewed(at, victor)
+        await at.service.authorities.advance()
+        assert stages() == {"ca-2": "issuing", "ca": "trusted"}
+        for agent in (hospital, bank):
+            seats = len(agent.orders)
+            await agent.certificate.renew()
+            await agent.until(lambda agent=agent, seats=seats: len(agent.orders) > seats)  # type: ignore[misc]
+        await renewed(at, olga)
+        with pytest.raises(grpc.aio.AioRpcError, match="needed by the certificates of viewer victor:"):
+            await change("retire")
+        await revoke(at, Role.VIEWER, "victor")
+        await at.service.authorities.advance()
+        assert stages() == {"ca-2": "issuing"}
+        await asyncio.to_thread(call_from, olga, operator_pb2.GetStatusRequest(), "GetStatus")
+
+
+async def test_renewed_access_ends_when_it_did_before_and_stands_in_register_and_log(
+    at: RunningCoordinator, tmp_path: Path
+) -> None:
+    """Nothing but the key itself asks for it: a stolen one gains no time."""
+    viewer = await granted(at, tmp_path / "access", Role.VIEWER, valid_s=7200)
+    before = viewer.load(now=datetime.now(UTC)).pair
+    await renewed(at, viewer)
+    after = viewer.load(now=datetime.now(UTC)).pair
+    assert after.expires == before.expires
+    assert after.certificate.public_key() != before.certificate.public_key()
+    assert not viewer.next_key.exists()
+    registered = [item for item in at.service.register.certificates() if item.identity.name == "victor"]
+    assert [item.expires_unix_s for item in registered] == [before.expires.timestamp()] * 2
+    commands = read_log(at.coordinator.folder.audit).of(Event.OPERATOR_COMMAND)
+    assert [entry.who for entry in commands if entry.text("command") == "RenewAccess"] == [
+        Identity(FEDERATION, Role.VIEWER, "victor").uri
+    ]
+    await revoke(at, Role.VIEWER, "victor")
+    with pytest.raises(AuthorisationError, match="revoked"):
+        await renewed(at, viewer)
+    await asyncio.to_thread(viewer.load, now=datetime.now(UTC))  # what is here still fits
+
+
+async def test_access_is_renewed_for_nobody_else_and_nothing_higher(at: RunningCoordinator, tmp_path: Path) -> None:
+    viewer = await granted(at, tmp_path / "access", Role.VIEWER)
+    for other in (
+        Identity(FEDERATION, Role.OPERATOR, "victor"),
+        Identity(FEDERATION, Role.VIEWER, "anna"),
+        Identity(FEDERATION, Role.SILO, HOSPITAL),
+    ):
+        message = operator_pb2.RenewAccessRequest(csr_der=certificate_request(new_tls_key(), other))
+        with pytest.raises(AuthorisationError, match="is for spiffe://"):
+            await asyncio.to_thread(call_from, viewer, message, "RenewAccess")
+    async with (
+        at.operator() as host,
+        refused(at, ConfigurationError, grpc.StatusCode.INVALID_ARGUMENT, "renewed by itself"),
+    ):
+        await host.RenewAccess(operator_pb2.RenewAccessRequest())
+
+
+async def test_renewed_access_with_an_authority_that_the_coordinator_did_not_sign_for(
+    at: RunningCoordinator, tmp_path: Path
+) -> None:
+    """Whoever stands in the middle of TLS, with the stolen key of an authority, slips in one of its own."""
+    viewer = await granted(at, tmp_path / "access", Role.VIEWER)
+    before = viewer.granted.read_bytes()
+    message = operator_pb2.RenewAccessRequest(csr_der=viewer.begin_renewal())
+    honest = renewal_from_wire(await asyncio.to_thread(call_from, viewer, message, "RenewAccess"))
+    evil = Authority.create(FEDERATION, now=datetime.now(UTC)).certificate
+    for lie in (
+        replace(honest, trust=TrustBundle((*honest.trust.authorities, evil))),
+        replace(honest, since=honest.since + 1),
+        replace(honest, signature=bytes(64)),
+    ):
+        with pytest.raises(IntegrityError):
+            viewer.renew(lie, now=datetime.now(UTC))
+    assert viewer.granted.read_bytes() == before
+    await asyncio.to_thread(call_from, viewer, operator_pb2.GetStatusRequest(), "GetStatus")
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("write", ["write_private", "write_key"])
+async def test_a_kill_as_access_is_renewed_leaves_access_that_works(
+    at: RunningCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str
+) -> None:
+    viewer = await granted(at, tmp_path / "access", Role.VIEWER)
+    message = operator_pb2.RenewAccessRequest(csr_der=viewer.begin_renewal())
+    answer = renewal_from_wire(await asyncio.to_thread(call_from, viewer, message, "RenewAccess"))
+
+    def killed(*arguments: object) -> None:
+        raise Killed
+
+    module = files if write == "write_private" else key_file
+    with monkeypatch.context() as patch:
+        patch.setattr(module, write, killed)
+        with pytest.raises(Killed):
+            viewer.renew(answer, now=datetime.now(UTC))
+    await asyncio.to_thread(call_from, viewer, operator_pb2.GetStatusRequest(), "GetStatus")
+    await renewed(at, viewer)
+
+
 async def test_request_for_a_higher_role_than_the_one_that_is_granted(at: RunningCoordinator, tmp_path: Path) -> None:
     pem = AccessFolder(tmp_path / "access").ask(Identity(FEDERATION, Role.OPERATOR, "victor"))
     der = x509.load_pem_x509_csr(pem).public_bytes(Encoding.DER)
@@ -432,9 +577,13 @@ async def test_granted_file_of_an_impostor_coordinator_for_another_key(at: Runni
     access.ask(identity)
     impostor = Authority.create(FEDERATION, now=datetime.now(UTC))
     _, certificate_pem = forged(impostor, identity)
-    text = granted_text(
-        identity, address="127.0.0.1:1", certificate_pem=certificate_pem, trust_pem=impostor.certificate_pem()
+    reply = operator_pb2.GrantAccessReply(
+        certificate_pem=certificate_pem,
+        trust_bundle_pem=impostor.certificate_pem(),
+        address="127.0.0.1:1",
+        coordinator_identity_key=bytes(32),
     )
+    text = granted_text(identity, reply)
     with pytest.raises(ConfigurationError, match="another key"):
         access.accept(text, now=datetime.now(UTC))
     assert not access.granted.exists()
@@ -477,6 +626,8 @@ async def test_operators_commands_from_another_host(
     assert "paused by the operator" in await typed("plan", "pause")
     await typed("plan", "resume")
     assert "olga" in await typed("access", "list", "--json")
+    assert "authorities that are trusted: 1" in await typed("access", "renew", "--dir", laptop)
+    assert len(json.loads(await typed("access", "list", "--json"))) == 3
     await typed("export", str(tmp_path / "model"))
     names = {path.name for path in (tmp_path / "model").iterdir()}
     assert {"config.json", "model.safetensors", "README.md"} <= names

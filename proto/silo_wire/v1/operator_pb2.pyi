@@ -580,24 +580,78 @@ class GrantAccessReply(_message.Message):
     CERTIFICATE_PEM_FIELD_NUMBER: _builtins.int
     TRUST_BUNDLE_PEM_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
+    COORDINATOR_IDENTITY_KEY_FIELD_NUMBER: _builtins.int
     certificate_pem: _builtins.bytes
     trust_bundle_pem: _builtins.bytes
     address: _builtins.str
     """host:port of the mutually authenticated listener"""
+    coordinator_identity_key: _builtins.bytes
+    """Ed25519, 32 bytes: signs later trust bundles"""
     def __init__(
         self,
         *,
         certificate_pem: _builtins.bytes = ...,
         trust_bundle_pem: _builtins.bytes = ...,
         address: _builtins.str = ...,
+        coordinator_identity_key: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "certificate_pem", b"certificate_pem", "trust_bundle_pem", b"trust_bundle_pem"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "certificate_pem", b"certificate_pem", "coordinator_identity_key", b"coordinator_identity_key", "trust_bundle_pem", b"trust_bundle_pem"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GrantAccessReply: _TypeAlias = GrantAccessReply  # noqa: Y015
+
+@_typing.final
+class RenewAccessRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CSR_DER_FIELD_NUMBER: _builtins.int
+    csr_der: _builtins.bytes
+    """for a TLS key that was made for this"""
+    def __init__(
+        self,
+        *,
+        csr_der: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["csr_der", b"csr_der"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenewAccessRequest: _TypeAlias = RenewAccessRequest  # noqa: Y015
+
+@_typing.final
+class RenewAccessReply(_message.Message):
+    """as RenewalReply"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CERTIFICATE_PEM_FIELD_NUMBER: _builtins.int
+    TRUST_BUNDLE_PEM_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    TRUSTED_SINCE_FIELD_NUMBER: _builtins.int
+    certificate_pem: _builtins.bytes
+    trust_bundle_pem: _builtins.bytes
+    signature: _builtins.bytes
+    trusted_since: _builtins.int
+    def __init__(
+        self,
+        *,
+        certificate_pem: _builtins.bytes = ...,
+        trust_bundle_pem: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+        trusted_since: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_pem", b"certificate_pem", "signature", b"signature", "trust_bundle_pem", b"trust_bundle_pem", "trusted_since", b"trusted_since"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenewAccessReply: _TypeAlias = RenewAccessReply  # noqa: Y015
 
 @_typing.final
 class ListAccessRequest(_message.Message):

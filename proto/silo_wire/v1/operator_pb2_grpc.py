@@ -80,6 +80,11 @@ class OperatorStub:
                 request_serializer=silo__wire_dot_v1_dot_operator__pb2.GrantAccessRequest.SerializeToString,
                 response_deserializer=silo__wire_dot_v1_dot_operator__pb2.GrantAccessReply.FromString,
                 _registered_method=True)
+        self.RenewAccess = channel.unary_unary(
+                '/silo_wire.v1.Operator/RenewAccess',
+                request_serializer=silo__wire_dot_v1_dot_operator__pb2.RenewAccessRequest.SerializeToString,
+                response_deserializer=silo__wire_dot_v1_dot_operator__pb2.RenewAccessReply.FromString,
+                _registered_method=True)
         self.ListAccess = channel.unary_unary(
                 '/silo_wire.v1.Operator/ListAccess',
                 request_serializer=silo__wire_dot_v1_dot_operator__pb2.ListAccessRequest.SerializeToString,
@@ -162,6 +167,13 @@ class OperatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RenewAccess(self, request, context):
+        """The caller's own certificate anew, for another key: same role and name, and it ends when the present one does.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListAccess(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -235,6 +247,11 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.GrantAccess,
                     request_deserializer=silo__wire_dot_v1_dot_operator__pb2.GrantAccessRequest.FromString,
                     response_serializer=silo__wire_dot_v1_dot_operator__pb2.GrantAccessReply.SerializeToString,
+            ),
+            'RenewAccess': grpc.unary_unary_rpc_method_handler(
+                    servicer.RenewAccess,
+                    request_deserializer=silo__wire_dot_v1_dot_operator__pb2.RenewAccessRequest.FromString,
+                    response_serializer=silo__wire_dot_v1_dot_operator__pb2.RenewAccessReply.SerializeToString,
             ),
             'ListAccess': grpc.unary_unary_rpc_method_handler(
                     servicer.ListAccess,
@@ -501,6 +518,33 @@ class Operator:
             '/silo_wire.v1.Operator/GrantAccess',
             silo__wire_dot_v1_dot_operator__pb2.GrantAccessRequest.SerializeToString,
             silo__wire_dot_v1_dot_operator__pb2.GrantAccessReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RenewAccess(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/silo_wire.v1.Operator/RenewAccess',
+            silo__wire_dot_v1_dot_operator__pb2.RenewAccessRequest.SerializeToString,
+            silo__wire_dot_v1_dot_operator__pb2.RenewAccessReply.FromString,
             options,
             channel_credentials,
             insecure,

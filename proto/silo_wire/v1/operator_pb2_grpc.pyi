@@ -44,6 +44,8 @@ class OperatorStub:
     """Shut a silo, an operator or a viewer out: live calls are cut, every certificate is refused from now on."""
     GrantAccess: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GrantAccessRequest, _operator_pb2.GrantAccessReply]
     """A certificate for an operator or a viewer on another host."""
+    RenewAccess: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RenewAccessRequest, _operator_pb2.RenewAccessReply]
+    """The caller's own certificate anew, for another key: same role and name, and it ends when the present one does."""
     ListAccess: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListAccessRequest, _operator_pb2.ListAccessReply]
     ExportModel: _grpc.UnaryStreamMultiCallable[_operator_pb2.ExportModelRequest, _operator_pb2.ExportPiece]
     """The plan's model as the files of a Hugging Face folder, one after the other."""
@@ -67,6 +69,8 @@ class OperatorAsyncStub(OperatorStub):
     """Shut a silo, an operator or a viewer out: live calls are cut, every certificate is refused from now on."""
     GrantAccess: _aio.UnaryUnaryMultiCallable[_operator_pb2.GrantAccessRequest, _operator_pb2.GrantAccessReply]  # type: ignore[assignment]
     """A certificate for an operator or a viewer on another host."""
+    RenewAccess: _aio.UnaryUnaryMultiCallable[_operator_pb2.RenewAccessRequest, _operator_pb2.RenewAccessReply]  # type: ignore[assignment]
+    """The caller's own certificate anew, for another key: same role and name, and it ends when the present one does."""
     ListAccess: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListAccessRequest, _operator_pb2.ListAccessReply]  # type: ignore[assignment]
     ExportModel: _aio.UnaryStreamMultiCallable[_operator_pb2.ExportModelRequest, _operator_pb2.ExportPiece]  # type: ignore[assignment]
     """The plan's model as the files of a Hugging Face folder, one after the other."""
@@ -141,6 +145,14 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.GrantAccessReply, _abc.Awaitable[_operator_pb2.GrantAccessReply]]:
         """A certificate for an operator or a viewer on another host."""
+
+    @_abc_1.abstractmethod
+    def RenewAccess(
+        self,
+        request: _operator_pb2.RenewAccessRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.RenewAccessReply, _abc.Awaitable[_operator_pb2.RenewAccessReply]]:
+        """The caller's own certificate anew, for another key: same role and name, and it ends when the present one does."""
 
     @_abc_1.abstractmethod
     def ListAccess(
