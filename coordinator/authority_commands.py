@@ -23,7 +23,7 @@ PASSPHRASE = "LORICA_CA_PASSPHRASE"  # noqa: S105  # nosec B105  # the variable'
 
 ca_app = typer.Typer(help="The federation's authorities, which sign all its certificates.", no_args_is_help=True)
 
-Force = Annotated[bool, typer.Option("--force", help="Even where silos or invitations are left behind.")]
+Force = Annotated[bool, typer.Option("--force", help="Even where silos, operators elsewhere or invitations are left behind.")]
 
 
 @ca_app.command()
@@ -42,19 +42,19 @@ def show(directory: Dir = None, as_json: AsJson = False) -> None:
 
 @ca_app.command()
 def rotate(directory: Dir = None) -> None:
-    """Make a new authority and have every silo know it; it issues as soon as they do."""
+    """Make a new authority and have everybody know it; it issues as soon as they do."""
     _change(directory, operator_pb2.ChangeAuthorityRequest(step="rotate"))
 
 
 @ca_app.command()
 def activate(directory: Dir = None, force: Force = False) -> None:
-    """Let the successor issue now; refused while a silo does not know it."""
+    """Let the successor issue now; refused while somebody does not know it."""
     _change(directory, operator_pb2.ChangeAuthorityRequest(step="activate", force=force))
 
 
 @ca_app.command()
 def retire(directory: Dir = None, force: Force = False) -> None:
-    """Trust the authority before no longer; refused while a silo's certificate or an invitation is of it."""
+    """Trust the authority before no longer; refused while anybody's certificate or an invitation is of it."""
     _change(directory, operator_pb2.ChangeAuthorityRequest(step="retire", force=force))
 
 
