@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+# Before anything imports torch: its threads, two workers' and those of the processes that tests start, would fight for the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import silo_wire  # noqa: F401  # before any test module imports grpc
 
 settings.register_profile("lorica", deadline=None, derandomize=bool(os.environ.get("CI")))

@@ -46,7 +46,8 @@ class Enrolment:
         self._open: tuple[Invitation, ...] = ()
         self._changed = asyncio.Event()
         self.listening = asyncio.Event()
-        """Set by the listener while it takes tokens."""
+        """Cleared while there is a listener that does not take tokens at the moment."""
+        self.listening.set()
         self.on_change: list[Callable[[], None]] = []
 
     @property
