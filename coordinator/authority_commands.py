@@ -23,7 +23,9 @@ PASSPHRASE = "LORICA_CA_PASSPHRASE"  # noqa: S105  # nosec B105  # the variable'
 
 ca_app = typer.Typer(help="The federation's authorities, which sign all its certificates.", no_args_is_help=True)
 
-Force = Annotated[bool, typer.Option("--force", help="Even where silos, operators elsewhere or invitations are left behind.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Even where silos, operators elsewhere or invitations are left behind.")
+]
 
 
 @ca_app.command()
