@@ -16,6 +16,7 @@ from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTO
 from coordinator.edges.audited import AuditedOperator, AuditedStore, RefusalLog, released
 from coordinator.edges.coordinator_folder import CoordinatorFolder
 from coordinator.edges.enrolment_servicer import EnrolmentServicer
+from coordinator.edges.export_scratch import ExportScratch
 from coordinator.edges.federation_servicer import FederationServicer
 from coordinator.edges.fresh_certificates import FreshCertificates
 from coordinator.edges.gate import Refusal
@@ -134,13 +135,17 @@ class Coordinator:
         )
 
     @property
+    def scratch(self) -> ExportScratch:
+        return ExportScratch(self.settings.state_folder / "exports")
+
+    @property
     def on_this_host(self) -> OnThisHost:
         return OnThisHost(
             invitation_s=self.settings.invitations.validity_s,
             access_s=self.settings.certificates.access_lifetime.total_seconds(),
             address=self.public_address,
             export=self.export,
-            scratch=self.settings.state_folder / "exports",
+            scratch=self.scratch,
         )
 
     def export(self, plan: Digest, model: Digest, target: Path) -> None:
@@ -243,6 +248,7 @@ async def serving(
     settings = coordinator.settings
     keys = coordinator.keys
     keys.authorities.tidy()
+    coordinator.scratch.clear()
     presented = Presented(keys.server_pair(datetime.now(UTC)), keys.trust)
     audit = coordinator.audit(clock)
     refusals = RefusalLog(audit, clock)

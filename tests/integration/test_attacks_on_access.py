@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -15,10 +16,19 @@ from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from coordinator.cli import app
+from coordinator.composition import Coordinator
+from coordinator.edges import export
 from coordinator.edges.access_folder import AccessFolder, granted_text
 from coordinator.edges.key_store import register_entry
 from coordinator.rounds.states import Aggregating, Collecting
-from security.errors import AuthenticationError, AuthorisationError, ConfigurationError, LoricaError, StateError
+from security.errors import (
+    AuthenticationError,
+    AuthorisationError,
+    ConfigurationError,
+    Conflict,
+    LoricaError,
+    StateError,
+)
 from security.identifiers import Identity, Role, SiloName
 from security.pki.authority import Authority
 from security.pki.csr import certificate_request
@@ -29,7 +39,7 @@ from security.process_lock import ProcessLock
 from silo_wire import codec
 from silo_wire.messages import Prepare, Train
 from silo_wire.transport import error_of
-from silo_wire.v1 import federation_pb2, operator_pb2
+from silo_wire.v1 import federation_pb2, operator_pb2, operator_pb2_grpc
 from tests.support.certificates import forged
 from tests.support.coordinator import (
     BANK,
@@ -399,3 +409,48 @@ async def test_operators_commands_from_another_host(
     with pytest.raises(ConfigurationError, match="on the coordinator's own"):
         await typed("plan", "list")
     assert "revoked" in await typed("revoke", BANK)
+
+
+# --- exports to other hosts ---------------------------------------------------------------------------------------
+
+
+async def exported(operator: "operator_pb2_grpc.OperatorAsyncStub") -> int:
+    """How many pieces came."""
+    request = operator_pb2.ExportModelRequest()
+    return len([piece async for piece in operator.ExportModel(request, timeout=PATIENCE_S)])
+
+
+async def test_an_export_that_is_cut_leaves_nothing(
+    federation_template: FederationTemplate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor one that was killed; and the disk is not filled by many at once."""
+    folder = federation_template.copy(tmp_path / "coordinator")
+    scratch = Coordinator.load(folder).settings.state_folder / "exports"
+    (scratch / ".1f-tmp").mkdir(parents=True)  # a killed coordinator's
+    begun, going_on, ended = threading.Event(), threading.Event(), threading.Event()
+    real = export.export_model
+
+    def held_up(*arguments: Any, **named: Any) -> None:
+        begun.set()
+        going_on.wait(PATIENCE_S)
+        real(*arguments, **named)
+        ended.set()
+
+    async with running(folder, offer="default") as at, at.operator() as operator:
+        assert not scratch.exists()
+        monkeypatch.setattr(export, "export_model", held_up)
+        cut = operator.ExportModel(operator_pb2.ExportModelRequest())
+        reading = asyncio.create_task(cut.read())
+        await asyncio.to_thread(begun.wait, PATIENCE_S)
+        async with refused(at, Conflict, grpc.StatusCode.ALREADY_EXISTS, "another model is being exported"):
+            await exported(operator)
+        cut.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await operator.GetStatus(
+            operator_pb2.GetStatusRequest()
+        )  # on the same connection: the coordinator knows by now
+        going_on.set()
+        await asyncio.to_thread(ended.wait, PATIENCE_S)
+        await until(lambda: not any(scratch.iterdir()))
+        assert await exported(operator) > 3
+        assert not any(scratch.iterdir())
