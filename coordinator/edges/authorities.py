@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from coordinator.service.ports import AuthorityStanding
 from security import files
-from security.errors import ConfigurationError, LoricaError, MalformedMessage, StateError, StorageError
+from security.errors import ConfigurationError, LoricaError, MalformedMessage, StateError
 from security.identifiers import FederationName
 from security.pki import key_file
 from security.pki.authority import Authority
@@ -143,7 +143,7 @@ class Authorities:
         kept = {member.name for member in self._members if member.stage is not Stage.TRUSTED}
         for path in (*self._folder.glob("ca.*"), *self._folder.glob("ca-*.*")):
             if path.suffix == ".key" and path.stem not in kept:
-                _erase(path)
+                files.erase(path)
             elif path.suffix == ".pem" and path.stem not in named:
                 path.unlink(missing_ok=True)
 
@@ -165,7 +165,7 @@ class Authorities:
         """What the institution's CA made of the request joins as the successor; raises StateError, ConfigurationError."""
         self._require_no_successor()
         path = self._folder / REQUEST_KEY
-        if not path.exists():
+        if not path.exists() or files.was_erased(path):
             raise StateError("no request is open: make one with `coordinator ca request`, and have it signed")
         pem = key_file.read_key(path, os.environ)
         key = tls_key_from_pem(pem)
@@ -175,7 +175,7 @@ class Authorities:
                 certificate_pem, chain_pem, key=key.public_key(), federation=self._issuing.federation, now=now
             ),
         )
-        path.unlink()
+        files.erase(path)
 
     def activate(self, *, pinned_until: float) -> None:
         """The successor issues from now on; the key of the one before is deleted. Raises StateError without a successor."""
@@ -188,7 +188,7 @@ class Authorities:
             *(member for member in self._members if member.stage is Stage.TRUSTED),
         )
         self._issuing = authority
-        _erase(self._folder / f"{before.name}.key")
+        files.erase(self._folder / f"{before.name}.key")
 
     def retire(self, name: str) -> None:
         """It is trusted no longer; raises StateError for one that issues, and for none."""
@@ -311,18 +311,3 @@ def _member_of(folder: Path, line: dict[str, object]) -> Member:
         succession=succession,
         pinned_until=float(str(line.get("pinned_until", 0.0))),
     )
-
-
-def _erase(path: Path) -> None:
-    """Overwrite a key and delete it. A disk that keeps old blocks keeps it all the same."""
-    try:
-        if path.exists():
-            with path.open("r+b") as file:
-                size = file.seek(0, 2)
-                file.seek(0)
-                file.write(bytes(size))
-                file.flush()
-            path.unlink()
-            files.sync_folder(path.parent)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be erased: {error.strerror or error}") from error

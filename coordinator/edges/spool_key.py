@@ -65,8 +65,7 @@ def destroy_key(path: Path) -> None:
     except FileNotFoundError:
         return
     try:
-        files.write_at(descriptor, bytes(max(KEY_BYTES, os.fstat(descriptor).st_size)), 0)
-        os.fsync(descriptor)
+        files.overwrite(descriptor)
     finally:
         os.close(descriptor)
     path.unlink(missing_ok=True)

@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from security.errors import AuthenticationError, ConfigurationError
-from security.files import read_private, write_private
+from security.files import read_private, replace_secret, was_erased
 
 PASSPHRASE = "LORICA_KEY_PASSPHRASE"  # noqa: S105  # nosec B105  # a variable's name
 NEW_PASSPHRASE = "LORICA_NEW_KEY_PASSPHRASE"  # noqa: S105  # nosec B105
@@ -84,9 +84,9 @@ def read_key(path: Path, environment: Mapping[str, str]) -> bytes:
 
 
 def write_key(path: Path, pem: bytes, environment: Mapping[str, str]) -> None:
-    """Write a private key, given as PEM in clear, encrypted if the environment gives a passphrase."""
+    """Write a private key, given as PEM in clear, encrypted if the environment gives a passphrase; the one before is overwritten."""
     key, certificates = _parts(pem)
-    write_private(path, _sealed(load_pem_private_key(key, password=None), passphrase_of(environment)) + certificates)
+    replace_secret(path, _sealed(load_pem_private_key(key, password=None), passphrase_of(environment)) + certificates)
 
 
 def is_encrypted(pem: bytes) -> bool:
@@ -96,7 +96,7 @@ def is_encrypted(pem: bytes) -> bool:
 def protect(paths: Sequence[Path], environment: Mapping[str, str]) -> int:
     """Bring every key file from the present passphrase (or none) to the new one (or none); how many had to be changed.
 
-    Every file is opened before the first is written. May be repeated: after a crash in between some files have the new
+    Every file is opened before the first is written, and what it held is overwritten. May be repeated: after a crash in between some files have the new
     passphrase, others the old one, and both open.
     """
     present, new = passphrase_of(environment), passphrase_of(environment, NEW_PASSPHRASE)
@@ -106,7 +106,7 @@ def protect(paths: Sequence[Path], environment: Mapping[str, str]) -> int:
         if not _has(path, pem, new):
             changed.append((path, _opened(path, pem, present), _parts(pem)[1]))
     for path, key, certificates in changed:
-        write_private(path, _sealed(key, new) + certificates)
+        replace_secret(path, _sealed(key, new) + certificates)
     return len(changed)
 
 
@@ -119,7 +119,7 @@ def protect_all(paths: Iterable[Path], environment: Mapping[str, str], *, clear:
         raise ConfigurationError(
             f"${NEW_PASSPHRASE} and ${NEW_PASSPHRASE}_FILE are not set: give the passphrase there, or --clear for none"
         )
-    found = sorted(paths)
+    found = sorted(path for path in paths if not was_erased(path))
     changed = protect(found, environment)
     state = (
         "in clear"

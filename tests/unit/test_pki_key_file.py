@@ -1,5 +1,6 @@
 """Private keys on disk with and without a passphrase."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,21 @@ def test_a_passphrase_is_added_changed_and_removed(keys: list[Path]) -> None:
     assert [read_key(path, {PASSPHRASE: TWO}) for path in keys] == [PEM, PEM]
     assert protect(keys, {PASSPHRASE: TWO}) == 2
     assert [path.read_bytes() for path in keys] == [PEM, PEM]
+
+
+def test_a_clear_key_is_overwritten_when_it_is_encrypted(keys: list[Path]) -> None:
+    """Its blocks would stay on the disk, for whoever buys it."""
+    for path in keys:
+        os.link(path, path.with_suffix(".link"))
+    protect(keys, {NEW_PASSPHRASE: ONE})
+    assert [path.with_suffix(".link").read_bytes() for path in keys] == [bytes(len(PEM))] * 2
+    write_key(keys[0], PEM, {})
+    assert keys[0].read_bytes() == PEM
+
+
+def test_a_key_whose_deletion_was_cut_off_is_no_key(keys: list[Path]) -> None:
+    keys[0].write_bytes(bytes(len(PEM)))
+    assert protect_all(keys, {NEW_PASSPHRASE: ONE}, clear=False).startswith("1 of 1 keys were changed")
 
 
 def test_what_a_crash_left_half_done_is_finished_by_the_same_call(keys: list[Path]) -> None:
