@@ -21,12 +21,23 @@ from rich.table import Table
 from coordinator.access_commands import access_app
 from coordinator.audit_commands import audit_app
 from coordinator.authority_commands import ca_app
-from coordinator.command_line import AsJson, Dir, OnTheHost, instant, load, log_to_stderr, own_folder, reach
+from coordinator.command_line import (
+    AsJson,
+    Dir,
+    OnTheHost,
+    instant,
+    load,
+    log_to_stderr,
+    own_folder,
+    reach,
+    whole_seconds,
+)
 from coordinator.composition import Coordinator, load_keys, serve
 from coordinator.edges.coordinator_folder import CoordinatorFolder, remember
 from coordinator.edges.export_client import fetch_export
 from coordinator.edges.key_store import KeyStore, key_files
 from coordinator.plans.forecast import forecast
+from coordinator.service.enrolment import MAX_VALID_SECONDS
 from coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT, settings_text
 from security import files
 from security.errors import ConfigurationError, LoricaError, StateError, exit_code
@@ -109,9 +120,7 @@ def invite(
     directory: Dir = None,
 ) -> None:
     """Print a one-time enrolment token for a silo, on stdout alone."""
-    seconds = 0 if hours is None else max(0, int(hours * 3600))
-    if hours is not None and not seconds:  # on the wire it stands for what the coordinator's settings say
-        raise ConfigurationError("an invitation valid for 0 seconds is not allowed: use 1 to 7776000")
+    seconds = whole_seconds(hours, unit_s=3600, most=MAX_VALID_SECONDS, of_what="an invitation")
     wanted = operator_pb2.InviteRequest(silo=silo, valid_seconds=seconds)
     reply = reach(directory).ask(lambda stub: stub.Invite(wanted))
     expires = datetime.fromtimestamp(reply.expires_unix_s, UTC).isoformat(timespec="minutes")

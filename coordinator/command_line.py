@@ -115,6 +115,19 @@ def own_folder(directory: Path | None) -> CoordinatorFolder:
     return folder
 
 
+def whole_seconds(given: float | None, *, unit_s: int, most: int, of_what: str) -> int:
+    """How long something is to hold, as requests say it: 0 stands for what the coordinator's settings say, and is nobody's to type.
+
+    Raises ConfigurationError for less than a second or more than `most`.
+    """
+    if given is None:
+        return 0
+    seconds = given * unit_s
+    if not 1 <= seconds <= most:
+        raise ConfigurationError(f"{of_what} valid for {seconds:.0f} seconds is not allowed: use 1 to {most}")
+    return int(seconds)
+
+
 def instant(unix_s: float) -> str:
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ") if unix_s else "never"
 

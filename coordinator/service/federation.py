@@ -70,6 +70,9 @@ from silo_wire.messages import (
 )
 from silo_wire.statements import MODEL_DOMAIN, model_statement
 
+MOST_ACCESS_S = 3650 * 86_400
+"""How long access from another host may hold: what federation.toml allows at most for its default, too."""
+
 _log = structlog.get_logger(__name__)
 
 
@@ -388,10 +391,13 @@ class Federation:
     async def grant(self, role: Role, name: str, *, csr_der: bytes, valid_s: float) -> bytes:
         """A registered certificate, PEM, for an operator or viewer on another host.
 
-        Raises AuthorisationError for a role that is not given so, MalformedMessage for a request that is not for just this name.
+        Raises AuthorisationError for a role that is not given so, MalformedMessage for a request that is not for just this name,
+        ConfigurationError for less than a second or more than MOST_ACCESS_S.
         """
         if role not in (Role.OPERATOR, Role.VIEWER):
             raise AuthorisationError(f"role {role.value} is not granted: operator and viewer are; silos are invited")
+        if not 1 <= valid_s <= MOST_ACCESS_S:
+            raise ConfigurationError(f"access valid for {valid_s:.0f} seconds is not allowed: use 1 to {MOST_ACCESS_S}")
         identity = Identity(self._federation, role, name)
         certificate = self._keys.grant(identity, csr_der=csr_der, valid_s=valid_s, now=self._clock())
         await self.register.add(certificate.entry)

@@ -349,6 +349,17 @@ async def test_request_for_a_higher_role_than_the_one_that_is_granted(at: Runnin
                 await operator.GrantAccess(operator_pb2.GrantAccessRequest(role=role, name="victor", csr_der=der))
 
 
+@pytest.mark.parametrize("valid_s", [3650 * 86_400 + 1, 1 << 40, (1 << 64) - 1])
+async def test_access_for_longer_than_any(at: RunningCoordinator, tmp_path: Path, valid_s: int) -> None:
+    pem = AccessFolder(tmp_path / "access").ask(Identity(FEDERATION, Role.VIEWER, "victor"))
+    der = x509.load_pem_x509_csr(pem).public_bytes(Encoding.DER)
+    request = operator_pb2.GrantAccessRequest(role="viewer", name="victor", csr_der=der, valid_seconds=valid_s)
+    async with at.operator() as operator:
+        async with refused(at, ConfigurationError, grpc.StatusCode.INVALID_ARGUMENT, "use 1 to 315360000"):
+            await operator.GrantAccess(request)
+        assert not [item for item in at.service.register.certificates() if item.identity.name == "victor"]
+
+
 async def test_granted_file_of_an_impostor_coordinator_for_another_key(at: RunningCoordinator, tmp_path: Path) -> None:
     access, identity = AccessFolder(tmp_path / "access"), Identity(FEDERATION, Role.VIEWER, "victor")
     access.ask(identity)
