@@ -37,7 +37,7 @@ from coordinator.service.ports import Aggregator, Clock
 from coordinator.settings import Settings, reachable
 from security.audit.entry import Event
 from security.audit.log_file import AuditLog
-from security.errors import ConfigurationError, LoricaError, StateError, StorageError
+from security.errors import ConfigurationError, StateError, StorageError
 from security.identifiers import FederationName, Identity, Role
 from security.privacy.ledger import Entry
 from silo_wire.canonical import Digest
@@ -306,8 +306,8 @@ async def serving(
             await silos.stop()
 
 
-def _complain(error: LoricaError) -> None:
-    _log.error("the audit log cannot be added to", error=str(error))
+def _complain(error: Exception) -> None:
+    _log.error("the audit log cannot be added to", error=str(error) or repr(error))
 
 
 async def serve(coordinator: Coordinator, *, offer: str, ready: Callable[[], None]) -> None:

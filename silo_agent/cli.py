@@ -225,8 +225,8 @@ async def _run_agent(
         )
         observer = AuditedObserver(SiloObserver(journal=journal, metrics=metrics, display=display), audit)
 
-        def on_trouble(error: LoricaError) -> None:
-            display.note("audit-log", detail=str(error))
+        def on_trouble(error: Exception) -> None:
+            display.note("audit-log", detail=str(error) or repr(error))
 
         async with kept_log(log, audit, on_trouble), AsyncExitStack() as open_here:
             client = GrpcCoordinator(
