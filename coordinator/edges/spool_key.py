@@ -13,6 +13,7 @@ The counter is the byte's place in the file, and every chunk is what its manifes
 
 import os
 import secrets
+from hmac import compare_digest
 from pathlib import Path
 
 from cryptography.hazmat.primitives.ciphers import CipherContext
@@ -33,6 +34,9 @@ class SpoolKey:
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
+
+    def same_as(self, other: "SpoolKey | None") -> bool:
+        return other is not None and compare_digest(self._secret, other._secret)
 
     def stream(self, position: int) -> CipherContext:
         """What is to be XORed with the bytes from `position` on, both ways."""
