@@ -10,7 +10,7 @@ from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 from rich.table import Table
 
-from coordinator.command_line import AsJson, Dir, instant, load, own_folder, reach
+from coordinator.command_line import AsJson, Dir, enter_command, instant, load, own_folder, reach
 from coordinator.edges.authorities import Authorities
 from coordinator.edges.authority_backup import export_authority, import_authority
 from coordinator.settings import Settings
@@ -65,7 +65,9 @@ def export(
 ) -> None:
     """Write the authority that issues to a file under a passphrase, asked for or in $LORICA_CA_PASSPHRASE."""
     coordinator = load(directory)
-    export_authority(coordinator.keys.authorities, target, _passphrase(confirm=True))
+    passphrase = _passphrase(confirm=True)
+    enter_command(coordinator.folder, "ca export", file=str(target))
+    export_authority(coordinator.keys.authorities, target, passphrase)
     _say(f"the authority of {coordinator.federation} is in {target}: who has it and the passphrase has the federation")
 
 
@@ -77,7 +79,9 @@ def request(
     """Make a key and a certificate request for an authority that an institution's CA is to certify."""
     if target.exists():
         raise ConfigurationError(f"{target} is there already: choose a new file")
-    files.replace(target, load(directory).keys.authorities.request())
+    coordinator = load(directory)
+    enter_command(coordinator.folder, "ca request", file=str(target))
+    files.replace(target, coordinator.keys.authorities.request())
     _say(f"have {target} signed, then: coordinator ca import SIGNED.pem --chain CHAIN.pem")
 
 
@@ -103,7 +107,10 @@ def import_(
         return
     folder = own_folder(directory)
     federation = federation_name(Settings.read(folder.settings).federation)
-    import_authority(folder.keys, source, _passphrase(confirm=False), federation)
+    passphrase = _passphrase(confirm=False)
+    if folder.identity_key.exists():  # who signs the log; without it nothing of this folder is trusted by anybody
+        enter_command(folder, "ca import", file=str(source))
+    import_authority(folder.keys, source, passphrase, federation)
     pin = Authorities.load(folder.keys).pin
     _say(f"the authority of {federation} is in {folder.keys}, its pin is {pin}")
 

@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +26,7 @@ from coordinator.command_line import (
     AsJson,
     Dir,
     OnTheHost,
+    enter_command,
     instant,
     load,
     log_to_stderr,
@@ -236,7 +238,8 @@ def keys_protect(
     """Encrypt the private keys with the passphrase of LORICA_NEW_KEY_PASSPHRASE[_FILE], whatever they are encrypted with now."""
     folder = own_folder(directory)
     with ProcessLock(folder.lock, "coordinator"):
-        print(key_file.protect_all(key_files(folder.keys), os.environ, clear=clear))
+        tell = partial(enter_command, folder, "keys protect", clear="yes" if clear else "no")
+        print(key_file.protect_all(key_files(folder.keys), os.environ, clear=clear, tell=tell))
 
 
 @app.command()
@@ -317,6 +320,7 @@ def export(
         if not chosen:
             raise StateError("no plan has been started, so there is no model: run coordinator plan start")
         name, model = reply.plan_name, Digest(chosen.hex())
+        enter_command(coordinator.folder, "export", plan=reply.plan_digest.hex(), model=model, folder=str(target))
         coordinator.export(Digest(reply.plan_digest.hex()), model, target)
     else:
         name, model = reached.ask(lambda stub: fetch_export(stub, target, latest=latest), timeout_s=None)

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import os
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,7 +26,13 @@ from coordinator.edges.coordinator_folder import CoordinatorFolder, chosen_folde
 from coordinator.edges.metrics import CoordinatorMetrics
 from coordinator.edges.operator_client import CALL_TIMEOUT_S, OperatorAccess
 from coordinator.edges.operator_servicer import OperatorServicer
+from coordinator.settings import Settings
+from security.audit.entry import Event
+from security.audit.log_file import AuditLog
 from security.errors import ConfigurationError, Conflict
+from security.identifiers import Identity, Role, federation_name
+from security.pki import key_file
+from security.pki.identity_key import identity_key_from_pem
 from security.process_lock import ProcessLock, holder
 from silo_wire.v1 import operator_pb2_grpc
 
@@ -113,6 +120,15 @@ def own_folder(directory: Path | None) -> CoordinatorFolder:
         )
     folder.require()
     return folder
+
+
+def enter_command(folder: CoordinatorFolder, command: str, /, **said: str) -> None:
+    """Into the audit log, signed: what a command is about to do to this folder by itself, beside the coordinator or without it."""
+    writer = Identity(federation_name(Settings.read(folder.settings).federation), Role.COORDINATOR).uri
+    key = identity_key_from_pem(key_file.read_key_of_either(folder.identity_key, os.environ))
+    log = AuditLog(folder.audit, writer=writer, key=key, clock=time.time)
+    log.append(Event.OPERATOR_COMMAND, command=command, **said)
+    log.seal()
 
 
 def whole_seconds(given: float | None, *, unit_s: int, most: int, of_what: str) -> int:

@@ -193,6 +193,7 @@ class Coordinator:
                 observer=metrics,
                 clock=clock,
             )
+            service.authorities.on_change.append(partial(self._authority_changed, audit))
             await service.start()
             metrics.know_silos(silo.silo for silo in store.silos())
             loop = asyncio.create_task(service.run())
@@ -203,6 +204,10 @@ class Coordinator:
                 await asyncio.gather(loop, return_exceptions=True)
         finally:
             store.close()
+
+    def _authority_changed(self, audit: AuditLog) -> None:
+        standings = self.keys.authorities.standings()
+        audit.append(Event.AUTHORITY_CHANGED, **{f"is_{item.name.replace('-', '_')}": item.stage for item in standings})
 
     def _aggregator(self, audit: AuditLog, bundle: PlanBundle, models: ModelStore, spools: Spools) -> Aggregator:
         # Here, not above: torch takes seconds to import, and most commands do without it.
@@ -264,12 +269,6 @@ async def serving(
         now = datetime.now(UTC)
         await service.register.add(keys.operator_pair(now).entry(now))  # of this host's own commands
 
-        def authority_changed() -> None:
-            standings = keys.authorities.standings()
-            of_stages = {f"is_{item.name.replace('-', '_')}": item.stage for item in standings}
-            audit.append(Event.AUTHORITY_CHANGED, **of_stages)
-
-        service.authorities.on_change.append(authority_changed)
         if offer:
             await service.offer_plan(offer)
         silos = silo_listener(

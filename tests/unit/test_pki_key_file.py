@@ -18,6 +18,7 @@ from security.pki.key_file import (
     protect,
     protect_all,
     read_key,
+    read_key_of_either,
     write_key,
 )
 from security.pki.tls_key import new_tls_key, tls_key_to_pem
@@ -144,6 +145,28 @@ def test_what_a_crash_left_half_done_is_finished_by_the_same_call(keys: list[Pat
     assert protect(keys, change) == 1
     assert [read_key(path, {PASSPHRASE: TWO}) for path in keys] == [PEM, PEM]
     assert protect(keys, change) == 0
+
+
+def test_a_key_of_a_change_that_was_cut_off_is_read_by_either_passphrase(keys: list[Path]) -> None:
+    """Whoever signs for the second try may have been changed in the first."""
+    change = {PASSPHRASE: ONE, NEW_PASSPHRASE: TWO}
+    protect(keys, {NEW_PASSPHRASE: ONE})
+    protect(keys[:1], change)
+    assert [read_key_of_either(path, change) for path in keys] == [PEM, PEM]
+    assert read_key_of_either(keys[0], {PASSPHRASE: TWO}) == PEM
+    with pytest.raises(WrongPassphrase):
+        read_key_of_either(keys[0], GIVEN)
+
+
+def test_a_change_of_keys_is_told_before_it_and_not_where_there_is_none(keys: list[Path]) -> None:
+    told: list[bytes] = []
+
+    def tell() -> None:
+        told.append(keys[0].read_bytes())
+
+    protect_all(keys, {NEW_PASSPHRASE: ONE}, clear=False, tell=tell)
+    protect_all(keys, {PASSPHRASE: ONE, NEW_PASSPHRASE: ONE}, clear=False, tell=tell)
+    assert told == [PEM]
 
 
 def test_a_wrong_passphrase_changes_no_file_at_all(keys: list[Path]) -> None:
