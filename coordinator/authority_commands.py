@@ -10,7 +10,7 @@ from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 from rich.table import Table
 
-from coordinator.command_line import AsJson, Dir, enter_command, instant, load, own_folder, reach
+from coordinator.command_line import AsJson, Dir, enter_command, instant, load, own_folder, reach, say
 from coordinator.edges.authorities import Authorities
 from coordinator.edges.authority_backup import export_authority, import_authority
 from coordinator.settings import Settings
@@ -68,7 +68,7 @@ def export(
     passphrase = _passphrase(confirm=True)
     enter_command(coordinator.folder, "ca export", file=str(target))
     export_authority(coordinator.keys.authorities, target, passphrase)
-    _say(f"the authority of {coordinator.federation} is in {target}: who has it and the passphrase has the federation")
+    say(f"the authority of {coordinator.federation} is in {target}: who has it and the passphrase has the federation")
 
 
 @ca_app.command()
@@ -82,7 +82,7 @@ def request(
     coordinator = load(directory)
     enter_command(coordinator.folder, "ca request", file=str(target))
     files.replace(target, coordinator.keys.authorities.request())
-    _say(f"have {target} signed, then: coordinator ca import SIGNED.pem --chain CHAIN.pem")
+    say(f"have {target} signed, then: coordinator ca import SIGNED.pem --chain CHAIN.pem")
 
 
 @ca_app.command(name="import")
@@ -112,7 +112,7 @@ def import_(
         enter_command(folder, "ca import", file=str(source))
     import_authority(folder.keys, source, passphrase, federation)
     pin = Authorities.load(folder.keys).pin
-    _say(f"the authority of {federation} is in {folder.keys}, its pin is {pin}")
+    say(f"the authority of {federation} is in {folder.keys}, its pin is {pin}")
 
 
 def _change(directory: Path | None, message: operator_pb2.ChangeAuthorityRequest) -> None:
@@ -150,7 +150,3 @@ def _content(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def _say(line: str) -> None:
-    Console().print(line, highlight=False, soft_wrap=True, markup=False)

@@ -32,6 +32,7 @@ from coordinator.command_line import (
     log_to_stderr,
     own_folder,
     reach,
+    say,
     whole_seconds,
 )
 from coordinator.composition import Coordinator, load_keys, serve
@@ -140,7 +141,7 @@ def revoke(
 ) -> None:
     """Shut somebody out at once: open calls are cut, certificates refused. A silo comes back by a new invitation."""
     reply = reach(directory).ask(lambda stub: stub.Revoke(operator_pb2.RevokeRequest(role=role, name=name)))
-    _say(reply.detail)
+    say(reply.detail)
 
 
 @app.command(name="serve")
@@ -420,21 +421,21 @@ def plan_start(name: Annotated[str, typer.Argument()] = DEFAULT_PLAN, directory:
 def plan_stop(directory: Dir = None) -> None:
     """Stop the plan under way; what was committed is kept, and plan start goes on with it."""
     reply = reach(directory).ask(lambda stub: stub.StopPlan(operator_pb2.StopPlanRequest()))
-    _say(reply.detail)
+    say(reply.detail)
 
 
 @plan_app.command(name="pause")
 def plan_pause(directory: Dir = None) -> None:
     """Let the round under way end and open no other, until plan resume."""
     reply = reach(directory).ask(lambda stub: stub.PausePlan(operator_pb2.PausePlanRequest()))
-    _say(reply.detail)
+    say(reply.detail)
 
 
 @plan_app.command(name="resume")
 def plan_resume(directory: Dir = None) -> None:
     """Go on with a plan that was paused."""
     reply = reach(directory).ask(lambda stub: stub.ResumePlan(operator_pb2.ResumePlanRequest()))
-    _say(reply.detail)
+    say(reply.detail)
 
 
 @app.command()
@@ -530,10 +531,6 @@ def _assignment(text: str) -> tuple[str, object]:
 
 
 # --- small things
-
-
-def _say(text: str) -> None:
-    Console().print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 def _name_from(folder: str) -> str:

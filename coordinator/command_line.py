@@ -18,6 +18,7 @@ from typing import Annotated, TypeVar
 import structlog
 import typer
 from prometheus_client import CollectorRegistry
+from rich.console import Console
 
 from coordinator.composition import Coordinator
 from coordinator.edges.access_folder import AccessFolder
@@ -142,6 +143,11 @@ def whole_seconds(given: float | None, *, unit_s: int, most: int, of_what: str) 
     if not 1 <= seconds <= most:
         raise ConfigurationError(f"{of_what} valid for {seconds:.0f} seconds is not allowed: use 1 to {most}")
     return int(seconds)
+
+
+def say(line: str) -> None:
+    """For people, as it is: nothing in it is markup, and it is not cut."""
+    Console().print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def instant(unix_s: float) -> str:
