@@ -41,7 +41,7 @@ from security.errors import ConfigurationError, StateError, StorageError
 from security.identifiers import FederationName, Identity, Role
 from security.privacy.ledger import Entry
 from silo_wire.canonical import Digest
-from silo_wire.listen_address import address
+from silo_wire.listen_address import Address, address
 from silo_wire.plan import Plan, PlanBundle
 from silo_wire.sealed_log import kept_log
 
@@ -116,9 +116,8 @@ class Coordinator:
     def operator_access(self) -> OperatorAccess:
         """How this host's operator reaches the coordinator that runs on this folder."""
         listening = address(self.settings.listen.silos)
-        host = reachable(listening.host)
         return OperatorAccess(
-            address=f"[{host}]:{listening.port}" if ":" in host else f"{host}:{listening.port}",
+            address=str(Address(reachable(listening.host), listening.port)),
             federation=self.federation,
             pair=self.keys.present_operator_pair(),
             trust=self.keys.trust,
@@ -127,12 +126,7 @@ class Coordinator:
     @property
     def public_address(self) -> str:
         """host:port by which silos and operators elsewhere reach this coordinator."""
-        host = self.settings.public.hosts[0]
-        return (
-            f"[{host}]:{self.settings.public_silos_port}"
-            if ":" in host
-            else f"{host}:{self.settings.public_silos_port}"
-        )
+        return str(Address(self.settings.public.hosts[0], self.settings.public_silos_port))
 
     @property
     def scratch(self) -> ExportScratch:

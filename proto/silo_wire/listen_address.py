@@ -12,6 +12,10 @@ class Address(NamedTuple):
     host: str
     port: int
 
+    def __str__(self) -> str:
+        """As gRPC and people write it: an IPv6 address in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
 
 def address(text: str) -> Address:
     """ADDRESS:PORT; raises ValueError for anything else."""
