@@ -7,7 +7,6 @@ import socket
 import sys
 import tomllib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Annotated
 import typer
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from coordinator.access_commands import access_app
@@ -206,6 +204,7 @@ def check(
     """Look at everything that could keep this federation from working; exit with 3 if something does."""
     from coordinator.edges.preflight import Ground, preflight
     from security.preflight import failures
+    from security.preflight_page import check_json, check_table
 
     folder = own_folder(directory)
     checks = preflight(
@@ -214,14 +213,9 @@ def check(
         )
     )
     if as_json:
-        print(json.dumps([{**asdict(item), "outcome": item.outcome.value} for item in checks], indent=2))
+        print(check_json(checks))
     else:
-        table = Table("check", "outcome", title=f"coordinator check of {folder.root}")
-        table.add_column("what was found, and the remedy", overflow="fold")
-        for item in checks:
-            found = f"{item.misconfiguration}: {item.detail}" if item.misconfiguration else item.detail
-            table.add_row(item.name, item.outcome.value, escape(found))
-        Console().print(table)
+        Console().print(check_table(checks, f"coordinator check of {folder.root}"))
     if problem := failures(checks):
         raise problem
 
