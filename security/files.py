@@ -10,8 +10,11 @@ What replaces or deletes a secret writes zeros over the old one first, as far as
 
 import os
 import secrets
+import shutil
 import stat
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from security.errors import ConfigurationError, StorageError
@@ -86,6 +89,30 @@ def append_private(path: Path, data: bytes, at: int | None = None, *, remedy: st
 def write_private(path: Path, content: bytes) -> None:
     """Write a key or a secret: mode 0600, atomically."""
     replace(path, content, PRIVATE_FILE_MODE)
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes `folder` at the end of the block: that is made whole or not at all.
+
+    Raises ConfigurationError where `folder` holds anything, StorageError naming it.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigurationError(f"{folder} is not an empty folder: choose another one, nothing is overwritten")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+    except OSError as error:
+        raise StorageError(f"{folder.parent} cannot be written: {error.strerror or error}") from error
+    try:
+        yield work
+        work.chmod(0o755)
+        os.replace(work, folder)
+        sync_folder(folder.parent)
+    except OSError as error:
+        raise StorageError(f"{folder} cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def replace_secret(path: Path, content: bytes) -> None:
