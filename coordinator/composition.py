@@ -283,6 +283,7 @@ async def serving(
             enrolment_service=EnrolmentServicer(service.enrolment, coordinator.federation, coordinator.public_address),
         )
         enrolment.require_free()  # it listens only when somebody is invited, which is too late to find out
+        service.enrolment.listening.clear()
         await silos.start()
         fresh = FreshCertificates(keys=keys, service=service, metrics=metrics, presented=presented)
         tasks = {

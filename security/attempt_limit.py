@@ -1,4 +1,4 @@
-"""How often one source may fail before it has to wait: a window of time, and a bounded number of sources."""
+"""How often one source may fail, or ask for what costs much, before it has to wait: a window of time, and a bounded number of sources."""
 
 from collections import OrderedDict, deque
 from ipaddress import IPv6Address, ip_address, ip_network
@@ -9,32 +9,32 @@ _OWN_NETWORK_BITS = 64
 
 
 class AttemptLimit:
-    """`most` failures of a source in `window_s` seconds. Times are those of one monotonic clock."""
+    """`most` attempts of a source that count in `window_s` seconds. Times are those of one monotonic clock."""
 
     def __init__(self, *, most: int, window_s: float) -> None:
         self._most = most
         self._window_s = window_s
-        self._failures: OrderedDict[str, deque[float]] = OrderedDict()
+        self._counted: OrderedDict[str, deque[float]] = OrderedDict()
 
     def seconds_to_wait(self, source: str, now: float) -> float:
         """0 when `source` may try."""
-        times = self._failures.get(source)
+        times = self._counted.get(source)
         if times is None:
             return 0.0
         while times and times[0] <= now - self._window_s:
             times.popleft()
         if not times:
-            del self._failures[source]
+            del self._counted[source]
             return 0.0
         return times[0] + self._window_s - now if len(times) >= self._most else 0.0
 
-    def failed(self, source: str, now: float) -> None:
-        """Remember it; the source that failed longest ago is forgotten for it where there are too many."""
-        times = self._failures.setdefault(source, deque(maxlen=self._most))
+    def count(self, source: str, now: float) -> None:
+        """Remember one; the source whose last is longest ago is forgotten for it where there are too many."""
+        times = self._counted.setdefault(source, deque(maxlen=self._most))
         times.append(now)
-        self._failures.move_to_end(source)
-        if len(self._failures) > MOST_SOURCES:
-            self._failures.popitem(last=False)
+        self._counted.move_to_end(source)
+        if len(self._counted) > MOST_SOURCES:
+            self._counted.popitem(last=False)
 
 
 def source_of(peer: str) -> str:

@@ -25,6 +25,12 @@ def shared_text2sql() -> Path:
     return folder
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules with slow tests begin first, so that no worker is left alone with one at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)  # a stable sort: within both it stays as it was
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """The tests of tests/crash look at runs that all begin together: one worker takes all of them."""
@@ -34,6 +40,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return CRASH if nodeid.startswith(CRASH) else str(super()._split_scope(nodeid))
 
+    config.option.loadscopereorder = False  # it would begin with the modules that have the most tests, not the longest
     return Files(config, log) if config.getvalue("dist") == "loadfile" else None
 
 

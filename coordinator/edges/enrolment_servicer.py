@@ -12,7 +12,8 @@ from silo_wire.v1 import enrolment_pb2, enrolment_pb2_grpc
 
 MOST_FAILURES = 10
 WINDOW_S = 60.0
-"""Nobody guesses a secret of 256 bits: the limit spares the log and the CPU."""
+"""Nobody guesses a secret of 256 bits: the limit spares the log and the CPU. A right token is taken from any source, since the
+silo that it is for may share an address with whoever fails."""
 
 
 class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServicer):
@@ -35,7 +36,8 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServicer):
 
     async def Enrol(self, request: enrolment_pb2.EnrolRequest, context: Any) -> enrolment_pb2.EnrolReply:
         source = source_of(context.peer())
-        if wait := self._failures.seconds_to_wait(source, time.monotonic()):
+        wait = self._failures.seconds_to_wait(source, time.monotonic())
+        if wait and not self._enrolment.would_take(request.silo, request.token_secret):
             raise Unreachable(
                 f"{MOST_FAILURES} enrolments from {source} failed within {WINDOW_S:.0f} s: try again in {wait:.0f} s"
             )
@@ -43,7 +45,7 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServicer):
             return await self._enrol(request)
         except LoricaError as error:
             if error.fault is Fault.PEER:
-                self._failures.failed(source, time.monotonic())
+                self._failures.count(source, time.monotonic())
             raise
 
     async def _enrol(self, request: enrolment_pb2.EnrolRequest) -> enrolment_pb2.EnrolReply:

@@ -26,6 +26,7 @@ from google.protobuf.message import DecodeError
 from coordinator.edges.authorisation import authorise
 from security.errors import AuthenticationError, AuthorisationError, LoricaError, MalformedMessage, Unreachable, kind_of
 from security.identifiers import FederationName, Identity
+from security.pki.authority_succession import certificate_digest
 from security.pki.parsing import parse_certificate
 from security.pki.peer import identify_client
 from security.pki.trust_bundle import TrustBundle
@@ -52,9 +53,9 @@ Parse = Callable[[bytes], Any]
 
 
 def by_certificate(
-    *, trust: Callable[[], TrustBundle], federation: FederationName, require: Callable[[Identity, str], None]
+    *, trust: Callable[[], TrustBundle], federation: FederationName, require: Callable[[Identity, str, str], None]
 ) -> Admit:
-    """Identify and authorise a caller by its verified client certificate; what is trusted is asked at each call, `require` raises unless its serial is registered."""
+    """Identify and authorise a caller by its verified client certificate; what is trusted is asked at each call, `require` raises unless its serial and digest are registered."""
 
     def admit(method: str, context: Any) -> Caller:
         presented = context.auth_context().get("x509_pem_cert", [])
@@ -62,7 +63,7 @@ def by_certificate(
             raise AuthenticationError("no client certificate was presented: enrol first, then connect with it")
         identity = identify_client(presented[0], trust=trust(), now=datetime.now(UTC), federation=federation)
         certificate = parse_certificate(presented[0])
-        require(identity, f"{certificate.serial_number:x}")
+        require(identity, f"{certificate.serial_number:x}", certificate_digest(certificate).hex())
         authorise(identity, method)
         return Caller(identity, certificate.not_valid_after_utc)
 

@@ -76,6 +76,7 @@ class TlsPair:
 def register_entry(certificate: x509.Certificate, now: datetime) -> Certificate:
     return Certificate(
         serial=f"{certificate.serial_number:x}",
+        digest=certificate_digest(certificate).hex(),
         identity=sole_identity(alternative_names(certificate.extensions)),
         issued_unix_s=now.timestamp(),
         expires_unix_s=certificate.not_valid_after_utc.timestamp(),

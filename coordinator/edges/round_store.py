@@ -74,6 +74,7 @@ from silo_wire.messages import Evaluation, RoundKey
 
 _log = structlog.get_logger(__name__)
 
+EXPIRED_KEPT_S = 30 * 86_400.0
 BUSY_TIMEOUT_MS = 10_000
 _MACHINE_ID = 1
 _SCORED = ("applied", "zero_weight")
@@ -212,6 +213,7 @@ class SqlRoundStore:
                 {
                     "identity_public_key": silo.identity_public_key,
                     "certificate_serial": silo.certificate_serial,
+                    "certificate_digest": silo.certificate_digest,
                     "certificate_expires": silo.certificate_expires_unix_s,
                     "enrolled_at": now,
                     "last_seen": silo.last_seen_unix_s,
@@ -221,12 +223,13 @@ class SqlRoundStore:
             identity = Identity(self._federation, Role.SILO, silo.silo)
             certificate = Certificate(
                 serial=silo.certificate_serial,
+                digest=silo.certificate_digest,
                 identity=identity,
                 issued_unix_s=now,
                 expires_unix_s=silo.certificate_expires_unix_s,
             )
             _revoke(connection, identity, now)
-            connection.execute(insert(certificates).values(_certificate_row(certificate)))
+            _register(connection, certificate)
             _put(connection, held_trust, {"silo": silo.silo}, {"authority": authority, "trust": trust})
 
     # --- the register of certificates
@@ -238,13 +241,14 @@ class SqlRoundStore:
 
     def register(self, certificate: Certificate) -> None:
         with self._transaction() as connection:
-            connection.execute(insert(certificates).values(_certificate_row(certificate)))
+            _register(connection, certificate)
 
     def revoke(self, identity: Identity, at: float) -> None:
         with self._transaction() as connection:
             _revoke(connection, identity, at)
             if identity.role is Role.SILO:
-                connection.execute(update(silos).where(silos.c.silo == identity.name).values(revoked_at=at))
+                present = and_(silos.c.silo == identity.name, silos.c.revoked_at.is_(None))
+                connection.execute(update(silos).where(present).values(revoked_at=at))
                 still_open = and_(invitations.c.silo == identity.name, invitations.c.spent_at.is_(None))
                 connection.execute(delete(invitations).where(still_open))
 
@@ -253,6 +257,7 @@ class SqlRoundStore:
     ) -> None:
         values = {
             "certificate_serial": certificate.entry.serial,
+            "certificate_digest": certificate.entry.digest,
             "certificate_expires": certificate.entry.expires_unix_s,
             "last_seen": at,
         }
@@ -265,7 +270,7 @@ class SqlRoundStore:
         with self._transaction() as connection:
             if connection.execute(update(silos).where(enrolled).values(**values)).rowcount != 1:
                 raise StateError(f"silo {silo} is not enrolled any longer: invite it again")
-            connection.execute(insert(certificates).values(_certificate_row(certificate.entry)))
+            _register(connection, certificate.entry)
             _put(connection, held_trust, {"silo": silo}, {"authority": certificate.authority, "trust": trust})
 
     def held_trust(self) -> Mapping[SiloName, HeldTrust]:
@@ -540,9 +545,17 @@ def _revoke(connection: Connection, identity: Identity, at: float) -> None:
     connection.execute(update(certificates).where(still_good).values(revoked_at=at))
 
 
+def _register(connection: Connection, certificate: Certificate) -> None:
+    """Those that ended long ago go: their dates alone keep them out, and renewals are many."""
+    long_ago = certificate.issued_unix_s - EXPIRED_KEPT_S
+    connection.execute(delete(certificates).where(certificates.c.expires_at < long_ago))
+    connection.execute(insert(certificates).values(_certificate_row(certificate)))
+
+
 def _certificate_row(certificate: Certificate) -> dict[str, object]:
     return {
         "serial": certificate.serial,
+        "digest": certificate.digest,
         "uri": certificate.identity.uri,
         "issued_at": certificate.issued_unix_s,
         "expires_at": certificate.expires_unix_s,
@@ -553,6 +566,7 @@ def _certificate_row(certificate: Certificate) -> dict[str, object]:
 def _certificate(row: Row[Any]) -> Certificate:
     return Certificate(
         serial=row.serial,
+        digest=row.digest,
         identity=Identity.from_uri(row.uri),
         issued_unix_s=row.issued_at,
         expires_unix_s=row.expires_at,
@@ -565,6 +579,7 @@ def _silo(row: Row[Any]) -> EnrolledSilo:
         silo=SiloName(row.silo),
         identity_public_key=row.identity_public_key,
         certificate_serial=row.certificate_serial,
+        certificate_digest=row.certificate_digest,
         certificate_expires_unix_s=row.certificate_expires,
         enrolled_unix_s=row.enrolled_at,
         last_seen_unix_s=row.last_seen,

@@ -18,7 +18,7 @@ from sqlalchemy import (
     Text,
 )
 
-TABLES_VERSION = 3
+TABLES_VERSION = 4
 
 metadata = MetaData()
 
@@ -39,6 +39,7 @@ silos = Table(
     Column("silo", String(63), primary_key=True),
     Column("identity_public_key", LargeBinary(32), nullable=False),
     Column("certificate_serial", String(64), nullable=False),
+    Column("certificate_digest", String(64), nullable=False),
     Column("certificate_expires", Float, nullable=False),
     Column("enrolled_at", Float, nullable=False),
     Column("last_seen", Float, nullable=False),
@@ -49,6 +50,7 @@ certificates = Table(  # all that were issued and have not expired long ago
     "certificates",
     metadata,
     Column("serial", String(64), primary_key=True),
+    Column("digest", String(64), nullable=False),
     Column("uri", String(255), nullable=False, index=True),
     Column("issued_at", Float, nullable=False),
     Column("expires_at", Float, nullable=False),

@@ -53,13 +53,14 @@ class SiloEnrolled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiloRevoked:
-    """The operator shuts a silo out: it is of no cohort any more, and whatever it has sent for the attempt under way is dropped.
+    """A silo's keys have lost their worth: it is of no cohort any more, and whatever it has sent for the attempt under way is dropped.
 
-    What is being summed is summed.
+    What is being summed is summed. `reason` is for the records.
     """
 
     now: float
     silo: SiloName
+    reason: str = "revoked by the operator"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

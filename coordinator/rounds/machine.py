@@ -20,7 +20,8 @@ One rule for time: each phase has one deadline and one quorum, `min_silos`.
   updates were summed (before round 1: whoever is ready). Below a quorum of reports the model cannot become the best.
 - While the operator has paused the plan, no attempt opens; the one under way goes on to its end.
 - A silo that the operator revokes is in no cohort any more. What it sent for the attempt under way is dropped, as if it had declined;
-  under masks it is a drop-out. A sum that is being made is finished.
+  under masks it is a drop-out. A sum that is being made is finished; one that a stop put off is made without that silo, unless masks
+  forbid it.
 - A restart empties `ready` and gives the running phase its deadline anew, in full: time during which no silo could
   reach the coordinator is not held against any of them, and a restart never ends a round.
 
@@ -273,7 +274,24 @@ def _revoke(state: Running, event: SiloRevoked) -> Step:
     left = replace(course, population=course.population - {event.silo}, ready=course.ready - {event.silo})
     if isinstance(state, Collecting | Masking | Evaluating):
         return _without(replace(state, course=left), event)
+    if isinstance(state, Stopped):
+        return _without_in_what_was_stopped(replace(state, course=left), event)
     return _with_course(state, left, event.now)
+
+
+def _without_in_what_was_stopped(state: Stopped, event: SiloRevoked) -> Step:
+    """The sum that a stop put off is made without this silo, or given up where no quorum is left."""
+    updates = tuple(update for update in state.updates if update.silo != event.silo)
+    if updates == state.updates:
+        return state, ()
+    opening = state.opening
+    key = state.course.key(opening.round, opening.attempt)
+    dropped = SiloDropped(key=key, silo=event.silo, outcome="refused", detail=event.reason, at=event.now)
+    if len(updates) >= state.course.terms.min_silos:
+        return replace(state, updates=updates), (dropped,)
+    abandoned = RoundAbandoned(key=key, reason=f"silo {event.silo} was {event.reason}", at=event.now)
+    after = Stopped(course=state.course, opening=replace(opening, attempt=opening.attempt + 1))
+    return after, (dropped, abandoned, DiscardUpdates(key=key))
 
 
 def _without(state: Collecting | Masking | Evaluating, event: SiloRevoked) -> Step:
@@ -282,9 +300,8 @@ def _without(state: Collecting | Masking | Evaluating, event: SiloRevoked) -> St
     cohort = state.silos if isinstance(state, Masking) else state.cohort
     if silo not in cohort or any(item.silo == silo for item in state.declined):
         return state, ()
-    reason = "revoked by the operator"
-    declined = (*state.declined, Declined(silo=silo, reason=DeclineReason.REVOKED, detail=reason))
-    dropped = SiloDropped(key=state.key, silo=silo, outcome="refused", detail=reason, at=event.now)
+    declined = (*state.declined, Declined(silo=silo, reason=DeclineReason.REVOKED, detail=event.reason))
+    dropped = SiloDropped(key=state.key, silo=silo, outcome="refused", detail=event.reason, at=event.now)
     after: State
     match state:
         case Collecting():

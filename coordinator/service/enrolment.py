@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import structlog
 
-from coordinator.rounds.events import SiloEnrolled
+from coordinator.rounds.events import SiloEnrolled, SiloRevoked
 from coordinator.service.ports import Clock, Keys, RoundStore
 from coordinator.service.records import EnrolledSilo, Invitation
 from coordinator.service.register import Register
@@ -17,7 +17,7 @@ from coordinator.service.round_loop import RoundLoop
 from coordinator.service.threads import Threads
 from security.errors import AuthenticationError, ConfigurationError
 from security.identifiers import SiloName, silo_name
-from security.pki.enrolment_token import SECRET_BYTES, check_unexpired, secret_digest, verify_secret
+from security.pki.enrolment_token import SECRET_BYTES, check_unexpired, is_secret, secret_digest, verify_secret
 
 MAX_VALID_SECONDS = 90 * 86_400
 
@@ -46,7 +46,8 @@ class Enrolment:
         self._open: tuple[Invitation, ...] = ()
         self._changed = asyncio.Event()
         self.listening = asyncio.Event()
-        """Set by the listener while it takes tokens."""
+        """Cleared while there is a listener that does not take tokens at the moment."""
+        self.listening.set()
         self.on_change: list[Callable[[], None]] = []
 
     @property
@@ -105,6 +106,7 @@ class Enrolment:
             silo=name,
             identity_public_key=identity_public_key,
             certificate_serial=certificate.entry.serial,
+            certificate_digest=certificate.entry.digest,
             certificate_expires_unix_s=certificate.entry.expires_unix_s,
             enrolled_unix_s=now,
             last_seen_unix_s=0.0,
@@ -118,8 +120,9 @@ class Enrolment:
             )
         )
         await self._register.reload()
-        if known:  # whoever held the keys before has open calls, and the silo's seat
+        if known:  # whoever held the keys before has open calls, the silo's seat, and a part in the round
             self._register.cut(certificate.entry.identity)
+            await self._loop.post(SiloRevoked(now=now, silo=name, reason="enrolled anew with other keys"))
         # Were this lost with the process: the population is taken from the store at the next start.
         await self._loop.post(SiloEnrolled(now=now, silo=name))
         await self._reload()
@@ -129,6 +132,11 @@ class Enrolment:
             trust_bundle_pem=self._keys.trust_bundle_pem,
             coordinator_identity_key=self._keys.identity_public_key,
         )
+
+    def would_take(self, silo: str, token_secret: bytes) -> bool:
+        """Whether this is the secret of an open invitation of that silo; expired ones count."""
+        invitation = next((item for item in self._open if item.silo == silo), None)
+        return invitation is not None and is_secret(token_secret, invitation.secret_digest)
 
     # --- whether the enrolment listener should be there
 

@@ -3,6 +3,7 @@
 `silo` arguments are identities from verified certificates, never from a message.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -129,6 +130,7 @@ class Federation:
             retry_s=retry_s,
         )
         self._attendance = Attendance()
+        self._revocations: set[asyncio.Task[None]] = set()
         self._uploads = Uploads(
             loop=self._loop,
             desk=self._desk,
@@ -381,12 +383,21 @@ class Federation:
         if role is Role.COORDINATOR:
             raise ConfigurationError("the coordinator cannot revoke itself: stop it")
         identity = Identity(self._federation, role, name)
-        invited = role is Role.SILO and name in self.enrolment.invited()
-        await self.register.revoke(identity, invited=invited)
-        if role is Role.SILO:
-            await self.enrolment.resume()
-            await self._loop.post(SiloRevoked(now=self._clock(), silo=SiloName(name)))
+        # An operator who goes away in the middle has revoked all the same, in the machine as well.
+        under_way = asyncio.create_task(self._revoke(identity))
+        self._revocations.add(under_way)
+        under_way.add_done_callback(self._revocations.discard)
+        await asyncio.shield(under_way)
         return f"{identity.uri} is revoked: its certificates are refused and its open calls were cut"
+
+    async def _revoke(self, identity: Identity) -> None:
+        if identity.role is not Role.SILO:
+            return await self.register.revoke(identity)
+        silo = SiloName(identity.name)
+        enrolled = await self._threads.store(self._store.silo, silo) is not None
+        await self.register.revoke(identity, known=enrolled or silo in self.enrolment.invited())
+        await self.enrolment.resume()
+        await self._loop.post(SiloRevoked(now=self._clock(), silo=silo))
 
     async def grant(self, role: Role, name: str, *, csr_der: bytes, valid_s: float) -> bytes:
         """A registered certificate, PEM, for an operator or viewer on another host.

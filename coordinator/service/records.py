@@ -11,12 +11,15 @@ from silo_wire.messages import Evaluation
 class EnrolledSilo:
     """`identity_public_key` is Ed25519, 32 bytes; `last_seen_unix_s` 0 while the silo has never connected.
 
+    `certificate_serial` and `certificate_digest`, as in Certificate, are those of its newest one.
+
     `revoked_unix_s` is set for one that the operator shut out; it is invited anew to come back.
     """
 
     silo: SiloName
     identity_public_key: bytes
     certificate_serial: str
+    certificate_digest: str
     certificate_expires_unix_s: float
     enrolled_unix_s: float
     last_seen_unix_s: float
@@ -25,9 +28,10 @@ class EnrolledSilo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """One that was issued. `serial` is hexadecimal, without leading zeros."""
+    """One that was issued. Both in hexadecimal: `serial` without leading zeros, `digest` the SHA-256 of its DER."""
 
     serial: str
+    digest: str
     identity: Identity
     issued_unix_s: float
     expires_unix_s: float

@@ -1,7 +1,7 @@
-"""Which certificates open the door: those that were issued here, by serial, and that nobody has revoked.
+"""Which certificates open the door: those that were issued here, byte for byte, and that nobody has revoked.
 
 The authority's signature alone is not enough. Who stole its key, or kept a certificate of a silo that was enrolled anew since,
-has one that it signed and that is not in this register.
+has one that it signed and that is not in this register. A thief chooses the serial, and those are no secrets: hence the digest.
 """
 
 from collections.abc import Callable
@@ -36,10 +36,10 @@ class Register:
     def certificates(self) -> tuple[Certificate, ...]:
         return tuple(self._known.values())
 
-    def require(self, identity: Identity, serial: str) -> None:
+    def require(self, identity: Identity, serial: str, digest: str) -> None:
         """Raise AuthenticationError for a certificate that is not registered, AuthorisationError for one that was revoked."""
         held = self._known.get(serial)
-        if held is None or held.identity != identity:
+        if held is None or held.identity != identity or held.digest != digest:
             raise AuthenticationError(
                 f"certificate {serial} of {identity.uri} is not in the coordinator's register: it was not issued here, or "
                 "before the state was restored; have a new one issued"
@@ -57,11 +57,16 @@ class Register:
         await self._threads.store(self._store.register, certificate)
         self._known[certificate.serial] = certificate
 
-    async def revoke(self, identity: Identity, *, invited: bool = False) -> None:
-        """Every certificate of `identity`, from now on; raises StateError where it has none and is not `invited` either."""
-        if not invited and not any(
-            item.identity == identity and item.revoked_unix_s is None for item in self._known.values()
-        ):
+    def issued(self, certificate: Certificate) -> None:
+        """Let in one that the store has already."""
+        self._known.setdefault(certificate.serial, certificate)  # what a revocation has reloaded since stays revoked
+
+    async def revoke(self, identity: Identity, *, known: bool = False) -> None:
+        """Every certificate of `identity`, from now on; the same again is acknowledged.
+
+        Raises StateError where the register has none and it is not `known` otherwise.
+        """
+        if not known and not any(item.identity == identity for item in self._known.values()):
             raise StateError(
                 f"{identity.uri} has no certificate that could be revoked: coordinator status names the silos"
             )

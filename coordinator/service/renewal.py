@@ -1,5 +1,6 @@
 """What a silo that is enrolled keeps fresh: its certificate, the authorities it trusts, its identity key."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,11 +11,17 @@ from coordinator.service.ports import Clock, Keys, RoundStore
 from coordinator.service.records import EnrolledSilo
 from coordinator.service.register import Register
 from coordinator.service.threads import Threads
-from security.errors import AuthorisationError, Conflict, StateError
+from security.attempt_limit import AttemptLimit
+from security.errors import AuthorisationError, Conflict, StateError, Unreachable
 from security.identifiers import FederationName, Identity, Role, SiloName
 from security.pki.identity_key import public_key_bytes
 from security.pki.succession import Succession, check_possession
 from silo_wire.statements import TRUST_DOMAIN, trust_statement
+
+RENEWALS_AN_HOUR = 20
+SUCCESSIONS_AN_HOUR = 20
+HOUR_S = 3600.0
+"""Each is kept, in the records and in the audit log: no silo may fill the disk with them."""
 
 _log = structlog.get_logger(__name__)
 
@@ -47,13 +54,17 @@ class Renewal:
         self._clock = clock
         self._threads = threads
         self._state = state
+        self._renewals = AttemptLimit(most=RENEWALS_AN_HOUR, window_s=HOUR_S)
+        self._successions = AttemptLimit(most=SUCCESSIONS_AN_HOUR, window_s=HOUR_S)
         self.on_change: list[Callable[[], None]] = []
 
     async def renew(self, silo: SiloName, *, csr_der: bytes, identity_endorsement: bytes) -> Renewed:
         """A certificate for a new TLS key. The one before stays good until it ends: the answer may get lost.
 
-        Raises IntegrityError where the enrolled identity key did not endorse the request, and what `Keys.recertify` raises.
+        Raises IntegrityError where the enrolled identity key did not endorse the request, what `Keys.recertify` raises, and
+        Unreachable for a silo that renews all the time.
         """
+        _count(self._renewals, silo, "renewals of its certificate", RENEWALS_AN_HOUR)
         enrolled = await self._enrolled(silo)
         now = self._clock()
         certificate = self._keys.recertify(
@@ -73,7 +84,7 @@ class Renewal:
                 at=now,
             )
         )
-        await self._register.reload()
+        self._register.issued(certificate.entry)
         _log.info("certificate renewed", silo=silo, certificate=certificate.entry.serial)
         for changed in self.on_change:
             changed()
@@ -88,7 +99,8 @@ class Renewal:
         """The silo signs with another identity key from now on; the same again is acknowledged.
 
         Raises IntegrityError for a statement that is not signed by both keys, Conflict where the predecessor is not the key
-        that is enrolled, StateError while an attempt of secure aggregation knows the silo by that key.
+        that is enrolled, StateError while an attempt of secure aggregation knows the silo by that key, Unreachable for a silo that
+        changes its key all the time.
         """
         identity = Identity(self._federation, Role.SILO, silo)
         old, new = succession.predecessor, succession.successor
@@ -109,6 +121,7 @@ class Renewal:
                 f"secure aggregation is under way and knows silo {silo} by its present identity key: "
                 "try again when the round has been summed"
             )
+        _count(self._successions, silo, "changes of its identity key", SUCCESSIONS_AN_HOUR)
         # An attempt that opens in this moment may still take the old key: the silo is dropped from that one then.
         await self._threads.store(lambda: self._store.succeed(silo, succession, at=self._clock()))
         _log.info("identity key succeeded", silo=silo, key=public_key_bytes(new).hex())
@@ -118,6 +131,15 @@ class Renewal:
         if enrolled is None:
             raise AuthorisationError(f"silo {silo} is not enrolled in this federation: enrol it with a new invitation")
         return enrolled
+
+
+def _count(limit: AttemptLimit, silo: SiloName, what: str, most: int) -> None:
+    now = time.monotonic()
+    if wait := limit.seconds_to_wait(silo, now):
+        raise Unreachable(
+            f"silo {silo} has asked for {most} {what} within {HOUR_S:.0f} s: it is heard again in {wait:.0f} s"
+        )
+    limit.count(silo, now)
 
 
 def _signs_in(state: State, silo: SiloName) -> bool:

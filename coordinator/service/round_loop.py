@@ -30,6 +30,7 @@ from coordinator.rounds.events import (
     Event,
     MaskingOpened,
     Resumed,
+    SiloRevoked,
 )
 from coordinator.rounds.machine import step
 from coordinator.rounds.states import Aggregating, Finished, Idle, Masking, State, course_of
@@ -96,9 +97,8 @@ class RoundLoop:
         """Take up the persisted state; raises StorageError."""
         before = await self._threads.store(self._store.load)
         silos = await self._threads.store(self._store.silos)
-        event = Resumed(
-            now=self._clock(), population=frozenset(item.silo for item in silos if item.revoked_unix_s is None)
-        )
+        now = self._clock()
+        event = Resumed(now=now, population=frozenset(item.silo for item in silos if item.revoked_unix_s is None))
         after, effects = step(before, event)
         await self._threads.store(self._store.transition, after, [])
         self._state = after
@@ -106,6 +106,9 @@ class RoundLoop:
         for key in await self._threads.store(self._store.closed_attempts, _CLOSED_ATTEMPTS_TO_CLEAR):
             self._owed.append(DiscardUpdates(key=key))  # may have been lost between the record and the deed
         self._journal.resumed(after)
+        for item in silos:
+            if item.revoked_unix_s is not None:  # the process may have ended before the machine was told
+                self.post_soon(SiloRevoked(now=now, silo=item.silo))
 
     async def run(self) -> None:
         """Work until cancelled. A defect in an aggregation ends it, with that error."""

@@ -194,9 +194,14 @@ def secret_digest(secret: bytes) -> bytes:
     return hashlib.sha256(_SECRET_DOMAIN + secret).digest()
 
 
+def is_secret(secret: bytes, digest: bytes) -> bool:
+    """Whether `digest` is `secret_digest(secret)`; compared in constant time."""
+    return hmac.compare_digest(secret_digest(secret), digest)
+
+
 def verify_secret(secret: bytes, digest: bytes) -> None:
     """Raises AuthenticationError unless `digest` is `secret_digest(secret)`; compared in constant time."""
-    if not hmac.compare_digest(secret_digest(secret), digest):
+    if not is_secret(secret, digest):
         raise AuthenticationError("enrolment secret does not match the invitation: use the newest token for this silo")
 
 

@@ -190,6 +190,20 @@ async def test_enrolling_anew_cuts_open_calls_of_the_old_keys_and_frees_the_seat
         await back.order(Prepare)
 
 
+async def test_what_stolen_keys_committed_is_not_summed_once_the_silo_is_enrolled_anew(
+    at: RunningCoordinator, hospital: Silo, federation_template: FederationTemplate
+) -> None:
+    async with Silo(at, federation_template.silos[BANK]) as bank:
+        await training(at, hospital, bank)
+        bundle = at.coordinator.shelf.compile("default")
+        await hospital.upload(hospital.update(await hospital.order(Train), bundle.layout))
+        await at.enrolled(HOSPITAL)
+        state = at.service._loop.state
+        assert isinstance(state, Collecting)
+        assert state.updates == ()
+        assert [(one.silo, one.detail) for one in state.declined] == [(HOSPITAL, "enrolled anew with other keys")]
+
+
 async def test_renewal_that_began_before_an_enrolment_issues_nothing_after_it(
     at: RunningCoordinator, hospital: Silo
 ) -> None:
@@ -256,6 +270,24 @@ async def test_certificate_with_the_serial_of_another_one(at: RunningCoordinator
         refused(at, AuthenticationError, grpc.StatusCode.UNAUTHENTICATED, "not in the coordinator's register"),
     ):
         await call(channel, OPERATOR_CALLS[0], operator_pb2.GetStatusRequest())
+
+
+@pytest.mark.parametrize("whose", ["the silo's", "the operator's"])
+async def test_forged_certificate_with_a_registered_serial_is_refused(
+    at: RunningCoordinator, hospital: Silo, whose: str
+) -> None:
+    """Who has stolen an authority's key chooses the serial, and serials stand in logs: the whole certificate is compared."""
+    identity, method, request = Identity(FEDERATION, Role.OPERATOR, "operator"), OPERATOR_CALLS[0], None
+    serial = at.coordinator.keys.operator_pair(datetime.now(UTC)).certificate.serial_number
+    if whose == "the silo's":
+        identity, method = Identity(FEDERATION, Role.SILO, HOSPITAL), FEDERATION_CALLS[0]
+        request, serial = request_for(method, hospital.key()), hospital.credentials.certificate.serial_number
+    pair = forged(at.coordinator.keys.authority, identity, serial=serial)
+    async with (
+        at.channel(key_pem=pair[0], certificate_pem=pair[1]) as channel,
+        refused(at, AuthenticationError, grpc.StatusCode.UNAUTHENTICATED, "not in the coordinator's register"),
+    ):
+        await call(channel, method, request or operator_pb2.GetStatusRequest())
 
 
 async def test_stream_outlives_no_certificate(at: RunningCoordinator, federation_template: FederationTemplate) -> None:

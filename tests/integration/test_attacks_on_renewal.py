@@ -11,8 +11,9 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from coordinator.edges.key_store import register_entry
 from coordinator.rounds.states import Collecting
+from coordinator.service.renewal import RENEWALS_AN_HOUR
 from security import files
-from security.errors import AuthenticationError, AuthorisationError, IntegrityError, MalformedMessage
+from security.errors import AuthenticationError, AuthorisationError, IntegrityError, MalformedMessage, Unreachable
 from security.identifiers import FederationName, Identity, Role, coordinator_dns_name
 from security.pki.authority import Authority
 from security.pki.csr import certificate_request
@@ -231,6 +232,31 @@ async def test_endorsement_of_one_request_does_not_renew_for_another_key(
         refused(at, IntegrityError, grpc.StatusCode.DATA_LOSS, "does not match"),
     ):
         await silo.stub.RenewCertificate(message)
+
+
+async def test_silo_that_renews_in_a_loop_is_told_to_wait(
+    at: RunningCoordinator, federation_template: FederationTemplate
+) -> None:
+    """Each certificate is a row, a line of the audit log and a place in memory for a month."""
+    credentials = federation_template.silos[HOSPITAL]
+    request = certificate_request(new_tls_key(), HOSPITAL_IDENTITY)
+    endorsement = endorse_renewal(credentials.identity_key, request=request, identity=HOSPITAL_IDENTITY)
+    message = renewal_request(federation=FEDERATION, silo=HOSPITAL, csr_der=request, endorsement=endorsement)
+    registered = len(at.service.register.certificates())
+    async with Silo(at, credentials) as silo:
+        for _ in range(RENEWALS_AN_HOUR):
+            await silo.stub.RenewCertificate(message)
+        async with refused(at, Unreachable, grpc.StatusCode.UNAVAILABLE, "renewals of its certificate"):
+            await silo.stub.RenewCertificate(message)
+    async with Silo(at, federation_template.silos[BANK]) as bank:
+        request = certificate_request(new_tls_key(), bank.credentials.identity)
+        endorsement = endorse_renewal(
+            bank.credentials.identity_key, request=request, identity=bank.credentials.identity
+        )
+        await bank.stub.RenewCertificate(
+            renewal_request(federation=FEDERATION, silo=BANK, csr_der=request, endorsement=endorsement)
+        )
+    assert len(at.service.register.certificates()) == registered + RENEWALS_AN_HOUR + 1
 
 
 async def test_silo_that_renews_in_the_name_of_another(

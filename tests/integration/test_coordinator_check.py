@@ -310,6 +310,7 @@ def cohort_beyond_secure_aggregation(folder: CoordinatorFolder, patch: pytest.Mo
                     silo=name,
                     identity_public_key=bytes(32),
                     certificate_serial=f"{number:x}",
+                    certificate_digest=f"{number:064x}",
                     certificate_expires_unix_s=2.0,
                     enrolled_unix_s=1.0,
                     last_seen_unix_s=1.0,

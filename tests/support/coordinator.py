@@ -50,7 +50,7 @@ import grpc.aio  # isort: skip
 FEDERATION = FederationName("test-net")
 HOSPITAL = SiloName("hospital-a")
 BANK = SiloName("bank-b")
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 CHUNK_BYTES = 1 << 14
 PLAN = "default"
 PLAN_VALUES: dict[str, object] = {

@@ -246,7 +246,7 @@ class FederationPeer(federation_pb2_grpc.FederationServicer):
             self._orders[silo] += 1
         await self._note()
 
-    async def until(self, holds: Callable[[], bool], *, within_s: float = 20.0) -> None:
+    async def until(self, holds: Callable[[], bool], *, within_s: float = 90.0) -> None:
         """Until the test's condition on what came in holds."""
         async with self._changed:
             async with asyncio.timeout(within_s):

@@ -407,6 +407,26 @@ def test_a_sum_that_is_being_made_is_finished_though_a_silo_in_it_is_revoked() -
     assert A not in state.course.population
 
 
+def test_revoked_while_stopped_is_not_in_the_sum_after_the_start() -> None:
+    three = after(replace(COLLECTING, cohort=(A, B, C)), committed(A), committed(B), committed(C))
+    stopped = after(three, PlanStopped(now=T0))
+    state, effects = step(stopped, revoked(A, T0 + 1))
+    assert isinstance(state, Stopped)
+    assert effects == (SiloDropped(key=key(), silo=A, outcome="refused", detail="revoked by the operator", at=T0 + 1),)
+    assert step(state, revoked(A, T0 + 2)) == (state, ())
+    again = after(state, started())
+    assert isinstance(again, Aggregating)
+    assert again.silos == (B, C)
+
+
+def test_revoked_while_stopped_below_the_quorum_gives_the_attempt_up() -> None:
+    stopped = after(AGGREGATING, PlanStopped(now=T0))
+    state, effects = step(stopped, revoked(A, T0 + 1))
+    assert isinstance(state, Stopped)
+    assert (state.updates, state.opening.attempt) == ((), 2)
+    assert [type(effect) for effect in effects] == [SiloDropped, RoundAbandoned, DiscardUpdates]
+
+
 def test_a_revoked_silo_comes_back_by_enrolling_anew() -> None:
     assert after(IDLE, revoked(A), enrolled(A)) == IDLE
 

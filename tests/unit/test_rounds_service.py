@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from coordinator.edges.plan_parts import model_store
 from coordinator.plans.plan_shelf import PlanShelf
 from coordinator.rounds.events import DeadlinePassed
-from coordinator.rounds.states import Collecting, round_of
+from coordinator.rounds.states import Collecting, population_of, round_of
 from coordinator.rounds.states import Finished as StateFinished
 from coordinator.service.federation import Federation
 from security.errors import (
@@ -32,7 +32,7 @@ from security.errors import (
     StorageError,
     WrongTime,
 )
-from security.identifiers import SiloName
+from security.identifiers import Identity, Role, SiloName
 from security.pki import identity_key
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.manifest import Layout, TensorSpec, manifest_of
@@ -300,6 +300,51 @@ async def test_a_restart_in_mid_round_keeps_what_was_committed_and_what_was_spoo
         await coordinator.reaches(lambda state: round_of(state)[0] == 2)
         (row, *_) = await service.rounds()
         assert (row.round, row.attempt, row.outcome) == (1, 1, "applied")
+
+
+async def test_kill_between_revocation_in_store_and_in_machine_drops_the_update(folder: Path) -> None:
+    async with running(folder) as coordinator, in_training(coordinator) as (bank, _, order, bundle):
+        delta = bank.delta(bundle, 1)
+        await bank.upload(coordinator.service, bank.header(order.key, order.model, bundle, delta), delta)
+        coordinator.store.revoke(Identity(FEDERATION, Role.SILO, bank.name), order.key.round)
+
+    async with running(folder) as coordinator:
+        await coordinator.reaches(lambda state: not isinstance(state, Collecting))
+        (row, *_) = await coordinator.service.rounds()
+        assert (row.outcome, "revoked" in row.detail) == ("abandoned", True), row
+        assert {silo.silo: silo.outcome for silo in row.silos}[bank.name] == "refused"
+
+
+async def test_revoking_again_after_a_failed_transition_drops_the_silo(
+    at_work: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk was full between the register and the machine: the operator types the same again."""
+
+    def full(*_: Any) -> None:
+        raise StorageError("no space left")
+
+    async with in_training(at_work) as (bank, _, order, bundle):
+        delta = bank.delta(bundle, 1)
+        await bank.upload(at_work.service, bank.header(order.key, order.model, bundle, delta), delta)
+        with monkeypatch.context() as patch:
+            patch.setattr(at_work.store, "transition", full)
+            with pytest.raises(StorageError):
+                await at_work.service.revoke(Role.SILO, bank.name)
+        assert bank.name in population_of(at_work.service._loop.state)
+        await at_work.service.revoke(Role.SILO, bank.name)
+        assert bank.name not in population_of(at_work.service._loop.state)
+        (row, *_) = await at_work.service.rounds()
+        assert {silo.silo: silo.outcome for silo in row.silos}[bank.name] == "refused"
+
+
+async def test_operator_who_goes_away_in_the_middle_has_revoked_all_the_same(at_work: Running) -> None:
+    async with in_training(at_work) as (bank, _, _, _):
+        asked = asyncio.create_task(at_work.service.revoke(Role.SILO, bank.name))
+        await asyncio.sleep(0)  # it has begun
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        await at_work.reaches(lambda state: bank.name not in population_of(state))
 
 
 async def test_a_plan_under_way_needs_its_folder_no_more(folder: Path) -> None:
@@ -885,15 +930,21 @@ async def test_an_invitation_of_one_silo_does_not_enrol_another(at_work: Running
 
 
 async def test_enrolling_again_replaces_the_keys_and_the_old_key_signs_no_update(at_work: Running) -> None:
-    async with in_training(at_work) as (bank, hospital, order, _):
+    """Not in the round under way, of which the silo is no part any more, and not in the next."""
+    async with in_training(at_work, schedule={"min_silos": 1}) as (bank, hospital, order, _):
         token, _ = await at_work.service.enrolment.invite(bank.name, 60)
         renewed = SiloStandIn(bank.name)
         await renewed.enrol(at_work.service, token)
-        with pytest.raises(IntegrityError):
-            await bank.do(at_work.service, order)
-        await renewed.do(at_work.service, order)
-        await hospital.do(at_work.service, order)
-        await at_work.reaches(lambda state: round_of(state)[0] == 2)
+        for keys in (bank, renewed):
+            with pytest.raises(Conflict, match="has declined round 1"):
+                await keys.do(at_work.service, order)
+        async with attending(at_work.service, replace(renewed, instance=b"i" * 8 + b"j" * 8)) as of_bank:
+            await hospital.do(at_work.service, order)
+            later = await of_bank(Train)
+            assert later.key.round == 2
+            with pytest.raises(IntegrityError):
+                await bank.do(at_work.service, later)
+            await renewed.do(at_work.service, later)
         assert len((await at_work.service.status()).silos) == 2
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.edges.round_store import BUSY_TIMEOUT_MS, SqlRoundStore
+from coordinator.edges.round_store import BUSY_TIMEOUT_MS, EXPIRED_KEPT_S, SqlRoundStore
 from coordinator.edges.state_json import STATE_VERSION, state_from_json, state_to_json
 from coordinator.rounds.effects import COMMANDS, Record
 from coordinator.rounds.events import DeadlinePassed, Event, PlanStopped
@@ -20,9 +20,9 @@ from coordinator.rounds.machine import step
 from coordinator.rounds.scores import BestModel
 from coordinator.rounds.states import Aggregating, Idle, State, Stopped
 from coordinator.rounds.updates import IncludedUpdate
-from coordinator.service.records import EnrolledSilo, Invitation
+from coordinator.service.records import Certificate, EnrolledSilo, Invitation
 from security.errors import AuthenticationError, StorageError
-from security.identifiers import SiloName
+from security.identifiers import Identity, Role, SiloName
 from silo_wire.canonical import digest_of
 from tests.support.masked_rounds import D, MaskedRounds
 from tests.support.rounds import (
@@ -86,6 +86,7 @@ def enrolled_silo(silo: SiloName = A, at: float = T0) -> EnrolledSilo:
         silo=silo,
         identity_public_key=silo.encode().ljust(32, b"."),
         certificate_serial=f"{silo}-{at:.0f}",
+        certificate_digest=digest_of(f"certificate of {silo} at {at:.0f}".encode()),
         certificate_expires_unix_s=T0 + 86_400,
         enrolled_unix_s=at,
         last_seen_unix_s=0.0,
@@ -332,6 +333,19 @@ def test_enrolling_again_replaces_the_keys_and_keeps_one_silo(store: SqlRoundSto
     store.enrol(renewed, secret_digest=invitation().secret_digest)
     assert store.silo(A) == renewed
     assert [silo.silo for silo in store.silos()] == [A, B, C]
+
+
+def test_expired_certificates_leave_the_register_a_month_later(store: SqlRoundStore) -> None:
+    identity = Identity(FEDERATION, Role.VIEWER, "victor")
+
+    def one(serial: str, at: float) -> Certificate:
+        return Certificate(serial=serial, digest="", identity=identity, issued_unix_s=at, expires_unix_s=at + 10)
+
+    store.register(one("a", T0))
+    store.register(one("b", T0 + EXPIRED_KEPT_S))
+    assert {item.serial for item in store.certificates() if item.identity == identity} == {"a", "b"}
+    store.register(one("c", T0 + EXPIRED_KEPT_S + 11))
+    assert {item.serial for item in store.certificates() if item.identity == identity} == {"b", "c"}
 
 
 def test_when_a_silo_was_last_seen_is_kept(store: SqlRoundStore) -> None:

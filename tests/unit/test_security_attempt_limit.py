@@ -12,11 +12,11 @@ def test_a_source_that_fails_too_often_waits_until_its_first_failure_is_old() ->
     limit = AttemptLimit(most=3, window_s=60.0)
     for now in (0.0, 10.0, 20.0):
         assert limit.seconds_to_wait("a", now) == 0
-        limit.failed("a", now)
+        limit.count("a", now)
     assert limit.seconds_to_wait("a", 20.0) == 40.0
     assert limit.seconds_to_wait("b", 20.0) == 0
     assert limit.seconds_to_wait("a", 60.0) == 0
-    limit.failed("a", 60.0)
+    limit.count("a", 60.0)
     assert limit.seconds_to_wait("a", 60.0) == 10.0
 
 
@@ -26,7 +26,7 @@ def test_no_window_has_more_failures_of_a_source_that_keeps_to_what_it_is_told(s
     for source, pause in steps:
         now += pause
         if limit.seconds_to_wait(source, now) == 0:
-            limit.failed(source, now)
+            limit.count(source, now)
             failures.append((source, now))
     for source, at in failures:
         assert sum(other == source and at - 60 < when <= at for other, when in failures) <= 3
@@ -36,8 +36,8 @@ def test_sources_without_number_take_no_memory_without_end(monkeypatch: pytest.M
     monkeypatch.setattr(attempt_limit, "MOST_SOURCES", 5)
     limit = AttemptLimit(most=1, window_s=60.0)
     for number in range(100):
-        limit.failed(str(number), float(number) / 100)
-    assert len(limit._failures) == 5
+        limit.count(str(number), float(number) / 100)
+    assert len(limit._counted) == 5
     assert limit.seconds_to_wait("99", 1.0) > 0
 
 
