@@ -56,8 +56,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
     async def Invite(self, request: operator_pb2.InviteRequest, context: Any) -> operator_pb2.InviteReply:
         valid = request.valid_seconds or int(self._host.invitation_s)
         token, expires = await self._service.enrolment.invite(request.silo, valid)
-        if context is not None:  # a command beside a coordinator that is stopped waits for no listener
-            await self._service.enrolment.until_listening(expires)
+        await self._service.enrolment.until_listening(expires)
         return operator_pb2.InviteReply(token=token, expires_unix_s=expires)
 
     async def StartPlan(self, request: operator_pb2.StartPlanRequest, context: Any) -> operator_pb2.StartPlanReply:
