@@ -12,9 +12,10 @@ from platformdirs import user_data_path
 from rich.console import Console
 from rich.table import Table
 
-from coordinator.command_line import AsJson, Dir, instant, reach
+from coordinator.command_line import AsJson, Dir, instant, reach, whole_seconds
 from coordinator.edges.access_folder import AccessFolder, access_role, granted_text, requested_identity
 from coordinator.edges.coordinator_folder import remember
+from coordinator.service.renewal import MOST_ACCESS_S
 from security.errors import ConfigurationError, MalformedMessage
 from security.identifiers import Identity, Role, federation_name
 from security.pki.parsing import MAX_REQUEST_BYTES
@@ -66,9 +67,8 @@ def grant(
         raise ConfigurationError(f"{file.name} is not what coordinator access request printed: {error}") from error
     if (asked.role, asked.name) != (access_role(role), name):
         raise ConfigurationError(f"{file.name} asks for {asked.uri}, and you grant {role} {name}: correct one of them")
-    wanted = operator_pb2.GrantAccessRequest(
-        role=role, name=name, csr_der=der, valid_seconds=max(0, int((days or 0) * 86_400))
-    )
+    seconds = whole_seconds(days, unit_s=86_400, most=MOST_ACCESS_S, of_what="access")
+    wanted = operator_pb2.GrantAccessRequest(role=role, name=name, csr_der=der, valid_seconds=seconds)
     reply = reach(directory).ask(lambda stub: stub.GrantAccess(wanted))
     Console(stderr=True).print(
         f"granted to {asked.uri}; hand it over by a way on which nobody can change it", highlight=False, soft_wrap=True

@@ -1,20 +1,15 @@
 """`coordinator audit`: what happened here, and whether the log that says so is whole. Offline: nothing is asked of anybody."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from coordinator.command_line import AsJson, Dir, load, own_folder
 from coordinator.edges.audit_check import check_silos, silo_heads
-from security.audit.entry import Entry
-from security.audit.reading import against, described, entries_of, facts, read_log
-from security.audit.verification import Verification
-from security.errors import ConfigurationError, IntegrityError, MalformedMessage
+from security.audit.reading import against, key_from_digits, read_log, shown, verdict
 from security.identifiers import Identity, Role
-from security.pki.identity_key import public_key_bytes, public_key_from_bytes
+from security.pki.identity_key import public_key_bytes
 
 audit_app = typer.Typer(help="Look at the audit log, and check that it is whole.", no_args_is_help=True)
 
@@ -39,16 +34,8 @@ def show(
             for head in of_silo:
                 print(head.line().decode(), end="")
         return
-    entries: list[Entry] = []
-    trouble: IntegrityError | None = None
-    try:
-        entries.extend(entries_of(folder, Verification()))
-    except IntegrityError as error:
-        trouble = error
-    for entry in entries[-last:] if last else entries:
-        print(json.dumps(facts(entry)) if as_json else described(entry))
-    if trouble is not None:
-        raise trouble
+    for line in shown(folder, last=last, as_json=as_json):
+        print(line)
 
 
 @audit_app.command()
@@ -69,7 +56,7 @@ def verify(
         writer = Identity(coordinator.federation, Role.COORDINATOR).uri
         keys = [coordinator.keys.identity.public_key()]
     else:
-        folder, writer, keys = log, "", [identity_key(key)]
+        folder, writer, keys = log, "", [key_from_digits("--key", key)]
     reading = read_log(folder, writer=writer, keys=keys)
     said = [*reading.summary(), f"identity key {public_key_bytes(keys[0]).hex()}", *check_silos(reading)]
     if receipts is not None:
@@ -79,18 +66,4 @@ def verify(
             "not checked: whether who has the key wrote the log anew; a silo's `silo-agent audit show --heads`, given with "
             "--receipts, tells"
         )
-    print(
-        json.dumps({"whole": True, "entries": len(reading.entries), "found": said}, indent=1)
-        if as_json
-        else "\n".join(said)
-    )
-
-
-def identity_key(text: str) -> Ed25519PublicKey:
-    """Raises ConfigurationError."""
-    try:
-        return public_key_from_bytes(bytes.fromhex(text))
-    except (ValueError, MalformedMessage) as error:
-        raise ConfigurationError(
-            f"--key {text[:80]!r} is no identity key of 64 hexadecimal digits: give it with --log"
-        ) from error
+    print(verdict(reading, said, as_json=as_json))

@@ -10,7 +10,7 @@ from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 from rich.table import Table
 
-from coordinator.command_line import AsJson, Dir, instant, load, own_folder, reach
+from coordinator.command_line import AsJson, Dir, enter_command, instant, load, own_folder, reach, say
 from coordinator.edges.authorities import Authorities
 from coordinator.edges.authority_backup import export_authority, import_authority
 from coordinator.settings import Settings
@@ -67,8 +67,10 @@ def export(
 ) -> None:
     """Write the authority that issues to a file under a passphrase, asked for or in $LORICA_CA_PASSPHRASE."""
     coordinator = load(directory)
-    export_authority(coordinator.keys.authorities, target, _passphrase(confirm=True))
-    _say(f"the authority of {coordinator.federation} is in {target}: who has it and the passphrase has the federation")
+    passphrase = _passphrase(confirm=True)
+    enter_command(coordinator.folder, "ca export", file=str(target))
+    export_authority(coordinator.keys.authorities, target, passphrase)
+    say(f"the authority of {coordinator.federation} is in {target}: who has it and the passphrase has the federation")
 
 
 @ca_app.command()
@@ -79,8 +81,10 @@ def request(
     """Make a key and a certificate request for an authority that an institution's CA is to certify."""
     if target.exists():
         raise ConfigurationError(f"{target} is there already: choose a new file")
-    files.replace(target, load(directory).keys.authorities.request())
-    _say(f"have {target} signed, then: coordinator ca import SIGNED.pem --chain CHAIN.pem")
+    coordinator = load(directory)
+    enter_command(coordinator.folder, "ca request", file=str(target))
+    files.replace(target, coordinator.keys.authorities.request())
+    say(f"have {target} signed, then: coordinator ca import SIGNED.pem --chain CHAIN.pem")
 
 
 @ca_app.command(name="import")
@@ -105,9 +109,12 @@ def import_(
         return
     folder = own_folder(directory)
     federation = federation_name(Settings.read(folder.settings).federation)
-    import_authority(folder.keys, source, _passphrase(confirm=False), federation)
+    passphrase = _passphrase(confirm=False)
+    if folder.identity_key.exists():  # who signs the log; without it nothing of this folder is trusted by anybody
+        enter_command(folder, "ca import", file=str(source))
+    import_authority(folder.keys, source, passphrase, federation)
     pin = Authorities.load(folder.keys).pin
-    _say(f"the authority of {federation} is in {folder.keys}, its pin is {pin}")
+    say(f"the authority of {federation} is in {folder.keys}, its pin is {pin}")
 
 
 def _change(directory: Path | None, message: operator_pb2.ChangeAuthorityRequest) -> None:
@@ -145,7 +152,3 @@ def _content(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def _say(line: str) -> None:
-    Console().print(line, highlight=False, soft_wrap=True, markup=False)

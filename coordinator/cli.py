@@ -7,26 +7,38 @@ import socket
 import sys
 import tomllib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from coordinator.access_commands import access_app
 from coordinator.audit_commands import audit_app
 from coordinator.authority_commands import ca_app
-from coordinator.command_line import AsJson, Dir, OnTheHost, instant, load, log_to_stderr, own_folder, reach
+from coordinator.command_line import (
+    AsJson,
+    Dir,
+    OnTheHost,
+    enter_command,
+    instant,
+    load,
+    log_to_stderr,
+    own_folder,
+    reach,
+    say,
+    whole_seconds,
+)
 from coordinator.composition import Coordinator, load_keys, serve
 from coordinator.edges.coordinator_folder import CoordinatorFolder, remember
 from coordinator.edges.export_client import fetch_export
 from coordinator.edges.key_store import KeyStore, key_files
 from coordinator.plans.forecast import forecast
+from coordinator.service.enrolment import MAX_VALID_SECONDS
 from coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT, settings_text
 from security import files
 from security.errors import ConfigurationError, LoricaError, StateError, exit_code
@@ -109,9 +121,7 @@ def invite(
     directory: Dir = None,
 ) -> None:
     """Print a one-time enrolment token for a silo, on stdout alone."""
-    seconds = 0 if hours is None else max(0, int(hours * 3600))
-    if hours is not None and not seconds:  # on the wire it stands for what the coordinator's settings say
-        raise ConfigurationError("an invitation valid for 0 seconds is not allowed: use 1 to 7776000")
+    seconds = whole_seconds(hours, unit_s=3600, most=MAX_VALID_SECONDS, of_what="an invitation")
     wanted = operator_pb2.InviteRequest(silo=silo, valid_seconds=seconds)
     reply = reach(directory).ask(lambda stub: stub.Invite(wanted))
     expires = datetime.fromtimestamp(reply.expires_unix_s, UTC).isoformat(timespec="minutes")
@@ -129,7 +139,7 @@ def revoke(
 ) -> None:
     """Shut somebody out at once: open calls are cut, certificates refused. A silo comes back by a new invitation."""
     reply = reach(directory).ask(lambda stub: stub.Revoke(operator_pb2.RevokeRequest(role=role, name=name)))
-    _say(reply.detail)
+    say(reply.detail)
 
 
 @app.command(name="serve")
@@ -194,6 +204,7 @@ def check(
     """Look at everything that could keep this federation from working; exit with 3 if something does."""
     from coordinator.edges.preflight import Ground, preflight
     from security.preflight import failures
+    from security.preflight_page import check_json, check_table
 
     folder = own_folder(directory)
     checks = preflight(
@@ -202,14 +213,9 @@ def check(
         )
     )
     if as_json:
-        print(json.dumps([{**asdict(item), "outcome": item.outcome.value} for item in checks], indent=2))
+        print(check_json(checks))
     else:
-        table = Table("check", "outcome", title=f"coordinator check of {folder.root}")
-        table.add_column("what was found, and the remedy", overflow="fold")
-        for item in checks:
-            found = f"{item.misconfiguration}: {item.detail}" if item.misconfiguration else item.detail
-            table.add_row(item.name, item.outcome.value, escape(found))
-        Console().print(table)
+        Console().print(check_table(checks, f"coordinator check of {folder.root}"))
     if problem := failures(checks):
         raise problem
 
@@ -227,7 +233,8 @@ def keys_protect(
     """Encrypt the private keys with the passphrase of LORICA_NEW_KEY_PASSPHRASE[_FILE], whatever they are encrypted with now."""
     folder = own_folder(directory)
     with ProcessLock(folder.lock, "coordinator"):
-        print(key_file.protect_all(key_files(folder.keys), os.environ, clear=clear))
+        tell = partial(enter_command, folder, "keys protect", clear="yes" if clear else "no")
+        print(key_file.protect_all(key_files(folder.keys), os.environ, clear=clear, tell=tell))
 
 
 @app.command()
@@ -308,6 +315,7 @@ def export(
         if not chosen:
             raise StateError("no plan has been started, so there is no model: run coordinator plan start")
         name, model = reply.plan_name, Digest(chosen.hex())
+        enter_command(coordinator.folder, "export", plan=reply.plan_digest.hex(), model=model, folder=str(target))
         coordinator.export(Digest(reply.plan_digest.hex()), model, target)
     else:
         name, model = reached.ask(lambda stub: fetch_export(stub, target, latest=latest), timeout_s=None)
@@ -407,21 +415,21 @@ def plan_start(name: Annotated[str, typer.Argument()] = DEFAULT_PLAN, directory:
 def plan_stop(directory: Dir = None) -> None:
     """Stop the plan under way; what was committed is kept, and plan start goes on with it."""
     reply = reach(directory).ask(lambda stub: stub.StopPlan(operator_pb2.StopPlanRequest()))
-    _say(reply.detail)
+    say(reply.detail)
 
 
 @plan_app.command(name="pause")
 def plan_pause(directory: Dir = None) -> None:
     """Let the round under way end and open no other, until plan resume."""
     reply = reach(directory).ask(lambda stub: stub.PausePlan(operator_pb2.PausePlanRequest()))
-    _say(reply.detail)
+    say(reply.detail)
 
 
 @plan_app.command(name="resume")
 def plan_resume(directory: Dir = None) -> None:
     """Go on with a plan that was paused."""
     reply = reach(directory).ask(lambda stub: stub.ResumePlan(operator_pb2.ResumePlanRequest()))
-    _say(reply.detail)
+    say(reply.detail)
 
 
 @app.command()
@@ -517,10 +525,6 @@ def _assignment(text: str) -> tuple[str, object]:
 
 
 # --- small things
-
-
-def _say(text: str) -> None:
-    Console().print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 def _name_from(folder: str) -> str:

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import os
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from typing import Annotated, TypeVar
 import structlog
 import typer
 from prometheus_client import CollectorRegistry
+from rich.console import Console
 
 from coordinator.composition import Coordinator
 from coordinator.edges.access_folder import AccessFolder
@@ -25,7 +27,13 @@ from coordinator.edges.coordinator_folder import CoordinatorFolder, chosen_folde
 from coordinator.edges.metrics import CoordinatorMetrics
 from coordinator.edges.operator_client import CALL_TIMEOUT_S, OperatorAccess
 from coordinator.edges.operator_servicer import OperatorServicer
+from coordinator.settings import Settings
+from security.audit.entry import Event
+from security.audit.log_file import AuditLog
 from security.errors import ConfigurationError, Conflict
+from security.identifiers import Identity, Role, federation_name
+from security.pki import key_file
+from security.pki.identity_key import identity_key_from_pem
 from security.process_lock import ProcessLock, holder
 from silo_wire.v1 import operator_pb2_grpc
 
@@ -113,6 +121,33 @@ def own_folder(directory: Path | None) -> CoordinatorFolder:
         )
     folder.require()
     return folder
+
+
+def enter_command(folder: CoordinatorFolder, command: str, /, **said: str) -> None:
+    """Into the audit log, signed: what a command is about to do to this folder by itself, beside the coordinator or without it."""
+    writer = Identity(federation_name(Settings.read(folder.settings).federation), Role.COORDINATOR).uri
+    key = identity_key_from_pem(key_file.read_key_of_either(folder.identity_key, os.environ))
+    log = AuditLog(folder.audit, writer=writer, key=key, clock=time.time)
+    log.append(Event.OPERATOR_COMMAND, command=command, **said)
+    log.seal()
+
+
+def whole_seconds(given: float | None, *, unit_s: int, most: int, of_what: str) -> int:
+    """How long something is to hold, as requests say it: 0 stands for what the coordinator's settings say, and is nobody's to type.
+
+    Raises ConfigurationError for less than a second or more than `most`.
+    """
+    if given is None:
+        return 0
+    seconds = given * unit_s
+    if not 1 <= seconds <= most:
+        raise ConfigurationError(f"{of_what} valid for {seconds:.0f} seconds is not allowed: use 1 to {most}")
+    return int(seconds)
+
+
+def say(line: str) -> None:
+    """For people, as it is: nothing in it is markup, and it is not cut."""
+    Console().print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def instant(unix_s: float) -> str:

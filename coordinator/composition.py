@@ -16,6 +16,7 @@ from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTO
 from coordinator.edges.audited import AuditedOperator, AuditedStore, RefusalLog, released
 from coordinator.edges.coordinator_folder import CoordinatorFolder
 from coordinator.edges.enrolment_servicer import EnrolmentServicer
+from coordinator.edges.export_scratch import ExportScratch
 from coordinator.edges.federation_servicer import FederationServicer
 from coordinator.edges.fresh_certificates import FreshCertificates
 from coordinator.edges.gate import Refusal
@@ -36,11 +37,11 @@ from coordinator.service.ports import Aggregator, Clock
 from coordinator.settings import Settings, reachable
 from security.audit.entry import Event
 from security.audit.log_file import AuditLog
-from security.errors import ConfigurationError, LoricaError, StateError, StorageError
+from security.errors import ConfigurationError, StateError, StorageError
 from security.identifiers import FederationName, Identity, Role
 from security.privacy.ledger import Entry
 from silo_wire.canonical import Digest
-from silo_wire.listen_address import address
+from silo_wire.listen_address import Address, address
 from silo_wire.plan import Plan, PlanBundle
 from silo_wire.sealed_log import kept_log
 
@@ -115,9 +116,8 @@ class Coordinator:
     def operator_access(self) -> OperatorAccess:
         """How this host's operator reaches the coordinator that runs on this folder."""
         listening = address(self.settings.listen.silos)
-        host = reachable(listening.host)
         return OperatorAccess(
-            address=f"[{host}]:{listening.port}" if ":" in host else f"{host}:{listening.port}",
+            address=str(Address(reachable(listening.host), listening.port)),
             federation=self.federation,
             pair=self.keys.present_operator_pair(),
             trust=self.keys.trust,
@@ -126,12 +126,11 @@ class Coordinator:
     @property
     def public_address(self) -> str:
         """host:port by which silos and operators elsewhere reach this coordinator."""
-        host = self.settings.public.hosts[0]
-        return (
-            f"[{host}]:{self.settings.public_silos_port}"
-            if ":" in host
-            else f"{host}:{self.settings.public_silos_port}"
-        )
+        return str(Address(self.settings.public.hosts[0], self.settings.public_silos_port))
+
+    @property
+    def scratch(self) -> ExportScratch:
+        return ExportScratch(self.settings.state_folder / "exports")
 
     @property
     def on_this_host(self) -> OnThisHost:
@@ -140,7 +139,7 @@ class Coordinator:
             access_s=self.settings.certificates.access_lifetime.total_seconds(),
             address=self.public_address,
             export=self.export,
-            scratch=self.settings.state_folder / "exports",
+            scratch=self.scratch,
         )
 
     def export(self, plan: Digest, model: Digest, target: Path) -> None:
@@ -188,6 +187,7 @@ class Coordinator:
                 observer=metrics,
                 clock=clock,
             )
+            service.authorities.on_change.append(partial(self._authority_changed, audit))
             await service.start()
             metrics.know_silos(silo.silo for silo in store.silos())
             loop = asyncio.create_task(service.run())
@@ -198,6 +198,10 @@ class Coordinator:
                 await asyncio.gather(loop, return_exceptions=True)
         finally:
             store.close()
+
+    def _authority_changed(self, audit: AuditLog) -> None:
+        standings = self.keys.authorities.standings()
+        audit.append(Event.AUTHORITY_CHANGED, **{f"is_{item.name.replace('-', '_')}": item.stage for item in standings})
 
     def _aggregator(self, audit: AuditLog, bundle: PlanBundle, models: ModelStore, spools: Spools) -> Aggregator:
         # Here, not above: torch takes seconds to import, and most commands do without it.
@@ -243,6 +247,7 @@ async def serving(
     settings = coordinator.settings
     keys = coordinator.keys
     keys.authorities.tidy()
+    coordinator.scratch.clear()
     presented = Presented(keys.server_pair(datetime.now(UTC)), keys.trust)
     audit = coordinator.audit(clock)
     refusals = RefusalLog(audit, clock)
@@ -258,12 +263,6 @@ async def serving(
         now = datetime.now(UTC)
         await service.register.add(keys.operator_pair(now).entry(now))  # of this host's own commands
 
-        def authority_changed() -> None:
-            standings = keys.authorities.standings()
-            of_stages = {f"is_{item.name.replace('-', '_')}": item.stage for item in standings}
-            audit.append(Event.AUTHORITY_CHANGED, **of_stages)
-
-        service.authorities.on_change.append(authority_changed)
         if offer:
             await service.offer_plan(offer)
         silos = silo_listener(
@@ -302,8 +301,8 @@ async def serving(
             await silos.stop()
 
 
-def _complain(error: LoricaError) -> None:
-    _log.error("the audit log cannot be added to", error=str(error))
+def _complain(error: Exception) -> None:
+    _log.error("the audit log cannot be added to", error=str(error) or repr(error))
 
 
 async def serve(coordinator: Coordinator, *, offer: str, ready: Callable[[], None]) -> None:

@@ -3,12 +3,18 @@
 `replace` is temp -> fsync -> rename -> fsync of the folder, so a crash leaves the old file or the new one, never a
 part. Private files are 0600 inside a 0700 folder; reading one with looser permissions is refused, not mended, because
 somebody may have read it already.
+
+What replaces or deletes a secret writes zeros over the old one first, as far as a program can: a disk that keeps old blocks
+(flash, copy on write, snapshots) keeps it all the same, and a crash right after the rename leaves the old blocks as they were.
 """
 
 import os
 import secrets
+import shutil
 import stat
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from security.errors import ConfigurationError, StorageError
@@ -85,16 +91,103 @@ def write_private(path: Path, content: bytes) -> None:
     replace(path, content, PRIVATE_FILE_MODE)
 
 
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes `folder` at the end of the block: that is made whole or not at all.
+
+    Raises ConfigurationError where `folder` holds anything, StorageError naming it.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigurationError(f"{folder} is not an empty folder: choose another one, nothing is overwritten")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+    except OSError as error:
+        raise StorageError(f"{folder.parent} cannot be written: {error.strerror or error}") from error
+    try:
+        yield work
+        work.chmod(0o755)
+        os.replace(work, folder)
+        sync_folder(folder.parent)
+    except OSError as error:
+        raise StorageError(f"{folder} cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def replace_secret(path: Path, content: bytes) -> None:
+    """As `write_private`, and the secret that was there before is overwritten; raises StorageError naming the file."""
+    try:
+        before = _open_old(path)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be replaced: {error.strerror or error}") from error
+    if before is None:
+        write_private(path, content)
+        return
+    try:
+        write_private(path, content)
+        overwrite(before)
+    except OSError as error:
+        raise StorageError(f"what {path} held before cannot be overwritten: {error.strerror or error}") from error
+    finally:
+        os.close(before)
+
+
+def erase(path: Path) -> None:
+    """Overwrite a secret and delete it, durably; nothing happens when there is none. Raises StorageError naming the file."""
+    try:
+        if (descriptor := _open_old(path)) is None:
+            return
+        try:
+            overwrite(descriptor)
+        finally:
+            os.close(descriptor)
+        path.unlink()
+        sync_folder(path.parent)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be erased: {error.strerror or error}") from error
+
+
+def was_erased(path: Path) -> bool:
+    """Whether `path` was overwritten by `erase`, and a crash came before it could be deleted; raises StorageError."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
+    return bool(content) and not any(content)
+
+
+def overwrite(descriptor: int) -> None:
+    """Zeros over every byte of an open file, durably: only then may it be deleted. Raises OSError."""
+    write_at(descriptor, bytes(os.fstat(descriptor).st_size), 0)
+    os.fsync(descriptor)
+
+
+def _open_old(path: Path) -> int | None:
+    try:
+        path.chmod(PRIVATE_FILE_MODE)  # its owner may have made it read-only
+        return os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+
+
 def read_private(path: Path) -> bytes:
     """Read a key or a secret; raises ConfigurationError when others than its owner can read it, or it is missing."""
     try:
-        with path.open("rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            if mode & 0o077:
-                raise ConfigurationError(
-                    f"{path} has mode {mode:04o}: others can read this secret; chmod 600 it, and replace it if it was exposed"
-                )
-            return file.read()
+        while True:
+            with path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                mode = stat.S_IMODE(status.st_mode)
+                if mode & 0o077:
+                    raise ConfigurationError(
+                        f"{path} has mode {mode:04o}: others can read this secret; chmod 600 it, and replace it if it was exposed"
+                    )
+                content = file.read()
+                if os.path.samestat(status, path.stat()):
+                    return content
+                # It was replaced meanwhile, and what was read may have been overwritten under our eyes.
     except FileNotFoundError as error:
         raise ConfigurationError(f"{path} is missing") from error
     except OSError as error:

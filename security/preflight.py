@@ -22,6 +22,11 @@ class Misconfiguration:
     remedy: str
 
 
+def named(name: str, found_by: str, meaning: str, remedy: str) -> Misconfiguration:
+    """A row of such a table, in the order in which it is read."""
+    return Misconfiguration(name=name, found_by=found_by, meaning=meaning, remedy=remedy)
+
+
 class Misconfigured(ConfigurationError):
     """What a check found; `name` is that of its Misconfiguration."""
 

@@ -13,8 +13,6 @@ from silo_agent.edges.silo_folder import silo_folder
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-    from security.audit.entry import Entry
-
 audit_app = typer.Typer(help="What this silo did, sent and refused, by its audit log.", no_args_is_help=True)
 
 Log = Annotated[Path | None, typer.Option("--log", help="A copy of a silo's audit folder, elsewhere.")]
@@ -34,9 +32,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Print the entries of the log."""
-    from security.audit.reading import described, entries_of, facts, read_log
-    from security.audit.verification import Verification
-    from security.errors import IntegrityError
+    from security.audit.reading import read_log, shown
     from silo_agent.edges.audit_check import receipts_in
 
     folder = log or silo_folder(directory).audit
@@ -44,16 +40,8 @@ def show(
         for _, receipt in receipts_in(read_log(folder), None):
             print(receipt.head.line().decode(), end="")
         return
-    entries: list[Entry] = []
-    trouble: IntegrityError | None = None
-    try:
-        entries.extend(entries_of(folder, Verification()))
-    except IntegrityError as error:
-        trouble = error
-    for entry in entries[-last:] if last else entries:
-        print(json.dumps(facts(entry)) if as_json else described(entry))
-    if trouble is not None:
-        raise trouble
+    for line in shown(folder, last=last, as_json=as_json):
+        print(line)
 
 
 @audit_app.command()
@@ -77,7 +65,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Check every entry, every signature and the coordinator's receipts; exit with 5 naming the first entry that is wrong."""
-    from security.audit.reading import against, read_log
+    from security.audit.reading import against, key_from_digits, read_log, verdict
     from silo_agent.edges.audit_check import check_receipts
     from silo_agent.edges.identity_succession import own_keys
 
@@ -88,8 +76,8 @@ def verify(
         at, writer = folder.audit, credentials.identity.uri
         keys, coordinator = own_keys(folder, credentials), credentials.coordinator_key
     else:
-        at, writer, keys = log, "", [_key("--key", key)]
-        coordinator = _key("--coordinator-key", coordinator_key) if coordinator_key else None
+        at, writer, keys = log, "", [key_from_digits("--key", key)]
+        coordinator = key_from_digits("--coordinator-key", coordinator_key) if coordinator_key else None
     reading = read_log(at, writer=writer, keys=keys)
     said = reading.summary()
     if coordinator is not None:
@@ -103,8 +91,7 @@ def verify(
             "not checked: whether who has this silo's key wrote anew what came after the last receipt; the operator's "
             "`coordinator audit show --heads`, given with --receipts, tells"
         )
-    found = {"whole": True, "entries": len(reading.entries), "found": said}
-    print(json.dumps(found, indent=1) if as_json else "\n".join(said))
+    print(verdict(reading, said, as_json=as_json))
 
 
 @audit_app.command()
@@ -136,13 +123,3 @@ def report(
     made = report_of(reading.entries, since=begin)
     silo = reading.writer.rpartition("/")[2]
     print(json.dumps({"silo": silo, **made.json()}, indent=1) if as_json else page(made, silo))
-
-
-def _key(option: str, text: str) -> "Ed25519PublicKey":
-    from security.errors import ConfigurationError, MalformedMessage
-    from security.pki.identity_key import public_key_from_bytes
-
-    try:
-        return public_key_from_bytes(bytes.fromhex(text))
-    except (ValueError, MalformedMessage) as error:
-        raise ConfigurationError(f"{option} {text[:80]!r} is no identity key of 64 hexadecimal digits") from error

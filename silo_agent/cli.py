@@ -225,8 +225,8 @@ async def _run_agent(
         )
         observer = AuditedObserver(SiloObserver(journal=journal, metrics=metrics, display=display), audit)
 
-        def on_trouble(error: LoricaError) -> None:
-            display.note("audit-log", detail=str(error))
+        def on_trouble(error: Exception) -> None:
+            display.note("audit-log", detail=str(error) or repr(error))
 
         async with kept_log(log, audit, on_trouble), AsyncExitStack() as open_here:
             client = GrpcCoordinator(
@@ -383,10 +383,9 @@ def check(
 ) -> None:
     """Look at everything that could keep this silo from taking part; exit with 3 if something does."""
     from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
 
     from security.preflight import failures
+    from security.preflight_page import check_json, check_table
     from silo_agent.edges.preflight import Ground, preflight
 
     folder = silo_folder(directory)
@@ -398,14 +397,9 @@ def check(
     )
     checks = asyncio.run(preflight(ground))
     if as_json:
-        print(json.dumps([{**asdict(item), "outcome": item.outcome.value} for item in checks], indent=1))
+        print(check_json(checks))
     else:
-        table = Table("check", "outcome", title=f"silo-agent check of {folder.root}")
-        table.add_column("what was found, and the remedy", overflow="fold")
-        for item in checks:
-            found = f"{item.misconfiguration}: {item.detail}" if item.misconfiguration else item.detail
-            table.add_row(item.name, item.outcome.value, escape(one_line(found)))
-        Console().print(table)
+        Console().print(check_table(checks, f"silo-agent check of {folder.root}"))
     if problem := failures(checks):
         raise problem
 

@@ -1,6 +1,7 @@
 """`silo-agent keys`: the private keys on this silo's disk."""
 
 import os
+import time
 from typing import Annotated
 
 import typer
@@ -22,16 +23,22 @@ def protect(
     clear: Annotated[bool, typer.Option("--clear", help="Leave the keys in clear instead.")] = False,
 ) -> None:
     """Encrypt the private keys with the passphrase of LORICA_NEW_KEY_PASSPHRASE[_FILE], whatever they are encrypted with now."""
-    from security.pki.key_file import protect_all
+    from security.audit.entry import Event
+    from security.audit.log_file import AuditLog
+    from security.pki.identity_key import identity_key_from_pem
+    from security.pki.key_file import protect_all, read_key_of_either
     from security.process_lock import ProcessLock
+    from silo_agent.edges.key_store import enrolled_as
 
     folder = silo_folder(directory)
     folder.require_enrolled()
+
+    def tell() -> None:
+        key = identity_key_from_pem(read_key_of_either(folder.identity_key, os.environ))
+        log = AuditLog(folder.audit, writer=enrolled_as(folder).uri, key=key, clock=time.time)
+        log.append(Event.KEYS_PROTECTED, clear="yes" if clear else "no")
+        log.seal()
+
     with ProcessLock(folder.lock, "silo agent"):
-        print(
-            protect_all(
-                [path for path in (*folder.private_keys, folder.next_identity_key) if path.exists()],
-                os.environ,
-                clear=clear,
-            )
-        )
+        keys = [path for path in (*folder.private_keys, folder.next_identity_key) if path.exists()]
+        print(protect_all(keys, os.environ, clear=clear, tell=tell))

@@ -13,6 +13,7 @@ import structlog
 
 from coordinator.edges.authorisation import ALLOWED, OF_ITS_OWN
 from coordinator.edges.gate import CALLER, Refusal
+from coordinator.edges.key_store import register_entry
 from coordinator.rounds.effects import (
     EvaluationClosed,
     PlanBegun,
@@ -30,6 +31,7 @@ from security.audit.repeats import Repeats
 from security.errors import LoricaError
 from security.identifiers import Role, SiloName
 from security.pki.identity_key import public_key_bytes
+from security.pki.parsing import parse_certificate
 from security.pki.succession import Succession
 from security.privacy.ledger import Entry as LedgerEntry
 from silo_wire.messages import RoundKey
@@ -113,15 +115,19 @@ class AuditedOperator:
         if roles is None or only_looks(name):
             return method
 
-        def tell(request: Any) -> None:
+        def tell(request: Any) -> str:
             caller = CALLER.get(None)
             said = {f"asked_{field.name}": _particular(value) for field, value in request.ListFields()}
             who = LOCAL if caller is None else caller.uri
             self._audit.append(Event.OPERATOR_COMMAND, who=who, command=name, **said)
+            return who
 
         async def audited(request: Any, context: Any) -> Any:
-            tell(request)
-            return await method(request, context)
+            who = tell(request)
+            reply = await method(request, context)
+            if isinstance(reply, operator_pb2.GrantAccessReply | operator_pb2.RenewAccessReply):
+                self._tell_granted(who, reply)
+            return reply
 
         async def streaming(request: Any, context: Any) -> AsyncIterator[Any]:
             tell(request)
@@ -130,6 +136,18 @@ class AuditedOperator:
                     yield reply
 
         return streaming if inspect.isasyncgenfunction(method) else audited
+
+    def _tell_granted(self, who: str, reply: operator_pb2.GrantAccessReply | operator_pb2.RenewAccessReply) -> None:
+        """Before the certificate is handed over; the register, which has it by now, can be held against this."""
+        certificate = parse_certificate(reply.certificate_pem)
+        entry = register_entry(certificate, certificate.not_valid_before_utc)
+        self._audit.append(
+            Event.ACCESS_GRANTED,
+            who=who,
+            to=entry.identity.uri,
+            certificate=entry.serial,
+            expires=int(entry.expires_unix_s),
+        )
 
 
 def only_looks(command: str) -> bool:

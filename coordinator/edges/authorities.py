@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from coordinator.service.ports import AuthorityStanding
 from security import files
-from security.errors import ConfigurationError, LoricaError, MalformedMessage, StateError, StorageError
+from security.errors import ConfigurationError, LoricaError, MalformedMessage, StateError
 from security.identifiers import FederationName
 from security.pki import key_file
 from security.pki.authority import Authority
@@ -151,7 +151,7 @@ class Authorities:
         kept = {member.name for member in self._members if member.stage is not Stage.TRUSTED}
         for path in (*self._folder.glob("ca.*"), *self._folder.glob("ca-*.*")):
             if path.suffix == ".key" and path.stem not in kept:
-                _erase(path)
+                files.erase(path)
             elif path.suffix == ".pem" and path.stem not in named:
                 path.unlink(missing_ok=True)
 
@@ -173,7 +173,7 @@ class Authorities:
         """What the institution's CA made of the request joins as the successor; raises StateError, ConfigurationError."""
         self._require_no_successor()
         path = self._folder / REQUEST_KEY
-        if not path.exists():
+        if not path.exists() or files.was_erased(path):
             raise StateError("no request is open: make one with `coordinator ca request`, and have it signed")
         pem = key_file.read_key(path, os.environ)
         key = tls_key_from_pem(pem)
@@ -184,7 +184,7 @@ class Authorities:
             ),
             now,
         )
-        path.unlink()
+        files.erase(path)
 
     def activate(self) -> None:
         """The successor issues from now on; the key of the one before is deleted. Raises StateError without a successor."""
@@ -197,7 +197,7 @@ class Authorities:
             *(member for member in self._members if member.stage is Stage.TRUSTED),
         )
         self._issuing = authority
-        _erase(self._folder / f"{before.name}.key")
+        files.erase(self._folder / f"{before.name}.key")
 
     def retire(self, name: str, now: datetime) -> None:
         """It is trusted no longer; raises StateError for one that issues, and for none."""
@@ -322,18 +322,3 @@ def _member_of(folder: Path, line: dict[str, object]) -> Member:
         chain=tuple(chain),
         succession=succession,
     )
-
-
-def _erase(path: Path) -> None:
-    """Overwrite a key and delete it. A disk that keeps old blocks keeps it all the same."""
-    try:
-        if path.exists():
-            with path.open("r+b") as file:
-                size = file.seek(0, 2)
-                file.seek(0)
-                file.write(bytes(size))
-                file.flush()
-            path.unlink()
-            files.sync_folder(path.parent)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be erased: {error.strerror or error}") from error

@@ -30,6 +30,11 @@ class CoordinatorFolder:
         return self.root / "keys"
 
     @property
+    def identity_key(self) -> Path:
+        """What the coordinator signs with: models, trust bundles, its audit log."""
+        return self.keys / "identity.key"
+
+    @property
     def audit(self) -> Path:
         return self.root / "audit"
 

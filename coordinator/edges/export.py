@@ -4,9 +4,6 @@ Nothing is converted: configuration and tokenizer are the bytes that the silos a
 were handed, in the plan's type for models, each chunk checked on the way. Adapters are merged into the model that they are for.
 """
 
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +12,6 @@ from coordinator.edges.merged_model import merged_blocks
 from coordinator.edges.model_store import ModelStore
 from coordinator.model_file import MODEL_FILE
 from security import files
-from security.errors import ConfigurationError, StorageError
 from silo_wire.canonical import Digest
 from silo_wire.plan import BASE_LAYOUT_FILE, LAYOUT_FILE, PlanBundle
 
@@ -36,15 +32,8 @@ def export_model(
     Raises ConfigurationError for a folder that holds anything, IntegrityError naming a damaged file of the store; the
     folder is made whole or not at all.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigurationError(f"{folder} is not an empty folder: choose another one, nothing is overwritten")
-    vector = models.vector(model)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
-    except OSError as error:
-        raise StorageError(f"{folder.parent} cannot be written: {error.strerror or error}") from error
-    try:
+    with files.new_folder(folder) as work:
+        vector = models.vector(model)
         for name, content in bundle.files.items():
             if name not in (LAYOUT_FILE, BASE_LAYOUT_FILE):
                 files.replace(work / name, content)
@@ -65,13 +54,6 @@ def export_model(
                 bundle.plan.adapters,
             )
             model_file.write(work / MODEL_FILE, bundle.base_layout, whole)
-        work.chmod(0o755)
-        os.replace(work, folder)
-        files.sync_folder(folder.parent)
-    except OSError as error:
-        raise StorageError(f"{folder} cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 def _card(bundle: PlanBundle, model: Digest, round_number: int) -> str:

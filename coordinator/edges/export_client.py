@@ -2,15 +2,14 @@
 
 import os
 import re
-import shutil
-import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import BinaryIO
 
 from blake3 import blake3
 
 from security import files
-from security.errors import ConfigurationError, IntegrityError, MalformedMessage, StorageError
+from security.errors import IntegrityError, MalformedMessage
 from silo_wire.canonical import Digest
 from silo_wire.v1 import operator_pb2, operator_pb2_grpc
 
@@ -24,15 +23,8 @@ async def fetch_export(
 
     Raises ConfigurationError for a folder that holds anything, IntegrityError for a file that came damaged, StorageError.
     """
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigurationError(f"{target} is not an empty folder: choose another one, nothing is overwritten")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
-    except OSError as error:
-        raise StorageError(f"{target.parent} cannot be written: {error.strerror or error}") from error
-    plan, model, current = "", b"", _File(work)
-    try:
+    plan, model = "", b""
+    with files.new_folder(target) as work, closing(_File(work)) as current:
         async for piece in stub.ExportModel(operator_pb2.ExportModelRequest(latest=latest)):
             if piece.model_digest:
                 plan, model = piece.plan_name, piece.model_digest
@@ -42,14 +34,6 @@ async def fetch_export(
             raise MalformedMessage(
                 "the coordinator ended the export before its last file was whole: give the command again"
             )
-        work.chmod(0o755)
-        os.replace(work, target)
-        files.sync_folder(target.parent)
-    except OSError as error:
-        raise StorageError(f"{target} cannot be written: {error.strerror or error}") from error
-    finally:
-        current.close()
-        shutil.rmtree(work, ignore_errors=True)
     return plan, Digest(model.hex())
 
 

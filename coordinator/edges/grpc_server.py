@@ -19,7 +19,7 @@ from coordinator.service.register import Register
 from coordinator.settings import reachable
 from security.errors import ConfigurationError, StateError
 from security.identifiers import FederationName
-from silo_wire.listen_address import address
+from silo_wire.listen_address import address, require_bindable
 from silo_wire.transport import ENROLMENT_OPTIONS, SERVER_OPTIONS
 from silo_wire.v1 import enrolment_pb2_grpc, operator_pb2_grpc
 
@@ -49,11 +49,8 @@ class Listener:
 
     def require_free(self) -> None:
         """Raise ConfigurationError now rather than at a later `start` when the address cannot be bound."""
-        host, port = address(self._address)
         try:
-            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind((host, port))  # never listens, so nobody can connect
+            require_bindable(address(self._address))
         except OSError as error:
             raise self._unusable() from error
 

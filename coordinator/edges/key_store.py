@@ -10,9 +10,10 @@ authority is at hand; a new TLS key goes with each. Key and certificate share a 
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 from cryptography import x509
@@ -249,30 +250,27 @@ class KeyStore:
         self, silo: SiloName, *, csr_der: bytes, identity_public_key: bytes, identity_endorsement: bytes, now: float
     ) -> IssuedCertificate:
         """A silo certificate for a request that is this silo's, and endorsed by the identity key that comes with it."""
-        identity = Identity(self.federation, Role.SILO, silo)
-        public_key = csr.check_request(csr_der, identity)
-        endorsement.check_endorsement(
-            identity_public_key, request=csr_der, identity=identity, signature=identity_endorsement
-        )
-        return self._issued(public_key, identity, now, self.silo_certificate_lifetime)
+        check = partial(endorsement.check_endorsement, identity_public_key, signature=identity_endorsement)
+        return self._certified(silo, csr_der, now, check)
 
     def recertify(
         self, silo: SiloName, *, csr_der: bytes, identity_public_key: bytes, identity_endorsement: bytes, now: float
     ) -> IssuedCertificate:
         """A new silo certificate for a request that the pinned identity key endorses as a renewal."""
-        identity = Identity(self.federation, Role.SILO, silo)
-        public_key = csr.check_request(csr_der, identity)
-        endorsement.check_renewal(
-            identity_key.public_key_from_bytes(identity_public_key),
-            request=csr_der,
-            identity=identity,
-            signature=identity_endorsement,
-        )
-        return self._issued(public_key, identity, now, self.silo_certificate_lifetime)
+        pinned = identity_key.public_key_from_bytes(identity_public_key)
+        check = partial(endorsement.check_renewal, pinned, signature=identity_endorsement)
+        return self._certified(silo, csr_der, now, check)
 
     def grant(self, identity: Identity, *, csr_der: bytes, valid_s: float, now: float) -> IssuedCertificate:
         """A certificate for an operator or viewer on another host, who made the key."""
         return self._issued(csr.check_request(csr_der, identity), identity, now, timedelta(seconds=valid_s))
+
+    def _certified(self, silo: SiloName, csr_der: bytes, now: float, check: Callable[..., object]) -> IssuedCertificate:
+        """`check` is how the silo's identity key has to stand behind the request."""
+        identity = Identity(self.federation, Role.SILO, silo)
+        public_key = csr.check_request(csr_der, identity)
+        check(request=csr_der, identity=identity)
+        return self._issued(public_key, identity, now, self.silo_certificate_lifetime)
 
     def _issued(
         self, public_key: TlsPublicKey, identity: Identity, now: float, lifetime: timedelta

@@ -2,207 +2,205 @@
 
 from enum import Enum
 
-from security.preflight import Misconfiguration
-
-
-def _of(name: str, found_by: str, meaning: str, remedy: str) -> Misconfiguration:
-    return Misconfiguration(name=name, found_by=found_by, meaning=meaning, remedy=remedy)
+from security.preflight import named
 
 
 class Mistake(Enum):
     """One member for each, in the order of the checks."""
 
-    SETTINGS = _of(
+    SETTINGS = named(
         "settings-wrong",
         "settings",
         "`federation.toml` has an unknown key, a value that is not allowed, or is no TOML",
         "correct the key that the line names",
     )
-    FOLDER_OPEN = _of(
+    FOLDER_OPEN = named(
         "folder-open", "folders", "others can look into the folder, its keys or its state", "chmod 700 the folder"
     )
-    STATE_UNUSABLE = _of(
+    STATE_UNUSABLE = named(
         "state-unusable",
         "folders",
         "the state folder cannot be made or written to",
         "correct `state` of federation.toml, or the folder's owner",
     )
-    FOLDER_HELD = _of(
+    FOLDER_HELD = named(
         "folder-held",
         "process",
         "a process holds the folder, and no coordinator of this federation answers where the settings say",
         "wait until it has started, or end that process and run coordinator serve",
     )
-    KEY_OPEN = _of(
+    KEY_OPEN = named(
         "key-open", "keys", "others can read a private key", "chmod 600 the file, and replace the key if it was exposed"
     )
-    KEY_MISSING = _of("key-missing", "keys", "a key or the authority's certificate is gone", "restore it from a backup")
-    KEY_CLEAR = _of(
+    KEY_MISSING = named(
+        "key-missing", "keys", "a key or the authority's certificate is gone", "restore it from a backup"
+    )
+    KEY_CLEAR = named(
         "key-clear",
         "keys",
         "a passphrase is given, and a key lies there in clear",
         "encrypt it with coordinator keys protect, or unset the passphrase",
     )
-    PASSPHRASE = _of(
+    PASSPHRASE = named(
         "passphrase-wrong",
         "keys",
         "keys are encrypted, and the passphrase of the environment does not open them, or there is none",
         "give the right one in LORICA_KEY_PASSPHRASE_FILE",
     )
-    KEY_DAMAGED = _of(
+    KEY_DAMAGED = named(
         "key-damaged",
         "keys",
         "a key or certificate does not parse, or the two of the authority do not belong together",
         "restore both from one backup",
     )
-    FEDERATION_RENAMED = _of(
+    FEDERATION_RENAMED = named(
         "federation-renamed",
         "keys",
         "the settings name another federation than the authority's certificate",
         "put the name back: it stands in every certificate",
     )
-    AUTHORITY_ENDED = _of(
+    AUTHORITY_ENDED = named(
         "authority-ended",
         "certificates",
         "the authority's certificate has ended: nobody's is valid any more",
         "correct the clock if it is wrong; else make a new authority",
     )
-    AUTHORITY_ENDING = _of(
+    AUTHORITY_ENDING = named(
         "authority-ending",
         "certificates",
         "the authority ends before certificates would that are issued now, which are cut short",
         "let a successor follow it: coordinator ca rotate",
     )
-    CERTIFICATE_ENDING = _of(
+    CERTIFICATE_ENDING = named(
         "own-certificate-ending",
         "certificates",
         "the certificate that the running coordinator shows has less than a tenth of its life left",
         "the coordinator renews it by itself: look for why it did not in its log",
     )
-    NAMES_CHANGED = _of(
+    NAMES_CHANGED = named(
         "names-changed",
         "certificates",
         "`[public] hosts` has a name that the running coordinator's certificate does not carry",
         "the coordinator renews it by itself: look for why it did not in its log",
     )
-    CLOCK_EARLY = _of(
+    CLOCK_EARLY = named(
         "clock-early", "clock", "the clock is before the making of the authority", "set the clock, and keep it by NTP"
     )
-    CLOCK_BEHIND = _of(
+    CLOCK_BEHIND = named(
         "clock-behind",
         "clock",
         "the clock is before the newest record of the state",
         "set the clock, and keep it by NTP",
     )
-    HOST_UNRESOLVED = _of(
+    HOST_UNRESOLVED = named(
         "host-unresolved",
         "address",
         "a name of `[public] hosts` does not resolve here",
         "correct it, or have it entered in DNS: invitations carry it",
     )
-    HOST_LOOPBACK = _of(
+    HOST_LOOPBACK = named(
         "host-loopback",
         "address",
         "every name of `[public] hosts` leads back to the machine that asks, though silos elsewhere are listened for",
         "put a name there that silos can reach, or listen on loopback alone",
     )
-    LISTEN_LOOPBACK = _of(
+    LISTEN_LOOPBACK = named(
         "listen-loopback",
         "address",
         "`[public] hosts` names an address of the network, and the coordinator listens on loopback alone",
         "set `[listen] silos` to 0.0.0.0 or to that address",
     )
-    PORTS_ALIKE = _of(
+    PORTS_ALIKE = named(
         "ports-alike", "ports", "two listeners of `[listen]` are on one port", "give each a port of its own"
     )
-    PORT_TAKEN = _of(
+    PORT_TAKEN = named(
         "port-taken", "ports", "another process has a port of `[listen]`", "end it, or choose another port"
     )
-    PORT_PRIVILEGED = _of(
+    PORT_PRIVILEGED = named(
         "port-privileged",
         "ports",
         "a port below 1024, which this user may not have",
         "choose another port, or give the service CAP_NET_BIND_SERVICE",
     )
-    ADDRESS_ELSEWHERE = _of(
+    ADDRESS_ELSEWHERE = named(
         "address-elsewhere",
         "ports",
         "an address of `[listen]` is not of this machine",
         "use 0.0.0.0, [::], or an address that `ip address` shows",
     )
-    DATABASE_MISSING = _of(
+    DATABASE_MISSING = named(
         "database-missing",
         "state database",
         "there is no state.sqlite: the next start would know no silo and no round",
         "restore the state from a backup, or correct `state` of federation.toml",
     )
-    DATABASE_VERSION = _of(
+    DATABASE_VERSION = named(
         "database-version", "state database", "another release wrote the database", "run the release that wrote it"
     )
-    DATABASE_DAMAGED = _of(
+    DATABASE_DAMAGED = named(
         "database-damaged",
         "state database",
         "SQLite cannot read the database, or finds it inconsistent",
         "restore the state from a backup",
     )
-    PLAN_MISSING = _of(
+    PLAN_MISSING = named(
         "plan-missing", "plan", "there is no plan of that name", "make it with coordinator plan new NAME"
     )
-    THRESHOLD = _of(
+    THRESHOLD = named(
         "threshold-impossible",
         "plan",
         "`[aggregation] threshold` is more than the smallest cohort has silos, or fewer than three",
         "set it to 0, which is the cohort's default, or to 3 up to min_silos",
     )
-    PLAN_WRONG = _of(
+    PLAN_WRONG = named(
         "plan-wrong",
         "plan",
         "plan.toml has an unknown key, a value that is not allowed, or promises what its noise does not keep",
         "correct the key that the line names",
     )
-    NOISE = _of(
+    NOISE = named(
         "noise-poor",
         "plan",
         "the noise of a sum is longer than `[privacy] max_noise_to_signal` allows: nothing would be learnt",
         "do one of what the line says",
     )
-    PLAN_EDITED = _of(
+    PLAN_EDITED = named(
         "plan-edited",
         "plan",
         "a file of the plan folder is not the one whose digest plan.toml has",
         "restore it, or make a new plan with coordinator plan new NAME",
     )
-    TOO_FEW = _of(
+    TOO_FEW = named(
         "too-few-silos",
         "cohort",
         "fewer silos are enrolled than the plan's min_silos: no round can begin",
         "invite more with coordinator invite SILO, or lower min_silos",
     )
-    TOO_MANY = _of(
+    TOO_MANY = named(
         "too-many-silos",
         "cohort",
         "more silos are enrolled than secure aggregation takes in one cohort",
         "split the federation, or make a plan without secure aggregation",
     )
-    DISK = _of(
+    DISK = named(
         "disk-small",
         "disk",
         "the state's disk has no room for the cohort's updates and the models that are kept",
         "free some space, or put `state` on a larger disk",
     )
-    MEMORY = _of(
+    MEMORY = named(
         "memory-small",
         "memory",
         "less memory is free than the coordinator takes at most",
         "close other programs, or add memory",
     )
-    OPEN_FILES = _of(
+    OPEN_FILES = named(
         "open-files-few",
         "open files",
         "the limit on open files lets few connections keep every silo out",
         "raise it (LimitNOFILE of systemd, `ulimit -Hn`)",
     )
-    DEVICE = _of(
+    DEVICE = named(
         "device-missing",
         "device",
         "`[aggregation] device` names a GPU that PyTorch does not find",

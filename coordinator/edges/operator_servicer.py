@@ -1,15 +1,15 @@
 """The Operator service over gRPC, and the same replies for commands that run without a coordinator."""
 
 import asyncio
-import secrets
-import shutil
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
 
+from coordinator.edges.export_scratch import ExportScratch
 from coordinator.edges.gate import CALLER, CERTIFICATE
 from coordinator.edges.key_store import OPERATOR_NAME
 from coordinator.service.authority_succession import AuthorityRow, label
@@ -33,14 +33,14 @@ DAY_S = 86_400
 class OnThisHost:
     """What commands from elsewhere cannot know: how long things hold, where the coordinator is, how a model becomes a folder.
 
-    `export` writes a model of a plan to a new folder; `scratch` is where that may be.
+    `export` writes a model of a plan to a new folder; `scratch` is where such a folder may be until it is sent.
     """
 
     invitation_s: float
     access_s: float
     address: str
     export: Callable[[Digest, Digest, Path], None]
-    scratch: Path
+    scratch: ExportScratch
 
 
 class OperatorServicer(operator_pb2_grpc.OperatorServicer):
@@ -138,9 +138,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         model = standing.model if request.latest else standing.best_model
         if standing.plan is None or model is None:
             raise StateError("no plan has been started, so there is no model: run coordinator plan start")
-        folder = self._host.scratch / secrets.token_hex(8)
-        try:
-            await asyncio.to_thread(self._host.export, standing.plan, model, folder)
+        async with self._host.scratch.written(partial(self._host.export, standing.plan, model)) as folder:
             yield operator_pb2.ExportPiece(model_digest=digest_to_wire(model), plan_name=standing.plan_name)
             for path in sorted(folder.iterdir()):
                 hashed = blake3()
@@ -149,8 +147,6 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
                         hashed.update(data)
                         yield operator_pb2.ExportPiece(name=path.name, data=data)
                 yield operator_pb2.ExportPiece(name=path.name, digest=hashed.digest())
-        finally:
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     async def ListAuthorities(
         self, request: operator_pb2.ListAuthoritiesRequest, context: Any

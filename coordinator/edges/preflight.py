@@ -46,7 +46,7 @@ from security.pki.validity import Window
 from security.preflight import Check, Checks, Misconfigured, meaning, mebibytes, misconfigured
 from security.process_lock import holder
 from silo_wire.canonical import Digest
-from silo_wire.listen_address import address
+from silo_wire.listen_address import address, require_bindable
 from silo_wire.manifest import masked_layout
 from silo_wire.plan import Plan, PlanBundle
 
@@ -501,11 +501,8 @@ def _is_loopback(host: str) -> bool:
 
 
 def _require_bindable(key: str, place: str) -> None:
-    host, port = address(place)
     try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))  # never listens, so nobody can connect
+        require_bindable(address(place))
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             mistake = Mistake.PORT_TAKEN

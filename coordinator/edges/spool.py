@@ -12,6 +12,9 @@ Every chunk is checked against the manifest before it is written, and its part o
 in order: how many, is remembered while the process lives. After a restart the file's chunks are checked again, from the
 first to the first that is not what the manifest says; what a file held before it was taken over never is. A spool is
 committed when its JSON holds the norm, which is written after the data is durable.
+
+A file's mark vouches for ciphertext, so it counts only together with the key of the same progress, and only while that key is
+the one on the disk.
 """
 
 import math
@@ -217,6 +220,7 @@ class Spools:
             with self._lock:
                 if place.delta.parent in self._discarded:
                     raise WrongTime(f"round {key.round} attempt {key.attempt} is over: wait for the next order")
+                progress = self._confirmed(place, manifest, progress)
                 if (former := self._known.pop(place, None)) is not None:
                     former.retire()
                 place.delta.parent.mkdir(parents=True, exist_ok=True)
@@ -240,23 +244,29 @@ class Spools:
         if record is None or record[0].digest != update:
             return 0
         progress = self._progress(place, record[0], layout.dtype)
-        if progress is None:
-            return 0  # its key is lost
         with self._lock:
+            progress = self._confirmed(place, record[0], progress)
+            if progress is None:
+                return 0  # its key is lost, or another one has begun
             known = self._known.setdefault(place, Spool(place, silo, record[0], layout.dtype, progress))
         return known.held if known.manifest.digest == update else 0
 
     def committed(self, key: RoundKey, silo: SiloName, update: Digest) -> StoredVector:
         """The committed delta with this manifest digest; raises IntegrityError naming the silo when it is not there."""
         place = self._place(key, silo)
-        known, key_of_spool = place.read(), read_key(place.key)
+        with self._lock:
+            known, key_of_spool, spool = place.read(), read_key(place.key), self._known.get(place)
         if known is None or known[0].digest != update or known[1] is None or key_of_spool is None:
             raise IntegrityError(
                 f"{place.delta}: the committed update of silo {silo} was lost or replaced; the round goes on without it"
             )
-        spool = self._known.get(place)
-        mark = spool.progress.mark if spool is not None and spool.manifest.digest == update else None
-        return StoredVector(place.delta, 0, known[0], mark, key_of_spool)
+        if spool is None or spool.manifest.digest != update:
+            return StoredVector(place.delta, 0, known[0], None, key_of_spool)
+        if not key_of_spool.same_as(spool.progress.key):
+            raise IntegrityError(
+                f"{place.key} has changed since the update of silo {silo} was committed; the round goes on without it"
+            )
+        return StoredVector(place.delta, 0, known[0], spool.progress.mark, spool.progress.key)
 
     def discard(self, key: RoundKey) -> None:
         """Let every spool of this attempt go, unreadable from now on; nothing happens when there is none. Their files become spares."""
@@ -309,7 +319,10 @@ class Spools:
             os.close(descriptor)
 
     def _progress(self, place: _Place, manifest: Manifest, dtype: Dtype) -> _Progress | None:
-        """How far the update of `manifest` is: as remembered, else as the file says; None when another one is there."""
+        """How far the update of `manifest` is: as remembered, else as the file says; None when another one is there.
+
+        To read the file takes its time, so nobody is kept waiting meanwhile: `_confirmed` says whether it still holds.
+        """
         known = self._known.get(place)
         if known is not None:
             return known.progress if known.manifest == manifest else None
@@ -318,10 +331,18 @@ class Spools:
             return None
         if (key := read_key(place.key)) is None:
             return None
-        progress = _Progress(key, _sums_held(place.delta, manifest, dtype, key), record[1])
-        if progress.norm is not None and len(progress.sums) < manifest.chunks:
+        sums = _sums_held(place.delta, manifest, dtype, key)
+        return _Progress(key, sums, record[1] if len(sums) == manifest.chunks else None)
+
+    def _confirmed(self, place: _Place, manifest: Manifest, progress: _Progress | None) -> _Progress | None:
+        """What `_progress` found, unless another update, with another key, was begun in this place since. Holds the lock."""
+        if (known := self._known.get(place)) is not None:
+            return known.progress if known.manifest == manifest else None
+        record = place.read()
+        if progress is None or record is None or record[0] != manifest or not progress.key.same_as(read_key(place.key)):
+            return None
+        if progress.norm is None and record[1] is not None:
             place.write(manifest, None)  # committed once, damaged since: what is missing is asked for again
-            progress.norm = None
         return progress
 
     def _attempt(self, key: RoundKey) -> Path:

@@ -13,6 +13,7 @@ The counter is the byte's place in the file, and every chunk is what its manifes
 
 import os
 import secrets
+from hmac import compare_digest
 from pathlib import Path
 
 from cryptography.hazmat.primitives.ciphers import CipherContext
@@ -33,6 +34,9 @@ class SpoolKey:
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
+
+    def same_as(self, other: "SpoolKey | None") -> bool:
+        return other is not None and compare_digest(self._secret, other._secret)
 
     def stream(self, position: int) -> CipherContext:
         """What is to be XORed with the bytes from `position` on, both ways."""
@@ -65,8 +69,7 @@ def destroy_key(path: Path) -> None:
     except FileNotFoundError:
         return
     try:
-        files.write_at(descriptor, bytes(max(KEY_BYTES, os.fstat(descriptor).st_size)), 0)
-        os.fsync(descriptor)
+        files.overwrite(descriptor)
     finally:
         os.close(descriptor)
     path.unlink(missing_ok=True)

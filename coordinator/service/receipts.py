@@ -4,15 +4,16 @@ The log has the head of the silo's own log that came with the update; the receip
 coordinator's log is by then.
 """
 
+from dataclasses import replace
+
 from coordinator.service.ports import AuditPort, Keys
 from coordinator.service.threads import Threads
 from security.audit.entry import Event
 from security.audit.signed_head import SignedHead
-from security.chain import Head
 from security.errors import MalformedMessage
 from security.identifiers import FederationName, SiloName
 from silo_wire.messages import MaskedHeader, UpdateHeader
-from silo_wire.update_receipt import RECEIPT_DOMAIN, UpdateReceipt, receipt_statement, silo_uri
+from silo_wire.update_receipt import RECEIPT_DOMAIN, UpdateReceipt, silo_uri
 
 
 class Receipts:
@@ -40,28 +41,16 @@ class Receipts:
 
     async def receipt(self, silo: SiloName, header: UpdateHeader | MaskedHeader) -> UpdateReceipt:
         """For an update that counts; may be given again."""
-        shown = shown_log(header).head
-        head = await self._threads.store(self._audit.signed_head)
-        return UpdateReceipt(
+        unsigned = UpdateReceipt(
             key=header.key,
             silo=silo,
             update=header.manifest.digest,
             total_bytes=header.manifest.total_bytes,
-            shown=shown,
-            head=head,
-            signature=self._signature(silo, header, shown, head.head),
+            shown=shown_log(header).head,
+            head=await self._threads.store(self._audit.signed_head),
+            signature=b"",
         )
-
-    def _signature(self, silo: SiloName, header: UpdateHeader | MaskedHeader, shown: Head, head: Head) -> bytes:
-        statement = receipt_statement(
-            key=header.key,
-            silo=silo,
-            update=header.manifest.digest,
-            total_bytes=header.manifest.total_bytes,
-            shown=shown,
-            head=head,
-        )
-        return self._keys.sign(RECEIPT_DOMAIN, statement)
+        return replace(unsigned, signature=self._keys.sign(RECEIPT_DOMAIN, unsigned.statement))
 
 
 def shown_log(header: UpdateHeader | MaskedHeader) -> SignedHead:

@@ -13,12 +13,14 @@ from coordinator.service.records import EnrolledSilo
 from coordinator.service.register import Register
 from coordinator.service.threads import Threads
 from security.attempt_limit import AttemptLimit
-from security.errors import AuthorisationError, Conflict, StateError, Unreachable
+from security.errors import AuthorisationError, ConfigurationError, Conflict, StateError, Unreachable
 from security.identifiers import FederationName, Identity, Role, SiloName
 from security.pki.identity_key import public_key_bytes
 from security.pki.succession import Succession, check_possession
 from silo_wire.statements import TRUST_DOMAIN, trust_statement
 
+MOST_ACCESS_S = 3650 * 86_400
+"""How long access from another host may hold: what federation.toml allows at most for its default, too."""
 RENEWALS_AN_HOUR = 20
 SUCCESSIONS_AN_HOUR = 20
 HOUR_S = 3600.0
@@ -97,8 +99,11 @@ class Renewal:
     async def grant(self, identity: Identity, *, csr_der: bytes, valid_s: float) -> Renewed:
         """A certificate for an operator or viewer on another host, who made the key.
 
-        Raises MalformedMessage or AuthorisationError for a request that is not for just this name.
+        Raises MalformedMessage or AuthorisationError for a request that is not for just this name, ConfigurationError for less than
+        a second or more than MOST_ACCESS_S.
         """
+        if not 1 <= valid_s <= MOST_ACCESS_S:
+            raise ConfigurationError(f"access valid for {valid_s:.0f} seconds is not allowed: use 1 to {MOST_ACCESS_S}")
         certificate = self._keys.grant(identity, csr_der=csr_der, valid_s=valid_s, now=self._clock())
         trusted = self._keys.trusted
         await self._threads.store(lambda: self._store.grant(certificate, trust=trusted.digest.hex()))

@@ -1,6 +1,7 @@
 """Where a process listens, as settings files say it."""
 
 import re
+import socket
 from typing import NamedTuple
 
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+):(?P<port>[0-9]{1,5})")
@@ -12,6 +13,10 @@ class Address(NamedTuple):
     host: str
     port: int
 
+    def __str__(self) -> str:
+        """As gRPC and people write it: an IPv6 address in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
 
 def address(text: str) -> Address:
     """ADDRESS:PORT; raises ValueError for anything else."""
@@ -19,3 +24,10 @@ def address(text: str) -> Address:
     if match is None or int(match["port"]) > 65_535:
         raise ValueError("use ADDRESS:PORT, such as 0.0.0.0:7443 or [::]:7443")
     return Address(match["host"].strip("[]"), int(match["port"]))
+
+
+def require_bindable(at: Address) -> None:
+    """Raise OSError where nothing could listen now. It never listens, so nobody connects meanwhile."""
+    with socket.socket(socket.AF_INET6 if ":" in at.host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(at)

@@ -18,7 +18,7 @@ class Counting(Protocol):
 
 
 @asynccontextmanager
-async def kept_log(log: AuditLog, counting: Counting, on_trouble: Callable[[LoricaError], None]) -> AsyncIterator[None]:
+async def kept_log(log: AuditLog, counting: Counting, on_trouble: Callable[[Exception], None]) -> AsyncIterator[None]:
     """Raises StorageError or IntegrityError at once for a log that cannot be added to; later `on_trouble` hears of it.
 
     Whoever adds an entry then gets the error, too: nothing goes on that the log cannot tell of.
@@ -33,7 +33,7 @@ async def kept_log(log: AuditLog, counting: Counting, on_trouble: Callable[[Lori
             await asyncio.sleep(SEAL_WITHIN_S / 2)
             try:
                 await asyncio.to_thread(settle)
-            except LoricaError as error:
+            except Exception as error:  # noqa: BLE001  # a defect, too, is told and ends no sealing
                 on_trouble(error)
 
     log.append(Event.STARTED)

@@ -41,6 +41,7 @@ class Event(Enum):
 
     # of the coordinator's
     OPERATOR_COMMAND = "operator command"  # before it is done
+    ACCESS_GRANTED = "access granted"  # by the command before, with the certificate that it made
     PLAN_OFFERED = "plan offered"
     PLAN_STOPPED = "plan stopped"
     PLAN_FINISHED = "plan finished"
@@ -67,6 +68,7 @@ class Event(Enum):
     ROUND_ENDED = "round ended"  # this silo's part of it
     PIN_ADDED = "pin added"
     PIN_REMOVED = "pin removed"
+    KEYS_PROTECTED = "keys protected"  # by people: encrypted otherwise, or left in clear
     PAUSED = "paused"
     RESUMED = "resumed"
 

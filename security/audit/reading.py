@@ -1,5 +1,6 @@
 """A log as people and programs read it: offline, from its folder and the writer's public keys alone."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,7 +12,8 @@ from security.audit.entry import Entry, Event
 from security.audit.log_file import lines
 from security.audit.signed_head import SignedHead, heads_from_lines
 from security.audit.verification import Known, Verification
-from security.errors import IntegrityError, MalformedMessage, StateError, StorageError
+from security.errors import ConfigurationError, IntegrityError, MalformedMessage, StateError, StorageError
+from security.pki.identity_key import public_key_from_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,37 @@ def against(path: Path, reading: Reading, keys: Sequence[Ed25519PublicKey]) -> s
         raise StateError(f"{path} holds no head of the log of {reading.writer}: export it at the other side")
     count = reading.walk.check_known(known, reading.where)
     return f"{path}: {count} heads that the other side holds agree with the log, up to entry {max(one.head.sequence for one in known)}"
+
+
+def shown(folder: Path, *, last: int, as_json: bool) -> Iterator[str]:
+    """What `show` prints: a line for each of the `last` entries, 0 for all. What `entries_of` raises comes after those before it."""
+    entries: list[Entry] = []
+    trouble: IntegrityError | None = None
+    try:
+        entries.extend(entries_of(folder, Verification()))
+    except IntegrityError as error:
+        trouble = error
+    for entry in entries[-last:]:
+        yield json.dumps(facts(entry)) if as_json else described(entry)
+    if trouble is not None:
+        raise trouble
+
+
+def verdict(reading: Reading, said: Sequence[str], *, as_json: bool) -> str:
+    """What `verify` prints of a log that is whole, and of what was `said` of it."""
+    if not as_json:
+        return "\n".join(said)
+    return json.dumps({"whole": True, "entries": len(reading.entries), "found": said}, indent=1)
+
+
+def key_from_digits(option: str, text: str) -> Ed25519PublicKey:
+    """A writer's identity key as it is given for `verify`; raises ConfigurationError naming the option."""
+    try:
+        return public_key_from_bytes(bytes.fromhex(text))
+    except (ValueError, MalformedMessage) as error:
+        raise ConfigurationError(
+            f"{option} {text[:80]!r} is no identity key of 64 hexadecimal digits: give it with --log"
+        ) from error
 
 
 def described(entry: Entry) -> str:

@@ -3,6 +3,7 @@
 Kinds come from closed sets, but for who caused them: beyond a number of kinds in a period, all others share one.
 """
 
+import threading
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,30 +17,33 @@ class _Kind:
 
 
 class Repeats:
-    """`period_s` begins with what is told first after the one before; all instants are in seconds."""
+    """`period_s` begins with what is told first after the one before; all instants are in seconds. Several threads may use one."""
 
     def __init__(self, *, period_s: float = 3600.0, each: int = 20, kinds: int = 64) -> None:
         self._period_s, self._each, self._most = period_s, each, kinds
         self._began = 0.0
         self._kinds: dict[str, _Kind] = {}
+        self._lock = threading.Lock()
 
     def is_news(self, kind: str, now: float, *, each: int = 0) -> bool:
         """Whether this one is to be written, `each` of a kind, if given; otherwise it was counted. Call `ended` first."""
-        if not self._kinds:
-            self._began = now
-        if kind not in self._kinds and len(self._kinds) >= self._most:
-            kind = OTHERS
-        state = self._kinds.setdefault(kind, _Kind())
-        if state.written < (each or self._each):
-            state.written += 1
-            return True
-        state.counted += 1
-        return False
+        with self._lock:
+            if not self._kinds:
+                self._began = now
+            if kind not in self._kinds and len(self._kinds) >= self._most:
+                kind = OTHERS
+            state = self._kinds.setdefault(kind, _Kind())
+            if state.written < (each or self._each):
+                state.written += 1
+                return True
+            state.counted += 1
+            return False
 
     def ended(self, now: float, *, stopping: bool = False) -> list[tuple[str, int]]:
         """What was counted in a period that is over, or in the one that runs if the process is `stopping`: each kind, and how many."""
-        if not stopping and 0 <= now - self._began < self._period_s:
-            return []
-        counted = [(kind, state.counted) for kind, state in self._kinds.items() if state.counted]
-        self._kinds.clear()
-        return counted
+        with self._lock:
+            if not stopping and 0 <= now - self._began < self._period_s:
+                return []
+            counted = [(kind, state.counted) for kind, state in self._kinds.items() if state.counted]
+            self._kinds.clear()
+            return counted

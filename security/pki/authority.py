@@ -15,10 +15,9 @@ from cryptography.x509.oid import NameOID
 
 from security.errors import ConfigurationError, MalformedMessage
 from security.identifiers import FederationName, Identity, Role, coordinator_dns_name, federation_name
-from security.pki.external_authority import signs_certificates
 from security.pki.hosts import parse_host
 from security.pki.parsing import parse_certificate
-from security.pki.profile import alternative_names, federation_uri, key_purpose
+from security.pki.profile import alternative_names, federation_uri, key_purpose, key_usage
 from security.pki.tls_key import TlsPublicKey, check_tls_public_key
 from security.pki.trust_bundle import is_authority
 from security.pki.validity import Window
@@ -59,7 +58,7 @@ class Authority:
             .not_valid_before(window.begin)
             .not_valid_after(window.end)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(signs_certificates(), critical=True)
+            .add_extension(key_usage(of_authority=True), critical=True)
             .add_extension(
                 x509.SubjectAlternativeName([x509.UniformResourceIdentifier(federation_uri(federation))]),
                 critical=False,
@@ -139,7 +138,7 @@ class Authority:
             .not_valid_before(window.begin)
             .not_valid_after(window.end)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_signs_handshakes(), critical=True)
+            .add_extension(key_usage(of_authority=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage([key_purpose(identity.role)]), critical=False)
             .add_extension(_names(identity, hosts), critical=False)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
@@ -167,17 +166,3 @@ def _names(identity: Identity, hosts: Sequence[str]) -> x509.SubjectAlternativeN
     for host in map(parse_host, dict.fromkeys(hosts)):
         names.append(x509.DNSName(host) if isinstance(host, str) else x509.IPAddress(host))
     return x509.SubjectAlternativeName(names)
-
-
-def _signs_handshakes() -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=True,
-        key_cert_sign=False,
-        crl_sign=False,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )

@@ -17,7 +17,7 @@ from cryptography.x509.oid import NameOID
 from security.errors import ConfigurationError, MalformedMessage
 from security.identifiers import FederationName
 from security.pki.parsing import parse_certificates
-from security.pki.profile import federation_uri
+from security.pki.profile import federation_uri, key_usage
 from security.pki.trust_bundle import directly_issued, is_authority, is_of_federation, name_of, path_length
 from security.pki.validity import Window
 
@@ -45,27 +45,12 @@ def authority_request(key: ec.EllipticCurvePrivateKey, federation: FederationNam
         x509.CertificateSigningRequestBuilder()
         .subject_name(name)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(signs_certificates(), critical=True)
+        .add_extension(key_usage(of_authority=True), critical=True)
         .add_extension(
             x509.SubjectAlternativeName([x509.UniformResourceIdentifier(federation_uri(federation))]), critical=False
         )
     )
     return builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
-
-
-def signs_certificates() -> x509.KeyUsage:
-    """The key usage of an authority."""
-    return x509.KeyUsage(
-        digital_signature=False,
-        key_cert_sign=True,
-        crl_sign=True,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
 
 
 def check_certified(

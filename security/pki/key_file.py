@@ -13,7 +13,7 @@ PKCS#8 of OpenSSL stretches a passphrase little (PBKDF2, 2,048 rounds), so it ha
 A clear key where a passphrase is given is refused, too: people who gave one count on it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from security.errors import AuthenticationError, ConfigurationError
-from security.files import read_private, write_private
+from security.files import read_private, replace_secret, was_erased
 
 PASSPHRASE = "LORICA_KEY_PASSPHRASE"  # noqa: S105  # nosec B105  # a variable's name
 NEW_PASSPHRASE = "LORICA_NEW_KEY_PASSPHRASE"  # noqa: S105  # nosec B105
@@ -83,21 +83,28 @@ def read_key(path: Path, environment: Mapping[str, str]) -> bytes:
     return pem
 
 
+def read_key_of_either(path: Path, environment: Mapping[str, str]) -> bytes:
+    """As `read_key`, by the present passphrase or the new one: a `protect` that was cut off leaves keys of both."""
+    pem, new = read_private(path), passphrase_of(environment, NEW_PASSPHRASE)
+    by = new if _has(path, pem, new) else passphrase_of(environment)
+    return _in_clear(_opened(path, pem, by)) + _parts(pem)[1]
+
+
 def write_key(path: Path, pem: bytes, environment: Mapping[str, str]) -> None:
-    """Write a private key, given as PEM in clear, encrypted if the environment gives a passphrase."""
+    """Write a private key, given as PEM in clear, encrypted if the environment gives a passphrase; the one before is overwritten."""
     key, certificates = _parts(pem)
-    write_private(path, _sealed(load_pem_private_key(key, password=None), passphrase_of(environment)) + certificates)
+    replace_secret(path, _sealed(load_pem_private_key(key, password=None), passphrase_of(environment)) + certificates)
 
 
 def is_encrypted(pem: bytes) -> bool:
     return pem.lstrip().startswith(_ENCRYPTED)
 
 
-def protect(paths: Sequence[Path], environment: Mapping[str, str]) -> int:
+def protect(paths: Sequence[Path], environment: Mapping[str, str], *, tell: Callable[[], None] = lambda: None) -> int:
     """Bring every key file from the present passphrase (or none) to the new one (or none); how many had to be changed.
 
-    Every file is opened before the first is written. May be repeated: after a crash in between some files have the new
-    passphrase, others the old one, and both open.
+    Every file is opened before the first is written, and what it held is overwritten. May be repeated: after a crash in between some files have the new
+    passphrase, others the old one, and both open. `tell` is called before anything is changed.
     """
     present, new = passphrase_of(environment), passphrase_of(environment, NEW_PASSPHRASE)
     changed: list[tuple[Path, PrivateKeyTypes, bytes]] = []
@@ -105,13 +112,20 @@ def protect(paths: Sequence[Path], environment: Mapping[str, str]) -> int:
         pem = read_private(path)
         if not _has(path, pem, new):
             changed.append((path, _opened(path, pem, present), _parts(pem)[1]))
+    if changed:
+        tell()
     for path, key, certificates in changed:
-        write_private(path, _sealed(key, new) + certificates)
+        replace_secret(path, _sealed(key, new) + certificates)
     return len(changed)
 
 
-def protect_all(paths: Iterable[Path], environment: Mapping[str, str], *, clear: bool) -> str:
-    """The command `keys protect`: what it says when it has done it. Raises ConfigurationError unless it is told one thing to do."""
+def protect_all(
+    paths: Iterable[Path], environment: Mapping[str, str], *, clear: bool, tell: Callable[[], None] = lambda: None
+) -> str:
+    """The command `keys protect`: what it says when it has done it. Raises ConfigurationError unless it is told one thing to do.
+
+    `tell` as for `protect`.
+    """
     new = passphrase_of(environment, NEW_PASSPHRASE)
     if clear and new is not None:
         raise ConfigurationError(f"--clear and ${new.variable} say different things: leave one of them out")
@@ -119,8 +133,8 @@ def protect_all(paths: Iterable[Path], environment: Mapping[str, str], *, clear:
         raise ConfigurationError(
             f"${NEW_PASSPHRASE} and ${NEW_PASSPHRASE}_FILE are not set: give the passphrase there, or --clear for none"
         )
-    found = sorted(paths)
-    changed = protect(found, environment)
+    found = sorted(path for path in paths if not was_erased(path))
+    changed = protect(found, environment, tell=tell)
     state = (
         "in clear"
         if new is None

@@ -24,6 +24,21 @@ def key_purpose(role: Role) -> ObjectIdentifier:
     return ExtendedKeyUsageOID.SERVER_AUTH if role is Role.COORDINATOR else ExtendedKeyUsageOID.CLIENT_AUTH
 
 
+def key_usage(*, of_authority: bool) -> x509.KeyUsage:
+    """An authority signs certificates and lists of revoked ones, everybody else handshakes; nobody both."""
+    return x509.KeyUsage(
+        digital_signature=not of_authority,
+        key_cert_sign=of_authority,
+        crl_sign=of_authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
 def federation_uri(federation: FederationName) -> str:
     """The SAN URI of a federation's CA: a SPIFFE trust domain without a path (SPIFFE X509-SVID, section 2)."""
     return f"spiffe://{federation}"

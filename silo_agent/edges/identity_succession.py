@@ -19,8 +19,8 @@ from typing import Annotated, Literal
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from pydantic import AwareDatetime, Field
 
-from security.errors import StateError, StorageError
-from security.files import sync_folder
+from security.errors import StateError
+from security.files import erase, was_erased
 from security.pki.identity_key import (
     identity_key_from_pem,
     identity_key_to_pem,
@@ -87,8 +87,8 @@ def require_settled(folder: SiloFolder) -> None:
     """Raise StateError while a succession is not finished; deletes what a finished one left."""
     if not folder.next_identity_key.exists():
         return
-    if read_key(folder.next_identity_key, os.environ) == read_key(folder.identity_key, os.environ):
-        _forget_next(folder)
+    if _is_finished(folder):
+        erase(folder.next_identity_key)
         return
     raise StateError(
         f"{folder.next_identity_key} is there: a rotation of the identity key was begun and not finished; run "
@@ -109,18 +109,25 @@ async def succeed(
     still this silo's, and the new one waits for another try.
     """
     _require_no_attempt(folder, credentials)
-    old, new = credentials.identity_key, _next_key(folder)
-    if public_key_bytes(new.public_key()) == public_key_bytes(old.public_key()):  # killed before the last step
-        _forget_next(folder)
+    if folder.next_identity_key.exists() and _is_finished(folder):  # killed within the last step
+        erase(folder.next_identity_key)
         return credentials
+    old, new = credentials.identity_key, _next_key(folder)
     identity = credentials.identity
     statement = succession_statement(old, identity=identity, new_key=new.public_key())
     succession = Succession(predecessor=old.public_key(), successor=new.public_key(), statement=statement)
     await send(succession, possession_statement(new, identity=identity, old_key=old.public_key()))
     _remember(folder, succession, now())
     write_key(folder.identity_key, identity_key_to_pem(new), os.environ)
-    _forget_next(folder)
+    erase(folder.next_identity_key)
     return replace(credentials, identity_key=new)
+
+
+def _is_finished(folder: SiloFolder) -> bool:
+    """Whether the successor that is there is the present key, or was overwritten already."""
+    if was_erased(folder.next_identity_key):
+        return True
+    return read_key(folder.next_identity_key, os.environ) == read_key(folder.identity_key, os.environ)
 
 
 def _next_key(folder: SiloFolder) -> Ed25519PrivateKey:
@@ -129,14 +136,6 @@ def _next_key(folder: SiloFolder) -> Ed25519PrivateKey:
     key = new_identity_key()
     write_key(folder.next_identity_key, identity_key_to_pem(key), os.environ)
     return key
-
-
-def _forget_next(folder: SiloFolder) -> None:
-    try:
-        folder.next_identity_key.unlink()
-        sync_folder(folder.root)
-    except OSError as error:
-        raise StorageError(f"{folder.next_identity_key} cannot be deleted: {error.strerror or error}") from error
 
 
 def _remember(folder: SiloFolder, succession: Succession, at: datetime) -> None:

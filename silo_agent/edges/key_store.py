@@ -129,6 +129,12 @@ def load_credentials(folder: SiloFolder) -> SiloCredentials:
     )
 
 
+def enrolled_as(folder: SiloFolder) -> Identity:
+    """Whose folder it is; no key is opened. Raises ConfigurationError naming the file."""
+    federation, silo, *_ = _facts(folder)
+    return Identity(federation, Role.SILO, silo)
+
+
 def _tls(folder: SiloFolder) -> tuple[TlsPrivateKey, x509.Certificate, TrustBundle, int]:
     pem = read_key(folder.tls, os.environ)
     begin = max(pem.find(b"-----BEGIN CERTIFICATE-----"), 0)

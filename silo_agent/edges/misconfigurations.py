@@ -2,221 +2,217 @@
 
 from enum import Enum
 
-from security.preflight import Misconfiguration
-
-
-def _of(name: str, found_by: str, meaning: str, remedy: str) -> Misconfiguration:
-    return Misconfiguration(name=name, found_by=found_by, meaning=meaning, remedy=remedy)
+from security.preflight import named
 
 
 class Mistake(Enum):
     """One member for each, in the order of the checks."""
 
-    NOT_ENROLLED = _of(
+    NOT_ENROLLED = named(
         "not-enrolled",
         "files and permissions",
         "the folder holds no enrolled silo",
         "run silo-agent enroll TOKEN, or name its folder with `--dir`",
     )
-    FOLDER_OPEN = _of(
+    FOLDER_OPEN = named(
         "folder-open",
         "files and permissions",
         "others can look into the folder, or a part of it",
         "chmod 700 the folder",
     )
-    FOLDER_UNUSABLE = _of(
+    FOLDER_UNUSABLE = named(
         "folder-unusable",
         "files and permissions",
         "the folder or a part of it cannot be made",
         "correct its owner, or whatever lies in its place",
     )
-    FILE_MISSING = _of(
+    FILE_MISSING = named(
         "file-missing",
         "files and permissions",
         "a key, a certificate or the trust bundle is gone",
         "restore the folder from a backup, or enrol again",
     )
-    FILE_OPEN = _of(
+    FILE_OPEN = named(
         "file-open",
         "files and permissions",
         "others can read a private file",
         "chmod 600 it, and enrol again if it was a key and was exposed",
     )
-    KEY_CLEAR = _of(
+    KEY_CLEAR = named(
         "key-clear",
         "files and permissions",
         "a passphrase is given, and a key lies there in clear",
         "encrypt it with silo-agent keys protect, or unset the passphrase",
     )
-    PASSPHRASE = _of(
+    PASSPHRASE = named(
         "passphrase-wrong",
         "files and permissions",
         "keys are encrypted, and the passphrase of the environment does not open them, or there is none",
         "give the right one in LORICA_KEY_PASSPHRASE_FILE",
     )
-    FILE_DAMAGED = _of(
+    FILE_DAMAGED = named(
         "file-damaged",
         "files and permissions",
         "a key, certificate or `enrolment.json` does not parse, or certificate and key do not belong together",
         "restore the folder from one backup, or enrol again",
     )
-    SETTINGS = _of(
+    SETTINGS = named(
         "settings-wrong",
         "settings",
         "`silo.toml` has an unknown key, a value that is not allowed, or is no TOML",
         "correct the key that the line names",
     )
-    CERTIFICATE_ENDED = _of(
+    CERTIFICATE_ENDED = named(
         "certificate-ended", "certificate", "this silo's certificate has ended", "have the silo invited again"
     )
-    CERTIFICATE_ENDING = _of(
+    CERTIFICATE_ENDING = named(
         "certificate-ending",
         "certificate",
         "this silo's certificate ends within a day",
         "start the agent, which renews it, and look for certificate-not-renewed in its log",
     )
-    CERTIFICATE_FOREIGN = _of(
+    CERTIFICATE_FOREIGN = named(
         "certificate-foreign",
         "certificate",
         "the certificate is of an authority that is not trusted here",
         "enrol again",
     )
-    CLOCK_EARLY = _of(
+    CLOCK_EARLY = named(
         "clock-early",
         "clock",
         "the clock is before the making of a certificate that lies here",
         "set the clock, and keep it by NTP",
     )
-    CLOCK_BEHIND = _of(
+    CLOCK_BEHIND = named(
         "clock-behind", "clock", "the clock is before the journal's last record", "set the clock, and keep it by NTP"
     )
-    PROXY = _of(
+    PROXY = named(
         "proxy-wrong",
         "route and TLS interception",
         "`HTTPS_PROXY` is no address of a proxy",
         "use http://[USER:PASSWORD@]HOST:PORT",
     )
-    UNREACHABLE = _of(
+    UNREACHABLE = named(
         "unreachable",
         "route and TLS interception",
         "nobody answers at the coordinator's address, or the proxy lets nothing through",
         "check the address, the network, the firewall and `HTTPS_PROXY`",
     )
-    INTERCEPTED = _of(
+    INTERCEPTED = named(
         "tls-intercepted",
         "route and TLS interception",
         "somebody else's certificate answers in the coordinator's place",
         "have the coordinator's address exempted from inspection",
     )
-    COORDINATOR_CERTIFICATE = _of(
+    COORDINATOR_CERTIFICATE = named(
         "coordinator-certificate",
         "route and TLS interception",
         "what answers is of this federation, and its certificate has ended or names somebody else",
         "have the operator restart the coordinator; check the clock",
     )
-    REFUSED = _of(
+    REFUSED = named(
         "refused",
         "coordinator accepts this silo",
         "the coordinator answers and does not let this silo in",
         "ask the operator for its log; have the silo invited again",
     )
-    UNAPPROVED = _of(
+    UNAPPROVED = named(
         "plan-unapproved",
         "plan and policy",
         "the plan that is offered waits for approval by this silo's people",
         "look with silo-agent plan show, allow it with silo-agent plan approve",
     )
-    POLICY = _of(
+    POLICY = named(
         "plan-refused",
         "plan and policy",
         "a rule of `[policy]` refuses the plan that is offered",
         "change the rule that the line names, or have the operator change the plan",
     )
-    PINS_DAMAGED = _of(
+    PINS_DAMAGED = named(
         "pins-damaged",
         "pinned silos",
         "`peers.json` does not parse, or others can read it",
         "restore it, or pin the silos again",
     )
-    PINS_FEW = _of(
+    PINS_FEW = named(
         "pins-few",
         "pinned silos",
         "fewer silos are pinned than the smallest cohort with masks takes",
         "compare the keys that `silo-agent trust own` prints at theirs by telephone, then `silo-agent trust add NAME KEY`",
     )
-    BUDGET_UNSET = _of(
+    BUDGET_UNSET = named(
         "budget-unset",
         "privacy budget",
         "`require_privacy` is set and `max_epsilon` is not: a default stands in for what people should decide",
         "set `[policy] max_epsilon` to the most that these records may ever cost",
     )
-    LEDGER = _of(
+    LEDGER = named(
         "ledger-damaged",
         "privacy budget",
         "the privacy ledger is not the one that this silo wrote",
         "put the right one back: silo-agent privacy verify says what is missing",
     )
-    BUDGET_SMALL = _of(
+    BUDGET_SMALL = named(
         "budget-small",
         "privacy budget",
         "the budget does not last to the end of the plan's schedule",
         "raise `[policy] max_epsilon`, or have the operator plan fewer rounds or more noise",
     )
-    MEMORY = _of(
+    MEMORY = named(
         "memory-small",
         "memory",
         "less memory is free than training the plan's model takes",
         "close other programs or add memory",
     )
-    DISK = _of(
+    DISK = named(
         "disk-small",
         "disk",
         "the folder's disk has no room for models, the update, and under masks its masked copy",
         "free some space",
     )
-    DEVICE = _of(
+    DEVICE = named(
         "device-missing",
         "device",
         "`[training] device` names a GPU that PyTorch does not find",
         'set it to "auto" or "cpu", or install the driver and a PyTorch for it',
     )
-    METRICS_PORT = _of(
+    METRICS_PORT = named(
         "metrics-port-taken",
         "metrics port",
         "the port of `[metrics] listen` is another process's, or the address is not of this machine",
         "choose another one",
     )
-    DATA_MISSING = _of(
+    DATA_MISSING = named(
         "data-missing",
         "data",
         "no data folder is given, or a file of it is missing, empty or unreadable",
         "name the right one with `--data`, and put the file there",
     )
-    SCHEMA = _of(
+    SCHEMA = named(
         "schema-missing",
         "data",
         "`schema.json` is missing or is no schema",
         "make it with `silo-agent schema URL`",
     )
-    DATA_BAD = _of(
+    DATA_BAD = named(
         "data-bad",
         "data",
         "more lines of a file are bad than `[data] max_bad_lines_share` allows",
         "correct the lines that the agent's log names",
     )
-    UNIT_FIELD = _of(
+    UNIT_FIELD = named(
         "unit-field-missing",
         "unit of privacy",
         "the plan hides all lines of one unit, and training lines do not say whose they are",
         "add the key to each training line",
     )
-    DATABASE = _of(
+    DATABASE = named(
         "database-unreachable",
         "database",
         "the database does not answer, is locked, or is none",
         "correct `[database] url`, the server or the role",
     )
-    DATABASE_WRITES = _of(
+    DATABASE_WRITES = named(
         "database-writable",
         "database",
         "the role that a model's SQL would run as may write",

@@ -8,7 +8,6 @@ CA's and the coordinator's certificates, and the time of the journal's last reco
 import asyncio
 import os
 import shutil
-import socket
 import stat
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -52,7 +51,7 @@ from silo_agent.settings import Settings
 from silo_agent.training.text_to_sql_data import SCHEMA_FILE
 from silo_wire.canonical import Digest
 from silo_wire.codec import call_key
-from silo_wire.listen_address import address
+from silo_wire.listen_address import address, require_bindable
 from silo_wire.plan import PlanBundle
 from silo_wire.transport import error_of
 from silo_wire.v1 import federation_pb2, federation_pb2_grpc
@@ -391,11 +390,8 @@ def _metrics_port(folder: SiloFolder, listen: str) -> str:
         return "none: nothing listens here"
     if (agent := holder(folder.lock)) is not None:
         return f"the running agent (process {agent}) has {listen}"
-    host, port = address(listen)
     try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as asked:
-            asked.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            asked.bind((host, port))  # never listens, so nobody can connect
+        require_bindable(address(listen))
     except OSError as error:
         raise misconfigured(
             Mistake.METRICS_PORT.value, f"[metrics] listen = {listen!r} cannot be had: {error.strerror}"

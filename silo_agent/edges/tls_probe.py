@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from security.errors import MalformedMessage, Unreachable
 from silo_agent.edges.https_proxy import ConnectProxy, proxy_for
 from silo_agent.edges.key_store import split_address
+from silo_wire.listen_address import Address
 
 TIMEOUT_S = 10.0
 _MOST_REPLY_BYTES = 16 << 10
@@ -59,8 +60,7 @@ def _connected(host: str, port: int, proxy: ConnectProxy | None) -> socket.socke
         return socket.create_connection((host, port), TIMEOUT_S)
     connection = socket.create_connection((proxy.host, proxy.port), TIMEOUT_S)
     try:
-        target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        connection.sendall(proxy.request(target))
+        connection.sendall(proxy.request(str(Address(host, port))))
         _expect_tunnel(connection, proxy)
     except BaseException:
         connection.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -16,6 +17,8 @@ from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from coordinator.cli import app
+from coordinator.composition import Coordinator
+from coordinator.edges import export
 from coordinator.edges.access_folder import AccessFolder, granted_text
 from coordinator.edges.key_store import register_entry
 from coordinator.rounds.states import Aggregating, Collecting
@@ -26,6 +29,7 @@ from security.errors import (
     AuthenticationError,
     AuthorisationError,
     ConfigurationError,
+    Conflict,
     IntegrityError,
     LoricaError,
     StateError,
@@ -44,7 +48,7 @@ from silo_wire import codec
 from silo_wire.messages import Prepare, Train
 from silo_wire.renewal import renewal_from_wire
 from silo_wire.transport import error_of
-from silo_wire.v1 import federation_pb2, operator_pb2
+from silo_wire.v1 import federation_pb2, operator_pb2, operator_pb2_grpc
 from tests.support.certificates import forged
 from tests.support.coordinator import (
     BANK,
@@ -572,6 +576,17 @@ async def test_request_for_a_higher_role_than_the_one_that_is_granted(at: Runnin
                 await operator.GrantAccess(operator_pb2.GrantAccessRequest(role=role, name="victor", csr_der=der))
 
 
+@pytest.mark.parametrize("valid_s", [3650 * 86_400 + 1, 1 << 40, (1 << 64) - 1])
+async def test_access_for_longer_than_any(at: RunningCoordinator, tmp_path: Path, valid_s: int) -> None:
+    pem = AccessFolder(tmp_path / "access").ask(Identity(FEDERATION, Role.VIEWER, "victor"))
+    der = x509.load_pem_x509_csr(pem).public_bytes(Encoding.DER)
+    request = operator_pb2.GrantAccessRequest(role="viewer", name="victor", csr_der=der, valid_seconds=valid_s)
+    async with at.operator() as operator:
+        async with refused(at, ConfigurationError, grpc.StatusCode.INVALID_ARGUMENT, "use 1 to 315360000"):
+            await operator.GrantAccess(request)
+        assert not [item for item in at.service.register.certificates() if item.identity.name == "victor"]
+
+
 async def test_granted_file_of_an_impostor_coordinator_for_another_key(at: RunningCoordinator, tmp_path: Path) -> None:
     access, identity = AccessFolder(tmp_path / "access"), Identity(FEDERATION, Role.VIEWER, "victor")
     access.ask(identity)
@@ -638,3 +653,48 @@ async def test_operators_commands_from_another_host(
     with pytest.raises(ConfigurationError, match="on the coordinator's own"):
         await typed("plan", "list")
     assert "revoked" in await typed("revoke", BANK)
+
+
+# --- exports to other hosts ---------------------------------------------------------------------------------------
+
+
+async def exported(operator: "operator_pb2_grpc.OperatorAsyncStub") -> int:
+    """How many pieces came."""
+    request = operator_pb2.ExportModelRequest()
+    return len([piece async for piece in operator.ExportModel(request, timeout=PATIENCE_S)])
+
+
+async def test_an_export_that_is_cut_leaves_nothing(
+    federation_template: FederationTemplate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor one that was killed; and the disk is not filled by many at once."""
+    folder = federation_template.copy(tmp_path / "coordinator")
+    scratch = Coordinator.load(folder).settings.state_folder / "exports"
+    (scratch / ".1f-tmp").mkdir(parents=True)  # a killed coordinator's
+    begun, going_on, ended = threading.Event(), threading.Event(), threading.Event()
+    real = export.export_model
+
+    def held_up(*arguments: Any, **named: Any) -> None:
+        begun.set()
+        going_on.wait(PATIENCE_S)
+        real(*arguments, **named)
+        ended.set()
+
+    async with running(folder, offer="default") as at, at.operator() as operator:
+        assert not scratch.exists()
+        monkeypatch.setattr(export, "export_model", held_up)
+        cut = operator.ExportModel(operator_pb2.ExportModelRequest())
+        reading = asyncio.create_task(cut.read())
+        await asyncio.to_thread(begun.wait, PATIENCE_S)
+        async with refused(at, Conflict, grpc.StatusCode.ALREADY_EXISTS, "another model is being exported"):
+            await exported(operator)
+        cut.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await operator.GetStatus(
+            operator_pb2.GetStatusRequest()
+        )  # on the same connection: the coordinator knows by now
+        going_on.set()
+        await asyncio.to_thread(ended.wait, PATIENCE_S)
+        await until(lambda: not any(scratch.iterdir()))
+        assert await exported(operator) > 3
+        assert not any(scratch.iterdir())

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -587,6 +588,25 @@ def test_commands_take_every_step_without_a_running_coordinator(
     assert command("retire", "--force").code == 0
     assert "ca-2" in command("show").out
     assert listed() == {"ca-2": "issuing"}
+
+
+def test_the_key_of_an_authority_that_issues_no_more_is_overwritten(
+    federation_template: FederationTemplate, tmp_path: Path
+) -> None:
+    """And that of a request: the disk would keep it, and with it the federation."""
+    folder, now = federation_template.copy(tmp_path / "coordinator"), datetime.now(UTC)
+    keys = Authorities.load(folder.keys)
+    institution(tmp_path)
+    (tmp_path / "request.pem").write_bytes(keys.request())
+    sign_with_openssl(tmp_path)
+    for name in ("ca.key", "request.key"):
+        os.link(folder.keys / name, tmp_path / name)
+    keys.adopt((tmp_path / "signed.pem").read_bytes(), (tmp_path / "chain.pem").read_bytes(), datetime.now(UTC))
+    keys.activate(pinned_until=now.timestamp())
+    for name in ("ca.key", "request.key"):
+        assert not (folder.keys / name).exists()
+        assert not any((tmp_path / name).read_bytes())
+    assert Authorities.load(folder.keys).issuing.key_pem() == keys.issuing.key_pem()
 
 
 # --- by itself, and killed between any two steps ----------------------------------------------------------------------------

@@ -151,6 +151,7 @@ def test_init_with_values_that_cannot_be(tmp_path: Path, arguments: list[str], w
         (["invite", "clinic-c", "--hours", "0"], ["0 seconds", "use 1 to"]),
         (["invite", "clinic-c", "--hours", "-5"], ["0 seconds", "use 1 to"]),
         (["invite", "clinic-c", "--hours", "1e9"], ["3600000000000 seconds", "use 1 to"]),
+        (["invite", "clinic-c", "--hours", "inf"], ["inf seconds", "use 1 to"]),
         (["plan", "show", "absent"], ["'absent'", "coordinator plan new"]),
         (["plan", "start", "absent"], ["'absent'", "coordinator plan new"]),
         (["plan", "start", "../default"], ["'../default'"]),
@@ -180,6 +181,18 @@ def test_argument_that_a_user_can_correct(folder: CoordinatorFolder, arguments: 
     coordinator(folder, *arguments).is_refusal(ConfigurationError, *words)
     assert not [path for path in (folder.root / "state" / "plans").iterdir() if path.name != PLAN]
     assert differences(before, contents_of(folder.root)) <= HARMLESS
+
+
+@pytest.mark.parametrize("days", ["0", "-1", "0.000001", "1e9", "inf", "nan"])
+def test_access_for_no_days_at_all_or_for_ever_is_refused(folder: CoordinatorFolder, tmp_path: Path, days: str) -> None:
+    """0 on the wire is what the settings say: nobody who types it means that."""
+    laptop = tmp_path / "laptop"
+    asked = run_command(coordinator_main, "access", "request", FEDERATION, "victor", "--dir", laptop)
+    (tmp_path / "csr").write_text(asked.out)
+    before = contents_of(folder.root)
+    done = coordinator(folder, "access", "grant", "victor", str(tmp_path / "csr"), "--days", days)
+    done.is_refusal(ConfigurationError, "access valid for", "use 1 to")
+    assert contents_of(folder.root) == before
 
 
 HARMLESS = {

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -75,6 +76,7 @@ async def test_rotate_makes_a_successor_that_the_coordinator_knows(
     before = load_credentials(folder)
     keys = [before.identity_key.public_key()]
     for times in (1, 2):
+        os.link(folder.identity_key, tmp_path / f"{times}")
         done = await asyncio.to_thread(run_command, silo_main, "identity", "rotate", "--dir", folder.root)
         assert (done.code, done.err) == (0, "")
         after = load_credentials(folder)
@@ -85,6 +87,7 @@ async def test_rotate_makes_a_successor_that_the_coordinator_knows(
         assert [one.key for one in predecessors(folder)] == [public_key_bytes(key) for key in keys[:times]]
         assert after.tls_key_pem == before.tls_key_pem
         assert not folder.next_identity_key.exists()
+        assert not any((tmp_path / f"{times}").read_bytes())  # the key before is not left on the disk
     shown = run_command(silo_main, "identity", "show", "--dir", folder.root).out
     assert [line.split()[1] for line in shown.splitlines()] == [key_text(before.identity, key) for key in keys]
     read = json.loads(run_command(silo_main, "identity", "show", "--json", "--dir", folder.root).out)

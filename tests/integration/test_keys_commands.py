@@ -1,20 +1,24 @@
 """`coordinator keys protect` and `silo-agent keys protect` as people type them."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from coordinator.cli import main as coordinator_main
+from coordinator.composition import Coordinator
 from coordinator.edges.coordinator_folder import CoordinatorFolder
+from security.audit.entry import LOCAL, Event
+from security.audit.reading import Reading, read_log
 from security.errors import AuthenticationError, ConfigurationError, Conflict
 from security.pki.key_file import NEW_PASSPHRASE, PASSPHRASE, is_encrypted
 from security.process_lock import ProcessLock
 from silo_agent.cli import main as agent_main
-from silo_agent.edges.key_store import store_credentials
+from silo_agent.edges.key_store import load_credentials, store_credentials
 from silo_agent.edges.silo_folder import SiloFolder
 from tests.support.command_line import Done, run_command
-from tests.support.coordinator import HOSPITAL, FederationTemplate, federation_template
+from tests.support.coordinator import FEDERATION, HOSPITAL, FederationTemplate, federation_template
 
 __all__ = ["federation_template"]
 
@@ -99,3 +103,85 @@ def test_a_silo_that_could_not_encrypt_its_keys_spends_no_token(
     silo = SiloFolder(tmp_path / "new")
     agent(silo, "enroll", token).is_refusal(ConfigurationError, "gives 5 characters")
     assert not silo.root.exists()
+
+
+def told_in(reading: Reading) -> list[tuple[str, str]]:
+    commands = reading.of(Event.OPERATOR_COMMAND, Event.ACCESS_GRANTED, Event.AUTHORITY_CHANGED, Event.KEYS_PROTECTED)
+    return [(entry.who, entry.text("command") or entry.event.value) for entry in commands]
+
+
+def test_every_command_that_touches_keys_is_in_the_log(
+    folder: CoordinatorFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the coordinator is stopped, as while it runs: whoever copies the authority stands in what an auditor reads."""
+    coordinator_key = Coordinator.load(folder).keys.identity.public_key()
+    begun = len(told_in(read_log(folder.audit)))
+    monkeypatch.setenv("LORICA_CA_PASSPHRASE", "a passphrase of the authority")
+    laptop, asked = tmp_path / "laptop", tmp_path / "csr"
+    asked.write_text(run_command(coordinator_main, "access", "request", FEDERATION, "anna", "--dir", laptop).out)
+    monkeypatch.setenv(NEW_PASSPHRASE, ONE)
+    for command in (
+        ("ca", "export", tmp_path / "ca.p12"),
+        ("ca", "request", tmp_path / "request.pem"),
+        ("ca", "rotate"),
+        ("access", "grant", "anna", asked),
+        ("keys", "protect"),
+    ):
+        done = coordinator(folder, *map(str, command))
+        assert done.code == 0, done.err
+    monkeypatch.setenv(PASSPHRASE, ONE)
+    monkeypatch.delenv(NEW_PASSPHRASE)
+    assert coordinator(folder, "keys", "protect", "--clear").code == 0
+    monkeypatch.delenv(PASSPHRASE)
+    for kept in folder.keys.glob("ca*"):  # a machine that takes over
+        kept.unlink()
+    (folder.keys / "authorities.json").unlink()
+    assert coordinator(folder, "ca", "import", str(tmp_path / "ca.p12")).code == 0
+
+    reading = read_log(folder.audit, writer=f"spiffe://{FEDERATION}/coordinator", keys=[coordinator_key])
+    assert told_in(reading)[begun:] == [
+        (LOCAL, "ca export"),
+        (LOCAL, "ca request"),
+        (LOCAL, "ChangeAuthority"),
+        (LOCAL, "authority changed"),
+        (LOCAL, "GrantAccess"),
+        (LOCAL, "access granted"),
+        (LOCAL, "keys protect"),
+        (LOCAL, "keys protect"),
+        (LOCAL, "ca import"),
+    ]
+    assert reading.entries[-1].event is Event.SEALED  # each command seals what it added
+    assert ONE not in folder.audit.joinpath("log.000001").read_text()
+
+
+def test_a_grant_names_the_certificate_that_it_made(folder: CoordinatorFolder, tmp_path: Path) -> None:
+    """So that the register's operators can be held against the log."""
+    asked = run_command(coordinator_main, "access", "request", FEDERATION, "anna", "--dir", tmp_path / "laptop").out
+    (tmp_path / "csr").write_text(asked)
+    assert coordinator(folder, "access", "grant", "anna", str(tmp_path / "csr")).code == 0
+    (listed,) = [
+        row for row in json.loads(coordinator(folder, "access", "list", "--json").out) if row["name"] == "anna"
+    ]
+    (granted,) = read_log(folder.audit).of(Event.ACCESS_GRANTED)
+    assert (granted.text("certificate"), granted.text("to")) == (listed["serial"], f"spiffe://{FEDERATION}/viewer/anna")
+    assert granted.who == LOCAL
+
+
+def test_an_export_on_the_host_is_in_the_log(folder: CoordinatorFolder, tmp_path: Path) -> None:
+    assert coordinator(folder, "plan", "start").code == 0
+    assert coordinator(folder, "export", str(tmp_path / "model")).code == 0
+    *_, newest = read_log(folder.audit).of(Event.OPERATOR_COMMAND)
+    assert (newest.text("command"), newest.text("folder")) == ("export", str(tmp_path / "model"))
+    assert newest.text("model") in (tmp_path / "model" / "README.md").read_text()
+
+
+def test_a_silos_change_of_its_keys_is_in_its_log(silo: SiloFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    public = load_credentials(silo).identity_key.public_key()
+    monkeypatch.setenv(NEW_PASSPHRASE, ONE)
+    assert agent(silo, "keys", "protect").code == 0
+    monkeypatch.setenv(PASSPHRASE, ONE)
+    monkeypatch.delenv(NEW_PASSPHRASE)
+    assert agent(silo, "keys", "protect", "--clear").code == 0
+    reading = read_log(silo.audit, writer=f"spiffe://{FEDERATION}/silo/{HOSPITAL}", keys=[public])
+    told = [(entry.who, entry.text("clear")) for entry in reading.of(Event.KEYS_PROTECTED)]
+    assert told == [(LOCAL, "no"), (LOCAL, "yes")]

@@ -1,7 +1,11 @@
 """An audit log: what was written verifies, and whatever is done to it afterwards is found, with the first entry that is wrong."""
 
+import asyncio
 import os
-from collections.abc import Callable, Sequence
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +31,7 @@ from security.audit.verification import (
 from security.chain import NO_ENTRY, Head
 from security.errors import IntegrityError, MalformedMessage, StorageError
 from security.pki.identity_key import new_identity_key
+from silo_wire import sealed_log
 
 KEY, OTHER_KEY = new_identity_key(), new_identity_key()
 WRITER = "spiffe://north/silo/hospital-a"
@@ -310,6 +315,53 @@ def test_a_clock_that_is_set_back_ends_the_period() -> None:
     repeats = Repeats(period_s=60, each=1)
     assert [repeats.is_news("a", 1000.0), repeats.is_news("a", 1000.0)] == [True, False]
     assert repeats.ended(10.0) == [("a", 1)]
+
+
+@pytest.fixture
+def restless_threads() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_counting_and_telling_at_once_loses_nothing(restless_threads: None) -> None:
+    """The gate counts in the event loop while the thread that seals tells what was counted."""
+    repeats = Repeats(each=1, kinds=1000)
+    written, told, over = 0, 0, threading.Event()
+
+    def tell() -> None:
+        nonlocal told
+        while not over.is_set():
+            told += sum(count for _, count in repeats.ended(0.0, stopping=True))
+
+    with ThreadPoolExecutor(1) as threads:
+        telling = threads.submit(tell)
+        for number in range(30_000):
+            written += repeats.is_news(f"kind {number % 100}", 0.0)
+        over.set()
+        telling.result()
+    told += sum(count for _, count in repeats.ended(0.0, stopping=True))
+    assert written + told == 30_000
+
+
+async def test_sealing_goes_on_after_a_defect_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealed_log, "SEAL_WITHIN_S", 0.01)
+    troubles: list[Exception] = []
+    again = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    class Counts:
+        def tell_counts(self, *, stopping: bool = False) -> None:
+            if not troubles:
+                raise RuntimeError("dictionary changed size during iteration")
+            loop.call_soon_threadsafe(again.set)
+
+    disk = Disk(tmp_path / "audit")
+    async with sealed_log.kept_log(disk.log, Counts(), troubles.append), asyncio.timeout(20):
+        await again.wait()
+    assert [str(error) for error in troubles] == ["dictionary changed size during iteration"]
+    assert disk.events()[-2:] == [Event.STOPPED, Event.SEALED]
 
 
 # --- on disk

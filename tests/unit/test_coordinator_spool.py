@@ -7,11 +7,13 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from coordinator.edges import spool as spool_module
 from coordinator.edges.spool import Spools
 from security.errors import IntegrityError, MalformedMessage, StorageError, WrongTime
 from security.secure_aggregation.messages import MaskedInput
@@ -135,6 +137,7 @@ def test_killed_process_keeps_what_it_held(spools: Spools, tmp_path: Path) -> No
 import os, signal
 from pathlib import Path
 from tests.unit.test_coordinator_spool import DELTA, HEADER, KEY, LAYOUT, A, chunk_of
+from coordinator.edges import spool as spool_module
 from coordinator.edges.spool import Spools
 spool = Spools(Path({str(spools._folder)!r})).open(KEY, A, HEADER, LAYOUT)
 for index in range(3):
@@ -368,6 +371,63 @@ def test_a_spool_without_its_key_is_sent_again(spools: Spools, left: bytes) -> N
     fill(again, HEADER.manifest.chunks)
     again.open(KEY, A, HEADER, LAYOUT).commit()
     assert content_of(again.committed(KEY, A, HEADER.manifest.digest)) == DELTA.tobytes()
+
+
+def test_a_spool_whose_key_file_changed_is_refused_though_its_bytes_did_not(spools: Spools) -> None:
+    """The file's mark says nothing of the key, and noise would be summed unchecked."""
+    fill(spools, HEADER.manifest.chunks)
+    spools.open(KEY, A, HEADER, LAYOUT).commit()
+    key = file_of(spools, ".key")
+    key.write_bytes(key.read_bytes()[:-1] + bytes([key.read_bytes()[-1] ^ 1]))
+    with pytest.raises(IntegrityError, match=f"key has changed since the update of silo {A}"):
+        spools.committed(KEY, A, HEADER.manifest.digest)
+    again = restarted(spools)
+    assert held(again) == 0
+    with pytest.raises(IntegrityError, match=f"update of silo {A} was lost or replaced"):
+        again.committed(KEY, A, HEADER.manifest.digest)
+
+
+def test_attack_another_update_is_begun_while_the_file_of_the_first_is_read(
+    spools: Spools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart a silo opens its update again, leaves, and begins another one before that call has ended."""
+    fill(spools, 2)
+    again, other, real = restarted(spools), random_vector(LAYOUT, 2), spool_module._sums_held
+
+    def slowly(*arguments: Any) -> list[float]:
+        found = real(*arguments)
+        monkeypatch.setattr(spool_module, "_sums_held", real)
+        fill(again, 1, header_of(other), other)
+        return found
+
+    monkeypatch.setattr(spool_module, "_sums_held", slowly)
+    spool = again.open(KEY, A, HEADER, LAYOUT)
+    for index in range(spool.held, HEADER.manifest.chunks):
+        spool.write(index, chunk_of(HEADER, DELTA.tobytes(), index))
+    spool.commit()
+    assert content_of(again.committed(KEY, A, HEADER.manifest.digest)) == DELTA.tobytes()
+
+
+def test_attack_another_update_is_begun_while_the_offset_of_the_first_is_found(
+    spools: Spools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(spools, HEADER.manifest.chunks)
+    spools.open(KEY, A, HEADER, LAYOUT).commit()
+    with file_of(spools).open("r+b") as file:
+        file.write(bytes(1))  # damaged: the record is written anew without its norm
+    again, other, real = restarted(spools), random_vector(LAYOUT, 2), spool_module._sums_held
+
+    def slowly(*arguments: Any) -> list[float]:
+        found = real(*arguments)
+        monkeypatch.setattr(spool_module, "_sums_held", real)
+        fill(again, header_of(other).manifest.chunks, header_of(other), other)
+        again.open(KEY, A, header_of(other), LAYOUT).commit()
+        return found
+
+    monkeypatch.setattr(spool_module, "_sums_held", slowly)
+    assert held(again) == 0
+    assert content_of(again.committed(KEY, A, header_of(other).manifest.digest)) == other.tobytes()
+    assert held(restarted(again), header_of(other)) == header_of(other).manifest.chunks
 
 
 def test_the_keys_of_another_plan_are_destroyed_before_its_spools_are_deleted(spools: Spools) -> None:

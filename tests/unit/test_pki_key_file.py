@@ -1,5 +1,6 @@
 """Private keys on disk with and without a passphrase."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from security.pki.key_file import (
     protect,
     protect_all,
     read_key,
+    read_key_of_either,
     write_key,
 )
 from security.pki.tls_key import new_tls_key, tls_key_to_pem
@@ -121,6 +123,21 @@ def test_a_passphrase_is_added_changed_and_removed(keys: list[Path]) -> None:
     assert [path.read_bytes() for path in keys] == [PEM, PEM]
 
 
+def test_a_clear_key_is_overwritten_when_it_is_encrypted(keys: list[Path]) -> None:
+    """Its blocks would stay on the disk, for whoever buys it."""
+    for path in keys:
+        os.link(path, path.with_suffix(".link"))
+    protect(keys, {NEW_PASSPHRASE: ONE})
+    assert [path.with_suffix(".link").read_bytes() for path in keys] == [bytes(len(PEM))] * 2
+    write_key(keys[0], PEM, {})
+    assert keys[0].read_bytes() == PEM
+
+
+def test_a_key_whose_deletion_was_cut_off_is_no_key(keys: list[Path]) -> None:
+    keys[0].write_bytes(bytes(len(PEM)))
+    assert protect_all(keys, {NEW_PASSPHRASE: ONE}, clear=False).startswith("1 of 1 keys were changed")
+
+
 def test_what_a_crash_left_half_done_is_finished_by_the_same_call(keys: list[Path]) -> None:
     protect(keys, {NEW_PASSPHRASE: ONE})
     change = {PASSPHRASE: ONE, NEW_PASSPHRASE: TWO}
@@ -128,6 +145,28 @@ def test_what_a_crash_left_half_done_is_finished_by_the_same_call(keys: list[Pat
     assert protect(keys, change) == 1
     assert [read_key(path, {PASSPHRASE: TWO}) for path in keys] == [PEM, PEM]
     assert protect(keys, change) == 0
+
+
+def test_a_key_of_a_change_that_was_cut_off_is_read_by_either_passphrase(keys: list[Path]) -> None:
+    """Whoever signs for the second try may have been changed in the first."""
+    change = {PASSPHRASE: ONE, NEW_PASSPHRASE: TWO}
+    protect(keys, {NEW_PASSPHRASE: ONE})
+    protect(keys[:1], change)
+    assert [read_key_of_either(path, change) for path in keys] == [PEM, PEM]
+    assert read_key_of_either(keys[0], {PASSPHRASE: TWO}) == PEM
+    with pytest.raises(WrongPassphrase):
+        read_key_of_either(keys[0], GIVEN)
+
+
+def test_a_change_of_keys_is_told_before_it_and_not_where_there_is_none(keys: list[Path]) -> None:
+    told: list[bytes] = []
+
+    def tell() -> None:
+        told.append(keys[0].read_bytes())
+
+    protect_all(keys, {NEW_PASSPHRASE: ONE}, clear=False, tell=tell)
+    protect_all(keys, {PASSPHRASE: ONE, NEW_PASSPHRASE: ONE}, clear=False, tell=tell)
+    assert told == [PEM]
 
 
 def test_a_wrong_passphrase_changes_no_file_at_all(keys: list[Path]) -> None:

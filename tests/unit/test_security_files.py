@@ -1,5 +1,6 @@
 """Private files stay private, replaced files are whole."""
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -65,3 +66,99 @@ def test_a_write_that_fails_keeps_the_old_file_and_no_litter(tmp_path: Path) -> 
 def test_a_full_disk_is_an_error_that_names_the_file() -> None:
     with pytest.raises(StorageError, match="/dev/full/x cannot be written"):
         files.replace(Path("/dev/full/x"), b"new")
+
+
+# --- secrets that are over ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "key"
+    files.write_private(path, b"secret")
+    return path
+
+
+@pytest.fixture
+def inode(secret: Path) -> Path:
+    """What a disk keeps of it when the name is gone."""
+    link = secret.with_name("link")
+    os.link(secret, link)
+    return link
+
+
+class PowerCut(BaseException):
+    """Nothing is written from here on."""
+
+
+def test_a_key_is_overwritten_durably_before_it_is_deleted(
+    secret: Path, inode: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[str, bytes]] = []
+    fsync, unlink = os.fsync, Path.unlink
+
+    def synced(descriptor: int) -> None:
+        fsync(descriptor)
+        if os.path.samestat(os.fstat(descriptor), inode.stat()):
+            done.append(("fsync", inode.read_bytes()))
+
+    def unlinked(path: Path, *, missing_ok: bool = False) -> None:
+        done.append(("unlink", inode.read_bytes()))
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "unlink", unlinked)
+    files.erase(secret)
+    assert done == [("fsync", bytes(6)), ("unlink", bytes(6))]
+    assert not secret.exists()
+    files.erase(secret)
+
+
+def test_a_key_whose_deletion_was_cut_off_is_known_for_erased(secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not files.was_erased(secret)
+
+    def cut(path: Path, *, missing_ok: bool = False) -> None:
+        raise PowerCut
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", cut)
+        with pytest.raises(PowerCut):
+            files.erase(secret)
+    assert files.was_erased(secret)
+    files.erase(secret)
+    assert not files.was_erased(secret)
+
+
+@pytest.mark.parametrize("bits", [0o600, 0o400])
+def test_a_key_that_is_replaced_is_overwritten_where_it_lay(secret: Path, inode: Path, bits: int) -> None:
+    secret.chmod(bits)
+    files.replace_secret(secret, b"another")
+    assert (secret.read_bytes(), mode(secret)) == (b"another", 0o600)
+    assert inode.read_bytes() == bytes(6)
+
+
+def test_a_key_that_cannot_be_replaced_is_not_overwritten(
+    secret: Path, inode: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(StorageError, match="key cannot be written: No space left"):
+        files.replace_secret(secret, b"another")
+    assert secret.read_bytes() == b"secret"
+
+
+def test_a_key_that_is_replaced_while_it_is_read_is_read_whole(secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command reads the operator's pair while the coordinator makes another one."""
+    fstat, times = os.fstat, 0
+
+    def meanwhile(descriptor: int) -> os.stat_result:
+        nonlocal times
+        found = fstat(descriptor)
+        times += 1
+        if times == 1:
+            files.replace_secret(secret, b"another")  # between the opening and the reading
+        return found
+
+    monkeypatch.setattr(os, "fstat", meanwhile)
+    assert files.read_private(secret) == b"another"
