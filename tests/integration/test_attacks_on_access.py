@@ -582,7 +582,12 @@ async def test_access_for_longer_than_any(at: RunningCoordinator, tmp_path: Path
     der = x509.load_pem_x509_csr(pem).public_bytes(Encoding.DER)
     request = operator_pb2.GrantAccessRequest(role="viewer", name="victor", csr_der=der, valid_seconds=valid_s)
     async with at.operator() as operator:
-        async with refused(at, ConfigurationError, grpc.StatusCode.INVALID_ARGUMENT, "use 1 to 315360000"):
+        async with refused(
+            at,
+            ConfigurationError,
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "access_lifetime_days of federation.toml is 30: grant fewer",
+        ):
             await operator.GrantAccess(request)
         assert not [item for item in at.service.register.certificates() if item.identity.name == "victor"]
 

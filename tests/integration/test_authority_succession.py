@@ -594,7 +594,7 @@ def test_the_key_of_an_authority_that_issues_no_more_is_overwritten(
     federation_template: FederationTemplate, tmp_path: Path
 ) -> None:
     """And that of a request: the disk would keep it, and with it the federation."""
-    folder, now = federation_template.copy(tmp_path / "coordinator"), datetime.now(UTC)
+    folder = federation_template.copy(tmp_path / "coordinator")
     keys = Authorities.load(folder.keys)
     institution(tmp_path)
     (tmp_path / "request.pem").write_bytes(keys.request())
@@ -602,7 +602,7 @@ def test_the_key_of_an_authority_that_issues_no_more_is_overwritten(
     for name in ("ca.key", "request.key"):
         os.link(folder.keys / name, tmp_path / name)
     keys.adopt((tmp_path / "signed.pem").read_bytes(), (tmp_path / "chain.pem").read_bytes(), datetime.now(UTC))
-    keys.activate(pinned_until=now.timestamp())
+    keys.activate()
     for name in ("ca.key", "request.key"):
         assert not (folder.keys / name).exists()
         assert not any((tmp_path / name).read_bytes())
