@@ -9,11 +9,11 @@ from transformers import T5ForConditionalGeneration
 
 from ops.demo.clinic import CLINIC
 from ops.demo.insurer import INSURER
-from ops.demo.processes import Processes
 from ops.demo.query_log import query_log
 from ops.demo.silos import write_silo
 from security.errors import StateError
 from tests.support.federation import Federation
+from tests.support.warm_processes import WarmProcesses
 
 SILOS = ("clinic", "insurer")
 ROUNDS = 3
@@ -52,7 +52,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         log = query_log(specification, records=RECORDS, seed=3).log
         write_silo(data[specification.name], specification, seed=3, splits=log)
     (root / "logs").mkdir()
-    with Processes(root / "logs") as processes:
+    with WarmProcesses(root / "logs") as processes:
         it = Federation(root, processes, data)
         it.init("--no-plan")
         it.coordinator("plan", "new", "private", "--size", "micro", *settings())
@@ -79,7 +79,8 @@ def shown(it: Federation, silo: str) -> dict[str, Any]:
 
 def test_the_ledger_has_each_round_and_a_kill_forgets_none(federation: Federation) -> None:
     plan = json.loads(federation.coordinator("rounds", "--json"))
-    assert [record["round"] for record in plan if record["outcome"] == "applied"] == [1, 2, 3]
+    # Noise may take every weight below zero, and no seed decides the noise.
+    assert [record["round"] for record in plan if record["outcome"] in ("applied", "zero_weight")] == [1, 2, 3]
     for silo in SILOS:
         releases = shown(federation, silo)["releases"]
         rounds = {release["round"] for release in releases}

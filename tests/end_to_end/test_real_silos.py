@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ops.demo.processes import Processes
 from tests.support.federation import Federation
+from tests.support.warm_processes import WarmProcesses
 
 SILOS = ("geoquery", "restaurants", "academic")
 ROUNDS = 9  # at 6 the score of 49 questions is still near the line that is asked for, and a rounding can cross it
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.real_data, pytest.mark.slow, pytest.mark.timeout(900)]
 def federation(tmp_path_factory: pytest.TempPathFactory, shared_text2sql: Path) -> Iterator[Federation]:
     root = tmp_path_factory.mktemp("real")
     (root / "logs").mkdir()
-    with Processes(root / "logs") as processes:
+    with WarmProcesses(root / "logs") as processes:
         it = Federation(root, processes, {silo: shared_text2sql / silo for silo in SILOS})
         it.init("--no-plan")
         values = {

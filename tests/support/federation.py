@@ -1,17 +1,28 @@
-"""A federation of real processes over mutual TLS on loopback, driven by its own commands as an operator would."""
+"""A federation of real processes over mutual TLS on loopback, driven by its own commands as an operator would.
+
+Where its processes are warm (warm_processes.py), the commands run in this one: a cold start takes seconds of a core.
+"""
 
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import pytest
+
+from coordinator.cli import main as coordinator_main
 from coordinator.composition import Coordinator
 from coordinator.edges.coordinator_folder import CoordinatorFolder
 from ops.demo.observer import FederationView
 from ops.demo.processes import Processes, run
 from ops.demo.run import free_ports
+from security.errors import StateError
+from silo_agent.cli import main as agent_main
+from tests.support.command_line import run_command
 from tests.support.waiting import until
+from tests.support.warm_processes import WarmProcesses
 
 LONGEST_S = 400.0
+_MAINS = {"coordinator.cli": coordinator_main, "silo_agent.cli": agent_main}
 
 
 class Federation:
@@ -39,10 +50,22 @@ class Federation:
 
     def coordinator(self, *arguments: str) -> str:
         """What the command prints; raises StateError when it fails."""
-        return run("coordinator.cli", *arguments, extra=self._environment)
+        return self._run("coordinator.cli", arguments, self._environment)
 
     def agent(self, silo: str, *arguments: str) -> str:
-        return run("silo_agent.cli", *arguments, extra=self._of(silo))
+        return self._run("silo_agent.cli", arguments, self._of(silo))
+
+    def _run(self, module: str, arguments: tuple[str, ...], extra: Mapping[str, str]) -> str:
+        if not isinstance(self.processes, WarmProcesses):
+            return run(module, *arguments, extra=extra)
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in extra.items():
+                patch.setenv(name, value)
+            done = run_command(_MAINS[module], *arguments)
+        if done.code:
+            words = done.err.strip().splitlines() or ["no output"]
+            raise StateError(f"{module} {arguments[0]} failed with exit code {done.code}: {words[-1]}")
+        return done.out
 
     def init(self, *more: str) -> None:
         silos, enrolment, metrics = (str(port) for port in self.ports)
