@@ -10,7 +10,7 @@ from silo_wire.canonical import Digest
 class PlanTerms:
     """`plan` is the plan's digest. Every phase has one deadline, in seconds from its beginning, and the quorum `min_silos`.
 
-    `masking_deadline_s` is for each phase of secure aggregation. `silo_level`: what single silos tell is told to nobody.
+    `masking_deadline_s` is for each phase of secure aggregation. `record_level`, `silo_level`: of privacy.
     """
 
     federation: FederationName
@@ -27,7 +27,13 @@ class PlanTerms:
     evaluate_last: bool
     secure_aggregation: bool = False
     masking_deadline_s: float = 0.0
+    record_level: bool = False
     silo_level: bool = False
+
+    @property
+    def shows_single_silos(self) -> bool:
+        """Whether what one silo told of its training or its scores may be shown to people, or only what all of them come to."""
+        return not (self.secure_aggregation or self.record_level or self.silo_level)
 
     def evaluation_due(self, round_number: int) -> bool:
         """Whether silos score the model that this round made; round 0 is the initial model."""

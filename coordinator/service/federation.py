@@ -29,6 +29,7 @@ from coordinator.rounds.states import Course, Idle, course_of, population_of
 from coordinator.service.attendance import Attendance, Seat
 from coordinator.service.authority_succession import AuthoritySteps
 from coordinator.service.chunk_cache import ChunkCache
+from coordinator.service.disclosure import of_all_silos
 from coordinator.service.enrolment import Enrolment
 from coordinator.service.held_trust import HeldTrusts
 from coordinator.service.plan_desk import OpenedPlan, PlanDesk, terms_of
@@ -430,7 +431,8 @@ class Federation:
         course = course_of(self._loop.state)
         if course is None:
             return ()
-        return await self._threads.store(self._store.rounds, course.terms.plan, last)
+        rows = await self._threads.store(self._store.rounds, course.terms.plan, last)
+        return rows if course.terms.shows_single_silos else tuple(map(of_all_silos, rows))
 
     # --- checks
 

@@ -16,6 +16,7 @@ from coordinator.rounds.effects import (
 )
 from coordinator.rounds.events import Event
 from coordinator.rounds.states import State, course_of, round_of
+from coordinator.service.disclosure import closed_of_all_silos, evaluation_of_all_silos
 from coordinator.service.ports import Observer
 from silo_wire.messages import RoundKey
 
@@ -46,18 +47,18 @@ class Journal:
         )
         course = course_of(after)
         for record in records:
-            self._record(record, silo_level=course is not None and course.terms.silo_level)
+            self._record(record, single_silos=course is not None and course.terms.shows_single_silos)
         if (before.phase, *round_of(before)) != (after.phase, round_number, attempt):
             self._observer.phase_changed(after.phase, round_number=round_number, attempt=attempt)
 
-    def _record(self, record: Record, *, silo_level: bool) -> None:
-        """Under silo-level privacy what a silo tells of its training goes into no log and no metric."""
+    def _record(self, record: Record, *, single_silos: bool) -> None:
+        """Without `single_silos` what one silo tells of its training and its scores goes into no log and no metric."""
         match record:
             case RoundOpened():
                 self._opened[record.key] = record.at
                 _log.info("round opened", **_where(record.key), cohort=list(record.cohort), model=record.model)
                 self._observer.round_opened(record.key, record.cohort)
-            case UpdateAccepted() if silo_level:
+            case UpdateAccepted() if not single_silos:
                 update = record.update
                 _log.info("update committed", **_where(record.key), silo=update.silo, update=update.digest)
             case UpdateAccepted():
@@ -94,7 +95,7 @@ class Journal:
                 )
                 self._observer.silo_dropped(record.silo, record.outcome)
             case RoundClosed():
-                self._closed(record)
+                self._closed(record if single_silos else closed_of_all_silos(record))
             case RoundAbandoned():
                 _log.warning("round abandoned", **_where(record.key), reason=record.reason)
                 self._observer.round_closed(
@@ -104,7 +105,7 @@ class Journal:
                     result=None,
                 )
             case EvaluationClosed():
-                self._evaluated(record)
+                self._evaluated(record if single_silos else evaluation_of_all_silos(record))
             case _:
                 pass
 
@@ -140,16 +141,17 @@ class Journal:
 
     def _evaluated(self, record: EvaluationClosed) -> None:
         if record.score is None or record.macro is None:
-            _log.warning("evaluation without reports", **_where(record.key))
+            _log.warning("evaluation without a mean that may be shown", **_where(record.key))
             return
+        scores = {
+            report.silo: report.evaluation.exact_matches / report.evaluation.examples for report in record.reports
+        }
         _log.info(
             "evaluated",
             **_where(record.key),
             macro_exact_match=record.macro,
             micro_exact_match=record.score.micro_average,
-            silos={
-                report.silo: report.evaluation.exact_matches / report.evaluation.examples for report in record.reports
-            },
+            **({"silos": scores} if scores else {}),
             quorum=record.counted,
             best=record.is_best,
         )

@@ -36,6 +36,7 @@ def terms_of(plan: Plan) -> PlanTerms:
         evaluate_last=evaluation.last,
         secure_aggregation=plan.aggregation.secure_aggregation,
         masking_deadline_s=schedule.masking_deadline_s,
+        record_level=plan.privacy.level == "record",
         silo_level=plan.privacy.level == "silo",
     )
 

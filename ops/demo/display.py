@@ -77,7 +77,7 @@ def _trained(record: operator_pb2.RoundRecord) -> str:
         if silo.examples
     ]
     if committed and not parts:
-        parts = [f"{len(committed)} masked updates"]
+        parts = [f"{len(committed)} updates, of which nothing is shown but what they come to"]
     return f"round {record.round} {record.outcome}: {'; '.join(parts)}" if parts and record.outcome != "running" else ""
 
 
@@ -87,7 +87,7 @@ def _scored(record: operator_pb2.RoundRecord) -> str:
     parts = [
         f"{silo.silo} {silo.dev_exact_matches / silo.dev_examples:.0%}" for silo in record.silos if silo.dev_examples
     ]
-    return f"round {record.round} exact match: MacroAvg {record.macro_exact_match:.1%}; {', '.join(parts)}"
+    return f"round {record.round} exact match: {', '.join((f'MacroAvg {record.macro_exact_match:.1%}', *parts))}"
 
 
 def round_table(records: Sequence[operator_pb2.RoundRecord], silos: Sequence[str], last: int = 0) -> Table:
@@ -113,7 +113,7 @@ def _cell(silo: operator_pb2.SiloRound | None) -> Text:
         return Text("-", style="dim")
     lines = []
     if silo.outcome == "committed" and not silo.examples:
-        lines.append("masked")
+        lines.append("took part")
     elif silo.outcome == "committed":
         lines.append(f"{silo.loss_reduction:.2f} · {silo.share:.0%}")
     elif silo.outcome not in ("", "evaluated"):

@@ -1,0 +1,137 @@
+"""What one silo told is in no log line, metric or answer to an operator where its plan promised masks or noise."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from structlog.testing import capture_logs
+
+from coordinator.edges.metrics import CoordinatorMetrics
+from coordinator.edges.operator_servicer import round_record
+from coordinator.rounds.effects import EvaluationClosed, RoundClosed, RoundOpened, UpdateAccepted
+from coordinator.rounds.scores import BestModel
+from coordinator.rounds.states import Report
+from coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome, SiloWeight
+from coordinator.service.disclosure import of_all_silos
+from coordinator.service.journal import Journal
+from coordinator.service.records import RoundRow, SiloRow
+from security.identifiers import SiloName
+from tests.support.rounds import (
+    COLLECTING,
+    SIGNATURE,
+    T0,
+    A,
+    B,
+    C,
+    committed,
+    course,
+    evaluation,
+    key,
+    model_after,
+    summary,
+    terms,
+)
+
+OF_ONE_SILO = {
+    "examples": "98761",
+    "loss reduction": "1.2345",
+    "norm": "0.43219",
+    "weight": "7777.25",
+    "share": "0.61803",
+}
+SCORE = evaluation(exact_matches=1237, examples=4111)
+SCORES = ("1237", "4111", str(1237 / 4111))
+
+
+def told(silos: tuple[SiloName, ...], **of_plan: Any) -> str:
+    """All that a round leads to in the log and in the metrics."""
+    registry = CollectorRegistry()
+    journal = Journal(CoordinatorMetrics(registry))
+    state = replace(COLLECTING, course=course(terms=terms(**of_plan)))
+    updates = tuple(an_update(silo) for silo in silos)
+    weights = tuple(SiloWeight(silo=silo, weight=7777.25, share=0.61803) for silo in silos)
+    result = AggregationResult(model=model_after(1), outcome=Outcome.APPLIED, weights=weights)
+    best = BestModel.scored(model_after(1), 1, [SCORE, evaluation(0)])
+    records = [
+        RoundOpened(key=key(), cohort=silos, model=model_after(0), at=T0),
+        *(UpdateAccepted(key=key(), update=item, signature=SIGNATURE, at=T0) for item in updates),
+        RoundClosed(key=key(), result=result, updates=updates, at=T0),
+        EvaluationClosed(
+            key=key(),
+            reports=tuple(Report(silo=silo, evaluation=SCORE) for silo in silos),
+            score=best,
+            macro=0.4567891,
+            counted=True,
+            is_best=True,
+            at=T0,
+        ),
+    ]
+    with capture_logs() as lines:
+        journal.transition(state, committed(A), state, records)
+    return f"{lines}\n{generate_latest(registry).decode()}"
+
+
+def an_update(silo: SiloName) -> CommittedUpdate:
+    content = replace(summary(examples=98761), loss_max=3.2345, loss_min=2.0)
+    return CommittedUpdate(silo=silo, digest=model_after(7), summary=content, delta_norm=0.43219)
+
+
+PRIVATE = [{"secure_aggregation": True}, {"record_level": True}, {"silo_level": True}]
+
+
+def test_all_of_it_is_told_where_nothing_was_promised() -> None:
+    text = told((A, B, C))
+    for number in (*OF_ONE_SILO.values(), str(1237 / 4111), "0.4567891"):
+        assert number in text
+
+
+@pytest.mark.parametrize("of_plan", PRIVATE, ids=lambda of_plan: next(iter(of_plan)))
+def test_single_silos_are_in_no_log_and_no_metric(of_plan: dict[str, bool]) -> None:
+    text = told((A, B, C), **of_plan)
+    for name, number in OF_ONE_SILO.items():
+        assert number not in text, name
+    for number in SCORES:
+        assert number not in text
+    assert "0.4567891" in text  # the mean of three is
+
+
+@pytest.mark.parametrize("of_plan", PRIVATE, ids=lambda of_plan: next(iter(of_plan)))
+def test_a_mean_over_two_silos_is_as_good_as_their_scores(of_plan: dict[str, bool]) -> None:
+    assert "0.4567891" not in told((A, B), **of_plan)
+
+
+@pytest.mark.parametrize(("scored", "shown"), [(2, -1.0), (3, 0.25)])
+def test_rows_for_operators_hold_outcomes_and_means_alone(scored: int, shown: float) -> None:
+    silos = tuple(
+        SiloRow(
+            silo=silo,
+            outcome="committed",
+            examples=98761,
+            loss_max=3.2345,
+            loss_min=2.0,
+            weight=7777.25,
+            share=0.61803,
+            delta_norm=0.43219,
+            evaluation=SCORE if number < scored else None,
+        )
+        for number, silo in enumerate((A, B, C))
+    )
+    row = RoundRow(
+        round=1,
+        attempt=1,
+        outcome="applied",
+        detail="",
+        opened_unix_s=T0,
+        closed_unix_s=T0,
+        model=model_after(1),
+        weight_fallback=False,
+        silos=silos,
+        macro_exact_match=0.25,
+        micro_exact_match=0.25,
+    )
+    record = round_record(of_all_silos(row))
+    assert record.macro_exact_match == record.micro_exact_match == shown
+    assert [(silo.silo, silo.outcome) for silo in record.silos] == [(silo, "committed") for silo in (A, B, C)]
+    for silo in record.silos:
+        assert silo.ByteSize() == type(silo)(silo=silo.silo, outcome=silo.outcome).ByteSize(), "something else is told"
