@@ -65,6 +65,19 @@ def demo(
 
 
 @app.command()
+def silos(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.", show_default=False)],
+    seed: Annotated[int, typer.Option(min=0, help="Of questions and rows.")] = 1,
+) -> None:
+    """Write the demo's four generated silos, data and database, to try agents with: DIR/hospital, clinic, bank, insurer."""
+    from ops.demo.silos import SILOS, write_silo
+
+    for silo in SILOS:
+        write_silo(folder / silo.name, silo, seed=seed)
+        print(folder / silo.name)
+
+
+@app.command()
 def bench(
     silos: Annotated[
         list[int] | None, typer.Option(min=1, help="Number of silos; repeatable. Default: 2, 4, 8.")

@@ -6,12 +6,15 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from ops.cli import app
 from ops.demo.nearest_neighbour import nearest_neighbour_answers, nearest_neighbour_exact_match
 from ops.demo.silos import SILOS, Record, Splits, fill_database, questions, schema, write_silo
 from ops.demo.specification import Shape, SiloSpecification, Table, key, text
 from security.errors import ConfigurationError
 from security.identifiers import silo_name
+from silo_agent.training.text_to_sql_data import load_silo_data
 
 SEEDS = (0, 1, 7)
 
@@ -202,3 +205,15 @@ def test_shapes_too_few_for_the_sizes_are_refused_with_the_numbers() -> None:
         ConfigurationError, match="'pets': the shapes give 2 training and 0 held-out questions of 1 and 1"
     ):
         questions(pets, seed=0)
+
+
+def test_the_command_writes_all_of_them_once(tmp_path: Path) -> None:
+    runner = CliRunner()
+    folder = tmp_path / "silos"
+    result = runner.invoke(app, ["silos", str(folder)], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert result.stdout.split() == [str(folder / silo.name) for silo in SILOS]
+    for silo in SILOS:
+        assert len(load_silo_data(folder / silo.name).train) == silo.train
+    with pytest.raises(ConfigurationError, match=r"hospital/db\.sqlite exists already"):
+        runner.invoke(app, ["silos", str(folder)], catch_exceptions=False)
