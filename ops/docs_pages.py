@@ -7,6 +7,7 @@ key means is said once, in the template that an operator edits; what values it t
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from types import UnionType
@@ -26,6 +27,7 @@ from coordinator.edges.misconfigurations import Mistake as CoordinatorMistake
 from coordinator.plans.forecast import forecast, require_worth
 from coordinator.plans.plan_text import plan_template
 from coordinator.plans.presets import PRESETS, preset
+from ops import docs_commands
 from security.errors import ConfigurationError
 from security.preflight import Misconfiguration
 from silo_agent.edges.metrics import SiloMetrics
@@ -37,6 +39,7 @@ from silo_wire.privacy import calibrated_noise
 from silo_wire.transport import ENROLMENT_OPTIONS, MAX_MESSAGE_BYTES, SERVER_OPTIONS
 
 DOCS: Final = Path(__file__).parent / "docs"
+README: Final = DOCS.parent.parent / "README.md"
 
 _TABLE = re.compile(r"(<!-- table: ([a-z-]+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
 _KEY_LINE = re.compile(r"(?:# )?([a-z_0-9]+) = \S.*")
@@ -129,10 +132,10 @@ SILO_MEANINGS: Final[dict[str, str]] = {
 }
 
 
-def write_pages(folder: Path = DOCS) -> list[Path]:
+def write_pages(folder: Path = DOCS, *further: Path) -> list[Path]:
     """Bring the tables of every page up to date; the pages that changed."""
     changed = []
-    for page in sorted(folder.rglob("*.md")):
+    for page in (*sorted(folder.rglob("*.md")), *further):
         text = page.read_text(encoding="utf-8")
         if (current := rendered(text)) != text:
             page.write_text(current, encoding="utf-8")
@@ -464,6 +467,13 @@ def _mistakes(found: Iterable[Misconfiguration]) -> str:
     return _table(("name", "check", "what it is", "remedy"), rows)
 
 
+# --- commands
+
+
+def commands_table(program: str) -> str:
+    return _table(("command", "what it does", "options"), list(docs_commands.rows(program)))
+
+
 # --- all of them
 
 
@@ -484,9 +494,11 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "limits": limits_table,
     "coordinator-mistakes": coordinator_mistakes,
     "silo-mistakes": silo_mistakes,
+    "help": docs_commands.help_block,
+    **{f"commands-{program}": partial(commands_table, program) for program in docs_commands.PROGRAMS},
 }
 
 
 if __name__ == "__main__":
-    for page in write_pages():
+    for page in write_pages(DOCS, README):
         sys.stdout.write(f"{page.relative_to(DOCS.parent.parent)} brought up to date\n")

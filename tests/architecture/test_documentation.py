@@ -34,6 +34,7 @@ APPS: dict[str, Any] = {
 }
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+PROMPT = re.compile(r"^[a-z]*\$ (.*)$", re.MULTILINE)
 INLINE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 TEST = re.compile(r"(tests/[a-z_0-9/]+\.py)(?:::(test_[a-z_0-9]+))?")
@@ -54,11 +55,11 @@ def prose(page: Path) -> str:
 
 
 def written_commands(page: Path) -> Iterator[str]:
-    """What a reader would type: lines of shell blocks, lines behind `$ `, and code in the running text."""
+    """What a reader would type: lines of shell blocks, lines behind `$ ` or `HOST$ `, and code in the running text."""
     for text in blocks(page, "sh"):
         yield from text.splitlines()
     for text in blocks(page, "console"):
-        yield from (line[2:] for line in text.splitlines() if line.startswith("$ "))
+        yield from PROMPT.findall(text)
     yield from INLINE.findall(prose(page))
 
 

@@ -1,6 +1,7 @@
 """The agent as its people run it: a real process with a tiny T5, against a hand-written coordinator over mutual TLS."""
 
 import asyncio
+import base64
 import json
 import os
 import signal
@@ -22,7 +23,7 @@ from silo_agent.training.model import bind, vector_blocks
 from silo_wire.manifest import manifest_of
 from silo_wire.messages import Evaluate, Finished, Prepare, RoundKey, Train
 from tests.support.coordinator import free_port
-from tests.support.federation_peer import FEDERATION, FederationPeer, OfferedModel, TestNet
+from tests.support.federation_peer import FEDERATION, SILO, FederationPeer, OfferedModel, TestNet
 from tests.support.tiny_t5 import SCHEMA, bundle_of, random_model
 
 NET = TestNet.create()
@@ -51,11 +52,15 @@ async def silo_agent_beside(*arguments: str) -> "subprocess.CompletedProcess[str
     return await asyncio.to_thread(silo_agent, *arguments)
 
 
+OF_RECORDS = ("quagmire", "vexillum", "ZIGGURAT", "ada-lovelace")
+"""Words of questions, of their SQL, of the database."""
+
+
 def data_folder(folder: Path, *, bad_lines: int = 0) -> Path:
     folder.mkdir()
     lines = [
-        {"id": f"q{number}", "question": f"how many people live in city {number} ?", "db_id": SCHEMA.db_id}
-        | {"query": f"SELECT COUNT ( * ) FROM PEOPLE WHERE CITY = '{number}' ;"}
+        {"id": f"quagmire{number}", "question": f"how many people live in vexillum {number} ?", "db_id": SCHEMA.db_id}
+        | {"query": f"SELECT COUNT ( * ) FROM PEOPLE WHERE CITY = 'ZIGGURAT {number}' ;"}
         for number in range(8)
     ]
     train = [json.dumps(line) for line in lines[:6]] + ["{broken"] * bad_lines
@@ -64,8 +69,27 @@ def data_folder(folder: Path, *, bad_lines: int = 0) -> Path:
     (folder / "schema.json").write_bytes(SCHEMA.to_json())
     with sqlite3.connect(folder / "db.sqlite") as database:
         database.execute("CREATE TABLE PEOPLE (NAME text PRIMARY KEY, CITY text)")
-        database.execute("INSERT INTO PEOPLE VALUES ('ada', '6'), ('bob', '7')")
+        database.execute("INSERT INTO PEOPLE VALUES ('ada-lovelace', '6'), ('bob', '7')")
     return folder
+
+
+def ways_to_write(word: str) -> set[bytes]:
+    """As it is, in either case, in UTF-16, in hex, and in base64 at each offset."""
+    texts = {word, word.lower(), word.upper()}
+    plain = {text.encode(code) for text in texts for code in ("utf-8", "utf-16-le", "utf-16-be")}
+    hexed = {form.hex().encode() for form in plain}
+    in_base64 = {
+        base64.b64encode(bytes(offset) + text.encode())[4 if offset else 0 : -4]
+        for text in texts
+        for offset in range(3)
+    }
+    return plain | hexed | in_base64
+
+
+def found_in(messages: list[tuple[str, bytes]], word: str) -> set[str]:
+    """The methods of messages in which `word` stands in any of these ways."""
+    forms = ways_to_write(word)
+    return {method for method, message in messages if any(form in message for form in forms)}
 
 
 @asynccontextmanager
@@ -155,6 +179,12 @@ async def test_a_silos_day(peer: FederationPeer, silo: SiloFolder, tmp_path: Pat
         records = [json.loads(line) for line in stderr.decode().splitlines()]
         assert {"started", "readiness", "trained", "evaluated", "stopped"} <= {record["event"] for record in records}
     assert peer.declined == []
+
+    assert len(peer.raw) > 20
+    assert len(found_in(peer.raw, SILO)) > 5  # what does leave is found
+    for word in OF_RECORDS:
+        assert found_in(peer.raw, word) == set(), f"{word!r} of the silo's records left it"
+    assert not any(b"PEOPLE" in message for _, message in peer.raw), "the name of a table left it"
 
     (silo.root / "silo.toml").write_text("[policy]\nallow_execution = false\n")
     answer = await silo_agent_beside("ask", "how many people live in city 6 ?", "--json", *directory)

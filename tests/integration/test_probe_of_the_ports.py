@@ -105,14 +105,15 @@ async def test_there_is_no_reflection_health_or_debugging_service_for_anybody(at
                 assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED, method
 
 
-def test_the_example_for_the_packet_filter_is_one() -> None:
+@pytest.mark.parametrize("name", ["hardening.md", "silo-it.md"])
+def test_the_example_for_the_packet_filter_is_one(name: str) -> None:
     if shutil.which("nft") is None:
-        pytest.skip("nft is not installed (Debian: apt-get install nftables): the example of hardening.md not parsed")
-    page = (DOCS / "hardening.md").read_text(encoding="utf-8")
+        pytest.skip(f"nft is not installed (Debian: apt-get install nftables): the example of {name} not parsed")
+    page = (DOCS / name).read_text(encoding="utf-8")
     (rules,) = [part.split("```")[0] for part in page.split("```nft\n")[1:]]
     done = subprocess.run(
         ["nft", "-c", "-f", "-"], input=rules, capture_output=True, text=True, timeout=30, check=False
     )
     if "Operation not permitted" in done.stderr:
-        pytest.skip("nft asks the kernel, which wants CAP_NET_ADMIN: the example of hardening.md not parsed")
+        pytest.skip(f"nft asks the kernel, which wants CAP_NET_ADMIN: the example of {name} not parsed")
     assert done.returncode == 0, done.stderr

@@ -160,6 +160,26 @@ class ReceivedMasked(Received):
     header: MaskedHeader
 
 
+class _Keeping(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc's types have no base here
+    """Keeps the bytes of every message and of what a call says in its headers, before anything reads them."""
+
+    def __init__(self, raw: list[tuple[str, bytes]]) -> None:
+        self._raw = raw
+
+    async def intercept_service(self, continuation: Callable[..., Any], details: Any) -> Any:
+        handler = await continuation(details)
+        method = details.method
+        for key, value in details.invocation_metadata or ():
+            self._raw.append((method, f"{key}: {value}".encode()))
+        read = handler.request_deserializer
+
+        def kept(message: bytes) -> Any:
+            self._raw.append((method, message))
+            return read(message)
+
+        return handler._replace(request_deserializer=kept)
+
+
 class FederationPeer(federation_pb2_grpc.FederationServicer):
     """`async with FederationPeer(net) as peer`. What comes in is in its lists; `until` awaits a change of them."""
 
@@ -188,6 +208,7 @@ class FederationPeer(federation_pb2_grpc.FederationServicer):
         self.ledger_heads: dict[SiloName, Head] = {}
         self.first_chunks: list[int] = []
         self.plan_fetches = 0
+        self.raw: list[tuple[str, bytes]] = []  # every message as it came, with its method
         # What a hostile or unlucky coordinator does:
         self.change_bundle: Callable[[bytes], bytes] = lambda raw: raw
         self.endless_bundle = False
@@ -219,7 +240,7 @@ class FederationPeer(federation_pb2_grpc.FederationServicer):
         await self.close()
 
     async def listen(self, port: int) -> None:
-        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(_Keeping(self.raw),))
         federation_pb2_grpc.add_FederationServicer_to_server(self, server)
         root = self._net.authority.certificate_pem()
         tls = grpc.ssl_server_credentials([self._net.server_pair], root_certificates=root, require_client_auth=True)
