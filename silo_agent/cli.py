@@ -219,6 +219,7 @@ async def _run_agent(
     from silo_agent.service.audited import AuditedCoordinator, AuditedGate, AuditedObserver, SiloAudit
     from silo_agent.service.certificate_keeper import CertificateKeeper
     from silo_agent.service.masking import Masking
+    from silo_wire.heartbeat import beating
     from silo_wire.sealed_log import kept_log
 
     sources = _sources(folder, settings)
@@ -254,6 +255,7 @@ async def _run_agent(
                 log_head=log.head,
             )
             open_here.push_async_callback(client.close)
+            await open_here.enter_async_context(beating(folder.lock))
 
             def renewed(certificate: "x509.Certificate") -> None:
                 expires = certificate.not_valid_after_utc.isoformat()

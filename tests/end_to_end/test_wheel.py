@@ -1,6 +1,7 @@
 """The wheel, as somebody has it who has nothing else: installed into a fresh environment, it is whole and a round runs with it.
 
-The environment's dependencies are this one's, linked; Lorica is there from the wheel alone.
+The environment's dependencies are this one's, linked; Lorica is there from the wheel alone. Where these tests are root, everything runs as
+in a hardened container: another user without any privilege, a root file system that cannot be written to, one folder that can.
 """
 
 import json
@@ -25,6 +26,7 @@ from ops.demo.clinic import CLINIC
 from ops.demo.observer import FederationView
 from ops.demo.run import free_ports
 from ops.demo.silos import write_silo
+from tests.support import read_only_root
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,35 +61,56 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @dataclass(frozen=True, slots=True)
 class Installed:
     root: Path
+    """Of the environment; beside it lie what is written, and the root that is seen from inside."""
+
+    @property
+    def state(self) -> Path:
+        return self.root.with_name("state")
+
+    def inside(self, name: str) -> str:
+        """What the commands call `name` of the state folder."""
+        return str((read_only_root.STATE if read_only_root.CAN else self.state) / name)
+
+    def words(self, words: tuple[str, ...]) -> list[str]:
+        program = shutil.which(words[0], path=str(self.root / "bin")) or words[0]
+        if not read_only_root.CAN:
+            self.state.mkdir(mode=0o700, exist_ok=True)
+            return [program, *words[1:]]
+        readable = [self.root, Path(sys.prefix), Path(sys.base_prefix)]
+        built = self.root.with_name("root")
+        return read_only_root.confined([program, *words[1:]], root=built, state=self.state, readable=readable)
 
     @property
     def environment(self) -> dict[str, str]:
         """Nothing of this process's that could lead to another Lorica, or to another folder."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "LORICA", "XDG"))}
         threads = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        return {**kept, **threads, "HOME": str(self.root), "PATH": f"{self.root / 'bin'}:/usr/bin:/bin"}
+        return {**kept, **threads, "HOME": self.inside(""), "PATH": f"{self.root / 'bin'}:/usr/bin:/bin"}
 
     def run(self, *words: str) -> str:
-        done = subprocess.run(
-            [self.root / "bin" / words[0], *words[1:]],
+        done = self.done(*words)
+        assert done.returncode == 0, f"{words}: {done.stderr}"
+        return done.stdout
+
+    def done(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            self.words(words),
             env=self.environment,
-            cwd=self.root,
+            cwd="/",
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             check=False,
         )
-        assert done.returncode == 0, f"{words}: {done.stderr}"
-        return done.stdout
 
     @contextmanager
     def running(self, *words: str) -> Iterator["subprocess.Popen[bytes]"]:
         """Ended with SIGTERM on the way out, and then with exit code 0."""
-        with (self.root / f"{words[0]}.log").open("wb") as log:
+        with self.log(words[0]).open("wb") as log:
             process = subprocess.Popen(
-                [self.root / "bin" / words[0], *words[1:]],
+                self.words(words),
                 env=self.environment,
-                cwd=self.root,
+                cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -97,12 +120,15 @@ class Installed:
             finally:
                 process.terminate()
                 code = process.wait(60)
-        assert code == 0, (self.root / f"{words[0]}.log").read_text()
+        assert code == 0, self.log(words[0]).read_text()
+
+    def log(self, command: str) -> Path:
+        return self.root.with_name(f"{command}.log")
 
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    root = tmp_path_factory.mktemp("fresh")
+    root = tmp_path_factory.mktemp("wheel") / "fresh"
     venv.create(root, with_pip=False)
     dependencies = root / "dependencies"
     dependencies.mkdir()
@@ -182,33 +208,49 @@ def made_short(plan: Path) -> None:
 
 
 def test_a_round_runs_with_nothing_but_the_wheel(installed: Installed) -> None:
-    folder, silo, data = installed.root / "federation", installed.root / "silo", installed.root / "data"
+    folder, data = installed.state / "federation", installed.root / "data"
+    at_coordinator, at_silo = ("--dir", installed.inside("federation")), ("--dir", installed.inside("silo"))
     write_silo(data, CLINIC, seed=3)
     for file in data.glob("*.jsonl"):
         file.write_text("".join(file.read_text().splitlines(keepends=True)[:8]))
     silos, enrolment, metrics = (str(port) for port in free_ports(3))
     installed.run(
-        *("coordinator", "init", str(folder), "--host", "127.0.0.1"),
+        *("coordinator", "init", installed.inside("federation"), "--host", "127.0.0.1"),
         *("--silos-port", silos, "--enrolment-port", enrolment, "--metrics-port", metrics),
     )
     made_short(folder / "state" / "plans" / "default" / "plan.toml")
-    token = installed.run("coordinator", "invite", "clinic", "--dir", str(folder)).strip()
+    token = installed.run("coordinator", "invite", "clinic", *at_coordinator).strip()
     view = FederationView(Coordinator.load(CoordinatorFolder(folder)).operator_access())
     with ExitStack() as running:
-        processes = [running.enter_context(installed.running("coordinator", "serve", "--dir", str(folder)))]
+        processes = [running.enter_context(installed.running("coordinator", "serve", *at_coordinator))]
 
         def check() -> None:
             for process in processes:
-                assert process.poll() is None, [log.read_text() for log in installed.root.glob("*.log")]
+                assert process.poll() is None, [log.read_text() for log in installed.root.parent.glob("*.log")]
 
         view.wait_until_serving(check, LONGEST_S)
-        installed.run("silo-agent", "enroll", token, "--dir", str(silo))
-        processes.append(
-            running.enter_context(
-                installed.running("silo-agent", "start", "--data", str(data), "--dir", str(silo)),
-            )
-        )
+        installed.run("silo-agent", "enroll", token, *at_silo)
+        processes.append(running.enter_context(installed.running("silo-agent", "start", "--data", str(data), *at_silo)))
         until(lambda: view.look()[0].phase == "finished", check, LONGEST_S)
         (record,) = view.look()[1]
         assert record.outcome == "applied"
         assert [(one.silo, one.examples) for one in record.silos] == [("clinic", 8)]
+        assert_healthy(installed, True)
+    for lock in ("federation/coordinator.lock", "silo/agent.lock"):
+        os.utime(installed.state / lock, (0, 0))
+    assert_healthy(installed, False)
+
+
+def assert_healthy(installed: Installed, healthy: bool) -> None:
+    """The health checks of both images, where there is a /var/lib/lorica for them to look at."""
+    if read_only_root.CAN:
+        checks = re.findall(r"HEALTHCHECK .*?CMD (\[.*?\])\n", (ROOT / "Dockerfile").read_text(), re.DOTALL)
+        assert len(checks) == 2
+        assert [installed.done(*json.loads(check)).returncode == 0 for check in checks] == [healthy] * 2
+
+
+@pytest.mark.skipif(not read_only_root.CAN, reason=read_only_root.WHY_NOT)
+def test_what_the_round_ran_in_is_as_tight_as_it_says(installed: Installed) -> None:
+    tries = "for at in / /usr /etc $0 $1; do touch $at/x 2>/dev/null && echo $at; done; id -u; grep -E 'CapEff|NoNewPrivs' /proc/self/status"
+    said = installed.run("sh", "-c", tries, str(installed.root), sys.prefix).split()
+    assert said == [str(read_only_root.UID), "CapEff:", "0" * 16, "NoNewPrivs:", "1"]
