@@ -50,6 +50,7 @@ from security.private_memory import keep_memory_private
 from security.process_lock import ProcessLock
 from silo_wire.canonical import Digest
 from silo_wire.plan import Plan
+from silo_wire.software_version import software_version
 from silo_wire.transport import keep_chunks_in_memory
 from silo_wire.v1 import operator_pb2
 
@@ -64,6 +65,21 @@ app.add_typer(ca_app, name="ca")
 app.add_typer(audit_app, name="audit")
 keys_app = typer.Typer(help="The private keys on this disk.", no_args_is_help=True)
 app.add_typer(keys_app, name="keys")
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        print(f"coordinator {software_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def command(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Run the coordinator of a federation."""
 
 
 def main() -> None:

@@ -41,6 +41,7 @@ from security.errors import ConfigurationError, StateError, StorageError
 from security.identifiers import FederationName, Identity, Role
 from security.privacy.ledger import Entry
 from silo_wire.canonical import Digest
+from silo_wire.heartbeat import beating
 from silo_wire.listen_address import Address, address
 from silo_wire.plan import Plan, PlanBundle
 from silo_wire.sealed_log import kept_log
@@ -315,7 +316,10 @@ async def serve(coordinator: Coordinator, *, offer: str, ready: Callable[[], Non
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with serving(coordinator, CoordinatorMetrics(registry), offer=offer) as at_work:
+    async with (
+        serving(coordinator, CoordinatorMetrics(registry), offer=offer) as at_work,
+        beating(coordinator.folder.lock),
+    ):
         at = address(listen.metrics)
         try:
             http, http_thread = start_http_server(at.port, at.host, registry)

@@ -11,14 +11,25 @@ import typer
 from rich.console import Console
 
 from security.errors import ConfigurationError, LoricaError, exit_code
+from silo_wire.software_version import software_version
 
 app = typer.Typer(
     help="Lorica: a whole federation on one machine.", no_args_is_help=True, pretty_exceptions_enable=False
 )
 
 
+def _say_version(asked: bool) -> None:
+    if asked:
+        print(f"lorica {software_version()}")
+        raise typer.Exit
+
+
 @app.callback()
-def lorica() -> None:
+def lorica(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     """Lorica: a whole federation on one machine."""
 
 

@@ -35,7 +35,6 @@ from silo_agent.command_line import (
     Database,
     Dir,
     Json,
-    agent_version,
     chosen,
     credentials_of,
     one_line,
@@ -49,6 +48,7 @@ from silo_agent.key_commands import key_app
 from silo_agent.plan_commands import plan_app
 from silo_agent.privacy_commands import privacy_app, spent_of_allowed
 from silo_agent.trust_commands import trust_app
+from silo_wire.software_version import software_version
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -90,6 +90,21 @@ class LogLevel(Enum):
 Level = Annotated[LogLevel, typer.Option("--log-level", help="Least level of the log lines on stderr.")]
 
 
+def _say_version(asked: bool) -> None:
+    if asked:
+        print(f"silo-agent {software_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def command(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Run one silo of a federation: its data and its private keys stay here."""
+
+
 def main() -> None:
     try:
         app(prog_name="silo-agent")
@@ -121,7 +136,7 @@ def enroll(
     parsed = decode(sys.stdin.readline() if line == "-" else line)
     refuse_second_enrolment(folder)
     folder.make()
-    credentials = asyncio.run(enrol(parsed, now=datetime.now(UTC), agent_version=agent_version()))
+    credentials = asyncio.run(enrol(parsed, now=datetime.now(UTC), agent_version=software_version()))
     store_credentials(folder, credentials)
     with audited(folder, credentials) as log:
         log.append(
@@ -204,6 +219,7 @@ async def _run_agent(
     from silo_agent.service.audited import AuditedCoordinator, AuditedGate, AuditedObserver, SiloAudit
     from silo_agent.service.certificate_keeper import CertificateKeeper
     from silo_agent.service.masking import Masking
+    from silo_wire.heartbeat import beating
     from silo_wire.sealed_log import kept_log
 
     sources = _sources(folder, settings)
@@ -233,12 +249,13 @@ async def _run_agent(
                 channel=mutual_channel(credentials),
                 credentials=credentials,
                 models=ModelCache(folder.models, kept=settings.storage.models_kept),
-                agent_version=agent_version(),
+                agent_version=software_version(),
                 unreachable=observer.unreachable,
                 instance=next_instance(journal, folder.root),
                 log_head=log.head,
             )
             open_here.push_async_callback(client.close)
+            await open_here.enter_async_context(beating(folder.lock))
 
             def renewed(certificate: "x509.Certificate") -> None:
                 expires = certificate.not_valid_after_utc.isoformat()

@@ -6,7 +6,6 @@ import signal
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -71,13 +70,6 @@ def chosen(folder: SiloFolder, data: Path | None, database: str | None, config: 
         database=database or recorded.get("database", ""),
         config=str(config.absolute()) if config else recorded.get("config", ""),
     )
-
-
-def agent_version() -> str:
-    try:
-        return version("lorica")
-    except PackageNotFoundError:
-        return "0+source"
 
 
 def credentials_of(folder: SiloFolder) -> "SiloCredentials":

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from silo_agent.command_line import Dir, Json, agent_version, credentials_of
+from silo_agent.command_line import Dir, Json, credentials_of
 from silo_agent.edges.silo_folder import SiloFolder, silo_folder
+from silo_wire.software_version import software_version
 
 if TYPE_CHECKING:
     from silo_agent.edges.key_store import SiloCredentials
@@ -77,7 +78,7 @@ async def _succeed(folder: SiloFolder, credentials: "SiloCredentials") -> "SiloC
         channel=mutual_channel(credentials),
         credentials=credentials,
         models=ModelCache(folder.models, kept=1),
-        agent_version=agent_version(),
+        agent_version=software_version(),
         unreachable=unreachable,
     )
     try:

@@ -1,0 +1,13 @@
+"""The version of the software that is installed here; the wire's own version is in its package name."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+DISTRIBUTION = "lorica"
+
+
+def software_version() -> str:
+    """As the wheel says; "0+source" where nothing is installed and the code runs from its folder."""
+    try:
+        return version(DISTRIBUTION)
+    except PackageNotFoundError:
+        return "0+source"

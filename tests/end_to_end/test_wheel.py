@@ -1,0 +1,256 @@
+"""The wheel, as somebody has it who has nothing else: installed into a fresh environment, it is whole and a round runs with it.
+
+The environment's dependencies are this one's, linked; Lorica is there from the wheel alone. Where these tests are root, everything runs as
+in a hardened container: another user without any privilege, a root file system that cannot be written to, one folder that can.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from coordinator.composition import Coordinator
+from coordinator.edges.coordinator_folder import CoordinatorFolder
+from ops.demo.clinic import CLINIC
+from ops.demo.observer import FederationView
+from ops.demo.run import free_ports
+from ops.demo.silos import write_silo
+from tests.support import read_only_root
+from tests.support.waiting import until
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = ("coordinator", "silo-agent", "lorica")
+PACKAGES = ("security", "coordinator", "silo_agent", "ops")
+NOT_SHIPPED = ("ops/docs/", "ops/compose/", "ops/helm/")  # for readers, and for those who build images
+LONGEST_S = 240.0
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(
+        not (ROOT / ".git").exists() or not shutil.which("git") or not shutil.which("make"),
+        reason="the wheel is made with make of what git tracks: needs make, git and a clone",
+    ),
+]
+
+
+def made_wheel(folder: Path) -> Path:
+    """What `make wheel` leaves in `folder`, with this environment taken as it is."""
+    here = ("-o", f"{sys.prefix}/.installed", f"VENV={sys.prefix}", f"PYTHON={sys.executable}")
+    subprocess.run(["make", "--silent", *here, "wheel", f"OUT={folder}"], cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_wheel(tmp_path_factory.mktemp("dist"))
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    root: Path
+    """Of the environment; beside it lie what is written, and the root that is seen from inside."""
+
+    @property
+    def state(self) -> Path:
+        return self.root.with_name("state")
+
+    def inside(self, name: str) -> str:
+        """What the commands call `name` of the state folder."""
+        return str((read_only_root.STATE if read_only_root.CAN else self.state) / name)
+
+    def words(self, words: tuple[str, ...]) -> list[str]:
+        program = shutil.which(words[0], path=str(self.root / "bin")) or words[0]
+        if not read_only_root.CAN:
+            self.state.mkdir(mode=0o700, exist_ok=True)
+            return [program, *words[1:]]
+        readable = [self.root, Path(sys.prefix), Path(sys.base_prefix)]
+        built = self.root.with_name("root")
+        return read_only_root.confined([program, *words[1:]], root=built, state=self.state, readable=readable)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Nothing of this process's that could lead to another Lorica, or to another folder."""
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "LORICA", "XDG"))}
+        threads = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        return {**kept, **threads, "HOME": self.inside(""), "PATH": f"{self.root / 'bin'}:/usr/bin:/bin"}
+
+    def run(self, *words: str) -> str:
+        done = self.done(*words)
+        assert done.returncode == 0, f"{words}: {done.stderr}"
+        return done.stdout
+
+    def done(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            self.words(words),
+            env=self.environment,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    @contextmanager
+    def running(self, *words: str) -> Iterator["subprocess.Popen[bytes]"]:
+        """Ended with SIGTERM on the way out, and then with exit code 0."""
+        with self.log(words[0]).open("wb") as log:
+            process = subprocess.Popen(
+                self.words(words),
+                env=self.environment,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+            try:
+                yield process
+            finally:
+                process.terminate()
+                code = process.wait(60)
+        assert code == 0, self.log(words[0]).read_text()
+
+    def log(self, command: str) -> Path:
+        return self.root.with_name(f"{command}.log")
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    root = tmp_path_factory.mktemp("wheel") / "fresh"
+    venv.create(root, with_pip=False)
+    dependencies = root / "dependencies"
+    dependencies.mkdir()
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if not path.name.startswith(("lorica", "__editable__")) and path.suffix != ".pth":
+            (dependencies / path.name).symlink_to(path)
+    python = root / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "--no-deps", "--no-index", wheel], check=True)
+    (root / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages" / "dependencies.pth").write_text(
+        f"{dependencies}\n"
+    )
+    return Installed(root)
+
+
+def test_the_same_commit_gives_the_same_bytes(wheel: Path, tmp_path: Path) -> None:
+    assert made_wheel(tmp_path).read_bytes() == wheel.read_bytes()
+
+
+def test_the_wheel_has_what_git_tracks_of_the_packages_and_nothing_else(wheel: Path) -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    tracked = {
+        path.removeprefix("proto/")
+        for path in listed
+        if path.startswith(("security/", "coordinator/", "silo_agent/", "proto/silo_wire/", "ops/"))
+        and not path.startswith(NOT_SHIPPED)
+    }
+    shipped = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert shipped == tracked
+    assert {name.partition("/")[0] for name in shipped} == {*PACKAGES, "silo_wire"}
+
+
+def test_no_private_key_is_in_the_wheel(wheel: Path) -> None:
+    marks = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----\s+[A-Za-z0-9+/=]{40}")
+    with zipfile.ZipFile(wheel) as archive:
+        held = [name for name in archive.namelist() if marks.search(archive.read(name))]
+        named = [name for name in archive.namelist() if name.endswith((".key", ".pem", ".p12", ".env", ".sqlite"))]
+    assert held + named == []
+
+
+LOOK = """
+import json, importlib.metadata as metadata, pathlib, coordinator, ops, security, silo_agent, silo_wire
+names = ("coordinator", "ops", "security", "silo_agent", "silo_wire")
+owners = metadata.packages_distributions()
+print(json.dumps({
+    "owners": {name: owners[name] for name in names},
+    "files": {name: globals()[name].__file__ for name in names},
+    "version": metadata.version("lorica"),
+}))
+"""
+
+
+def test_every_import_name_is_of_one_distribution_and_of_this_wheel(installed: Installed) -> None:
+    found = json.loads(installed.run("python", "-c", LOOK))
+    assert {tuple(owners) for owners in found["owners"].values()} == {("lorica",)}
+    assert all(Path(file).is_relative_to(installed.root / "lib") for file in found["files"].values())
+    assert not any(Path(file).is_symlink() for file in found["files"].values())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_says_what_it_does_and_which_version_it_is(
+    installed: Installed, wheel: Path, command: str
+) -> None:
+    assert "Usage" in installed.run(command, "--help")
+    assert installed.run(command, "--version").split() == [command, wheel.name.split("-")[1]]
+
+
+def made_short(plan: Path) -> None:
+    """One round of one silo, which begins by itself; one question is evaluated."""
+    text = plan.read_text()
+    short = {"rounds": "1", "min_silos": "1", "start_when_ready": "true", "epochs": "1"}
+    text = text.replace("\ninitial = true", "\ninitial = false", 1)  # the model has a key of this name too
+    for key, value in {**short, "max_examples": "1"}.items():
+        text, found = re.subn(rf"^{key} = .*$", f"{key} = {value}", text, flags=re.MULTILINE)
+        assert found == 1, key
+    plan.write_text(text)
+
+
+def test_a_round_runs_with_nothing_but_the_wheel(installed: Installed) -> None:
+    folder, data = installed.state / "federation", installed.root / "data"
+    at_coordinator, at_silo = ("--dir", installed.inside("federation")), ("--dir", installed.inside("silo"))
+    write_silo(data, CLINIC, seed=3)
+    for file in data.glob("*.jsonl"):
+        file.write_text("".join(file.read_text().splitlines(keepends=True)[:8]))
+    silos, enrolment, metrics = (str(port) for port in free_ports(3))
+    installed.run(
+        *("coordinator", "init", installed.inside("federation"), "--host", "127.0.0.1"),
+        *("--silos-port", silos, "--enrolment-port", enrolment, "--metrics-port", metrics),
+    )
+    made_short(folder / "state" / "plans" / "default" / "plan.toml")
+    token = installed.run("coordinator", "invite", "clinic", *at_coordinator).strip()
+    view = FederationView(Coordinator.load(CoordinatorFolder(folder)).operator_access())
+    with ExitStack() as running:
+        processes = [running.enter_context(installed.running("coordinator", "serve", *at_coordinator))]
+
+        def check() -> None:
+            for process in processes:
+                assert process.poll() is None, [log.read_text() for log in installed.root.parent.glob("*.log")]
+
+        view.wait_until_serving(check, LONGEST_S)
+        installed.run("silo-agent", "enroll", token, *at_silo)
+        processes.append(running.enter_context(installed.running("silo-agent", "start", "--data", str(data), *at_silo)))
+        until(lambda: view.look()[0].phase == "finished", check, LONGEST_S)
+        (record,) = view.look()[1]
+        assert record.outcome == "applied"
+        assert [(one.silo, one.examples) for one in record.silos] == [("clinic", 8)]
+        assert_healthy(installed, True)
+    for lock in ("federation/coordinator.lock", "silo/agent.lock"):
+        os.utime(installed.state / lock, (0, 0))
+    assert_healthy(installed, False)
+
+
+def assert_healthy(installed: Installed, healthy: bool) -> None:
+    """The health checks of both images, where there is a /var/lib/lorica for them to look at."""
+    if read_only_root.CAN:
+        checks = re.findall(r"HEALTHCHECK .*?CMD (\[.*?\])\n", (ROOT / "Dockerfile").read_text(), re.DOTALL)
+        assert len(checks) == 2
+        assert [installed.done(*json.loads(check)).returncode == 0 for check in checks] == [healthy] * 2
+
+
+@pytest.mark.skipif(not read_only_root.CAN, reason=read_only_root.WHY_NOT)
+def test_what_the_round_ran_in_is_as_tight_as_it_says(installed: Installed) -> None:
+    tries = "for at in / /usr /etc $0 $1; do touch $at/x 2>/dev/null && echo $at; done; id -u; grep -E 'CapEff|NoNewPrivs' /proc/self/status"
+    said = installed.run("sh", "-c", tries, str(installed.root), sys.prefix).split()
+    assert said == [str(read_only_root.UID), "CapEff:", "0" * 16, "NoNewPrivs:", "1"]
