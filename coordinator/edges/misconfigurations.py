@@ -135,7 +135,10 @@ class Mistake(Enum):
         "restore the state from a backup, or correct `state` of federation.toml",
     )
     DATABASE_VERSION = named(
-        "database-version", "state database", "another release wrote the database", "run the release that wrote it"
+        "database-version",
+        "state database",
+        "another release wrote the database",
+        "run `coordinator upgrade`, or the release that wrote it",
     )
     DATABASE_DAMAGED = named(
         "database-damaged",

@@ -19,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from coordinator.edges.round_tables import (
+    TABLES_REVISION,
     TABLES_VERSION,
     certificates,
     checkpoints,
@@ -29,6 +30,7 @@ from coordinator.edges.round_tables import (
     machine,
     metadata,
     plans,
+    revisions,
     rounds,
     schema,
     silos,
@@ -36,6 +38,7 @@ from coordinator.edges.round_tables import (
     updates,
 )
 from coordinator.edges.state_json import STATE_VERSION, state_from_json, state_to_json
+from coordinator.edges.tables_revision import require_current, revision_of
 from coordinator.rounds.effects import (
     EvaluationAbandoned,
     EvaluationAccepted,
@@ -84,22 +87,20 @@ class SqlRoundStore:
     """Implements `coordinator.service.ports.RoundStore`. Safe to call from several threads."""
 
     def __init__(self, path: Path, federation: FederationName) -> None:
-        """Open or create the database file; raises StorageError naming it."""
+        """Open or create the database file; raises StorageError naming it, also for tables of another release."""
         self._path = path
         self._federation = federation
         self._database = create_engine(f"sqlite:///{path}")
         event.listen(self._database, "connect", _set_up_sqlite)
         event.listen(self._database, "begin", _begin)
         with self._transaction() as connection:
-            metadata.create_all(connection)
-            version = connection.execute(select(schema.c.version)).scalar_one_or_none()
-            if version is None:
+            revision = revision_of(connection)
+            if revision is None:
+                metadata.create_all(connection)
+                connection.execute(insert(revisions).values(version_num=TABLES_REVISION))
                 connection.execute(insert(schema).values(version=TABLES_VERSION))
-            elif version != TABLES_VERSION:
-                raise StorageError(
-                    f"{path} has tables of version {version}, this coordinator works with version {TABLES_VERSION}: "
-                    "run the release that wrote it"
-                )
+            else:
+                require_current(revision, path)
         self._log_is_clear = False  # an earlier process may have been killed before it cleared its log
         self._clear_log()
 

@@ -1,6 +1,9 @@
 """The tables of the coordinator's state. Generic SQL types alone, so that PostgreSQL can take SQLite's place.
 
 Times are Unix seconds. A row of `machine` and the rows of the other tables change in one transaction.
+
+A change of these tables is a new revision in coordinator/edges/migrations, and a new TABLES_REVISION. Alembic keeps the revision in
+a table of its own; `schema` says the same to releases from before there were revisions, which refuse what they do not know.
 """
 
 from sqlalchemy import (
@@ -18,9 +21,14 @@ from sqlalchemy import (
     Text,
 )
 
-TABLES_VERSION = 4
+TABLES_REVISION = "0005"
+FIRST_REVISION = "0004"
+"""Of a database from before there were revisions, whose `schema` holds 4."""
+TABLES_VERSION = int(TABLES_REVISION)
 
 metadata = MetaData()
+
+revisions = Table("alembic_version", metadata, Column("version_num", String(32), primary_key=True))
 
 schema = Table("schema", metadata, Column("version", Integer, primary_key=True, autoincrement=False))
 
@@ -44,6 +52,10 @@ silos = Table(
     Column("enrolled_at", Float, nullable=False),
     Column("last_seen", Float, nullable=False),
     Column("revoked_at", Float),
+    Column(
+        "agent_version", String(64), nullable=False, default="", server_default=""
+    ),  # "": it has not connected since
+    Column("agent_wire", String(16), nullable=False, default="", server_default=""),
 )
 
 certificates = Table(  # all that were issued and have not expired long ago

@@ -26,6 +26,7 @@ from sqlalchemy import (
     delete,
     event,
     func,
+    inspect,
     select,
 )
 from sqlalchemy.dialects.sqlite import Insert
@@ -139,15 +140,19 @@ class RoundJournal:
             raise StorageError(f"{path} cannot be written: {error.strerror}") from error
         self._engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": BUSY_TIMEOUT_S})
         event.listen(self._engine, "connect", _configure)
-        with self._transaction() as connection:
-            _metadata.create_all(connection)
-            connection.execute(
-                upsert(_facts).values(name="schema_version", value=SCHEMA_VERSION).on_conflict_do_nothing()
-            )
-        version = self.fact("schema_version")
-        if version != SCHEMA_VERSION:
+        try:
+            with self._transaction() as connection:
+                tables = inspect(connection).get_table_names()
+                known = select(_facts.c.value).where(_facts.c.name == "schema_version")
+                version = connection.execute(known).scalar() if _facts.name in tables else None
+                if version not in (None, SCHEMA_VERSION) or (version is None and tables):
+                    raise _another_release(path, version or "none")
+                _metadata.create_all(connection)
+                row = upsert(_facts).values(name="schema_version", value=SCHEMA_VERSION).on_conflict_do_nothing()
+                connection.execute(row)
+        except StorageError:
             self.close()
-            raise StorageError(f"{path} has schema version {version}, this agent writes {SCHEMA_VERSION}: update it")
+            raise
 
     def close(self) -> None:
         self._engine.dispose()
@@ -369,3 +374,11 @@ def _configure(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None
     cursor.execute("PRAGMA journal_mode=WAL")
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.close()
+
+
+def _another_release(path: Path, version: str) -> StorageError:
+    newer = version.isdecimal() and int(version) > int(SCHEMA_VERSION)
+    remedy = "install the agent that wrote it, or a newer one" if newer else "run the agent that wrote it"
+    return StorageError(
+        f"{path} has schema version {version}, this agent works with {SCHEMA_VERSION}: {remedy}; nothing was changed"
+    )

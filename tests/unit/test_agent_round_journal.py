@@ -1,5 +1,6 @@
 """The journal: what it records is there for the next process, whole or not at all."""
 
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
@@ -223,9 +224,14 @@ def test_a_file_that_is_no_journal_is_named(tmp_path: Path) -> None:
         opened(tmp_path)
 
 
-def test_a_journal_of_a_later_version_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("version", "remedy"), [("99", "or a newer one"), ("2", "run the agent that wrote it")])
+def test_a_journal_of_another_version_is_refused_and_left_as_it_is(tmp_path: Path, version: str, remedy: str) -> None:
     journal = opened(tmp_path)
-    journal.set_fact("schema_version", "99")
+    journal.set_fact("schema_version", version)
     journal.close()
-    with pytest.raises(StorageError, match="schema version 99"):
+    with sqlite3.connect(tmp_path / "journal.sqlite") as database:
+        database.execute("DROP TABLE refusals")
+    with pytest.raises(StorageError, match=f"schema version {version}, this agent works with 3: .*{remedy}"):
         opened(tmp_path)
+    with sqlite3.connect(tmp_path / "journal.sqlite") as database:
+        assert "refusals" not in {name for (name,) in database.execute("SELECT name FROM sqlite_master")}

@@ -76,17 +76,6 @@ async def test_the_head_outlives_a_restart_and_an_enrolment_under_other_keys(tmp
         assert await shown(at, FIRST, FIRST) == SECOND
 
 
-async def test_a_database_from_before_there_were_ledgers_gets_the_table(tmp_path: Path) -> None:
-    path = tmp_path / "state.sqlite"
-    store = SqlRoundStore(path, FEDERATION)
-    with store._transaction() as connection:
-        connection.exec_driver_sql("DROP TABLE ledger_heads")
-    store.close()
-    store = SqlRoundStore(path, FEDERATION)
-    assert store.countersign_ledger(SILO, FIRST, after=Head(), at=1.0) == FIRST
-    store.close()
-
-
 HEADS = st.builds(Head, st.integers(min_value=1, max_value=6), st.sampled_from(["0a" * 32, "0b" * 32]))
 
 

@@ -168,8 +168,10 @@ def test_the_state_of_another_version_is_refused_by_name(store: SqlRoundStore, p
 def test_tables_of_another_version_are_refused_by_name(store: SqlRoundStore, path: Path) -> None:
     store.close()
     with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE schema SET version = 99")
-    with pytest.raises(StorageError, match=r"state\.sqlite has tables of version 99"):
+        connection.execute("UPDATE alembic_version SET version_num = '0099'")
+    with pytest.raises(
+        StorageError, match=r"state\.sqlite has tables of revision 0099.* install the release that wrote it"
+    ):
         SqlRoundStore(path, FEDERATION)
 
 
