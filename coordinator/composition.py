@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import structlog
-from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, start_http_server
 
 from coordinator.edges.audited import AuditedOperator, AuditedStore, RefusalLog, released
 from coordinator.edges.coordinator_folder import CoordinatorFolder
@@ -42,6 +42,7 @@ from security.identifiers import FederationName, Identity, Role
 from security.privacy.ledger import Entry
 from silo_wire.canonical import Digest
 from silo_wire.heartbeat import beating
+from silo_wire.host_metrics import register_host
 from silo_wire.listen_address import Address, address
 from silo_wire.plan import Plan, PlanBundle
 from silo_wire.sealed_log import kept_log
@@ -190,7 +191,6 @@ class Coordinator:
             )
             service.authorities.on_change.append(partial(self._authority_changed, audit))
             await service.start()
-            metrics.know_silos(silo.silo for silo in store.silos())
             loop = asyncio.create_task(service.run())
             try:
                 yield service, loop
@@ -266,6 +266,10 @@ async def serving(
 
         if offer:
             await service.offer_plan(offer)
+        federation = FederationServicer(
+            service, coordinator.federation, on_sent=metrics.sent.inc, on_received=metrics.received.inc
+        )
+        metrics.depths(events=lambda: service.waiting_events, transfers=lambda: federation.transfers)
         silos = silo_listener(
             settings.listen.silos,
             presented=presented,
@@ -273,9 +277,7 @@ async def serving(
             register=service.register,
             held=service.held,
             on_refused=refused,
-            federation_service=FederationServicer(
-                service, coordinator.federation, on_sent=metrics.sent.inc, on_received=metrics.received.inc
-            ),
+            federation_service=federation,
             operator_service=AuditedOperator(OperatorServicer(service, coordinator.on_this_host), audit),  # type: ignore[arg-type]  # as above
         )
         enrolment = enrolment_listener(
@@ -311,8 +313,7 @@ async def serve(coordinator: Coordinator, *, offer: str, ready: Callable[[], Non
     listen = coordinator.settings.listen
     coordinator.check_device()
     registry = CollectorRegistry()
-    for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
-        registry.register(collector)
+    register_host(registry, coordinator.settings.state_folder)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 from coordinator import settings as coordinator_settings
 from coordinator.edges.gate import OF_ALL_STRANGERS, OF_ONE_CALLER
 from coordinator.edges.grpc_server import OPEN_FILES
-from coordinator.edges.metrics import CoordinatorMetrics
+from coordinator.edges.metrics import POINTS, CoordinatorMetrics
 from coordinator.edges.misconfigurations import Mistake as CoordinatorMistake
 from coordinator.plans.forecast import forecast, require_worth
 from coordinator.plans.plan_text import plan_template
@@ -34,6 +34,7 @@ from silo_agent.edges.metrics import SiloMetrics
 from silo_agent.edges.misconfigurations import Mistake as SiloMistake
 from silo_agent.settings import Settings as SiloSettings
 from silo_wire.canonical import digest_of
+from silo_wire.host_metrics import FolderCollector, GpuCollector
 from silo_wire.plan import ModelSection, Plan
 from silo_wire.privacy import calibrated_noise
 from silo_wire.transport import ENROLMENT_OPTIONS, MAX_MESSAGE_BYTES, SERVER_OPTIONS
@@ -367,6 +368,21 @@ def silo_metrics_table() -> str:
     return _instruments(SiloMetrics(registry), registry)
 
 
+def host_metrics_table() -> str:
+    rows = []
+    for family, label in (
+        *((it, "") for it in FolderCollector(DOCS).describe()),
+        *((it, "device") for it in GpuCollector().describe()),
+    ):
+        labels = f"`{label}`: 0, 1, ... as torch counts them" if label else ""
+        rows.append((f"`{family.name}`", family.type, labels, family.documentation))
+    return _table(("metric", "type", "labels", "meaning"), rows)
+
+
+OPEN_LABELS: Final = {"silo": ("enrolled silos",), "point": POINTS}
+"""Of series that are there only while a plan lets them be."""
+
+
 def _instruments(metrics: object, registry: CollectorRegistry) -> str:
     """One row a metric, as Prometheus names it, with the closed set of each label's values."""
     values: dict[str, dict[str, list[str]]] = {}
@@ -384,7 +400,7 @@ def _instruments(metrics: object, registry: CollectorRegistry) -> str:
         labels = []
         for label in instrument._labelnames:  # the library tells them nowhere else before there is a series
             closed = values.get(family.name, {}).get(label)
-            labels.append(f"`{label}`: {', '.join(closed)}" if closed else f"`{label}`: enrolled silos")
+            labels.append(f"`{label}`: {', '.join(closed or OPEN_LABELS[label])}")
         name = f"{family.name}_total" if family.type == "counter" else family.name
         rows.append((f"`{name}`", family.type, "; ".join(labels), family.documentation))
     return _table(("metric", "type", "labels", "meaning"), rows)
@@ -491,6 +507,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "privacy-forecast": forecast_examples,
     "metrics": metrics_table,
     "silo-metrics": silo_metrics_table,
+    "host-metrics": host_metrics_table,
     "limits": limits_table,
     "coordinator-mistakes": coordinator_mistakes,
     "silo-mistakes": silo_mistakes,

@@ -206,7 +206,7 @@ async def _run_agent(
     from silo_agent.edges.certificate import SiloCertificate
     from silo_agent.edges.channel import mutual_channel
     from silo_agent.edges.display import LogDisplay, TerminalDisplay
-    from silo_agent.edges.grpc_client import GrpcCoordinator
+    from silo_agent.edges.grpc_client import GrpcCoordinator, Traffic
     from silo_agent.edges.instance import next_instance
     from silo_agent.edges.masking_journal import MaskingJournal
     from silo_agent.edges.masking_party import party_of
@@ -226,7 +226,7 @@ async def _run_agent(
     sources.data()  # bad data ends the command here, before anything heavy is loaded
     console = Console(stderr=True)
     with (
-        metrics_served(settings.metrics.listen) as metrics,
+        metrics_served(settings.metrics.listen, folder.root) as metrics,
         LogDisplay() if not console.is_terminal else TerminalDisplay(console) as display,
     ):
         policy = policy_of(folder, credentials, settings)
@@ -253,6 +253,7 @@ async def _run_agent(
                 unreachable=observer.unreachable,
                 instance=next_instance(journal, folder.root),
                 log_head=log.head,
+                traffic=Traffic(sent=metrics.sent.inc, received=metrics.received.inc, attending=metrics.attending),
             )
             open_here.push_async_callback(client.close)
             await open_here.enter_async_context(beating(folder.lock))
@@ -287,6 +288,7 @@ async def _run_agent(
                 display=display,
                 observer=observer,
             )
+            metrics.depths(lambda: service.waiting)
             display.note("started", silo=credentials.silo, coordinator=credentials.address, paused=journal.paused())
             with _signals(
                 {signal.SIGTERM: service.stop, signal.SIGINT: service.stop, signal.SIGHUP: service.reread_journal}

@@ -58,6 +58,11 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         }
         server.add_registered_method_handlers(SERVICE, transfers)
 
+    @property
+    def transfers(self) -> int:
+        """Models and updates that are on their way now."""
+        return self._places.under_way
+
     def _caller(self, key: common_pb2.CallKey) -> SiloName:
         """The verified certificate's silo, if enrolled; raises AuthorisationError when the message claims another."""
         silo = SiloName(CALLER.get().name)

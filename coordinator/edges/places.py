@@ -37,6 +37,8 @@ class Places:
     ) -> None:
         """`on_end` is told of the end of each transfer."""
         self._free = asyncio.Semaphore(number)
+        self.under_way = 0
+        """Transfers that have begun and not ended; some of them may wait for a place."""
         self._on_end = on_end
         self._patience_s = patience_s
         self._most_patience_s = most_patience_s
@@ -48,10 +50,12 @@ class Places:
         place = Place(
             self._free, patience_s=self._patience_s, most_patience_s=self._most_patience_s, turn_s=self._turn_s
         )
+        self.under_way += 1
         try:
             await place.keep()
             yield place
         finally:
+            self.under_way -= 1
             place.give_up()
             self._on_end()
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from coordinator.edges.model_store import BASE, ModelStore, first_ranges
+from coordinator.edges.release_ledger import ReleaseLedger
 from coordinator.edges.spool import Spools
 from coordinator.model_file import BASE_FILE, MODEL_FILE
 from coordinator.rounds.secure_attempt import MaskedSum
@@ -60,6 +61,7 @@ def plan_parts(state: Path, *, spools: Spools, make_aggregator: MakeAggregator) 
             models=models,
             base=base_store(state, bundle),
             aggregator=_OnDemand(lambda: make_aggregator(bundle, models, spools)),
+            spent=lambda: ReleaseLedger(state / "privacy").spent(bundle.plan),
         )
 
     return open_plan

@@ -24,6 +24,7 @@ from security.privacy.noise_streams import bound_key
 from security.privacy.random_words import KEY_BYTES
 from silo_wire.canonical import Digest, canonical_json, digest_of
 from silo_wire.messages import RoundKey
+from silo_wire.plan import Plan
 from silo_wire.privacy import PrivacySection
 
 
@@ -80,6 +81,11 @@ class ReleaseLedger:
             self._tell(entry)
             self.file.append([entry])
         return _cost([*made, release], section) <= section.target_epsilon
+
+    def spent(self, plan: Plan) -> float:
+        """Epsilon of what was released of this plan so far."""
+        entries = [entry for entry in self.file.entries() if entry.plan == plan.digest]
+        return _cost(releases_of(entries), plan.privacy)
 
     def _root(self) -> bytes:
         path = self._folder / "root"

@@ -4,6 +4,7 @@ A command may be lost with the process and is given again by Resumed; doing one 
 """
 
 from dataclasses import dataclass
+from enum import Enum
 
 from coordinator.rounds.scores import BestModel
 from coordinator.rounds.secure_attempt import MaskedSum, MaskedVector
@@ -87,9 +88,25 @@ class RoundClosed:
     at: float
 
 
+class Cause(Enum):
+    """Why an attempt at a round made no model."""
+
+    STOPPED = "stopped"
+    REPLACED = "replaced"
+    REVOKED = "revoked"
+    DECLINED = "declined"
+    LATE = "late"
+    MASKING = "masking"
+    UNUSABLE = "unusable"
+    BUDGET_SPENT = "budget_spent"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundAbandoned:
+    """`cause` is for counting, `reason` for people."""
+
     key: RoundKey
+    cause: Cause
     reason: str
     at: float
 

@@ -38,6 +38,7 @@ from coordinator.rounds.cohort import cohort_of, everyone_is_ready, named, outst
 from coordinator.rounds.effects import (
     Aggregate,
     ArmDeadline,
+    Cause,
     DisarmDeadline,
     DiscardUpdates,
     Effect,
@@ -191,7 +192,9 @@ def _given_up(state: Stopped, now: float) -> tuple[Effect, ...]:
     if not state.updates and state.masked is None:
         return ()
     key = state.course.key(state.opening.round, state.opening.attempt)
-    return RoundAbandoned(key=key, reason="another plan was started", at=now), DiscardUpdates(key=key)
+    return RoundAbandoned(key=key, cause=Cause.REPLACED, reason="another plan was started", at=now), DiscardUpdates(
+        key=key
+    )
 
 
 def _start_finished(state: Finished, event: PlanStarted) -> Step:
@@ -216,12 +219,12 @@ def _stop_gathering(state: Gathering, event: PlanStopped) -> Step:
 
 def _stop_collecting(state: Collecting, event: PlanStopped) -> Step:
     opening = Opening(round=state.round, attempt=state.attempt + 1, task=Task.TRAINING)
-    abandoned = RoundAbandoned(key=state.key, reason=STOP_REASON, at=event.now)
+    abandoned = RoundAbandoned(key=state.key, cause=Cause.STOPPED, reason=STOP_REASON, at=event.now)
     return Stopped(course=state.course, opening=opening), (abandoned, DiscardUpdates(key=state.key))
 
 
 def _stop_masking(state: Masking, event: PlanStopped) -> Step:
-    abandoned = RoundAbandoned(key=state.key, reason=STOP_REASON, at=event.now)
+    abandoned = RoundAbandoned(key=state.key, cause=Cause.STOPPED, reason=STOP_REASON, at=event.now)
     opening = _after_masking(state)
     after = Finished(course=state.course) if opening is None else Stopped(course=state.course, opening=opening)
     return after, (abandoned, DiscardUpdates(key=state.key))
@@ -289,7 +292,9 @@ def _without_in_what_was_stopped(state: Stopped, event: SiloRevoked) -> Step:
     dropped = SiloDropped(key=key, silo=event.silo, outcome="refused", detail=event.reason, at=event.now)
     if len(updates) >= state.course.terms.min_silos:
         return replace(state, updates=updates), (dropped,)
-    abandoned = RoundAbandoned(key=key, reason=f"silo {event.silo} was {event.reason}", at=event.now)
+    abandoned = RoundAbandoned(
+        key=key, cause=Cause.REVOKED, reason=f"silo {event.silo} was {event.reason}", at=event.now
+    )
     after = Stopped(course=state.course, opening=replace(opening, attempt=opening.attempt + 1))
     return after, (dropped, abandoned, DiscardUpdates(key=key))
 
@@ -489,7 +494,7 @@ def _settle_collecting(state: Collecting, now: float) -> Step:
     least = state.course.terms.min_silos
     if len(state.cohort) - len(state.declined) < least:
         reasons = "; ".join(f"{item.silo}: {item.reason.value} {item.detail}".rstrip() for item in state.declined)
-        return _abandon(state, f"fewer than {least} silos are left, declined have {reasons}", now)
+        return _abandon(state, Cause.DECLINED, f"fewer than {least} silos are left, declined have {reasons}", now)
     if _missing(state):
         return state, ()
     return _collected(state, now)
@@ -518,12 +523,12 @@ def _collecting_deadline(state: Collecting, event: DeadlinePassed) -> Step:
         after, effects = _collected(state, event.now)
     else:
         after, effects = _abandon(
-            state, f"{done} of at least {least} updates at the deadline, late: {named(late)}", event.now
+            state, Cause.LATE, f"{done} of at least {least} updates at the deadline, late: {named(late)}", event.now
         )
     return after, (*dropped, *effects)
 
 
-def _abandon(state: Collecting | Masking | Aggregating, reason: str, now: float) -> Step:
+def _abandon(state: Collecting | Masking | Aggregating, cause: Cause, reason: str, now: float) -> Step:
     if isinstance(state, Masking) or (isinstance(state, Aggregating) and state.masked is not None):
         opening = _after_masking(state)
     else:
@@ -534,7 +539,7 @@ def _abandon(state: Collecting | Masking | Aggregating, reason: str, now: float)
         after = Finished(course=state.course)
     else:
         after, effects = _gather(state.course, opening, started=True, now=now)
-    abandoned = RoundAbandoned(key=state.key, reason=reason, at=now)
+    abandoned = RoundAbandoned(key=state.key, cause=cause, reason=reason, at=now)
     return after, (abandoned, DiscardUpdates(key=state.key), *effects)
 
 
@@ -567,7 +572,7 @@ def _masking_opened(state: Masking, event: MaskingOpened) -> Step:
     try:
         secure, _ = opened(event.opening, event.identities, event.successions)
     except MalformedMessage as error:
-        return _abandon(state, str(error), event.now)
+        return _abandon(state, Cause.MASKING, str(error), event.now)
     after: Step = replace(state, secure=secure, deadline=event.now + state.course.terms.masking_deadline_s), ()
     for silo in (item.silo for item in state.declined):  # before there was anything to drop them from
         current, effects = after
@@ -645,7 +650,7 @@ def _protocol_step(state: Masking, event: protocol.Event, now: float, *, told: S
     then = replace(state, course=course)
     match secure.state:
         case protocol.Abandoned(reason=reason):
-            after, further = _abandon(then, reason, now)
+            after, further = _abandon(then, Cause.MASKING, reason, now)
         case protocol.Unmasked():
             assert isinstance(before, protocol.Unmasking)
             vectors = tuple(
@@ -740,7 +745,7 @@ def _included(course: Course, updates: tuple[CommittedUpdate, ...]) -> tuple[Inc
 def _aggregation_failed(state: Aggregating, event: AggregationFailed) -> Step:
     _check_key(state, event.key)
     if event.silo is None and state.masked is not None:
-        return _abandon(state, event.reason, event.now)
+        return _abandon(state, Cause.UNUSABLE, event.reason, event.now)
     left = tuple(update for update in state.updates if update.silo != event.silo)
     if event.silo is None or event.silo not in state.silos:
         raise WrongTime(f"silo {event.silo} has no update in round {state.round} attempt {state.attempt}")
@@ -748,13 +753,15 @@ def _aggregation_failed(state: Aggregating, event: AggregationFailed) -> Step:
     if state.masked is None and len(left) >= state.course.terms.min_silos:
         after, effects = _aggregate(state.course, state.round, state.attempt, left)
     else:
-        after, effects = _abandon(state, f"the update of silo {event.silo} was refused: {event.reason}", event.now)
+        after, effects = _abandon(
+            state, Cause.UNUSABLE, f"the update of silo {event.silo} was refused: {event.reason}", event.now
+        )
     return after, (refused, *effects)
 
 
 def _budget_exhausted(state: Aggregating, event: BudgetExhausted) -> Step:
     _check_key(state, event.key)
-    abandoned = RoundAbandoned(key=state.key, reason=event.reason, at=event.now)
+    abandoned = RoundAbandoned(key=state.key, cause=Cause.BUDGET_SPENT, reason=event.reason, at=event.now)
     return Finished(course=state.course, reason=SPENT), (abandoned, DiscardUpdates(key=state.key))
 
 

@@ -44,12 +44,13 @@ from coordinator.service.ports import (
     RoundStore,
     Spools,
 )
+from coordinator.service.pulse import pulse
 from coordinator.service.receipts import Receipts
 from coordinator.service.records import RoundRow
 from coordinator.service.register import Register
 from coordinator.service.renewal import Renewal, Renewed
 from coordinator.service.round_loop import RETRY_S, RoundLoop
-from coordinator.service.standing import Standing, counts, standing
+from coordinator.service.standing import Standing, standing
 from coordinator.service.threads import Threads
 from coordinator.service.uploads import Upload, Uploads
 from security.chain import Head
@@ -129,6 +130,7 @@ class Federation:
             retry_s=retry_s,
         )
         self._attendance = Attendance()
+        self._last_seen: dict[SiloName, float] = {}
         self._revocations: set[asyncio.Task[None]] = set()
         self._uploads = Uploads(
             loop=self._loop,
@@ -169,6 +171,7 @@ class Federation:
     async def start(self) -> None:
         """Take up the persisted state; raises StorageError, or what is wrong with the plan under way."""
         await self._loop.resume()
+        self._last_seen = {item.silo: item.last_seen_unix_s for item in await self._threads.store(self._store.silos)}
         await self.register.reload()
         await self.held.load()
         await self.enrolment.resume()
@@ -176,13 +179,18 @@ class Federation:
             await self._desk.opened(course.terms.plan)
         self._changed()
 
+    @property
+    def waiting_events(self) -> int:
+        """Of the round machine: what has happened and was not looked at yet."""
+        return self._loop.waiting_events
+
     async def run(self) -> None:
         """Drive the rounds until cancelled."""
         await self._loop.run()
 
     def _changed(self) -> None:
         self._attendance.wake_all()
-        self._observer.silos_by_state(counts(self._loop.state, self._attendance))
+        self._observer.standing_changed(pulse(self._loop.state, self._attendance, self._last_seen))
 
     @property
     def trust_digest(self) -> bytes:
@@ -207,7 +215,8 @@ class Federation:
         seat = self._attendance.take(silo, instance)
         _log.info("silo connected", silo=silo, holds_plan=plan)
         try:
-            await self._threads.store(self._store.seen, silo, self._clock())
+            self._last_seen[silo] = self._clock()
+            await self._threads.store(self._store.seen, silo, self._last_seen[silo])
             if seat.restarted:
                 self._loop.post_soon(SiloLeft(now=self._clock(), silo=silo))
             self._changed()
@@ -231,6 +240,7 @@ class Federation:
     def _left(self, seat: Seat) -> None:
         if self._attendance.leave(seat):
             _log.info("silo disconnected", silo=seat.silo)
+            self._last_seen[seat.silo] = self._clock()
             self._loop.post_soon(SiloLeft(now=self._clock(), silo=seat.silo))
             self._changed()
 

@@ -15,8 +15,9 @@ from coordinator.rounds.effects import (
     UpdateAccepted,
 )
 from coordinator.rounds.events import Event
-from coordinator.rounds.states import State, course_of, round_of
-from coordinator.service.disclosure import closed_of_all_silos, evaluation_of_all_silos
+from coordinator.rounds.states import Masking, State, course_of, round_of
+from coordinator.rounds.terms import PlanTerms
+from coordinator.service.disclosure import Means, closed_of_all_silos, evaluation_of_all_silos, means_of
 from coordinator.service.ports import Observer
 from silo_wire.messages import RoundKey
 
@@ -47,12 +48,13 @@ class Journal:
         )
         course = course_of(after)
         for record in records:
-            self._record(record, single_silos=course is not None and course.terms.shows_single_silos)
+            self._record(record, before, None if course is None else course.terms)
         if (before.phase, *round_of(before)) != (after.phase, round_number, attempt):
             self._observer.phase_changed(after.phase, round_number=round_number, attempt=attempt)
 
-    def _record(self, record: Record, *, single_silos: bool) -> None:
-        """Without `single_silos` what one silo tells of its training and its scores goes into no log and no metric."""
+    def _record(self, record: Record, before: State, terms: PlanTerms | None) -> None:
+        """Unless the terms show single silos, what one tells of its training and its scores goes into no log and no metric."""
+        single_silos = terms is not None and terms.shows_single_silos
         match record:
             case RoundOpened():
                 self._opened[record.key] = record.at
@@ -72,12 +74,7 @@ class Journal:
                     delta_norm=update.delta_norm,
                     update=update.digest,
                 )
-                self._observer.update_committed(
-                    update.silo,
-                    examples=update.examples,
-                    loss_reduction=update.loss_reduction,
-                    delta_norm=update.delta_norm,
-                )
+                self._observer.update_committed(update)
             case MaskedAccepted():
                 _log.info(
                     "masked vector committed",
@@ -93,23 +90,19 @@ class Journal:
                     outcome=record.outcome,
                     detail=record.detail,
                 )
-                self._observer.silo_dropped(record.silo, record.outcome)
+                self._observer.silo_dropped(record.silo, record.outcome, _phase(before))
             case RoundClosed():
-                self._closed(record if single_silos else closed_of_all_silos(record))
+                means = Means() if terms is None else means_of(record, terms)
+                self._closed(record if single_silos else closed_of_all_silos(record), means)
             case RoundAbandoned():
-                _log.warning("round abandoned", **_where(record.key), reason=record.reason)
-                self._observer.round_closed(
-                    record.key,
-                    outcome="abandoned",
-                    seconds=self._seconds(record.key, record.at),
-                    result=None,
-                )
+                _log.warning("round abandoned", **_where(record.key), cause=record.cause.value, reason=record.reason)
+                self._observer.round_abandoned(record.cause, seconds=self._seconds(record.key, record.at))
             case EvaluationClosed():
                 self._evaluated(record if single_silos else evaluation_of_all_silos(record))
             case _:
                 pass
 
-    def _closed(self, record: RoundClosed) -> None:
+    def _closed(self, record: RoundClosed, means: Means) -> None:
         result = record.result
         updates = {update.silo: update for update in record.updates}
         for item in result.weights:
@@ -132,12 +125,7 @@ class Journal:
             weight_fallback=result.fallback,
             **_masked(record),
         )
-        self._observer.round_closed(
-            record.key,
-            outcome=result.outcome.value,
-            seconds=self._seconds(record.key, record.at),
-            result=result,
-        )
+        self._observer.round_closed(result, means, seconds=self._seconds(record.key, record.at))
 
     def _evaluated(self, record: EvaluationClosed) -> None:
         if record.score is None or record.macro is None:
@@ -178,6 +166,13 @@ def _masked(record: RoundClosed) -> dict[str, object]:
         "saturated": result.saturated,
         "coordinates": result.coordinates,
     }
+
+
+def _phase(state: State) -> str:
+    """The phase, or that of secure aggregation within it."""
+    if isinstance(state, Masking) and state.secure is not None:
+        return state.secure.state.phase.replace(" ", "_")
+    return state.phase
 
 
 def _where(key: RoundKey) -> dict[str, int]:

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from coordinator.rounds.effects import Record
+from coordinator.rounds.effects import Cause, Record
 from coordinator.rounds.secure_attempt import MaskedSum
 from coordinator.rounds.states import State
 from coordinator.rounds.updates import AggregationResult, CommittedUpdate
+from coordinator.service.disclosure import Means
+from coordinator.service.pulse import Pulse
 from coordinator.service.records import (
     Certificate,
     EnrolledSilo,
@@ -111,6 +113,8 @@ class PlanParts:
     base: ModelStore | None
     """Of the one model that the plan's adapters are for, where it has adapters."""
     aggregator: Aggregator
+    spent: Callable[[], float] = lambda: 0.0
+    """Epsilon of what the coordinator released of this plan with noise of its own. Reads the disk."""
 
 
 OpenPlan = Callable[[PlanBundle], PlanParts]
@@ -366,20 +370,29 @@ class Observer(Protocol):
 
     def round_opened(self, key: RoundKey, cohort: Sequence[SiloName]) -> None: ...
 
-    def update_committed(self, silo: SiloName, *, examples: int, loss_reduction: float, delta_norm: float) -> None: ...
+    def update_committed(self, update: CommittedUpdate) -> None:
+        """Only under terms that show single silos."""
 
-    def silo_dropped(self, silo: SiloName, outcome: str) -> None:
-        """`outcome`: declined, late or refused."""
+    def silo_dropped(self, silo: SiloName, outcome: str, phase: str) -> None:
+        """`outcome`: declined, late or refused. `phase`: of the round, or within masking that of secure aggregation."""
 
-    def round_closed(self, key: RoundKey, *, outcome: str, seconds: float, result: AggregationResult | None) -> None:
-        """`outcome`: applied, zero_weight or abandoned (then without a result)."""
+    def round_closed(self, result: AggregationResult, means: Means, *, seconds: float) -> None:
+        """`result` has weights only under terms that show single silos."""
+
+    def round_abandoned(self, cause: Cause, *, seconds: float) -> None: ...
 
     def evaluated(
         self, key: RoundKey, *, reports: Sequence[tuple[SiloName, Evaluation]], macro: float, micro: float
     ) -> None:
         """Exact match, 0 to 1."""
 
-    def silos_by_state(self, counts: dict[str, int]) -> None: ...
+    def standing_changed(self, pulse: Pulse) -> None: ...
+
+    def phase_failing(self, failing: bool) -> None:
+        """Whether what the coordinator itself has to do in this phase fails, and is tried again."""
+
+    def epsilon(self, *, spent: float, allowed: float) -> None:
+        """Of the plan under way, where noise is made here; both 0 of any other."""
 
     def refused(self, kind: str) -> None:
         """An error without a caller to tell: class name of `security.errors`. The edges count those with one."""

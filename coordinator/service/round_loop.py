@@ -21,6 +21,7 @@ from coordinator.rounds.effects import (
     OpenMasking,
     Record,
     RetainModels,
+    RoundClosed,
 )
 from coordinator.rounds.events import (
     Aggregated,
@@ -88,10 +89,15 @@ class RoundLoop:
         self.on_change: list[Callable[[], None]] = []
         self.fault: str | None = None
         """Why the present phase cannot go on, while it is tried again."""
+        self._counted_plan: Digest | None = None
 
     @property
     def state(self) -> State:
         return self._state
+
+    @property
+    def waiting_events(self) -> int:
+        return self._inbox.qsize()
 
     async def resume(self) -> None:
         """Take up the persisted state; raises StorageError."""
@@ -114,6 +120,7 @@ class RoundLoop:
         """Work until cancelled. A defect in an aggregation ends it, with that error."""
         try:
             async with asyncio.TaskGroup() as self._tasks:
+                self._count_epsilon()
                 for command in self._owed:
                     await self._do(command)
                 if _under_way(self._state) is None:
@@ -168,8 +175,9 @@ class RoundLoop:
             await self._threads.store(self._store.transition, after, records)
             self._state = after
             self._journal.transition(before, event, after, records)
+            self._count_epsilon(anew=any(isinstance(record, RoundClosed) for record in records))
         if after.phase != before.phase:
-            self.fault = None
+            self._fault(None)
         for effect in effects:
             if isinstance(effect, COMMANDS):
                 await self._do(effect)
@@ -216,6 +224,32 @@ class RoundLoop:
             return
         await self._tidy(lambda: opened.parts.models.retain(models))
 
+    def _fault(self, why: str | None) -> None:
+        self.fault = why
+        self._observer.phase_failing(why is not None)
+
+    def _count_epsilon(self, *, anew: bool = False) -> None:
+        """Have the observer told what the plan has cost, where another plan is under way or, `anew`, something was released."""
+        course = course_of(self._state)
+        plan = None if course is None else course.terms.plan
+        if plan != self._counted_plan or anew:
+            self._counted_plan = plan
+            assert self._tasks is not None
+            self._tasks.create_task(self._tell_epsilon(plan))
+
+    async def _tell_epsilon(self, plan: Digest | None) -> None:
+        spent = allowed = 0.0
+        if plan is not None:
+            try:
+                opened = await self._desk.opened(plan)
+                if opened.bundle.plan.noise_at == "coordinator":
+                    spent = await asyncio.to_thread(opened.parts.spent)
+                    allowed = opened.bundle.plan.privacy.target_epsilon
+            except LoricaError as error:
+                self._complain("epsilon could not be counted", error)
+                return
+        self._observer.epsilon(spent=spent, allowed=allowed)
+
     async def _tidy(self, work: Callable[[], None]) -> None:
         """Deleting what is needed no more may fail without harm to the round."""
         try:
@@ -255,7 +289,7 @@ class RoundLoop:
             try:
                 event = await self._masking_opened(command)
             except LoricaError as error:
-                self.fault = str(error)
+                self._fault(str(error))
                 self._complain("secure aggregation cannot be opened, it is tried again", error)
                 await asyncio.sleep(self._retry_s)
             else:
@@ -308,7 +342,7 @@ class RoundLoop:
                 try:
                     event = await self._aggregated(command)
                 except LoricaError as error:
-                    self.fault = str(error)
+                    self._fault(str(error))
                     self._complain("aggregation failed, it is tried again", error)
                     await asyncio.sleep(self._retry_s)
                 else:
@@ -359,7 +393,7 @@ class RoundLoop:
                 await self.post(event)
                 return
             except StorageError as error:
-                self.fault = str(error)
+                self._fault(str(error))
                 self._complain("transition could not be saved, it is tried again", error)
                 await asyncio.sleep(self._retry_s)
             except LoricaError as error:

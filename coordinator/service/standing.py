@@ -12,7 +12,6 @@ from coordinator.rounds.states import (
     State,
     course_of,
     deadline_of,
-    population_of,
     round_of,
 )
 from coordinator.service.attendance import Attendance
@@ -95,16 +94,6 @@ def standing(
         model=None if course is None else course.model,
         best_model=None if course is None else course.best_model,
     )
-
-
-def counts(state: State, attendance: Attendance) -> dict[str, int]:
-    """Silos by state: those connected are among the enrolled, those ready among the connected."""
-    course, population = course_of(state), population_of(state)
-    return {
-        "enrolled": len(population),
-        "connected": len(attendance.connected & population),
-        "ready": 0 if course is None else len(course.ready),
-    }
 
 
 def _enrolled(state: State, silo: EnrolledSilo, attendance: Attendance, now: float) -> SiloStanding:

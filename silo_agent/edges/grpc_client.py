@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -99,6 +99,19 @@ _ENDS_THE_AGENT = (AuthenticationError, AuthorisationError, Conflict)
 T = TypeVar("T")
 
 
+def _ignore(_: object) -> None:
+    return
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Who counts what goes over the line: bytes of plans and chunks, and whether orders come."""
+
+    sent: Callable[[int], None] = _ignore
+    received: Callable[[int], None] = _ignore
+    attending: Callable[[bool], None] = _ignore
+
+
 class GrpcCoordinator:
     """`unreachable` hears of each failed try, with the seconds until the next."""
 
@@ -113,6 +126,7 @@ class GrpcCoordinator:
         new_backoff: Callable[[], Backoff] = Backoff,
         instance: bytes = b"",
         log_head: Callable[[], Head] = Head,
+        traffic: Traffic | None = None,
     ) -> None:
         """`instance` as in instance.py; without one, this client succeeds no other. `log_head`: how far this silo's audit log is."""
         self._wire = Wire(channel)
@@ -123,6 +137,7 @@ class GrpcCoordinator:
         self._new_backoff = new_backoff
         self._instance = instance or os.urandom(16)
         self._log_head = log_head
+        self._traffic = traffic or Traffic()
         self._old_wires: set[asyncio.Task[None]] = set()
         self.on_trust: Callable[[bytes], None] = lambda digest: None
         """Hears, with each order, the digest of the trust bundle that stands at the coordinator."""
@@ -155,6 +170,7 @@ class GrpcCoordinator:
                         order = order_from_wire(notice)
                         self._require_ours(order)
                         backoff.reset()
+                        self._traffic.attending(True)
                         if before is not None:
                             await before.end()  # the seat has passed to this stream: the coordinator missed nobody
                             before = None
@@ -175,6 +191,7 @@ class GrpcCoordinator:
                         await attending.end()
                 if before is not None:
                     continue
+                self._traffic.attending(False)
                 if isinstance(problem, _ENDS_THE_AGENT):
                     raise problem
                 await self._wait(problem, backoff)
@@ -217,6 +234,7 @@ class GrpcCoordinator:
                     raise MalformedMessage(f"plan bundle chunk {chunk.index} is empty")
                 expected += 1
                 raw += chunk.data
+                self._traffic.received(len(chunk.data))
                 if len(raw) > MAX_BUNDLE_BYTES:
                     raise MalformedMessage(f"plan bundle has more than the {MAX_BUNDLE_BYTES} bytes allowed")
             return PlanBundle.decode(bytes(raw), plan)
@@ -326,6 +344,7 @@ class GrpcCoordinator:
                         if partial.is_whole or piece.index != partial.due:
                             raise MalformedMessage(f"model chunk {piece.index} came where {partial.due} was due")
                         partial.arrive(piece.data)
+                        self._traffic.received(len(piece.data))
                         await behind.put(functools.partial(partial.append, piece.data))
                         progress(partial.fraction)
                     case _:
@@ -414,7 +433,7 @@ class GrpcCoordinator:
             raise MalformedMessage(f"the coordinator says it holds {held} chunks of an update of {manifest.chunks}")
         who = self._credentials
         log = SignedHead.sign(who.identity_key, writer=who.identity.uri, head=self._log_head())
-        pieces = _pieces(header(held, log), manifest, file, mark, held, progress)
+        pieces = _pieces(header(held, log), manifest, file, mark, held, progress, self._traffic.sent)
         receipt = receipt_from_answer(await answer_to(wire.upload_update(), pieces), key=key, silo=who.silo)
         if (receipt.update, receipt.total_bytes) != (manifest.digest, manifest.total_bytes):
             raise IntegrityError("the coordinator's receipt names another update than the one that was sent")
@@ -596,8 +615,9 @@ async def _pieces(
     mark: FileMark | None,
     first: int,
     progress: Progress,
+    sent: Callable[[int], None],
 ) -> AsyncIterator[federation_pb2.UpdatePiece | bytes]:
-    """The header and every chunk from `first` on; the next few are read while these are sent."""
+    """The header and every chunk from `first` on; the next few are read while these are sent, and `sent` hears of their bytes."""
     yield header
     step = max(1, BATCH_BYTES // manifest.chunk_bytes)
 
@@ -611,6 +631,7 @@ async def _pieces(
         ahead = read_from(begin + step)
         for index, piece in enumerate(pieces, begin):
             yield piece
+            sent(manifest.chunk_size(index))
             progress((index + 1) / manifest.chunks)
 
 

@@ -1,26 +1,21 @@
 """What Prometheus sees of one silo. Counters exist at zero from the start; label sets are closed, never a peer's own words.
 
-Nothing of the silo's data is in them, nor of what it learnt: how often it refused, how its parts of rounds ended, and what they
-have cost in privacy.
+Nothing of the silo's data is in them, nor of what it learnt: what it is at and for how long, what went over the line, how often it
+refused, how its parts of rounds ended, and what they have cost in privacy.
 """
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
-from prometheus_client import (
-    GC_COLLECTOR,
-    PLATFORM_COLLECTOR,
-    PROCESS_COLLECTOR,
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    start_http_server,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from security.errors import ConfigurationError
 from silo_agent.service.refusals import RULES
-from silo_agent.task.effects import JournalOutcome, Outcome
+from silo_agent.task.effects import Activity, JournalActivity, JournalOutcome, Outcome
+from silo_wire.host_metrics import register_host
 from silo_wire.listen_address import address
 
 TRAINING, EVALUATION = "training", "evaluation"
@@ -28,6 +23,9 @@ ENDS: Final = {
     TRAINING: (Outcome.UPLOADED, Outcome.DECLINED, Outcome.CLOSED),
     EVALUATION: (Outcome.EVALUATED, Outcome.DECLINED, Outcome.CLOSED),
 }
+EVENTS_QUEUE, ERRANDS_QUEUE = "events", "errands"
+ACTIVITIES: Final = {activity: activity.name.lower() for activity in Activity}
+_ACTIVITY_SECONDS: Final = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 14400, 86400)
 
 
 class SiloMetrics:
@@ -35,6 +33,40 @@ class SiloMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
+        self.connected = Gauge(
+            "lorica_silo_connected", "1 while orders of the coordinator can come, else 0.", registry=registry
+        )
+        self.last_order = Gauge(
+            "lorica_silo_last_order_timestamp_seconds",
+            "When the coordinator's last order came, the same one again included; 0 if none did.",
+            registry=registry,
+        )
+        self.unreachable = Counter(
+            "lorica_silo_unreachable",
+            "Calls that did not get to the coordinator, and are tried again.",
+            registry=registry,
+        )
+        self.round = Gauge("lorica_silo_round", "Round that this silo worked in last.", registry=registry)
+        self.activity = Gauge(
+            "lorica_silo_activity", "1 for what the agent is at, else 0.", ["activity"], registry=registry
+        )
+        self.activity_seconds = Histogram(
+            "lorica_silo_activity_duration_seconds",
+            "How long the agent was at it.",
+            ["activity"],
+            buckets=_ACTIVITY_SECONDS,
+            registry=registry,
+        )
+        self.received = Counter(
+            "lorica_silo_received_bytes", "Bytes of plans and of chunks of models received.", registry=registry
+        )
+        self.sent = Counter("lorica_silo_sent_bytes", "Bytes of chunks of updates sent.", registry=registry)
+        self.queue = Gauge(
+            "lorica_silo_queue_depth",
+            "What waits. events: what has happened and was not looked at; errands: what the coordinator is to be told.",
+            ["queue"],
+            registry=registry,
+        )
         self.refusals = Counter(
             "lorica_silo_refusals",
             "What the coordinator asked or sent and this silo refused, by rule: a key of [policy], a rule of secure "
@@ -53,6 +85,9 @@ class SiloMetrics:
             "Epsilon of all private releases of this silo so far, at [policy] max_dp_delta; from its first private plan on.",
             registry=registry,
         )
+        self.epsilon_left = Gauge(
+            "lorica_silo_epsilon_left", "What is left of that; from its first private plan on.", registry=registry
+        )
         self.epsilon_allowed = Gauge(
             "lorica_silo_epsilon_allowed",
             "[policy] max_epsilon of this silo; from its first private plan on.",
@@ -63,6 +98,13 @@ class SiloMetrics:
             "When this silo's certificate expires; its agent renews it when a third of its life is left.",
             registry=registry,
         )
+        self._activity: Activity | None = None
+        self._activity_since = 0.0
+        for activity in ACTIVITIES.values():
+            self.activity.labels(activity)
+            self.activity_seconds.labels(activity)
+        for queue in (EVENTS_QUEUE, ERRANDS_QUEUE):
+            self.queue.labels(queue)
         for rule in RULES:
             self.refusals.labels(rule)
         for work, outcomes in ENDS.items():
@@ -74,15 +116,39 @@ class SiloMetrics:
 
     def epsilon(self, *, spent: float, allowed: float) -> None:
         self.epsilon_spent.set(spent)
+        self.epsilon_left.set(max(0.0, allowed - spent))
         self.epsilon_allowed.set(allowed)
+
+    def attending(self, orders_come: bool) -> None:
+        self.connected.set(orders_come)
+        if orders_come:
+            self.last_order.set_to_current_time()
+
+    def depths(self, waiting: Callable[[], tuple[int, int]]) -> None:
+        """Of events and errands: asked for at each scrape, in another thread."""
+        self.queue.labels(EVENTS_QUEUE).set_function(lambda: waiting()[0])
+        self.queue.labels(ERRANDS_QUEUE).set_function(lambda: waiting()[1])
+
+    def activity_changed(self, now_at: JournalActivity) -> None:
+        if now_at.key is not None:
+            self.round.set(now_at.key.round)
+        if now_at.activity is self._activity:
+            return
+        now = time.monotonic()
+        if self._activity is not None:
+            before = ACTIVITIES[self._activity]
+            self.activity.labels(before).set(0)
+            self.activity_seconds.labels(before).observe(now - self._activity_since)
+        self._activity, self._activity_since = now_at.activity, now
+        self.activity.labels(ACTIVITIES[now_at.activity]).set(1)
 
     def round_ended(self, outcome: JournalOutcome) -> None:
         self.rounds.labels(EVALUATION if outcome.evaluation else TRAINING, outcome.outcome.value).inc()
 
 
 @contextmanager
-def metrics_served(listen: str) -> Iterator[SiloMetrics]:
-    """The silo's metrics, at /metrics of `listen` (ADDRESS:PORT) while inside; an empty one counts and shows nobody.
+def metrics_served(listen: str, folder: Path) -> Iterator[SiloMetrics]:
+    """The silo's metrics, with those of its `folder`, at /metrics of `listen` (ADDRESS:PORT) while inside; an empty one shows nobody.
 
     Raises ConfigurationError where the port is taken or the address is not of this machine.
     """
@@ -91,8 +157,7 @@ def metrics_served(listen: str) -> Iterator[SiloMetrics]:
     if not listen:
         yield metrics
         return
-    for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
-        registry.register(collector)
+    register_host(registry, folder)
     at = address(listen)
     try:
         http, thread = start_http_server(at.port, at.host, registry)

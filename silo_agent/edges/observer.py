@@ -5,7 +5,7 @@ from silo_agent.edges.metrics import SiloMetrics
 from silo_agent.edges.round_journal import RoundJournal
 from silo_agent.service.ports import DisplayPort
 from silo_agent.service.refusals import rule_of
-from silo_agent.task.effects import JournalOutcome
+from silo_agent.task.effects import JournalActivity, JournalOutcome
 
 
 class SiloObserver:
@@ -22,6 +22,9 @@ class SiloObserver:
     def round_ended(self, outcome: JournalOutcome) -> None:
         self._metrics.round_ended(outcome)
 
+    def activity(self, activity: JournalActivity) -> None:
+        self._metrics.activity_changed(activity)
+
     def epsilon(self, *, spent: float, allowed: float) -> None:
         self._metrics.epsilon(spent=spent, allowed=allowed)
 
@@ -29,4 +32,5 @@ class SiloObserver:
         """A try at the coordinator failed, the next comes in `seconds`; what it sent may have been no order at all."""
         if (rule := rule_of(problem)) is not None:
             self.refused(rule, str(problem))
+        self._metrics.unreachable.inc()
         self._display.note("unreachable", detail=str(problem), next_try_s=round(seconds, 1))

@@ -149,6 +149,11 @@ class AgentService:
     def agent(self) -> Agent:
         return self._agent
 
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """Events that were not looked at yet, and errands that the coordinator was not told of yet."""
+        return self._inbox.qsize(), self._errands.qsize()
+
     # ---- wishes, from signal handlers of the same thread ---------------------------------------------------------
 
     def stop(self) -> None:
@@ -198,6 +203,7 @@ class AgentService:
             case JournalActivity():
                 self._journal.record(effect)
                 self._display.activity(effect)
+                self._observer.activity(effect)
             case RecordRefusal(rule=rule, detail=detail):
                 self._observer.refused(rule, detail)
             case JournalOutcome(key=key, outcome=outcome, detail=detail):

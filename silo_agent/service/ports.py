@@ -279,5 +279,7 @@ class ObserverPort(Protocol):
 
     def round_ended(self, outcome: JournalOutcome, /) -> None: ...
 
+    def activity(self, activity: JournalActivity, /) -> None: ...
+
     def epsilon(self, *, spent: float, allowed: float) -> None:
         """What this silo's private rounds have cost so far, and the most that they may."""

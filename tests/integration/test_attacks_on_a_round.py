@@ -199,7 +199,12 @@ async def test_loss_reduction_that_no_training_gives(play: Play) -> None:
         (HOSPITAL, "refused")
     ]
     assert play.at.errors("IntegrityError") == 1
-    assert play.at.metrics.registry.get_sample_value("lorica_dropped_silos_total", {"outcome": "refused"}) == 1
+    assert (
+        play.at.metrics.registry.get_sample_value(
+            "lorica_dropped_silos_total", {"phase": "aggregating", "outcome": "refused"}
+        )
+        == 1
+    )
     await play.client(play.bank).report_evaluation(order.key, order.model, SCORE)
     await play.finish(2)
     (row,) = [row for row in play.at.saved()[1] if row.round == 1]  # type: ignore[attr-defined]

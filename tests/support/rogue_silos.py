@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
 from coordinator.composition import Coordinator
+from coordinator.edges.metrics import DROPPING_PHASES
 from coordinator.plans.model_source import SizedModel
 from coordinator.plans.plan_folder import create_plan
 from coordinator.rounds.events import DeadlinePassed
@@ -496,10 +497,12 @@ class Play:
         return found
 
     def dropped(self, outcome: str) -> float:
-        """lorica_dropped_silos_total."""
-        value = self.at.metrics.registry.get_sample_value("lorica_dropped_silos_total", {"outcome": outcome})
-        assert value is not None
-        return value
+        """lorica_dropped_silos_total, of all phases."""
+        registry = self.at.metrics.registry
+        return sum(
+            registry.get_sample_value("lorica_dropped_silos_total", {"phase": phase, "outcome": outcome}) or 0.0
+            for phase in DROPPING_PHASES
+        )
 
     def keep_model(self) -> None:
         course = course_of(self.state)

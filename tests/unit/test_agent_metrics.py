@@ -161,27 +161,27 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_the_metrics_are_served_while_the_agent_runs() -> None:
+def test_the_metrics_are_served_while_the_agent_runs(tmp_path: Path) -> None:
     listen = f"127.0.0.1:{free_port()}"
-    with metrics_served(listen) as metrics:
+    with metrics_served(listen, tmp_path) as metrics:
         metrics.refused("trusted_peers")
         with urlopen(f"http://{listen}/metrics", timeout=20) as answer:
             families = {family.name: family for family in text_string_to_metric_families(answer.read().decode())}
     refusals = {sample.labels["rule"]: sample.value for sample in families["lorica_silo_refusals"].samples}
     assert {rule for rule, count in refusals.items() if count} == {"trusted_peers"} < set(RULES)
     assert "process_cpu_seconds" in families
-    with metrics_served(listen):
+    with metrics_served(listen, tmp_path):
         pass  # the port was given back
 
 
-def test_nothing_listens_unless_it_is_asked_for() -> None:
+def test_nothing_listens_unless_it_is_asked_for(tmp_path: Path) -> None:
     assert Settings().metrics.listen == ""
-    with metrics_served("") as metrics:
+    with metrics_served("", tmp_path) as metrics:
         metrics.refused("one_model")
 
 
-def test_two_silos_in_one_process_count_each_for_itself() -> None:
-    with metrics_served("") as one, metrics_served("") as other:
+def test_two_silos_in_one_process_count_each_for_itself(tmp_path: Path) -> None:
+    with metrics_served("", tmp_path) as one, metrics_served("", tmp_path) as other:
         one.refused("one_model")
         assert other.registry.get_sample_value("lorica_silo_refusals_total", {"rule": "one_model"}) == 0
 

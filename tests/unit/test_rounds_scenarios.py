@@ -7,6 +7,7 @@ import pytest
 from coordinator.rounds.effects import (
     Aggregate,
     ArmDeadline,
+    Cause,
     DisarmDeadline,
     DiscardUpdates,
     EvaluationAbandoned,
@@ -622,7 +623,7 @@ def test_stopping_a_round_that_collects_abandons_it_and_the_start_takes_the_next
     stopped, effects = step(after(COLLECTING, committed(A)), PlanStopped(now=T0 + 1))
     assert isinstance(stopped, Stopped)
     assert effects == (
-        RoundAbandoned(key=key(), reason="the operator stopped the plan", at=T0 + 1),
+        RoundAbandoned(key=key(), cause=Cause.STOPPED, reason="the operator stopped the plan", at=T0 + 1),
         DiscardUpdates(key=key()),
         DisarmDeadline(),
     )

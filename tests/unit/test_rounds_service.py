@@ -715,7 +715,7 @@ async def test_at_the_deadline_the_round_is_abandoned_and_tried_again(at_work: R
         await upload.close()
         first, *_ = await at_work.service.rounds()
         assert (first.outcome, [silo.outcome for silo in first.silos]) == ("abandoned", ["late", "late"])
-        assert at_work.metric("lorica_dropped_silos_total", outcome="late") >= 2
+        assert at_work.metric("lorica_dropped_silos_total", phase="collecting", outcome="late") >= 2
         assert not list((at_work.folder / "spools" / order.key.plan).glob("1-1/*"))
 
 

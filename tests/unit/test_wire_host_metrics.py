@@ -1,0 +1,42 @@
+"""The disk of a folder as metrics, by the file system's own figures; no GPU is asked for that nobody uses."""
+
+import os
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from silo_wire.host_metrics import FOLDER, GPU, bytes_in, register_host
+
+
+def test_a_folder_is_measured_at_each_scrape(tmp_path: Path) -> None:
+    registry = CollectorRegistry()
+    register_host(registry, tmp_path)
+    before = registry.get_sample_value("lorica_folder_bytes")
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "a").write_bytes(os.urandom(1 << 20))
+    (tmp_path / "link").symlink_to("/usr")
+    after = registry.get_sample_value("lorica_folder_bytes")
+    assert before == 0
+    assert after is not None
+    assert 1 << 20 <= after < 2 << 20
+    disk = os.statvfs(tmp_path)
+    assert registry.get_sample_value("lorica_disk_size_bytes") == disk.f_blocks * disk.f_frsize
+    free = registry.get_sample_value("lorica_disk_free_bytes")
+    assert free is not None
+    assert 0 < free <= disk.f_blocks * disk.f_frsize
+
+
+def test_a_folder_that_is_gone_says_nothing_and_the_rest_is_told(tmp_path: Path) -> None:
+    registry = CollectorRegistry()
+    register_host(registry, tmp_path / "nothing")
+    text = generate_latest(registry).decode()
+    assert not any(f"\n{name} " in text for name in FOLDER)
+    assert "process_resident_memory_bytes" in text
+    assert bytes_in(tmp_path / "nothing") == 0
+
+
+def test_no_gpu_is_told_of_before_one_is_used(tmp_path: Path) -> None:
+    registry = CollectorRegistry()
+    register_host(registry, tmp_path)
+    text = generate_latest(registry).decode()
+    assert not any(f"\n{name}{{" in text for name in GPU)
