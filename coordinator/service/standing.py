@@ -39,7 +39,10 @@ class SiloStanding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """`seconds_left` of the phase, None without a deadline; plan and models None while there is no plan."""
+    """`seconds_left` of the phase, None without a deadline; plan and models None while there is no plan.
+
+    `shows_single_silos`: whether rounds come with what one silo told (PlanTerms).
+    """
 
     federation: FederationName
     plan_name: str
@@ -53,6 +56,7 @@ class Standing:
     silos: tuple[SiloStanding, ...]
     model: Digest | None
     best_model: Digest | None
+    shows_single_silos: bool
 
 
 def standing(
@@ -94,6 +98,7 @@ def standing(
         silos=tuple(sorted(silos, key=lambda item: item.silo)),
         model=None if course is None else course.model,
         best_model=None if course is None else course.best_model,
+        shows_single_silos=course is None or course.terms.shows_single_silos,
     )
 
 
