@@ -39,7 +39,7 @@ from coordinator.edges.export_client import fetch_export
 from coordinator.edges.key_store import KeyStore, key_files
 from coordinator.plans.forecast import forecast
 from coordinator.service.enrolment import MAX_VALID_SECONDS
-from coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT, settings_text
+from coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT, STATUS_PORT, settings_text
 from coordinator.upkeep_commands import upgrade
 from security import files
 from security.errors import ConfigurationError, LoricaError, StateError, exit_code
@@ -103,6 +103,7 @@ def init(
     silos_port: Annotated[int, typer.Option(help="Port for silos and operators.")] = SILOS_PORT,
     enrolment_port: Annotated[int, typer.Option(help="Port for enrolment.")] = ENROLMENT_PORT,
     metrics_port: Annotated[int, typer.Option(help="Port of /metrics on loopback.")] = METRICS_PORT,
+    status_port: Annotated[int, typer.Option(help="Port of the status page on loopback; 0 for none.")] = STATUS_PORT,
     plan: Annotated[bool, typer.Option(help="Also make the plan 'default', a small model from scratch.")] = True,
 ) -> None:
     """Make a coordinator: its authority, its keys, federation.toml, an empty state."""
@@ -111,7 +112,12 @@ def init(
         raise ConfigurationError(f"{folder.root} is not empty: choose a new folder")
     name = federation_name(federation or _name_from(folder.root.name))
     text = settings_text(
-        name, host or _own_hosts(), silos_port=silos_port, enrolment_port=enrolment_port, metrics_port=metrics_port
+        name,
+        host or _own_hosts(),
+        silos_port=silos_port,
+        enrolment_port=enrolment_port,
+        metrics_port=metrics_port,
+        status_port=status_port,
     )
     files.make_private_folder(folder.root)
     KeyStore.create(folder.keys, name, datetime.now(UTC))

@@ -31,6 +31,8 @@ from coordinator.edges.presented import Presented
 from coordinator.edges.release_ledger import ReleaseLedger
 from coordinator.edges.round_store import SqlRoundStore
 from coordinator.edges.spool import Spools
+from coordinator.edges.status_page.page import status_page
+from coordinator.edges.status_page.refusals import RecentRefusals
 from coordinator.plans.plan_shelf import PlanShelf
 from coordinator.service.federation import Federation
 from coordinator.service.ports import Aggregator, Clock
@@ -39,7 +41,8 @@ from security.audit.entry import Event
 from security.audit.log_file import AuditLog
 from security.errors import ConfigurationError, StateError, StorageError
 from security.identifiers import FederationName, Identity, Role
-from security.privacy.ledger import Entry
+from security.privacy.accounting import epsilon_of
+from security.privacy.ledger import Entry, releases_of
 from silo_wire.canonical import Digest
 from silo_wire.heartbeat import beating
 from silo_wire.host_metrics import register_host
@@ -114,6 +117,14 @@ class Coordinator:
         for entry in self.releases.file.entries():
             of_plan.setdefault(entry.plan, []).append(entry)
         return [(self.shelf.bundle(Digest(plan)).plan, entries) for plan, entries in of_plan.items()]
+
+    def epsilon_released(self, plan: Plan) -> float | None:
+        """What sums with noise of the coordinator's have cost under `plan` so far; None where the noise is not its own."""
+        if plan.noise_at != "coordinator":
+            return None
+        entries = [entry for entry in self.releases.file.entries() if entry.plan == plan.digest]
+        section = plan.privacy
+        return epsilon_of(releases_of(entries), dp_delta=section.dp_delta, relation=section.neighbouring_relation)
 
     def operator_access(self) -> OperatorAccess:
         """How this host's operator reaches the coordinator that runs on this folder."""
@@ -238,28 +249,40 @@ class Serving:
     loop: asyncio.Task[None]
     door: asyncio.Task[None]
     fresh: asyncio.Task[None]
+    page: Address | None
 
 
 @asynccontextmanager
 async def serving(
     coordinator: Coordinator, metrics: CoordinatorMetrics, *, offer: str = "", clock: Clock = time.time
 ) -> AsyncIterator[Serving]:
-    """The service with its two listeners. The caller holds the folder's lock; `offer` as for `serve`."""
+    """The service with its two listeners and its status page. The caller holds the folder's lock; `offer` as for `serve`."""
     settings = coordinator.settings
     keys = coordinator.keys
     keys.authorities.tidy()
     coordinator.scratch.clear()
     presented = Presented(keys.server_pair(datetime.now(UTC)), keys.trust)
     audit = coordinator.audit(clock)
-    refusals = RefusalLog(audit, clock)
+    refusals, recent = RefusalLog(audit, clock), RecentRefusals(clock)
 
     def refused(refusal: Refusal) -> None:
         metrics.refused(refusal.kind)
         refusals.refused(refusal)
+        recent.add(refusal)
 
     async with (
         kept_log(audit, refusals, _complain),
         coordinator.service(metrics, audit=audit, clock=clock) as (service, loop),
+        status_page(
+            settings,
+            service=service,
+            keys=keys,
+            presented=presented,
+            refusals=recent,
+            on_refused=refused,
+            epsilon=coordinator.epsilon_released,
+            clock=clock,
+        ) as page,
     ):
         now = datetime.now(UTC)
         await service.register.add(keys.operator_pair(now).entry(now))  # of this host's own commands
@@ -295,7 +318,7 @@ async def serving(
             "fresh": asyncio.create_task(fresh.run()),
         }
         try:
-            yield Serving(service=service, loop=loop, **tasks)
+            yield Serving(service=service, loop=loop, page=page, **tasks)
         finally:
             for task in tasks.values():
                 task.cancel()
@@ -331,7 +354,13 @@ async def serve(coordinator: Coordinator, *, offer: str, ready: Callable[[], Non
             ) from error
         stopped = asyncio.create_task(stop.wait())
         try:
-            _log.info("serving", silos=listen.silos, enrolment=listen.enrolment, metrics=listen.metrics)
+            _log.info(
+                "serving",
+                silos=listen.silos,
+                enrolment=listen.enrolment,
+                metrics=listen.metrics,
+                status=str(at_work.page or ""),
+            )
             ready()
             work = (at_work.door, at_work.loop, at_work.fresh)
             await asyncio.wait((stopped, *work), return_when=asyncio.FIRST_COMPLETED)

@@ -18,6 +18,7 @@ SETTINGS_FILE = "federation.toml"
 SILOS_PORT = 7443
 ENROLMENT_PORT = 7444
 METRICS_PORT = 9464
+STATUS_PORT = 9465
 
 PublicPort = Annotated[int, Field(ge=0, le=65_535)]
 LifetimeDays = Annotated[float, Field(gt=0, le=3650)]
@@ -50,11 +51,20 @@ class ListenSection(Section):
     silos: str = f"0.0.0.0:{SILOS_PORT}"
     enrolment: str = f"0.0.0.0:{ENROLMENT_PORT}"
     metrics: str = f"127.0.0.1:{METRICS_PORT}"
+    status: str = f"127.0.0.1:{STATUS_PORT}"  # empty: no status page
+    status_token_file: str = ""  # opens the page on other addresses beside certificates; empty: certificates alone
 
     @field_validator("silos", "enrolment", "metrics")
     @classmethod
     def _addresses(cls, value: str) -> str:
         address(value)
+        return value
+
+    @field_validator("status")
+    @classmethod
+    def _address_or_none(cls, value: str) -> str:
+        if value:
+            address(value)
         return value
 
 
@@ -115,7 +125,11 @@ class Settings(Section):
         except OSError as error:
             raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
         settings = cls.parse(text, str(path))
-        return settings.model_copy(update={"state": str(path.parent.absolute() / Path(settings.state).expanduser())})
+        base, token = path.parent.absolute(), settings.listen.status_token_file
+        listen = settings.listen.model_copy(
+            update={"status_token_file": token and str(base / Path(token).expanduser())}
+        )
+        return settings.model_copy(update={"state": str(base / Path(settings.state).expanduser()), "listen": listen})
 
     @property
     def state_folder(self) -> Path:
@@ -137,8 +151,9 @@ def settings_text(
     silos_port: int = SILOS_PORT,
     enrolment_port: int = ENROLMENT_PORT,
     metrics_port: int = METRICS_PORT,
+    status_port: int = STATUS_PORT,
 ) -> str:
-    """The commented file that `coordinator init` writes; raises ConfigurationError for values that are not allowed."""
+    """The commented file that `coordinator init` writes; a `status_port` of 0 leaves the status page out. Raises ConfigurationError for values that are not allowed."""
     text = files("coordinator").joinpath("federation_template.toml").read_text(encoding="utf-8")
     listed = ", ".join(f'"{host}"' for host in hosts)
     for default, chosen in (
@@ -147,6 +162,10 @@ def settings_text(
         (f'silos = "0.0.0.0:{SILOS_PORT}"', f'silos = "0.0.0.0:{silos_port}"'),
         (f'enrolment = "0.0.0.0:{ENROLMENT_PORT}"', f'enrolment = "0.0.0.0:{enrolment_port}"'),
         (f'metrics = "127.0.0.1:{METRICS_PORT}"', f'metrics = "127.0.0.1:{metrics_port}"'),
+        (
+            f'status = "127.0.0.1:{STATUS_PORT}"',
+            f'status = "127.0.0.1:{status_port}"' if status_port else 'status = ""',
+        ),
     ):
         text = text.replace(default, chosen, 1)
     Settings.parse(text, SETTINGS_FILE)

@@ -345,6 +345,8 @@ class _Found:
     def ports(self) -> str:
         listen = self.settings.listen
         places = {"silos": listen.silos, "enrolment": listen.enrolment, "metrics": listen.metrics}
+        if listen.status:
+            places["status"] = listen.status
         numbers = [address(place).port for place in places.values()]
         if alike := {number for number in numbers if number and numbers.count(number) > 1}:
             raise misconfigured(

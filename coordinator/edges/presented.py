@@ -26,10 +26,14 @@ class _Face:
 
 
 class Presented:
-    """The certificate that both listeners show, and the authorities whose certificates they take; `on_trust` hears of others."""
+    """The certificate that both listeners show, and the authorities whose certificates they take.
+
+    `on_pair` and `on_trust` hear of others.
+    """
 
     def __init__(self, pair: TlsPair, trust: TrustBundle) -> None:
         self._face = _Face(pair, trust)
+        self.on_pair: list[Callable[[TlsPair], None]] = []
         self.on_trust: list[Callable[[TrustBundle], None]] = []
 
     @property
@@ -45,6 +49,9 @@ class Presented:
         face, before = _Face(pair, trust), self._face
         if face != before:
             self._face = face
+        if face.pair != before.pair:
+            for shown in self.on_pair:
+                shown(pair)
         if face.trust != before.trust:
             for told in self.on_trust:
                 told(trust)

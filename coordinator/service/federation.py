@@ -72,6 +72,7 @@ from silo_wire.messages import (
     Train,
     UpdateHeader,
 )
+from silo_wire.plan import Plan
 from silo_wire.statements import MODEL_DOMAIN, model_statement
 
 _log = structlog.get_logger(__name__)
@@ -435,6 +436,11 @@ class Federation:
             attendance=self._attendance,
             now=self._clock(),
         )
+
+    async def plan(self) -> Plan | None:
+        """The one under way, or that ran last; raises StateError or IntegrityError for its kept copy."""
+        course = course_of(self._loop.state)
+        return None if course is None else (await self._desk.opened(course.terms.plan)).bundle.plan
 
     async def rounds(self, last: int = 0) -> tuple[RoundRow, ...]:
         """The last attempts at rounds of the plan under way, oldest first; 0: all."""

@@ -38,7 +38,10 @@ class SiloStanding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """`seconds_left` of the phase, None without a deadline; plan and models None while there is no plan."""
+    """`seconds_left` of the phase, None without a deadline; plan and models None while there is no plan.
+
+    `shows_single_silos`: whether rounds come with what one silo told (PlanTerms).
+    """
 
     federation: FederationName
     plan_name: str
@@ -52,6 +55,7 @@ class Standing:
     silos: tuple[SiloStanding, ...]
     model: Digest | None
     best_model: Digest | None
+    shows_single_silos: bool
 
 
 def standing(
@@ -93,6 +97,7 @@ def standing(
         silos=tuple(sorted(silos, key=lambda item: item.silo)),
         model=None if course is None else course.model,
         best_model=None if course is None else course.best_model,
+        shows_single_silos=course is None or course.terms.shows_single_silos,
     )
 
 

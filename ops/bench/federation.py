@@ -105,7 +105,7 @@ def _set_up(work: Path, home: Path, *, silos: int, rounds: int, wire: str, secur
     config = {"XDG_CONFIG_HOME": str(work / "config")}  # the user's own commands must not mean this coordinator later
     run(
         "coordinator.cli",
-        *("init", str(home), "--federation", "bench", "--host", "127.0.0.1", "--no-plan"),
+        *("init", str(home), "--federation", "bench", "--host", "127.0.0.1", "--no-plan", "--status-port", "0"),
         *("--silos-port", str(ports[0]), "--enrolment-port", str(ports[1]), "--metrics-port", str(ports[2])),
         extra=config,
     )

@@ -216,13 +216,14 @@ def free_ports(count: int) -> list[int]:
 
 
 def _set_up_coordinator(place: Layout, plan: Sequence[str]) -> None:
-    silos, enrolment, metrics = free_ports(3)
+    silos, enrolment, metrics, status = free_ports(4)
     log = place.logs / "commands.log"
     where = ("--dir", str(place.coordinator))
     run(
         "coordinator.cli",
         *("init", str(place.coordinator), "--federation", "demo", "--host", "127.0.0.1"),
-        *("--silos-port", str(silos), "--enrolment-port", str(enrolment), "--metrics-port", str(metrics), "--no-plan"),
+        *("--silos-port", str(silos), "--enrolment-port", str(enrolment), "--metrics-port", str(metrics)),
+        *("--status-port", str(status), "--no-plan"),
         log=log,
         # The user's own commands must not mean the demo's coordinator from now on.
         extra={"XDG_CONFIG_HOME": str(place.out / "config")},

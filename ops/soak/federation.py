@@ -89,7 +89,17 @@ class MortalFederation:
         ports = free_ports(3)
         run(
             "coordinator.cli",
-            *("init", str(self.folder.root), "--federation", shape.federation, "--host", "127.0.0.1", "--no-plan"),
+            *(
+                "init",
+                str(self.folder.root),
+                "--federation",
+                shape.federation,
+                "--host",
+                "127.0.0.1",
+                "--no-plan",
+                "--status-port",
+                "0",
+            ),
             *("--silos-port", str(ports[0]), "--enrolment-port", str(ports[1]), "--metrics-port", str(ports[2])),
             # The user's own commands must not mean this coordinator from now on.
             extra={"XDG_CONFIG_HOME": str(self.root / "config")},

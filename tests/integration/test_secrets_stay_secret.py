@@ -150,7 +150,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     with WarmProcesses(root / "logs") as processes:
         it = Federation(root, processes, environment)
         it.coordinator(
-            *("init", it.folder, "--federation", "quiet", "--host", "127.0.0.1", "--no-plan"),
+            *("init", it.folder, "--federation", "quiet", "--host", "127.0.0.1", "--no-plan", "--status-port", "0"),
             *("--silos-port", str(ports[0]), "--enrolment-port", str(ports[1]), "--metrics-port", str(ports[2])),
         )
         where = ("--dir", it.folder)

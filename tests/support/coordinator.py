@@ -88,7 +88,12 @@ def initialise(root: Path, federation: FederationName = FEDERATION) -> Coordinat
 def choose_ports(folder: CoordinatorFolder, federation: FederationName = FEDERATION) -> None:
     """Write federation.toml with ports that are free now, all on loopback."""
     text = settings_text(
-        federation, ["127.0.0.1"], silos_port=free_port(), enrolment_port=free_port(), metrics_port=free_port()
+        federation,
+        ["127.0.0.1"],
+        silos_port=free_port(),
+        enrolment_port=free_port(),
+        metrics_port=free_port(),
+        status_port=0,
     )
     files.replace(folder.settings, text.replace("0.0.0.0", "127.0.0.1").encode())
 

@@ -32,7 +32,7 @@ class Federation:
         self.root = root
         self.data = data
         self.processes = processes
-        self.ports = free_ports(3)
+        self.ports = free_ports(4)
         self._environment = {
             "HOME": str(root / "home"),
             "XDG_CONFIG_HOME": str(root / "home" / "config"),
@@ -68,10 +68,11 @@ class Federation:
         return done.out
 
     def init(self, *more: str) -> None:
-        silos, enrolment, metrics = (str(port) for port in self.ports)
+        silos, enrolment, metrics, status = (str(port) for port in self.ports)
         self.coordinator(
             *("init", str(self.folder), "--host", "127.0.0.1", *more),
-            *("--silos-port", silos, "--enrolment-port", enrolment, "--metrics-port", metrics),
+            *("--silos-port", silos, "--enrolment-port", enrolment),
+            *("--metrics-port", metrics, "--status-port", status),
         )
 
     def serve(self, *arguments: str) -> None:

@@ -92,7 +92,15 @@ class NetworkFederation:
     def __enter__(self) -> Self:
         silos, enrolment, metrics = map(str, self._ports)
         self.coordinator(
-            *("init", str(self.root / "federation"), "--host", self.network.hub.address, "--no-plan"),
+            *(
+                "init",
+                str(self.root / "federation"),
+                "--host",
+                self.network.hub.address,
+                "--no-plan",
+                "--status-port",
+                "0",
+            ),
             *("--silos-port", silos, "--enrolment-port", enrolment, "--metrics-port", metrics),
         )
         settings = [argument for key, value in self._plan.items() for argument in ("--set", f"{key}={value}")]
