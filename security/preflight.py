@@ -12,19 +12,14 @@ from enum import Enum
 from security.errors import ConfigurationError, LoricaError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Misconfiguration:
-    """`name` stays from release to release; `found_by` is the check; `remedy` says what to do, as a command to the reader."""
+    """One row of such a table, in the order in which it is read. `name` stays from release to release; `found_by` is the check; `remedy` says what to do, as a command to the reader."""
 
     name: str
     found_by: str
     meaning: str
     remedy: str
-
-
-def named(name: str, found_by: str, meaning: str, remedy: str) -> Misconfiguration:
-    """A row of such a table, in the order in which it is read."""
-    return Misconfiguration(name=name, found_by=found_by, meaning=meaning, remedy=remedy)
 
 
 class Misconfigured(ConfigurationError):

@@ -100,7 +100,7 @@ class Enrolment:
         """
         name = silo_name(silo)
         now = self._clock()
-        invitation = next((item for item in self._open if item.silo == name), None)
+        invitation = self._of(name)
         if invitation is None:
             raise AuthenticationError(
                 f"no invitation is open for silo {name}: have one made with `coordinator invite {name}`"
@@ -148,8 +148,12 @@ class Enrolment:
 
     def would_take(self, silo: str, token_secret: bytes) -> bool:
         """Whether this is the secret of an open invitation of that silo; expired ones count."""
-        invitation = next((item for item in self._open if item.silo == silo), None)
+        invitation = self._of(silo)
         return invitation is not None and is_secret(token_secret, invitation.secret_digest)
+
+    def _of(self, silo: str) -> Invitation | None:
+        """The open one of this silo; it may have expired."""
+        return next((item for item in self._open if item.silo == silo), None)
 
     # --- whether the enrolment listener should be there
 

@@ -89,12 +89,8 @@ class Renewal:
                 at=now,
             )
         )
-        self._held.sent(certificate.entry.identity, certificate.entry.serial)
-        self._register.issued(certificate.entry)
         _log.info("certificate renewed", silo=silo, certificate=certificate.entry.serial)
-        for changed in self.on_change:
-            changed()
-        return renewed(self._federation, self._keys, certificate, trusted)
+        return self._issued(certificate, trusted)
 
     async def grant(self, identity: Identity, *, csr_der: bytes, valid_s: float) -> Renewed:
         """A certificate for an operator or viewer on another host, who made the key.
@@ -107,9 +103,13 @@ class Renewal:
         certificate = self._keys.grant(identity, csr_der=csr_der, valid_s=valid_s, now=self._clock())
         trusted = self._keys.trusted
         await self._threads.store(lambda: self._store.grant(certificate, trust=trusted.digest.hex()))
-        self._held.sent(identity, certificate.entry.serial)
-        self._register.issued(certificate.entry)
         _log.info("access granted", identity=identity.uri, certificate=certificate.entry.serial)
+        return self._issued(certificate, trusted)
+
+    def _issued(self, certificate: IssuedCertificate, trusted: Trusted) -> Renewed:
+        """One that is stored: let in from now on, and the answer that brings it with `trusted`."""
+        self._held.sent(certificate.entry.identity, certificate.entry.serial)
+        self._register.issued(certificate.entry)
         for changed in self.on_change:
             changed()
         return renewed(self._federation, self._keys, certificate, trusted)

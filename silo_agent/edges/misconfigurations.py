@@ -2,217 +2,217 @@
 
 from enum import Enum
 
-from security.preflight import named
+from security.preflight import Misconfiguration
 
 
 class Mistake(Enum):
     """One member for each, in the order of the checks."""
 
-    NOT_ENROLLED = named(
+    NOT_ENROLLED = Misconfiguration(
         "not-enrolled",
         "files and permissions",
         "the folder holds no enrolled silo",
         "run silo-agent enroll TOKEN, or name its folder with `--dir`",
     )
-    FOLDER_OPEN = named(
+    FOLDER_OPEN = Misconfiguration(
         "folder-open",
         "files and permissions",
         "others can look into the folder, or a part of it",
         "chmod 700 the folder",
     )
-    FOLDER_UNUSABLE = named(
+    FOLDER_UNUSABLE = Misconfiguration(
         "folder-unusable",
         "files and permissions",
         "the folder or a part of it cannot be made",
         "correct its owner, or whatever lies in its place",
     )
-    FILE_MISSING = named(
+    FILE_MISSING = Misconfiguration(
         "file-missing",
         "files and permissions",
         "a key, a certificate or the trust bundle is gone",
         "restore the folder from a backup, or enrol again",
     )
-    FILE_OPEN = named(
+    FILE_OPEN = Misconfiguration(
         "file-open",
         "files and permissions",
         "others can read a private file",
         "chmod 600 it, and enrol again if it was a key and was exposed",
     )
-    KEY_CLEAR = named(
+    KEY_CLEAR = Misconfiguration(
         "key-clear",
         "files and permissions",
         "a passphrase is given, and a key lies there in clear",
         "encrypt it with silo-agent keys protect, or unset the passphrase",
     )
-    PASSPHRASE = named(
+    PASSPHRASE = Misconfiguration(
         "passphrase-wrong",
         "files and permissions",
         "keys are encrypted, and the passphrase of the environment does not open them, or there is none",
         "give the right one in LORICA_KEY_PASSPHRASE_FILE",
     )
-    FILE_DAMAGED = named(
+    FILE_DAMAGED = Misconfiguration(
         "file-damaged",
         "files and permissions",
         "a key, certificate or `enrolment.json` does not parse, or certificate and key do not belong together",
         "restore the folder from one backup, or enrol again",
     )
-    SETTINGS = named(
+    SETTINGS = Misconfiguration(
         "settings-wrong",
         "settings",
         "`silo.toml` has an unknown key, a value that is not allowed, or is no TOML",
         "correct the key that the line names",
     )
-    CERTIFICATE_ENDED = named(
+    CERTIFICATE_ENDED = Misconfiguration(
         "certificate-ended", "certificate", "this silo's certificate has ended", "have the silo invited again"
     )
-    CERTIFICATE_ENDING = named(
+    CERTIFICATE_ENDING = Misconfiguration(
         "certificate-ending",
         "certificate",
         "this silo's certificate ends within a day",
         "start the agent, which renews it, and look for certificate-not-renewed in its log",
     )
-    CERTIFICATE_FOREIGN = named(
+    CERTIFICATE_FOREIGN = Misconfiguration(
         "certificate-foreign",
         "certificate",
         "the certificate is of an authority that is not trusted here",
         "enrol again",
     )
-    CLOCK_EARLY = named(
+    CLOCK_EARLY = Misconfiguration(
         "clock-early",
         "clock",
         "the clock is before the making of a certificate that lies here",
         "set the clock, and keep it by NTP",
     )
-    CLOCK_BEHIND = named(
+    CLOCK_BEHIND = Misconfiguration(
         "clock-behind", "clock", "the clock is before the journal's last record", "set the clock, and keep it by NTP"
     )
-    PROXY = named(
+    PROXY = Misconfiguration(
         "proxy-wrong",
         "route and TLS interception",
         "`HTTPS_PROXY` is no address of a proxy",
         "use http://[USER:PASSWORD@]HOST:PORT",
     )
-    UNREACHABLE = named(
+    UNREACHABLE = Misconfiguration(
         "unreachable",
         "route and TLS interception",
         "nobody answers at the coordinator's address, or the proxy lets nothing through",
         "check the address, the network, the firewall and `HTTPS_PROXY`",
     )
-    INTERCEPTED = named(
+    INTERCEPTED = Misconfiguration(
         "tls-intercepted",
         "route and TLS interception",
         "somebody else's certificate answers in the coordinator's place",
         "have the coordinator's address exempted from inspection",
     )
-    COORDINATOR_CERTIFICATE = named(
+    COORDINATOR_CERTIFICATE = Misconfiguration(
         "coordinator-certificate",
         "route and TLS interception",
         "what answers is of this federation, and its certificate has ended or names somebody else",
         "have the operator restart the coordinator; check the clock",
     )
-    REFUSED = named(
+    REFUSED = Misconfiguration(
         "refused",
         "coordinator accepts this silo",
         "the coordinator answers and does not let this silo in",
         "ask the operator for its log; have the silo invited again",
     )
-    UNAPPROVED = named(
+    UNAPPROVED = Misconfiguration(
         "plan-unapproved",
         "plan and policy",
         "the plan that is offered waits for approval by this silo's people",
         "look with silo-agent plan show, allow it with silo-agent plan approve",
     )
-    POLICY = named(
+    POLICY = Misconfiguration(
         "plan-refused",
         "plan and policy",
         "a rule of `[policy]` refuses the plan that is offered",
         "change the rule that the line names, or have the operator change the plan",
     )
-    PINS_DAMAGED = named(
+    PINS_DAMAGED = Misconfiguration(
         "pins-damaged",
         "pinned silos",
         "`peers.json` does not parse, or others can read it",
         "restore it, or pin the silos again",
     )
-    PINS_FEW = named(
+    PINS_FEW = Misconfiguration(
         "pins-few",
         "pinned silos",
         "fewer silos are pinned than the smallest cohort with masks takes",
         "compare the keys that `silo-agent trust own` prints at theirs by telephone, then `silo-agent trust add NAME KEY`",
     )
-    BUDGET_UNSET = named(
+    BUDGET_UNSET = Misconfiguration(
         "budget-unset",
         "privacy budget",
         "`require_privacy` is set and `max_epsilon` is not: a default stands in for what people should decide",
         "set `[policy] max_epsilon` to the most that these records may ever cost",
     )
-    LEDGER = named(
+    LEDGER = Misconfiguration(
         "ledger-damaged",
         "privacy budget",
         "the privacy ledger is not the one that this silo wrote",
         "put the right one back: silo-agent privacy verify says what is missing",
     )
-    BUDGET_SMALL = named(
+    BUDGET_SMALL = Misconfiguration(
         "budget-small",
         "privacy budget",
         "the budget does not last to the end of the plan's schedule",
         "raise `[policy] max_epsilon`, or have the operator plan fewer rounds or more noise",
     )
-    MEMORY = named(
+    MEMORY = Misconfiguration(
         "memory-small",
         "memory",
         "less memory is free than training the plan's model takes",
         "close other programs or add memory",
     )
-    DISK = named(
+    DISK = Misconfiguration(
         "disk-small",
         "disk",
         "the folder's disk has no room for models, the update, and under masks its masked copy",
         "free some space",
     )
-    DEVICE = named(
+    DEVICE = Misconfiguration(
         "device-missing",
         "device",
         "`[training] device` names a GPU that PyTorch does not find",
         'set it to "auto" or "cpu", or install the driver and a PyTorch for it',
     )
-    METRICS_PORT = named(
+    METRICS_PORT = Misconfiguration(
         "metrics-port-taken",
         "metrics port",
         "the port of `[metrics] listen` is another process's, or the address is not of this machine",
         "choose another one",
     )
-    DATA_MISSING = named(
+    DATA_MISSING = Misconfiguration(
         "data-missing",
         "data",
         "no data folder is given, or a file of it is missing, empty or unreadable",
         "name the right one with `--data`, and put the file there",
     )
-    SCHEMA = named(
+    SCHEMA = Misconfiguration(
         "schema-missing",
         "data",
         "`schema.json` is missing or is no schema",
         "make it with `silo-agent schema URL`",
     )
-    DATA_BAD = named(
+    DATA_BAD = Misconfiguration(
         "data-bad",
         "data",
         "more lines of a file are bad than `[data] max_bad_lines_share` allows",
         "correct the lines that the agent's log names",
     )
-    UNIT_FIELD = named(
+    UNIT_FIELD = Misconfiguration(
         "unit-field-missing",
         "unit of privacy",
         "the plan hides all lines of one unit, and training lines do not say whose they are",
         "add the key to each training line",
     )
-    DATABASE = named(
+    DATABASE = Misconfiguration(
         "database-unreachable",
         "database",
         "the database does not answer, is locked, or is none",
         "correct `[database] url`, the server or the role",
     )
-    DATABASE_WRITES = named(
+    DATABASE_WRITES = Misconfiguration(
         "database-writable",
         "database",
         "the role that a model's SQL would run as may write",
