@@ -102,7 +102,10 @@ def init(
     ] = None,
     silos_port: Annotated[int, typer.Option(help="Port for silos and operators.")] = SILOS_PORT,
     enrolment_port: Annotated[int, typer.Option(help="Port for enrolment.")] = ENROLMENT_PORT,
-    metrics_port: Annotated[int, typer.Option(help="Port of /metrics on loopback.")] = METRICS_PORT,
+    metrics_host: Annotated[
+        str, typer.Option(help="Address of /metrics: loopback, or one that your monitoring alone reaches.")
+    ] = "127.0.0.1",
+    metrics_port: Annotated[int, typer.Option(help="Port of /metrics.")] = METRICS_PORT,
     status_port: Annotated[int, typer.Option(help="Port of the status page on loopback; 0 for none.")] = STATUS_PORT,
     plan: Annotated[bool, typer.Option(help="Also make the plan 'default', a small model from scratch.")] = True,
 ) -> None:
@@ -116,6 +119,7 @@ def init(
         host or _own_hosts(),
         silos_port=silos_port,
         enrolment_port=enrolment_port,
+        metrics_host=metrics_host,
         metrics_port=metrics_port,
         status_port=status_port,
     )

@@ -1,7 +1,8 @@
 """The wheel, as somebody has it who has nothing else: installed into a fresh environment, it is whole and a round runs with it.
 
 The environment's dependencies are this one's, linked; Lorica is there from the wheel alone. Where these tests are root, everything runs as
-in a hardened container: another user without any privilege, a root file system that cannot be written to, one folder that can.
+in a hardened container: another user without any privilege, a root file system that cannot be written to, one folder that can; and
+under the filters of the systemd units, where what they are made with is there.
 """
 
 import json
@@ -26,11 +27,12 @@ from ops.demo.clinic import CLINIC
 from ops.demo.observer import FederationView
 from ops.demo.run import free_ports
 from ops.demo.silos import write_silo
-from tests.support import read_only_root
+from tests.support import read_only_root, systemd_unit
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = ("coordinator", "silo-agent", "lorica")
+UNITS = {"silo-agent": "lorica-silo-agent"}
 PACKAGES = ("security", "coordinator", "silo_agent", "ops")
 NOT_SHIPPED = ("ops/docs/", "ops/compose/", "ops/helm/")  # for readers, and for those who build images
 LONGEST_S = 240.0
@@ -77,8 +79,11 @@ class Installed:
             self.state.mkdir(mode=0o700, exist_ok=True)
             return [program, *words[1:]]
         readable = [self.root, Path(sys.prefix), Path(sys.base_prefix)]
+        run = [program, *words[1:]]
+        if systemd_unit.CAN and words[0] in COMMANDS:
+            run = systemd_unit.sandboxed(run, unit=UNITS.get(words[0], "lorica-coordinator"))
         built = self.root.with_name("root")
-        return read_only_root.confined([program, *words[1:]], root=built, state=self.state, readable=readable)
+        return read_only_root.confined(run, root=built, state=self.state, readable=readable)
 
     @property
     def environment(self) -> dict[str, str]:
