@@ -12,7 +12,6 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -122,14 +121,6 @@ def own_folder(directory: Path | None) -> CoordinatorFolder:
         )
     folder.require()
     return folder
-
-
-def own_version() -> str:
-    """Of the release that runs."""
-    try:
-        return version("lorica")
-    except PackageNotFoundError:
-        return "0+source"
 
 
 def enter_command(folder: CoordinatorFolder, command: str, /, **said: str) -> None:

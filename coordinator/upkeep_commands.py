@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from coordinator.command_line import Dir, enter_command, instant, own_folder, own_version, say
+from coordinator.command_line import Dir, enter_command, instant, own_folder, say
 from coordinator.edges.backup import back_up
 from coordinator.edges.backup_file import PASSPHRASE, About
 from coordinator.edges.coordinator_folder import CoordinatorFolder
@@ -17,6 +17,7 @@ from coordinator.settings import Settings
 from security.errors import ConfigurationError
 from security.pki import key_file
 from security.process_lock import ProcessLock
+from silo_wire.software_version import software_version
 
 
 def backup(
@@ -37,7 +38,7 @@ def backup(
             "the federation as they are"
         )
     enter_command(folder, "backup", file=str(target.absolute()), plain="yes" if plain else "no")
-    done = back_up(folder, target.absolute(), passphrase, now=time.time(), release=own_version())
+    done = back_up(folder, target.absolute(), passphrase, now=time.time(), release=software_version())
     for name in done.left_out:
         say(f"left out: {name} (use a-z, A-Z, 0-9, '.', '_' and '-' in names)")
     say(f"{done.files} files, {done.bytes} bytes are in {target}{', in clear' if plain else ''}")

@@ -6,7 +6,7 @@ attempt goes with them, so that attempt is over here; silos may have answered fo
 
 from dataclasses import replace
 
-from coordinator.rounds.effects import COMMANDS, Record, RoundAbandoned
+from coordinator.rounds.effects import COMMANDS, Cause, Record, RoundAbandoned
 from coordinator.rounds.events import PlanStopped
 from coordinator.rounds.machine import step
 from coordinator.rounds.states import Finished, Idle, Opening, State, Stopped, Task
@@ -23,7 +23,9 @@ def without_updates(state: State, now: float) -> tuple[State, tuple[Record, ...]
     if not isinstance(stopped, Stopped) or not (stopped.updates or stopped.masked):
         return stopped, records
     opening, course = stopped.opening, stopped.course
-    abandoned = RoundAbandoned(key=course.key(opening.round, opening.attempt), reason=REASON, at=now)
+    abandoned = RoundAbandoned(
+        key=course.key(opening.round, opening.attempt), cause=Cause.STOPPED, reason=REASON, at=now
+    )
     if stopped.masked is None:
         again = Opening(round=opening.round, attempt=opening.attempt + 1, task=Task.TRAINING)
         return Stopped(course=course, opening=again), (*records, abandoned)
