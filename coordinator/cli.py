@@ -40,7 +40,7 @@ from coordinator.edges.key_store import KeyStore, key_files
 from coordinator.plans.forecast import forecast
 from coordinator.service.enrolment import MAX_VALID_SECONDS
 from coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT, STATUS_PORT, settings_text
-from coordinator.upkeep_commands import upgrade
+from coordinator.upkeep_commands import backup, restore, upgrade
 from security import files
 from security.errors import ConfigurationError, LoricaError, StateError, exit_code
 from security.identifiers import Role, federation_name
@@ -66,7 +66,8 @@ app.add_typer(ca_app, name="ca")
 app.add_typer(audit_app, name="audit")
 keys_app = typer.Typer(help="The private keys on this disk.", no_args_is_help=True)
 app.add_typer(keys_app, name="keys")
-app.command()(upgrade)
+for upkeep in (backup, restore, upgrade):
+    app.command()(upkeep)
 
 
 def _say_version(asked: bool) -> None:

@@ -92,7 +92,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
+def new_folder(folder: Path, mode: int = 0o755) -> Iterator[Path]:
     """A folder to fill, which becomes `folder` at the end of the block: that is made whole or not at all.
 
     Raises ConfigurationError where `folder` holds anything, StorageError naming it.
@@ -106,7 +106,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
         raise StorageError(f"{folder.parent} cannot be written: {error.strerror or error}") from error
     try:
         yield work
-        work.chmod(0o755)
+        work.chmod(mode)
         os.replace(work, folder)
         sync_folder(folder.parent)
     except OSError as error:
