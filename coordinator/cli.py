@@ -27,20 +27,22 @@ from coordinator.command_line import (
     enter_command,
     instant,
     load,
-    log_to_stderr,
     own_folder,
     reach,
     say,
     whole_seconds,
 )
+from coordinator.completion import plan_names, silo_names
 from coordinator.composition import Coordinator, load_keys, serve
 from coordinator.edges.coordinator_folder import CoordinatorFolder, remember
 from coordinator.edges.export_client import fetch_export
 from coordinator.edges.key_store import KeyStore, key_files
+from coordinator.edges.logs import log_to_stderr
 from coordinator.plans.forecast import forecast
 from coordinator.service.enrolment import MAX_VALID_SECONDS
 from coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT, STATUS_PORT, settings_text
 from coordinator.upkeep_commands import backup, restore, upgrade
+from coordinator.watch_command import watch
 from security import files
 from security.errors import ConfigurationError, LoricaError, StateError, exit_code
 from security.identifiers import Role, federation_name
@@ -57,6 +59,8 @@ from silo_wire.v1 import operator_pb2
 
 DEFAULT_PLAN = "default"
 DEFAULT_SIZE = "mini"
+
+PlanName = Annotated[str, typer.Argument(autocompletion=plan_names)]
 
 app = typer.Typer(help="Run the coordinator of a federation.", no_args_is_help=True, pretty_exceptions_enable=False)
 plan_app = typer.Typer(help="Make, look at, start and stop plans.", no_args_is_help=True)
@@ -143,7 +147,10 @@ def init(
 
 @app.command()
 def invite(
-    silo: Annotated[str, typer.Argument(help="Name of the silo: a-z, 0-9 and '-'.", show_default=False)],
+    silo: Annotated[
+        str,
+        typer.Argument(help="Name of the silo: a-z, 0-9 and '-'.", show_default=False, autocompletion=silo_names),
+    ],
     hours: Annotated[
         float | None, typer.Option(help="How long the token can be used; default from federation.toml.")
     ] = None,
@@ -162,7 +169,10 @@ def invite(
 
 @app.command()
 def revoke(
-    name: Annotated[str, typer.Argument(help="Of the silo, operator or viewer.", show_default=False)],
+    name: Annotated[
+        str,
+        typer.Argument(help="Of the silo, operator or viewer.", show_default=False, autocompletion=silo_names),
+    ],
     role: Annotated[str, typer.Option(help="silo, operator or viewer.")] = Role.SILO.value,
     directory: Dir = None,
 ) -> None:
@@ -175,19 +185,20 @@ def revoke(
 def serve_command(
     directory: Dir = None,
     plan: Annotated[
-        str, typer.Option(help="Plan that silos prepare as soon as they connect; '' for none.")
+        str,
+        typer.Option(help="Plan that silos prepare as soon as they connect; '' for none.", autocompletion=plan_names),
     ] = DEFAULT_PLAN,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Run the coordinator until it is stopped."""
     keep_memory_private()
     keep_chunks_in_memory()
-    log_to_stderr(log_level)
+    where = log_to_stderr(log_level, libraries=True)
     coordinator = load(directory)
     if plan == DEFAULT_PLAN and plan not in coordinator.shelf.names():
         plan = ""
     with ProcessLock(coordinator.folder.lock, "coordinator"):
-        asyncio.run(serve(coordinator, offer=plan, ready=_announce(coordinator)))
+        asyncio.run(serve(coordinator, offer=plan, ready=_announce(coordinator), where=where))
 
 
 @app.command()
@@ -222,6 +233,9 @@ def status(directory: Dir = None, as_json: AsJson = False) -> None:
         )
     if reply.silos:
         out.print(table)
+
+
+app.command()(watch)
 
 
 @app.command()
@@ -392,9 +406,7 @@ def plan_new(
 
 
 @plan_app.command(name="show")
-def plan_show(
-    name: Annotated[str, typer.Argument()] = DEFAULT_PLAN, directory: Dir = None, as_json: AsJson = False
-) -> None:
+def plan_show(name: PlanName = DEFAULT_PLAN, directory: Dir = None, as_json: AsJson = False) -> None:
     """Check a plan folder and show what silos will be asked to approve."""
     coordinator = load(directory)
     bundle = coordinator.shelf.compile(name)
@@ -426,7 +438,7 @@ def plan_list(directory: Dir = None) -> None:
 
 
 @plan_app.command(name="start")
-def plan_start(name: Annotated[str, typer.Argument()] = DEFAULT_PLAN, directory: Dir = None) -> None:
+def plan_start(name: PlanName = DEFAULT_PLAN, directory: Dir = None) -> None:
     """Start a plan, or go on with it after a stop."""
     reached = reach(directory)
     reply = reached.ask(lambda stub: stub.StartPlan(operator_pb2.StartPlanRequest(plan=name)))

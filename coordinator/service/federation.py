@@ -25,7 +25,7 @@ from coordinator.rounds.events import (
     SiloTrained,
 )
 from coordinator.rounds.orders import order_for, waiting_for
-from coordinator.rounds.states import Course, Idle, course_of, population_of
+from coordinator.rounds.states import Course, Idle, course_of, population_of, round_of
 from coordinator.service.attendance import Attendance, Seat
 from coordinator.service.authority_succession import AuthoritySteps
 from coordinator.service.chunk_cache import ChunkCache
@@ -192,6 +192,11 @@ class Federation:
     def _changed(self) -> None:
         self._attendance.wake_all()
         self._observer.standing_changed(pulse(self._loop.state, self._attendance, self._last_seen))
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """Phase, round and attempt of this moment."""
+        return (self._loop.state.phase, *round_of(self._loop.state))
 
     @property
     def trust_digest(self) -> bytes:
