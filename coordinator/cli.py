@@ -211,7 +211,11 @@ def status(directory: Dir = None, as_json: AsJson = False) -> None:
         print(json.dumps({"running": running, **_json(reply)}, indent=2))
         return
     out = Console()
-    out.print(f"federation {reply.federation}: coordinator {'running' if running else 'not running'}", highlight=False)
+    out.print(
+        f"federation {reply.federation}: coordinator {reply.coordinator_version} (wire {reply.wire}) "
+        f"{'running' if running else 'not running'}",
+        highlight=False,
+    )
     if reply.plan_digest:
         out.print(
             f"plan {reply.plan_name} ({reply.plan_digest.hex()[:16]}), round {reply.round} of {reply.rounds}",
@@ -220,7 +224,7 @@ def status(directory: Dir = None, as_json: AsJson = False) -> None:
     left = f", {reply.seconds_left:.0f} s left" if reply.seconds_left >= 0 else ""
     out.print(f"{reply.phase}{left}: {reply.detail}", highlight=False, markup=False)
     table = Table()
-    for column in ("silo", "state", "progress", "last seen", "certificate expires", "detail"):
+    for column in ("silo", "state", "progress", "last seen", "certificate expires", "agent", "detail"):
         table.add_column(column)
     for silo in reply.silos:
         table.add_row(
@@ -229,6 +233,7 @@ def status(directory: Dir = None, as_json: AsJson = False) -> None:
             f"{silo.fraction:.0%}" if silo.state in ("training", "evaluating") else "",
             instant(silo.last_seen_unix_s),
             instant(silo.certificate_expires_unix_s),
+            f"{silo.agent_version} (wire {silo.agent_wire})" if silo.agent_wire else "",
             silo.detail,
         )
     if reply.silos:

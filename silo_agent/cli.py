@@ -277,6 +277,9 @@ async def _run_agent(
                 expires=metrics.certificate_expiry.set,
             )
             client.on_trust = keeper.heard
+            client.on_speaker = lambda coordinator: journal.set_fact(
+                "coordinator_speaks", f"{coordinator.wire} {coordinator.release}".rstrip()
+            )
             coordinator = AuditedCoordinator(client, audit)
             service = AgentService(
                 federation=credentials.federation,
@@ -366,6 +369,7 @@ def status(directory: Dir = None, as_json: Json = False) -> None:
     """What this silo is, what it does, and how its last rounds ended."""
     from security.process_lock import holder
     from silo_agent.edges.privacy_ledger import guard_of
+    from silo_wire.wire_version import OURS
 
     folder = silo_folder(directory)
     credentials = credentials_of(folder)
@@ -382,6 +386,9 @@ def status(directory: Dir = None, as_json: Json = False) -> None:
             "running": agent is not None,
             "process": agent,
             "paused": journal.paused(),
+            "version": software_version(),
+            "wire": str(OURS),
+            "coordinator_wire_and_version": journal.fact("coordinator_speaks"),
             "activity": (journal.fact("activity") or "starting") if agent else "not running",
             "plan": journal.fact("plan"),
             "model": model.model if model else None,
