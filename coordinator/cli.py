@@ -27,20 +27,22 @@ from coordinator.command_line import (
     enter_command,
     instant,
     load,
-    log_to_stderr,
     own_folder,
     reach,
     say,
     whole_seconds,
 )
+from coordinator.completion import plan_names, silo_names
 from coordinator.composition import Coordinator, load_keys, serve
 from coordinator.edges.coordinator_folder import CoordinatorFolder, remember
 from coordinator.edges.export_client import fetch_export
 from coordinator.edges.key_store import KeyStore, key_files
+from coordinator.edges.logs import log_to_stderr
 from coordinator.plans.forecast import forecast
 from coordinator.service.enrolment import MAX_VALID_SECONDS
 from coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT, STATUS_PORT, settings_text
-from coordinator.upkeep_commands import upgrade
+from coordinator.upkeep_commands import backup, restore, upgrade
+from coordinator.watch_command import watch
 from security import files
 from security.errors import ConfigurationError, LoricaError, StateError, exit_code
 from security.identifiers import Role, federation_name
@@ -58,6 +60,8 @@ from silo_wire.v1 import operator_pb2
 DEFAULT_PLAN = "default"
 DEFAULT_SIZE = "mini"
 
+PlanName = Annotated[str, typer.Argument(autocompletion=plan_names)]
+
 app = typer.Typer(help="Run the coordinator of a federation.", no_args_is_help=True, pretty_exceptions_enable=False)
 plan_app = typer.Typer(help="Make, look at, start and stop plans.", no_args_is_help=True)
 app.add_typer(plan_app, name="plan")
@@ -66,7 +70,8 @@ app.add_typer(ca_app, name="ca")
 app.add_typer(audit_app, name="audit")
 keys_app = typer.Typer(help="The private keys on this disk.", no_args_is_help=True)
 app.add_typer(keys_app, name="keys")
-app.command()(upgrade)
+for upkeep in (backup, restore, upgrade):
+    app.command()(upkeep)
 
 
 def _say_version(asked: bool) -> None:
@@ -102,7 +107,10 @@ def init(
     ] = None,
     silos_port: Annotated[int, typer.Option(help="Port for silos and operators.")] = SILOS_PORT,
     enrolment_port: Annotated[int, typer.Option(help="Port for enrolment.")] = ENROLMENT_PORT,
-    metrics_port: Annotated[int, typer.Option(help="Port of /metrics on loopback.")] = METRICS_PORT,
+    metrics_host: Annotated[
+        str, typer.Option(help="Address of /metrics: loopback, or one that your monitoring alone reaches.")
+    ] = "127.0.0.1",
+    metrics_port: Annotated[int, typer.Option(help="Port of /metrics.")] = METRICS_PORT,
     status_port: Annotated[int, typer.Option(help="Port of the status page on loopback; 0 for none.")] = STATUS_PORT,
     plan: Annotated[bool, typer.Option(help="Also make the plan 'default', a small model from scratch.")] = True,
 ) -> None:
@@ -116,6 +124,7 @@ def init(
         host or _own_hosts(),
         silos_port=silos_port,
         enrolment_port=enrolment_port,
+        metrics_host=metrics_host,
         metrics_port=metrics_port,
         status_port=status_port,
     )
@@ -138,7 +147,10 @@ def init(
 
 @app.command()
 def invite(
-    silo: Annotated[str, typer.Argument(help="Name of the silo: a-z, 0-9 and '-'.", show_default=False)],
+    silo: Annotated[
+        str,
+        typer.Argument(help="Name of the silo: a-z, 0-9 and '-'.", show_default=False, autocompletion=silo_names),
+    ],
     hours: Annotated[
         float | None, typer.Option(help="How long the token can be used; default from federation.toml.")
     ] = None,
@@ -157,7 +169,10 @@ def invite(
 
 @app.command()
 def revoke(
-    name: Annotated[str, typer.Argument(help="Of the silo, operator or viewer.", show_default=False)],
+    name: Annotated[
+        str,
+        typer.Argument(help="Of the silo, operator or viewer.", show_default=False, autocompletion=silo_names),
+    ],
     role: Annotated[str, typer.Option(help="silo, operator or viewer.")] = Role.SILO.value,
     directory: Dir = None,
 ) -> None:
@@ -170,19 +185,20 @@ def revoke(
 def serve_command(
     directory: Dir = None,
     plan: Annotated[
-        str, typer.Option(help="Plan that silos prepare as soon as they connect; '' for none.")
+        str,
+        typer.Option(help="Plan that silos prepare as soon as they connect; '' for none.", autocompletion=plan_names),
     ] = DEFAULT_PLAN,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Run the coordinator until it is stopped."""
     keep_memory_private()
     keep_chunks_in_memory()
-    log_to_stderr(log_level)
+    where = log_to_stderr(log_level, libraries=True)
     coordinator = load(directory)
     if plan == DEFAULT_PLAN and plan not in coordinator.shelf.names():
         plan = ""
     with ProcessLock(coordinator.folder.lock, "coordinator"):
-        asyncio.run(serve(coordinator, offer=plan, ready=_announce(coordinator)))
+        asyncio.run(serve(coordinator, offer=plan, ready=_announce(coordinator), where=where))
 
 
 @app.command()
@@ -195,7 +211,11 @@ def status(directory: Dir = None, as_json: AsJson = False) -> None:
         print(json.dumps({"running": running, **_json(reply)}, indent=2))
         return
     out = Console()
-    out.print(f"federation {reply.federation}: coordinator {'running' if running else 'not running'}", highlight=False)
+    out.print(
+        f"federation {reply.federation}: coordinator {reply.coordinator_version} (wire {reply.wire}) "
+        f"{'running' if running else 'not running'}",
+        highlight=False,
+    )
     if reply.plan_digest:
         out.print(
             f"plan {reply.plan_name} ({reply.plan_digest.hex()[:16]}), round {reply.round} of {reply.rounds}",
@@ -204,7 +224,7 @@ def status(directory: Dir = None, as_json: AsJson = False) -> None:
     left = f", {reply.seconds_left:.0f} s left" if reply.seconds_left >= 0 else ""
     out.print(f"{reply.phase}{left}: {reply.detail}", highlight=False, markup=False)
     table = Table()
-    for column in ("silo", "state", "progress", "last seen", "certificate expires", "detail"):
+    for column in ("silo", "state", "progress", "last seen", "certificate expires", "agent", "detail"):
         table.add_column(column)
     for silo in reply.silos:
         table.add_row(
@@ -213,10 +233,14 @@ def status(directory: Dir = None, as_json: AsJson = False) -> None:
             f"{silo.fraction:.0%}" if silo.state in ("training", "evaluating") else "",
             instant(silo.last_seen_unix_s),
             instant(silo.certificate_expires_unix_s),
+            f"{silo.agent_version} (wire {silo.agent_wire})" if silo.agent_wire else "",
             silo.detail,
         )
     if reply.silos:
         out.print(table)
+
+
+app.command()(watch)
 
 
 @app.command()
@@ -387,9 +411,7 @@ def plan_new(
 
 
 @plan_app.command(name="show")
-def plan_show(
-    name: Annotated[str, typer.Argument()] = DEFAULT_PLAN, directory: Dir = None, as_json: AsJson = False
-) -> None:
+def plan_show(name: PlanName = DEFAULT_PLAN, directory: Dir = None, as_json: AsJson = False) -> None:
     """Check a plan folder and show what silos will be asked to approve."""
     coordinator = load(directory)
     bundle = coordinator.shelf.compile(name)
@@ -421,7 +443,7 @@ def plan_list(directory: Dir = None) -> None:
 
 
 @plan_app.command(name="start")
-def plan_start(name: Annotated[str, typer.Argument()] = DEFAULT_PLAN, directory: Dir = None) -> None:
+def plan_start(name: PlanName = DEFAULT_PLAN, directory: Dir = None) -> None:
     """Start a plan, or go on with it after a stop."""
     reached = reach(directory)
     reply = reached.ask(lambda stub: stub.StartPlan(operator_pb2.StartPlanRequest(plan=name)))

@@ -5,9 +5,7 @@ if the coordinator runs, else directly, by the same servicer; from the second al
 """
 
 import asyncio
-import logging
 import os
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -15,7 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-import structlog
 import typer
 from prometheus_client import CollectorRegistry
 from rich.console import Console
@@ -24,6 +21,7 @@ from coordinator.composition import Coordinator
 from coordinator.edges.access_folder import AccessFolder
 from coordinator.edges.audited import AuditedOperator
 from coordinator.edges.coordinator_folder import CoordinatorFolder, chosen_folder
+from coordinator.edges.logs import log_to_stderr
 from coordinator.edges.metrics import CoordinatorMetrics
 from coordinator.edges.operator_client import CALL_TIMEOUT_S, OperatorAccess
 from coordinator.edges.operator_servicer import OperatorServicer
@@ -152,21 +150,3 @@ def say(line: str) -> None:
 
 def instant(unix_s: float) -> str:
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ") if unix_s else "never"
-
-
-def log_to_stderr(level: str) -> None:
-    """Raises ConfigurationError for a level that is none."""
-    numbers = logging.getLevelNamesMapping()
-    if level.upper() not in numbers:
-        raise ConfigurationError(f"--log-level {level!r} is unknown: use debug, info, warning or error")
-    pretty = sys.stderr.isatty() and "NO_COLOR" not in os.environ
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.dev.ConsoleRenderer() if pretty else structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(numbers[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )

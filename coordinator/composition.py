@@ -22,6 +22,7 @@ from coordinator.edges.fresh_certificates import FreshCertificates
 from coordinator.edges.gate import Refusal
 from coordinator.edges.grpc_server import enrolment_listener, serve_while_open, silo_listener
 from coordinator.edges.key_store import KeyStore
+from coordinator.edges.logs import Whereabouts
 from coordinator.edges.metrics import CoordinatorMetrics
 from coordinator.edges.model_store import ModelStore
 from coordinator.edges.operator_client import OperatorAccess
@@ -331,7 +332,7 @@ def _complain(error: Exception) -> None:
     _log.error("the audit log cannot be added to", error=str(error) or repr(error))
 
 
-async def serve(coordinator: Coordinator, *, offer: str, ready: Callable[[], None]) -> None:
+async def serve(coordinator: Coordinator, *, offer: str, ready: Callable[[], None], where: Whereabouts) -> None:
     """Run until SIGTERM or SIGINT. `offer` names a plan that silos prepare at once if none is under way; "" is none."""
     listen = coordinator.settings.listen
     coordinator.check_device()
@@ -344,6 +345,7 @@ async def serve(coordinator: Coordinator, *, offer: str, ready: Callable[[], Non
         serving(coordinator, CoordinatorMetrics(registry), offer=offer) as at_work,
         beating(coordinator.folder.lock),
     ):
+        where.of = lambda: at_work.service.place
         at = address(listen.metrics)
         try:
             http, http_thread = start_http_server(at.port, at.host, registry)

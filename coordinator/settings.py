@@ -150,6 +150,7 @@ def settings_text(
     *,
     silos_port: int = SILOS_PORT,
     enrolment_port: int = ENROLMENT_PORT,
+    metrics_host: str = "127.0.0.1",
     metrics_port: int = METRICS_PORT,
     status_port: int = STATUS_PORT,
 ) -> str:
@@ -161,7 +162,7 @@ def settings_text(
         ('hosts = ["localhost"]', f"hosts = [{listed}]"),
         (f'silos = "0.0.0.0:{SILOS_PORT}"', f'silos = "0.0.0.0:{silos_port}"'),
         (f'enrolment = "0.0.0.0:{ENROLMENT_PORT}"', f'enrolment = "0.0.0.0:{enrolment_port}"'),
-        (f'metrics = "127.0.0.1:{METRICS_PORT}"', f'metrics = "127.0.0.1:{metrics_port}"'),
+        (f'metrics = "127.0.0.1:{METRICS_PORT}"', f'metrics = "{metrics_host}:{metrics_port}"'),
         (
             f'status = "127.0.0.1:{STATUS_PORT}"',
             f'status = "127.0.0.1:{status_port}"' if status_port else 'status = ""',

@@ -1,14 +1,90 @@
-"""The `coordinator` commands that keep a federation for years: upgrade."""
+"""The `coordinator` commands that keep a federation for years: backup, restore, upgrade."""
 
+import os
+import time
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from coordinator.command_line import Dir, enter_command, own_folder, say
+from coordinator.command_line import Dir, enter_command, instant, own_folder, say
+from coordinator.edges.backup import back_up
+from coordinator.edges.backup_file import PASSPHRASE, About
+from coordinator.edges.coordinator_folder import CoordinatorFolder
 from coordinator.edges.round_tables import TABLES_REVISION
 from coordinator.settings import Settings
+from security.errors import ConfigurationError
+from security.pki import key_file
 from security.process_lock import ProcessLock
+from silo_wire.software_version import software_version
+
+
+def backup(
+    target: Annotated[Path, typer.Argument(metavar="FILE", help="A new file.", show_default=False)],
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Without a passphrase: whoever has the file then has the federation.")
+    ] = False,
+    directory: Dir = None,
+) -> None:
+    """Write the coordinator's folder to one file, encrypted with the passphrase of LORICA_BACKUP_PASSPHRASE[_FILE]; also while it runs."""
+    folder = own_folder(directory)
+    passphrase = key_file.passphrase_of(os.environ, PASSPHRASE)
+    if plain and passphrase is not None:
+        raise ConfigurationError(f"--plain and ${passphrase.variable} say different things: leave one of them out")
+    if not plain and passphrase is None:
+        raise ConfigurationError(
+            f"${PASSPHRASE} and ${PASSPHRASE}_FILE are not set: give the passphrase there, or --plain for a file that holds the keys of "
+            "the federation as they are"
+        )
+    enter_command(folder, "backup", file=str(target.absolute()), plain="yes" if plain else "no")
+    done = back_up(folder, target.absolute(), passphrase, now=time.time(), release=software_version())
+    for name in done.left_out:
+        say(f"left out: {name} (use a-z, A-Z, 0-9, '.', '_' and '-' in names)")
+    say(f"{done.files} files, {done.bytes} bytes are in {target}{', in clear' if plain else ''}")
+
+
+def restore(
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="A file of coordinator backup.", show_default=False)],
+    target: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.", show_default=False)],
+    log: Annotated[
+        Path | None, typer.Option("--log", help="The newest copy of the audit folder: what happened since the backup.")
+    ] = None,
+    without_log: Annotated[
+        bool, typer.Option("--without-log", help="There is no newer audit log: who was revoked since is let in again.")
+    ] = False,
+    ledger: Annotated[
+        Path | None, typer.Option("--ledger", help="The newest copy of state/privacy/ledger, under silo-level privacy.")
+    ] = None,
+) -> None:
+    """Make a coordinator's folder of a backup. Its plan is stopped; silos go on once it is served and started."""
+    from coordinator.edges.restore import restore as make
+
+    if (log is None) != without_log:
+        raise ConfigurationError(
+            "give the newest copy of the audit folder with --log, or --without-log where it is lost: it says who was revoked since"
+        )
+
+    def tell(folder: CoordinatorFolder, about: About) -> None:
+        enter_command(folder, "restore", made_at=str(int(about.made_at)), newer_log="no" if log is None else "yes")
+
+    done = make(source, target.absolute(), os.environ, log=log, ledger=ledger, tell=tell)
+    say(f"{done.files} files of {instant(done.about.made_at)} are in {target}; its plan is stopped")
+    say(f"let in again: {', '.join(done.silos) or 'no silo'}; shut out with coordinator revoke whoever should not be")
+    if done.since is not None:
+        for said, names in (
+            ("revoked", done.since.revoked),
+            ("registered", done.since.let_in),
+            ("to be invited again", done.since.to_invite),
+        ):
+            if names:
+                say(f"{said}, by {done.since.entries} entries since: {', '.join(sorted(set(names)))}")
+        if done.since.authorities_changed:
+            say("the authorities changed since: silos with a certificate of a later one are invited again")
+    for plan in done.closed:
+        say(
+            f"closed: plan {plan[:16]}, of which sums may have been released since; a plan of another name goes on from its model"
+        )
 
 
 def upgrade(

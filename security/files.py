@@ -92,7 +92,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
+def new_folder(folder: Path, mode: int = 0o755) -> Iterator[Path]:
     """A folder to fill, which becomes `folder` at the end of the block: that is made whole or not at all.
 
     Raises ConfigurationError where `folder` holds anything, StorageError naming it.
@@ -106,7 +106,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
         raise StorageError(f"{folder.parent} cannot be written: {error.strerror or error}") from error
     try:
         yield work
-        work.chmod(0o755)
+        work.chmod(mode)
         os.replace(work, folder)
         sync_folder(folder.parent)
     except OSError as error:
@@ -173,14 +173,19 @@ def _open_old(path: Path) -> int | None:
         return None
 
 
-def read_private(path: Path) -> bytes:
-    """Read a key or a secret; raises ConfigurationError when others than its owner can read it, or it is missing."""
+def read_private(path: Path, *, handed: bool = False) -> bytes:
+    """Read a key or a secret; raises ConfigurationError when others than its owner can read it, or it is missing.
+
+    `handed` is for what a service manager gives to a service: root's file, which a group may read. Kubernetes (fsGroup) and systemd
+    (an access list) have no other way to hand a secret to somebody who is not root, and root has chosen that group.
+    """
     try:
         while True:
             with path.open("rb") as file:
                 status = os.fstat(file.fileno())
                 mode = stat.S_IMODE(status.st_mode)
-                if mode & 0o077:
+                roots = handed and status.st_uid == 0 != os.geteuid()
+                if mode & (0o037 if roots else 0o077):
                     raise ConfigurationError(
                         f"{path} has mode {mode:04o}: others can read this secret; chmod 600 it, and replace it if it was exposed"
                     )

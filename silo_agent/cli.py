@@ -52,8 +52,10 @@ from silo_wire.software_version import software_version
 
 if TYPE_CHECKING:
     from cryptography import x509
+    from rich.console import Console
 
     from silo_agent.edges.key_store import SiloCredentials
+    from silo_agent.edges.logs import Whereabouts
     from silo_agent.edges.model_cache import ModelCache
     from silo_agent.edges.round_journal import RoundJournal
     from silo_agent.edges.silo_sources import SiloSources
@@ -69,7 +71,6 @@ MOST_RENEWAL_WAIT_S = 300.0
 app = typer.Typer(
     help="Run one silo of a federation: its data and its private keys stay here.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.add_typer(identity_app, name="identity")
@@ -173,8 +174,9 @@ def start(
     keep_memory_private()
     keep_chunks_in_memory()
     folder = silo_folder(directory)
-    configure_logs(log_level.value)
+    where = configure_logs(log_level.value)
     credentials = credentials_of(folder)
+    where.silo = credentials.silo
     folder.make()
     problem = _validity_problem(credentials)
     if problem:
@@ -192,11 +194,15 @@ def start(
         credentials = credentials_of(folder)  # once more: no other process changes them from here on
         settings = choice.settings(folder)
         journal.set_fact("started_with", json.dumps(asdict(choice)))
-        asyncio.run(_run_agent(folder, credentials, settings, journal))
+        asyncio.run(_run_agent(folder, credentials, settings, journal, where))
 
 
 async def _run_agent(
-    folder: SiloFolder, credentials: "SiloCredentials", settings: "Settings", journal: "RoundJournal"
+    folder: SiloFolder,
+    credentials: "SiloCredentials",
+    settings: "Settings",
+    journal: "RoundJournal",
+    where: "Whereabouts",
 ) -> None:
     from rich.console import Console
 
@@ -227,7 +233,7 @@ async def _run_agent(
     console = Console(stderr=True)
     with (
         metrics_served(settings.metrics.listen, folder.root) as metrics,
-        LogDisplay() if not console.is_terminal else TerminalDisplay(console) as display,
+        TerminalDisplay(console) if _is_watched(console) else LogDisplay(where) as display,
     ):
         policy = policy_of(folder, credentials, settings)
         trainer = _workshop(settings, policy, sources)
@@ -271,6 +277,9 @@ async def _run_agent(
                 expires=metrics.certificate_expiry.set,
             )
             client.on_trust = keeper.heard
+            client.on_speaker = lambda coordinator: journal.set_fact(
+                "coordinator_speaks", f"{coordinator.wire} {coordinator.release}".rstrip()
+            )
             coordinator = AuditedCoordinator(client, audit)
             service = AgentService(
                 federation=credentials.federation,
@@ -295,6 +304,11 @@ async def _run_agent(
             ):
                 await _both(service.run(), keeper.run())
             display.note("stopped", silo=credentials.silo)
+
+
+def _is_watched(console: "Console") -> bool:
+    """By a person: FORCE_COLOR alone, which rich takes for a terminal, makes no log a picture."""
+    return sys.stderr.isatty() and not console.is_dumb_terminal
 
 
 async def _both(main: Coroutine[None, None, None], beside: Coroutine[None, None, None]) -> None:
@@ -355,6 +369,7 @@ def status(directory: Dir = None, as_json: Json = False) -> None:
     """What this silo is, what it does, and how its last rounds ended."""
     from security.process_lock import holder
     from silo_agent.edges.privacy_ledger import guard_of
+    from silo_wire.wire_version import OURS
 
     folder = silo_folder(directory)
     credentials = credentials_of(folder)
@@ -371,6 +386,9 @@ def status(directory: Dir = None, as_json: Json = False) -> None:
             "running": agent is not None,
             "process": agent,
             "paused": journal.paused(),
+            "version": software_version(),
+            "wire": str(OURS),
+            "coordinator_wire_and_version": journal.fact("coordinator_speaks"),
             "activity": (journal.fact("activity") or "starting") if agent else "not running",
             "plan": journal.fact("plan"),
             "model": model.model if model else None,

@@ -74,6 +74,7 @@ class AuditedStore:
             silo=silo.silo,
             identity_key=silo.identity_public_key.hex(),
             certificate=silo.certificate_serial,
+            certificate_digest=silo.certificate_digest,
             expires=int(silo.certificate_expires_unix_s),
         )
         self._store.enrol(silo, secret_digest=secret_digest, authority=authority, trust=trust)
@@ -83,7 +84,11 @@ class AuditedStore:
     ) -> None:
         entry = certificate.entry
         self._audit.append(
-            Event.CERTIFICATE_RENEWED, silo=silo, certificate=entry.serial, expires=int(entry.expires_unix_s)
+            Event.CERTIFICATE_RENEWED,
+            silo=silo,
+            certificate=entry.serial,
+            certificate_digest=entry.digest,
+            expires=int(entry.expires_unix_s),
         )
         self._store.renew(silo, certificate, identity_public_key=identity_public_key, trust=trust, at=at)
 
@@ -146,6 +151,7 @@ class AuditedOperator:
             who=who,
             to=entry.identity.uri,
             certificate=entry.serial,
+            certificate_digest=entry.digest,
             expires=int(entry.expires_unix_s),
         )
 

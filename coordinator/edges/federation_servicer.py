@@ -7,16 +7,18 @@ from typing import Any
 from coordinator.edges.gate import CALLER
 from coordinator.edges.places import Places
 from coordinator.service.federation import Federation
-from security.errors import AuthorisationError, MalformedMessage, StateError
+from security.errors import AuthorisationError, MalformedMessage
 from security.identifiers import FederationName, SiloName
-from silo_wire import codec, ledger_receipt, secure_codec, update_receipt
+from silo_wire import codec, ledger_receipt, secure_codec, update_receipt, wire_version
 from silo_wire.canonical import Digest, digest_from_wire
 from silo_wire.chunk_piece import ChunkPiece, reader, write
 from silo_wire.manifest import CHUNK_BYTES
-from silo_wire.messages import WIRE_VERSION, MaskedHeader, UpdateHeader
+from silo_wire.messages import MaskedHeader, UpdateHeader
 from silo_wire.renewal import succession_from_wire
+from silo_wire.software_version import software_version
 from silo_wire.transport import give_memory_back
 from silo_wire.v1 import common_pb2, federation_pb2, federation_pb2_grpc
+from silo_wire.wire_version import Speaker, require_compatible
 
 import grpc  # isort: skip  # after silo_wire, which leaves TLS 1.3 alone
 
@@ -77,20 +79,19 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
 
     async def Attend(self, request: federation_pb2.AttendRequest, context: Any) -> AsyncIterator[federation_pb2.Notice]:
         silo = self._caller(request.key)
-        if request.wire_version != WIRE_VERSION:
-            raise StateError(
-                f"agent of silo {silo} speaks wire version {request.wire_version}, this coordinator speaks {WIRE_VERSION}: "
-                "update whichever is older"
-            )
+        speaker = Speaker.from_wire(request.agent_version, major=request.wire_version, minor=request.wire_minor)
+        require_compatible(agent=speaker.wire, coordinator=wire_version.OURS, silo=silo)
         if len(request.agent_instance) != INSTANCE_BYTES:
             raise MalformedMessage(
                 f"agent_instance has {len(request.agent_instance)} bytes, it must have {INSTANCE_BYTES}"
             )
         plan = digest_from_wire(request.key.plan_digest, "plan_digest") if request.key.plan_digest else Digest("")
-        async with aclosing(self._service.attend(silo, request.agent_instance, plan)) as orders:
+        async with aclosing(self._service.attend(silo, request.agent_instance, plan, speaker)) as orders:
             async for order in orders:
                 notice = codec.order_to_wire(order, silo)
                 notice.trust_bundle = self._service.trust_digest
+                notice.wire_minor = wire_version.OURS.minor
+                notice.coordinator_version = software_version()
                 yield notice
 
     async def FetchPlan(

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator import model_file
+from coordinator.edges.held_models import letting_models_go
 from coordinator.edges.spare_files import SpareFiles
 from coordinator.edges.stored_vector import (
     StoredVector,
@@ -52,8 +53,10 @@ BASE = "base"
 """The folder, in that of a plan with adapters, for the model that they are for."""
 _WORK = ".new-"
 _SPARE = "spare"
-_INITIAL = "initial.json"
-_MODEL, _SLOT = ".safetensors", ".f32"
+INITIAL = "initial.json"
+MODEL = ".safetensors"
+"""Of the file of a model's parameters, behind its digest."""
+_SLOT = ".f32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +213,15 @@ class ModelStore:
         return manifest.digest
 
     def retain(self, models: Set[Digest]) -> None:
-        """Let every model of this plan that is not in `models` go, with its optimizer state; the last one's files become spares."""
+        """Let every model of this plan that is not in `models` go, with its optimizer state; the last one's files become spares.
+
+        Nothing goes while somebody holds the models, to copy them: then it is for the next call.
+        """
+        with letting_models_go(self._folder.parent) as alone:
+            if alone:
+                self._retain(models)
+
+    def _retain(self, models: Set[Digest]) -> None:
         try:
             stored = {_model_of(path) for path in self._folder.iterdir() if not _belongs_to_none(path)}
             spares = SpareFiles(self._folder / _SPARE)
@@ -239,7 +250,7 @@ class ModelStore:
         """What the initial model is published as, None when that is not known (any more)."""
         if not self.keeps_master:
             return self._initial
-        path = self._folder / _INITIAL
+        path = self._folder / INITIAL
         try:
             return Digest(str(read_record(path)["model"])) if path.exists() else None
         except (IntegrityError, KeyError):
@@ -262,7 +273,7 @@ class ModelStore:
                 )
             self._publish(work, manifest, with_state=self.keeps_master)
         if self.keeps_master:
-            write_record(self._folder / _INITIAL, {"model": manifest.digest})
+            write_record(self._folder / INITIAL, {"model": manifest.digest})
         return manifest.digest
 
     def _record(self, model: Digest) -> dict[str, Any]:
@@ -313,7 +324,7 @@ class ModelStore:
 
     def _writer(self, path: Path, layout: Layout) -> VectorWriter:
         """A file for a vector; a spare one of the same size, where there is one, is written over."""
-        head = model_file.header(layout) if path.suffix == _MODEL else b""
+        head = model_file.header(layout) if path.suffix == MODEL else b""
         SpareFiles(self._folder / _SPARE).take(path, len(head) + layout.total_bytes)
         return VectorWriter(path, layout, head=head)
 
@@ -350,7 +361,7 @@ class ModelStore:
             raise StorageError(f"{self._folder} cannot be used: {error.strerror or error}") from error
 
     def _path(self, model: Digest) -> Path:
-        return self._folder / f"{model}{_MODEL}"
+        return self._folder / f"{model}{MODEL}"
 
     def _manifest_path(self, model: Digest) -> Path:
         return self._folder / f"{model}.manifest.json"
@@ -360,7 +371,7 @@ class ModelStore:
 
 
 def _belongs_to_none(path: Path) -> bool:
-    return path.name.startswith(_WORK) or path.name in (_INITIAL, _SPARE, BASE)
+    return path.name.startswith(_WORK) or path.name in (INITIAL, _SPARE, BASE)
 
 
 def _model_of(path: Path) -> Digest:

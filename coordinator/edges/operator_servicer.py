@@ -18,7 +18,9 @@ from coordinator.service.records import RoundRow, SiloRow
 from coordinator.service.standing import Standing
 from security.errors import ConfigurationError, MalformedMessage, StateError
 from security.identifiers import Role
+from silo_wire import wire_version
 from silo_wire.canonical import Digest, digest_to_wire
+from silo_wire.software_version import software_version
 from silo_wire.v1 import operator_pb2, operator_pb2_grpc
 
 NO_DEADLINE = -1.0
@@ -207,6 +209,8 @@ def status_reply(standing: Standing) -> operator_pb2.StatusReply:
         seconds_left=NO_DEADLINE if standing.seconds_left is None else standing.seconds_left,
         model_digest=digest_to_wire(standing.model) if standing.model else b"",
         best_model_digest=digest_to_wire(standing.best_model) if standing.best_model else b"",
+        coordinator_version=software_version(),
+        wire=str(wire_version.OURS),
     )
     for silo in standing.silos:
         reply.silos.add(
@@ -216,6 +220,8 @@ def status_reply(standing: Standing) -> operator_pb2.StatusReply:
             last_seen_unix_s=silo.last_seen_unix_s,
             fraction=silo.fraction,
             certificate_expires_unix_s=silo.certificate_expires_unix_s,
+            agent_version=silo.agent_version,
+            agent_wire=silo.agent_wire,
         )
     return reply
 

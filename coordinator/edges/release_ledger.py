@@ -2,6 +2,7 @@
 
     root      32 bytes from the operating system, private, made once: the noise of every release is expanded from it
     ledger    one line a release (security/privacy/ledger.py), of all plans
+    closed    plans of which no further sum is released, one digest a line: the ledger came from a backup and may have forgotten some
 
 Noise is bound to the set of updates that it covers. Aggregation that is repeated after a crash gives the same bits, and is one release;
 another set of updates, be it of the same attempt, has other noise and is another one. An entry is durable before anything
@@ -26,6 +27,8 @@ from silo_wire.canonical import Digest, canonical_json, digest_of
 from silo_wire.messages import RoundKey
 from silo_wire.plan import Plan
 from silo_wire.privacy import PrivacySection
+
+_CLOSED = "closed"
 
 
 class ReleaseLedger:
@@ -52,6 +55,11 @@ class ReleaseLedger:
         When this returns the model that comes of it may be stored. Raises BudgetSpent where the release would take the plan beyond
         its epsilon: nothing is entered then.
         """
+        if key.plan in self.closed():
+            raise BudgetSpent(
+                f"plan {key.plan[:16]} is closed: the ledger of its releases came from a backup, which cannot tell how many were made "
+                "since; it ends with the model so far, and a plan of another name may begin with that"
+            )
         ((_, release),) = section.releases_of_round(weighted=False)
         subject = digest_of(statement)
         entries = self.file.entries()
@@ -86,6 +94,17 @@ class ReleaseLedger:
         """Epsilon of what was released of this plan so far."""
         entries = [entry for entry in self.file.entries() if entry.plan == plan.digest]
         return _cost(releases_of(entries), plan.privacy)
+
+    def closed(self) -> frozenset[Digest]:
+        """The plans of which no further sum is released."""
+        path = self._folder / _CLOSED
+        return frozenset(map(Digest, files.read_private(path).decode().split())) if path.exists() else frozenset()
+
+    def close(self, plans: Iterable[Digest]) -> None:
+        """From now on nothing more is released of `plans`; durable when this returns."""
+        listed = sorted({*self.closed(), *plans})
+        files.make_private_folder(self._folder)
+        files.write_private(self._folder / _CLOSED, "".join(f"{plan}\n" for plan in listed).encode())
 
     def _root(self) -> bytes:
         path = self._folder / "root"

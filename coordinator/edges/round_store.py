@@ -74,6 +74,7 @@ from security.pki.identity_key import public_key_bytes
 from security.pki.succession import MOST_SUCCESSIONS, Succession
 from silo_wire.canonical import Digest
 from silo_wire.messages import Evaluation, RoundKey
+from silo_wire.wire_version import Speaker
 
 _log = structlog.get_logger(__name__)
 
@@ -165,9 +166,10 @@ class SqlRoundStore:
             row = connection.execute(select(silos).where(silos.c.silo == name)).one_or_none()
         return None if row is None else _silo(row)
 
-    def seen(self, name: SiloName, at: float) -> None:
+    def seen(self, name: SiloName, at: float, speaker: Speaker | None = None) -> None:
+        told = {} if speaker is None else {"agent_version": speaker.release, "agent_wire": str(speaker.wire)}
         with self._transaction() as connection:
-            connection.execute(update(silos).where(silos.c.silo == name).values(last_seen=at))
+            connection.execute(update(silos).where(silos.c.silo == name).values(last_seen=at, **told))
 
     def invite(self, invitation: Invitation) -> None:
         with self._transaction() as connection:
@@ -632,6 +634,8 @@ def _silo(row: Row[Any]) -> EnrolledSilo:
         enrolled_unix_s=row.enrolled_at,
         last_seen_unix_s=row.last_seen,
         revoked_unix_s=row.revoked_at,
+        agent_version=row.agent_version,
+        agent_wire=row.agent_wire,
     )
 
 

@@ -42,7 +42,7 @@ def upgrade(path: Path, *, now: datetime, to: str = TABLES_REVISION) -> Upgraded
         raise ConfigurationError(f"--to {to[:40]!r} is no revision from {FIRST_REVISION} to {TABLES_REVISION}")
     if not path.is_file():
         raise StorageError(f"{path} is missing: restore it from a backup, or correct `state` of federation.toml")
-    with _opened(path) as connection:
+    with in_transaction(path) as connection:
         before = revision_of(connection)
     if before is None:
         raise StorageError(f"{path} has no tables: restore it from a backup")
@@ -52,7 +52,7 @@ def upgrade(path: Path, *, now: datetime, to: str = TABLES_REVISION) -> Upgraded
         require_current(before, path)
     copied = path.with_name(f"{path.name}.{before}-{now:%Y%m%dT%H%M%SZ}")
     copy_database(path, copied)
-    with _opened(path) as connection:
+    with in_transaction(path) as connection:
         migrate(connection, to)
     return Upgraded(before, to, copied)
 
@@ -64,13 +64,14 @@ def migrate(connection: Connection, to: str) -> None:
     config.set_main_option("path_separator", "os")
     adopted = connection.dialect.has_table(connection, revisions.name)
     present = (revision_of(connection) or "") if adopted else ""
-    (command.upgrade if present < to else command.downgrade)(config, to)
+    if present != to:
+        (command.upgrade if present < to else command.downgrade)(config, to)
     if connection.dialect.name == "sqlite" and (broken := connection.exec_driver_sql("PRAGMA foreign_key_check").all()):
         raise StorageError(f"the revisions would leave rows that refer to nothing ({broken[0]}): nothing was changed")
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Connection]:
+def in_transaction(path: Path) -> Iterator[Connection]:
     """A transaction, in which a table may be made anew while others refer to it."""
     engine = create_engine(f"sqlite:///{path}")
     event.listen(engine, "connect", _set_up)

@@ -25,7 +25,7 @@ from coordinator.rounds.events import (
     SiloTrained,
 )
 from coordinator.rounds.orders import order_for, waiting_for
-from coordinator.rounds.states import Course, Idle, course_of, population_of
+from coordinator.rounds.states import Course, Idle, course_of, population_of, round_of
 from coordinator.service.attendance import Attendance, Seat
 from coordinator.service.authority_succession import AuthoritySteps
 from coordinator.service.chunk_cache import ChunkCache
@@ -74,6 +74,7 @@ from silo_wire.messages import (
 )
 from silo_wire.plan import Plan
 from silo_wire.statements import MODEL_DOMAIN, model_statement
+from silo_wire.wire_version import Speaker
 
 _log = structlog.get_logger(__name__)
 
@@ -194,6 +195,11 @@ class Federation:
         self._observer.standing_changed(pulse(self._loop.state, self._attendance, self._last_seen))
 
     @property
+    def place(self) -> tuple[str, int, int]:
+        """Phase, round and attempt of this moment."""
+        return (self._loop.state.phase, *round_of(self._loop.state))
+
+    @property
     def trust_digest(self) -> bytes:
         """Of the trust bundle that stands now: what each order comes with."""
         return self._keys.trust_digest
@@ -205,19 +211,22 @@ class Federation:
         if silo not in population_of(self._loop.state):
             raise AuthorisationError(f"silo {silo} is not enrolled in this federation: enrol it with a new invitation")
 
-    async def attend(self, silo: SiloName, instance: bytes, plan: Digest) -> AsyncGenerator[Order, None]:
+    async def attend(
+        self, silo: SiloName, instance: bytes, plan: Digest, speaker: Speaker | None = None
+    ) -> AsyncGenerator[Order, None]:
         """The order that stands for this silo, now and whenever it or the trust bundle changes, for as long as the agent is there.
 
-        `instance` tells agents of one silo apart (attendance.py); `plan` is the one that the agent holds. Ends when
+        `instance` tells agents of one silo apart (attendance.py); `plan` is the one that the agent holds, `speaker` its release. Ends when
         the same agent attends anew, also from a restart. Raises Conflict for a second agent, AuthorisationError for a silo that is not enrolled. Close the
         generator (contextlib.aclosing) when the stream breaks: that is how the silo leaves.
         """
         self.require_enrolled(silo)
         seat = self._attendance.take(silo, instance)
-        _log.info("silo connected", silo=silo, holds_plan=plan)
+        told_release = {} if speaker is None else {"agent": speaker.release, "wire": str(speaker.wire)}
+        _log.info("silo connected", silo=silo, holds_plan=plan, **told_release)
         try:
             self._last_seen[silo] = self._clock()
-            await self._threads.store(self._store.seen, silo, self._last_seen[silo])
+            await self._threads.store(self._store.seen, silo, self._last_seen[silo], speaker)
             if seat.restarted:
                 self._loop.post_soon(SiloLeft(now=self._clock(), silo=silo))
             self._changed()

@@ -36,6 +36,7 @@ from silo_wire.canonical import Digest
 from silo_wire.manifest import Layout, Manifest
 from silo_wire.messages import Evaluation, MaskedHeader, RoundKey, UpdateHeader
 from silo_wire.plan import PlanBundle
+from silo_wire.wire_version import Speaker
 
 Clock = Callable[[], float]
 """Unix seconds, now."""
@@ -173,7 +174,8 @@ class RoundStore(Protocol):
 
     def silo(self, name: SiloName) -> EnrolledSilo | None: ...
 
-    def seen(self, name: SiloName, at: float) -> None: ...
+    def seen(self, name: SiloName, at: float, speaker: Speaker | None = None, /) -> None:
+        """That the silo is connected at `at`, and with which release of the agent, where that is known."""
 
     def invite(self, invitation: Invitation) -> None:
         """Store it in place of any open one for the same silo."""

@@ -14,6 +14,8 @@ class EnrolledSilo:
     `certificate_serial` and `certificate_digest`, as in Certificate, are those of its newest one.
 
     `revoked_unix_s` is set for one that the operator shut out; it is invited anew to come back.
+
+    `agent_version` and `agent_wire` are of the agent that connected last, "" where that is not known.
     """
 
     silo: SiloName
@@ -24,6 +26,8 @@ class EnrolledSilo:
     enrolled_unix_s: float
     last_seen_unix_s: float
     revoked_unix_s: float | None = None
+    agent_version: str = ""
+    agent_wire: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

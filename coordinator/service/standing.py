@@ -34,6 +34,8 @@ class SiloStanding:
     last_seen_unix_s: float
     fraction: float
     certificate_expires_unix_s: float
+    agent_version: str = ""
+    agent_wire: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +127,8 @@ def _enrolled(state: State, silo: EnrolledSilo, attendance: Attendance, now: flo
         last_seen_unix_s=silo.last_seen_unix_s if seat is None else now,
         fraction=0.0 if seat is None else seat.fraction,
         certificate_expires_unix_s=silo.certificate_expires_unix_s,
+        agent_version=silo.agent_version,
+        agent_wire=silo.agent_wire,
     )
 
 

@@ -3,7 +3,8 @@
 Certificates may follow the key in its file, so that no crash parts them; they stay in clear.
 
     LORICA_KEY_PASSPHRASE           the passphrase
-    LORICA_KEY_PASSPHRASE_FILE      a file that holds it, mode 0600 or less: a credential of systemd, a mounted secret
+    LORICA_KEY_PASSPHRASE_FILE      a file that holds it, mode 0600 or less: a credential of systemd, a mounted secret; where root hands
+                                    it to another account, 0440 or less
     LORICA_NEW_KEY_PASSPHRASE[_FILE]  the one that `protect` brings key files to
 
 Never the command line, which every user of a machine can read. What a passphrase is worth: a copy of the folder (a backup, a
@@ -57,7 +58,7 @@ def passphrase_of(environment: Mapping[str, str], variable: str = PASSPHRASE) ->
         raise ConfigurationError(f"${variable} and ${variable}_FILE are both set: unset one of them")
     if not inline and not file:
         return None
-    secret = read_private(Path(file)).strip() if file else inline.encode()
+    secret = read_private(Path(file), handed=True).strip() if file else inline.encode()
     if len(secret) < LEAST_CHARACTERS:
         raise ConfigurationError(
             f"${variable}{'_FILE' if file else ''} gives {len(secret)} characters, a passphrase has at least "

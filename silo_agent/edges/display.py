@@ -1,15 +1,29 @@
 """`DisplayPort` twice: bars and lines for a person at a terminal, JSON lines for a log."""
 
+import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 import structlog
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.console import Console, RenderableType
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.text import Text
 
+from silo_agent.edges.logs import Whereabouts
 from silo_agent.task.effects import Activity, JournalActivity
 
 _MEASURED = (Activity.FETCHING, Activity.TRAINING, Activity.UPLOADING, Activity.EVALUATING)
+_WORK = (*_MEASURED, Activity.PREPARING, Activity.MASKING)
 _PROBLEMS = frozenset(
     {
         *("refused", "work-failed", "errand-refused", "unreachable", "coordinator-not-told", "bad-line"),
@@ -21,7 +35,8 @@ _PROBLEMS = frozenset(
 class LogDisplay:
     """One JSON record a line on stderr (logs.py); progress is not logged, the coordinator shows it."""
 
-    def __init__(self) -> None:
+    def __init__(self, where: Whereabouts) -> None:
+        self._where = where
         self._log = structlog.stdlib.get_logger("silo-agent")
 
     def __enter__(self) -> Self:
@@ -33,11 +48,9 @@ class LogDisplay:
         return
 
     def activity(self, activity: JournalActivity) -> None:
-        key = activity.key
-        where: dict[str, object] = {"round": key.round, "attempt": key.attempt} if key else {}
-        if activity.detail:
-            where["detail"] = activity.detail
-        self._log.info("activity", activity=activity.activity.value, **where)
+        self._where.at(activity)
+        detail = {"detail": activity.detail} if activity.detail else {}
+        self._log.info("activity", activity=activity.activity.value, **detail)
 
     def progress(self, fraction: float) -> None:
         return
@@ -52,19 +65,22 @@ class LogDisplay:
 
 
 class TerminalDisplay:
-    """A bar for what is measured, a line for what happened."""
+    """A moving line for what the agent does now, with a bar where that is measured; a still one for what happened."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f} %"),
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            _WhereMeasured(BarColumn(bar_width=30)),
+            _WhereMeasured(TextColumn("{task.percentage:>3.0f} %")),
             TimeElapsedColumn(),
-            TimeRemainingColumn(),
             console=console,
             transient=True,
         )
         self._task: TaskID | None = None
+        self._done = ""
+        self._since = 0.0
         self._last = ""
 
     def __enter__(self) -> Self:
@@ -79,16 +95,15 @@ class TerminalDisplay:
     def activity(self, activity: JournalActivity) -> None:
         if self._task is not None:
             self._bars.remove_task(self._task)
-            self._task = None
-        shown = activity.activity.value
-        if activity.key is not None:
-            shown += f", round {activity.key.round}"
-        if activity.detail:
-            shown += f": {activity.detail}"
-        if activity.activity in _MEASURED:
-            self._task = self._bars.add_task(shown, total=1.0)
-        else:
-            self._line(shown)
+        if self._done:
+            self._line(f"{self._done}: {self._clock() - self._since:.1f} s")
+        where = f", round {activity.key.round}" if activity.key is not None else ""
+        shown = f"{activity.activity.value}{where}"
+        measured = activity.activity in _MEASURED
+        self._done, self._since = shown if activity.activity in _WORK else "", self._clock()
+        self._task = self._bars.add_task(
+            _one_line(f"{shown}: {activity.detail}" if activity.detail else shown), total=1.0 if measured else None
+        )
 
     def progress(self, fraction: float) -> None:
         if self._task is not None:
@@ -102,9 +117,25 @@ class TerminalDisplay:
 
     def _line(self, text: str) -> None:
         if text != self._last:  # an unreachable coordinator says the same again and again
-            self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self._bars.console.print(_one_line(text), markup=False, highlight=False, soft_wrap=True)
         self._last = text
+
+
+class _WhereMeasured(ProgressColumn):
+    """Nothing where nothing is measured: a bar that runs to and fro would look like work."""
+
+    def __init__(self, column: ProgressColumn) -> None:
+        super().__init__()
+        self._column = column
+
+    def render(self, task: Task) -> RenderableType:
+        return Text() if task.total is None else self._column.render(task)
 
 
 def _shown(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _one_line(text: str) -> str:
+    """What others say moves no cursor and paints nothing."""
+    return "".join(character if character.isprintable() else " " for character in text)

@@ -27,6 +27,7 @@ from security.errors import (
     IntegrityError,
     LoricaError,
     MalformedMessage,
+    StateError,
     StorageError,
     Unreachable,
 )
@@ -40,6 +41,7 @@ from silo_agent.edges.model_cache import ModelCache
 from silo_agent.edges.wire import Wire
 from silo_agent.service.ports import Progress, RoundModel
 from silo_agent.task.events import SavedUpdate
+from silo_wire import wire_version
 from silo_wire.canonical import Digest, digest_to_wire
 from silo_wire.chunk_piece import ChunkPiece, chunk_piece, reader
 from silo_wire.codec import (
@@ -57,7 +59,6 @@ from silo_wire.codec import (
 from silo_wire.ledger_receipt import LedgerReceipt, receipt_from_wire, report_to_wire
 from silo_wire.manifest import Layout, Manifest
 from silo_wire.messages import (
-    WIRE_VERSION,
     AgentPhase,
     DeclineReason,
     Evaluate,
@@ -85,6 +86,7 @@ from silo_wire.transport import answer_to, error_of, give_memory_back
 from silo_wire.update_receipt import UpdateReceipt
 from silo_wire.update_receipt import receipt_from_wire as receipt_from_answer
 from silo_wire.v1 import common_pb2, federation_pb2
+from silo_wire.wire_version import Speaker, require_compatible
 from silo_wire.work_behind import WorkBehind
 
 import grpc.aio  # isort: skip  # after silo_wire, which leaves TLS 1.3 alone
@@ -141,6 +143,8 @@ class GrpcCoordinator:
         self._old_wires: set[asyncio.Task[None]] = set()
         self.on_trust: Callable[[bytes], None] = lambda digest: None
         """Hears, with each order, the digest of the trust bundle that stands at the coordinator."""
+        self.on_speaker: Callable[[Speaker], None] = lambda speaker: None
+        """Hears, as each stream of orders begins, which release the coordinator is and which wire it speaks."""
 
     def go_over(self, channel: grpc.aio.Channel) -> None:
         """New calls go over `channel` from now on; the one before is closed once the last call on it has ended."""
@@ -165,8 +169,12 @@ class GrpcCoordinator:
             while True:
                 attending = _Attending(self._wire, self._attend_request())
                 problem: LoricaError = Unreachable("the coordinator ended the connection")
+                heard = False
                 try:
                     while (notice := await attending.next()) is not None:
+                        if not heard:
+                            self._hear(notice)
+                            heard = True
                         order = order_from_wire(notice)
                         self._require_ours(order)
                         backoff.reset()
@@ -179,7 +187,7 @@ class GrpcCoordinator:
                         yield order
                 except grpc.aio.AioRpcError as error:
                     problem = error_of(error)
-                except MalformedMessage as error:
+                except (MalformedMessage, StateError) as error:
                     problem = error
                 finally:
                     if before is not None:
@@ -202,10 +210,17 @@ class GrpcCoordinator:
     def _attend_request(self) -> federation_pb2.AttendRequest:
         return federation_pb2.AttendRequest(
             key=self._key(),
-            wire_version=WIRE_VERSION,
+            wire_version=wire_version.OURS.major,
+            wire_minor=wire_version.OURS.minor,
             agent_instance=self._instance,
             agent_version=self._agent_version,
         )
+
+    def _hear(self, notice: federation_pb2.Notice) -> None:
+        """Raises StateError for a coordinator whose wire is too far from this agent's: it is tried again, until one side was upgraded."""
+        speaker = Speaker.from_wire(notice.coordinator_version, major=wire_version.OURS.major, minor=notice.wire_minor)
+        require_compatible(agent=wire_version.OURS, coordinator=speaker.wire, silo=self._credentials.silo)
+        self.on_speaker(speaker)
 
     def _require_ours(self, order: Order) -> None:
         if isinstance(order, Train | Mask | Evaluate) and order.key.federation != self._credentials.federation:

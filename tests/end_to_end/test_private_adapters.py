@@ -1,7 +1,9 @@
 """Two silos train adapters under record-level privacy: real processes, mutual TLS, one killed in the middle of it all."""
 
 import json
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -93,11 +95,21 @@ def test_the_ledger_has_each_round_and_a_kill_forgets_none(federation: Federatio
 
 
 def test_what_the_coordinator_knows_is_the_same_for_both_silos_but_for_noise(federation: Federation) -> None:
-    for record in json.loads(federation.coordinator("rounds", "--json")):
-        for silo in record["silos"]:
-            assert int(silo["examples"]) == RECORDS, "the nominal number"
-            assert silo["loss_min"] == 0
-            assert silo["dev_examples"] in (0, "0")
+    with closing(sqlite3.connect(federation.folder / "state" / "state.sqlite")) as database:
+        told = database.execute("SELECT examples, loss_min FROM updates WHERE outcome = 'committed'").fetchall()
+        assert database.execute("SELECT count(*) FROM evaluations").fetchall() == [(0,)]
+    assert len(told) >= ROUNDS * len(SILOS)
+    assert set(told) == {(RECORDS, 0.0)}, "the nominal number of records, and no loss"
+
+
+def test_what_the_coordinator_shows_is_nothing_of_one_silo(federation: Federation) -> None:
+    records = json.loads(federation.coordinator("rounds", "--json"))
+    assert sum(record["outcome"] == "applied" for record in records) == ROUNDS
+    silos = [silo for record in records for silo in record["silos"]]
+    assert len(silos) >= ROUNDS * len(SILOS)
+    for silo in silos:
+        for number in ("examples", "loss_min", "loss_max", "loss_reduction", "weight", "share", "delta_norm"):
+            assert float(silo[number]) == 0, number
 
 
 def test_adapters_alone_went_over_the_wire_and_the_export_is_a_whole_model(federation: Federation) -> None:

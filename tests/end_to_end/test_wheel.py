@@ -1,7 +1,8 @@
 """The wheel, as somebody has it who has nothing else: installed into a fresh environment, it is whole and a round runs with it.
 
 The environment's dependencies are this one's, linked; Lorica is there from the wheel alone. Where these tests are root, everything runs as
-in a hardened container: another user without any privilege, a root file system that cannot be written to, one folder that can.
+in a hardened container: another user without any privilege, a root file system that cannot be written to, one folder that can; and
+under the filters of the systemd units, where what they are made with is there.
 """
 
 import json
@@ -26,13 +27,15 @@ from ops.demo.clinic import CLINIC
 from ops.demo.observer import FederationView
 from ops.demo.run import free_ports
 from ops.demo.silos import write_silo
-from tests.support import read_only_root
+from tests.support import read_only_root, systemd_unit
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = ("coordinator", "silo-agent", "lorica")
+UNITS = {"silo-agent": "lorica-silo-agent"}
 PACKAGES = ("security", "coordinator", "silo_agent", "ops")
 NOT_SHIPPED = ("ops/docs/", "ops/compose/", "ops/helm/")  # for readers, and for those who build images
+PASSPHRASE = "long enough and of nobody's"
 LONGEST_S = 240.0
 
 pytestmark = [
@@ -67,6 +70,10 @@ class Installed:
     def state(self) -> Path:
         return self.root.with_name("state")
 
+    @property
+    def passphrase(self) -> Path:
+        return self.root / "passphrase"
+
     def inside(self, name: str) -> str:
         """What the commands call `name` of the state folder."""
         return str((read_only_root.STATE if read_only_root.CAN else self.state) / name)
@@ -77,14 +84,19 @@ class Installed:
             self.state.mkdir(mode=0o700, exist_ok=True)
             return [program, *words[1:]]
         readable = [self.root, Path(sys.prefix), Path(sys.base_prefix)]
+        run = [program, *words[1:]]
+        if systemd_unit.CAN and words[0] in COMMANDS:
+            run = systemd_unit.sandboxed(run, unit=UNITS.get(words[0], "lorica-coordinator"))
         built = self.root.with_name("root")
-        return read_only_root.confined([program, *words[1:]], root=built, state=self.state, readable=readable)
+        return read_only_root.confined(run, root=built, state=self.state, readable=readable)
 
     @property
     def environment(self) -> dict[str, str]:
         """Nothing of this process's that could lead to another Lorica, or to another folder."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "LORICA", "XDG"))}
         threads = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        if self.passphrase.exists():
+            kept["LORICA_KEY_PASSPHRASE_FILE"] = str(self.passphrase)
         return {**kept, **threads, "HOME": self.inside(""), "PATH": f"{self.root / 'bin'}:/usr/bin:/bin"}
 
     def run(self, *words: str) -> str:
@@ -207,7 +219,12 @@ def made_short(plan: Path) -> None:
     plan.write_text(text)
 
 
-def test_a_round_runs_with_nothing_but_the_wheel(installed: Installed) -> None:
+def test_a_round_runs_with_nothing_but_the_wheel(installed: Installed, monkeypatch: pytest.MonkeyPatch) -> None:
+    if read_only_root.CAN:  # as Kubernetes hands over a secret: root's, for a group
+        installed.passphrase.write_text(PASSPHRASE)
+        os.chown(installed.passphrase, 0, read_only_root.UID)
+        installed.passphrase.chmod(0o440)
+        monkeypatch.setenv("LORICA_KEY_PASSPHRASE", PASSPHRASE)  # for what looks from here
     folder, data = installed.state / "federation", installed.root / "data"
     at_coordinator, at_silo = ("--dir", installed.inside("federation")), ("--dir", installed.inside("silo"))
     write_silo(data, CLINIC, seed=3)
@@ -236,6 +253,8 @@ def test_a_round_runs_with_nothing_but_the_wheel(installed: Installed) -> None:
         assert record.outcome == "applied"
         assert [(one.silo, one.examples) for one in record.silos] == [("clinic", 8)]
         assert_healthy(installed, True)
+    keys = [file.read_bytes() for file in (folder / "keys" / "ca.key", installed.state / "silo" / "identity.key")]
+    assert all((b"ENCRYPTED" in key) == read_only_root.CAN for key in keys)
     for lock in ("federation/coordinator.lock", "silo/agent.lock"):
         os.utime(installed.state / lock, (0, 0))
     assert_healthy(installed, False)

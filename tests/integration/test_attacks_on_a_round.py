@@ -626,7 +626,15 @@ async def test_agent_without_an_instance_number(play: Play, instance: bytes) -> 
 @pytest.mark.parametrize("version", [0, 2, (1 << 32) - 1])
 async def test_unknown_wire_version(play: Play, version: int) -> None:
     request = play.hospital.attend_request(wire_version=version)
-    async with refused(play.at, StateError, NOT_NOW, f"speaks wire version {version}, this coordinator speaks 1"):
+    async with refused(play.at, StateError, NOT_NOW, f"speaks wire version {version}.1, the coordinator 1.1"):
+        await anext(aiter(play.hospital.stub.Attend(request)))
+    await play.finish()
+
+
+@pytest.mark.parametrize("release", ["1.0\n", "a b", "\u202e", "x" * 41, "<b>"])
+async def test_a_release_that_is_none(play: Play, release: str) -> None:
+    request = play.hospital.attend_request(agent_version=release)
+    async with refused(play.at, MalformedMessage, INVALID, "the release that the other side names is none"):
         await anext(aiter(play.hospital.stub.Attend(request)))
     await play.finish()
 

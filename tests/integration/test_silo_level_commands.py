@@ -10,9 +10,10 @@ from coordinator.composition import Coordinator
 from coordinator.edges.audited import released
 from coordinator.edges.coordinator_folder import CoordinatorFolder
 from coordinator.edges.release_ledger import ReleaseLedger
+from coordinator.service.ports import BudgetSpent
 from security.audit.entry import Event
 from security.audit.reading import read_log
-from security.errors import ConfigurationError
+from security.errors import ConfigurationError, IntegrityError
 from tests.support.command_line import Done, run_command
 from tests.support.coordinator import initialise
 from tests.support.coordinator_edges import round_key
@@ -66,3 +67,41 @@ def test_the_forecast_is_told_and_what_was_released_is_added_up(folder: Coordina
     (told,) = read_log(folder.audit).of(Event.SUM_RELEASED)
     assert (told.number("round"), told.number("ledger_entry")) == (3, 3)
     assert told.text("ledger_digest") == coordinator.releases.file.entries()[-1].digest
+
+
+def test_a_restored_coordinator_releases_nothing_more_of_a_plan_whose_releases_it_may_have_forgotten(
+    folder: CoordinatorFolder, tmp_path: Path
+) -> None:
+    assert new(folder, "noised", "privacy.max_noise_to_signal=1e6").code == 0
+    coordinator = Coordinator.load(folder)
+    coordinator.open_store().close()
+    plan = coordinator.shelf.compile("noised").plan
+    audited = ReleaseLedger(coordinator.settings.state_folder / "privacy", tell=released(coordinator.audit()))
+    audited.noise_key(b"")
+    audited.enter(round_key(plan.digest, 1), b"sum 1", plan.privacy)
+    assert run_command(cli.main, "backup", tmp_path / "b", "--plain", "--dir", folder.root).code == 0
+    audited.enter(round_key(plan.digest, 2), b"sum 2", plan.privacy)
+    ledger = coordinator.releases.file.path
+
+    for target, given in (("lost", ("--without-log",)), ("log", ("--log", folder.audit))):
+        done = run_command(cli.main, "restore", tmp_path / "b", tmp_path / target, *given)
+        assert done.code == 0, done.err
+        assert f"closed: plan {plan.digest[:16]}" in done.out
+        releases = Coordinator.load(CoordinatorFolder(tmp_path / target)).releases
+        with pytest.raises(BudgetSpent, match="came from a backup"):
+            releases.enter(round_key(plan.digest, 2), b"sum 2, of others", plan.privacy)
+        assert len(releases.file.entries()) == 1
+
+    done = run_command(
+        cli.main, "restore", tmp_path / "b", tmp_path / "whole", "--log", folder.audit, "--ledger", ledger
+    )
+    assert done.code == 0, done.err
+    releases = Coordinator.load(CoordinatorFolder(tmp_path / "whole")).releases
+    assert [entry.round for entry in releases.file.entries()] == [1, 2]
+    assert releases.enter(round_key(plan.digest, 3), b"sum 3", plan.privacy)
+    assert releases.noise_key(b"x") == coordinator.releases.noise_key(b"x"), "one secret: no sum has two noises"
+
+    ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:0]))
+    cut = run_command(cli.main, "restore", tmp_path / "b", tmp_path / "cut", "--without-log", "--ledger", ledger)
+    cut.is_refusal(IntegrityError, "it was truncated")
+    assert not (tmp_path / "cut").exists()

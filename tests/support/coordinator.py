@@ -39,10 +39,11 @@ from silo_agent.edges.key_store import SiloCredentials
 from silo_wire import codec
 from silo_wire.canonical import Digest
 from silo_wire.manifest import Layout, Manifest, manifest_of
-from silo_wire.messages import WIRE_VERSION, Order, RoundKey, Train, TrainingSummary, UpdateHeader
+from silo_wire.messages import Order, RoundKey, Train, TrainingSummary, UpdateHeader
 from silo_wire.statements import UPDATE_DOMAIN, update_statement
 from silo_wire.transport import CHANNEL_OPTIONS, answer_to, error_of
 from silo_wire.v1 import common_pb2, federation_pb2, federation_pb2_grpc, operator_pb2_grpc
+from silo_wire.wire_version import OURS
 
 import grpc  # isort: skip
 import grpc.aio  # isort: skip
@@ -337,7 +338,8 @@ class Silo:
     def attend_request(self, **fields: Any) -> federation_pb2.AttendRequest:
         values: dict[str, Any] = {
             "key": self.key(),
-            "wire_version": WIRE_VERSION,
+            "wire_version": OURS.major,
+            "wire_minor": OURS.minor,
             "agent_instance": self.instance,
             "agent_version": "test",
         }

@@ -33,8 +33,10 @@ exec unshare --root "$root" setpriv --reuid 10001 --regid 10001 --clear-groups -
 
 def confined(words: Sequence[str | Path], *, root: Path, state: Path, readable: Sequence[Path]) -> list[str]:
     """`words`, to be run so. `root` is an empty folder that it is built on; `state` becomes /var/lib/lorica; `readable` stay where they are."""
-    state.mkdir(mode=0o700, exist_ok=True)
-    os.chown(state, UID, UID)
+    if not state.exists():
+        state.mkdir()
+        os.chown(state, 0, UID)
+        state.chmod(0o2775)  # as Kubernetes hands over a new volume (fsGroup)
     root.mkdir(exist_ok=True)
     given = [str(path) for path in ("/usr", "/etc", *readable)]
     enter = [

@@ -131,7 +131,7 @@ def test_from_nothing_up_and_down_through_every_revision(tmp_path: Path) -> None
     assert steps == sorted(steps)
     path = tmp_path / "state.sqlite"
     for step in (*steps, *steps[-2::-1], *steps):
-        with upgrading._opened(path) as connection:
+        with upgrading.in_transaction(path) as connection:
             upgrading.migrate(connection, step)
         assert one(path, "SELECT version_num FROM alembic_version") == step
         assert one(path, "SELECT version FROM schema") == int(step)

@@ -1,6 +1,7 @@
 """Private keys on disk with and without a passphrase."""
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,26 @@ def test_a_passphrase_comes_from_a_file_without_its_last_newline(path: Path, tmp
     (tmp_path / "passphrase").chmod(0o644)
     with pytest.raises(ConfigurationError, match="mode 0644"):
         read_key(path, {f"{PASSPHRASE}_FILE": str(tmp_path / "passphrase")})
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes files of root: needs root")
+@pytest.mark.parametrize(
+    ("owner", "mode", "taken"),
+    [(0, 0o440, True), (0, 0o400, True), (0, 0o444, False), (0, 0o460, False), (10001, 0o440, False)],
+)
+def test_a_passphrase_that_root_hands_to_another_account_may_be_readable_by_the_group_that_root_chose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: int, mode: int, taken: bool
+) -> None:
+    given = tmp_path / "passphrase"
+    given.write_text(ONE)
+    given.chmod(mode)
+    os.chown(given, owner, 10001)
+    environment = {f"{PASSPHRASE}_FILE": str(given)}
+    with pytest.raises(ConfigurationError) if mode != 0o400 else nullcontext():
+        passphrase_of(environment)  # root itself has no need of a group
+    monkeypatch.setattr(os, "geteuid", lambda: 10001)
+    with nullcontext() if taken else pytest.raises(ConfigurationError, match="others can read this secret"):
+        assert passphrase_of(environment) is not None
 
 
 @pytest.mark.parametrize(

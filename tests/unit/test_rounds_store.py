@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.edges.backup import leave_out_what_is_under_way
+from coordinator.edges.database_copy import copy_database
 from coordinator.edges.round_store import BUSY_TIMEOUT_MS, EXPIRED_KEPT_S, SqlRoundStore
 from coordinator.edges.state_json import STATE_VERSION, state_from_json, state_to_json
 from coordinator.rounds.effects import COMMANDS, Record
@@ -257,6 +259,17 @@ def test_nor_when_the_process_was_killed_before_it_cleared_its_log(store: SqlRou
     assert files_with(revealed, path) == ["state.sqlite-wal"]
     SqlRoundStore(path, FEDERATION).close()
     assert files_with(revealed, path) == []
+
+
+def test_a_backup_of_a_masked_round_has_nothing_that_was_revealed_for_it(store: SqlRoundStore, path: Path) -> None:
+    _, revealed = unmasking(store)
+    copied = path.parent / "backup" / "state.sqlite"
+    copied.parent.mkdir()
+    copy_database(path, copied)
+    assert files_with(revealed, copied) == ["state.sqlite"]
+    leave_out_what_is_under_way(copied, FEDERATION, T0)
+    assert files_with(revealed, copied) == []
+    assert files_with(revealed, path) == ["state.sqlite-wal"], "the round under way is not touched"
 
 
 def test_a_reader_puts_that_off_and_holds_nobody_up(store: SqlRoundStore, path: Path) -> None:

@@ -49,7 +49,13 @@ class Why(Enum):
 COVERED: dict[str, Why] = {
     **dict.fromkeys(
         (
-            *("CallKey.federation", "CallKey.silo", "AttendRequest.wire_version", "AttendRequest.agent_version"),
+            *(
+                "CallKey.federation",
+                "CallKey.silo",
+                "AttendRequest.wire_version",
+                "AttendRequest.wire_minor",
+                "AttendRequest.agent_version",
+            ),
             *("MaskedInput.silo", "MemberKeys.silo", "Dealing.silo", "Complaint.silo", "Complaint.dealer"),
             *("Agreement.silo", "Reveal.silo", "RevealedShare.dealer", "SealedShare.peer"),
             *("EnrolRequest.federation", "EnrolRequest.silo", "EnrolRequest.agent_version", "EnrolRequest.csr_der"),

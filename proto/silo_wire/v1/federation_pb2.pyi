@@ -131,12 +131,16 @@ class AttendRequest(_message.Message):
     WIRE_VERSION_FIELD_NUMBER: _builtins.int
     AGENT_INSTANCE_FIELD_NUMBER: _builtins.int
     AGENT_VERSION_FIELD_NUMBER: _builtins.int
+    WIRE_MINOR_FIELD_NUMBER: _builtins.int
     wire_version: _builtins.int
+    """major; sides of another one do not work together"""
     agent_instance: _builtins.bytes
     """8 bytes that stand for the silo's folder, then the number of this start in it, big-endian: a reconnection and a
     restart take their seat over, a second agent is told that it is one.
     """
     agent_version: _builtins.str
+    wire_minor: _builtins.int
+    """may be one apart (silo_wire/wire_version.py)"""
     @_builtins.property
     def key(self) -> _common_pb2.CallKey: ...
     def __init__(
@@ -146,10 +150,11 @@ class AttendRequest(_message.Message):
         wire_version: _builtins.int = ...,
         agent_instance: _builtins.bytes = ...,
         agent_version: _builtins.str = ...,
+        wire_minor: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_instance", b"agent_instance", "agent_version", b"agent_version", "key", b"key", "wire_version", b"wire_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_instance", b"agent_instance", "agent_version", b"agent_version", "key", b"key", "wire_minor", b"wire_minor", "wire_version", b"wire_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -166,8 +171,13 @@ class Notice(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     MASK_FIELD_NUMBER: _builtins.int
     TRUST_BUNDLE_FIELD_NUMBER: _builtins.int
+    WIRE_MINOR_FIELD_NUMBER: _builtins.int
+    COORDINATOR_VERSION_FIELD_NUMBER: _builtins.int
     trust_bundle: _builtins.bytes
     """Digest of the coordinator's present trust bundle: whoever holds another one renews its certificate at once."""
+    wire_minor: _builtins.int
+    """Of the coordinator: an agent checks it as the coordinator checks the agent's."""
+    coordinator_version: _builtins.str
     @_builtins.property
     def standby(self) -> Global___Standby: ...
     @_builtins.property
@@ -190,10 +200,12 @@ class Notice(_message.Message):
         finished: Global___Finished | None = ...,
         mask: Global___Mask | None = ...,
         trust_bundle: _builtins.bytes = ...,
+        wire_minor: _builtins.int = ...,
+        coordinator_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["evaluate", b"evaluate", "finished", b"finished", "mask", b"mask", "order", b"order", "prepare", b"prepare", "standby", b"standby", "train", b"train"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluate", b"evaluate", "finished", b"finished", "mask", b"mask", "order", b"order", "prepare", b"prepare", "standby", b"standby", "train", b"train", "trust_bundle", b"trust_bundle"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_version", b"coordinator_version", "evaluate", b"evaluate", "finished", b"finished", "mask", b"mask", "order", b"order", "prepare", b"prepare", "standby", b"standby", "train", b"train", "trust_bundle", b"trust_bundle", "wire_minor", b"wire_minor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_order: _TypeAlias = _typing.Literal["standby", "prepare", "train", "evaluate", "finished", "mask"]  # noqa: Y015
     _WhichOneofArgType_order: _TypeAlias = _typing.Literal["order", b"order"]  # noqa: Y015

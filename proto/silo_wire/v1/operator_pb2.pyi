@@ -43,6 +43,8 @@ class SiloStatus(_message.Message):
     LAST_SEEN_UNIX_S_FIELD_NUMBER: _builtins.int
     FRACTION_FIELD_NUMBER: _builtins.int
     CERTIFICATE_EXPIRES_UNIX_S_FIELD_NUMBER: _builtins.int
+    AGENT_VERSION_FIELD_NUMBER: _builtins.int
+    AGENT_WIRE_FIELD_NUMBER: _builtins.int
     silo: _builtins.str
     state: _builtins.str
     """invited, enrolled, connected, preparing, ready, training, ..."""
@@ -52,6 +54,9 @@ class SiloStatus(_message.Message):
     fraction: _builtins.float
     """progress of the present phase"""
     certificate_expires_unix_s: _builtins.float
+    agent_version: _builtins.str
+    """of its agent, when it last connected; empty: it has not since"""
+    agent_wire: _builtins.str
     def __init__(
         self,
         *,
@@ -61,10 +66,12 @@ class SiloStatus(_message.Message):
         last_seen_unix_s: _builtins.float = ...,
         fraction: _builtins.float = ...,
         certificate_expires_unix_s: _builtins.float = ...,
+        agent_version: _builtins.str = ...,
+        agent_wire: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_unix_s", b"certificate_expires_unix_s", "detail", b"detail", "fraction", b"fraction", "last_seen_unix_s", b"last_seen_unix_s", "silo", b"silo", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "agent_wire", b"agent_wire", "certificate_expires_unix_s", b"certificate_expires_unix_s", "detail", b"detail", "fraction", b"fraction", "last_seen_unix_s", b"last_seen_unix_s", "silo", b"silo", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -86,6 +93,8 @@ class StatusReply(_message.Message):
     SILOS_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     BEST_MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    COORDINATOR_VERSION_FIELD_NUMBER: _builtins.int
+    WIRE_FIELD_NUMBER: _builtins.int
     federation: _builtins.str
     plan_name: _builtins.str
     plan_digest: _builtins.bytes
@@ -98,6 +107,9 @@ class StatusReply(_message.Message):
     """of the phase; negative: no deadline"""
     model_digest: _builtins.bytes
     best_model_digest: _builtins.bytes
+    coordinator_version: _builtins.str
+    wire: _builtins.str
+    """that the coordinator speaks"""
     @_builtins.property
     def silos(self) -> _containers.RepeatedCompositeFieldContainer[Global___SiloStatus]: ...
     def __init__(
@@ -115,10 +127,12 @@ class StatusReply(_message.Message):
         silos: _abc.Iterable[Global___SiloStatus] | None = ...,
         model_digest: _builtins.bytes = ...,
         best_model_digest: _builtins.bytes = ...,
+        coordinator_version: _builtins.str = ...,
+        wire: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "best_model_digest", b"best_model_digest", "detail", b"detail", "federation", b"federation", "model_digest", b"model_digest", "phase", b"phase", "plan_digest", b"plan_digest", "plan_name", b"plan_name", "round", b"round", "rounds", b"rounds", "seconds_left", b"seconds_left", "silos", b"silos"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "best_model_digest", b"best_model_digest", "coordinator_version", b"coordinator_version", "detail", b"detail", "federation", b"federation", "model_digest", b"model_digest", "phase", b"phase", "plan_digest", b"plan_digest", "plan_name", b"plan_name", "round", b"round", "rounds", b"rounds", "seconds_left", b"seconds_left", "silos", b"silos", "wire", b"wire"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

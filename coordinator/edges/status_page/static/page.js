@@ -34,6 +34,7 @@ function show(text) {
   const place = focused && focused !== main ? placeOf(focused) : null;
   const now = [...main.children], next = [...fresh.children];
   keep(main, fresh);
+  document.title = fresh.querySelector("[data-title]").dataset.title;
   if (now.length === next.length && now.every((part, index) => part.id === next[index].id)) {
     now.forEach((part, index) => {
       if (!part.isEqualNode(next[index])) part.replaceWith(document.adoptNode(next[index]));

@@ -1,0 +1,150 @@
+"""What a newer audit log says of the time since a backup, put into the records that came from it.
+
+The log is the coordinator's own: it is checked against its identity key, and has to go on from the log in the backup. What shuts somebody
+out is taken from all of it; what lets somebody in only from entries that a seal covers, since nobody has signed those behind the last one.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from sqlalchemy import Connection, and_, create_engine, delete, insert, select, update
+from sqlalchemy.exc import SQLAlchemyError
+
+from coordinator.edges.round_tables import certificates, held_trust, silos
+from security.audit.entry import Entry, Event
+from security.audit.log_file import segments
+from security.audit.reading import Reading, read_log
+from security.audit.verification import Known
+from security.errors import StorageError
+from security.identifiers import FederationName, Identity, Role, SiloName, silo_name
+from silo_wire.canonical import Digest
+
+
+@dataclass(slots=True)
+class CaughtUp:
+    """What the newer log changed, for people."""
+
+    entries: int = 0
+    revoked: list[str] = field(default_factory=list)
+    let_in: list[str] = field(default_factory=list)
+    to_invite: list[str] = field(default_factory=list)
+    released: set[Digest] = field(default_factory=set)
+    authorities_changed: bool = False
+
+
+def later_log(folder: Path, before: Path, *, writer: str, key: Ed25519PublicKey) -> tuple[Reading, int]:
+    """The log in `folder`, and how many of its entries the one in `before` has. Raises IntegrityError where it does not go on from that."""
+    newer = read_log(folder, writer=writer, keys=[key])
+    if not segments(before):
+        return newer, 0
+    older = read_log(before, writer=writer, keys=[key])
+    newer.walk.check_known([Known(head=older.walk.position.head, by="the log in the backup")], newer.where)
+    return newer, len(older.entries)
+
+
+def catch_up(database: Path, federation: FederationName, reading: Reading, since: int) -> CaughtUp:
+    """Bring the records in `database` to what the entries after `since` say. Raises StorageError naming it."""
+    done = CaughtUp(entries=len(reading.entries) - since)
+    with _transaction(database) as connection:
+        for entry in reading.entries[since:]:
+            _take(connection, federation, entry, done, sealed=entry.sequence <= reading.walk.position.sealed)
+    return done
+
+
+def _take(connection: Connection, federation: FederationName, entry: Entry, done: CaughtUp, *, sealed: bool) -> None:
+    match entry.event:
+        case Event.OPERATOR_COMMAND if entry.text("command") == "Revoke":
+            identity = Identity(federation, Role(entry.text("asked_role")), entry.text("asked_name"))
+            _revoke(connection, identity, entry.at)
+            done.revoked.append(identity.uri)
+        case Event.ENROLLED | Event.CERTIFICATE_RENEWED if not sealed or not entry.text("certificate_digest"):
+            done.to_invite.append(entry.text("silo"))
+        case Event.ENROLLED:
+            _enrol(connection, federation, entry)
+            done.let_in.append(entry.text("silo"))
+        case Event.CERTIFICATE_RENEWED:
+            silo = silo_name(entry.text("silo"))
+            present = and_(silos.c.silo == silo, silos.c.revoked_at.is_(None))
+            if connection.execute(update(silos).where(present).values(**_certificate_of_silo(entry))).rowcount:
+                _register(connection, Identity(federation, Role.SILO, silo), entry)
+                done.let_in.append(silo)
+        case Event.IDENTITY_SUCCEEDED:
+            named = and_(
+                silos.c.silo == silo_name(entry.text("silo")),
+                silos.c.identity_public_key == bytes.fromhex(entry.text("predecessor")),
+            )
+            if sealed:
+                key = bytes.fromhex(entry.text("identity_key"))
+                connection.execute(update(silos).where(named).values(identity_public_key=key))
+        case Event.ACCESS_GRANTED if sealed and entry.text("certificate_digest"):
+            identity = Identity.from_uri(entry.text("to"))
+            if identity.role in (Role.OPERATOR, Role.VIEWER):
+                _register(connection, identity, entry)
+                done.let_in.append(identity.uri)
+        case Event.SUM_RELEASED:
+            done.released.add(Digest(entry.text("plan")))
+        case Event.AUTHORITY_CHANGED:
+            done.authorities_changed = True
+
+
+def _revoke(connection: Connection, identity: Identity, at: float) -> None:
+    good = and_(certificates.c.uri == identity.uri, certificates.c.revoked_at.is_(None))
+    connection.execute(update(certificates).where(good).values(revoked_at=at))
+    if identity.role is Role.SILO:
+        present = and_(silos.c.silo == identity.name, silos.c.revoked_at.is_(None))
+        connection.execute(update(silos).where(present).values(revoked_at=at))
+
+
+def _enrol(connection: Connection, federation: FederationName, entry: Entry) -> None:
+    """In place of all that the silo had."""
+    silo = SiloName(silo_name(entry.text("silo")))
+    identity = Identity(federation, Role.SILO, silo)
+    _revoke(connection, identity, entry.at)
+    values = {
+        "identity_public_key": bytes.fromhex(entry.text("identity_key")),
+        **_certificate_of_silo(entry),
+        "enrolled_at": entry.at,
+        "revoked_at": None,
+    }
+    if connection.execute(update(silos).where(silos.c.silo == silo).values(**values)).rowcount == 0:
+        connection.execute(insert(silos).values(silo=silo, last_seen=0.0, **values))
+    _register(connection, identity, entry)
+    connection.execute(delete(held_trust).where(held_trust.c.uri == identity.uri))
+
+
+def _certificate_of_silo(entry: Entry) -> dict[str, object]:
+    return {
+        "certificate_serial": entry.text("certificate"),
+        "certificate_digest": entry.text("certificate_digest"),
+        "certificate_expires": float(entry.number("expires")),
+    }
+
+
+def _register(connection: Connection, identity: Identity, entry: Entry) -> None:
+    serial = entry.text("certificate")
+    if connection.execute(select(certificates.c.serial).where(certificates.c.serial == serial)).first() is None:
+        connection.execute(
+            insert(certificates).values(
+                serial=serial,
+                digest=entry.text("certificate_digest"),
+                uri=identity.uri,
+                issued_at=float(entry.at),
+                expires_at=float(entry.number("expires")),
+            )
+        )
+
+
+@contextmanager
+def _transaction(database: Path) -> Iterator[Connection]:
+    engine = create_engine(f"sqlite:///{database}")
+    try:
+        with engine.begin() as connection:
+            yield connection
+    except (SQLAlchemyError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise StorageError(f"{database} cannot be brought up to date with the newer log ({reason})") from error
+    finally:
+        engine.dispose()

@@ -1,0 +1,158 @@
+"""ops/compose: it is what the Compose Specification says, as tight as its comments say, and fits the images, the settings and the monitoring."""
+
+import re
+import subprocess
+import tomllib
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+import yaml
+
+from coordinator.settings import METRICS_PORT
+from ops.cli import app as lorica_app
+from silo_agent.cli import app as silo_app
+from silo_agent.settings import Settings as SiloSettings
+from tests.support.deployment_tools import tool
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "ops" / "compose"
+FILE = FOLDER / "compose.yml"
+COMPOSE: dict[str, Any] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+SERVICES: dict[str, Any] = COMPOSE["services"]
+SILOS = ("hospital", "bank", "insurer")
+MADE_ELSEWHERE = ("./data/", "./secrets/", "../grafana/")
+DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+PAGE = (ROOT / "ops" / "docs" / "deployment.md").read_text(encoding="utf-8")
+
+
+def networks(service: str) -> set[str]:
+    return set(SERVICES[service].get("networks", ()))
+
+
+def address(service: str, network: str) -> str:
+    given = SERVICES[service]["networks"][network]["ipv4_address"]
+    assert isinstance(given, str)
+    return given
+
+
+def mounts(service: str) -> list[tuple[str, str, bool]]:
+    """(source, target, whether it can be written to)"""
+    parts = [volume.split(":") for volume in SERVICES[service].get("volumes", ())]
+    return [(part[0], part[1], part[2:] != ["ro"]) for part in parts]
+
+
+def test_it_follows_the_compose_specification(tmp_path: Path) -> None:
+    check = [tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec"]
+    done = subprocess.run([*check, FILE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    wrong = tmp_path / "compose.yml"
+    wrong.write_text(FILE.read_text().replace("cap_drop: [ALL]", "cap_drops: [ALL]"))
+    assert subprocess.run([*check, wrong], capture_output=True, check=False).returncode != 0
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_each_service_is_confined(service: str) -> None:
+    said = SERVICES[service]
+    assert said["read_only"] is True
+    assert said["cap_drop"] == ["ALL"]
+    assert said["security_opt"] == ["no-new-privileges:true"]
+    assert not {"privileged", "pid", "ipc", "userns_mode", "devices", "cap_add", "env_file"} & said.keys()
+    assert re.fullmatch(r"[a-z/-]+:v?\d+\.\d+\.\d+", said["image"])
+    assert not any("docker.sock" in volume for volume in said.get("volumes", ()))
+
+
+def test_silos_reach_the_coordinator_and_nobody_else() -> None:
+    for one, other in combinations(SILOS, 2):
+        assert networks(one).isdisjoint(networks(other))
+    for silo in SILOS:
+        assert networks(silo) & networks("coordinator") == {silo}
+        assert networks(silo) & networks("prometheus") == {f"watch-{silo}"}
+        assert networks(silo).isdisjoint(networks("grafana"))
+        assert "ports" not in SERVICES[silo]
+
+
+def test_one_network_leads_out_and_one_port_is_published_on_loopback() -> None:
+    assert [name for name, said in COMPOSE["networks"].items() if not said.get("internal")] == ["front"]
+    assert [name for name in SERVICES if "front" in networks(name)] == ["grafana"]
+    published = [port for said in SERVICES.values() for port in said.get("ports", ())]
+    assert published
+    assert all(port.startswith("127.0.0.1:") for port in published)
+
+
+def test_what_is_mounted_is_there_and_read_only_but_for_state() -> None:
+    for service in SERVICES:
+        for source, target, written in mounts(service):
+            if not source.startswith("."):
+                assert source in COMPOSE["volumes"], source
+            elif service != "demo-data":
+                assert not written, target
+                assert source.startswith(MADE_ELSEWHERE) or (FOLDER / source).exists(), source
+
+
+def test_the_images_are_those_of_the_dockerfile_with_their_state_in_a_volume() -> None:
+    (state,) = re.findall(r"^VOLUME (\S+)$", DOCKERFILE, re.MULTILINE)
+    targets = set(re.findall(r"^FROM \S+ AS (\S+)$", DOCKERFILE, re.MULTILINE))
+    for service in ("coordinator", *SILOS):
+        build = SERVICES[service]["build"]
+        assert build["target"] in targets
+        assert (FOLDER / build["context"]).resolve() == ROOT
+        assert (service, state, True) in mounts(service)
+        assert "HEALTHCHECK" in DOCKERFILE.partition(f"AS {build['target']}\n")[2]
+
+
+def test_each_has_a_passphrase_of_its_own_as_a_file() -> None:
+    for service in ("coordinator", *SILOS):
+        (secret,) = SERVICES[service]["secrets"]
+        assert SERVICES[service]["environment"]["LORICA_KEY_PASSPHRASE_FILE"] == f"/run/secrets/{secret}"
+        assert COMPOSE["secrets"][secret]["file"] == f"./secrets/{secret}"
+        assert secret == f"{service}-passphrase"
+    ignored = (FOLDER / ".gitignore").read_text().split()
+    assert {"/secrets/", "/data/"} <= set(ignored)
+    assert "ops/compose" in (ROOT / ".dockerignore").read_text().split()
+
+
+def test_metrics_are_served_to_the_monitoring_alone_and_scraped_where_they_are() -> None:
+    scraped = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
+    targets = {job["job_name"]: job["static_configs"] for job in scraped["scrape_configs"]}
+    assert targets["lorica-coordinator"] == [{"targets": [f"{address('coordinator', 'watch')}:{METRICS_PORT}"]}]
+    listening = {}
+    for silo in SILOS:
+        settings = SiloSettings.model_validate(tomllib.loads((FOLDER / "silos" / f"{silo}.toml").read_text()))
+        assert settings.metrics.listen.startswith(f"{address(silo, f'watch-{silo}')}:")
+        listening[silo] = [settings.metrics.listen]
+    assert {one["labels"]["silo"]: one["targets"] for one in targets["lorica-silos"]} == listening
+    assert f"--metrics-host {address('coordinator', 'watch')}" in PAGE
+
+
+def test_prometheus_takes_the_rules_of_the_repository() -> None:
+    (mounted,) = [target for source, target, _ in mounts("prometheus") if source == "../prometheus"]
+    ours = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
+    assert ours["rule_files"] == [f"{mounted}/*.rules.yml"]
+    local = yaml.safe_load((ROOT / "ops" / "prometheus" / "prometheus.yml").read_text())
+    assert all(name.endswith(".rules.yml") for name in local["rule_files"])
+    names = {job["job_name"] for job in local["scrape_configs"]}
+    assert names <= {job["job_name"] for job in ours["scrape_configs"]}
+    assert ours["global"] == local["global"]
+
+
+def test_grafana_is_given_what_its_provisioning_asks_for() -> None:
+    provisioning = ROOT / "ops" / "grafana" / "provisioning"
+    asked = {name for file in provisioning.rglob("*.yml") for name in re.findall(r"\$\{?([A-Z_]+)", file.read_text())}
+    environment = SERVICES["grafana"]["environment"]
+    assert asked <= environment.keys()
+    assert any(target == environment["LORICA_DASHBOARDS"] for _, target, _ in mounts("grafana"))
+    assert environment["PROMETHEUS_URL"].removeprefix("http://") in str(SERVICES["prometheus"]["command"])
+
+
+def test_the_commands_exist() -> None:
+    silo: Any = typer.main.get_command(silo_app)
+    for name in SILOS:
+        command, *rest = SERVICES[name]["command"]
+        known = {option for item in silo.commands[command].params for option in item.opts}
+        assert {word for word in rest if word.startswith("--")} <= known
+    lorica: Any = typer.main.get_command(lorica_app)
+    assert SERVICES["demo-data"]["entrypoint"][:2] == ["lorica", "silos"]
+    assert "silos" in lorica.commands

@@ -1,0 +1,214 @@
+"""The Helm chart: helm renders it, Kubernetes' schemas take it, and what it starts is what the images and the programs have."""
+
+import json
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+import yaml
+
+from coordinator.cli import app as coordinator_app
+from coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT
+from silo_agent.cli import app as silo_app
+from silo_agent.settings import Settings as SiloSettings
+from tests.support.deployment_tools import tool
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "ops" / "helm" / "lorica"
+DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+EXAMPLES = ("coordinator", "silo")
+KUBERNETES = ("1.29", "1.37")
+each_example = pytest.mark.parametrize("example", EXAMPLES)
+
+
+def helm(*words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([tool("helm"), *words], capture_output=True, text=True, check=False)
+
+
+@cache
+def rendered(example: str, *settings: str) -> str:
+    values = str(CHART / "examples" / f"{example}.yaml")
+    sets = [word for setting in settings for word in ("--set", setting)]
+    done = helm("template", "north", str(CHART), "--namespace", "lorica", "--values", values, *sets)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def manifests(example: str, *settings: str) -> list[dict[str, Any]]:
+    return [one for one in yaml.safe_load_all(rendered(example, *settings)) if one]
+
+
+def of_kind(example: str, kind: str) -> list[dict[str, Any]]:
+    return [one for one in manifests(example) if one["kind"] == kind]
+
+
+def workload(example: str) -> dict[str, Any]:
+    (one,) = of_kind(example, "StatefulSet") + of_kind(example, "Deployment")
+    return one
+
+
+def pod(example: str) -> dict[str, Any]:
+    spec = workload(example)["spec"]["template"]["spec"]
+    assert isinstance(spec, dict)
+    return spec
+
+
+def containers(example: str) -> Iterator[dict[str, Any]]:
+    yield from pod(example)["initContainers"]
+    yield from pod(example)["containers"]
+
+
+@each_example
+def test_helm_finds_no_fault(example: str) -> None:
+    done = helm("lint", "--strict", str(CHART), "--values", str(CHART / "examples" / f"{example}.yaml"))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def taken(kubernetes: str, text: str, given: Path) -> "subprocess.CompletedProcess[str]":
+    given.write_text(text)
+    check = [tool("kubernetes-validate"), "--strict", "--quiet", "-k", kubernetes, given]
+    return subprocess.run(check, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("kubernetes", KUBERNETES)
+def test_kubernetes_takes_every_manifest(kubernetes: str, tmp_path: Path) -> None:
+    text = "\n".join(rendered(example, "serviceMonitor.enabled=false") for example in EXAMPLES)
+    done = taken(kubernetes, text, tmp_path / "manifests.yaml")
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_a_misspelt_key_is_not_taken(tmp_path: Path) -> None:
+    text = rendered("silo", "serviceMonitor.enabled=false").replace("readOnlyRootFilesystem", "readOnlyRootFileSystem")
+    assert taken(KUBERNETES[-1], text, tmp_path / "manifests.yaml").returncode != 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ((), "enabled"),
+        (("coordinator.enabled=true",), "federation"),
+        (("silo.enabled=true", "silo.data.existingClaim=data"), "existingSecret"),
+        (("coordinator.enabled=true", "coordinator.federation=north", "coordinator.hosts={a}", "cordinator.x=1"), "cordinator"),
+        (("silo.enabled=true", "silo.data.existingClaim=d", "silo.token.existingSecret=t", "image.tag=latest"), "tag"),
+    ],
+)  # fmt: skip
+def test_values_that_cannot_work_are_refused(settings: tuple[str, ...], said: str) -> None:
+    done = helm("template", "north", str(CHART), *(word for one in settings for word in ("--set", one)))
+    assert done.returncode != 0
+    assert said in done.stderr
+
+
+@each_example
+def test_pods_are_what_kubernetes_calls_restricted_and_cannot_write_to_their_root(example: str) -> None:
+    spec = pod(example)
+    assert spec["automountServiceAccountToken"] is False
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
+    said = spec["securityContext"]
+    (uid,) = re.findall(r"^USER (\d+):\d+$", DOCKERFILE, re.MULTILINE)
+    assert said["runAsNonRoot"] is True
+    assert {said["runAsUser"], said["runAsGroup"], said["fsGroup"]} == {int(uid)}
+    assert said["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert said["fsGroupChangePolicy"] == "OnRootMismatch"  # else every start loosens the modes of private keys
+    assert all({"emptyDir", "secret", "configMap", "persistentVolumeClaim"} & one.keys() for one in spec["volumes"])
+    for container in containers(example):
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert "memory" in container["resources"]["limits"]
+
+
+@each_example
+def test_secrets_are_named_and_never_given(example: str) -> None:
+    assert of_kind(example, "Secret") == []
+    for container in containers(example):
+        assert all("value" in one for one in container["env"])
+        passphrase = {one["name"]: one["value"] for one in container["env"]}["LORICA_KEY_PASSPHRASE_FILE"]
+        mounted = {one["mountPath"]: one.get("readOnly") for one in container["volumeMounts"]}
+        assert mounted[str(Path(passphrase).parent)] is True
+    modes = {one["name"]: one["secret"]["defaultMode"] for one in pod(example)["volumes"] if "secret" in one}
+    assert set(modes.values()) == {0o440}  # what security.files takes of root
+
+
+@each_example
+def test_probes_are_the_images_own_health_check_and_the_state_is_its_volume(example: str) -> None:
+    target = "coordinator" if example == "coordinator" else "silo-agent"
+    stage = DOCKERFILE.partition(f"AS {target}\n")[2].partition("\nFROM ")[0]
+    (check,) = re.findall(r"CMD (\[\"sh\".*?\])\n", stage)
+    (container,) = pod(example)["containers"]
+    for probe in ("startupProbe", "livenessProbe"):
+        assert container[probe]["exec"]["command"] == json.loads(check)
+    (volume,) = re.findall(r"^VOLUME (\S+)$", DOCKERFILE, re.MULTILINE)
+    assert {"name": "state", "mountPath": volume} in container["volumeMounts"]
+    environment = dict(re.findall(r"^ENV (LORICA_\w+)=(\S+)$", stage, re.MULTILINE))
+    assert environment.items() <= {one["name"]: one["value"] for one in container["env"]}.items()
+
+
+@each_example
+def test_policies_services_and_monitors_mean_the_pods_that_there_are(example: str) -> None:
+    labels = workload(example)["spec"]["template"]["metadata"]["labels"]
+    services = of_kind(example, "Service")
+    selectors = [one["spec"]["selector"] for one in services]
+    selectors += [one["spec"]["podSelector"]["matchLabels"] for one in of_kind(example, "NetworkPolicy")]
+    assert len(selectors) >= 2
+    assert all(selector.items() <= labels.items() for selector in selectors)
+    (container,) = pod(example)["containers"]
+    ports = {one["name"]: one["containerPort"] for one in container.get("ports", ())}
+    for service in services:
+        for port in service["spec"]["ports"]:
+            assert ports[port["targetPort"]] == port["port"]
+        assert "metrics" not in [port["name"] for port in service["spec"]["ports"]] or service["spec"]["clusterIP"] == "None"  # fmt: skip
+    (monitor,) = of_kind(example, "ServiceMonitor")
+    wanted = monitor["spec"]["selector"]["matchLabels"]
+    scraped = [one for one in services if wanted.items() <= one["metadata"]["labels"].items()]
+    assert any(port["name"] == "metrics" for one in scraped for port in one["spec"]["ports"])
+
+
+def test_the_coordinator_opens_no_connection_and_its_metrics_are_for_the_monitoring() -> None:
+    (policy,) = of_kind("coordinator", "NetworkPolicy")
+    assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    assert policy["spec"]["egress"] == []
+    silos, monitoring = policy["spec"]["ingress"]
+    assert {port["port"] for port in silos["ports"]} == {"silos", "enrolment"}
+    assert [port["port"] for port in monitoring["ports"]] == ["metrics"]
+    assert monitoring["from"]
+    ports = {one["name"]: one["containerPort"] for one in pod("coordinator")["containers"][0]["ports"]}
+    assert ports == {"silos": SILOS_PORT, "enrolment": ENROLMENT_PORT, "metrics": METRICS_PORT}
+    alone = manifests("coordinator", "networkPolicy.monitoring=null")
+    (policy,) = [one for one in alone if one["kind"] == "NetworkPolicy"]
+    assert len(policy["spec"]["ingress"]) == 1
+
+
+def test_a_silo_opens_the_coordinators_ports_and_what_is_asked_for() -> None:
+    (policy,) = of_kind("silo", "NetworkPolicy")
+    opened = {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
+    assert opened == {SILOS_PORT, ENROLMENT_PORT, 53, 5432}
+    assert [port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]] == ["metrics"]
+    assert workload("silo")["spec"]["strategy"] == {"type": "Recreate"}
+    data = {one["name"]: one for one in pod("silo")["volumes"]}["data"]
+    assert data["persistentVolumeClaim"]["readOnly"] is True
+
+
+def test_a_silos_settings_are_settings() -> None:
+    (given,) = of_kind("silo", "ConfigMap")
+    settings = SiloSettings.model_validate(tomllib.loads(given["data"]["silo.toml"]))
+    assert settings.policy.approved_plans == "ask"
+    assert settings.metrics.listen == "0.0.0.0:9465"
+
+
+@each_example
+def test_the_commands_and_their_options_exist(example: str) -> None:
+    app: Any = typer.main.get_command(coordinator_app if example == "coordinator" else silo_app)
+    (first,), (container,) = pod(example)["initContainers"], pod(example)["containers"]
+    program = "coordinator" if example == "coordinator" else "silo-agent"
+    (command,) = re.findall(rf"exec {program} (\w+)", first["command"][2])
+    for name, words in ((command, first["command"]), (container["args"][0], container["args"])):
+        known = {option for item in app.commands[name].params for option in item.opts}
+        assert {word for word in words if word.startswith("--")} <= known

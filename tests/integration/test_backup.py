@@ -1,0 +1,288 @@
+"""A backup is made while a round collects; a coordinator restored from it goes on with its silos, and repeats nothing that may not be."""
+
+import asyncio
+import shutil
+import sqlite3
+import stat
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+
+from coordinator.cli import main
+from coordinator.composition import Coordinator
+from coordinator.edges.backup_file import PASSPHRASE, opened_backup
+from coordinator.edges.coordinator_folder import CoordinatorFolder
+from coordinator.rounds.states import Stopped
+from coordinator.service.federation import Federation
+from security.audit.entry import Event
+from security.audit.reading import read_log
+from security.errors import (
+    EXIT_CODES,
+    AuthenticationError,
+    ConfigurationError,
+    IntegrityError,
+    StateError,
+    StorageError,
+)
+from security.identifiers import SiloName
+from security.pki import key_file
+from security.pki.authority_succession import certificate_digest
+from security.pki.parsing import parse_certificate
+from silo_agent.edges.key_store import SiloCredentials
+from silo_wire.canonical import Digest
+from silo_wire.messages import Evaluate, Standby, Train
+from silo_wire.v1 import operator_pb2
+from tests.support.command_line import run_command
+from tests.support.coordinator import (
+    BANK,
+    HOSPITAL,
+    PLAN,
+    FederationTemplate,
+    Silo,
+    federation_template,
+    running,
+)
+
+__all__ = ["federation_template"]
+
+SECRET = "a passphrase of thirty characters"
+CLINIC = SiloName("clinic-c")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """`sealed` and `plain` were made while round 1 collected; since then `clinic` was enrolled and the bank revoked."""
+
+    sealed: Path
+    plain: Path
+    lost: CoordinatorFolder
+    plan: Digest
+    silos: dict[SiloName, SiloCredentials]
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (key_file.PASSPHRASE, PASSPHRASE):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(f"{name}_FILE", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture(scope="module")
+def story(federation_template: FederationTemplate, tmp_path_factory: pytest.TempPathFactory) -> Story:
+    root = tmp_path_factory.mktemp("story")
+    folder = federation_template.copy(root / "coordinator")
+    sealed, plain = root / "sealed.backup", root / "plain.backup"
+
+    def command(*arguments: str | Path) -> None:
+        done = run_command(main, *arguments, "--dir", folder.root)
+        assert done.code == 0, done.err
+
+    async def lived() -> tuple[Digest, SiloCredentials]:
+        silos = federation_template.silos
+        async with (
+            running(folder, offer=PLAN) as at,
+            Silo(at, silos[HOSPITAL]) as hospital,
+            Silo(at, silos[BANK]) as bank,
+        ):
+            bundle = at.coordinator.shelf.compile(PLAN)
+            await hospital.join(bundle.plan.digest)
+            await bank.join(bundle.plan.digest)
+            update = hospital.update(await hospital.order(Train, 1), bundle.layout)
+            await hospital.upload(update)
+            await at.invited("dentist-d")
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv(PASSPHRASE, SECRET)
+                await asyncio.to_thread(command, "backup", sealed)
+            await asyncio.to_thread(command, "backup", plain, "--plain")
+            clinic = await at.enrolled(CLINIC)
+            async with at.operator() as operator:
+                await operator.Revoke(operator_pb2.RevokeRequest(role="silo", name=BANK))
+            return bundle.plan.digest, clinic
+
+    plan, clinic = asyncio.run(lived())
+    return Story(
+        sealed=sealed, plain=plain, lost=folder, plan=plan, silos={**federation_template.silos, CLINIC: clinic}
+    )
+
+
+def restored(story: Story, target: Path, *more: str | Path) -> CoordinatorFolder:
+    done = run_command(main, "restore", story.plain, target, *(more or ("--without-log",)))
+    assert done.code == 0, done.err
+    return CoordinatorFolder(target)
+
+
+def query(database: Path, statement: str) -> list[tuple[object, ...]]:
+    with closing(sqlite3.connect(database)) as opened:
+        return opened.execute(statement).fetchall()
+
+
+def state_of(folder: CoordinatorFolder) -> object:
+    store = Coordinator.load(folder).open_store()
+    try:
+        return store.load()
+    finally:
+        store.close()
+
+
+# --- what is in it ----------------------------------------------------------------------------------------------
+
+
+def test_it_holds_the_folder_but_nothing_of_the_round_under_way(story: Story, tmp_path: Path) -> None:
+    assert stat.S_IMODE(story.plain.stat().st_mode) == stat.S_IMODE(story.sealed.stat().st_mode) == 0o600
+    with opened_backup(story.plain, None) as backup:
+        backup.extract(tmp_path / "out")
+    names = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    tops = {name.split("/")[1] if name.startswith("state/") else name.split("/")[0] for name in names}
+    assert tops == {"federation.toml", "keys", "audit", "state.sqlite", "plans", "bundles", "models"}
+    assert len([name for name in names if name.startswith("state/models/") and name.endswith(".safetensors")]) == 1
+    database = tmp_path / "out" / "state" / "state.sqlite"
+    assert query(database, "SELECT phase FROM machine") == [("stopped",)]
+    assert query(database, "SELECT outcome FROM rounds") == [("abandoned",)]
+    assert query(database, "SELECT silo FROM invitations WHERE spent_at IS NULL") == []
+    assert query(database, "PRAGMA integrity_check") == [("ok",)]
+    assert not list((story.lost.root / "state").glob(".backup-*")), "the copy that it was made from is gone"
+
+
+def test_under_a_passphrase_nothing_of_it_can_be_read(
+    story: Story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sealed, plain = story.sealed.read_bytes(), story.plain.read_bytes()
+    for secret in (b"PRIVATE KEY", b"SQLite format", b"federation =", story.plan.encode()):
+        assert secret in plain
+        assert secret not in sealed
+    missing = run_command(main, "restore", story.sealed, tmp_path / "new", "--without-log")
+    missing.is_refusal(ConfigurationError, "is under a passphrase", PASSPHRASE)
+    monkeypatch.setenv(PASSPHRASE, "another passphrase of thirty")
+    other = run_command(main, "restore", story.sealed, tmp_path / "new", "--without-log")
+    other.is_refusal(AuthenticationError, "does not open with the passphrase")
+    assert not (tmp_path / "new").exists()
+    monkeypatch.setenv(PASSPHRASE, SECRET)
+    assert run_command(main, "restore", story.sealed, tmp_path / "new", "--without-log").code == 0
+    assert isinstance(state_of(CoordinatorFolder(tmp_path / "new")), Stopped)
+
+
+def test_without_a_passphrase_none_is_made_unless_that_is_said(
+    story: Story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("backup", tmp_path / "b", "--dir", story.lost.root)
+    run_command(main, *arguments).is_refusal(ConfigurationError, PASSPHRASE, "--plain")
+    monkeypatch.setenv(PASSPHRASE, SECRET)
+    run_command(main, *arguments, "--plain").is_refusal(ConfigurationError, "different things")
+    monkeypatch.setenv(PASSPHRASE, "short")
+    run_command(main, *arguments).is_refusal(ConfigurationError, "at least")
+    assert not (tmp_path / "b").exists()
+
+
+# --- what is refused --------------------------------------------------------------------------------------------
+
+
+def test_it_is_restored_into_an_empty_folder_alone(story: Story, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "file").touch()
+    done = run_command(main, "restore", story.plain, tmp_path / "there", "--without-log")
+    done.is_refusal(ConfigurationError, "is not an empty folder")
+    assert [path.name for path in (tmp_path / "there").iterdir()] == ["file"]
+
+
+async def test_not_beside_the_coordinator_that_runs(story: Story, tmp_path: Path) -> None:
+    async with running(story.lost):
+        done = await asyncio.to_thread(run_command, main, "restore", story.plain, tmp_path / "new", "--without-log")
+    assert done.code == EXIT_CODES[StateError]
+    assert "something listens on" in done.err.splitlines()[-1]
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_became_of_revocations_has_to_be_said(story: Story, tmp_path: Path) -> None:
+    run_command(main, "restore", story.plain, tmp_path / "new").is_refusal(ConfigurationError, "--log", "--without-log")
+    both = run_command(main, "restore", story.plain, tmp_path / "new", "--without-log", "--log", story.lost.audit)
+    both.is_refusal(ConfigurationError, "--without-log")
+
+
+@pytest.mark.parametrize("at", [0.3, 0.9])
+def test_a_damaged_one_leaves_nothing(story: Story, tmp_path: Path, at: float) -> None:
+    data = bytearray(story.plain.read_bytes())
+    data[int(len(data) * at)] ^= 1
+    (tmp_path / "damaged").write_bytes(data)
+    done = run_command(main, "restore", tmp_path / "damaged", tmp_path / "new", "--without-log")
+    assert done.code in (5, 6), done.err
+    assert [path.name for path in tmp_path.iterdir() if path.name != "home"] == ["damaged"]
+
+
+def test_of_a_newer_release_it_is_refused_with_the_remedy(story: Story, tmp_path: Path) -> None:
+    newer = story.plain.read_bytes().replace(b'"revision":"0005"', b'"revision":"0006"', 1)
+    (tmp_path / "newer").write_bytes(newer)
+    done = run_command(main, "restore", tmp_path / "newer", tmp_path / "new", "--without-log")
+    done.is_refusal(StorageError, "revision 0006", "install the release that made it")
+
+
+def test_a_log_that_is_not_the_newer_one_is_refused(
+    story: Story, federation_template: FederationTemplate, tmp_path: Path
+) -> None:
+    older, other, edited = tmp_path / "older", tmp_path / "other", tmp_path / "edited"
+    shutil.copytree(federation_template.folder / "audit", older)
+    shutil.copytree(story.lost.audit, edited)
+    newest = max(edited.glob("log.*"))
+    newest.write_bytes(newest.read_bytes().replace(b"clinic-c", b"clinic-x", 1))
+    federation_template.copy(tmp_path / "fork")
+    assert run_command(main, "keys", "protect", "--clear", "--dir", tmp_path / "fork").code == 0  # another history
+    shutil.copytree(tmp_path / "fork" / "audit", other)
+    for log in (older, other, edited):
+        done = run_command(main, "restore", story.plain, tmp_path / "new", "--log", log)
+        done.is_refusal(IntegrityError)
+        assert not (tmp_path / "new").exists()
+
+
+# --- going on ---------------------------------------------------------------------------------------------------
+
+
+async def in_register(service: Federation, credentials: SiloCredentials) -> bool:
+    certificate = parse_certificate(credentials.certificate_pem)
+    try:
+        service.register.require(
+            credentials.identity, f"{certificate.serial_number:x}", certificate_digest(certificate).hex()
+        )
+    except AuthenticationError:
+        return False
+    return True
+
+
+async def test_silos_go_on_with_the_same_round_from_the_same_model(story: Story, tmp_path: Path) -> None:
+    folder = restored(story, tmp_path / "new")
+    state = state_of(folder)
+    assert isinstance(state, Stopped)
+    assert (state.opening.round, state.opening.attempt) == (1, 2), "no attempt is done again under its number"
+    async with (
+        running(folder) as at,
+        Silo(at, story.silos[HOSPITAL]) as hospital,
+        Silo(at, story.silos[BANK]) as bank,
+    ):
+        await at.service.start_plan(PLAN)
+        layout = at.coordinator.shelf.bundle(story.plan).layout
+        for silo in (hospital, bank):
+            await silo.join(story.plan)
+        for silo in (hospital, bank):
+            await silo.upload(silo.update(await silo.order(Train, 1), layout))
+        order = await hospital.order(Evaluate, 1)
+        assert order.model != state.course.model
+        clinic = story.silos[CLINIC]
+        assert not await in_register(at.service, clinic), "enrolled since: it is invited again"
+        assert await in_register(at.service, story.silos[BANK]), "revoked since, and nobody can know"
+
+
+async def test_the_newer_log_says_who_was_shut_out_and_let_in_since(story: Story, tmp_path: Path) -> None:
+    folder = restored(story, tmp_path / "new", "--log", story.lost.audit)
+    async with running(folder) as at, Silo(at, story.silos[BANK]) as bank, Silo(at, story.silos[CLINIC]) as clinic:
+        with pytest.raises(grpc.aio.AioRpcError, match="was revoked or replaced"):
+            await anext(aiter(bank.stub.Attend(bank.attend_request())))
+        clinic.attend()
+        assert await in_register(at.service, story.silos[HOSPITAL])
+        await clinic.order(Standby)
+    reading = read_log(folder.audit, keys=[Coordinator.load(folder).keys.identity.public_key()])
+    lost = read_log(story.lost.audit)
+    assert reading.entries[: len(lost.entries)] == lost.entries, "one history, which goes on"
+    told = [entry for entry in reading.of(Event.OPERATOR_COMMAND) if entry.text("command") == "restore"]
+    assert [entry.text("newer_log") for entry in told] == ["yes"]
