@@ -7,12 +7,13 @@ measured by stands still. Everything lies in one folder, and a run that was cut 
 
 import asyncio
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+import structlog
 from prometheus_client import CollectorRegistry
 
 from coordinator.composition import Coordinator
@@ -49,6 +50,27 @@ class Simulated:
     best: Digest
     final: Digest
     rows: Sequence[RoundRow]
+
+
+@contextmanager
+def logging_to(file: Path) -> Iterator[None]:
+    """What coordinator and agents log goes to `file`, in lines of JSON, while inside."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a", encoding="utf-8") as lines:
+        structlog.configure(
+            processors=[
+                structlog.contextvars.merge_contextvars,
+                structlog.processors.add_log_level,
+                structlog.processors.TimeStamper(fmt="iso", utc=True),
+                structlog.processors.format_exc_info,
+                structlog.processors.JSONRenderer(),
+            ],
+            logger_factory=structlog.PrintLoggerFactory(lines),
+        )
+        try:
+            yield
+        finally:
+            structlog.reset_defaults()
 
 
 def silos_in(folder: Path) -> dict[SiloName, Path]:
@@ -170,9 +192,10 @@ class _Simulation:
         telling = asyncio.create_task(self._tell(service))
         tasks = [asyncio.create_task(agent.run()) for agent in agents]
         try:
-            await service.start_plan(self.plan)
-            await asyncio.wait((ended, loop, *tasks), return_when=asyncio.FIRST_COMPLETED)
-            for task in (loop, *tasks):
+            if (await service.status()).phase != "finished":
+                await service.start_plan(self.plan)
+            await asyncio.wait((ended, loop, telling, *tasks), return_when=asyncio.FIRST_COMPLETED)
+            for task in (loop, telling, *tasks):
                 if task.done():
                     task.result()
             ended.result()

@@ -156,7 +156,9 @@ def test_adapters_alone_are_trained_and_sent(place: Workplace, tmp_path: Path) -
         place.bundle, data(), A, DeviceSettings(device="cpu", threads=1), base=base_of(place, tmp_path)
     )
     frozen = {
-        name: parameter.clone() for name, parameter in trainer._model.t5.named_parameters() if not parameter.requires_grad
+        name: parameter.clone()
+        for name, parameter in trainer._model.t5.named_parameters()
+        if not parameter.requires_grad
     }
     update = trainer.train(round_number=1, model_path=model.file, model=model.manifest, update_path=tmp_path / "update")
     assert update.manifest.total_bytes == place.bundle.layout.parameters * 4
