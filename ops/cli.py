@@ -108,6 +108,23 @@ def simulate_command(
 
 
 @app.command()
+def experiment(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A study's TOML file.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Folder for results; a study that was cut off goes on there.")] = Path("experiment"),
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    threads: Annotated[int, typer.Option(min=0, help="Threads of PyTorch; 0: its own choice.")] = 0,
+) -> None:
+    """Run every set-up, seed and point of a study's grid through the simulated federation, and append each to results.jsonl."""
+    from ops.experiment.definition import Study
+    from ops.experiment.run import run_study
+    from ops.simulation.run import logging_to
+
+    study = Study.read(file)
+    with logging_to(out / "experiment.log"):
+        run_study(study, out, device=device, threads=threads, console=Console())
+
+
+@app.command()
 def silos(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.", show_default=False)],
     seed: Annotated[int, typer.Option(min=0, help="Of questions and rows.")] = 1,

@@ -71,7 +71,9 @@ class SiloTrainer:
         self._silo = silo
         self._clock = clock
         self._model = model or PlanModel(bundle, settings, base=base)
-        self._schema = serialise(data.schema) if self._section.schema_in_input else None
+        self._schemas: dict[str, str] | None = None
+        if self._section.schema_in_input:
+            self._schemas = {schema.db_id: serialise(schema) for schema in data.schemas}
         self._encoded: dict[Split, EncodedExamples] = {}
 
     def encoded(self, split: Split) -> EncodedExamples:
@@ -80,7 +82,7 @@ class SiloTrainer:
             self._encoded[split] = encode_examples(
                 self._model.tokenizer,
                 self._data.split(split),
-                schema=self._schema,
+                schemas=self._schemas,
                 max_input_tokens=self._section.max_input_tokens,
                 max_output_tokens=self._section.max_output_tokens,
             )
@@ -199,11 +201,11 @@ class SiloTrainer:
 
     @torch.inference_mode()
     def answer(self, question: str, *, model_path: Path, model: Manifest) -> str:
-        """The SQL that the model in `model_path` answers `question` with; hostile until the sandbox has run it."""
+        """The SQL that the model in `model_path` answers `question` to the first database with; hostile until the sandbox has run it."""
         self._model.load(model_path, model)
         self._model.t5.eval()
         section = self._section
-        (ids,) = self._model.tokenizer.encode([model_input(question, self._schema)])
+        (ids,) = self._model.tokenizer.encode([model_input(question, self._schemas and self._schemas[self._data.schema.db_id])])
         input_ids = torch.tensor([self._model.tokenizer.cut(ids, section.max_input_tokens)], device=self._model.device)
         mask = torch.ones_like(input_ids, dtype=torch.bool)
         hidden = self._model.t5.get_encoder()(input_ids=input_ids, attention_mask=mask)[0]
