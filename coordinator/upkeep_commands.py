@@ -1,4 +1,4 @@
-"""The `coordinator` commands that keep a federation for years: backup, restore, upgrade."""
+"""The `coordinator` commands that keep a federation for years: backup, restore, upgrade, gc."""
 
 import os
 import time
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from coordinator.command_line import Dir, enter_command, instant, own_folder, say
+from coordinator.command_line import Dir, enter_command, instant, own_folder, reach, say
 from coordinator.edges.backup import back_up
 from coordinator.edges.backup_file import PASSPHRASE, About
 from coordinator.edges.coordinator_folder import CoordinatorFolder
@@ -18,6 +18,7 @@ from security.errors import ConfigurationError
 from security.pki import key_file
 from security.process_lock import ProcessLock
 from silo_wire.software_version import software_version
+from silo_wire.v1 import operator_pb2
 
 
 def backup(
@@ -85,6 +86,19 @@ def restore(
         say(
             f"closed: plan {plan[:16]}, of which sums may have been released since; a plan of another name goes on from its model"
         )
+
+
+def gc(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be deleted.")] = False,
+    directory: Dir = None,
+) -> None:
+    """Delete what the coordinator needs no more, as [retention] of federation.toml says; also while it runs."""
+    wanted = operator_pb2.CollectGarbageRequest(dry_run=dry_run)
+    reply = reach(directory).ask(lambda stub: stub.CollectGarbage(wanted), timeout_s=None)
+    for item in reply.items:
+        say(f"{item.kind}: {item.what}, {item.bytes} bytes: {item.why}")
+    freed = sum(item.bytes for item in reply.items)
+    say(f"{'would free' if dry_run else 'freed'} {freed} bytes" if reply.items else "there is nothing to delete")
 
 
 def upgrade(
