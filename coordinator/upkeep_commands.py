@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,7 @@ import typer
 
 from coordinator.command_line import Dir, enter_command, instant, own_folder, reach, say
 from coordinator.edges.backup import back_up
-from coordinator.edges.backup_file import PASSPHRASE, About
+from coordinator.edges.backup_file import PASSPHRASE
 from coordinator.edges.coordinator_folder import CoordinatorFolder
 from coordinator.edges.round_tables import TABLES_REVISION
 from coordinator.settings import Settings
@@ -66,8 +67,8 @@ def restore(
             "give the newest copy of the audit folder with --log, or --without-log where it is lost: it says who was revoked since"
         )
 
-    def tell(folder: CoordinatorFolder, about: About) -> None:
-        enter_command(folder, "restore", made_at=str(int(about.made_at)), newer_log="no" if log is None else "yes")
+    def tell(folder: CoordinatorFolder, said: Mapping[str, str]) -> None:
+        enter_command(folder, "restore", **said)
 
     done = make(source, target.absolute(), os.environ, log=log, ledger=ledger, tell=tell)
     say(f"{done.files} files of {instant(done.about.made_at)} are in {target}; its plan is stopped")
