@@ -13,7 +13,7 @@ from tests.support.federation import Federation
 from tests.support.warm_processes import WarmProcesses
 
 SILOS = ("clinic", "insurer")
-ROUNDS = 8
+ROUNDS = 6
 VALUES = {
     "schedule.rounds": ROUNDS,
     "schedule.min_silos": len(SILOS),
@@ -25,7 +25,7 @@ VALUES = {
     "evaluation.initial": "false",
     "evaluation.last": "false",
 }
-LINES = 16
+LINES = 8
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -58,7 +58,7 @@ def test_silos_go_on_with_a_coordinator_that_came_from_a_backup(
         at_backup = it.view().look()[0].round
         assert "files" in it.coordinator("backup", str(backup))
         it.coordinator("plan", "start", "triage")
-        it.wait(lambda: it.at_round(at_backup + 2))
+        it.wait(lambda: it.at_round(at_backup + 1))
         processes.kill("coordinator")
         it.folder.rename(lost)
         told = it.coordinator("restore", str(backup), str(it.folder), "--log", str(lost / "audit"))
