@@ -75,6 +75,10 @@ class Prometheus:
                 found.setdefault(alert["labels"]["alertname"], []).append(alert["labels"])
         return found
 
+    def rules(self) -> list[dict[str, Any]]:
+        """Every rule as it was evaluated last: name, health, lastError."""
+        return [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
+
     def healthy(self) -> set[str]:
         """The instances that were scraped."""
         targets = self._get("targets", state="active")["activeTargets"]
