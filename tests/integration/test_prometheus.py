@@ -33,7 +33,7 @@ from silo_agent.edges.silo_folder import SiloFolder
 from silo_wire.v1 import operator_pb2, operator_pb2_grpc
 from tests.architecture.test_alert_rules import ALERTS, DASHBOARDS
 from tests.support.federation import Federation
-from tests.support.prometheus import LONGEST_S, Prometheus, prometheus
+from tests.support.prometheus import LONGEST_S, Prometheus, found, prometheus
 from tests.support.warm_processes import WarmProcesses
 
 import grpc.aio  # isort: skip
@@ -186,6 +186,7 @@ class Watched:
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     if os.geteuid() != 0:
         pytest.skip("only root can mount the small disk that this fills")
+    found("prometheus")
     root = tmp_path_factory.mktemp("watched")
     (root / "logs").mkdir()
     with ExitStack() as here:

@@ -28,7 +28,8 @@ _SPAN = re.compile(r"(?<![\w.])(\d+)([smh])\b")
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
-def _found(program: str) -> str:
+def found(program: str) -> str:
+    """Where the program is; skips the test, saying so, where it is not."""
     path = shutil.which(program)
     if path is None:
         pytest.skip(f"{program} is not there: apt-get install prometheus")
@@ -36,7 +37,7 @@ def _found(program: str) -> str:
 
 
 def promtool(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([_found("promtool"), *arguments], capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run([found("promtool"), *arguments], capture_output=True, text=True, check=False, timeout=120)
 
 
 def quicker(rules: str) -> str:
@@ -95,7 +96,7 @@ class Prometheus:
 @contextmanager
 def prometheus(root: Path, *, coordinator: str, silos: Mapping[str, str]) -> Iterator[Prometheus]:
     """Scrapes twice a second what the configuration of ops/prometheus says, at these addresses, with alerts that are QUICKER."""
-    program = _found("prometheus")
+    program = found("prometheus")
     root.mkdir()
     configuration = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
     configuration["global"] = {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"}
