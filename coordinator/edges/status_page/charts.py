@@ -158,7 +158,8 @@ class _Scale:
         """From ticks that people read at a glance."""
         low, high = min(values), max(values)
         if low == high:
-            low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
+            least = 0.0 if low >= 0 else -math.inf  # nothing but the scale would say that a loss could be negative
+            low, high = max(least, low - (abs(low) or 1.0) / 2), high + (abs(high) or 1.0) / 2
         step = _pleasant((high - low) / _TICKS)
         return cls(math.floor(low / step) * step, math.ceil(high / step) * step)
 

@@ -18,7 +18,7 @@ from silo_wire.plan import Plan
 
 SOON_S: Final = 2 * 86_400.0
 """A certificate that ends within this time should have been renewed: it is marked."""
-ROUNDS_LISTED: Final = 12
+ROUNDS_LISTED: Final = 8
 _SCORED: Final = ("applied", "zero_weight", "evaluated")
 _MEASURED: Final = ("training", "masking", "evaluating")
 
@@ -338,4 +338,5 @@ def _span(seconds: float) -> str:
     hours, minutes = divmod(minutes, 60)
     if hours < 48:
         return f"{hours} h {minutes} min"
-    return f"{hours // 24} days"
+    days = hours // 24
+    return f"{days} days" if days < 2 * 365 else f"{days // 365} years"
