@@ -12,6 +12,7 @@ OUT ?= demo-out
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
+# Nothing is compiled ahead: of what comes in, a tenth is ever imported, and Python compiles that when it is.
 # Everything but torch is held to the hashes of ops/hashes.txt. torch comes alone, since its build (CPU, CUDA) differs by platform and
 # index; what it needs is there already, but for the libraries that a CUDA build brings. No resolver may pick another build of it.
 $(INSTALLED): pyproject.toml ops/constraints.txt ops/hashes.txt
@@ -19,8 +20,8 @@ $(INSTALLED): pyproject.toml ops/constraints.txt ops/hashes.txt
 	@$(PYTHON) -c 'import ensurepip' || { echo "Python's venv module is incomplete: apt-get install python3-venv"; exit 1; }
 	@echo "Installing into $(VENV) (once, some minutes)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r ops/hashes.txt
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c ops/constraints.txt torch
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --no-deps --require-hashes -r ops/hashes.txt
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c ops/constraints.txt torch
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@$(BIN)/pip check --disable-pip-version-check
 	@touch $@

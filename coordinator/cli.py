@@ -41,7 +41,7 @@ from coordinator.edges.logs import log_to_stderr
 from coordinator.plans.forecast import forecast
 from coordinator.service.enrolment import MAX_VALID_SECONDS
 from coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT, STATUS_PORT, settings_text
-from coordinator.upkeep_commands import backup, restore, upgrade
+from coordinator.upkeep_commands import backup, gc, restore, upgrade
 from coordinator.watch_command import watch
 from security import files
 from security.errors import ConfigurationError, LoricaError, StateError, exit_code
@@ -70,7 +70,7 @@ app.add_typer(ca_app, name="ca")
 app.add_typer(audit_app, name="audit")
 keys_app = typer.Typer(help="The private keys on this disk.", no_args_is_help=True)
 app.add_typer(keys_app, name="keys")
-for upkeep in (backup, restore, upgrade):
+for upkeep in (backup, restore, upgrade, gc):
     app.command()(upkeep)
 
 

@@ -19,6 +19,7 @@ from coordinator.edges.enrolment_servicer import EnrolmentServicer
 from coordinator.edges.export_scratch import ExportScratch
 from coordinator.edges.federation_servicer import FederationServicer
 from coordinator.edges.fresh_certificates import FreshCertificates
+from coordinator.edges.garbage import Collector, Garbage
 from coordinator.edges.gate import Refusal
 from coordinator.edges.grpc_server import enrolment_listener, serve_while_open, silo_listener
 from coordinator.edges.key_store import KeyStore
@@ -37,6 +38,7 @@ from coordinator.edges.status_page.refusals import RecentRefusals
 from coordinator.plans.plan_shelf import PlanShelf
 from coordinator.service.federation import Federation
 from coordinator.service.ports import Aggregator, Clock
+from coordinator.service.records import PresentPlan
 from coordinator.settings import Settings, reachable
 from security.audit.entry import Event
 from security.audit.log_file import AuditLog
@@ -148,13 +150,23 @@ class Coordinator:
 
     @property
     def on_this_host(self) -> OnThisHost:
+        scratch = self.scratch
         return OnThisHost(
             invitation_s=self.settings.invitations.validity_s,
             access_s=self.settings.certificates.access_lifetime.total_seconds(),
             address=self.public_address,
             export=self.export,
-            scratch=self.scratch,
+            scratch=scratch,
+            collect=partial(self._collect, scratch),
         )
+
+    def _collect(self, scratch: ExportScratch, present: PresentPlan, dry_run: bool) -> list[Garbage]:
+        store = self.open_store()
+        try:
+            collector = Collector(self.settings.state_folder, self.settings.retention, store, scratch)
+            return collector.collect(present, time.time(), dry_run=dry_run)
+        finally:
+            store.close()
 
     def export(self, plan: Digest, model: Digest, target: Path) -> None:
         """Write a model of a plan to the new folder `target`; raises StateError for one that is not in the records."""

@@ -21,6 +21,7 @@ METRICS_PORT = 9464
 STATUS_PORT = 9465
 
 PublicPort = Annotated[int, Field(ge=0, le=65_535)]
+RetentionDays = Annotated[float, Field(ge=0, le=36_500)]
 LifetimeDays = Annotated[float, Field(gt=0, le=3650)]
 
 
@@ -99,6 +100,12 @@ class AggregationSettings(Section):
     threads: Annotated[int, Field(ge=0, le=1024)] = 1
 
 
+class RetentionSection(Section):
+    models_days: RetentionDays = 30
+    copies_days: RetentionDays = 30
+    records_days: RetentionDays = 0
+
+
 class Settings(Section):
     federation: NameText
     state: Annotated[str, Field(min_length=1)] = "state"
@@ -107,6 +114,7 @@ class Settings(Section):
     certificates: CertificatesSection = CertificatesSection()
     invitations: InvitationsSection = InvitationsSection()
     aggregation: AggregationSettings = AggregationSettings()
+    retention: RetentionSection = RetentionSection()
 
     @classmethod
     def parse(cls, text: str, where: str) -> "Settings":

@@ -1,16 +1,17 @@
-"""The `coordinator` commands that keep a federation for years: backup, restore, upgrade."""
+"""The `coordinator` commands that keep a federation for years: backup, restore, upgrade, gc."""
 
 import os
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from coordinator.command_line import Dir, enter_command, instant, own_folder, say
+from coordinator.command_line import Dir, enter_command, instant, own_folder, reach, say
 from coordinator.edges.backup import back_up
-from coordinator.edges.backup_file import PASSPHRASE, About
+from coordinator.edges.backup_file import PASSPHRASE
 from coordinator.edges.coordinator_folder import CoordinatorFolder
 from coordinator.edges.round_tables import TABLES_REVISION
 from coordinator.settings import Settings
@@ -18,6 +19,7 @@ from security.errors import ConfigurationError
 from security.pki import key_file
 from security.process_lock import ProcessLock
 from silo_wire.software_version import software_version
+from silo_wire.v1 import operator_pb2
 
 
 def backup(
@@ -65,8 +67,8 @@ def restore(
             "give the newest copy of the audit folder with --log, or --without-log where it is lost: it says who was revoked since"
         )
 
-    def tell(folder: CoordinatorFolder, about: About) -> None:
-        enter_command(folder, "restore", made_at=str(int(about.made_at)), newer_log="no" if log is None else "yes")
+    def tell(folder: CoordinatorFolder, said: Mapping[str, str]) -> None:
+        enter_command(folder, "restore", **said)
 
     done = make(source, target.absolute(), os.environ, log=log, ledger=ledger, tell=tell)
     say(f"{done.files} files of {instant(done.about.made_at)} are in {target}; its plan is stopped")
@@ -85,6 +87,19 @@ def restore(
         say(
             f"closed: plan {plan[:16]}, of which sums may have been released since; a plan of another name goes on from its model"
         )
+
+
+def gc(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be deleted.")] = False,
+    directory: Dir = None,
+) -> None:
+    """Delete what the coordinator needs no more, as [retention] of federation.toml says; also while it runs."""
+    wanted = operator_pb2.CollectGarbageRequest(dry_run=dry_run)
+    reply = reach(directory).ask(lambda stub: stub.CollectGarbage(wanted), timeout_s=None)
+    for item in reply.items:
+        say(f"{item.kind}: {item.what}, {item.bytes} bytes: {item.why}")
+    freed = sum(item.bytes for item in reply.items)
+    say(f"{'would free' if dry_run else 'freed'} {freed} bytes" if reply.items else "there is nothing to delete")
 
 
 def upgrade(

@@ -37,6 +37,7 @@ ALLOWED: Final[dict[str, frozenset[Role]]] = {
     "/silo_wire.v1.Operator/RenewAccess": _READER,
     "/silo_wire.v1.Operator/ListAccess": _OPERATOR,
     "/silo_wire.v1.Operator/ExportModel": _OPERATOR,
+    "/silo_wire.v1.Operator/CollectGarbage": _OPERATOR,
     "/silo_wire.v1.Operator/ListAuthorities": _READER,
     "/silo_wire.v1.Operator/ChangeAuthority": _OPERATOR,
 }

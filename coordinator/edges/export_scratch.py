@@ -22,6 +22,11 @@ class ExportScratch:
         self._clearing: asyncio.Task[None] | None = None
         self._taken = False
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is being written or sent."""
+        return not self._taken
+
     def clear(self) -> None:
         """Delete what a killed process left; raises StorageError."""
         try:

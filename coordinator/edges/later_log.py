@@ -1,7 +1,8 @@
 """What a newer audit log says of the time since a backup, put into the records that came from it.
 
 The log is the coordinator's own: it is checked against its identity key, and has to go on from the log in the backup. What shuts somebody
-out is taken from all of it; what lets somebody in only from entries that a seal covers, since nobody has signed those behind the last one.
+out is taken from all of it; what lets somebody in only from entries that a seal covers, since nobody has signed those behind the last one. The
+entry `restore` says which these were, since a seal that follows it covers them as well: they stay what they were.
 """
 
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ class CaughtUp:
     """What the newer log changed, for people."""
 
     entries: int = 0
+    unsigned: range = range(0)
     revoked: list[str] = field(default_factory=list)
     let_in: list[str] = field(default_factory=list)
     to_invite: list[str] = field(default_factory=list)
@@ -47,11 +49,32 @@ def later_log(folder: Path, before: Path, *, writer: str, key: Ed25519PublicKey)
 
 def catch_up(database: Path, federation: FederationName, reading: Reading, since: int) -> CaughtUp:
     """Bring the records in `database` to what the entries after `since` say. Raises StorageError naming it."""
-    done = CaughtUp(entries=len(reading.entries) - since)
+    position = reading.walk.position
+    unsigned = range(position.sealed + 1, position.head.sequence + 1)
+    never_signed = [unsigned, *(_unsigned_before(entry) for entry in reading.of(Event.OPERATOR_COMMAND))]
+    done = CaughtUp(entries=len(reading.entries) - since, unsigned=unsigned)
     with _transaction(database) as connection:
         for entry in reading.entries[since:]:
-            _take(connection, federation, entry, done, sealed=entry.sequence <= reading.walk.position.sealed)
+            sealed = not any(entry.sequence in some for some in never_signed)
+            _take(connection, federation, entry, done, sealed=sealed)
     return done
+
+
+def particulars_of(done: CaughtUp | None) -> dict[str, str]:
+    """What the entry `restore` says of the log that it follows."""
+    if done is None:
+        return {"newer_log": "no"}
+    return {"newer_log": "yes", "unsigned_from": str(done.unsigned.start), "unsigned_to": str(done.unsigned.stop)}
+
+
+def _unsigned_before(entry: Entry) -> range:
+    """The entries that no seal covered when a coordinator was restored with their log."""
+    if entry.text("command") != "restore" or entry.text("newer_log") != "yes":
+        return range(0)
+    try:
+        return range(int(entry.text("unsigned_from")), int(entry.text("unsigned_to")))
+    except ValueError:
+        return range(entry.sequence)  # of another shape: nothing before it is taken for signed
 
 
 def _take(connection: Connection, federation: FederationName, entry: Entry, done: CaughtUp, *, sealed: bool) -> None:

@@ -52,7 +52,7 @@ MASTER = "master"
 BASE = "base"
 """The folder, in that of a plan with adapters, for the model that they are for."""
 _WORK = ".new-"
-_SPARE = "spare"
+SPARE = "spare"
 INITIAL = "initial.json"
 MODEL = ".safetensors"
 """Of the file of a model's parameters, behind its digest."""
@@ -224,7 +224,7 @@ class ModelStore:
     def _retain(self, models: Set[Digest]) -> None:
         try:
             stored = {_model_of(path) for path in self._folder.iterdir() if not _belongs_to_none(path)}
-            spares = SpareFiles(self._folder / _SPARE)
+            spares = SpareFiles(self._folder / SPARE)
             for model in sorted(stored - models):
                 self._manifests.pop(model, None)
                 spares.trim(0)  # the next model needs those of one
@@ -242,7 +242,7 @@ class ModelStore:
     def clear_spares(self) -> None:
         """Delete the files that are kept to be written over: no further model is made of this plan."""
         try:
-            SpareFiles(self._folder / _SPARE).trim(0)
+            SpareFiles(self._folder / SPARE).trim(0)
         except OSError as error:
             raise StorageError(f"{self._folder} cannot be cleared: {error.strerror or error}") from error
 
@@ -325,7 +325,7 @@ class ModelStore:
     def _writer(self, path: Path, layout: Layout) -> VectorWriter:
         """A file for a vector; a spare one of the same size, where there is one, is written over."""
         head = model_file.header(layout) if path.suffix == MODEL else b""
-        SpareFiles(self._folder / _SPARE).take(path, len(head) + layout.total_bytes)
+        SpareFiles(self._folder / SPARE).take(path, len(head) + layout.total_bytes)
         return VectorWriter(path, layout, head=head)
 
     @contextmanager
@@ -371,7 +371,7 @@ class ModelStore:
 
 
 def _belongs_to_none(path: Path) -> bool:
-    return path.name.startswith(_WORK) or path.name in (INITIAL, _SPARE, BASE)
+    return path.name.startswith(_WORK) or path.name in (INITIAL, SPARE, BASE)
 
 
 def _model_of(path: Path) -> Digest:

@@ -1,7 +1,7 @@
 """The Operator service over gRPC, and the same replies for commands that run without a coordinator."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,11 +10,12 @@ from typing import Any
 from blake3 import blake3
 
 from coordinator.edges.export_scratch import ExportScratch
+from coordinator.edges.garbage import Garbage
 from coordinator.edges.gate import CALLER, CERTIFICATE
 from coordinator.edges.key_store import OPERATOR_NAME
 from coordinator.service.authority_succession import AuthorityRow, label
 from coordinator.service.federation import Federation
-from coordinator.service.records import RoundRow, SiloRow
+from coordinator.service.records import PresentPlan, RoundRow, SiloRow
 from coordinator.service.standing import Standing
 from security.errors import ConfigurationError, MalformedMessage, StateError
 from security.identifiers import Role
@@ -35,7 +36,8 @@ DAY_S = 86_400
 class OnThisHost:
     """What commands from elsewhere cannot know: how long things hold, where the coordinator is, how a model becomes a folder.
 
-    `export` writes a model of a plan to a new folder; `scratch` is where such a folder may be until it is sent.
+    `export` writes a model of a plan to a new folder; `scratch` is where such a folder may be until it is sent. `collect` lets go of what
+    is needed no more, given the present plan, or with True tells what that would be.
     """
 
     invitation_s: float
@@ -43,6 +45,7 @@ class OnThisHost:
     address: str
     export: Callable[[Digest, Digest, Path], None]
     scratch: ExportScratch
+    collect: Callable[[PresentPlan, bool], Sequence[Garbage]]
 
 
 class OperatorServicer(operator_pb2_grpc.OperatorServicer):
@@ -149,6 +152,15 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
                         hashed.update(data)
                         yield operator_pb2.ExportPiece(name=path.name, data=data)
                 yield operator_pb2.ExportPiece(name=path.name, digest=hashed.digest())
+
+    async def CollectGarbage(
+        self, request: operator_pb2.CollectGarbageRequest, context: Any
+    ) -> operator_pb2.CollectGarbageReply:
+        found = await self._service.collect_garbage(lambda present: self._host.collect(present, request.dry_run))
+        reply = operator_pb2.CollectGarbageReply()
+        for item in found:
+            reply.items.add(kind=item.kind, what=item.what, why=item.why, bytes=item.bytes)
+        return reply
 
     async def ListAuthorities(
         self, request: operator_pb2.ListAuthoritiesRequest, context: Any

@@ -23,7 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from coordinator.edges.backup_file import PASSPHRASE, About, opened_backup
 from coordinator.edges.coordinator_folder import CoordinatorFolder
 from coordinator.edges.key_store import key_files
-from coordinator.edges.later_log import CaughtUp, catch_up, later_log
+from coordinator.edges.later_log import CaughtUp, catch_up, later_log, particulars_of
 from coordinator.edges.release_ledger import ReleaseLedger
 from coordinator.edges.round_store import SqlRoundStore
 from coordinator.edges.round_tables import FIRST_REVISION, TABLES_REVISION
@@ -62,12 +62,12 @@ def restore(
     *,
     log: Path | None,
     ledger: Path | None,
-    tell: Callable[[CoordinatorFolder, About], None],
+    tell: Callable[[CoordinatorFolder, Mapping[str, str]], None],
 ) -> Restored:
     """Make the folder `target`, which must be new or empty, of a backup.
 
     `log` is the newer audit folder, None where it is lost; `ledger` the newer `state/privacy/ledger`; `tell` hears of the
-    folder before it has its name. Raises IntegrityError for a damaged
+    folder before it has its name, and what its log is to say. Raises IntegrityError for a damaged
     file, or a log or ledger that does not go on from the backup's; WrongPassphrase, ConfigurationError, StateError, StorageError.
     """
     passphrase = key_file.passphrase_of(environment, PASSPHRASE)
@@ -91,7 +91,7 @@ def restore(
             silos = tuple(silo.silo for silo in store.silos() if silo.revoked_unix_s is None)
         finally:
             store.close()
-        tell(folder, backup.about)
+        tell(folder, {"made_at": str(int(backup.about.made_at)), **particulars_of(since)})
     return Restored(about=backup.about, files=count, silos=silos, closed=closed, since=since)
 
 

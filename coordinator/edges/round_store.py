@@ -14,7 +14,22 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from sqlalchemy import Connection, Row, Table, and_, create_engine, delete, event, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Table,
+    and_,
+    create_engine,
+    delete,
+    event,
+    exists,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -58,6 +73,7 @@ from coordinator.rounds.effects import (
 from coordinator.rounds.states import Idle, State
 from coordinator.service.ports import IssuedCertificate
 from coordinator.service.records import (
+    BegunPlan,
     Certificate,
     EnrolledSilo,
     HeldTrust,
@@ -364,6 +380,31 @@ class SqlRoundStore:
         with self._transaction() as connection:
             return connection.execute(select(rounds.c.round).where(rounds.c.plan == plan).limit(1)).first() is not None
 
+    def plans(self) -> tuple[BegunPlan, ...]:
+        closed = select(rounds.c.plan, func.max(rounds.c.closed_at).label("at")).group_by(rounds.c.plan).subquery()
+        query = select(plans, closed.c.at).outerjoin(closed, closed.c.plan == plans.c.digest)
+        with self._transaction() as connection:
+            return tuple(
+                BegunPlan(digest=Digest(row.digest), name=row.name, active_unix_s=max(row.begun_at, row.at or 0.0))
+                for row in connection.execute(query)
+            )
+
+    def count_details(self, before: float) -> int:
+        """Updates and scores of single silos, of rounds that were closed before this instant."""
+        with self._transaction() as connection:
+            return sum(
+                connection.execute(
+                    select(func.count()).select_from(table).where(_closed_before(table, before))
+                ).scalar_one()
+                for table in (updates, evaluations)
+            )
+
+    def forget_details(self, before: float) -> None:
+        """Delete what `count_details` counts; the rounds stay, with their sums and averages."""
+        with self._transaction() as connection:
+            for table in (updates, evaluations):
+                connection.execute(delete(table).where(_closed_before(table, before)))
+
     def signed_model(self, plan: Digest, model: Digest) -> SignedModel | None:
         query = select(checkpoints).where(checkpoints.c.plan == plan, checkpoints.c.model == model)
         with self._transaction() as connection:
@@ -404,6 +445,19 @@ class SqlRoundStore:
                 )
             }
         return tuple(_round(row, of_silos, scores) for row in found)
+
+
+def _closed_before(table: Table, before: float) -> ColumnElement[bool]:
+    """Whether the round of a row was closed before, in whatever attempt; a later one of the same number is not."""
+    same = and_(rounds.c.plan == table.c.plan, rounds.c.round == table.c.round)
+    return and_(
+        exists(select(rounds.c.round).where(same, rounds.c.closed_at < before).correlate(table)),
+        ~exists(
+            select(rounds.c.round)
+            .where(same, or_(rounds.c.closed_at.is_(None), rounds.c.closed_at >= before))
+            .correlate(table)
+        ),
+    )
 
 
 def _begin(connection: Connection) -> None:

@@ -21,6 +21,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from coordinator.edges.database_copy import copy_database
 from coordinator.edges.round_tables import FIRST_REVISION, TABLES_REVISION, revisions
 from coordinator.edges.tables_revision import require_current, revision_of
+from coordinator.edges.upgrade_copies import copy_of
 from security.errors import ConfigurationError, StorageError
 
 
@@ -50,7 +51,7 @@ def upgrade(path: Path, *, now: datetime, to: str = TABLES_REVISION) -> Upgraded
         return Upgraded(before, to, None)
     if not (before.isdecimal() and FIRST_REVISION <= before <= TABLES_REVISION):
         require_current(before, path)
-    copied = path.with_name(f"{path.name}.{before}-{now:%Y%m%dT%H%M%SZ}")
+    copied = copy_of(path, before, now)
     copy_database(path, copied)
     with in_transaction(path) as connection:
         migrate(connection, to)

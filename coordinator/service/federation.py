@@ -4,9 +4,10 @@
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import structlog
 
@@ -25,7 +26,7 @@ from coordinator.rounds.events import (
     SiloTrained,
 )
 from coordinator.rounds.orders import order_for, waiting_for
-from coordinator.rounds.states import Course, Idle, course_of, population_of, round_of
+from coordinator.rounds.states import Course, Finished, Idle, course_of, population_of, round_of
 from coordinator.service.attendance import Attendance, Seat
 from coordinator.service.authority_succession import AuthoritySteps
 from coordinator.service.chunk_cache import ChunkCache
@@ -46,7 +47,7 @@ from coordinator.service.ports import (
 )
 from coordinator.service.pulse import pulse
 from coordinator.service.receipts import Receipts
-from coordinator.service.records import RoundRow
+from coordinator.service.records import PresentPlan, RoundRow
 from coordinator.service.register import Register
 from coordinator.service.renewal import Renewal, Renewed
 from coordinator.service.round_loop import RETRY_S, RoundLoop
@@ -77,6 +78,7 @@ from silo_wire.statements import MODEL_DOMAIN, model_statement
 from silo_wire.wire_version import Speaker
 
 _log = structlog.get_logger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,7 @@ class Federation:
         )
         self._attendance = Attendance()
         self._last_seen: dict[SiloName, float] = {}
+        self._choosing = asyncio.Lock()  # which plan is the present one
         self._revocations: set[asyncio.Task[None]] = set()
         self._uploads = Uploads(
             loop=self._loop,
@@ -347,8 +350,11 @@ class Federation:
 
     async def offer_plan(self, name: str) -> None:
         """Let silos prepare the plan folder `name` at once, if no plan is there; it starts by itself if it says so."""
-        if not isinstance(self._loop.state, Idle):
-            return
+        async with self._choosing:
+            if isinstance(self._loop.state, Idle):
+                await self._offer_plan(name)
+
+    async def _offer_plan(self, name: str) -> None:
         opened = await self._desk.compile(name)
         await self._check_unused(opened)
         model = await self._desk.store_initial(opened)
@@ -361,12 +367,27 @@ class Federation:
             )
         )
 
+    async def collect_garbage(self, collect: Callable[[PresentPlan], T]) -> T:
+        """What `collect`, in a thread, makes of the plan that the state is about; no other one is begun meanwhile."""
+        async with self._choosing:
+            course = course_of(self._loop.state)
+            present = PresentPlan(
+                plan=None if course is None else course.terms.plan,
+                models=frozenset() if course is None else frozenset({course.model, course.best_model}),
+                under_way=course is not None and not isinstance(self._loop.state, Finished),
+            )
+            return await asyncio.to_thread(collect, present)
+
     async def start_plan(self, name: str) -> tuple[Digest, str]:
         """Start the plan folder `name`, or go on with it after a stop; its digest, and what it waits for.
 
         Raises ConfigurationError for a plan that cannot be used, StateError when another runs, when this one has run
         to its end or was left for another, or when fewer silos are enrolled than its quorum.
         """
+        async with self._choosing:
+            return await self._start_plan(name)
+
+    async def _start_plan(self, name: str) -> tuple[Digest, str]:
         opened = await self._desk.compile(name)
         plan = opened.bundle.plan
         course = course_of(self._loop.state)

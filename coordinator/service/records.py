@@ -31,6 +31,27 @@ class EnrolledSilo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BegunPlan:
+    """A plan in the records; `active_unix_s` is when it was begun, or its last round was closed."""
+
+    digest: Digest
+    name: str
+    active_unix_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PresentPlan:
+    """The plan that the state is about, None without one; `models` of it are needed: the last one and the best.
+
+    `under_way`: it may open further rounds, so that everything of it is needed.
+    """
+
+    plan: Digest | None
+    models: frozenset[Digest]
+    under_way: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
     """One that was issued. Both in hexadecimal: `serial` without leading zeros, `digest` the SHA-256 of its DER."""
 

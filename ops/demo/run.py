@@ -164,8 +164,10 @@ def run_federation(place: Layout, scene: Scene, console: Console) -> Outcome:
         processes.start(
             "coordinator", "coordinator.cli", ["serve", "--dir", str(place.coordinator), "--plan", PLAN_NAME]
         )
-        view = FederationView(Coordinator.load(CoordinatorFolder(place.coordinator)).operator_access())
+        coordinator = Coordinator.load(CoordinatorFolder(place.coordinator))
+        view = FederationView(coordinator.operator_access())
         view.wait_until_serving(processes.check, LONGEST_S)
+        console.print(f"its status page, while it runs: http://{coordinator.settings.listen.status}/", highlight=False)
         with console.status("inviting and enrolling the silos"), ThreadPoolExecutor(2) as pool:
             list(pool.map(lambda name: _enrol(place, name), names))
         if scene.pins:

@@ -299,9 +299,8 @@ class GrpcCoordinator:
         progress: Progress,
     ) -> RoundModel:
         """The model from `models`, where it is fetched to if it is not there."""
-        header = models.header(model)
+        header = self._kept_header(models, model, plan=plan, layout=layout, latest_round=latest_round)
         if header is not None:
-            self._check_header(header, plan=plan, layout=layout, model=model, latest_round=latest_round)
             mark = await asyncio.to_thread(models.whole, model, header.manifest)
             if mark is not None:
                 models.touch(model)
@@ -330,11 +329,10 @@ class GrpcCoordinator:
         latest_round: int,
         progress: Progress,
     ) -> Manifest:
-        known = models.header(model)
+        known = self._kept_header(models, model, plan=plan, layout=layout, latest_round=latest_round)
         partial = None
         first = 0
         if known is not None:
-            self._check_header(known, plan=plan, layout=layout, model=model, latest_round=latest_round)
             partial = await asyncio.to_thread(models.open_partial, model, known)
             first = partial.held
         call = wire.model_pieces(
@@ -378,6 +376,18 @@ class GrpcCoordinator:
             if partial is not None:
                 await behind.settle()  # what has arrived is kept, if it is right
                 partial.close()
+
+    def _kept_header(
+        self, models: ModelCache, model: Digest, *, plan: Digest, layout: Layout, latest_round: int
+    ) -> ModelHeader | None:
+        """Of a model on this silo's disk; None where it does not hold now, as of a model that came under another plan: it is fetched anew."""
+        header = models.header(model)
+        if header is not None:
+            try:
+                self._check_header(header, plan=plan, layout=layout, model=model, latest_round=latest_round)
+            except (IntegrityError, MalformedMessage):
+                return None
+        return header
 
     def _check_header(
         self, header: ModelHeader, *, plan: Digest, layout: Layout, model: Digest, latest_round: int

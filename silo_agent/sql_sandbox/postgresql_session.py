@@ -26,6 +26,8 @@ _CONNECT_SECONDS = 10
 _BATCH = 200
 # Shutdown, crash, start-up, dropped database; too many connections.
 _UNAVAILABLE = {"57P01", "57P02", "57P03", "57P04", "53300", "53400"}
+_NO_MEMORY = ("out of memory", "results from command")
+"""How libpq's own lack of memory reads, within this process's limit: its word for it, and the row that came with it as a second result."""
 _KEPT_TYPES = {"bool", "int2", "int4", "int8", "oid", "float4", "float8", "numeric"}
 _HARMLESS = ("random", "random_normal", "gen_random_uuid", "clock_timestamp", "timeofday")
 
@@ -210,6 +212,10 @@ class PostgresqlSession:
     def _translated(self, error: psycopg.Error) -> LoricaError:
         # The primary message alone: the rest quotes the statement with our DECLARE in front.
         line = self._target.redact(error.diag.message_primary or str(error))[:300]
+        if not error.sqlstate and any(words in str(error) for words in _NO_MEMORY):
+            return UnsafeSql(
+                f"SQL stopped: it needs more than {self._limits.memory_bytes} bytes of memory (limit memory_bytes)"
+            )
         if isinstance(error, errors.QueryCanceled | errors.LockNotAvailable):
             return self._too_slow()
         if isinstance(error, errors.InsufficientPrivilege | errors.ReadOnlySqlTransaction):

@@ -17,7 +17,10 @@ ROUNDS = 4
 VALUES = {
     "schedule.rounds": ROUNDS,
     "schedule.min_silos": len(SILOS),
-    "training.epochs": 1,
+    "training.epochs": 2,
+    "training.batch_size": 4,
+    "training.gradient_accumulation": 1,
+    "training.loss_log_steps": 1,
     "training.schema_in_input": "false",
     "training.max_input_tokens": 32,
     "training.max_output_tokens": 16,

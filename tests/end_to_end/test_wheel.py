@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -230,10 +231,11 @@ def test_a_round_runs_with_nothing_but_the_wheel(installed: Installed, monkeypat
     write_silo(data, CLINIC, seed=3)
     for file in data.glob("*.jsonl"):
         file.write_text("".join(file.read_text().splitlines(keepends=True)[:8]))
-    silos, enrolment, metrics = (str(port) for port in free_ports(3))
+    silos, enrolment, metrics, status = (str(port) for port in free_ports(4))
     installed.run(
         *("coordinator", "init", installed.inside("federation"), "--host", "127.0.0.1"),
         *("--silos-port", silos, "--enrolment-port", enrolment, "--metrics-port", metrics),
+        *("--status-port", status),
     )
     made_short(folder / "state" / "plans" / "default" / "plan.toml")
     token = installed.run("coordinator", "invite", "clinic", *at_coordinator).strip()
@@ -252,6 +254,14 @@ def test_a_round_runs_with_nothing_but_the_wheel(installed: Installed, monkeypat
         (record,) = view.look()[1]
         assert record.outcome == "applied"
         assert [(one.silo, one.examples) for one in record.silos] == [("clinic", 8)]
+        for path, word in (
+            ("", b"clinic"),
+            ("page.css", b"color-scheme"),
+            ("page.js", b"use strict"),
+            ("icon.svg", b"<svg"),
+        ):
+            with urlopen(f"http://127.0.0.1:{status}/{path}") as reply:
+                assert word in reply.read()
         assert_healthy(installed, True)
     keys = [file.read_bytes() for file in (folder / "keys" / "ca.key", installed.state / "silo" / "identity.key")]
     assert all((b"ENCRYPTED" in key) == read_only_root.CAN for key in keys)

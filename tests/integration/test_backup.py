@@ -4,6 +4,7 @@ import asyncio
 import shutil
 import sqlite3
 import stat
+import time
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from coordinator.edges.coordinator_folder import CoordinatorFolder
 from coordinator.rounds.states import Stopped
 from coordinator.service.federation import Federation
 from security.audit.entry import Event
+from security.audit.log_file import AuditLog
 from security.audit.reading import read_log
 from security.errors import (
     EXIT_CODES,
@@ -286,3 +288,36 @@ async def test_the_newer_log_says_who_was_shut_out_and_let_in_since(story: Story
     assert reading.entries[: len(lost.entries)] == lost.entries, "one history, which goes on"
     told = [entry for entry in reading.of(Event.OPERATOR_COMMAND) if entry.text("command") == "restore"]
     assert [entry.text("newer_log") for entry in told] == ["yes"]
+
+
+async def test_what_nobody_signed_lets_nobody_in(story: Story, tmp_path: Path) -> None:
+    """Entries behind the last seal could be anybody's who can write to the copy of the log: they shut out, and let in nobody."""
+    log, keys = tmp_path / "log", Coordinator.load(story.lost).keys
+    shutil.copytree(story.lost.audit, log)
+    writer = AuditLog(log, writer=read_log(log).writer, key=keys.identity, clock=time.time)
+    new = {"certificate": "ab12", "certificate_digest": "cd" * 32, "expires": int(time.time()) + 86_400}
+    writer.append(Event.CERTIFICATE_RENEWED, silo=HOSPITAL, **new)
+    writer.append(
+        Event.ACCESS_GRANTED, to=f"spiffe://{keys.federation}/operator/anna", **{**new, "certificate": "ab13"}
+    )
+    writer.append(Event.OPERATOR_COMMAND, command="Revoke", asked_role="silo", asked_name=CLINIC)
+    register = "SELECT uri, revoked_at IS NULL FROM certificates WHERE serial IN ('ab12', 'ab13')"
+    present = f"SELECT certificate_serial FROM silos WHERE silo = '{HOSPITAL}'"
+
+    folder = restored(story, tmp_path / "unsealed", "--log", log)
+    database = folder.root / "state" / "state.sqlite"
+    assert query(database, register) == []
+    assert query(database, f"SELECT revoked_at IS NULL FROM silos WHERE silo = '{CLINIC}'") == [(0,)]
+    (before,) = query(database, present)
+    assert before != ("ab12",)
+    again = restored(story, tmp_path / "again", "--log", folder.audit)
+    assert query(again.root / "state" / "state.sqlite", register) == [], "sealed by then, and no more signed for that"
+
+    writer.seal()
+    folder = restored(story, tmp_path / "sealed", "--log", log)
+    database = folder.root / "state" / "state.sqlite"
+    assert sorted(query(database, register)) == [
+        (f"spiffe://{keys.federation}/operator/anna", 1),
+        (f"spiffe://{keys.federation}/silo/{HOSPITAL}", 1),
+    ]
+    assert query(database, present) == [("ab12",)]

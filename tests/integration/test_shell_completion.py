@@ -1,13 +1,16 @@
 """What a shell gets when somebody presses Tab, from both commands, as bash asks."""
 
-import asyncio
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import typer
+import typer.main
 
+from coordinator.cli import app
+from coordinator.completion import plan_names, silo_names
 from tests.support.coordinator import BANK, HOSPITAL, FederationTemplate
 from tests.support.coordinator import federation_template as federation_template
 
@@ -40,21 +43,26 @@ def folder(federation_template: FederationTemplate, tmp_path_factory: pytest.Tem
     return federation_template.copy(tmp_path_factory.mktemp("completion") / "coordinator").root
 
 
-async def test_names_of_plans_and_silos_are_offered(folder: Path) -> None:
-    def ask(line: str) -> "asyncio.Future[list[str]]":
-        where = {"LORICA_COORDINATOR_DIR": str(folder)}
-        return asyncio.get_running_loop().run_in_executor(
-            None, lambda: offered("coordinator.cli", "coordinator", line, **where)
-        )
-
-    assert await asyncio.gather(
-        ask("coordinator plan start "), ask("coordinator revoke h"), ask("coordinator revoke "), ask("coordinator wa")
-    ) == [["default"], [HOSPITAL], [BANK, HOSPITAL], ["watch"]]
+def context(monkeypatch: pytest.MonkeyPatch, folder: Path) -> typer.Context:
+    monkeypatch.setenv("LORICA_COORDINATOR_DIR", str(folder))
+    return typer.Context(typer.main.get_command(app))
 
 
-def test_where_no_federation_is_known_nothing_is_offered_and_nothing_complains(tmp_path: Path) -> None:
-    home = {"XDG_CONFIG_HOME": str(tmp_path), "LORICA_COORDINATOR_DIR": str(tmp_path / "nowhere")}
-    assert offered("coordinator.cli", "coordinator", "coordinator revoke ", **home) == []
+def test_names_of_plans_are_offered_to_the_shell(folder: Path) -> None:
+    where = {"LORICA_COORDINATOR_DIR": str(folder)}
+    assert offered("coordinator.cli", "coordinator", "coordinator plan start ", **where) == ["default"]
+
+
+def test_names_of_silos_are_offered_by_how_they_begin(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = context(monkeypatch, folder)
+    assert silo_names(asked, "") == [BANK, HOSPITAL]
+    assert silo_names(asked, "h") == [HOSPITAL]
+    assert plan_names(asked, "x") == []
+
+
+def test_where_no_federation_is_known_nothing_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = context(monkeypatch, tmp_path / "nowhere")
+    assert silo_names(asked, "") == plan_names(asked, "") == []
 
 
 def test_the_agent_completes_its_commands() -> None:

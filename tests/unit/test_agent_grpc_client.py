@@ -358,6 +358,17 @@ async def test_a_signature_for_another_plan_cannot_be_replayed(peer: FederationP
         await client.fetch(model.digest)
 
 
+async def test_a_model_that_is_kept_from_another_plan_is_fetched_anew_under_its_own_signature(
+    peer: FederationPeer, client: Client
+) -> None:
+    other = small_bundle(seed=7)
+    first = peer.offer(other, DATA)
+    await client.fetch(first.digest, bundle=other)
+    again = peer.offer(BUNDLE, DATA)
+    assert again.digest == first.digest
+    assert (await client.fetch(again.digest)).file.read_bytes() == DATA
+
+
 async def test_a_signature_for_another_round_cannot_be_replayed(peer: FederationPeer, client: Client) -> None:
     model = peer.offer(BUNDLE, DATA)
     peer.change_header = lambda header: replace(header, round=1)

@@ -46,7 +46,7 @@ def test_what_went_in_comes_out(size: int) -> None:
     data = sealed(content(size))
     assert opened(data) == content(size)
     assert len(data) == HEAD + size + TAG * max(1, -(-size // PIECE_BYTES))
-    assert not size or content(size)[:64] not in data
+    assert size < 64 or content(size)[:64] not in data  # a single byte may be anything by chance
 
 
 def test_two_files_of_one_content_have_nothing_in_common_at_its_real_cost() -> None:

@@ -16,7 +16,9 @@ TOP: Final = 10
 BOTTOM: Final = 26
 MOST_SERIES: Final = 10
 """Lines that can be told apart; the table has all."""
-STYLES: Final = 10
+STYLES: Final = 8
+"""Of series, in order of their names; those after them are for means."""
+MEAN_STYLES: Final = (8, 9)
 _MOST_MARKS: Final = 40
 _TICKS: Final = 4
 _ROUND_TICKS: Final = 6
@@ -90,9 +92,19 @@ def figure(value: float) -> str:
 
 
 def line_chart(
-    name: str, title: str, series: Mapping[str, Points], *, share: bool = False, describe: str = ""
+    name: str,
+    title: str,
+    series: Mapping[str, Points],
+    *,
+    means: Mapping[str, Points] | None = None,
+    share: bool = False,
 ) -> Chart | None:
-    """Lines over rounds; None where there is nothing to draw. `share`: values from 0 to 1, shown in per cent."""
+    """Lines over rounds, of `means` first; None where there is nothing to draw. `share`: values from 0 to 1, shown in per cent.
+
+    A series has the style of its place among `series`, so that it looks alike in every chart of the same ones.
+    """
+    styles = _styles(series, means or {})
+    series = {**(means or {}), **series}
     drawn = {label: [(at, value) for at, value in points if math.isfinite(value)] for label, points in series.items()}
     drawn = {label: points for label, points in drawn.items() if points}
     if not drawn:
@@ -105,7 +117,7 @@ def line_chart(
     lines = tuple(
         Line(
             name=label,
-            style=index % STYLES,
+            style=styles[label],
             path=" ".join(f"{rounds.x(at)},{scale.y(value)}" for at, value in points),
             marks=tuple(
                 Mark(x=rounds.x(at), y=scale.y(value), text=f"{label}, round {at}: {words(value)}")
@@ -114,13 +126,14 @@ def line_chart(
             if len(points) <= _MOST_MARKS
             else (),
         )
-        for index, (label, points) in enumerate(shown.items())
+        for label, points in shown.items()
     )
-    return _chart(name, title, drawn, rounds, scale, words, describe=describe, lines=lines)
+    return _chart(name, title, drawn, rounds, scale, words, styles, lines=lines)
 
 
-def share_chart(name: str, title: str, series: Mapping[str, Points], *, describe: str = "") -> Chart | None:
+def share_chart(name: str, title: str, series: Mapping[str, Points]) -> Chart | None:
     """A column for each round, parted by the shares, which come to 1."""
+    styles = _styles(series, {})
     drawn = {label: points for label, points in series.items() if points}
     if not drawn:
         return None
@@ -128,14 +141,14 @@ def share_chart(name: str, title: str, series: Mapping[str, Points], *, describe
     scale = _Scale(0.0, 1.0)
     below: dict[int, float] = {}
     bars = []
-    for index, (label, points) in enumerate(list(drawn.items())[:MOST_SERIES]):
+    for label, points in list(drawn.items())[:MOST_SERIES]:
         for at, value in points:
             begin = below.get(at, 0.0)
             below[at] = end = min(1.0, begin + value)
             top = scale.y(end)
             bars.append(
                 Bar(
-                    style=index % STYLES,
+                    style=styles[label],
                     x=round(rounds.x(at) - rounds.column / 2, 1),
                     y=top,
                     width=round(rounds.column, 1),
@@ -143,7 +156,7 @@ def share_chart(name: str, title: str, series: Mapping[str, Points], *, describe
                     text=f"{label}, round {at}: {percent(value)}",
                 )
             )
-    return _chart(name, title, drawn, rounds, scale, percent, describe=describe, bars=tuple(bars))
+    return _chart(name, title, drawn, rounds, scale, percent, styles, bars=tuple(bars))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +171,8 @@ class _Scale:
         """From ticks that people read at a glance."""
         low, high = min(values), max(values)
         if low == high:
-            low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
+            least = 0.0 if low >= 0 else -math.inf  # nothing but the scale would say that a loss could be negative
+            low, high = max(least, low - (abs(low) or 1.0) / 2), high + (abs(high) or 1.0) / 2
         step = _pleasant((high - low) / _TICKS)
         return cls(math.floor(low / step) * step, math.ceil(high / step) * step)
 
@@ -198,8 +212,8 @@ def _chart(
     rounds: _Rounds,
     scale: _Scale,
     words: Callable[[float], str],
+    styles: Mapping[str, int],
     *,
-    describe: str,
     lines: tuple[Line, ...] = (),
     bars: tuple[Bar, ...] = (),
 ) -> Chart:
@@ -209,7 +223,7 @@ def _chart(
     return Chart(
         name=name,
         title=title,
-        description=describe or f"{title}, rounds {rounds.first} to {rounds.last}: {', '.join(names[:MOST_SERIES])}.",
+        description=f"{title}, rounds {rounds.first} to {rounds.last}: {', '.join(names[:MOST_SERIES])}.",
         lines=lines,
         bars=bars,
         x_ticks=tuple(Tick(at=rounds.x(at), text=str(at)) for at in rounds.ticks()),
@@ -219,9 +233,14 @@ def _chart(
             (str(at), *(words(at_round[label][at]) if at in at_round[label] else "" for label in names))
             for at in reversed(known)
         ),
-        legend=tuple((label, index % STYLES) for index, label in enumerate(names[:MOST_SERIES])),
+        legend=tuple((label, styles[label]) for label in names[:MOST_SERIES]),
         left_out=max(0, len(names) - MOST_SERIES),
     )
+
+
+def _styles(series: Mapping[str, Points], means: Mapping[str, Points]) -> dict[str, int]:
+    of_means = {label: MEAN_STYLES[index % len(MEAN_STYLES)] for index, label in enumerate(means)}
+    return {**{label: index % STYLES for index, label in enumerate(series)}, **of_means}
 
 
 def _short(value: float, words: Callable[[float], str]) -> str:

@@ -18,7 +18,7 @@ from silo_wire.plan import Plan
 
 SOON_S: Final = 2 * 86_400.0
 """A certificate that ends within this time should have been renewed: it is marked."""
-ROUNDS_LISTED: Final = 12
+ROUNDS_LISTED: Final = 8
 _SCORED: Final = ("applied", "zero_weight", "evaluated")
 _MEASURED: Final = ("training", "masking", "evaluating")
 
@@ -181,7 +181,7 @@ def _charts(closed: Sequence[RoundRow], *, single: bool) -> Iterable[Chart | Non
         "MicroAvg": _means(closed, lambda row: row.micro_exact_match),
     }
     scores = _by_silo(closed, _exact_match) if single else {}
-    yield line_chart("exact-match", "Exact match on held-out questions", {**means, **scores}, share=True)
+    yield line_chart("exact-match", "Exact match on held-out questions", scores, means=means, share=True)
     if single:
         yield line_chart(
             "loss", "Training loss, least of each round", _by_silo(closed, lambda silo: silo.loss_min, trained=True)
@@ -196,7 +196,7 @@ def _charts(closed: Sequence[RoundRow], *, single: bool) -> Iterable[Chart | Non
         )
     else:
         masked = {"sum of weights": _means(closed, lambda row: None if row.masked is None else row.masked.weight_sum)}
-        yield line_chart("weight-sum", "Sum of the masked weights", masked)
+        yield line_chart("weight-sum", "Sum of the masked weights", {}, means=masked)
 
 
 def _means(rows: Sequence[RoundRow], value: Callable[[RoundRow], float | None]) -> Points:
@@ -240,7 +240,7 @@ def _silo(item: SiloStanding, now: float) -> SiloLine:
     return SiloLine(
         name=item.silo,
         state=item.state,
-        detail=item.detail,
+        detail="" if item.detail == item.state else item.detail,
         percent_done=round(100 * item.fraction) if item.state in _MEASURED else None,
         last_seen=_moment(item.last_seen_unix_s, now),
         certificate=_until(item.certificate_expires_unix_s, now),
@@ -338,4 +338,5 @@ def _span(seconds: float) -> str:
     hours, minutes = divmod(minutes, 60)
     if hours < 48:
         return f"{hours} h {minutes} min"
-    return f"{hours // 24} days"
+    days = hours // 24
+    return f"{days} days" if days < 2 * 365 else f"{days // 365} years"

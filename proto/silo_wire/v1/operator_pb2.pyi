@@ -794,6 +794,75 @@ class ExportPiece(_message.Message):
 Global___ExportPiece: _TypeAlias = ExportPiece  # noqa: Y015
 
 @_typing.final
+class CollectGarbageRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    dry_run: _builtins.bool
+    def __init__(
+        self,
+        *,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CollectGarbageRequest: _TypeAlias = CollectGarbageRequest  # noqa: Y015
+
+@_typing.final
+class Garbage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    WHAT_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """models, spools, exports, copies, records, remains"""
+    what: _builtins.str
+    why: _builtins.str
+    bytes: _builtins.int
+    """that it takes on the disk"""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        what: _builtins.str = ...,
+        why: _builtins.str = ...,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "kind", b"kind", "what", b"what", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Garbage: _TypeAlias = Garbage  # noqa: Y015
+
+@_typing.final
+class CollectGarbageReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ITEMS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___Garbage]: ...
+    def __init__(
+        self,
+        *,
+        items: _abc.Iterable[Global___Garbage] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CollectGarbageReply: _TypeAlias = CollectGarbageReply  # noqa: Y015
+
+@_typing.final
 class ListAuthoritiesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -95,6 +95,11 @@ class OperatorStub:
                 request_serializer=silo__wire_dot_v1_dot_operator__pb2.ExportModelRequest.SerializeToString,
                 response_deserializer=silo__wire_dot_v1_dot_operator__pb2.ExportPiece.FromString,
                 _registered_method=True)
+        self.CollectGarbage = channel.unary_unary(
+                '/silo_wire.v1.Operator/CollectGarbage',
+                request_serializer=silo__wire_dot_v1_dot_operator__pb2.CollectGarbageRequest.SerializeToString,
+                response_deserializer=silo__wire_dot_v1_dot_operator__pb2.CollectGarbageReply.FromString,
+                _registered_method=True)
         self.ListAuthorities = channel.unary_unary(
                 '/silo_wire.v1.Operator/ListAuthorities',
                 request_serializer=silo__wire_dot_v1_dot_operator__pb2.ListAuthoritiesRequest.SerializeToString,
@@ -187,6 +192,13 @@ class OperatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CollectGarbage(self, request, context):
+        """Delete what the coordinator needs no more, as its settings say; or tell what that would be.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListAuthorities(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -262,6 +274,11 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.ExportModel,
                     request_deserializer=silo__wire_dot_v1_dot_operator__pb2.ExportModelRequest.FromString,
                     response_serializer=silo__wire_dot_v1_dot_operator__pb2.ExportPiece.SerializeToString,
+            ),
+            'CollectGarbage': grpc.unary_unary_rpc_method_handler(
+                    servicer.CollectGarbage,
+                    request_deserializer=silo__wire_dot_v1_dot_operator__pb2.CollectGarbageRequest.FromString,
+                    response_serializer=silo__wire_dot_v1_dot_operator__pb2.CollectGarbageReply.SerializeToString,
             ),
             'ListAuthorities': grpc.unary_unary_rpc_method_handler(
                     servicer.ListAuthorities,
@@ -599,6 +616,33 @@ class Operator:
             '/silo_wire.v1.Operator/ExportModel',
             silo__wire_dot_v1_dot_operator__pb2.ExportModelRequest.SerializeToString,
             silo__wire_dot_v1_dot_operator__pb2.ExportPiece.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CollectGarbage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/silo_wire.v1.Operator/CollectGarbage',
+            silo__wire_dot_v1_dot_operator__pb2.CollectGarbageRequest.SerializeToString,
+            silo__wire_dot_v1_dot_operator__pb2.CollectGarbageReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,6 +49,8 @@ class OperatorStub:
     ListAccess: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListAccessRequest, _operator_pb2.ListAccessReply]
     ExportModel: _grpc.UnaryStreamMultiCallable[_operator_pb2.ExportModelRequest, _operator_pb2.ExportPiece]
     """The plan's model as the files of a Hugging Face folder, one after the other."""
+    CollectGarbage: _grpc.UnaryUnaryMultiCallable[_operator_pb2.CollectGarbageRequest, _operator_pb2.CollectGarbageReply]
+    """Delete what the coordinator needs no more, as its settings say; or tell what that would be."""
     ListAuthorities: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListAuthoritiesRequest, _operator_pb2.AuthoritiesReply]
     ChangeAuthority: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ChangeAuthorityRequest, _operator_pb2.AuthoritiesReply]
     """One step of a succession; answers how the authorities stand after it."""
@@ -74,6 +76,8 @@ class OperatorAsyncStub(OperatorStub):
     ListAccess: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListAccessRequest, _operator_pb2.ListAccessReply]  # type: ignore[assignment]
     ExportModel: _aio.UnaryStreamMultiCallable[_operator_pb2.ExportModelRequest, _operator_pb2.ExportPiece]  # type: ignore[assignment]
     """The plan's model as the files of a Hugging Face folder, one after the other."""
+    CollectGarbage: _aio.UnaryUnaryMultiCallable[_operator_pb2.CollectGarbageRequest, _operator_pb2.CollectGarbageReply]  # type: ignore[assignment]
+    """Delete what the coordinator needs no more, as its settings say; or tell what that would be."""
     ListAuthorities: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListAuthoritiesRequest, _operator_pb2.AuthoritiesReply]  # type: ignore[assignment]
     ChangeAuthority: _aio.UnaryUnaryMultiCallable[_operator_pb2.ChangeAuthorityRequest, _operator_pb2.AuthoritiesReply]  # type: ignore[assignment]
     """One step of a succession; answers how the authorities stand after it."""
@@ -168,6 +172,14 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_operator_pb2.ExportPiece], _abc.AsyncIterator[_operator_pb2.ExportPiece]]:
         """The plan's model as the files of a Hugging Face folder, one after the other."""
+
+    @_abc_1.abstractmethod
+    def CollectGarbage(
+        self,
+        request: _operator_pb2.CollectGarbageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.CollectGarbageReply, _abc.Awaitable[_operator_pb2.CollectGarbageReply]]:
+        """Delete what the coordinator needs no more, as its settings say; or tell what that would be."""
 
     @_abc_1.abstractmethod
     def ListAuthorities(
