@@ -110,7 +110,9 @@ def simulate_command(
 @app.command()
 def experiment(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A study's TOML file.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="Folder for results; a study that was cut off goes on there.")] = Path("experiment"),
+    out: Annotated[Path, typer.Option(help="Folder for results; a study that was cut off goes on there.")] = Path(
+        "experiment"
+    ),
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     threads: Annotated[int, typer.Option(min=0, help="Threads of PyTorch; 0: its own choice.")] = 0,
 ) -> None:

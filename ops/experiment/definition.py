@@ -29,8 +29,8 @@ class Setup:
     values: Mapping[str, Value]
 
 
-_SGD: Final = {"aggregation.server_optimizer": "sgd", "aggregation.server_learning_rate": 1.0}
-_ONE: Final = {**_SGD, "aggregation.momentum": 0.0, "aggregation.weighting": "equal"}
+_SGD: Final[dict[str, Value]] = {"aggregation.server_optimizer": "sgd", "aggregation.server_learning_rate": 1.0}
+_ONE: Final[dict[str, Value]] = {**_SGD, "aggregation.momentum": 0.0, "aggregation.weighting": "equal"}
 
 
 def _opt(weighting: str) -> dict[str, Value]:

@@ -38,7 +38,11 @@ def run_study(study: Study, out: Path, *, device: str, threads: int, console: Co
     for number, run in enumerate(runs, 1):
         if run.key in done:
             continue
-        console.print(f"run {number} of {len(runs)}: {SETUPS[run.setup].label}, seed {run.seed}, {dict(run.point)}", highlight=False, markup=False)
+        console.print(
+            f"run {number} of {len(runs)}: {SETUPS[run.setup].label}, seed {run.seed}, {dict(run.point)}",
+            highlight=False,
+            markup=False,
+        )
         began = time.monotonic()
         facts = _Doing(run, data, out / "runs" / run.key, device, threads).facts()
         facts["seconds"] = time.monotonic() - began
@@ -111,7 +115,9 @@ def _source(study: Study) -> ModelSource:
     start = study.start
     if start.folder:
         return FolderModel(Path(start.folder))
-    return SizedModel(start.size, start.vocabulary or None, Path(start.tokenizer_text) if start.tokenizer_text else None)
+    return SizedModel(
+        start.size, start.vocabulary or None, Path(start.tokenizer_text) if start.tokenizer_text else None
+    )
 
 
 def commit() -> str:

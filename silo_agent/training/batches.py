@@ -53,7 +53,9 @@ def encode_examples(
     max_output_tokens: int,
 ) -> EncodedExamples:
     """Both sides of each example, its database's schema from `schemas` behind the question; an input that is too long loses schema from its end, a target its own end."""
-    inputs = tokenizer.encode([model_input(example.question, schemas and schemas[example.db_id]) for example in examples])
+    inputs = tokenizer.encode(
+        [model_input(example.question, schemas[example.db_id] if schemas else None) for example in examples]
+    )
     targets = tokenizer.encode([example.query for example in examples])
     return EncodedExamples(
         inputs=tuple(np.asarray(tokenizer.cut(ids, max_input_tokens), dtype=np.int32) for ids in inputs),

@@ -64,7 +64,9 @@ class Schema:
     @classmethod
     def _of(cls, value: object, where: str) -> "Schema":
         top = _object(value, {"db_id", "source", "tables"}, where)
-        tables = tuple(_table(entry, f"{where}: table {index}") for index, entry in enumerate(_list(top, "tables", where)))
+        tables = tuple(
+            _table(entry, f"{where}: table {index}") for index, entry in enumerate(_list(top, "tables", where))
+        )
         _require_distinct((table.name for table in tables), f"{where}: table")
         return cls(_text(top, "db_id", where), _text(top, "source", where), tables)
 

@@ -205,7 +205,9 @@ class SiloTrainer:
         self._model.load(model_path, model)
         self._model.t5.eval()
         section = self._section
-        (ids,) = self._model.tokenizer.encode([model_input(question, self._schemas and self._schemas[self._data.schema.db_id])])
+        (ids,) = self._model.tokenizer.encode(
+            [model_input(question, self._schemas[self._data.schema.db_id] if self._schemas else None)]
+        )
         input_ids = torch.tensor([self._model.tokenizer.cut(ids, section.max_input_tokens)], device=self._model.device)
         mask = torch.ones_like(input_ids, dtype=torch.bool)
         hidden = self._model.t5.get_encoder()(input_ids=input_ids, attention_mask=mask)[0]

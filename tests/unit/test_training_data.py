@@ -200,7 +200,9 @@ def test_a_silo_may_ask_several_databases(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("content", "said"), [([], "is an empty list"), (["same", "same"], "db_id .*places")])
-def test_a_list_of_schemas_without_a_schema_or_with_one_twice_is_refused(folder: Path, content: list[str], said: str) -> None:
+def test_a_list_of_schemas_without_a_schema_or_with_one_twice_is_refused(
+    folder: Path, content: list[str], said: str
+) -> None:
     (folder / "schema.json").write_text(json.dumps([json.loads(SCHEMA.to_json()) for _ in content]))
     with pytest.raises(DataError, match=said):
         load_silo_data(folder)
