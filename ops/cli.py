@@ -115,15 +115,19 @@ def experiment(
     ),
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     threads: Annotated[int, typer.Option(min=0, help="Threads of PyTorch; 0: its own choice.")] = 0,
+    report: Annotated[bool, typer.Option("--report", help="Run nothing; write the report of what is done.")] = False,
 ) -> None:
     """Run every set-up, seed and point of a study's grid through the simulated federation, and append each to results.jsonl."""
     from ops.experiment.definition import Study
+    from ops.experiment.report import write_report
     from ops.experiment.run import run_study
     from ops.simulation.run import logging_to
 
     study = Study.read(file)
-    with logging_to(out / "experiment.log"):
-        run_study(study, out, device=device, threads=threads, console=Console())
+    if not report:
+        with logging_to(out / "experiment.log"):
+            run_study(study, out, device=device, threads=threads, console=Console())
+    print(write_report(study, out))
 
 
 @app.command()

@@ -34,6 +34,8 @@ def _silo_facts(silo: SiloRow) -> dict[str, Any]:
     if silo.examples:
         facts |= {
             "examples": silo.examples,
+            "loss_max": silo.loss_max,
+            "loss_min": silo.loss_min,
             "loss_reduction": silo.loss_reduction,
             "weight": silo.weight,
             "share": silo.share,
