@@ -8,6 +8,7 @@ from coordinator.rounds.states import (
     Collecting,
     Declined,
     Evaluating,
+    Finished,
     Masking,
     State,
     course_of,
@@ -23,7 +24,7 @@ from silo_wire.messages import Evaluate, Mask, Train
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiloStanding:
-    """`state`: invited, enrolled (never seen), revoked, absent, preparing, ready, training, masking, evaluating, declined.
+    """`state`: invited, enrolled (never seen), revoked, absent, connected (nothing is asked of it), preparing, ready, training, masking, evaluating, declined.
 
     `fraction` is the progress of the present phase, 0 to 1, as the agent reports it.
     """
@@ -145,4 +146,6 @@ def _at_work(state: State, silo: SiloName, now: float) -> str:
             return "masking"
         case Evaluate():
             return "evaluating"
-    return "ready" if course is not None and silo in course.ready else "preparing"
+    if course is None or isinstance(state, Finished):
+        return "connected"
+    return "ready" if silo in course.ready else "preparing"

@@ -463,6 +463,13 @@ async def test_the_operator_sees_what_each_silo_does(at_work: Running) -> None:
         at_work.service.report_progress(bank.name, AgentPhase.FETCHING, 0.5)
 
 
+async def test_a_silo_of_which_nothing_is_asked_is_connected(at_work: Running) -> None:
+    bank = await at_work.enrolled("bank-b")
+    async with aclosing(at_work.service.attend(bank.name, bank.instance, NO_PLAN)) as orders:
+        assert await anext(orders) == Standby(StandbyReason.NO_PLAN)
+        assert [silo.state for silo in (await at_work.service.status()).silos] == ["connected"]
+
+
 # --- updates that must be refused
 
 
