@@ -163,6 +163,8 @@ def test_under_a_passphrase_nothing_of_it_can_be_read(
     other.is_refusal(AuthenticationError, "does not open with the passphrase")
     assert not (tmp_path / "new").exists()
     monkeypatch.setenv(PASSPHRASE, SECRET)
+    swapped = run_command(main, "restore", story.plain, tmp_path / "new", "--without-log")
+    swapped.is_refusal(ConfigurationError, "is in clear, though")
     assert run_command(main, "restore", story.sealed, tmp_path / "new", "--without-log").code == 0
     assert isinstance(state_of(CoordinatorFolder(tmp_path / "new")), Stopped)
 
