@@ -14,12 +14,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from sqlalchemy import Connection, and_, create_engine, delete, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
+from coordinator.edges.key_store import OPERATOR_NAME
 from coordinator.edges.round_tables import certificates, held_trust, silos
 from security.audit.entry import Entry, Event
 from security.audit.log_file import segments
 from security.audit.reading import Reading, read_log
 from security.audit.verification import Known
-from security.errors import StorageError
+from security.errors import ConfigurationError, StorageError
 from security.identifiers import FederationName, Identity, Role, SiloName, silo_name
 from silo_wire.canonical import Digest
 
@@ -80,11 +81,14 @@ def _unsigned_before(entry: Entry) -> range:
 def _take(connection: Connection, federation: FederationName, entry: Entry, done: CaughtUp, *, sealed: bool) -> None:
     match entry.event:
         case Event.OPERATOR_COMMAND if entry.text("command") == "Revoke":
-            identity = Identity(federation, Role(entry.text("asked_role")), entry.text("asked_name"))
-            _revoke(connection, identity, entry.at)
-            done.revoked.append(identity.uri)
+            if (identity := _asked_of(entry, federation)) is not None:
+                _revoke(connection, identity, entry.at)
+                done.revoked.append(identity.uri)
         case Event.ENROLLED | Event.CERTIFICATE_RENEWED if not sealed or not entry.text("certificate_digest"):
-            done.to_invite.append(entry.text("silo"))
+            silo = silo_name(entry.text("silo"))
+            if entry.event is Event.ENROLLED:  # that shut out who was enrolled before
+                _revoke(connection, Identity(federation, Role.SILO, silo), entry.at)
+            done.to_invite.append(silo)
         case Event.ENROLLED:
             _enrol(connection, federation, entry)
             done.let_in.append(entry.text("silo"))
@@ -111,6 +115,16 @@ def _take(connection: Connection, federation: FederationName, entry: Entry, done
             done.released.add(Digest(entry.text("plan")))
         case Event.AUTHORITY_CHANGED:
             done.authorities_changed = True
+
+
+def _asked_of(entry: Entry, federation: FederationName) -> Identity | None:
+    """Whom a command `Revoke` shut out; None where it was refused for what it named: it stands in the log before anybody looks at that."""
+    try:
+        identity = Identity(federation, Role(entry.text("asked_role")), entry.text("asked_name"))
+    except (ValueError, ConfigurationError):
+        return None
+    hosts_own = identity.role is Role.OPERATOR and identity.name == OPERATOR_NAME
+    return None if hosts_own or identity.role is Role.COORDINATOR else identity
 
 
 def _revoke(connection: Connection, identity: Identity, at: float) -> None:

@@ -16,6 +16,7 @@ from coordinator.cli import main
 from coordinator.composition import Coordinator
 from coordinator.edges.backup_file import PASSPHRASE, opened_backup
 from coordinator.edges.coordinator_folder import CoordinatorFolder
+from coordinator.edges.key_store import OPERATOR_NAME
 from coordinator.rounds.states import Stopped
 from coordinator.service.federation import Federation
 from security.audit.entry import Event
@@ -290,6 +291,37 @@ async def test_the_newer_log_says_who_was_shut_out_and_let_in_since(story: Story
     assert reading.entries[: len(lost.entries)] == lost.entries, "one history, which goes on"
     told = [entry for entry in reading.of(Event.OPERATOR_COMMAND) if entry.text("command") == "restore"]
     assert [entry.text("newer_log") for entry in told] == ["yes"]
+
+
+def test_a_revocation_that_was_refused_shuts_out_nobody_and_stops_no_restore(story: Story, tmp_path: Path) -> None:
+    """A command is in the log before anybody looks at what it names: a slip of the hand, or of an operator who means ill."""
+    log, keys = tmp_path / "log", Coordinator.load(story.lost).keys
+    shutil.copytree(story.lost.audit, log)
+    writer = AuditLog(log, writer=read_log(log).writer, key=keys.identity, clock=time.time)
+    for said in (
+        {"asked_role": "silos", "asked_name": HOSPITAL},
+        {"asked_role": "silo", "asked_name": "Hospital A"},
+        {"asked_role": "silo"},
+        {"asked_role": "coordinator"},
+        {"asked_role": "operator", "asked_name": OPERATOR_NAME},
+    ):
+        writer.append(Event.OPERATOR_COMMAND, command="Revoke", **said)
+    writer.seal()
+    folder = restored(story, tmp_path / "new", "--log", log)
+    own = f"SELECT count(*), count(revoked_at) FROM certificates WHERE uri LIKE '%/operator/{OPERATOR_NAME}'"
+    assert query(folder.root / "state" / "state.sqlite", own) == [(1, 0)]
+
+
+def test_an_enrolment_that_nobody_signed_shuts_out_who_was_enrolled_before(story: Story, tmp_path: Path) -> None:
+    log, keys = tmp_path / "log", Coordinator.load(story.lost).keys
+    shutil.copytree(story.lost.audit, log)
+    writer = AuditLog(log, writer=read_log(log).writer, key=keys.identity, clock=time.time)
+    new = {"certificate": "ab12", "certificate_digest": "cd" * 32, "expires": int(time.time()) + 86_400}
+    writer.append(Event.ENROLLED, silo=HOSPITAL, identity_key="ef" * 32, **new)
+    database = restored(story, tmp_path / "new", "--log", log).root / "state" / "state.sqlite"
+    good = f"SELECT count(*) FROM certificates WHERE uri LIKE '%/silo/{HOSPITAL}' AND revoked_at IS NULL"
+    assert query(database, good) == [(0,)]
+    assert query(database, f"SELECT revoked_at IS NULL FROM silos WHERE silo = '{HOSPITAL}'") == [(0,)]
 
 
 async def test_what_nobody_signed_lets_nobody_in(story: Story, tmp_path: Path) -> None:
