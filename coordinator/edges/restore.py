@@ -27,6 +27,7 @@ from coordinator.edges.later_log import CaughtUp, catch_up, later_log, particula
 from coordinator.edges.release_ledger import ReleaseLedger
 from coordinator.edges.round_store import SqlRoundStore
 from coordinator.edges.round_tables import FIRST_REVISION, TABLES_REVISION
+from coordinator.edges.tables_revision import revision_of
 from coordinator.edges.upgrade import in_transaction, migrate
 from coordinator.plans.plan_shelf import PlanShelf
 from coordinator.settings import Settings
@@ -82,7 +83,7 @@ def restore(
                 f"{source} holds no coordinator of federation {backup.about.federation}: use another copy"
             )
         _require_not_running(settings)
-        _bring_up_to_date(settings.state_folder / "state.sqlite")
+        _bring_up_to_date(settings.state_folder / "state.sqlite", backup.about)
         since = None if log is None else _go_on_from(log, folder, settings, federation, environment)
         closed = _close_plans(settings, since, ledger)
         store = SqlRoundStore(settings.state_folder / "state.sqlite", federation)
@@ -133,12 +134,17 @@ def _require_not_running(settings: Settings) -> None:
         ) from error
 
 
-def _bring_up_to_date(database: Path) -> None:
+def _bring_up_to_date(database: Path, about: About) -> None:
     try:
         with in_transaction(database) as connection:
             (verdict,) = connection.exec_driver_sql("PRAGMA integrity_check(1)").one()
             if verdict != "ok":
                 raise IntegrityError(f"the database in the backup is damaged ({verdict}): use another copy")
+            if (found := revision_of(connection)) != about.revision:
+                raise IntegrityError(
+                    f"the database in the backup has tables of revision {(found or 'none')[:20]}, the backup names {about.revision}: use another "
+                    "copy"
+                )
             migrate(connection, TABLES_REVISION)
     except SQLAlchemyError as error:
         raise IntegrityError(f"the database in the backup cannot be read ({error}): use another copy") from error

@@ -14,7 +14,7 @@ import pytest
 
 from coordinator.cli import main
 from coordinator.composition import Coordinator
-from coordinator.edges.backup_file import PASSPHRASE, opened_backup
+from coordinator.edges.backup_file import PASSPHRASE, new_backup, opened_backup
 from coordinator.edges.coordinator_folder import CoordinatorFolder
 from coordinator.edges.key_store import OPERATOR_NAME
 from coordinator.rounds.states import Stopped
@@ -322,6 +322,24 @@ def test_an_enrolment_that_nobody_signed_shuts_out_who_was_enrolled_before(story
     good = f"SELECT count(*) FROM certificates WHERE uri LIKE '%/silo/{HOSPITAL}' AND revoked_at IS NULL"
     assert query(database, good) == [(0,)]
     assert query(database, f"SELECT revoked_at IS NULL FROM silos WHERE silo = '{HOSPITAL}'") == [(0,)]
+
+
+def test_tables_that_are_not_those_that_it_names_are_refused(story: Story, tmp_path: Path) -> None:
+    """Nobody's revision 0003 is taken for 0004 and brought up to date."""
+    with opened_backup(story.plain, None) as backup:
+        about = backup.about
+        backup.extract(tmp_path / "out")
+    with closing(sqlite3.connect(tmp_path / "out" / "state" / "state.sqlite")) as opened:
+        opened.execute("DROP TABLE alembic_version")
+        opened.execute("UPDATE schema SET version = 3")
+        opened.commit()
+    with new_backup(tmp_path / "other", None, about) as other:
+        for path in sorted((tmp_path / "out").rglob("*")):
+            if path.is_file():
+                other.add(str(path.relative_to(tmp_path / "out")), path.read_bytes())
+    done = run_command(main, "restore", tmp_path / "other", tmp_path / "new", "--without-log")
+    done.is_refusal(IntegrityError, "revision 0003", "names 0005")
+    assert not (tmp_path / "new").exists()
 
 
 async def test_what_nobody_signed_lets_nobody_in(story: Story, tmp_path: Path) -> None:
