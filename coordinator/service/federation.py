@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
@@ -137,6 +137,7 @@ class Federation:
         self._last_seen: dict[SiloName, float] = {}
         self._choosing = asyncio.Lock()  # which plan is the present one
         self._revocations: set[asyncio.Task[None]] = set()
+        self._collections: set[asyncio.Task[Any]] = set()
         self._uploads = Uploads(
             loop=self._loop,
             desk=self._desk,
@@ -369,6 +370,13 @@ class Federation:
 
     async def collect_garbage(self, collect: Callable[[PresentPlan], T]) -> T:
         """What `collect`, in a thread, makes of the plan that the state is about; no other one is begun meanwhile."""
+        # A thread cannot be stopped: when whoever asked goes away in the middle, no plan begins before it has ended all the same.
+        under_way = asyncio.create_task(self._collect_garbage(collect))
+        self._collections.add(under_way)
+        under_way.add_done_callback(self._collections.discard)
+        return await asyncio.shield(under_way)
+
+    async def _collect_garbage(self, collect: Callable[[PresentPlan], T]) -> T:
         async with self._choosing:
             course = course_of(self._loop.state)
             present = PresentPlan(
