@@ -215,6 +215,7 @@ def test_of_masked_and_private_plans_nothing_of_single_silos_is_on_the_page(mask
     text = rendered(shown)
     for figure in TELLING:
         assert figure not in text, figure
+    assert "Progress of" not in text
     assert shown.contributions == ()
     assert {line.name for chart in shown.charts for line in chart.lines} <= {"MacroAvg", "MicroAvg", "sum of weights"}
     assert "61.3%" in text  # the mean over three
