@@ -293,7 +293,7 @@ def _budget(plan: Plan | None, rows: Sequence[RoundRow], epsilon: float | None) 
     if epsilon is not None:
         part = round(100 * min(1.0, epsilon / section.target_epsilon))
         return Budget(promise=promise, spent=f"epsilon {figure(epsilon)} spent", spent_percent=part)
-    begun = len({row.round for row in rows if row.round})
+    begun = max((row.round for row in rows), default=0)  # not how many rows there are: older ones may be left out
     return Budget(
         promise=promise,
         spent=f"{begun} of {plan.schedule.rounds} rounds begun; each silo keeps the ledger of what they cost it",
