@@ -230,14 +230,14 @@ def status(directory: Dir = None, as_json: AsJson = False) -> None:
         table.add_row(
             silo.silo,
             silo.state,
-            f"{silo.fraction:.0%}" if silo.state in ("training", "evaluating") else "",
+            f"{silo.fraction:.0%}" if silo.fraction and silo.state in ("training", "evaluating") else "",
             instant(silo.last_seen_unix_s),
             instant(silo.certificate_expires_unix_s),
             f"{silo.agent_version} (wire {silo.agent_wire})" if silo.agent_wire else "",
             silo.detail,
         )
     if reply.silos:
-        out.print(table)
+        out.print(table, markup=False)  # silos' own words are in it, and ours name [sections] of files
 
 
 app.command()(watch)

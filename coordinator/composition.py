@@ -221,6 +221,7 @@ class Coordinator:
             finally:
                 loop.cancel()
                 await asyncio.gather(loop, return_exceptions=True)
+                await service.end()
         finally:
             store.close()
 

@@ -56,7 +56,8 @@ def restore(
         bool, typer.Option("--without-log", help="There is no newer audit log: who was revoked since is let in again.")
     ] = False,
     ledger: Annotated[
-        Path | None, typer.Option("--ledger", help="The newest copy of state/privacy/ledger, under silo-level privacy.")
+        Path | None,
+        typer.Option("--ledger", help="With --log: the newest copy of state/privacy/ledger, under silo-level privacy."),
     ] = None,
 ) -> None:
     """Make a coordinator's folder of a backup. Its plan is stopped; silos go on once it is served and started."""

@@ -23,6 +23,7 @@ from security.errors import Unreachable
 from silo_wire.v1 import operator_pb2, operator_pb2_grpc
 
 REDRAWN_S = 0.5
+_ASKING = "asking the coordinator ..."
 LEAST_S, MOST_S = 0.5, 3600.0
 Every = Annotated[float, typer.Option("--every", min=LEAST_S, max=MOST_S, help="Seconds between two looks.")]
 
@@ -54,7 +55,7 @@ def _look(directory: Path | None) -> Seen:
 
 def _draw(directory: Path | None, every: float) -> None:
     seen: Seen | None = None
-    lost = "asking the coordinator ..."
+    lost = _ASKING
 
     def show() -> object:
         return picture(seen, lost=lost, now=time.monotonic())
@@ -65,7 +66,7 @@ def _draw(directory: Path | None, every: float) -> None:
             try:
                 seen, lost = _look(directory), ""
             except Unreachable:
-                lost = f"not reachable since {_clock()}, trying again" if not lost or seen is None else lost
+                lost = f"not reachable since {_clock()}, trying again" if lost in ("", _ASKING) else lost
             time.sleep(every)
 
 

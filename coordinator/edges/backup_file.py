@@ -30,6 +30,7 @@ _MOST_MANIFEST_BYTES: Final = 64 << 20
 _PART: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _TOP: Final = frozenset({"federation.toml", "keys", "audit", "state"})
 _MOST_PARTS: Final = 8
+_YEAR_10000_S: Final = 253_402_300_800.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,10 @@ def is_fit(name: str) -> bool:
     """Whether a backup may hold a file of this name: relative, of plain parts, none of them hidden, below a known folder."""
     parts = name.split("/")
     return len(parts) <= _MOST_PARTS and parts[0] in _TOP and all(_PART.fullmatch(part) for part in parts)
+
+
+def _is_instant(value: object) -> bool:
+    return type(value) is float and 0 <= value < _YEAR_10000_S
 
 
 class BackupWriter:
@@ -128,12 +133,18 @@ def new_backup(target: Path, passphrase: Passphrase | None, about: About) -> Ite
 
 @contextmanager
 def opened_backup(source: Path, passphrase: Passphrase | None) -> Iterator["BackupReader"]:
-    """Raises ConfigurationError for what is no backup or needs a passphrase, WrongPassphrase, StorageError naming it."""
+    """Raises ConfigurationError for what is no backup, needs a passphrase or has none where one is given, WrongPassphrase, StorageError naming it."""
     try:
         with source.open("rb") as file:
             if file.read(len(MAGIC)) != MAGIC:
                 file.seek(0)
-                yield BackupReader(file, str(source))
+                reader = BackupReader(file, str(source))
+                if passphrase is not None:  # who gives one counts on it: anybody can write a backup that has none
+                    raise ConfigurationError(
+                        f"{source} is in clear, though ${passphrase.variable} gives a passphrase: it is not the one that was made under that; "
+                        f"unset ${passphrase.variable} for one that was made with --plain"
+                    )
+                yield reader
                 return
             if passphrase is None:
                 raise ConfigurationError(
@@ -158,7 +169,7 @@ class BackupReader:
                 f"{where} has format {str(found)[:20]}, this release reads {FORMAT}: use the release that wrote it"
             )
         if set(line) != set(About.__slots__) or not all(
-            isinstance(line[name], str | float if name == "made_at" else str) for name in line
+            _is_instant(line[name]) if name == "made_at" else isinstance(line[name], str) for name in line
         ):
             raise self._damaged("its first line is not one that a backup has")
         self.about = About(**line)

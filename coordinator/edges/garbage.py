@@ -5,7 +5,7 @@
     exports     that nobody is being sent
     copies      of the database that `coordinator upgrade` made, after `copies_days`
     records     what single silos sent and scored in rounds that were closed `records_days` ago; the rounds themselves stay
-    remains     of a backup or a collection that a crash cut off
+    remains     of a backup, a collection or an upgrade that a crash cut off
 
 Never: anything of the plan under way, the last and the best model of the present plan, plans and their kept copies, the audit log, ledgers,
 keys. A folder gets a name that nothing reads before it is deleted, and records go in one transaction: a crash leaves it there or not.
@@ -21,7 +21,7 @@ from pathlib import Path
 from coordinator.edges.backup import WORK_PREFIX
 from coordinator.edges.export_scratch import ExportScratch
 from coordinator.edges.held_models import letting_models_go
-from coordinator.edges.model_store import BASE, INITIAL, SPARE
+from coordinator.edges.model_store import BASE, INITIAL, MODEL, SPARE
 from coordinator.edges.round_store import SqlRoundStore
 from coordinator.edges.spool_key import destroy_keys_below
 from coordinator.edges.upgrade_copies import copied_at
@@ -89,8 +89,9 @@ class Collector:
                 yield _garbage("spools", path, "no plan under way needs them")
 
     def _exports(self) -> Iterator[Garbage]:
-        if self._scratch.is_idle:
-            for path in _entries(self._state / "exports"):
+        found = _entries(self._state / "exports")
+        if self._scratch.is_idle:  # asked afterwards: what is begun from here on has another name
+            for path in found:
                 yield _garbage("exports", path, "nobody is being sent it")
 
     def _copies(self, now: float) -> Iterator[Garbage]:
@@ -101,7 +102,7 @@ class Collector:
                 yield _garbage("copies", path, f"made by coordinator upgrade more than {days:g} days ago")
 
     def _remains(self) -> Iterator[Garbage]:
-        for pattern in (f"{WORK_PREFIX}*", f"{GONE_PREFIX}*", f"*/{GONE_PREFIX}*"):
+        for pattern in (f"{WORK_PREFIX}*", f"{GONE_PREFIX}*", f"*/{GONE_PREFIX}*", ".state.sqlite.*.tmp*"):
             for path in sorted(self._state.glob(pattern)):
                 yield _garbage("remains", path, "a crash left it")
 
@@ -131,15 +132,19 @@ class Collector:
             item.path.rename(gone)
             files.sync_folder(gone.parent)
             shutil.rmtree(gone)
-        elif item.kind == "copies":
+        elif item.kind in ("copies", "remains"):
             files.erase(item.path)
         else:
             item.path.unlink(missing_ok=True)
+            files.sync_folder(item.path.parent)
 
 
 def _all_but(folder: Path, present: PresentPlan) -> Iterator[Garbage]:
-    """What a finished plan's folder holds of models that are neither its last nor its best, and files for further ones to write over."""
-    for path in _entries(folder):
+    """What a finished plan's folder holds of models that are neither its last nor its best, and files for further ones to write over.
+
+    Parameters come first: a model whose parameters are there is whole.
+    """
+    for path in sorted(_entries(folder), key=lambda path: path.suffix != MODEL):
         if path.name == SPARE:
             yield _garbage("models", path, "no further model is made of the plan")
         elif path.name not in (INITIAL, BASE) and path.name.partition(".")[0] not in present.models:

@@ -14,26 +14,33 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from sqlalchemy import Connection, and_, create_engine, delete, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
+from coordinator.edges.key_store import OPERATOR_NAME
 from coordinator.edges.round_tables import certificates, held_trust, silos
 from security.audit.entry import Entry, Event
 from security.audit.log_file import segments
 from security.audit.reading import Reading, read_log
 from security.audit.verification import Known
-from security.errors import StorageError
+from security.errors import ConfigurationError, StorageError
 from security.identifiers import FederationName, Identity, Role, SiloName, silo_name
 from silo_wire.canonical import Digest
 
 
 @dataclass(slots=True)
 class CaughtUp:
-    """What the newer log changed, for people."""
+    """What the newer log changed, for people.
+
+    `released` has each sum's number in the ledger, and its plan; `in_doubt` the plans that an earlier `restore` may have closed.
+    """
 
     entries: int = 0
     unsigned: range = range(0)
     revoked: list[str] = field(default_factory=list)
     let_in: list[str] = field(default_factory=list)
     to_invite: list[str] = field(default_factory=list)
-    released: set[Digest] = field(default_factory=set)
+    offered: set[Digest] = field(default_factory=set)
+    released: set[tuple[int, Digest]] = field(default_factory=set)
+    forgotten: bool = False
+    in_doubt: set[Digest] = field(default_factory=set)
     authorities_changed: bool = False
 
 
@@ -52,7 +59,12 @@ def catch_up(database: Path, federation: FederationName, reading: Reading, since
     position = reading.walk.position
     unsigned = range(position.sealed + 1, position.head.sequence + 1)
     never_signed = [unsigned, *(_unsigned_before(entry) for entry in reading.of(Event.OPERATOR_COMMAND))]
-    done = CaughtUp(entries=len(reading.entries) - since, unsigned=unsigned)
+    done = CaughtUp(
+        entries=len(reading.entries) - since,
+        unsigned=unsigned,
+        # A backup has the ledger as it was some entries before the log.
+        released={_sum_of(entry) for entry in reading.entries[:since] if entry.event is Event.SUM_RELEASED},
+    )
     with _transaction(database) as connection:
         for entry in reading.entries[since:]:
             sealed = not any(entry.sequence in some for some in never_signed)
@@ -60,11 +72,17 @@ def catch_up(database: Path, federation: FederationName, reading: Reading, since
     return done
 
 
-def particulars_of(done: CaughtUp | None) -> dict[str, str]:
-    """What the entry `restore` says of the log that it follows."""
+def particulars_of(done: CaughtUp | None, *, ledger: bool) -> dict[str, str]:
+    """What the entry `restore` says of the log that it follows, and of the ledger."""
+    newer_ledger = "yes" if ledger else "no"
     if done is None:
-        return {"newer_log": "no"}
-    return {"newer_log": "yes", "unsigned_from": str(done.unsigned.start), "unsigned_to": str(done.unsigned.stop)}
+        return {"newer_log": "no", "newer_ledger": newer_ledger}
+    return {
+        "newer_log": "yes",
+        "newer_ledger": newer_ledger,
+        "unsigned_from": str(done.unsigned.start),
+        "unsigned_to": str(done.unsigned.stop),
+    }
 
 
 def _unsigned_before(entry: Entry) -> range:
@@ -80,11 +98,17 @@ def _unsigned_before(entry: Entry) -> range:
 def _take(connection: Connection, federation: FederationName, entry: Entry, done: CaughtUp, *, sealed: bool) -> None:
     match entry.event:
         case Event.OPERATOR_COMMAND if entry.text("command") == "Revoke":
-            identity = Identity(federation, Role(entry.text("asked_role")), entry.text("asked_name"))
-            _revoke(connection, identity, entry.at)
-            done.revoked.append(identity.uri)
+            if (identity := _asked_of(entry, federation)) is not None:
+                _revoke(connection, identity, entry.at)
+                done.revoked.append(identity.uri)
+        case Event.OPERATOR_COMMAND if entry.text("command") == "restore" and entry.text("newer_ledger") != "yes":
+            done.forgotten = True
+            done.in_doubt = {*done.offered, *(plan for _, plan in done.released)}
         case Event.ENROLLED | Event.CERTIFICATE_RENEWED if not sealed or not entry.text("certificate_digest"):
-            done.to_invite.append(entry.text("silo"))
+            silo = silo_name(entry.text("silo"))
+            if entry.event is Event.ENROLLED:  # that shut out who was enrolled before
+                _revoke(connection, Identity(federation, Role.SILO, silo), entry.at)
+            done.to_invite.append(silo)
         case Event.ENROLLED:
             _enrol(connection, federation, entry)
             done.let_in.append(entry.text("silo"))
@@ -108,9 +132,25 @@ def _take(connection: Connection, federation: FederationName, entry: Entry, done
                 _register(connection, identity, entry)
                 done.let_in.append(identity.uri)
         case Event.SUM_RELEASED:
-            done.released.add(Digest(entry.text("plan")))
+            done.released.add(_sum_of(entry))
+        case Event.PLAN_OFFERED:
+            done.offered.add(Digest(entry.text("plan")))
         case Event.AUTHORITY_CHANGED:
             done.authorities_changed = True
+
+
+def _sum_of(entry: Entry) -> tuple[int, Digest]:
+    return entry.number("ledger_entry"), Digest(entry.text("plan"))
+
+
+def _asked_of(entry: Entry, federation: FederationName) -> Identity | None:
+    """Whom a command `Revoke` shut out; None where it was refused for what it named: it stands in the log before anybody looks at that."""
+    try:
+        identity = Identity(federation, Role(entry.text("asked_role")), entry.text("asked_name"))
+    except (ValueError, ConfigurationError):
+        return None
+    hosts_own = identity.role is Role.OPERATOR and identity.name == OPERATOR_NAME
+    return None if hosts_own or identity.role is Role.COORDINATOR else identity
 
 
 def _revoke(connection: Connection, identity: Identity, at: float) -> None:

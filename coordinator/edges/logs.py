@@ -54,7 +54,10 @@ def log_to_stderr(level: str, *, libraries: bool = False) -> Whereabouts:
     ]
     rendering: list[Processor]
     if sys.stderr.isatty():
-        rendering = [_without_nulls, structlog.dev.ConsoleRenderer(colors=not os.environ.get("NO_COLOR"))]
+        colours = not os.environ.get("NO_COLOR")
+        # Not the usual tracebacks, which show the values of variables: keys and tokens are among them.
+        words = structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=structlog.dev.plain_traceback)
+        rendering = [_without_nulls, _in_one_line, words]
     else:
         rendering = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     structlog.configure(
@@ -75,3 +78,10 @@ def log_to_stderr(level: str, *, libraries: bool = False) -> Whereabouts:
 
 def _without_nulls(logger: WrappedLogger, method: str, line: EventDict) -> EventDict:
     return {key: value for key, value in line.items() if value is not None}
+
+
+def _in_one_line(logger: WrappedLogger, method: str, line: EventDict) -> EventDict:
+    """What a library says may hold a peer's words. All but the event is quoted where it needs to be."""
+    event = str(line.get("event", ""))
+    line["event"] = "".join(character if character.isprintable() else " " for character in event)
+    return line

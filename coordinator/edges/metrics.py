@@ -19,6 +19,7 @@ from coordinator.service.disclosure import Means
 from coordinator.service.pulse import Pulse
 from security.errors import EXIT_CODES
 from security.identifiers import SiloName
+from silo_wire.canonical import Digest
 from silo_wire.messages import Evaluation, RoundKey
 
 PHASES = ("idle", "gathering", "collecting", "masking", "aggregating", "evaluating", "stopped", "finished")
@@ -228,6 +229,7 @@ class CoordinatorMetrics:
         self._seen: dict[SiloName, float] = {}
         self._at_hand: frozenset[SiloName] = frozenset()
         self._single_silos = False
+        self._plan: Digest | None = None
         self._phase: str | None = None
         self._phase_since = 0.0
         for phase in DROPPING_PHASES:
@@ -236,8 +238,7 @@ class CoordinatorMetrics:
         for cause in Cause:
             self.abandoned.labels(cause.value)
         self.queue.labels(EVENTS_QUEUE)
-        for unknown in (self.mean_loss_reduction, self.mean_weight, self.macro_exact_match, self.micro_exact_match):
-            unknown.set(UNKNOWN)
+        self._forget_means()
         for phase in PHASES:
             self.phase.labels(phase).set(0)
             self.phase_seconds.labels(phase)
@@ -275,7 +276,19 @@ class CoordinatorMetrics:
         self.attempt.set(attempt)
 
     def round_opened(self, key: RoundKey, cohort: Sequence[SiloName]) -> None:
+        self._of_plan(key.plan)
         self.cohort.set(len(cohort))
+
+    def _of_plan(self, plan: Digest) -> None:
+        """What the silos of an earlier plan came to says nothing of this one."""
+        if plan != self._plan:
+            self._plan = plan
+            self._forget_means()
+
+    def _forget_means(self) -> None:
+        for mean in (self.mean_loss_reduction, self.mean_weight, self.macro_exact_match, self.micro_exact_match):
+            mean.set(UNKNOWN)
+        self.mean_loss.clear()
 
     def update_committed(self, update: CommittedUpdate) -> None:
         silo, summary = update.silo, update.summary
@@ -309,10 +322,11 @@ class CoordinatorMetrics:
         self.round_seconds.observe(seconds)
 
     def evaluated(
-        self, key: RoundKey, *, reports: Sequence[tuple[SiloName, Evaluation]], macro: float, micro: float
+        self, key: RoundKey, *, reports: Sequence[tuple[SiloName, Evaluation]], macro: float | None, micro: float | None
     ) -> None:
-        self.macro_exact_match.set(macro)
-        self.micro_exact_match.set(micro)
+        self._of_plan(key.plan)
+        self.macro_exact_match.set(UNKNOWN if macro is None else macro)
+        self.micro_exact_match.set(UNKNOWN if micro is None else micro)
         for silo, report in reports:
             self.exact_match.labels(silo).set(report.exact_matches / report.examples)
             if report.executed:

@@ -5,7 +5,8 @@ A restored coordinator stands where it stood when the backup was made. What the 
     somebody was revoked since          is revoked again, from the newer audit log; without one only if that is said
     certificates issued since           are registered again from that log, as far as a seal covers it; else their silos are invited again
     open invitations                    are in no backup: a token that was spent since does not open the door a second time
-    sums released since (silo level)    plans of which the ledger may have forgotten releases are closed, unless the newer ledger is given
+    sums released since (silo level)    plans of which the ledger may have forgotten releases are closed, unless the newer ledger is given,
+                                        and has all that the newer log tells of
     the audit log forks                 the newer one goes on, if it was kept; else the entry `restore` says where the other one began
     the round under way                 is given up, and the plan is stopped: nothing begins before a person says so
     masked rounds since                 silos take no lower round than they took before, and none again that they unmasked
@@ -27,6 +28,7 @@ from coordinator.edges.later_log import CaughtUp, catch_up, later_log, particula
 from coordinator.edges.release_ledger import ReleaseLedger
 from coordinator.edges.round_store import SqlRoundStore
 from coordinator.edges.round_tables import FIRST_REVISION, TABLES_REVISION
+from coordinator.edges.tables_revision import revision_of
 from coordinator.edges.upgrade import in_transaction, migrate
 from coordinator.plans.plan_shelf import PlanShelf
 from coordinator.settings import Settings
@@ -70,6 +72,11 @@ def restore(
     folder before it has its name, and what its log is to say. Raises IntegrityError for a damaged
     file, or a log or ledger that does not go on from the backup's; WrongPassphrase, ConfigurationError, StateError, StorageError.
     """
+    if ledger is not None and log is None:
+        raise ConfigurationError(
+            "--ledger needs the newer audit log, with --log: nothing else says whether that ledger has every sum that was released; leave "
+            "it out, and the plans are closed"
+        )
     passphrase = key_file.passphrase_of(environment, PASSPHRASE)
     with opened_backup(source, passphrase) as backup, files.new_folder(target, files.PRIVATE_FOLDER_MODE) as work:
         _require_known(source, backup.about)
@@ -82,7 +89,7 @@ def restore(
                 f"{source} holds no coordinator of federation {backup.about.federation}: use another copy"
             )
         _require_not_running(settings)
-        _bring_up_to_date(settings.state_folder / "state.sqlite")
+        _bring_up_to_date(settings.state_folder / "state.sqlite", backup.about)
         since = None if log is None else _go_on_from(log, folder, settings, federation, environment)
         closed = _close_plans(settings, since, ledger)
         store = SqlRoundStore(settings.state_folder / "state.sqlite", federation)
@@ -91,7 +98,7 @@ def restore(
             silos = tuple(silo.silo for silo in store.silos() if silo.revoked_unix_s is None)
         finally:
             store.close()
-        tell(folder, {"made_at": str(int(backup.about.made_at)), **particulars_of(since)})
+        tell(folder, {"made_at": str(int(backup.about.made_at)), **particulars_of(since, ledger=ledger is not None)})
     return Restored(about=backup.about, files=count, silos=silos, closed=closed, since=since)
 
 
@@ -133,12 +140,17 @@ def _require_not_running(settings: Settings) -> None:
         ) from error
 
 
-def _bring_up_to_date(database: Path) -> None:
+def _bring_up_to_date(database: Path, about: About) -> None:
     try:
         with in_transaction(database) as connection:
             (verdict,) = connection.exec_driver_sql("PRAGMA integrity_check(1)").one()
             if verdict != "ok":
                 raise IntegrityError(f"the database in the backup is damaged ({verdict}): use another copy")
+            if (found := revision_of(connection)) != about.revision:
+                raise IntegrityError(
+                    f"the database in the backup has tables of revision {(found or 'none')[:20]}, the backup names {about.revision}: use another "
+                    "copy"
+                )
             migrate(connection, TABLES_REVISION)
     except SQLAlchemyError as error:
         raise IntegrityError(f"the database in the backup cannot be read ({error}): use another copy") from error
@@ -164,17 +176,32 @@ def _go_on_from(
 
 
 def _close_plans(settings: Settings, since: CaughtUp | None, ledger: Path | None) -> tuple[str, ...]:
-    """Those that were begun or released and may have released more since; none where the newer ledger goes on from the older."""
+    """Those that were begun or released and may have released more since; where the newer ledger goes on from the older, those of which it
+    has not every sum that the log tells of, or that an earlier `restore` may have closed.
+    """
     releases = ReleaseLedger(settings.state_folder / "privacy")
     entries = releases.file.entries()
-    if ledger is not None:
+    begun = {Digest(plan) for plan in _plans_of(settings) if _noise_is_made_here(settings, Digest(plan))}
+    known = begun | {Digest(entry.plan) for entry in entries}
+    told = set() if since is None else since.released
+    if ledger is None or since is None:
+        closed = known | {plan for _, plan in told}
+    else:
+        if not ledger.is_file():
+            raise ConfigurationError(f"{ledger} is missing: name the newest copy of state/privacy/ledger with --ledger")
         newer = PrivacyLedgerFile(ledger).entries()
+        if newer and not (settings.state_folder / "privacy" / "root").exists():
+            raise ConfigurationError(
+                "the backup is from before the first sum was released, and has not the secret that its noise was made from: leave --ledger "
+                "out, and the plans are closed"
+            )
         check_head(newer, head_of(entries), where=str(ledger), by="the ledger in the backup")
         if newer[len(entries) :]:
             releases.file.append(newer[len(entries) :])
-        return tuple(sorted(releases.closed()))
-    begun = {Digest(plan) for plan in _plans_of(settings) if _noise_is_made_here(settings, Digest(plan))}
-    closed = begun | {Digest(entry.plan) for entry in entries} | (set() if since is None else since.released)
+        has = {(entry.sequence, entry.plan) for entry in newer}
+        closed = {plan for number, plan in told if (number, plan) not in has}
+        if since.forgotten:
+            closed |= known | since.in_doubt
     if closed:
         releases.close(closed)
     return tuple(sorted(releases.closed()))

@@ -67,7 +67,9 @@ def _silos(status: operator_pb2.StatusReply) -> Table:
         table.add_row(
             Text(one_line(silo.silo)),
             Text(silo.state, style=_STYLES.get(silo.state, "cyan")),
-            ProgressBar(total=1.0, completed=silo.fraction, width=20) if silo.state in _MEASURED else "",
+            ProgressBar(total=1.0, completed=silo.fraction, width=20)
+            if silo.fraction and silo.state in _MEASURED
+            else "",
             _ago(silo.last_seen_unix_s),
             Text(one_line(silo.detail)),
         )

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
@@ -55,7 +55,15 @@ from coordinator.service.standing import Standing, standing
 from coordinator.service.threads import Threads
 from coordinator.service.uploads import Upload, Uploads
 from security.chain import Head
-from security.errors import AuthorisationError, ConfigurationError, Conflict, MalformedMessage, StateError, WrongTime
+from security.errors import (
+    AuthorisationError,
+    ConfigurationError,
+    Conflict,
+    LoricaError,
+    MalformedMessage,
+    StateError,
+    WrongTime,
+)
 from security.identifiers import FederationName, Identity, Role, SiloName
 from silo_wire.canonical import Digest
 from silo_wire.ledger_receipt import LEDGER_DOMAIN, LedgerReceipt, ledger_statement
@@ -137,6 +145,8 @@ class Federation:
         self._last_seen: dict[SiloName, float] = {}
         self._choosing = asyncio.Lock()  # which plan is the present one
         self._revocations: set[asyncio.Task[None]] = set()
+        self._collections: set[asyncio.Task[Any]] = set()
+        self._leavings: set[asyncio.Task[None]] = set()
         self._uploads = Uploads(
             loop=self._loop,
             desk=self._desk,
@@ -192,6 +202,10 @@ class Federation:
     async def run(self) -> None:
         """Drive the rounds until cancelled."""
         await self._loop.run()
+
+    async def end(self) -> None:
+        """Once nobody attends any more: until it is stored when they left."""
+        await asyncio.gather(*self._leavings)
 
     def _changed(self) -> None:
         self._attendance.wake_all()
@@ -254,8 +268,18 @@ class Federation:
         if self._attendance.leave(seat):
             _log.info("silo disconnected", silo=seat.silo)
             self._last_seen[seat.silo] = self._clock()
+            leaving = asyncio.create_task(self._keep_last_seen(seat.silo))
+            self._leavings.add(leaving)
+            leaving.add_done_callback(self._leavings.discard)
             self._loop.post_soon(SiloLeft(now=self._clock(), silo=seat.silo))
             self._changed()
+
+    async def _keep_last_seen(self, silo: SiloName) -> None:
+        """Over a restart: until then, `_last_seen` has it."""
+        try:
+            await self._threads.store(self._store.seen, silo, self._last_seen[silo])
+        except LoricaError as error:
+            _log.warning("when a silo left could not be stored", silo=silo, error=str(error))
 
     async def declare_readiness(self, silo: SiloName, plan: Digest, *, ready: bool, reason: str = "") -> None:
         """A connected silo has checked `plan`; raises WrongTime when another one is under way or nobody attends."""
@@ -369,6 +393,13 @@ class Federation:
 
     async def collect_garbage(self, collect: Callable[[PresentPlan], T]) -> T:
         """What `collect`, in a thread, makes of the plan that the state is about; no other one is begun meanwhile."""
+        # A thread cannot be stopped: when whoever asked goes away in the middle, no plan begins before it has ended all the same.
+        under_way = asyncio.create_task(self._collect_garbage(collect))
+        self._collections.add(under_way)
+        under_way.add_done_callback(self._collections.discard)
+        return await asyncio.shield(under_way)
+
+    async def _collect_garbage(self, collect: Callable[[PresentPlan], T]) -> T:
         async with self._choosing:
             course = course_of(self._loop.state)
             present = PresentPlan(
@@ -457,11 +488,15 @@ class Federation:
         return await self.renewal.grant(Identity(self._federation, role, name), csr_der=csr_der, valid_s=valid_s)
 
     async def status(self) -> Standing:
+        enrolled = await self._threads.store(self._store.silos)
         return standing(
             federation=self._federation,
             state=self._loop.state,
             fault=self._loop.fault,
-            enrolled=await self._threads.store(self._store.silos),
+            enrolled=[
+                replace(item, last_seen_unix_s=max(item.last_seen_unix_s, self._last_seen.get(item.silo, 0.0)))
+                for item in enrolled
+            ],
             invited=self.enrolment.invited(),
             attendance=self._attendance,
             now=self._clock(),

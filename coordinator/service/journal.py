@@ -130,6 +130,7 @@ class Journal:
     def _evaluated(self, record: EvaluationClosed) -> None:
         if record.score is None or record.macro is None:
             _log.warning("evaluation without a mean that may be shown", **_where(record.key))
+            self._observer.evaluated(record.key, reports=(), macro=None, micro=None)
             return
         scores = {
             report.silo: report.evaluation.exact_matches / report.evaluation.examples for report in record.reports

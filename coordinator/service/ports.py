@@ -384,9 +384,9 @@ class Observer(Protocol):
     def round_abandoned(self, cause: Cause, *, seconds: float) -> None: ...
 
     def evaluated(
-        self, key: RoundKey, *, reports: Sequence[tuple[SiloName, Evaluation]], macro: float, micro: float
+        self, key: RoundKey, *, reports: Sequence[tuple[SiloName, Evaluation]], macro: float | None, micro: float | None
     ) -> None:
-        """Exact match, 0 to 1."""
+        """Exact match, 0 to 1; None where there is no mean, or none that may be shown."""
 
     def standing_changed(self, pulse: Pulse) -> None: ...
 

@@ -8,6 +8,7 @@ from coordinator.rounds.states import (
     Collecting,
     Declined,
     Evaluating,
+    Finished,
     Masking,
     State,
     course_of,
@@ -23,9 +24,10 @@ from silo_wire.messages import Evaluate, Mask, Train
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiloStanding:
-    """`state`: invited, enrolled (never seen), revoked, absent, preparing, ready, training, masking, evaluating, declined.
+    """`state`: invited, enrolled (never seen), revoked, absent, connected (nothing is asked of it), preparing, ready, training, masking, evaluating, declined.
 
-    `fraction` is the progress of the present phase, 0 to 1, as the agent reports it.
+    `fraction` is the progress of the present phase, 0 to 1, as the agent reports it; 0 where nothing of single silos is shown: how large
+    its steps are tells how many records a silo has.
     """
 
     silo: SiloName
@@ -104,7 +106,8 @@ def standing(
 
 
 def _enrolled(state: State, silo: EnrolledSilo, attendance: Attendance, now: float) -> SiloStanding:
-    seat = attendance.seat(silo.silo)
+    seat, course = attendance.seat(silo.silo), course_of(state)
+    told = course is None or course.terms.shows_single_silos
     declined = next((item for item in _declined(state) if item.silo == silo.silo), None)
     detail = ""
     if silo.revoked_unix_s is not None:
@@ -125,7 +128,7 @@ def _enrolled(state: State, silo: EnrolledSilo, attendance: Attendance, now: flo
         state=name,
         detail=detail,
         last_seen_unix_s=silo.last_seen_unix_s if seat is None else now,
-        fraction=0.0 if seat is None else seat.fraction,
+        fraction=seat.fraction if seat is not None and told else 0.0,
         certificate_expires_unix_s=silo.certificate_expires_unix_s,
         agent_version=silo.agent_version,
         agent_wire=silo.agent_wire,
@@ -145,4 +148,6 @@ def _at_work(state: State, silo: SiloName, now: float) -> str:
             return "masking"
         case Evaluate():
             return "evaluating"
-    return "ready" if course is not None and silo in course.ready else "preparing"
+    if course is None or isinstance(state, Finished):
+        return "connected"
+    return "ready" if silo in course.ready else "preparing"

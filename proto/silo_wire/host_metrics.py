@@ -76,13 +76,19 @@ class GpuCollector(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         torch: Any = sys.modules.get("torch")
-        if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
-            return
         families = list(self.describe())
-        for device in range(torch.cuda.device_count()):
-            free, size = torch.cuda.mem_get_info(device)
-            for family, value in zip(families, (free, size, torch.cuda.memory_reserved(device)), strict=True):
-                family.add_metric([str(device)], value)
+        try:
+            if torch is None or not torch.cuda.is_initialized():
+                return
+            for device in range(torch.cuda.device_count()):
+                free, size = torch.cuda.mem_get_info(device)
+                for family, value in zip(families, (free, size, torch.cuda.memory_reserved(device)), strict=True):
+                    family.add_metric([str(device)], value)
+        except (
+            AttributeError,
+            RuntimeError,
+        ):  # torch is half imported; or the GPU is gone, when the rest is wanted most
+            return
         yield from families
 
 

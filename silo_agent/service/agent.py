@@ -361,7 +361,7 @@ class AgentService:
             await self._afford(releases)  # before hours of training that would come to nothing
         update_file = self._journal.new_update_file(order.key)
         checkpoint_file = self._journal.checkpoint_file(order.model)
-        progress = self._progress(order.key, AgentPhase.TRAINING)
+        progress = self._progress(order.key, AgentPhase.TRAINING, told=_steps_are_told(bundle))
         notice = self._notice()
         trained = await self._in_thread(
             lambda cancelled: self._trainer.train(
@@ -521,8 +521,8 @@ class AgentService:
 
     # ---- progress -----------------------------------------------------------------------------------------------
 
-    def _progress(self, key: RoundKey | None, phase: AgentPhase) -> Progress:
-        """For work in this thread or another; passes on what a person could see."""
+    def _progress(self, key: RoundKey | None, phase: AgentPhase, *, told: bool = True) -> Progress:
+        """For work in this thread or another; passes on what a person could see. Unless `told`, the coordinator hears of the phase alone."""
         loop = asyncio.get_running_loop()
         shown = -1.0
 
@@ -531,14 +531,15 @@ class AgentService:
             fraction = min(max(fraction, 0.0), 1.0)
             if fraction - shown >= _PROGRESS_STEP or fraction == 1.0 > shown:
                 shown = fraction
-                loop.call_soon_threadsafe(self._progressed, key, phase, fraction)
+                loop.call_soon_threadsafe(self._progressed, key, phase, fraction, told)
 
         return report
 
-    def _progressed(self, key: RoundKey | None, phase: AgentPhase, fraction: float) -> None:
+    def _progressed(self, key: RoundKey | None, phase: AgentPhase, fraction: float, told: bool) -> None:
         self._display.progress(fraction)
-        if key is not None:
-            self._reported = key, phase, fraction
+        report = None if key is None else (key, phase, fraction if told else 0.0)
+        if report is not None and report != self._reported:
+            self._reported = report
             self._report_due.set()
 
     async def _report_progress(self) -> None:
@@ -548,6 +549,12 @@ class AgentService:
             if self._reported is not None:
                 await self._coordinator.report_progress(*self._reported)
                 await asyncio.sleep(PROGRESS_S)
+
+
+def _steps_are_told(bundle: PlanBundle) -> bool:
+    """One step's part of a training tells how many there are, and that how many records, where not the plan says how many."""
+    plan = bundle.plan
+    return plan.privacy.level == "record" or not (plan.aggregation.secure_aggregation or plan.privacy.level == "silo")
 
 
 def _failure(work: Work, error: LoricaError, *, private: bool) -> Result:

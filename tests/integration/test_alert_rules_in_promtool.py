@@ -89,6 +89,12 @@ CASES = (
     ),
     Case(
         "LoricaRoundsAbandoned",
+        {coordinator("lorica_abandoned_rounds_total", cause="late"): "5x39 _ 5x48 6x4 7x4 _ 7x200"},
+        quiet=("99m", "100m", "2h20m"),
+        name="two in a whole hour, scraped a little before its ends",
+    ),
+    Case(
+        "LoricaRoundsAbandoned",
         {coordinator("lorica_abandoned_rounds_total", cause="stopped"): "0+1x100"},
         quiet=("1h",),
         name="the operator stopped them",

@@ -407,3 +407,12 @@ async def test_a_token_that_protects_nothing_keeps_the_coordinator_from_starting
     with pytest.raises(ConfigurationError, match=match):
         async with served(federation_template, tmp_path, "0.0.0.0:0", "../token"):
             pass
+
+
+async def test_a_token_that_nobody_is_asked_for_keeps_the_coordinator_from_starting(
+    federation_template: FederationTemplate, tmp_path: Path
+) -> None:
+    write_token(tmp_path / "token", TOKEN)
+    with pytest.raises(ConfigurationError, match="nobody is asked for a token"):
+        async with served(federation_template, tmp_path, "127.0.0.1:0", "../token"):
+            pass

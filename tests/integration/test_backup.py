@@ -14,8 +14,9 @@ import pytest
 
 from coordinator.cli import main
 from coordinator.composition import Coordinator
-from coordinator.edges.backup_file import PASSPHRASE, opened_backup
+from coordinator.edges.backup_file import PASSPHRASE, new_backup, opened_backup
 from coordinator.edges.coordinator_folder import CoordinatorFolder
+from coordinator.edges.key_store import OPERATOR_NAME
 from coordinator.rounds.states import Stopped
 from coordinator.service.federation import Federation
 from security.audit.entry import Event
@@ -163,6 +164,8 @@ def test_under_a_passphrase_nothing_of_it_can_be_read(
     other.is_refusal(AuthenticationError, "does not open with the passphrase")
     assert not (tmp_path / "new").exists()
     monkeypatch.setenv(PASSPHRASE, SECRET)
+    swapped = run_command(main, "restore", story.plain, tmp_path / "new", "--without-log")
+    swapped.is_refusal(ConfigurationError, "is in clear, though")
     assert run_command(main, "restore", story.sealed, tmp_path / "new", "--without-log").code == 0
     assert isinstance(state_of(CoordinatorFolder(tmp_path / "new")), Stopped)
 
@@ -288,6 +291,55 @@ async def test_the_newer_log_says_who_was_shut_out_and_let_in_since(story: Story
     assert reading.entries[: len(lost.entries)] == lost.entries, "one history, which goes on"
     told = [entry for entry in reading.of(Event.OPERATOR_COMMAND) if entry.text("command") == "restore"]
     assert [entry.text("newer_log") for entry in told] == ["yes"]
+
+
+def test_a_revocation_that_was_refused_shuts_out_nobody_and_stops_no_restore(story: Story, tmp_path: Path) -> None:
+    """A command is in the log before anybody looks at what it names: a slip of the hand, or of an operator who means ill."""
+    log, keys = tmp_path / "log", Coordinator.load(story.lost).keys
+    shutil.copytree(story.lost.audit, log)
+    writer = AuditLog(log, writer=read_log(log).writer, key=keys.identity, clock=time.time)
+    for said in (
+        {"asked_role": "silos", "asked_name": HOSPITAL},
+        {"asked_role": "silo", "asked_name": "Hospital A"},
+        {"asked_role": "silo"},
+        {"asked_role": "coordinator"},
+        {"asked_role": "operator", "asked_name": OPERATOR_NAME},
+    ):
+        writer.append(Event.OPERATOR_COMMAND, command="Revoke", **said)
+    writer.seal()
+    folder = restored(story, tmp_path / "new", "--log", log)
+    own = f"SELECT count(*), count(revoked_at) FROM certificates WHERE uri LIKE '%/operator/{OPERATOR_NAME}'"
+    assert query(folder.root / "state" / "state.sqlite", own) == [(1, 0)]
+
+
+def test_an_enrolment_that_nobody_signed_shuts_out_who_was_enrolled_before(story: Story, tmp_path: Path) -> None:
+    log, keys = tmp_path / "log", Coordinator.load(story.lost).keys
+    shutil.copytree(story.lost.audit, log)
+    writer = AuditLog(log, writer=read_log(log).writer, key=keys.identity, clock=time.time)
+    new = {"certificate": "ab12", "certificate_digest": "cd" * 32, "expires": int(time.time()) + 86_400}
+    writer.append(Event.ENROLLED, silo=HOSPITAL, identity_key="ef" * 32, **new)
+    database = restored(story, tmp_path / "new", "--log", log).root / "state" / "state.sqlite"
+    good = f"SELECT count(*) FROM certificates WHERE uri LIKE '%/silo/{HOSPITAL}' AND revoked_at IS NULL"
+    assert query(database, good) == [(0,)]
+    assert query(database, f"SELECT revoked_at IS NULL FROM silos WHERE silo = '{HOSPITAL}'") == [(0,)]
+
+
+def test_tables_that_are_not_those_that_it_names_are_refused(story: Story, tmp_path: Path) -> None:
+    """Nobody's revision 0003 is taken for 0004 and brought up to date."""
+    with opened_backup(story.plain, None) as backup:
+        about = backup.about
+        backup.extract(tmp_path / "out")
+    with closing(sqlite3.connect(tmp_path / "out" / "state" / "state.sqlite")) as opened:
+        opened.execute("DROP TABLE alembic_version")
+        opened.execute("UPDATE schema SET version = 3")
+        opened.commit()
+    with new_backup(tmp_path / "other", None, about) as other:
+        for path in sorted((tmp_path / "out").rglob("*")):
+            if path.is_file():
+                other.add(str(path.relative_to(tmp_path / "out")), path.read_bytes())
+    done = run_command(main, "restore", tmp_path / "other", tmp_path / "new", "--without-log")
+    done.is_refusal(IntegrityError, "revision 0003", "names 0005")
+    assert not (tmp_path / "new").exists()
 
 
 async def test_what_nobody_signed_lets_nobody_in(story: Story, tmp_path: Path) -> None:

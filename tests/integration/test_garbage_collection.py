@@ -1,12 +1,14 @@
 """`coordinator gc` beside a coordinator that runs: what a plan left goes, the round under way ends with its model."""
 
 import asyncio
+import threading
 import time
 from pathlib import Path
 
 from coordinator.cli import main
 from coordinator.composition import Coordinator
 from coordinator.edges.garbage import DAY_S
+from coordinator.service.records import PresentPlan
 from silo_wire.messages import Evaluate, Train
 from silo_wire.v1 import operator_pb2
 from tests.support.command_line import run_command
@@ -63,3 +65,28 @@ async def test_what_a_plan_left_goes_while_another_one_runs(
         run_command, main, "gc", "--dir", folder.root
     )  # without the coordinator, under its lock
     assert (printed.code, printed.out) == (0, "there is nothing to delete\n")
+
+
+async def test_no_plan_begins_while_a_collection_goes_on_that_nobody_waits_for(
+    federation_template: FederationTemplate, tmp_path: Path
+) -> None:
+    """Its caller was cut off; what it has found to be of no plan must not be of one by the time that it is deleted."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def collect(_: PresentPlan) -> None:
+        begun.set()
+        go_on.wait(30)
+
+    async with running(federation_template.copy(tmp_path / "coordinator")) as at:
+        asked = asyncio.create_task(at.service.collect_garbage(collect))
+        await asyncio.to_thread(begun.wait)
+        asked.cancel()
+        await asyncio.wait({asked})
+        assert asked.cancelled()
+        starting = asyncio.create_task(at.service.start_plan(PLAN))
+        try:
+            done, _ = await asyncio.wait({starting}, timeout=1)
+            assert not done
+        finally:
+            go_on.set()
+        await starting

@@ -77,6 +77,7 @@ def test_a_restored_coordinator_releases_nothing_more_of_a_plan_whose_releases_i
     coordinator.open_store().close()
     plan = coordinator.shelf.compile("noised").plan
     audited = ReleaseLedger(coordinator.settings.state_folder / "privacy", tell=released(coordinator.audit()))
+    assert run_command(cli.main, "backup", tmp_path / "early", "--plain", "--dir", folder.root).code == 0
     audited.noise_key(b"")
     audited.enter(round_key(plan.digest, 1), b"sum 1", plan.privacy)
     assert run_command(cli.main, "backup", tmp_path / "b", "--plain", "--dir", folder.root).code == 0
@@ -101,7 +102,32 @@ def test_a_restored_coordinator_releases_nothing_more_of_a_plan_whose_releases_i
     assert releases.enter(round_key(plan.digest, 3), b"sum 3", plan.privacy)
     assert releases.noise_key(b"x") == coordinator.releases.noise_key(b"x"), "one secret: no sum has two noises"
 
-    ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:0]))
-    cut = run_command(cli.main, "restore", tmp_path / "b", tmp_path / "cut", "--without-log", "--ledger", ledger)
+    # From the same backup again, after a restoration that closed the plan: the ledger of that time does not open it again.
+    for target, of, closes in (("again", "whole", False), ("doubt", "lost", True)):
+        newest = CoordinatorFolder(tmp_path / of)
+        given = ("--log", newest.audit, "--ledger", Coordinator.load(newest).releases.file.path)
+        done = run_command(cli.main, "restore", tmp_path / "b", tmp_path / target, *given)
+        assert done.code == 0, done.err
+        closed = Coordinator.load(CoordinatorFolder(tmp_path / target)).releases.closed()
+        assert closed == ({plan.digest} if closes else set())
+
+    for backup, given, words in (("early", ledger, "before the first sum"), ("b", tmp_path / "gone", "is missing")):
+        done = run_command(
+            cli.main, "restore", tmp_path / backup, tmp_path / "no", "--log", folder.audit, "--ledger", given
+        )
+        done.is_refusal(ConfigurationError, words)
+    alone = run_command(cli.main, "restore", tmp_path / "b", tmp_path / "alone", "--without-log", "--ledger", ledger)
+    alone.is_refusal(ConfigurationError, "--ledger needs the newer audit log")
+    lines = ledger.read_bytes().splitlines(keepends=True)
+    ledger.write_bytes(lines[0])
+    stale = run_command(
+        cli.main, "restore", tmp_path / "b", tmp_path / "stale", "--log", folder.audit, "--ledger", ledger
+    )
+    assert stale.code == 0, stale.err
+    assert Coordinator.load(CoordinatorFolder(tmp_path / "stale")).releases.closed() == {plan.digest}, (
+        "the log knows of a sum that this ledger has not"
+    )
+    ledger.write_bytes(b"")
+    cut = run_command(cli.main, "restore", tmp_path / "b", tmp_path / "cut", "--log", folder.audit, "--ledger", ledger)
     cut.is_refusal(IntegrityError, "it was truncated")
     assert not (tmp_path / "cut").exists()

@@ -181,6 +181,7 @@ async def running(folder: Path, *, clock: AdjustableClock | None = None) -> Asyn
     finally:
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
+        await service.end()
         store.close()
 
 

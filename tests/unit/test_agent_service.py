@@ -32,6 +32,7 @@ from silo_agent.edges.privacy_ledger import guard_of
 from silo_agent.edges.round_journal import LastModel, RoundJournal
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_agent.service import agent
 from silo_agent.service.agent import AgentService
 from silo_agent.service.audited import AuditedCoordinator, AuditedGate, AuditedObserver, SiloAudit
 from silo_agent.service.masking import Masking
@@ -268,6 +269,26 @@ async def test_one_round_from_prepare_to_the_finished_plan(peer: FederationPeer,
     assert silo.outcomes() == [(1, "training", "uploaded"), (1, "evaluation", "evaluated")]
     assert {phase for _, phase, _ in peer.progress} <= {"fetching", "training", "uploading", "evaluating"}
     assert peer.declined == []
+
+
+SILO_LEVEL = small_bundle(
+    aggregation={"max_weight": 10.0},
+    evaluation={"every": 0, "initial": False, "last": False},
+    privacy={"level": "silo", "noise_multiplier": 10.0, "nominal_silos": 5},
+)
+
+
+@pytest.mark.parametrize(("bundle", "told"), [(BUNDLE, {1.0}), (SILO_LEVEL, {0.0})], ids=["open", "silo level"])
+async def test_steps_of_training_are_told_where_a_number_of_records_may_be(
+    peer: FederationPeer, silo: Silo, monkeypatch: pytest.MonkeyPatch, bundle: PlanBundle, told: set[float]
+) -> None:
+    monkeypatch.setattr(agent, "PROGRESS_S", 0.0)
+    model = peer.offer(bundle, DATA)
+    key = replace(KEY, plan=bundle.plan.digest)
+    async with silo.running():
+        await peer.order(Train(key=key, model=model.digest, seconds_left=60.0))
+        await peer.until(lambda: any(update.committed for update in peer.updates.values()))
+    assert {fraction for _, phase, fraction in peer.progress if phase == "training"} == told
 
 
 async def test_the_same_order_after_a_reconnection_trains_once(peer: FederationPeer, silo: Silo) -> None:

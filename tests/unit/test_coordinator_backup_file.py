@@ -3,6 +3,7 @@
 import io
 import json
 import stat
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ from blake3 import blake3
 
 from coordinator.edges.backup_file import About, BackupReader, BackupWriter, is_fit, new_backup, opened_backup
 from security.errors import ConfigurationError, IntegrityError, LoricaError, StorageError
+from security.pki.key_file import Passphrase
 
 ABOUT = About(federation="north", made_at=1.5, release="0.1.0", revision="0005")
+GIVEN = Passphrase(b"a passphrase of thirty characters", "P")
 FILES = {
     "federation.toml": b"federation = 1",
     "keys/identity.key": b"k" * 70_000,
@@ -167,6 +170,21 @@ def test_what_is_no_backup_is_refused(data: bytes, kind: type[LoricaError], tmp_
     path = tmp_path / "file"
     path.write_bytes(data)
     with pytest.raises(kind), opened_backup(path, None):
+        pass
+
+
+@pytest.mark.parametrize("made_at", ["1.5", 1, True, None, -1.0, 1e300, float("inf"), float("nan")], ids=str)
+def test_an_instant_that_is_none_is_refused(made_at: object) -> None:
+    line = {"kind": "lorica coordinator backup", "format": 1, **asdict(ABOUT), "made_at": made_at}
+    with pytest.raises(IntegrityError, match="its first line"):
+        BackupReader(io.BytesIO(json.dumps(line).encode() + b"\n"), "it")
+
+
+def test_in_clear_it_does_not_stand_in_for_one_under_a_passphrase(tmp_path: Path) -> None:
+    """Whoever can write to where backups lie can put one there that has no passphrase, with keys of their own."""
+    path = tmp_path / "backup"
+    path.write_bytes(written(FILES))
+    with pytest.raises(ConfigurationError, match=r"is in clear, though \$P gives"), opened_backup(path, GIVEN):
         pass
 
 

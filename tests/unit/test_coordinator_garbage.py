@@ -62,6 +62,7 @@ def state(tmp_path: Path) -> Path:
     write(folder / "privacy" / "ledger")
     write(folder / f"{WORK_PREFIX}abc" / "state.sqlite")
     write(folder / "models" / ".gone-1" / "x.safetensors")
+    write(folder / ".state.sqlite.0004-20260101T000000Z.tmp")
     for age in (40, 10):
         write(copy_of(folder / "state.sqlite", "0004", datetime.fromtimestamp(NOW - age * DAY_S, UTC)))
     write(folder / "state.sqlite.0004-99999999T999999Z")  # of no time that there is
@@ -212,6 +213,9 @@ def test_killed_at_every_step_it_harms_nothing_and_the_next_one_ends_it(state: P
                 assert died() < step
                 break
         assert needed(again, FINISHED) == kept
+        for model in again.glob(f"models/{PLAN}/*.safetensors"):
+            whole = model.with_suffix(".manifest.json").exists() and model.with_suffix(".optimizer").exists()
+            assert whole, f"a model that is there is whole, after death at step {step}: a backup copies it"
         for spool in again.glob("spools/**/*.delta"):
             key = spool.with_suffix(".key")
             assert GONE_PREFIX not in str(spool) or not key.exists(), (

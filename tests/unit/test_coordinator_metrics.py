@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from coordinator.service.disclosure import Means
 from coordinator.service.pulse import Pulse, pulse
 from security.identifiers import SiloName
 from security.secure_aggregation import coordinator_machine as protocol
-from tests.support.rounds import COLLECTING, GATHERING, A, B, course, model_after, summary, terms
+from tests.support.rounds import COLLECTING, GATHERING, A, B, course, key, model_after, summary, terms
 
 ABOUT_SILOS = (
     *("lorica_silo_weight", "lorica_silo_weight_share_ratio", "lorica_silo_loss_reduction", "lorica_silo_examples"),
@@ -112,6 +113,30 @@ def test_what_is_not_known_is_no_zero(metrics: CoordinatorMetrics) -> None:
         for name in ("lorica_mean_loss_reduction", "lorica_mean_silo_weight"):
             assert math.isnan(value(metrics, name) or 0.0)
         metrics.round_closed(result, Means(), seconds=1.0)
+
+
+MEANS = (
+    *("lorica_macro_exact_match_ratio", "lorica_micro_exact_match_ratio"),
+    *("lorica_mean_loss_reduction", "lorica_mean_silo_weight"),
+)
+
+
+def test_means_of_one_plan_are_not_those_of_the_next(metrics: CoordinatorMetrics) -> None:
+    metrics.evaluated(key(0), reports=(), macro=0.5, micro=0.25)
+    metrics.round_opened(key(1), (A, B))
+    assert value(metrics, "lorica_macro_exact_match_ratio") == 0.5  # of the model that this plan began with
+    a_round(metrics)
+    metrics.round_opened(key(2), (A, B))
+    assert not any(math.isnan(value(metrics, name) or 0.0) for name in MEANS)
+    metrics.round_opened(replace(key(1), plan=model_after(9)), (A, B))
+    assert all(math.isnan(value(metrics, name) or 0.0) for name in MEANS)
+    assert value(metrics, "lorica_mean_training_loss", point="last") is None
+
+
+def test_a_mean_that_may_not_be_shown_is_not_the_one_before(metrics: CoordinatorMetrics) -> None:
+    metrics.evaluated(key(1), reports=(), macro=0.5, micro=0.25)
+    metrics.evaluated(key(2), reports=(), macro=None, micro=None)
+    assert all(math.isnan(value(metrics, name) or 0.0) for name in MEANS[:2])
 
 
 def test_epsilon_left_is_never_below_zero(metrics: CoordinatorMetrics) -> None:

@@ -73,6 +73,37 @@ def test_every_line_of_the_coordinator_says_round_phase_and_silo() -> None:
     assert "ValueError: broken" in defect["exception"]
 
 
+def on_a_terminal() -> tuple[str, str]:
+    """A defect's line, and what nobody may read in it."""
+    secret = "-".join(("a", "token", "of", "somebody"))
+
+    def fails(token: str) -> None:
+        raise ValueError("broken")
+
+    with redirect_stderr(Terminal()) as err:
+        log_to_stderr("info", libraries=True)
+        logging.getLogger("a.library").warning("said \x1b[2J\nby a peer")
+        try:
+            fails(secret)
+        except ValueError as error:
+            structlog.get_logger("a module").error("defect", exc_info=error)
+    return err.getvalue(), secret
+
+
+def test_a_traceback_on_a_terminal_shows_no_value_of_a_variable() -> None:
+    shown, secret = on_a_terminal()
+    assert "ValueError: broken" in shown
+    assert "in fails" in shown
+    assert secret not in shown
+
+
+def test_what_a_library_says_paints_nothing_on_the_terminal() -> None:
+    shown, _ = on_a_terminal()
+    assert "by a peer" in shown
+    assert "\x1b[2J" not in shown
+    assert "said" in next(line for line in shown.splitlines() if "by a peer" in line)
+
+
 def test_every_line_of_the_agent_says_silo_round_and_phase() -> None:
     with redirect_stderr(io.StringIO()) as err:
         where = configure_logs("info")

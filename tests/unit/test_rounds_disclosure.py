@@ -13,10 +13,13 @@ from coordinator.rounds.effects import EvaluationClosed, RoundClosed, RoundOpene
 from coordinator.rounds.scores import BestModel
 from coordinator.rounds.states import Report
 from coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome, SiloWeight
+from coordinator.service.attendance import Attendance
 from coordinator.service.disclosure import of_all_silos
 from coordinator.service.journal import Journal
-from coordinator.service.records import RoundRow, SiloRow
-from security.identifiers import SiloName
+from coordinator.service.records import EnrolledSilo, RoundRow, SiloRow
+from coordinator.service.standing import standing
+from security.identifiers import FederationName, SiloName
+from silo_wire.messages import AgentPhase
 from tests.support.rounds import (
     COLLECTING,
     SIGNATURE,
@@ -100,6 +103,32 @@ def test_single_silos_are_in_no_log_and_no_metric(of_plan: dict[str, bool]) -> N
 @pytest.mark.parametrize("of_plan", PRIVATE, ids=lambda of_plan: next(iter(of_plan)))
 def test_a_mean_over_two_silos_is_as_good_as_their_scores(of_plan: dict[str, bool]) -> None:
     assert "0.4567891" not in told((A, B), **of_plan)
+
+
+@pytest.mark.parametrize("of_plan", [{}, *PRIVATE], ids=lambda of_plan: next(iter(of_plan), "open"))
+def test_how_far_one_silo_is_tells_how_many_steps_it_makes(of_plan: dict[str, bool]) -> None:
+    attendance = Attendance()
+    seat = attendance.take(A, bytes(16))
+    seat.phase, seat.fraction = AgentPhase.TRAINING, 3 / 7
+    enrolled = EnrolledSilo(
+        silo=A,
+        identity_public_key=bytes(32),
+        certificate_serial="1",
+        certificate_digest="",
+        certificate_expires_unix_s=T0,
+        enrolled_unix_s=T0,
+        last_seen_unix_s=T0,
+    )
+    (shown,) = standing(
+        federation=FederationName("test-net"),
+        state=replace(COLLECTING, course=course(terms=terms(**of_plan))),
+        fault=None,
+        enrolled=[enrolled],
+        invited=[],
+        attendance=attendance,
+        now=T0,
+    ).silos
+    assert (shown.state, shown.fraction) == ("training", 0.0 if of_plan else 3 / 7)
 
 
 @pytest.mark.parametrize(("scored", "shown"), [(2, -1.0), (3, 0.25)])

@@ -387,6 +387,22 @@ async def test_a_second_agent_with_the_same_identity_is_refused(at_work: Running
         await anext(second)  # the first is gone: its place is free
 
 
+async def test_a_silo_was_seen_last_when_it_left_also_after_a_restart(folder: Path) -> None:
+    clock = AdjustableClock()
+    async with running(folder, clock=clock) as coordinator:
+        bank = await coordinator.enrolled("bank-b")
+        async with aclosing(coordinator.service.attend(bank.name, bank.instance, NO_PLAN)) as orders:
+            await anext(orders)
+            clock.ahead += 3 * 86_400.0
+            left = clock()
+        clock.ahead += 600.0
+        seen = (await coordinator.service.status()).silos[0].last_seen_unix_s
+        assert left <= seen < left + 60
+    async with running(folder, clock=clock) as coordinator:
+        assert (await coordinator.service.status()).silos[0].last_seen_unix_s == seen
+        assert coordinator.metric("lorica_enrolled_silo_last_seen_timestamp_seconds", silo="bank-b") == seen
+
+
 async def test_the_same_agent_takes_over_its_old_stream_and_stays_ready(at_work: Running) -> None:
     add_plan(at_work.folder, "second", schedule=SCHEDULE, evaluation=QUIET)
     bank, _ = await two_silos(at_work)
@@ -461,6 +477,13 @@ async def test_the_operator_sees_what_each_silo_does(at_work: Running) -> None:
     assert {silo.state for silo in status.silos} == {"absent", "invited"}
     with pytest.raises(WrongTime):
         at_work.service.report_progress(bank.name, AgentPhase.FETCHING, 0.5)
+
+
+async def test_a_silo_of_which_nothing_is_asked_is_connected(at_work: Running) -> None:
+    bank = await at_work.enrolled("bank-b")
+    async with aclosing(at_work.service.attend(bank.name, bank.instance, NO_PLAN)) as orders:
+        assert await anext(orders) == Standby(StandbyReason.NO_PLAN)
+        assert [silo.state for silo in (await at_work.service.status()).silos] == ["connected"]
 
 
 # --- updates that must be refused

@@ -215,6 +215,7 @@ def test_of_masked_and_private_plans_nothing_of_single_silos_is_on_the_page(mask
     text = rendered(shown)
     for figure in TELLING:
         assert figure not in text, figure
+    assert "Progress of" not in text
     assert shown.contributions == ()
     assert {line.name for chart in shown.charts for line in chart.lines} <= {"MacroAvg", "MicroAvg", "sum of weights"}
     assert "61.3%" in text  # the mean over three
@@ -238,6 +239,8 @@ def test_the_budget_says_what_is_promised_and_what_is_known_to_be_spent() -> Non
     assert "all records of one 'patient'" in record.promise
     assert record.spent.startswith("3 of ")
     assert record.spent_percent is None
+    newest = [row(number) for number in range(301, 501)]  # of more rounds than the page is given
+    assert view(plan=plan(level="record", noise_multiplier=1.0), rows=newest).budget.spent.startswith("500 of ")
     silo_level = view(plan=plan(level="silo", noise_multiplier=1.0), epsilon=2.0).budget
     assert (silo_level.spent, silo_level.spent_percent) == ("epsilon 2 spent", 25)
 
@@ -325,7 +328,11 @@ def test_shares_fill_their_column() -> None:
     assert of_first[1].y + of_first[1].height == pytest.approx(of_first[0].y, abs=0.1)
 
 
-@pytest.mark.parametrize("values", [[0.0], [0.0, 0.0], [1e-9, 2e-9], [1e12], [-3.0, 7.0], [5.0, 5.0]])
+ANY_VALUES = [[0.0], [0.0, 0.0], [1e-9, 2e-9], [1e12], [-3.0, 7.0], [5.0, 5.0], [1e300], [0.0, 1e300], [1e308, 2.0]]
+NEARLY_ONE = [[0.0, 5e-324], [5e-324], [1e-310, 0.0], [1.981873005287253e-11, 1.9818730052872534e-11]]
+
+
+@pytest.mark.parametrize("values", [*ANY_VALUES, *NEARLY_ONE])
 def test_any_values_have_a_scale_with_room_for_them(values: list[float]) -> None:
     chart = line_chart("x", "X", {"a": list(enumerate(values))})
     assert chart is not None
@@ -337,7 +344,7 @@ def test_any_values_have_a_scale_with_room_for_them(values: list[float]) -> None
 
 
 def test_what_is_not_a_number_is_left_out_and_more_than_can_be_told_apart_is_in_the_table() -> None:
-    assert line_chart("x", "X", {"a": [(1, float("nan")), (2, float("inf"))]}) is None
+    assert line_chart("x", "X", {"a": [(1, float("nan")), (2, float("inf")), (3, 1.7e308)]}) is None
     assert share_chart("x", "X", {}) is None
     many = {f"silo-{number:02}": [(1, float(number))] for number in range(MOST_SERIES + 5)}
     chart = line_chart("x", "X", many)

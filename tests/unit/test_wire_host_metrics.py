@@ -1,8 +1,11 @@
 """The disk of a folder as metrics, by the file system's own figures; no GPU is asked for that nobody uses."""
 
 import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from silo_wire.host_metrics import FOLDER, GPU, bytes_in, register_host
@@ -40,3 +43,36 @@ def test_no_gpu_is_told_of_before_one_is_used(tmp_path: Path) -> None:
     register_host(registry, tmp_path)
     text = generate_latest(registry).decode()
     assert not any(f"\n{name}{{" in text for name in GPU)
+
+
+def gone(device: int) -> tuple[int, int]:
+    raise RuntimeError("CUDA error: unknown error")
+
+
+AT_WORK = SimpleNamespace(
+    is_initialized=lambda: True,
+    device_count=lambda: 1,
+    mem_get_info=lambda device: (3, 8),
+    memory_reserved=lambda device: 2,
+)
+
+
+@pytest.mark.parametrize(
+    ("torch", "free"),
+    [
+        (SimpleNamespace(cuda=AT_WORK), 3.0),
+        (SimpleNamespace(), None),
+        (SimpleNamespace(cuda=SimpleNamespace()), None),
+        (SimpleNamespace(cuda=SimpleNamespace(**{**vars(AT_WORK), "mem_get_info": gone})), None),
+    ],
+    ids=["at work", "import under way", "import of its part under way", "gone"],
+)
+def test_a_gpu_that_cannot_be_asked_keeps_nothing_else_from_being_told(
+    torch: SimpleNamespace, free: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", torch)  # type: ignore[arg-type]
+    registry = CollectorRegistry()
+    register_host(registry, tmp_path)
+    text = generate_latest(registry).decode()
+    assert "process_resident_memory_bytes" in text
+    assert registry.get_sample_value("lorica_gpu_memory_free_bytes", {"device": "0"}) == free

@@ -22,6 +22,11 @@ MEAN_STYLES: Final = (8, 9)
 _MOST_MARKS: Final = 40
 _TICKS: Final = 4
 _ROUND_TICKS: Final = 6
+_LARGEST: Final = 1e300
+_LEAST: Final = 1e-300
+"""Beyond these a scale would overflow, or have no room between two ticks. A silo may say any number of its loss."""
+_LEAST_PART: Final = 1e-9
+"""Of a value, which a difference has to be to be drawn as one."""
 
 Points = Sequence[tuple[int, float]]
 """(round, value), in order of round."""
@@ -101,11 +106,12 @@ def line_chart(
 ) -> Chart | None:
     """Lines over rounds, of `means` first; None where there is nothing to draw. `share`: values from 0 to 1, shown in per cent.
 
+    What is no number, or beyond _LARGEST, is left out.
     A series has the style of its place among `series`, so that it looks alike in every chart of the same ones.
     """
     styles = _styles(series, means or {})
     series = {**(means or {}), **series}
-    drawn = {label: [(at, value) for at, value in points if math.isfinite(value)] for label, points in series.items()}
+    drawn = {label: [(at, value) for at, value in points if abs(value) <= _LARGEST] for label, points in series.items()}
     drawn = {label: points for label, points in drawn.items() if points}
     if not drawn:
         return None
@@ -170,9 +176,11 @@ class _Scale:
     def around(cls, values: Sequence[float]) -> "_Scale":
         """From ticks that people read at a glance."""
         low, high = min(values), max(values)
-        if low == high:
+        size = max(abs(low), abs(high))
+        if size < _LEAST or high - low <= size * _LEAST_PART:
             least = 0.0 if low >= 0 else -math.inf  # nothing but the scale would say that a loss could be negative
-            low, high = max(least, low - (abs(low) or 1.0) / 2), high + (abs(high) or 1.0) / 2
+            room = (1.0 if size < _LEAST else size) / 2
+            low, high = max(least, low - room), high + room
         step = _pleasant((high - low) / _TICKS)
         return cls(math.floor(low / step) * step, math.ceil(high / step) * step)
 

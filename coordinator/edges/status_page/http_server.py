@@ -158,13 +158,16 @@ class HttpServer:
         except OSError:  # of TLS as well: who has no certificate, or one of another authority, gets no further
             raw.close()
             return
-        transport.set_write_buffer_limits(high=0)  # so that whoever does not read is noticed at once
+        # So that whoever does not read is noticed at once. Not 0: a buffer of TLS that is empty would be too full then.
+        transport.set_write_buffer_limits(high=1)
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         session = transport.get_extra_info("ssl_object")
         certificate = None if session is None else session.getpeercert(binary_form=True)
         try:
-            with suppress(_Ended, OSError):
-                await self._converse(reader, writer, source, certificate)
+            with suppress(OSError):
+                with suppress(_Ended):
+                    await self._converse(reader, writer, source, certificate)
+                await _close(writer)
         finally:
             transport.abort()
 
@@ -236,7 +239,7 @@ async def _send(
     last: bool = False,
     bare: bool = False,
 ) -> None:
-    """Raises _Ended where it cannot be sent, or is not taken in time. `bare`: as an answer to HEAD."""
+    """Raises _Ended where it cannot be sent, TimeoutError where it is not taken in time. `bare`: as an answer to HEAD."""
     headers = [
         ("Content-Type", response.content_type),
         ("Content-Length", str(len(response.body))),
@@ -252,12 +255,16 @@ async def _send(
         )
     except h11.LocalProtocolError as error:  # their side is beyond an answer
         raise _Ended from error
-    try:
-        async with asyncio.timeout(SEND_S):
-            writer.write(b"".join(part for part in parts if part))
-            await writer.drain()
-    except TimeoutError as error:
-        raise _Ended from error
+    async with asyncio.timeout(SEND_S):
+        writer.write(b"".join(part for part in parts if part))
+        await writer.drain()
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    """Once the other side has what was sent: asyncio's TLS has taken all of an answer before that. Raises OSError."""
+    writer.close()
+    async with asyncio.timeout(SEND_S):
+        await writer.wait_closed()
 
 
 def _source(host: str) -> str:

@@ -157,16 +157,22 @@ async def status_page(
 ) -> AsyncIterator[Address | None]:
     """The page at `[listen] status`, and where that is; None where there is none.
 
-    Raises ConfigurationError for an address that cannot be bound, or a token that is none.
+    Raises ConfigurationError for an address that cannot be bound, a token that is none, or one that nobody would be asked for.
     """
     if not settings.listen.status:
         yield None
         return
     at = address(settings.listen.status)
+    token = settings.listen.status_token_file
     entrance: Entrance = OnLoopback()
     context = None
-    if not is_loopback(at.host):
-        token = settings.listen.status_token_file
+    if is_loopback(at.host):
+        if token:
+            raise ConfigurationError(
+                f"[listen] status_token_file is set and status = {settings.listen.status} is on loopback, where everybody on this "
+                'host reads the page and nobody is asked for a token: set status_token_file = "", or listen on another address'
+            )
+    else:
         entrance = BehindTls(
             federation=keys.federation,
             trust=lambda: presented.trust,

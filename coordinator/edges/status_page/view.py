@@ -151,7 +151,7 @@ def page_view(
         macro="" if scored is None or scored.macro_exact_match is None else percent(scored.macro_exact_match),
         micro="" if scored is None or scored.micro_exact_match is None else percent(scored.micro_exact_match),
         scored_round="" if scored is None else str(scored.round),
-        silos=tuple(_silo(item, now) for item in standing.silos),
+        silos=tuple(_silo(item, now, single=single) for item in standing.silos),
         at_work=_at_work(standing.silos),
         charts=tuple(chart for chart in _charts(closed, single=single) if chart is not None),
         history=tuple(_round(row) for row in reversed(rows[-ROUNDS_LISTED:])),
@@ -236,12 +236,12 @@ def _at_work(silos: Sequence[SiloStanding]) -> str:
     return f"{present} of {enrolled} connected"
 
 
-def _silo(item: SiloStanding, now: float) -> SiloLine:
+def _silo(item: SiloStanding, now: float, *, single: bool) -> SiloLine:
     return SiloLine(
         name=item.silo,
         state=item.state,
         detail="" if item.detail == item.state else item.detail,
-        percent_done=round(100 * item.fraction) if item.state in _MEASURED else None,
+        percent_done=round(100 * item.fraction) if single and item.state in _MEASURED else None,
         last_seen=_moment(item.last_seen_unix_s, now),
         certificate=_until(item.certificate_expires_unix_s, now),
     )
@@ -293,7 +293,7 @@ def _budget(plan: Plan | None, rows: Sequence[RoundRow], epsilon: float | None) 
     if epsilon is not None:
         part = round(100 * min(1.0, epsilon / section.target_epsilon))
         return Budget(promise=promise, spent=f"epsilon {figure(epsilon)} spent", spent_percent=part)
-    begun = len({row.round for row in rows if row.round})
+    begun = max((row.round for row in rows), default=0)  # not how many rows there are: older ones may be left out
     return Budget(
         promise=promise,
         spent=f"{begun} of {plan.schedule.rounds} rounds begun; each silo keeps the ledger of what they cost it",
