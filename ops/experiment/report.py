@@ -11,6 +11,7 @@ from typing import Any
 
 from ops.experiment.definition import SETUPS, Study
 from ops.experiment.run import require_done
+from security.errors import ConfigurationError
 
 PAGE = "report.md"
 Line = Mapping[str, Any]
@@ -143,12 +144,16 @@ def loss_curves(lines: Sequence[Line]) -> dict[str, Curve]:
 
 
 def _pictures(by_setup: Mapping[str, Sequence[Line]], out: Path) -> Iterable[tuple[str, str]]:
-    # Here, not above: it takes a second to load, which studies without a report need not wait for.
-    import matplotlib as mpl
+    # Here, not above: it takes a second to load, and an installation that runs no studies has none.
+    try:
+        import matplotlib as mpl
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise ConfigurationError(
+            "pictures need matplotlib, which is not installed: pip install 'lorica[studies]'"
+        ) from error
 
-    mpl.use("svg")
-    from matplotlib import pyplot
-
+    pyplot.switch_backend("svg")
     mpl.rcParams["svg.hashsalt"] = "lorica"  # the same results give the same bytes
 
     def drawn(name: str, title: str, curves: Mapping[str, Curve], of: str, along: str) -> Iterable[tuple[str, str]]:

@@ -169,11 +169,12 @@ class SiloTrainer:
         model: Manifest,
         model_mark: FileMark | None = None,
         split: Literal["dev", "test"] = "dev",
+        most: int | None = None,
         same_result: SameResult | None = None,
         on_progress: Callable[[float], None] = lambda fraction: None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Evaluation:
-        """Score the model in `model_path` on a held-out split, on at most the plan's `max_examples` of it.
+        """Score the model in `model_path` on a held-out split, on at most `most` of it (0: all), else the plan's `max_examples`.
 
         Which examples those are depends on plan and silo alone, so that scores of different rounds compare. Execution is
         counted where `same_result` is given (see evaluation.in_sandbox). Raises DataError for an empty split.
@@ -188,7 +189,7 @@ class SiloTrainer:
             self._model.tokenizer,
             examples,
             self.encoded(split),
-            self._chosen(split, section.max_examples),
+            self._chosen(split, section.max_examples if most is None else most),
             split=split,
             batch_size=section.batch_size,
             beams=section.beams,

@@ -140,3 +140,60 @@ def test_what_cannot_be_simulated_is_said_at_once(networked: Federation, silos: 
     (refusing / "clinic" / "silo.toml").write_text("[policy]\nmax_parameters = 10\n")
     with pytest.raises(StateError, match=r"silo clinic does not take part: .*max_parameters"):
         simulate(plan, silos_in(refusing), tmp_path / "refused", device="cpu", threads=1)
+
+
+STUDY = """
+name = "tiny"
+silos = "{silos}"
+setups = ["finetuning", "centralized", "fedopt-lorar"]
+[start]
+size = "micro"
+[at_most]
+clinic = 12
+insurer = 16
+[plan]
+"schedule.rounds" = 1
+"evaluation.every" = 1
+"evaluation.initial" = false
+"evaluation.max_examples" = 4
+"evaluation.execution" = false
+"training.epochs" = 1
+"training.schema_in_input" = false
+"training.max_output_tokens" = 24
+"""
+
+
+def test_a_study_runs_each_set_up_once_and_goes_on_where_it_was(silos: Path, tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text(STUDY.format(silos=silos))
+    command = [
+        "experiment",
+        str(tmp_path / "study.toml"),
+        "--out",
+        str(tmp_path / "out"),
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+    ]
+    first = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert first.exit_code == 0
+    assert "run 3 of 3: FedOPT + Lorar" in first.stdout
+    lines = (tmp_path / "out" / "results.jsonl").read_text().splitlines()
+    done = [json.loads(line) for line in lines]
+    assert [len(run["plans"]) for run in done] == [2, 1, 1], "alone is one federation for each silo"
+    assert [[list(row["silos"]) for rows in run["rounds"] for row in rows] for run in done] == [
+        [["clinic"], ["insurer"]],
+        [["all"]],
+        [["clinic", "insurer"]],
+    ]
+    assert done[1]["rounds"][0][0]["silos"]["all"]["examples"] == 28
+    for run in done:
+        assert {silo: score["examples"] for silo, score in run["test"].items()} == {"clinic": 40, "insurer": 60}
+        assert all(score["loss_per_token"] > 0 for score in run["test"].values())
+    (tmp_path / "out" / "results.jsonl").write_text("\n".join(lines[:2]) + "\n")
+    second = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert "run 3 of 3" in second.stdout
+    assert "run 2 of 3" not in second.stdout
+    again = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    assert again[2]["rounds"][0][0]["model"] == done[2]["rounds"][0][0]["model"], "the same run gives the same model"
+    assert "| FedOPT + Lorar |" in (tmp_path / "out" / "report.md").read_text()
