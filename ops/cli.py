@@ -75,6 +75,61 @@ def demo(
     run_demo(out, seed=seed, values=values or (), secure=secure, epsilon=epsilon, console=Console())
 
 
+@app.command(name="simulate")
+def simulate_command(
+    plan: Annotated[
+        Path, typer.Argument(metavar="PLAN", help="A plan's folder, with its plan.toml.", show_default=False)
+    ],
+    silos: Annotated[
+        Path, typer.Option(help="Folder of the silos' data folders; their names are the silos'.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for everything; a run that was cut off goes on there.")] = Path(
+        "simulation"
+    ),
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    threads: Annotated[int, typer.Option(min=0, help="Threads of PyTorch; 0: its own choice.")] = 0,
+) -> None:
+    """Run a plan to its end in this one process, with the federation's own parts and no network between them."""
+    from ops.simulation import report
+    from ops.simulation.run import logging_to, silos_in, simulate
+
+    console = Console()
+    with logging_to(out / "simulation.log"):
+        done = simulate(
+            plan,
+            silos_in(silos),
+            out,
+            device=device,
+            threads=threads,
+            on_round=lambda row: report.print_round(console, row),
+        )
+    report.write(out, done)
+    report.print_end(console, done, out)
+
+
+@app.command()
+def experiment(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A study's TOML file.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Folder for results; a study that was cut off goes on there.")] = Path(
+        "experiment"
+    ),
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    threads: Annotated[int, typer.Option(min=0, help="Threads of PyTorch; 0: its own choice.")] = 0,
+    report: Annotated[bool, typer.Option("--report", help="Run nothing; write the report of what is done.")] = False,
+) -> None:
+    """Run every set-up, seed and point of a study's grid through the simulated federation, and append each to results.jsonl."""
+    from ops.experiment.definition import Study
+    from ops.experiment.report import write_report
+    from ops.experiment.run import run_study
+    from ops.simulation.run import logging_to
+
+    study = Study.read(file)
+    if not report:
+        with logging_to(out / "experiment.log"):
+            run_study(study, out, device=device, threads=threads, console=Console())
+    print(write_report(study, out))
+
+
 @app.command()
 def silos(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.", show_default=False)],

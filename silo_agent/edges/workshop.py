@@ -3,7 +3,7 @@
 The only edge that imports torch, so commands import it when they train or answer and not before.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from silo_agent.task.update import TrainingStopped
 from silo_agent.training.device import DeviceSettings
 from silo_agent.training.evaluation import in_sandbox
 from silo_agent.training.masked_vector import KeptDelta, own_weight, write_masked_vector
+from silo_agent.training.plan_model import PlanModel
 from silo_agent.training.silo_trainer import SiloTrainer
 from silo_wire.canonical import Digest
 from silo_wire.messages import Evaluation, RoundKey
@@ -41,8 +42,17 @@ from silo_wire.plan import PlanBundle
 class Workshop:
     """Not for use by several threads at once."""
 
-    def __init__(self, *, settings: Settings, policy: SiloPolicy, sources: SiloSources) -> None:
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        policy: SiloPolicy,
+        sources: SiloSources,
+        model_of: Callable[[PlanBundle, DeviceSettings, RoundModel | None], PlanModel] | None = None,
+    ) -> None:
+        """`model_of` gives a model that other workshops of this process use in turn; without it each plan's is made here."""
         self._settings = settings
+        self._model_of = model_of or (lambda bundle, device, base: PlanModel(bundle, device, base=base))
         self._policy = policy
         self._sources = sources
         self._bundle: PlanBundle | None = None
@@ -54,7 +64,8 @@ class Workshop:
         with _enough_memory():
             privacy = bundle.plan.privacy
             data = self._sources.data_for(privacy.unit_field, privacy.level == "record")
-            trainer = SiloTrainer(bundle, data, self._policy.silo, self._device(), base=base)
+            model = self._model_of(bundle, self._device(), base)
+            trainer = SiloTrainer(bundle, data, self._policy.silo, self._device(), model=model)
             trainer.encoded("train")
         self._bundle, self._trainer = bundle, trainer
         if self._executes(bundle):

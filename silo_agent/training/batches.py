@@ -1,6 +1,6 @@
 """Encoded examples, and how they are grouped: similar lengths together, in an order that only the seed decides."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,12 +48,14 @@ def encode_examples(
     tokenizer: TextTokenizer,
     examples: Sequence[Example],
     *,
-    schema: str | None,
+    schemas: Mapping[str, str] | None,
     max_input_tokens: int,
     max_output_tokens: int,
 ) -> EncodedExamples:
-    """Both sides of each example; an input that is too long loses schema from its end, a target its own end."""
-    inputs = tokenizer.encode([model_input(example.question, schema) for example in examples])
+    """Both sides of each example, its database's schema from `schemas` behind the question; an input that is too long loses schema from its end, a target its own end."""
+    inputs = tokenizer.encode(
+        [model_input(example.question, schemas[example.db_id] if schemas else None) for example in examples]
+    )
     targets = tokenizer.encode([example.query for example in examples])
     return EncodedExamples(
         inputs=tuple(np.asarray(tokenizer.cut(ids, max_input_tokens), dtype=np.int32) for ids in inputs),

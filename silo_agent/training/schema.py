@@ -47,16 +47,28 @@ class Schema:
     @classmethod
     def from_json(cls, raw: bytes, path: Path) -> "Schema":
         """The schema that `raw` (the bytes of `path`) holds; raises DataError naming file, table and key."""
-        try:
-            value = json.loads(raw, object_pairs_hook=_unique_keys)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}: not a JSON schema ({error}): make it with 'silo-agent schema URL'") from error
-        top = _object(value, {"db_id", "source", "tables"}, f"{path}")
+        return cls._of(_parsed(raw, path), f"{path}")
+
+    @classmethod
+    def all_from_json(cls, raw: bytes, path: Path) -> "tuple[Schema, ...]":
+        """The same where `raw` may also be a list, of a silo that has questions to several databases; at least one."""
+        value = _parsed(raw, path)
+        if not isinstance(value, list):
+            return (cls._of(value, f"{path}"),)
+        schemas = tuple(cls._of(entry, f"{path}: schema {index}") for index, entry in enumerate(value))
+        if not schemas:
+            raise DataError(f"{path} is an empty list: make a schema with 'silo-agent schema URL'")
+        _require_distinct((schema.db_id for schema in schemas), f"{path}: db_id")
+        return schemas
+
+    @classmethod
+    def _of(cls, value: object, where: str) -> "Schema":
+        top = _object(value, {"db_id", "source", "tables"}, where)
         tables = tuple(
-            _table(entry, f"{path}: table {index}") for index, entry in enumerate(_list(top, "tables", f"{path}"))
+            _table(entry, f"{where}: table {index}") for index, entry in enumerate(_list(top, "tables", where))
         )
-        _require_distinct((table.name for table in tables), f"{path}: table")
-        return cls(_text(top, "db_id", f"{path}"), _text(top, "source", f"{path}"), tables)
+        _require_distinct((table.name for table in tables), f"{where}: table")
+        return cls(_text(top, "db_id", where), _text(top, "source", where), tables)
 
     def to_json(self) -> bytes:
         """The bytes of a schema.json, one key a line; from_json gives an equal schema back."""
@@ -73,6 +85,14 @@ def serialise(schema: Schema) -> str:
     return " ".join(
         f"| {table.name} : {' , '.join(column.name for column in table.columns)}" for table in schema.tables
     ).lower()
+
+
+def _parsed(raw: bytes, path: Path) -> object:
+    try:
+        value: object = json.loads(raw, object_pairs_hook=_unique_keys)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not a JSON schema ({error}): make it with 'silo-agent schema URL'") from error
+    return value
 
 
 def _table(value: object, where: str) -> Table:

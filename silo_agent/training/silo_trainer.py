@@ -17,24 +17,22 @@ import numpy as np
 import torch
 from blake3 import blake3
 
-from security.errors import DataError, StateError
+from security.errors import DataError
 from security.file_mark import FileMark
 from security.privacy.random_words import KEY_BYTES, RandomWords
 from silo_agent.service.ports import Notice, RoundModel
 from silo_agent.training.batches import EncodedExamples, encode_examples
 from silo_agent.training.checkpoint import CheckpointFile, training_identity
 from silo_agent.training.client_update import Feedback, write_update
-from silo_agent.training.device import DeviceSettings, chosen_device
+from silo_agent.training.device import DeviceSettings
 from silo_agent.training.evaluation import SameResult, evaluate
 from silo_agent.training.generation import generated
 from silo_agent.training.local_trainer import Progress, train_locally
-from silo_agent.training.model import T5, add_adapters, bind, build_model, load_vector
+from silo_agent.training.plan_model import PlanModel
 from silo_agent.training.residual import Residuals
 from silo_agent.training.schema import serialise
 from silo_agent.training.serialisation import model_input
 from silo_agent.training.text_to_sql_data import SiloData, Split
-from silo_agent.training.tokenizer import SpecialTokens, TextTokenizer
-from silo_agent.training.vector_file import VectorReader
 from silo_wire.canonical import Digest, canonical_json
 from silo_wire.manifest import Manifest
 from silo_wire.messages import Evaluation, TrainingSummary
@@ -62,54 +60,29 @@ class SiloTrainer:
         settings: DeviceSettings,
         *,
         base: RoundModel | None = None,
+        model: PlanModel | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`base` is what the plan's adapters are for, where it has adapters.
-
-        Raises MalformedMessage where the bundle does not make a T5 of its own layout, ConfigurationError for the device,
-        IntegrityError for a damaged base, StateError for one that is not here.
-        """
-        self._bundle = bundle
+        """`model` is one that silos of one process share; without one it is made here, and raises what PlanModel does."""
         self._plan = bundle.plan
         self._layout = bundle.layout
         self._section = bundle.plan.training.for_silo(silo)
         self._data = data
         self._silo = silo
         self._clock = clock
-        self._device = chosen_device(settings)
-        whole = bundle.whole_layout
-        self._model: T5 = build_model(bundle.files, whole, device=self._device, dropout=self._section.dropout)
-        self._parameters = bind(self._model, whole)
-        if bundle.base_layout is not None:
-            if base is None:
-                raise StateError(
-                    f"plan {bundle.plan.name} trains adapters, and the model that they are for is not here"
-                )
-            with VectorReader(base.file, base.manifest, whole, base.mark) as vector:
-                load_vector(self._parameters, vector)
-                vector.checked()
-            self._parameters = add_adapters(self._model, bundle.plan.adapters, bundle.layout)
-        config = self._model.config
-        self._tokenizer = TextTokenizer(
-            bundle.files,
-            special=SpecialTokens(
-                pad=config.pad_token_id, end=config.eos_token_id, start=config.decoder_start_token_id
-            ),
-            vocabulary=config.vocab_size,
-        )
-        self._schema = serialise(data.schema) if self._section.schema_in_input else None
+        self._model = model or PlanModel(bundle, settings, base=base)
+        self._schemas: dict[str, str] | None = None
+        if self._section.schema_in_input:
+            self._schemas = {schema.db_id: serialise(schema) for schema in data.schemas}
         self._encoded: dict[Split, EncodedExamples] = {}
-        self._loaded: Digest | None = None
-        self._mark: FileMark | None = None
-        """Of the round model's file that was checked last, of which there is one at a time."""
 
     def encoded(self, split: Split) -> EncodedExamples:
         """The split's token ids and what the plan's limits cut from them; tokenised on first use."""
         if split not in self._encoded:
             self._encoded[split] = encode_examples(
-                self._tokenizer,
+                self._model.tokenizer,
                 self._data.split(split),
-                schema=self._schema,
+                schemas=self._schemas,
                 max_input_tokens=self._section.max_input_tokens,
                 max_output_tokens=self._section.max_output_tokens,
             )
@@ -141,14 +114,14 @@ class SiloTrainer:
         sums is free. Raises IntegrityError for a damaged round model, TrainingDiverged, TrainingStopped, StorageError where
         the update cannot be written.
         """
-        self._load(model_path, model, model_mark)
-        self._loaded = None  # from here on the parameters are no round model
+        self._model.load(model_path, model, model_mark)
+        self._model.begin_training()
         if self._plan.privacy.level == "record":
             summary = self._train_privately(round_number, on_progress=on_progress, should_stop=should_stop)
         else:
             summary = train_locally(
-                self._model,
-                self._parameters.tensors,
+                self._model.t5,
+                self._model.parameters.tensors,
                 self.encoded("train"),
                 self._section,
                 seed=self._seed("train", round_number),
@@ -163,9 +136,9 @@ class SiloTrainer:
         residuals = Residuals(folder=update_path.parent, plan=self._plan.digest, layout=self._layout, notice=on_notice)
         written = write_update(
             update_path,
-            self._bundle.update_layout,
-            parameters=self._parameters,
-            round_model=lambda: self._reader(model_path, model),
+            self._model.bundle.update_layout,
+            parameters=self._model.parameters,
+            round_model=lambda: self._model.reader(model_path, model),
             feedback=Feedback(residuals=residuals, included=included_update),
         )
         return LocalUpdate(summary=summary, manifest=written.manifest, delta_norm=written.norm, mark=written.mark)
@@ -177,8 +150,8 @@ class SiloTrainer:
         from silo_agent.training.private.private_trainer import schedule_of, train_privately
 
         weight = train_privately(
-            self._model,
-            self._parameters.tensors,
+            self._model.t5,
+            self._model.parameters.tensors,
             self.encoded("train"),
             self._section,
             schedule_of(self._plan, self._section),
@@ -196,11 +169,12 @@ class SiloTrainer:
         model: Manifest,
         model_mark: FileMark | None = None,
         split: Literal["dev", "test"] = "dev",
+        most: int | None = None,
         same_result: SameResult | None = None,
         on_progress: Callable[[float], None] = lambda fraction: None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Evaluation:
-        """Score the model in `model_path` on a held-out split, on at most the plan's `max_examples` of it.
+        """Score the model in `model_path` on a held-out split, on at most `most` of it (0: all), else the plan's `max_examples`.
 
         Which examples those are depends on plan and silo alone, so that scores of different rounds compare. Execution is
         counted where `same_result` is given (see evaluation.in_sandbox). Raises DataError for an empty split.
@@ -208,14 +182,14 @@ class SiloTrainer:
         examples = self._data.split(split)
         if not examples:
             raise DataError(f"silo {self._silo} has no {split} examples: add {split}.jsonl to its data folder")
-        self._load(model_path, model, model_mark)
+        self._model.load(model_path, model, model_mark)
         section = self._plan.evaluation
         return evaluate(
-            self._model,
-            self._tokenizer,
+            self._model.t5,
+            self._model.tokenizer,
             examples,
             self.encoded(split),
-            self._chosen(split, section.max_examples),
+            self._chosen(split, section.max_examples if most is None else most),
             split=split,
             batch_size=section.batch_size,
             beams=section.beams,
@@ -228,44 +202,33 @@ class SiloTrainer:
 
     @torch.inference_mode()
     def answer(self, question: str, *, model_path: Path, model: Manifest) -> str:
-        """The SQL that the model in `model_path` answers `question` with; hostile until the sandbox has run it."""
-        self._load(model_path, model)
-        self._model.eval()
+        """The SQL that the model in `model_path` answers `question` to the first database with; hostile until the sandbox has run it."""
+        self._model.load(model_path, model)
+        self._model.t5.eval()
         section = self._section
-        (ids,) = self._tokenizer.encode([model_input(question, self._schema)])
-        input_ids = torch.tensor([self._tokenizer.cut(ids, section.max_input_tokens)], device=self._device)
+        (ids,) = self._model.tokenizer.encode(
+            [model_input(question, self._schemas[self._data.schema.db_id] if self._schemas else None)]
+        )
+        input_ids = torch.tensor([self._model.tokenizer.cut(ids, section.max_input_tokens)], device=self._model.device)
         mask = torch.ones_like(input_ids, dtype=torch.bool)
-        hidden = self._model.get_encoder()(input_ids=input_ids, attention_mask=mask)[0]
+        hidden = self._model.t5.get_encoder()(input_ids=input_ids, attention_mask=mask)[0]
         answers = generated(
-            self._model,
+            self._model.t5,
             hidden,
             mask,
             beams=self._plan.evaluation.beams,
             max_new_tokens=section.max_output_tokens,
         )
-        return self._tokenizer.decode(answers)[0]
-
-    def _load(self, path: Path, model: Manifest, mark: FileMark | None = None) -> None:
-        if mark is not None:
-            self._mark = mark
-        if self._loaded == model.digest:
-            return
-        self._loaded = None
-        with self._reader(path, model) as vector:
-            load_vector(self._parameters, vector)
-            self._mark = vector.checked()
-        self._loaded = model.digest
-
-    def _reader(self, path: Path, model: Manifest) -> VectorReader:
-        return VectorReader(path, model, self._bundle.model_layout, self._mark)
+        return self._model.tokenizer.decode(answers)[0]
 
     def _round_parameters(self, path: Path) -> list[torch.Tensor]:
         """The round model as tensors; on the CPU a private mapping of its file, whose pages the system shares and drops."""
-        layout = self._bundle.model_layout
+        layout = self._model.bundle.model_layout
         vector = torch.from_numpy(np.memmap(path, dtype=f"<i{layout.item_bytes}", mode="c"))
         vector = vector.view(torch.float32 if layout.dtype == "float32" else torch.bfloat16)
         return [
-            vector[start : start + spec.elements].view(spec.shape).to(self._device) for spec, start in layout.placed()
+            vector[start : start + spec.elements].view(spec.shape).to(self._model.device)
+            for spec, start in layout.placed()
         ]
 
     def _checkpoint(self, path: Path, round_number: int, model: Manifest, notice: Notice) -> CheckpointFile:
@@ -275,9 +238,9 @@ class SiloTrainer:
             silo=self._silo,
             model=model.digest,
             examples=self.encoded("train"),
-            device=self._device,
+            device=self._model.device,
         )
-        update = self._bundle.update_layout
+        update = self._model.bundle.update_layout
         residual_bytes = 0 if update.dtype == self._layout.dtype else self._layout.total_bytes
         return CheckpointFile(path, training, update_bytes=update.total_bytes + residual_bytes, notice=notice)
 

@@ -7,7 +7,7 @@ too many of them is refused, because then the file is most likely not what its o
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +55,10 @@ class DataLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiloData:
-    """`test` is empty where there is no such file. `database` is db.sqlite or db.sqlite.gz (to be unpacked before use)."""
+    """`test` is empty where there is no such file. `database` is db.sqlite or db.sqlite.gz (to be unpacked before use), of `schema`.
+
+    `further_schemas` are those of other databases that questions are asked of.
+    """
 
     train: tuple[Example, ...]
     dev: tuple[Example, ...]
@@ -63,6 +66,11 @@ class SiloData:
     schema: Schema
     database: Path | None
     bad_lines: tuple[BadLine, ...]
+    further_schemas: tuple[Schema, ...] = ()
+
+    @property
+    def schemas(self) -> tuple[Schema, ...]:
+        return (self.schema, *self.further_schemas)
 
     def split(self, name: Split) -> tuple[Example, ...]:
         match name:
@@ -85,7 +93,8 @@ def load_silo_data(
     limits = limits or DataLimits()
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder: give the one that holds train.jsonl, dev.jsonl and {SCHEMA_FILE}")
-    schema = _schema(folder / SCHEMA_FILE, limits)
+    schema, *further = _schemas(folder / SCHEMA_FILE, limits)
+    databases = {schema.db_id, *(other.db_id for other in further)}
     seen: dict[str, str] = {}
     bad: list[BadLine] = []
     splits: dict[Split, tuple[Example, ...]] = {}
@@ -99,7 +108,7 @@ def load_silo_data(
         known = {} if private and name == "train" else seen
         grouped_by = unit_field if name == "train" else ""
         splits[name], of_file = _read_split(
-            path, schema.db_id, known, limits, grouped_by, distinct=not (private and name == "train")
+            path, databases, known, limits, grouped_by, distinct=not (private and name == "train")
         )
         bad.extend(of_file)
     return SiloData(
@@ -109,10 +118,11 @@ def load_silo_data(
         schema=schema,
         database=_one_of(folder, "db.sqlite", "db.sqlite.gz"),
         bad_lines=tuple(bad),
+        further_schemas=tuple(further),
     )
 
 
-def _schema(path: Path, limits: DataLimits) -> Schema:
+def _schemas(path: Path, limits: DataLimits) -> tuple[Schema, ...]:
     try:
         with path.open("rb") as file:
             raw = file.read(limits.max_schema_bytes + 1)
@@ -122,7 +132,7 @@ def _schema(path: Path, limits: DataLimits) -> Schema:
         raise DataError(f"{path} cannot be read ({error.strerror}): correct its permissions") from error
     if len(raw) > limits.max_schema_bytes:
         raise DataError(f"{path} has more than {limits.max_schema_bytes} bytes: it is not a schema")
-    return Schema.from_json(raw, path)
+    return Schema.all_from_json(raw, path)
 
 
 def _one_of(folder: Path, plain: str, packed: str) -> Path | None:
@@ -133,14 +143,14 @@ def _one_of(folder: Path, plain: str, packed: str) -> Path | None:
 
 
 def _read_split(
-    path: Path, db_id: str, seen: dict[str, str], limits: DataLimits, unit_field: str, *, distinct: bool
+    path: Path, databases: Set[str], seen: dict[str, str], limits: DataLimits, unit_field: str, *, distinct: bool
 ) -> tuple[tuple[Example, ...], list[BadLine]]:
     """The good lines and the bad ones; `seen` maps each id of all splits to where it stands, and grows."""
     examples: list[Example] = []
     bad: list[BadLine] = []
     for number, raw in _lines(path, limits):
         try:
-            example = _example(raw, db_id, limits, unit_field)
+            example = _example(raw, databases, limits, unit_field)
             if distinct and example.id in seen:
                 raise _BadLine(f"id {_short(example.id)} stands already at {seen[example.id]}")
         except _BadLine as error:
@@ -188,7 +198,7 @@ class _BadLine(ValueError):
     pass
 
 
-def _example(raw: bytes | None, db_id: str, limits: DataLimits, unit_field: str) -> Example:
+def _example(raw: bytes | None, databases: Set[str], limits: DataLimits, unit_field: str) -> Example:
     if raw is None:
         raise _BadLine(f"longer than {limits.max_line_bytes} bytes")
     try:
@@ -201,8 +211,9 @@ def _example(raw: bytes | None, db_id: str, limits: DataLimits, unit_field: str)
         raise _BadLine(f"a {type(value).__name__}, expected an object")
     id_, question, query, named = (_text(value, key) for key in ("id", "question", "query", "db_id"))
     example = Example(id_, question, query, named, _unit(value, unit_field) if unit_field else "")
-    if example.db_id != db_id:
-        raise _BadLine(f"db_id {_short(example.db_id)} is not the {_short(db_id)} of {SCHEMA_FILE}")
+    if example.db_id not in databases:
+        known = _short(", ".join(sorted(databases)))
+        raise _BadLine(f"db_id {_short(example.db_id)} is not the {known} of {SCHEMA_FILE}")
     return example
 
 

@@ -16,12 +16,14 @@ from coordinator.plans.presets import preset
 from coordinator.settings import Settings as CoordinatorSettings
 from ops import docs_pages
 from ops.cli import app as lorica_app
+from ops.experiment.definition import Study
 from security.errors import DataError
 from silo_agent.cli import app as silo_app
 from silo_agent.settings import Settings as SiloSettings
 from silo_agent.sql_sandbox import Limits, Sandbox, parse_database
 from silo_agent.training.text_to_sql_data import load_silo_data
 from silo_wire.plan import ModelSection, Plan
+from silo_wire.strict_toml import parse_toml
 from tests.support.postgresql import running_postgresql
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -205,6 +207,8 @@ def test_every_sample_toml_parses_with_the_real_models(page: Path, text: str) ->
             SiloSettings.model_validate(tomllib.loads(text))
         case "# federation.toml":
             CoordinatorSettings.parse(text, named(page))
+        case "# study.toml":
+            parse_toml(Study, text, named(page))
         case "# plan.toml":
             values = {
                 "name": "sample",

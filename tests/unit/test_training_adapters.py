@@ -138,12 +138,12 @@ def test_adapters_begin_as_no_change_at_all(place: Workplace, tmp_path: Path) ->
     shutil.copytree(folder, plain_folder)
     (plain_folder / BASE_FILE).rename(plain_folder / MODEL_FILE)
     plain = T5ForConditionalGeneration.from_pretrained(plain_folder).eval()
-    trainer._load(model.file, model.manifest)
-    trainer._model.eval()
+    trainer._model.load(model.file, model.manifest)
+    trainer._model.t5.eval()
     ids = torch.arange(3, 12)[None]
     labels = torch.arange(5, 9)[None]
     with torch.no_grad():
-        logits = [one(input_ids=ids, labels=labels).logits for one in (trainer._model, plain)]
+        logits = [one(input_ids=ids, labels=labels).logits for one in (trainer._model.t5, plain)]
     assert torch.equal(*logits)
 
 
@@ -156,14 +156,16 @@ def test_adapters_alone_are_trained_and_sent(place: Workplace, tmp_path: Path) -
         place.bundle, data(), A, DeviceSettings(device="cpu", threads=1), base=base_of(place, tmp_path)
     )
     frozen = {
-        name: parameter.clone() for name, parameter in trainer._model.named_parameters() if not parameter.requires_grad
+        name: parameter.clone()
+        for name, parameter in trainer._model.t5.named_parameters()
+        if not parameter.requires_grad
     }
     update = trainer.train(round_number=1, model_path=model.file, model=model.manifest, update_path=tmp_path / "update")
     assert update.manifest.total_bytes == place.bundle.layout.parameters * 4
     delta = np.fromfile(tmp_path / "update", dtype="<f4")
     assert len(delta) == place.bundle.plan.model.parameters
     assert update.delta_norm > 0
-    after = dict(trainer._model.named_parameters())
+    after = dict(trainer._model.t5.named_parameters())
     assert all(torch.equal(after[name], value) for name, value in frozen.items())
     assert place.bundle.layout.parameters * 10 < place.bundle.whole_layout.parameters * 3
 
@@ -199,14 +201,14 @@ def test_the_merged_export_computes_what_base_and_adapters_do(wire: str, tmp_pat
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     trainer = SiloTrainer(bundle, data(), A, DeviceSettings(device="cpu"), base=base_of(place, tmp_path))
     round_model = handed_out(place, model, tmp_path / "model")
-    trainer._load(round_model.file, round_model.manifest)
+    trainer._model.load(round_model.file, round_model.manifest)
     ids, labels = torch.arange(3, 12)[None], torch.arange(5, 9)[None]
     with torch.no_grad():
-        both = [one.eval()(input_ids=ids, labels=labels).logits for one in (merged, trainer._model)]
+        both = [one.eval()(input_ids=ids, labels=labels).logits for one in (merged, trainer._model.t5)]
         first = SiloTrainer(bundle, data(), A, DeviceSettings(device="cpu"), base=base_of(place, tmp_path))
         begun = handed_out(place, place.models.initial(), tmp_path / "begun")
-        first._load(begun.file, begun.manifest)
-        unchanged = first._model.eval()(input_ids=ids, labels=labels).logits
+        first._model.load(begun.file, begun.manifest)
+        unchanged = first._model.t5.eval()(input_ids=ids, labels=labels).logits
     assert torch.allclose(both[0], both[1], rtol=1e-4, atol=1e-4)
     assert not torch.allclose(both[0], unchanged, rtol=1e-2, atol=1e-2)
     assert {path.name for path in (tmp_path / "out").iterdir()}.isdisjoint({"layout.json", "base_layout.json"})

@@ -7,6 +7,7 @@ import pytest
 from support.tiny_t5 import SCHEMA
 
 from security.errors import DataError
+from silo_agent.training.schema import Schema, Table
 from silo_agent.training.text_to_sql_data import DataLimits, load_silo_data
 
 
@@ -183,3 +184,25 @@ def test_attack_line_that_takes_the_id_of_another_one_does_not_remove_it_from_pr
     assert [example.unit for example in private.train] == ["intruder", *(str(n) for n in range(10))]
     assert not private.bad_lines
     assert len(load_silo_data(folder, DataLimits(max_bad_fraction=0.5)).train) == 10
+
+
+def test_a_silo_may_ask_several_databases(folder: Path) -> None:
+    other = Schema("roads", "test", (Table("ROAD", SCHEMA.tables[0].columns),))
+    both = [json.loads(schema.to_json()) for schema in (SCHEMA, other)]
+    (folder / "schema.json").write_text(json.dumps(both))
+    (folder / "dev.jsonl").write_bytes(line(100) + b"\n" + line(101, db_id="roads") + b"\n")
+    data = load_silo_data(folder)
+    assert (data.schema, data.schemas) == (SCHEMA, (SCHEMA, other))
+    assert [example.db_id for example in data.dev] == ["places", "roads"]
+    (folder / "dev.jsonl").write_bytes(line(100, db_id="rivers"))
+    with pytest.raises(DataError, match=r"db_id 'rivers' is not the 'places, roads' of schema\.json"):
+        load_silo_data(folder)
+
+
+@pytest.mark.parametrize(("content", "said"), [([], "is an empty list"), (["same", "same"], "db_id .*places")])
+def test_a_list_of_schemas_without_a_schema_or_with_one_twice_is_refused(
+    folder: Path, content: list[str], said: str
+) -> None:
+    (folder / "schema.json").write_text(json.dumps([json.loads(SCHEMA.to_json()) for _ in content]))
+    with pytest.raises(DataError, match=said):
+        load_silo_data(folder)

@@ -427,7 +427,7 @@ def test_a_silo_trains_and_answers_in_bfloat16_as_its_plan_says(tmp_path: Path) 
         update.manifest.check_layout(bundle.update_layout)
         assert update.manifest == manifest_of(bundle.update_layout, [(tmp_path / "update").read_bytes()])
         received = torch.frombuffer(bytearray((tmp_path / "update").read_bytes()), dtype=torch.bfloat16).float().numpy()
-        local = np.frombuffer(b"".join(vector_blocks(trainer._parameters)), dtype="<f4")
+        local = np.frombuffer(b"".join(vector_blocks(trainer._model.parameters)), dtype="<f4")
         made += local - model
         sent += received
         model = rounded(model + received)

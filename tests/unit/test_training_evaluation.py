@@ -112,7 +112,7 @@ def test_truncation_keeps_the_question_and_cuts_the_schema() -> None:
     encoded = encode_examples(
         tokenizer,
         [Example("1", question, "SELECT NAME ;", "places")],
-        schema="| people : name , city " * 50,
+        schemas={"places": "| people : name , city " * 50},
         max_input_tokens=limit,
         max_output_tokens=3,
     )
@@ -131,7 +131,7 @@ def test_outputs_that_the_vocabulary_cannot_spell_are_counted() -> None:
     encoded = encode_examples(
         tokenizer,
         [Example("1", "q", "SELECT 'ß漢' ;", "p"), Example("2", "q", "SELECT NAME ;", "p")],
-        schema=None,
+        schemas=None,
         max_input_tokens=99,
         max_output_tokens=99,
     )

@@ -1,0 +1,1 @@
+"""A study: set-ups x seeds x hyperparameters, each through the simulated federation (`lorica experiment`)."""

@@ -1,0 +1,148 @@
+"""What a study is: one TOML file, and the ten learning set-ups that it names (Zhang et al., ACL 2023, tables 2 and 3, figures 5 and 6).
+
+A set-up is a way to bring silos together and values of the plan. Everything else of the plan is the study's own, the same for each set-up.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from security.errors import ConfigurationError
+from silo_wire.canonical import canonical_json, digest_of
+from silo_wire.strict_toml import NameText, Section, parse_toml
+
+Way = Literal["together", "alone", "centralized"]
+Value = str | int | float | bool
+"""Of a plan's key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """`together`: one federation. `alone`: a federation of one for each silo. `centralized`: one silo with all data."""
+
+    label: str
+    way: Way
+    values: Mapping[str, Value]
+
+
+_SGD: Final[dict[str, Value]] = {"aggregation.server_optimizer": "sgd", "aggregation.server_learning_rate": 1.0}
+_ONE: Final[dict[str, Value]] = {**_SGD, "aggregation.momentum": 0.0, "aggregation.weighting": "equal"}
+
+
+def _opt(weighting: str) -> dict[str, Value]:
+    return {**_SGD, "aggregation.momentum": 0.9, "aggregation.weighting": weighting}
+
+
+def _avg(weighting: str, mu: float = 0.0) -> dict[str, Value]:
+    return {**_SGD, "aggregation.momentum": 0.0, "aggregation.weighting": weighting, "training.fedprox_mu": mu}
+
+
+PROXIMAL: Final = 0.01
+"""FedProx's mu, unless the study says otherwise."""
+
+SETUPS: Final[Mapping[str, Setup]] = {
+    "finetuning": Setup("Finetuning", "alone", _ONE),
+    "centralized": Setup("Centralized", "centralized", _ONE),
+    "fedopt": Setup("FedOPT", "together", _opt("size")),
+    "fedopt-lorar": Setup("FedOPT + Lorar", "together", _opt("lorar")),
+    "fedavg": Setup("FedAvg", "together", _avg("size")),
+    "fedavg-lorar": Setup("FedAvg + Lorar", "together", _avg("lorar")),
+    "fedprox": Setup("FedProx", "together", _avg("size", PROXIMAL)),
+    "fedprox-lorar": Setup("FedProx + Lorar", "together", _avg("lorar", PROXIMAL)),
+    "fedopt-loss-reduction": Setup("FedOPT, loss reduction alone", "together", _opt("loss_reduction")),
+    "fedopt-equal": Setup("FedOPT, equal weights", "together", _opt("equal")),
+}
+
+
+class StartSection(Section):
+    """The model that every run begins with: `folder` (Hugging Face's form) or `size` from scratch."""
+
+    folder: str = ""
+    size: str = ""
+    vocabulary: Annotated[int, Field(ge=0)] = 0  # with size; 0: the size's own
+    tokenizer_text: str = ""  # with size: lines that the tokenizer is made from; empty: the public text
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> "StartSection":
+        if bool(self.folder) == bool(self.size):
+            raise ValueError("[start] needs either folder or size: give one of them")
+        return self
+
+
+class Study(Section):
+    name: NameText
+    silos: Annotated[str, Field(min_length=1)]  # folder of the silos' folders, from where the file lies
+    start: StartSection
+    setups: tuple[str, ...] = tuple(SETUPS)
+    seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (1,)
+    preset: str = "default"
+    at_most: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)  # training examples of a silo
+    plan: dict[str, Value] = Field(default_factory=dict)
+    grid: dict[str, Annotated[tuple[Value, ...], Field(min_length=1)]] = Field(default_factory=dict)
+    only: dict[str, dict[str, Value]] = Field(default_factory=dict)  # values for one set-up
+
+    @field_validator("setups", "seeds", mode="before")
+    @classmethod
+    def _lists(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("grid", mode="before")
+    @classmethod
+    def _lists_of_grid(cls, value: Any) -> Any:
+        return {key: tuple(item) if isinstance(item, list) else item for key, item in value.items()}
+
+    @field_validator("setups")
+    @classmethod
+    def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if name not in SETUPS:
+                raise ValueError(f"set-up {name!r} is unknown: use {', '.join(SETUPS)}")
+        return value
+
+    @classmethod
+    def read(cls, path: Path) -> "Study":
+        """Raises ConfigurationError naming the file, the key, the value and the remedy. Relative paths are taken from its folder."""
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from error
+        study = parse_toml(cls, text, str(path))
+        base = path.parent.absolute()
+
+        def placed(value: str) -> str:
+            return str(base / Path(value).expanduser()) if value else value
+
+        start = study.start.model_copy(
+            update={"folder": placed(study.start.folder), "tokenizer_text": placed(study.start.tokenizer_text)}
+        )
+        return study.model_copy(update={"silos": placed(study.silos), "start": start})
+
+    def runs(self) -> "Iterator[Run]":
+        """Seed by seed, so that a study that is cut off has as many seeds of each set-up as possible."""
+        points = [dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())]
+        for seed, point, setup in itertools.product(self.seeds, points, self.setups):
+            yield Run(study=self, setup=setup, seed=seed, point=point)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    study: Study
+    setup: str
+    seed: int
+    point: Mapping[str, Value]
+
+    @property
+    def values(self) -> dict[str, object]:
+        """Of the plan: the study's, the set-up's, the grid's, and what the study has for this set-up alone; later ones win."""
+        return {**self.study.plan, **SETUPS[self.setup].values, **self.point, **self.study.only.get(self.setup, {})}
+
+    @property
+    def key(self) -> str:
+        """Tells this run from every other of any study: of all that its result depends on but the data."""
+        start = self.study.start.model_dump()
+        content = [self.setup, self.seed, self.values, start, self.study.preset, self.study.at_most]
+        return f"{self.setup}-{self.seed}-{digest_of(canonical_json(content))[:12]}"

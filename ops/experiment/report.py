@@ -1,0 +1,210 @@
+"""What a study found: a page in Markdown with tables, and the paper's figures, from results.jsonl alone.
+
+Means stand with the standard deviation over seeds (n - 1). A score is exact match on test unless a table says otherwise.
+"""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ops.experiment.definition import SETUPS, Study
+from ops.experiment.run import require_done
+from security.errors import ConfigurationError
+
+PAGE = "report.md"
+Line = Mapping[str, Any]
+Curve = dict[int, list[float]]
+"""By round, the values of the seeds."""
+
+
+def write_report(study: Study, out: Path) -> Path:
+    """The page and its pictures in `out`; raises ConfigurationError where no run of the study is done."""
+    lines = require_done(study, out)
+    by_setup: dict[str, list[Line]] = defaultdict(list)
+    for line in lines:
+        by_setup[_named(line)].append(line)
+    parts = [
+        f"# Study {study.name}\n",
+        _provenance(study, lines),
+        "## Exact match on test\n",
+        _scores(by_setup, "exact_match"),
+        "## Execution accuracy on test, where a silo has a database\n",
+        _scores(by_setup, "execution_accuracy"),
+        "## Loss per target token on test, in nats\n",
+        _scores(by_setup, "loss_per_token", share=False),
+        "## What Lorar changes\n",
+        _lorar(by_setup),
+    ]
+    parts += [f"![{title}]({name})\n" for name, title in _pictures(by_setup, out)]
+    page = out / PAGE
+    page.write_text("\n".join(parts), encoding="utf-8")
+    return page
+
+
+def _named(line: Line) -> str:
+    point = ", ".join(f"{key} = {value}" for key, value in line["point"].items())
+    return SETUPS[line["setup"]].label + (f" ({point})" if point else "")
+
+
+def _provenance(study: Study, lines: Sequence[Line]) -> str:
+    commits = sorted({line["commit"] for line in lines if line["commit"]})
+    seeds = sorted({line["seed"] for line in lines})
+    seconds = sum(line["seconds"] for line in lines)
+    return (
+        f"{len(lines)} runs, seeds {', '.join(map(str, seeds))}, {seconds / 3600:.1f} hours; begun with "
+        f"{(study.start.folder and Path(study.start.folder).name) or study.start.size}; commit {', '.join(commits) or 'unknown'}. "
+        f"Values of the plan: {', '.join(f'`{key} = {value}`' for key, value in study.plan.items()) or 'the preset alone'}.\n"
+    )
+
+
+def spread(values: Sequence[float], *, share: bool = True) -> str:
+    """Mean and standard deviation over seeds; one seed has none."""
+    if not values:
+        return ""
+    scale, digits = (100.0, 1) if share else (1.0, 3)
+    text = f"{scale * statistics.fmean(values):.{digits}f}"
+    return text if len(values) == 1 else f"{text} ± {scale * statistics.stdev(values):.{digits}f}"
+
+
+def _scores(by_setup: Mapping[str, Sequence[Line]], of: str, *, share: bool = True) -> str:
+    silos = sorted(
+        {silo for lines in by_setup.values() for line in lines for silo, score in line["test"].items() if of in score}
+    )
+    if not silos:
+        return "No silo has one.\n"
+    rows = []
+    for name, lines in by_setup.items():
+        cells = [
+            spread([line["test"][silo][of] for line in lines if of in line["test"].get(silo, {})], share=share)
+            for silo in silos
+        ]
+        macro = [statistics.fmean(line["test"][silo][of] for silo in silos) for line in lines]
+        micro = [_micro(line, silos, of) for line in lines]
+        rows.append((name, *cells, spread(macro, share=share), spread(micro, share=share)))
+    return _table(("set-up", *silos, "MacroAvg", "MicroAvg"), rows)
+
+
+def _micro(line: Line, silos: Iterable[str], of: str) -> float:
+    scores = [line["test"][silo] for silo in silos]
+    examples = sum(score["examples"] for score in scores)
+    return float(sum(score[of] * score["examples"] for score in scores) / examples)
+
+
+def _lorar(by_setup: Mapping[str, Sequence[Line]]) -> str:
+    """Lorar less its base algorithm, seed by seed, in points; silos from the smallest on."""
+    rows = []
+    for base in ("fedopt", "fedavg", "fedprox"):
+        plain, weighted = SETUPS[base].label, SETUPS[f"{base}-lorar"].label
+        if plain not in by_setup or weighted not in by_setup:
+            continue
+        seeds = {line["seed"]: line for line in by_setup[plain]}
+        pairs = [(seeds[line["seed"]], line) for line in by_setup[weighted] if line["seed"] in seeds]
+        silos = sorted(pairs[0][0]["test"], key=lambda silo: pairs[0][0]["test"][silo]["examples"]) if pairs else []
+        cells = [
+            spread([b["test"][silo]["exact_match"] - a["test"][silo]["exact_match"] for a, b in pairs])
+            for silo in silos
+        ]
+        averages = [spread([b[key] - a[key] for a, b in pairs]) for key in ("macro_exact_match", "micro_exact_match")]
+        rows.append((silos, (weighted, *cells, *averages)))
+    if not rows:
+        return "Its set-ups are not in this study.\n"
+    return _table(("points more than without", *rows[0][0], "MacroAvg", "MicroAvg"), [row for _, row in rows])
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ("---", *["---:"] * (len(head) - 1)), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+# --- pictures
+
+
+def dev_curve(lines: Sequence[Line]) -> Curve:
+    """MicroAvg exact match on dev over rounds, of runs that are one federation each."""
+    curve: Curve = defaultdict(list)
+    for line in lines:
+        for row in line["rounds"][0] if len(line["rounds"]) == 1 else ():
+            if row["micro_exact_match"] is not None:
+                curve[row["round"]].append(row["micro_exact_match"])
+    return curve
+
+
+def loss_curves(lines: Sequence[Line]) -> dict[str, Curve]:
+    """By silo, the largest and the least training loss of each round, as one line that falls within a round."""
+    curves: dict[str, Curve] = defaultdict(lambda: defaultdict(list))
+    for line in lines:
+        for row in line["rounds"][0] if len(line["rounds"]) == 1 else ():
+            for silo, facts in row["silos"].items():
+                if "loss_min" in facts:
+                    curves[silo][2 * row["round"]].append(facts["loss_max"])
+                    curves[silo][2 * row["round"] + 1].append(facts["loss_min"])
+    return curves
+
+
+def _pictures(by_setup: Mapping[str, Sequence[Line]], out: Path) -> Iterable[tuple[str, str]]:
+    # Here, not above: it takes a second to load, and an installation that runs no studies has none.
+    try:
+        import matplotlib as mpl
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise ConfigurationError(
+            "pictures need matplotlib, which is not installed: pip install 'lorica[studies]'"
+        ) from error
+
+    pyplot.switch_backend("svg")
+    mpl.rcParams["svg.hashsalt"] = "lorica"  # the same results give the same bytes
+
+    def drawn(name: str, title: str, curves: Mapping[str, Curve], of: str, along: str) -> Iterable[tuple[str, str]]:
+        curves = {label: curve for label, curve in curves.items() if curve}
+        if not curves:
+            return
+        figure, axes = pyplot.subplots(figsize=(8, 4.5))
+        for label, curve in curves.items():
+            rounds = sorted(curve)
+            means = [statistics.fmean(curve[number]) for number in rounds]
+            (line,) = axes.plot(rounds, means, label=label, linewidth=1.5)
+            axes.fill_between(
+                rounds,
+                [min(curve[number]) for number in rounds],
+                [max(curve[number]) for number in rounds],
+                alpha=0.15,
+                color=line.get_color(),
+            )
+        axes.set(title=title, xlabel=along, ylabel=of)
+        axes.grid(visible=True, alpha=0.3)
+        axes.legend(fontsize="small")
+        figure.tight_layout()
+        figure.savefig(out / name, metadata={"Date": None})
+        pyplot.close(figure)
+        yield name, title
+
+    def of(*names: str) -> dict[str, Curve]:
+        return {SETUPS[name].label: dev_curve(by_setup.get(SETUPS[name].label, ())) for name in names}
+
+    along = "round"
+    share = "MicroAvg exact match, dev"
+    yield from drawn(
+        "figure-5.svg",
+        "With Lorar and without (as the paper's figure 5)",
+        of("fedopt", "fedopt-lorar", "fedavg", "fedavg-lorar", "fedprox", "fedprox-lorar"),
+        share,
+        along,
+    )
+    yield from drawn(
+        "figure-6.svg",
+        "Other weightings of FedOPT (as figure 6)",
+        of("fedopt", "fedopt-lorar", "fedopt-loss-reduction", "fedopt-equal"),
+        share,
+        along,
+    )
+    for number, name in ((3, "fedopt"), (4, "fedopt-lorar")):
+        label = SETUPS[name].label
+        yield from drawn(
+            f"figure-{number}.svg",
+            f"Training loss of each silo, {label} (as figure {number})",
+            loss_curves(by_setup.get(label, ())),
+            "largest and least loss of a round",
+            "half rounds",
+        )

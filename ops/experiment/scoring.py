@@ -1,0 +1,49 @@
+"""Test scores of a simulation's best model, by the agents' own evaluation on each silo's test split."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from ops.simulation.run import Simulated
+from ops.simulation.silo import settings_of
+from security.identifiers import SiloName
+from silo_agent.edges.silo_sources import SiloSources
+from silo_agent.service.ports import RoundModel
+from silo_agent.sql_sandbox import Sandbox
+from silo_agent.training.device import DeviceSettings
+from silo_agent.training.evaluation import in_sandbox
+from silo_agent.training.plan_model import PlanModel
+from silo_agent.training.silo_trainer import SiloTrainer
+
+
+def scores(
+    simulated: Simulated, silos: Mapping[SiloName, Path], *, device: str, threads: int, work: Path
+) -> dict[str, dict[str, float]]:
+    """By silo: fractions from 0 to 1, loss in nats of a target token; `execution_accuracy` where there is a database."""
+    coordinator = simulated.coordinator
+    bundle = coordinator.shelf.bundle(simulated.plan)
+    models = coordinator.models(bundle)
+    manifest = models.manifest(simulated.best)
+    path = work / "scored.model"
+    with path.open("wb") as file:
+        for chunk in range(manifest.chunks):
+            file.write(models.read_chunk(simulated.best, chunk))
+    best = RoundModel(file=path, manifest=manifest)
+    settings = DeviceSettings(device=device, threads=threads)
+    model = PlanModel(bundle, settings)
+    found: dict[str, dict[str, float]] = {}
+    for silo, folder in silos.items():
+        sources = SiloSources(settings_of(folder, device=device, threads=threads), work / "scratch" / silo)
+        trainer = SiloTrainer(bundle, sources.data(), silo, settings, model=model)
+        target = sources.database()
+        with ExitStack() as open_here:
+            same = None if target is None else in_sandbox(open_here.enter_context(Sandbox(target, sources.limits())))
+            score = trainer.evaluate(model_path=best.file, model=best.manifest, split="test", most=0, same_result=same)
+        found[silo] = {
+            "examples": score.examples,
+            "exact_match": score.exact_matches / score.examples,
+            "loss_per_token": score.loss_per_token,
+        }
+        if score.executed:
+            found[silo]["execution_accuracy"] = score.execution_matches / score.executed
+    return found

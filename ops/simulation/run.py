@@ -1,0 +1,223 @@
+"""`lorica simulate`: a plan, from its first round to its last, among silos that are folders of this machine, in one process.
+
+The coordinator's service with its round machine, arithmetic, stores and keys, and each silo's agent with its policy, trainer and ledger, are what
+a federation runs; between them are calls instead of a network. Nobody is late here, however long a silo trains: the clock that deadlines are
+measured by stands still. Everything lies in one folder, and a run that was cut off goes on there where it was.
+"""
+
+import asyncio
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from coordinator.composition import Coordinator
+from coordinator.edges.coordinator_folder import CoordinatorFolder
+from coordinator.edges.key_store import KeyStore
+from coordinator.edges.metrics import CoordinatorMetrics
+from coordinator.plans.plan_folder import compile_plan
+from coordinator.service.federation import Federation
+from coordinator.service.records import RoundRow
+from coordinator.settings import settings_text
+from ops.simulation.direct_coordinator import DirectCoordinator, SharedModels
+from ops.simulation.one_bench import OneBench, TakingTurns
+from ops.simulation.silo import SimulatedSilo, enrolled, settings_of
+from security import files
+from security.errors import ConfigurationError, StateError
+from security.identifiers import SiloName, federation_name, silo_name
+from security.process_lock import ProcessLock
+from silo_agent.edges.silo_folder import SiloFolder
+from silo_agent.edges.silo_sources import SiloSources
+from silo_agent.edges.workshop import Workshop
+from silo_wire.canonical import Digest
+
+OnRound = Callable[[RoundRow], None]
+LOOK_S = 1.0
+"""Between two looks for rounds that have ended, which are told to people; the rounds wait for nobody."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """How it ended. `rows` are all attempts at rounds, oldest first, with what single silos told."""
+
+    coordinator: Coordinator
+    plan: Digest
+    best: Digest
+    final: Digest
+    rows: Sequence[RoundRow]
+
+
+@contextmanager
+def logging_to(file: Path) -> Iterator[None]:
+    """What coordinator and agents log goes to `file`, in lines of JSON, while inside."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a", encoding="utf-8") as lines:
+        structlog.configure(
+            processors=[
+                structlog.contextvars.merge_contextvars,
+                structlog.processors.add_log_level,
+                structlog.processors.TimeStamper(fmt="iso", utc=True),
+                structlog.processors.format_exc_info,
+                structlog.processors.JSONRenderer(),
+            ],
+            logger_factory=structlog.PrintLoggerFactory(lines),
+        )
+        try:
+            yield
+        finally:
+            structlog.reset_defaults()
+
+
+def silos_in(folder: Path) -> dict[SiloName, Path]:
+    """The silos below `folder`: every folder with a train.jsonl, by its name; raises ConfigurationError where there is none."""
+    found = sorted({path.parent for name in ("train.jsonl", "train.jsonl.gz") for path in folder.glob(f"*/{name}")})
+    if not found:
+        raise ConfigurationError(f"no folder in {folder} holds a train.jsonl: give the folder of the silos' folders")
+    return {silo_name(path.name): path for path in found}
+
+
+def simulate(
+    plan_folder: Path,
+    silos: Mapping[SiloName, Path],
+    out: Path,
+    *,
+    device: str = "auto",
+    threads: int = 0,
+    on_round: OnRound = lambda row: None,
+) -> Simulated:
+    """Run the plan in `plan_folder` to its end, in `out`. Raises what stopped it: of the plan, the data, or a silo's policy."""
+    coordinator, name = _coordinator(plan_folder, out / "coordinator")
+    with ProcessLock(coordinator.folder.lock, "simulation"):
+        return asyncio.run(_Simulation(coordinator, name, silos, out, device, threads, on_round).run())
+
+
+def _coordinator(plan_folder: Path, folder: Path) -> tuple[Coordinator, str]:
+    """A coordinator of the plan's federation, and the plan's name; the one that is there, if it is of this plan."""
+    bundle = compile_plan(plan_folder)
+    root = CoordinatorFolder(folder)
+    if not root.settings.exists():
+        federation = federation_name(bundle.plan.federation)
+        files.make_private_folder(root.root)
+        KeyStore.create(root.keys, federation, datetime.now(UTC))
+        files.replace(root.settings, settings_text(federation, ["localhost"]).encode())
+    coordinator = Coordinator.load(root)
+    target = coordinator.shelf.folder(bundle.plan.name)
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(plan_folder, target)
+    elif compile_plan(target).plan.digest != bundle.plan.digest:
+        raise StateError(f"{folder} was begun with another plan {bundle.plan.name}: choose another --out")
+    return coordinator, bundle.plan.name
+
+
+@dataclass(slots=True)
+class _Simulation:
+    coordinator: Coordinator
+    plan: str
+    data: Mapping[SiloName, Path]
+    out: Path
+    device: str
+    threads: int
+    on_round: OnRound
+    _heard: set[tuple[int, int]] = field(default_factory=set)
+
+    async def run(self) -> Simulated:
+        started = datetime.now(UTC).timestamp()
+        audit = self.coordinator.audit()
+        metrics = CoordinatorMetrics(CollectorRegistry())
+        async with self.coordinator.service(metrics, audit=audit, clock=lambda: started) as (service, loop):
+            with ExitStack() as open_here:
+                silos = [open_here.enter_context(await self._silo(service, name)) for name in sorted(self.data)]
+                for silo in silos:
+                    silo.pin([other.credentials for other in silos])
+                await self._play(service, loop, silos)
+            standing = await service.status()
+        assert standing.plan is not None
+        assert standing.model is not None
+        assert standing.best_model is not None
+        store = self.coordinator.open_store()
+        try:
+            rows = store.rounds(standing.plan, 0)
+        finally:
+            store.close()
+        return Simulated(
+            coordinator=self.coordinator, plan=standing.plan, best=standing.best_model, final=standing.model, rows=rows
+        )
+
+    async def _silo(self, service: Federation, name: SiloName) -> SimulatedSilo:
+        folder = SiloFolder(self.out / "silos" / name)
+        folder.make()
+        credentials = await enrolled(service, self.coordinator.federation, name, folder)
+        return SimulatedSilo.opened(
+            folder, settings_of(self.data[name], device=self.device, threads=self.threads), credentials
+        )
+
+    async def _play(self, service: Federation, loop: "asyncio.Task[None]", silos: Sequence[SimulatedSilo]) -> None:
+        """Until every agent knows that the plan has ended, or somebody will not go on."""
+        bench, models = OneBench(), SharedModels(self.out / "models")
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        finished: set[SiloName] = set()
+
+        def refused(silo: SiloName, why: str) -> None:
+            if not ended.done():
+                ended.set_exception(StateError(f"silo {silo} does not take part: {why}"))
+
+        def is_finished(silo: SiloName) -> None:
+            finished.add(silo)
+            if len(finished) == len(silos) and not ended.done():
+                ended.set_result(None)
+
+        agents = []
+        for silo in silos:
+            name = silo.credentials.silo
+            direct = DirectCoordinator(
+                service,
+                silo.credentials,
+                models,
+                refused=lambda why, name=name: refused(name, why),  # type: ignore[misc]
+                finished=lambda name=name: is_finished(name),  # type: ignore[misc]
+            )
+            workshop = Workshop(
+                settings=silo.settings,
+                policy=silo.policy,
+                sources=SiloSources(silo.settings, silo.folder.root / "scratch"),
+                model_of=bench.model,
+            )
+            agents.append(silo.agent(direct, TakingTurns(bench, workshop)))
+        telling = asyncio.create_task(self._tell(service))
+        tasks = [asyncio.create_task(agent.run()) for agent in agents]
+        try:
+            if (await service.status()).phase != "finished":
+                await service.start_plan(self.plan)
+            await asyncio.wait((ended, loop, telling, *tasks), return_when=asyncio.FIRST_COMPLETED)
+            for task in (loop, telling, *tasks):
+                if task.done():
+                    task.result()
+            ended.result()
+        finally:
+            for agent in agents:
+                agent.stop()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            telling.cancel()
+            await asyncio.gather(telling, return_exceptions=True)
+            self._told(await service.rounds(), to_the_end=True)
+
+    async def _tell(self, service: Federation) -> None:
+        while True:
+            self._told(await service.rounds())
+            await asyncio.sleep(LOOK_S)
+
+    def _told(self, rows: Sequence[RoundRow], *, to_the_end: bool = False) -> None:
+        """Each attempt once: when it has ended and is scored, or another has begun after it."""
+        last = len(rows) - 1
+        for number, row in enumerate(rows):
+            if (row.round, row.attempt) in self._heard or row.outcome == "running":
+                continue
+            if row.macro_exact_match is not None or number < last or to_the_end:
+                self._heard.add((row.round, row.attempt))
+                self.on_round(row)

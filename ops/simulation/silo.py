@@ -1,0 +1,142 @@
+"""One silo of a simulated federation: an agent's own parts on a folder of its own, enrolled without a network."""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from prometheus_client import CollectorRegistry
+
+from coordinator.service.federation import Federation
+from security.identifiers import FederationName, Identity, Role, SiloName
+from security.pki.csr import certificate_request
+from security.pki.endorsement import endorse_request
+from security.pki.enrolment_token import decode
+from security.pki.identity_key import new_identity_key, public_key_bytes, public_key_from_bytes
+from security.pki.parsing import parse_certificate
+from security.pki.tls_key import new_tls_key
+from security.pki.trust_bundle import TrustBundle
+from silo_agent.edges.key_store import SiloCredentials, load_credentials, store_credentials
+from silo_agent.edges.masking_journal import MaskingJournal
+from silo_agent.edges.masking_party import party_of
+from silo_agent.edges.metrics import SiloMetrics
+from silo_agent.edges.observer import SiloObserver
+from silo_agent.edges.plan_store import PlanStore
+from silo_agent.edges.privacy_ledger import guard_of
+from silo_agent.edges.round_journal import RoundJournal
+from silo_agent.edges.silo_folder import SiloFolder
+from silo_agent.edges.trust_store import trust_store
+from silo_agent.policy import SiloPolicy
+from silo_agent.service.agent import AgentService
+from silo_agent.service.masking import Masking
+from silo_agent.service.ports import CoordinatorPort, TrainerPort
+from silo_agent.settings import Settings
+from silo_agent.task.effects import JournalActivity
+
+_VALID_S = 3600
+
+
+class Quiet:
+    """`DisplayPort` for an agent that nobody watches."""
+
+    def activity(self, activity: JournalActivity) -> None:
+        return
+
+    def progress(self, fraction: float) -> None:
+        return
+
+    def note(self, event: str, **fields: object) -> None:
+        return
+
+
+async def enrolled(
+    service: Federation, federation: FederationName, silo: SiloName, folder: SiloFolder
+) -> SiloCredentials:
+    """The credentials in `folder`, else new ones, by an invitation of this very moment."""
+    if folder.enrolment.exists():
+        return load_credentials(folder)
+    token, _ = await service.enrolment.invite(silo, _VALID_S)
+    tls_key, identity_key = new_tls_key(), new_identity_key()
+    identity = Identity(federation, Role.SILO, silo)
+    request = certificate_request(tls_key, identity)
+    issued = await service.enrolment.enrol(
+        silo,
+        token_secret=decode(token).secret,
+        csr_der=request,
+        identity_public_key=public_key_bytes(identity_key.public_key()),
+        identity_endorsement=endorse_request(identity_key, request=request, identity=identity),
+        trust=service.trust_digest,
+    )
+    credentials = SiloCredentials(
+        federation=federation,
+        silo=silo,
+        address="localhost:7443",  # which nobody dials
+        identity_key=identity_key,
+        tls_key=tls_key,
+        certificate=parse_certificate(issued.certificate_pem),
+        trust=TrustBundle.from_pem(issued.trust_bundle_pem),
+        coordinator_key=public_key_from_bytes(issued.coordinator_identity_key),
+    )
+    store_credentials(folder, credentials)
+    return credentials
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedSilo(AbstractContextManager["SimulatedSilo"]):
+    folder: SiloFolder
+    settings: Settings
+    policy: SiloPolicy
+    credentials: SiloCredentials
+    journal: RoundJournal
+
+    @classmethod
+    def opened(cls, folder: SiloFolder, settings: Settings, credentials: SiloCredentials) -> Self:
+        return cls(
+            folder=folder,
+            settings=settings,
+            policy=SiloPolicy(rules=settings.policy, silo=credentials.silo),
+            credentials=credentials,
+            journal=RoundJournal(folder.journal, updates=folder.updates, silo=credentials.silo),
+        )
+
+    def __exit__(self, *_: object) -> None:
+        self.journal.close()
+
+    def pin(self, others: "list[SiloCredentials]") -> None:
+        """Trust the other silos of this simulation, as their people would by telephone."""
+        store = trust_store(self.folder, self.credentials)
+        known = store.identities()
+        for other in others:
+            if other.silo != self.credentials.silo and other.silo not in known:
+                store.add(other.silo, other.identity_key.public_key())
+
+    def agent(self, coordinator: CoordinatorPort, trainer: TrainerPort) -> AgentService:
+        display = Quiet()
+        return AgentService(
+            federation=self.credentials.federation,
+            coordinator=coordinator,
+            journal=self.journal,
+            plans=PlanStore(self.folder.plans),
+            gate=self.policy,
+            trainer=trainer,
+            masking=Masking(
+                journal=MaskingJournal(self.folder.masking, self.credentials.federation),
+                coordinator=coordinator,
+                party=party_of(self.folder, self.credentials, self.policy),
+            ),
+            privacy=guard_of(self.folder, self.credentials, self.policy, self.journal),
+            display=display,
+            observer=SiloObserver(journal=self.journal, metrics=SiloMetrics(CollectorRegistry()), display=display),
+        )
+
+
+def settings_of(data: Path, *, device: str, threads: int) -> Settings:
+    """Those of `data`'s silo: silo.toml beside its data, if there is one, with this machine's device."""
+    path = data / "silo.toml"
+    settings = Settings.read(path) if path.exists() else Settings()
+    return settings.model_copy(
+        update={
+            "data": settings.data.model_copy(update={"folder": str(data.absolute())}),
+            "training": settings.training.model_copy(update={"device": device, "threads": threads}),
+        }
+    )

@@ -1,0 +1,199 @@
+"""`lorica simulate`: the federation in one process gives the model of the federation over the network, to the last bit."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from coordinator.service.records import RoundRow
+from ops.cli import app
+from ops.demo.clinic import CLINIC
+from ops.demo.insurer import INSURER
+from ops.demo.silos import write_silo
+from ops.simulation.run import silos_in, simulate
+from security.errors import ConfigurationError, StateError
+from tests.support.federation import Federation
+from tests.support.warm_processes import WarmProcesses
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+ROUNDS = 2
+VALUES = {
+    "schedule.rounds": ROUNDS,
+    "evaluation.every": 1,
+    "evaluation.initial": "false",
+    "evaluation.max_examples": 8,
+    "training.epochs": 1,
+    "training.fedprox_mu": 0.01,
+    "training.dropout": 0.1,
+}
+
+
+def settings(**values: object) -> list[str]:
+    return [argument for key, value in {**VALUES, **values}.items() for argument in ("--set", f"{key}={value}")]
+
+
+@pytest.fixture(scope="module")
+def silos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two silos, and in `three` one more."""
+    folder = tmp_path_factory.mktemp("silos")
+    for specification in (CLINIC, INSURER):
+        write_silo(folder / specification.name, specification, seed=3)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def networked(tmp_path_factory: pytest.TempPathFactory, silos: Path) -> Iterator[Federation]:
+    """The plan, run to its end by processes over mutual TLS."""
+    root = tmp_path_factory.mktemp("networked")
+    data = {path.name: path for path in sorted(silos.iterdir())}
+    (root / "logs").mkdir()
+    with WarmProcesses(root / "logs") as processes:
+        it = Federation(root, processes, data)
+        it.init("--no-plan", "--federation", "north")
+        it.coordinator("plan", "new", "small", "--size", "micro", *settings())
+        it.coordinator("plan", "new", "masked", "--size", "micro", *settings(**MASKED))
+        it.serve("--plan", "small")
+        for silo in data:
+            it.agent(silo, "enroll", it.coordinator("invite", silo).strip())
+            it.start_agent(silo)
+        it.wait(it.all_ready)
+        it.coordinator("plan", "start", "small")
+        it.wait(it.finished)
+        yield it
+
+
+MASKED = {"aggregation.secure_aggregation": "true", "schedule.min_silos": 3, "schedule.rounds": 1}
+
+
+def simulated(plan: Path, silos: Path, out: Path) -> str:
+    result = CliRunner().invoke(
+        app,
+        ["simulate", str(plan), "--silos", str(silos), "--out", str(out), "--device", "cpu", "--threads", "1"],
+        catch_exceptions=False,
+    )
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def rounds_of(out: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+
+
+def test_simulation_and_federation_over_the_network_give_the_same_models_to_the_last_bit(
+    networked: Federation, silos: Path, tmp_path: Path
+) -> None:
+    shown = simulated(networked.plans / "small", silos, tmp_path / "out")
+    assert shown.count("applied") == ROUNDS
+    over_network = json.loads(networked.coordinator("rounds", "--json"))
+    here = rounds_of(tmp_path / "out")
+    assert [row["round"] for row in here] == [row["round"] for row in over_network] == [1, 2]
+    for row, other in zip(here, over_network, strict=True):
+        assert row["model"] == other["model_digest"]
+        assert row["micro_exact_match"] == other["micro_exact_match"]
+        weights = {name: silo["weight"] for name, silo in row["silos"].items()}  # type: ignore[attr-defined]
+        assert weights == {silo["silo"]: silo["weight"] for silo in other["silos"]}
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["final_model"] == over_network[-1]["model_digest"]
+    assert summary["rounds"] == ROUNDS
+
+
+def test_a_simulation_that_was_cut_off_goes_on_to_the_same_model(
+    networked: Federation, silos: Path, tmp_path: Path
+) -> None:
+    def cut(row: RoundRow) -> None:
+        raise KeyboardInterrupt
+
+    plan = networked.plans / "small"
+    with pytest.raises(KeyboardInterrupt):
+        simulate(plan, silos_in(silos), tmp_path / "out", device="cpu", threads=1, on_round=cut)
+    simulated(plan, silos, tmp_path / "out")
+    over_network = json.loads(networked.coordinator("rounds", "--json"))
+    assert [row["model"] for row in rounds_of(tmp_path / "out")] == [row["model_digest"] for row in over_network]
+    again = simulated(plan, silos, tmp_path / "out")  # to the end of what has ended
+    assert again.count("applied") == ROUNDS
+
+
+def test_masks_and_their_quorum_hold_in_a_simulation(networked: Federation, silos: Path, tmp_path: Path) -> None:
+    three = tmp_path / "three"
+    shutil.copytree(silos, three)
+    shutil.copytree(silos / "clinic", three / "practice")
+    simulated(networked.plans / "masked", three, tmp_path / "out")
+    (row,) = rounds_of(tmp_path / "out")
+    assert row["outcome"] == "applied"
+    assert {name: silo["outcome"] for name, silo in row["silos"].items()} == dict.fromkeys(  # type: ignore[attr-defined]
+        ("clinic", "insurer", "practice"), "committed"
+    )
+
+
+def test_what_cannot_be_simulated_is_said_at_once(networked: Federation, silos: Path, tmp_path: Path) -> None:
+    plan = networked.plans / "small"
+    with pytest.raises(ConfigurationError, match=r"no folder in .*/empty holds a train\.jsonl"):
+        silos_in(tmp_path / "empty")
+    with pytest.raises(StateError, match="min_silos = 3 and 2 silos are enrolled"):
+        simulate(networked.plans / "masked", silos_in(silos), tmp_path / "few", device="cpu", threads=1)
+    refusing = tmp_path / "refusing"
+    shutil.copytree(silos, refusing)
+    (refusing / "clinic" / "silo.toml").write_text("[policy]\nmax_parameters = 10\n")
+    with pytest.raises(StateError, match=r"silo clinic does not take part: .*max_parameters"):
+        simulate(plan, silos_in(refusing), tmp_path / "refused", device="cpu", threads=1)
+
+
+STUDY = """
+name = "tiny"
+silos = "{silos}"
+setups = ["finetuning", "centralized", "fedopt-lorar"]
+[start]
+size = "micro"
+[at_most]
+clinic = 12
+insurer = 16
+[plan]
+"schedule.rounds" = 1
+"evaluation.every" = 1
+"evaluation.initial" = false
+"evaluation.max_examples" = 4
+"evaluation.execution" = false
+"training.epochs" = 1
+"training.schema_in_input" = false
+"training.max_output_tokens" = 24
+"""
+
+
+def test_a_study_runs_each_set_up_once_and_goes_on_where_it_was(silos: Path, tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text(STUDY.format(silos=silos))
+    command = [
+        "experiment",
+        str(tmp_path / "study.toml"),
+        "--out",
+        str(tmp_path / "out"),
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+    ]
+    first = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert first.exit_code == 0
+    assert "run 3 of 3: FedOPT + Lorar" in first.stdout
+    lines = (tmp_path / "out" / "results.jsonl").read_text().splitlines()
+    done = [json.loads(line) for line in lines]
+    assert [len(run["plans"]) for run in done] == [2, 1, 1], "alone is one federation for each silo"
+    assert [[list(row["silos"]) for rows in run["rounds"] for row in rows] for run in done] == [
+        [["clinic"], ["insurer"]],
+        [["all"]],
+        [["clinic", "insurer"]],
+    ]
+    assert done[1]["rounds"][0][0]["silos"]["all"]["examples"] == 28
+    for run in done:
+        assert {silo: score["examples"] for silo, score in run["test"].items()} == {"clinic": 40, "insurer": 60}
+        assert all(score["loss_per_token"] > 0 for score in run["test"].values())
+    (tmp_path / "out" / "results.jsonl").write_text("\n".join(lines[:2]) + "\n")
+    second = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert "run 3 of 3" in second.stdout
+    assert "run 2 of 3" not in second.stdout
+    again = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    assert again[2]["rounds"][0][0]["model"] == done[2]["rounds"][0][0]["model"], "the same run gives the same model"
+    assert "| FedOPT + Lorar |" in (tmp_path / "out" / "report.md").read_text()

@@ -1,0 +1,163 @@
+"""A study's file, its runs, its data and its report; the runs themselves are simulations (tests/integration/test_simulation.py)."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ops.demo.clinic import CLINIC
+from ops.demo.insurer import INSURER
+from ops.demo.silos import write_silo
+from ops.experiment.data import merged, own_copy
+from ops.experiment.definition import SETUPS, Study
+from ops.experiment.report import spread, write_report
+from ops.experiment.run import RESULTS, results
+from ops.simulation.run import silos_in
+from security.errors import ConfigurationError
+from silo_agent.training.text_to_sql_data import load_silo_data
+from silo_wire.strict_toml import parse_toml
+
+SMALL = """
+name = "small"
+silos = "silos"
+seeds = [1, 2]
+setups = ["fedopt", "fedopt-lorar"]
+[start]
+size = "micro"
+[plan]
+"schedule.rounds" = 3
+"aggregation.momentum" = 0.5
+[grid]
+"training.learning_rate" = [1e-3, 3e-3]
+[only.fedopt-lorar]
+"aggregation.max_weight_share" = 0.5
+"""
+
+
+def study(text: str = SMALL) -> Study:
+    return parse_toml(Study, text, "study.toml")
+
+
+def test_ten_set_ups_of_the_paper_are_there_and_a_study_has_all_of_them_unless_it_says_which() -> None:
+    assert len(SETUPS) == 10
+    every = study('name = "all"\nsilos = "x"\n[start]\nsize = "micro"')
+    assert [run.setup for run in every.runs()] == list(SETUPS)
+
+
+def test_runs_are_seeds_times_points_times_set_ups_and_each_has_a_key_of_its_own() -> None:
+    runs = list(study().runs())
+    assert [(run.seed, run.point["training.learning_rate"], run.setup) for run in runs[:3]] == [
+        (1, 1e-3, "fedopt"),
+        (1, 1e-3, "fedopt-lorar"),
+        (1, 3e-3, "fedopt"),
+    ]
+    assert len({run.key for run in runs}) == len(runs) == 8
+    assert {run.key for run in study(SMALL.replace('rounds" = 3', 'rounds" = 4')).runs()}.isdisjoint(
+        run.key for run in runs
+    )
+
+
+def test_what_makes_a_set_up_wins_over_the_study_and_its_own_values_over_all() -> None:
+    plain, weighted, *_ = study().runs()
+    assert plain.values["aggregation.momentum"] == 0.9, "that is what FedOPT is"
+    assert (plain.values["aggregation.weighting"], weighted.values["aggregation.weighting"]) == ("size", "lorar")
+    assert plain.values["schedule.rounds"] == 3
+    assert "aggregation.max_weight_share" not in plain.values
+    assert weighted.values["aggregation.max_weight_share"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (SMALL.replace('"fedopt",', '"fedsgd",'), "set-up 'fedsgd' is unknown: use finetuning"),
+        (SMALL.replace('size = "micro"', ""), "either folder or size"),
+        (SMALL.replace("seeds = [1, 2]", "seeds = []"), "seeds"),
+        (SMALL + "\n[grud]\n", "unknown key grud"),
+    ],
+)
+def test_a_study_that_says_something_else_is_refused_with_the_key(text: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        study(text)
+
+
+def test_paths_of_a_study_are_taken_from_its_file(tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text(SMALL)
+    assert Study.read(tmp_path / "study.toml").silos == str(tmp_path / "silos")
+    with pytest.raises(ConfigurationError, match=r"none\.toml cannot be read"):
+        Study.read(tmp_path / "none.toml")
+
+
+def test_the_papers_study_reads_and_is_all_ten_set_ups_on_t5_base() -> None:
+    path = Path(__file__).resolve().parents[2] / "ops" / "experiment" / "studies" / "paper.toml"
+    assert len(list(Study.read(path).runs())) == 30
+
+
+@pytest.fixture(scope="module")
+def silos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("silos")
+    for specification in (CLINIC, INSURER):
+        write_silo(folder / specification.name, specification, seed=1)
+    return folder
+
+
+def test_merged_data_has_every_line_and_every_schema(silos: Path, tmp_path: Path) -> None:
+    parts = [load_silo_data(path) for path in silos_in(silos).values()]
+    whole = load_silo_data(merged(silos_in(silos), tmp_path / "all"))
+    for split in ("train", "dev", "test"):
+        assert whole.split(split) == sum((part.split(split) for part in parts), ())  # type: ignore[arg-type]
+    assert whole.schemas == tuple(part.schema for part in parts)
+    assert whole.bad_lines == ()
+
+
+def test_training_is_cut_to_the_same_examples_each_time_and_nothing_else_is(silos: Path, tmp_path: Path) -> None:
+    cut = own_copy(silos_in(silos), tmp_path / "a", {"insurer": 20})
+    again = own_copy(silos_in(silos), tmp_path / "b", {"insurer": 20})
+    data, other = (load_silo_data(folders["insurer"]) for folders in (cut, again))  # type: ignore[index]
+    assert len(data.train) == 20
+    assert data.train == other.train
+    assert data.dev == load_silo_data(silos / "insurer").dev
+    assert cut["clinic"] == silos / "clinic"  # type: ignore[index]
+    with pytest.raises(ConfigurationError, match="at_most names silo 'bank'"):
+        own_copy(silos_in(silos), tmp_path / "c", {"bank": 1})
+
+
+def line(run: Any, score: float) -> dict[str, Any]:
+    test = {
+        "clinic": {"examples": 10, "exact_match": score, "loss_per_token": 1.0},
+        "insurer": {"examples": 30, "exact_match": 0.5, "loss_per_token": 2.0},
+    }
+    row = {"round": 1, "micro_exact_match": score, "silos": {"clinic": {"loss_max": 2.0, "loss_min": 1.0}}}
+    return {
+        "run": run.key,
+        "setup": run.setup,
+        "seed": run.seed,
+        "point": {},
+        "commit": "abc",
+        "seconds": 1.0,
+        "test": test,
+        "macro_exact_match": (score + 0.5) / 2,
+        "micro_exact_match": (10 * score + 15) / 40,
+        "rounds": [[row]],
+    }
+
+
+def test_the_report_has_means_spreads_averages_and_what_lorar_changes(tmp_path: Path) -> None:
+    one = study(SMALL.replace("[1e-3, 3e-3]", "[1e-3]"))
+    scores = {("fedopt", 1): 0.1, ("fedopt", 2): 0.3, ("fedopt-lorar", 1): 0.2, ("fedopt-lorar", 2): 0.6}
+    lines = [json.dumps(line(run, scores[run.setup, run.seed])) for run in one.runs()]
+    (tmp_path / RESULTS).write_text("\n".join(lines) + '\n{"run": "torn')
+    assert len(list(results(tmp_path))) == 4
+    page = write_report(one, tmp_path).read_text()
+    assert "| FedOPT | 20.0 ± 14.1 | 50.0 ± 0.0 | 35.0 ± 7.1 | 42.5 ± 3.5 |" in page
+    assert "| FedOPT + Lorar | 20.0 ± 14.1 | 0.0 ± 0.0 | 10.0 ± 7.1 | 5.0 ± 3.5 |" in page, "points more, seed by seed"
+    assert "No silo has one." in page  # a database
+    for figure in ("figure-3.svg", "figure-4.svg", "figure-5.svg", "figure-6.svg"):
+        assert (tmp_path / figure).read_text().startswith("<?xml")
+        assert figure in page
+    with pytest.raises(ConfigurationError, match="has no run of study small"):
+        write_report(study(SMALL.replace("[1, 2]", "[3]")), tmp_path)
+
+
+def test_one_seed_has_no_spread() -> None:
+    assert (spread([0.5]), spread([]), spread([1.25], share=False)) == ("50.0", "", "1.250")
