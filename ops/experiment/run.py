@@ -122,9 +122,12 @@ def _source(study: Study) -> ModelSource:
 
 def commit() -> str:
     """Of the code that runs, with a `+` where it was changed since; empty outside a repository."""
+    git = shutil.which("git")
+    if git is None:
+        return ""
     try:
         done = subprocess.run(
-            ["git", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"],
+            [git, "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"],
             cwd=Path(__file__).parent,
             capture_output=True,
             text=True,
