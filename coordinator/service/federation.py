@@ -4,7 +4,7 @@
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -144,8 +144,7 @@ class Federation:
         self._attendance = Attendance()
         self._last_seen: dict[SiloName, float] = {}
         self._choosing = asyncio.Lock()  # which plan is the present one
-        self._revocations: set[asyncio.Task[None]] = set()
-        self._collections: set[asyncio.Task[Any]] = set()
+        self._unattended: set[asyncio.Task[Any]] = set()
         self._leavings: set[asyncio.Task[None]] = set()
         self._uploads = Uploads(
             loop=self._loop,
@@ -394,9 +393,13 @@ class Federation:
     async def collect_garbage(self, collect: Callable[[PresentPlan], T]) -> T:
         """What `collect`, in a thread, makes of the plan that the state is about; no other one is begun meanwhile."""
         # A thread cannot be stopped: when whoever asked goes away in the middle, no plan begins before it has ended all the same.
-        under_way = asyncio.create_task(self._collect_garbage(collect))
-        self._collections.add(under_way)
-        under_way.add_done_callback(self._collections.discard)
+        return await self._to_its_end(self._collect_garbage(collect))
+
+    async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Also where whoever waits for it goes away."""
+        under_way = asyncio.create_task(work)
+        self._unattended.add(under_way)
+        under_way.add_done_callback(self._unattended.discard)
         return await asyncio.shield(under_way)
 
     async def _collect_garbage(self, collect: Callable[[PresentPlan], T]) -> T:
@@ -466,10 +469,7 @@ class Federation:
             raise ConfigurationError("the coordinator cannot revoke itself: stop it")
         identity = Identity(self._federation, role, name)
         # An operator who goes away in the middle has revoked all the same, in the machine as well.
-        under_way = asyncio.create_task(self._revoke(identity))
-        self._revocations.add(under_way)
-        under_way.add_done_callback(self._revocations.discard)
-        await asyncio.shield(under_way)
+        await self._to_its_end(self._revoke(identity))
         return f"{identity.uri} is revoked: its certificates are refused and its open calls were cut"
 
     async def _revoke(self, identity: Identity) -> None:
