@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -47,8 +47,6 @@ from security import files
 from security.errors import ConfigurationError, LoricaError, StateError, exit_code
 from security.identifiers import Role, federation_name
 from security.pki import key_file
-from security.privacy.accounting import epsilon_of
-from security.privacy.ledger import Entry, releases_of
 from security.private_memory import keep_memory_private
 from security.process_lock import ProcessLock
 from silo_wire.canonical import Digest
@@ -482,7 +480,7 @@ def plan_resume(directory: Dir = None) -> None:
 def privacy(directory: Dir = None, as_json: AsJson = False) -> None:
     """Show what was released under silo-level privacy with noise of the coordinator's, and what it comes to."""
     coordinator = load(directory)
-    released = [(plan, len(entries), _cost(plan, entries)) for plan, entries in coordinator.released()]
+    released = [(plan, len(entries), coordinator.releases.spent(plan)) for plan, entries in coordinator.released()]
     if as_json:
         keys = ("target_epsilon", "dp_delta", "neighbouring_relation")
         rows = [
@@ -505,11 +503,6 @@ def privacy(directory: Dir = None, as_json: AsJson = False) -> None:
         )
     if not released:
         print("no sum was released with noise of the coordinator's")
-
-
-def _cost(plan: Plan, entries: Sequence[Entry]) -> float:
-    section = plan.privacy
-    return epsilon_of(releases_of(entries), dp_delta=section.dp_delta, relation=section.neighbouring_relation)
 
 
 # --- plans

@@ -44,8 +44,7 @@ from security.audit.entry import Event
 from security.audit.log_file import AuditLog
 from security.errors import ConfigurationError, StateError, StorageError
 from security.identifiers import FederationName, Identity, Role
-from security.privacy.accounting import epsilon_of
-from security.privacy.ledger import Entry, releases_of
+from security.privacy.ledger import Entry
 from silo_wire.canonical import Digest
 from silo_wire.heartbeat import beating
 from silo_wire.host_metrics import register_host
@@ -123,11 +122,7 @@ class Coordinator:
 
     def epsilon_released(self, plan: Plan) -> float | None:
         """What sums with noise of the coordinator's have cost under `plan` so far; None where the noise is not its own."""
-        if plan.noise_at != "coordinator":
-            return None
-        entries = [entry for entry in self.releases.file.entries() if entry.plan == plan.digest]
-        section = plan.privacy
-        return epsilon_of(releases_of(entries), dp_delta=section.dp_delta, relation=section.neighbouring_relation)
+        return self.releases.spent(plan) if plan.noise_at == "coordinator" else None
 
     def operator_access(self) -> OperatorAccess:
         """How this host's operator reaches the coordinator that runs on this folder."""
