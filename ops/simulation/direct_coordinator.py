@@ -18,9 +18,9 @@ from security.audit.signed_head import SignedHead
 from security.chain import Head
 from security.errors import StorageError
 from security.file_mark import FileMark
-from security.pki.identity_key import sign
 from security.secure_aggregation.messages import MaskedInput
 from silo_agent.edges.key_store import SiloCredentials
+from silo_agent.edges.signed_update import signed_header
 from silo_agent.service.ports import Progress, RoundModel
 from silo_agent.task.events import SavedUpdate
 from silo_wire.canonical import Digest
@@ -39,7 +39,6 @@ from silo_wire.messages import (
     UpdateHeader,
 )
 from silo_wire.plan import PlanBundle
-from silo_wire.statements import UPDATE_DOMAIN, update_statement
 from silo_wire.update_receipt import UpdateReceipt
 from silo_wire.v1 import federation_pb2
 
@@ -134,23 +133,7 @@ class DirectCoordinator:
     async def upload(
         self, update: SavedUpdate, file: Path, *, mark: FileMark | None = None, progress: Progress
     ) -> UpdateReceipt:
-        who = self._who
-        statement = update_statement(
-            key=update.key,
-            silo=who.silo,
-            model=update.model,
-            update=update.manifest.digest,
-            summary=update.summary,
-        )
-        header = UpdateHeader(
-            key=update.key,
-            model=update.model,
-            manifest=update.manifest,
-            summary=update.summary,
-            signature=sign(who.identity_key, domain=UPDATE_DOMAIN.encode(), payload=statement),
-            first_chunk=0,
-            log=self._log(),
-        )
+        header = signed_header(update, self._who, first_chunk=0, log=self._log())
         return await self._uploaded(header, update.manifest, file)
 
     async def upload_masked(

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,12 +32,13 @@ from security.errors import (
     Unreachable,
 )
 from security.file_mark import FileMark
-from security.pki.identity_key import sign, verify
+from security.pki.identity_key import verify
 from security.pki.succession import Succession
 from security.secure_aggregation.messages import MaskedInput
 from silo_agent.edges.backoff import Backoff
 from silo_agent.edges.key_store import SiloCredentials
 from silo_agent.edges.model_cache import ModelCache
+from silo_agent.edges.signed_update import signed_header
 from silo_agent.edges.wire import Wire
 from silo_agent.service.ports import Progress, RoundModel
 from silo_agent.task.events import SavedUpdate
@@ -70,7 +71,6 @@ from silo_wire.messages import (
     Order,
     RoundKey,
     Train,
-    UpdateHeader,
 )
 from silo_wire.plan import MAX_BUNDLE_BYTES, PlanBundle
 from silo_wire.renewal import (
@@ -81,7 +81,7 @@ from silo_wire.renewal import (
     trust_digest_from_wire,
 )
 from silo_wire.secure_codec import mask_answer_to_wire, masked_header_to_wire
-from silo_wire.statements import MODEL_DOMAIN, UPDATE_DOMAIN, model_statement, update_statement
+from silo_wire.statements import MODEL_DOMAIN, model_statement
 from silo_wire.transport import answer_to, error_of, give_memory_back
 from silo_wire.update_receipt import UpdateReceipt
 from silo_wire.update_receipt import receipt_from_wire as receipt_from_answer
@@ -413,7 +413,7 @@ class GrpcCoordinator:
         self, update: SavedUpdate, file: Path, *, mark: FileMark | None = None, progress: Progress
     ) -> UpdateReceipt:
         def header(first_chunk: int, log: SignedHead) -> federation_pb2.UpdatePiece:
-            signed = replace(self._signed(update, first_chunk), log=log)
+            signed = signed_header(update, self._credentials, first_chunk=first_chunk, log=log)
             return federation_pb2.UpdatePiece(header=update_header_to_wire(signed, self._credentials.silo))
 
         return await self._until_answered(
@@ -470,23 +470,6 @@ class GrpcCoordinator:
         if held == manifest.chunks:
             progress(1.0)
         return receipt
-
-    def _signed(self, update: SavedUpdate, first_chunk: int) -> UpdateHeader:
-        statement = update_statement(
-            key=update.key,
-            silo=self._credentials.silo,
-            model=update.model,
-            update=update.manifest.digest,
-            summary=update.summary,
-        )
-        return UpdateHeader(
-            key=update.key,
-            model=update.model,
-            manifest=update.manifest,
-            summary=update.summary,
-            signature=sign(self._credentials.identity_key, domain=UPDATE_DOMAIN.encode(), payload=statement),
-            first_chunk=first_chunk,
-        )
 
     async def declare_trained(self, key: RoundKey, model: Digest) -> None:
         request = federation_pb2.TrainedReport(
