@@ -113,20 +113,37 @@ def experiment(
     out: Annotated[Path, typer.Option(help="Folder for results; a study that was cut off goes on there.")] = Path(
         "experiment"
     ),
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Folder that the study's paths are taken from. Default: FILE's.", show_default=False
+        ),
+    ] = None,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Runs at a time, each in a process and with a model of its own.")
+    ] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    threads: Annotated[int, typer.Option(min=0, help="Threads of PyTorch; 0: its own choice.")] = 0,
+    threads: Annotated[
+        int, typer.Option(min=0, help="Threads of PyTorch in each run; 0: the cores, shared among the jobs.")
+    ] = 0,
     report: Annotated[bool, typer.Option("--report", help="Run nothing; write the report of what is done.")] = False,
 ) -> None:
     """Run every set-up, seed and point of a study's grid through the simulated federation, and append each to results.jsonl."""
     from ops.experiment.definition import Study
     from ops.experiment.report import write_report
     from ops.experiment.run import run_study
-    from ops.simulation.run import logging_to
 
     study = Study.read(file)
     if not report:
-        with logging_to(out / "experiment.log"):
-            run_study(study, out, device=device, threads=threads, console=Console())
+        run_study(
+            study,
+            out,
+            data=file.parent if data is None else data,
+            device=device,
+            threads=threads,
+            jobs=jobs,
+            console=Console(),
+        )
     print(write_report(study, out))
 
 

@@ -29,7 +29,7 @@ from ops.demo.query_log import query_log
 from ops.demo.scoring import Score, score_silos
 from ops.demo.silos import SILOS, Record, write_silo
 from ops.demo.specification import SiloSpecification
-from ops.demo.warm_start import write_warm_start
+from ops.demo.warm_start import write_textbook_start
 from security.errors import ConfigurationError, StateError
 from silo_wire.canonical import Digest
 from silo_wire.v1 import operator_pb2
@@ -152,7 +152,7 @@ def write_private_silos(place: Layout, silos: Sequence[SiloSpecification], *, re
         made = query_log(silo, records=records, seed=seed)
         write_silo(place.data(silo.name), silo, seed=seed, splits=made.log)
         textbook += made.textbook
-    write_warm_start(place.warm_start, textbook, size=SIZE, seed=seed)
+    write_textbook_start(place.warm_start, textbook, size=SIZE, seed=seed)
 
 
 def run_federation(place: Layout, scene: Scene, console: Console) -> Outcome:

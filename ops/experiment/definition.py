@@ -58,24 +58,43 @@ SETUPS: Final[Mapping[str, Setup]] = {
 }
 
 
+class PracticeSection(Section):
+    """Public text-to-SQL for a model from scratch: what its tokenizer is made from, and what it is warmed up on (warm_up.py)."""
+
+    pairs: Annotated[int, Field(ge=1)]  # over random schemas
+    wikisql: str = ""  # a .jsonl.gz of its labelled questions
+    seed: int = 1
+    training: dict[str, Value] = Field(
+        default_factory=dict
+    )  # keys of a plan's [training]; without epochs: the tokenizer alone
+
+    @property
+    def warms_up(self) -> bool:
+        return "epochs" in self.training
+
+
 class StartSection(Section):
-    """The model that every run begins with: `folder` (Hugging Face's form) or `size` from scratch."""
+    """The model that every run begins with: `folder` (Hugging Face's form), or `size` from scratch, maybe warmed up by `practice`."""
 
     folder: str = ""
     size: str = ""
     vocabulary: Annotated[int, Field(ge=0)] = 0  # with size; 0: the size's own
-    tokenizer_text: str = ""  # with size: lines that the tokenizer is made from; empty: the public text
+    practice: PracticeSection | None = None  # with size
 
     @model_validator(mode="after")
     def _one_of_them(self) -> "StartSection":
         if bool(self.folder) == bool(self.size):
             raise ValueError("[start] needs either folder or size: give one of them")
+        if self.folder and self.practice:
+            raise ValueError("[start.practice] is for a model from scratch: remove it, or give size instead of folder")
         return self
 
 
 class Study(Section):
+    """Paths are as the file has them, from the folder of the data (by default its own), and only `run_study` goes there."""
+
     name: NameText
-    silos: Annotated[str, Field(min_length=1)]  # folder of the silos' folders, from where the file lies
+    silos: Annotated[str, Field(min_length=1)]  # folder of the silos' folders
     start: StartSection
     setups: tuple[str, ...] = tuple(SETUPS)
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (1,)
@@ -105,21 +124,12 @@ class Study(Section):
 
     @classmethod
     def read(cls, path: Path) -> "Study":
-        """Raises ConfigurationError naming the file, the key, the value and the remedy. Relative paths are taken from its folder."""
+        """Raises ConfigurationError naming the file, the key, the value and the remedy."""
         try:
             text = path.read_text(encoding="utf-8")
         except OSError as error:
             raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from error
-        study = parse_toml(cls, text, str(path))
-        base = path.parent.absolute()
-
-        def placed(value: str) -> str:
-            return str(base / Path(value).expanduser()) if value else value
-
-        start = study.start.model_copy(
-            update={"folder": placed(study.start.folder), "tokenizer_text": placed(study.start.tokenizer_text)}
-        )
-        return study.model_copy(update={"silos": placed(study.silos), "start": start})
+        return parse_toml(cls, text, str(path))
 
     def runs(self) -> "Iterator[Run]":
         """Seed by seed, so that a study that is cut off has as many seeds of each set-up as possible."""

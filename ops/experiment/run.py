@@ -1,55 +1,103 @@
-"""`lorica experiment`: every run of a study, one after the other, each appended to results.jsonl as it ends; those that are there are not done again.
+"""`lorica experiment`: every run of a study, each appended to results.jsonl as it ends; those that are there are not done again.
 
 A run is a simulated federation (ops/simulation), or one for each silo (`alone`), or one silo that has all data (`centralized`): the same rounds,
-the same number of epochs over the same examples for each. The best model by MicroAvg on dev is scored on each silo's test split.
+the same number of epochs over the same examples for each. The best model by MicroAvg on dev is scored on each silo's test split. Runs need nothing
+of each other, so several are done at a time, each in a process of its own.
 """
 
 import json
+import multiprocessing
+import os
 import shutil
+import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
-from coordinator.plans.model_source import FolderModel, ModelSource, SizedModel
+from coordinator.plans.model_source import ModelSource
 from coordinator.plans.plan_folder import create_plan
 from ops.experiment.data import merged, own_copy
 from ops.experiment.definition import SETUPS, Run, Study
 from ops.experiment.scoring import scores
+from ops.experiment.warm_up import start
 from ops.simulation.report import round_facts
-from ops.simulation.run import Simulated, silos_in, simulate
+from ops.simulation.run import Simulated, logging_to, silos_in, simulate
 from security.errors import ConfigurationError
 from security.identifiers import SiloName
+from silo_agent.training.device import DeviceSettings
 
 RESULTS = "results.jsonl"
 ALL = SiloName("all")
 _FEDERATION = "study"
 
 
-def run_study(study: Study, out: Path, *, device: str, threads: int, console: Console) -> None:
-    """Do what is not done yet. Raises what a run raises; it begins where it was the next time."""
+def run_study(
+    study: Study, out: Path, *, data: Path, console: Console, device: str = "auto", threads: int = 0, jobs: int = 1
+) -> None:
+    """Do what is not done yet, `jobs` runs at a time; `data` is where the study's paths begin. `threads` are a run's own; 0 shares the cores.
+
+    Raises what a run raises; it begins where it was the next time.
+    """
     out.mkdir(parents=True, exist_ok=True)
-    data = own_copy(silos_in(Path(study.silos)), out / "data", study.at_most)
+    silos = own_copy(silos_in(data / study.silos), out / "data", study.at_most)
+    source = start(study.start, data, out, DeviceSettings(device=device, threads=threads), console)
+    settings = DeviceSettings(device=device, threads=threads or max(1, (os.cpu_count() or 1) // jobs))
     done = {line["run"] for line in results(out)}
     runs = list(study.runs())
-    for number, run in enumerate(runs, 1):
-        if run.key in done:
-            continue
-        console.print(
-            f"run {number} of {len(runs)}: {SETUPS[run.setup].label}, seed {run.seed}, {dict(run.point)}",
-            highlight=False,
-            markup=False,
-        )
-        began = time.monotonic()
-        facts = _Doing(run, data, out / "runs" / run.key, device, threads).facts()
-        facts["seconds"] = time.monotonic() - began
-        with (out / RESULTS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(facts) + "\n")
-        shutil.rmtree(out / "runs" / run.key)
-        console.print(_line(facts), highlight=False, markup=False)
+    left = [run for run in runs if run.key not in done]
+    console.print(f"{len(runs)} runs, {len(runs) - len(left)} of them done", highlight=False)
+    with _workers(jobs) as workers:
+        waiting: dict[Future[dict[str, Any]], Run] = {
+            workers.submit(_done, _Doing(run, silos, source, out / "runs" / run.key, settings)): run for run in left
+        }
+        for future in as_completed(waiting):
+            run, facts = waiting[future], future.result()
+            with (out / RESULTS).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(facts) + "\n")
+            shutil.rmtree(out / "runs" / run.key)
+            console.print(_line(run, facts), highlight=False, markup=False)
+
+
+@contextmanager
+def _workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that end with this one, however it ends; an exception inside does not wait for what they are at."""
+    context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+    workers = ProcessPoolExecutor(jobs, context, initializer=_end_with_parent)
+    try:
+        yield workers
+    except BaseException:
+        workers.shutdown(wait=False, cancel_futures=True)
+        for child in multiprocessing.active_children():
+            child.terminate()
+        raise
+    finally:
+        workers.shutdown(cancel_futures=True)
+
+
+def _end_with_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends its workers
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _done(doing: "_Doing") -> dict[str, Any]:
+    with logging_to(doing.work / "run.log"):
+        return doing.facts()
 
 
 def results(out: Path) -> Iterator[dict[str, Any]]:
@@ -64,60 +112,64 @@ def results(out: Path) -> Iterator[dict[str, Any]]:
             continue
 
 
+@dataclass(frozen=True, slots=True)
 class _Doing:
-    def __init__(self, run: Run, data: Mapping[SiloName, Path], work: Path, device: str, threads: int) -> None:
-        self._run, self._data, self._work = run, data, work
-        self._device, self._threads = device, threads
+    run: Run
+    silos: Mapping[SiloName, Path]
+    source: ModelSource
+    work: Path
+    settings: DeviceSettings
 
     def facts(self) -> dict[str, Any]:
-        match SETUPS[self._run.setup].way:
+        began = time.monotonic()
+        match SETUPS[self.run.setup].way:
             case "together":
-                parts = [(self._data, self._simulated("plan", self._data))]
+                parts = [(self.silos, self._simulated("plan", self.silos))]
             case "alone":
-                parts = [({silo: path}, self._simulated(silo, {silo: path})) for silo, path in self._data.items()]
+                parts = [({silo: path}, self._simulated(silo, {silo: path})) for silo, path in self.silos.items()]
             case "centralized":
-                folder = merged(self._data, self._work / "merged" / ALL)
-                parts = [(self._data, self._simulated("plan", {ALL: folder}))]
+                folder = merged(self.silos, self.work / "merged" / ALL)
+                parts = [(self.silos, self._simulated("plan", {ALL: folder}))]
         by_silo: dict[str, dict[str, float]] = {}
         for silos, simulated in parts:
-            by_silo |= scores(simulated, silos, device=self._device, threads=self._threads, work=self._work)
+            by_silo |= scores(simulated, silos, self.settings, work=self.work)
         return {
-            "run": self._run.key,
-            "study": self._run.study.name,
-            "setup": self._run.setup,
-            "seed": self._run.seed,
-            "point": dict(self._run.point),
+            "run": self.run.key,
+            "study": self.run.study.name,
+            "setup": self.run.setup,
+            "seed": self.run.seed,
+            "point": dict(self.run.point),
             "commit": commit(),
+            "torch": torch.__version__,
+            "threads": self.settings.threads,
             "plans": [simulated.plan for _, simulated in parts],
             "test": by_silo,
             "macro_exact_match": sum(score["exact_match"] for score in by_silo.values()) / len(by_silo),
             "micro_exact_match": sum(score["exact_match"] * score["examples"] for score in by_silo.values())
             / sum(score["examples"] for score in by_silo.values()),
             "rounds": [[round_facts(row) for row in simulated.rows] for _, simulated in parts],
+            "seconds": time.monotonic() - began,
         }
 
     def _simulated(self, name: str, silos: Mapping[SiloName, Path]) -> Simulated:
-        plans = self._work / "plans"
+        plans = self.work / "plans"
         if not (plans / name).exists():
             create_plan(
                 plans,
                 name=name,
                 federation=_FEDERATION,
-                source=_source(self._run.study),
-                preset=self._run.study.preset,
-                seed=self._run.seed,
-                overrides={**self._run.values, "schedule.min_silos": len(silos)},
+                source=self.source,
+                preset=self.run.study.preset,
+                seed=self.run.seed,
+                overrides={**self.run.values, "schedule.min_silos": len(silos)},
             )
-        return simulate(plans / name, silos, self._work / f"of-{name}", device=self._device, threads=self._threads)
-
-
-def _source(study: Study) -> ModelSource:
-    start = study.start
-    if start.folder:
-        return FolderModel(Path(start.folder))
-    return SizedModel(
-        start.size, start.vocabulary or None, Path(start.tokenizer_text) if start.tokenizer_text else None
-    )
+        return simulate(
+            plans / name,
+            silos,
+            self.work / f"of-{name}",
+            device=self.settings.device,
+            threads=self.settings.threads,
+        )
 
 
 def commit() -> str:
@@ -138,11 +190,12 @@ def commit() -> str:
     return done.stdout.strip()
 
 
-def _line(facts: Mapping[str, Any]) -> str:
+def _line(run: Run, facts: Mapping[str, Any]) -> str:
     silos = ", ".join(f"{silo} {score['exact_match']:.1%}" for silo, score in facts["test"].items())
+    point = "".join(f", {key} = {value}" for key, value in run.point.items())
     return (
-        f"  exact match on test: MacroAvg {facts['macro_exact_match']:.1%}, MicroAvg {facts['micro_exact_match']:.1%}; {silos}; "
-        f"{facts['seconds']:.0f} s"
+        f"{SETUPS[run.setup].label}, seed {run.seed}{point}: exact match on test: MacroAvg {facts['macro_exact_match']:.1%}, "
+        f"MicroAvg {facts['micro_exact_match']:.1%}; {silos}; {facts['seconds']:.0f} s"
     )
 
 

@@ -17,7 +17,7 @@ from silo_agent.training.silo_trainer import SiloTrainer
 
 
 def scores(
-    simulated: Simulated, silos: Mapping[SiloName, Path], *, device: str, threads: int, work: Path
+    simulated: Simulated, silos: Mapping[SiloName, Path], settings: DeviceSettings, *, work: Path
 ) -> dict[str, dict[str, float]]:
     """By silo: fractions from 0 to 1, loss in nats of a target token; `execution_accuracy` where there is a database."""
     coordinator = simulated.coordinator
@@ -29,11 +29,12 @@ def scores(
         for chunk in range(manifest.chunks):
             file.write(models.read_chunk(simulated.best, chunk))
     best = RoundModel(file=path, manifest=manifest)
-    settings = DeviceSettings(device=device, threads=threads)
     model = PlanModel(bundle, settings)
     found: dict[str, dict[str, float]] = {}
     for silo, folder in silos.items():
-        sources = SiloSources(settings_of(folder, device=device, threads=threads), work / "scratch" / silo)
+        sources = SiloSources(
+            settings_of(folder, device=settings.device, threads=settings.threads), work / "scratch" / silo
+        )
         trainer = SiloTrainer(bundle, sources.data(), silo, settings, model=model)
         target = sources.database()
         with ExitStack() as open_here:

@@ -2,9 +2,12 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -16,6 +19,7 @@ from ops.demo.silos import write_silo
 from ops.simulation.run import silos_in, simulate
 from security.errors import ConfigurationError, StateError
 from tests.support.federation import Federation
+from tests.support.waiting import until
 from tests.support.warm_processes import WarmProcesses
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -177,7 +181,7 @@ def test_a_study_runs_each_set_up_once_and_goes_on_where_it_was(silos: Path, tmp
     ]
     first = CliRunner().invoke(app, command, catch_exceptions=False)
     assert first.exit_code == 0
-    assert "run 3 of 3: FedOPT + Lorar" in first.stdout
+    assert "FedOPT + Lorar, seed 1" in first.stdout
     lines = (tmp_path / "out" / "results.jsonl").read_text().splitlines()
     done = [json.loads(line) for line in lines]
     assert [len(run["plans"]) for run in done] == [2, 1, 1], "alone is one federation for each silo"
@@ -191,9 +195,40 @@ def test_a_study_runs_each_set_up_once_and_goes_on_where_it_was(silos: Path, tmp
         assert {silo: score["examples"] for silo, score in run["test"].items()} == {"clinic": 40, "insurer": 60}
         assert all(score["loss_per_token"] > 0 for score in run["test"].values())
     (tmp_path / "out" / "results.jsonl").write_text("\n".join(lines[:2]) + "\n")
-    second = CliRunner().invoke(app, command, catch_exceptions=False)
-    assert "run 3 of 3" in second.stdout
-    assert "run 2 of 3" not in second.stdout
+    second = CliRunner().invoke(app, [*command, "--jobs", "2"], catch_exceptions=False)
+    assert "3 runs, 2 of them done" in second.stdout
+    assert "FedOPT + Lorar, seed 1" in second.stdout
+    assert "Finetuning" not in second.stdout
     again = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
     assert again[2]["rounds"][0][0]["model"] == done[2]["rounds"][0][0]["model"], "the same run gives the same model"
     assert "| FedOPT + Lorar |" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_a_study_that_is_killed_leaves_no_process_behind(silos: Path, tmp_path: Path) -> None:
+    text = STUDY.format(silos=silos).replace('"schedule.rounds" = 1', '"schedule.rounds" = 1000')
+    (tmp_path / "study.toml").write_text(text)
+    command = [
+        sys.executable,
+        "-m",
+        "ops.cli",
+        "experiment",
+        "study.toml",
+        "--out",
+        "out",
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+    ]
+    with subprocess.Popen([*command, "--jobs", "2"], cwd=tmp_path, stdout=subprocess.DEVNULL) as study:
+        logs = tmp_path / "out" / "runs"
+        until(lambda: len(list(logs.glob("*/run.log"))) == 2, lambda: require_running(study), 300)
+        children = psutil.Process(study.pid).children(recursive=True)
+        study.kill()
+    _, alive = psutil.wait_procs(children, timeout=60)
+    assert len(children) >= 2
+    assert not alive
+
+
+def require_running(process: "subprocess.Popen[bytes]") -> None:
+    assert process.poll() is None, process.returncode

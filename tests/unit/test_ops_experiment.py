@@ -81,11 +81,18 @@ def test_a_study_that_says_something_else_is_refused_with_the_key(text: str, sai
         study(text)
 
 
-def test_paths_of_a_study_are_taken_from_its_file(tmp_path: Path) -> None:
-    (tmp_path / "study.toml").write_text(SMALL)
-    assert Study.read(tmp_path / "study.toml").silos == str(tmp_path / "silos")
+def test_a_study_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"none\.toml cannot be read"):
         Study.read(tmp_path / "none.toml")
+
+
+def test_a_run_has_the_same_key_wherever_its_study_lies(tmp_path: Path) -> None:
+    keys = []
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "study.toml").write_text(SMALL)
+        keys.append([run.key for run in Study.read(tmp_path / name / "study.toml").runs()])
+    assert keys[0] == keys[1], "what one machine has done is not done again on another"
 
 
 def test_the_papers_study_reads_and_is_all_ten_set_ups_on_t5_base() -> None:
