@@ -35,7 +35,10 @@ def write_report(study: Study, out: Path) -> Path:
         "## Loss per target token on test, in nats\n",
         _scores(by_setup, "loss_per_token", share=False),
         "## What Lorar changes\n",
-        _lorar(by_setup),
+        _lorar(by_setup, "exact_match", "points of exact match more than without"),
+        _lorar(by_setup, "loss_per_token", "nats of loss per token more than without", share=False),
+        "## Whose update counted\n",
+        _shares(by_setup),
     ]
     parts += [f"![{title}]({name})\n" for name, title in _pictures(by_setup, out)]
     page = out / PAGE
@@ -80,10 +83,14 @@ def _scores(by_setup: Mapping[str, Sequence[Line]], of: str, *, share: bool = Tr
             spread([line["test"][silo][of] for line in lines if of in line["test"].get(silo, {})], share=share)
             for silo in silos
         ]
-        macro = [statistics.fmean(line["test"][silo][of] for silo in silos) for line in lines]
+        macro = [_macro(line, silos, of) for line in lines]
         micro = [_micro(line, silos, of) for line in lines]
         rows.append((name, *cells, spread(macro, share=share), spread(micro, share=share)))
     return _table(("set-up", *silos, "MacroAvg", "MicroAvg"), rows)
+
+
+def _macro(line: Line, silos: Sequence[str], of: str) -> float:
+    return statistics.fmean(line["test"][silo][of] for silo in silos)
 
 
 def _micro(line: Line, silos: Iterable[str], of: str) -> float:
@@ -92,25 +99,37 @@ def _micro(line: Line, silos: Iterable[str], of: str) -> float:
     return float(sum(score[of] * score["examples"] for score in scores) / examples)
 
 
-def _lorar(by_setup: Mapping[str, Sequence[Line]]) -> str:
-    """Lorar less its base algorithm, seed by seed, in points; silos from the smallest on."""
-    rows = []
+def _lorar(by_setup: Mapping[str, Sequence[Line]], of: str, title: str, *, share: bool = True) -> str:
+    """Lorar less its base algorithm, seed by seed; silos from the smallest test split on."""
+    rows: list[Sequence[str]] = []
+    head: Sequence[str] = ()
     for base in ("fedopt", "fedavg", "fedprox"):
         plain, weighted = SETUPS[base].label, SETUPS[f"{base}-lorar"].label
-        if plain not in by_setup or weighted not in by_setup:
+        seeds = {line["seed"]: line for line in by_setup.get(plain, ())}
+        pairs = [(seeds[line["seed"]], line) for line in by_setup.get(weighted, ()) if line["seed"] in seeds]
+        if not pairs:
             continue
-        seeds = {line["seed"]: line for line in by_setup[plain]}
-        pairs = [(seeds[line["seed"]], line) for line in by_setup[weighted] if line["seed"] in seeds]
-        silos = sorted(pairs[0][0]["test"], key=lambda silo: pairs[0][0]["test"][silo]["examples"]) if pairs else []
-        cells = [
-            spread([b["test"][silo]["exact_match"] - a["test"][silo]["exact_match"] for a, b in pairs])
-            for silo in silos
+        silos = sorted(pairs[0][0]["test"], key=lambda silo: pairs[0][0]["test"][silo]["examples"])
+        cells = [spread([b["test"][silo][of] - a["test"][silo][of] for a, b in pairs], share=share) for silo in silos]
+        macro = [_macro(b, silos, of) - _macro(a, silos, of) for a, b in pairs]
+        micro = [_micro(b, silos, of) - _micro(a, silos, of) for a, b in pairs]
+        head = (title, *silos, "MacroAvg", "MicroAvg")
+        rows.append((weighted, *cells, spread(macro, share=share), spread(micro, share=share)))
+    return _table(head, rows) if rows else "Its set-ups are not in this study.\n"
+
+
+def _shares(by_setup: Mapping[str, Sequence[Line]]) -> str:
+    """Of the sum of weights, in percent, as a mean over the rounds of a run."""
+    rows, silos = [], sorted({silo for lines in by_setup.values() for line in lines for silo in line["test"]})
+    for name, lines in by_setup.items():
+        if any(len(line["rounds"]) > 1 or len(line["rounds"][0][0]["silos"]) == 1 for line in lines):
+            continue  # silos by themselves
+        means = [
+            {silo: statistics.fmean(row["silos"][silo]["share"] for row in line["rounds"][0]) for silo in silos}
+            for line in lines
         ]
-        averages = [spread([b[key] - a[key] for a, b in pairs]) for key in ("macro_exact_match", "micro_exact_match")]
-        rows.append((silos, (weighted, *cells, *averages)))
-    if not rows:
-        return "Its set-ups are not in this study.\n"
-    return _table(("points more than without", *rows[0][0], "MacroAvg", "MicroAvg"), [row for _, row in rows])
+        rows.append((name, *(spread([mean[silo] for mean in means]) for silo in silos)))
+    return _table(("percent of the sum of weights", *silos), rows) if rows else "No run has several silos together.\n"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
