@@ -114,7 +114,7 @@ class _Doing:
 def _source(study: Study) -> ModelSource:
     start = study.start
     if start.folder:
-        return FolderModel(Path(start.folder))
+        return FolderModel(Path(start.folder), start.added_tokens)
     return SizedModel(
         start.size, start.vocabulary or None, Path(start.tokenizer_text) if start.tokenizer_text else None
     )
