@@ -68,6 +68,11 @@ privacy-utility: $(INSTALLED) ## What privacy costs in accuracy, about an hour; 
 	@$(BIN)/lorica privacy-utility --out '$(OUT)' $(foreach e,$(EPSILONS),--epsilon $(e)) $(foreach s,$(SEEDS),--seed $(s)) \
 		$(if $(RECORDS),--records $(RECORDS)) $(if $(REAL),--real '$(REAL)') $(if $(SVG),--svg '$(SVG)')
 
+.PHONY: paper-round
+paper-round: OUT = paper-round
+paper-round: $(INSTALLED) ## One short round of the paper's protocol on a random T5-base; DATA=DIR with its eight silos, EXAMPLES=2 of each split, OUT=DIR, new
+	@$(BIN)/python -m ops.experiment.paper_round $(if $(DATA),'$(DATA)') --out '$(OUT)' $(if $(EXAMPLES),--examples $(EXAMPLES)) $(if $(THREADS),--threads $(THREADS))
+
 .PHONY: soak
 soak: OUT = soak-out
 soak: $(INSTALLED) ## Kill processes at random through a whole plan, compare with an undisturbed one; SEED= ROUNDS=30 SILOS=5 OUT=DIR, SECURE=1 masked

@@ -6,7 +6,7 @@ names is never run, and only `model_type = "t5"` is taken.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -58,9 +58,14 @@ class SizedModel:
 
 @dataclass(frozen=True, slots=True)
 class FolderModel:
-    """A Hugging Face folder with config.json, model.safetensors and a tokenizer."""
+    """A Hugging Face folder with config.json, model.safetensors and a tokenizer.
+
+    `added_tokens` are made tokens of their own, each with the white space that it is written with. The model must have rows
+    for them: T5's embeddings have 28 more than its tokenizer has pieces.
+    """
 
     folder: Path
+    added_tokens: tuple[str, ...] = ()
 
     @property
     def described(self) -> str:
@@ -99,8 +104,8 @@ def write_model(source: ModelSource, folder: Path, seed: int) -> WrittenModel:
     match source:
         case SizedModel():
             model, tokenizer = _from_scratch(source, seed)
-        case FolderModel(folder=origin):
-            model, tokenizer = _from_folder(origin)
+        case FolderModel(folder=origin, added_tokens=added):
+            model, tokenizer = _from_folder(origin, added=added)
         case HubModel():
             with TemporaryDirectory() as copy:
                 _download(source, Path(copy))
@@ -137,7 +142,7 @@ def _text_of(path: Path | None) -> list[str]:
         raise ConfigurationError(f"tokenizer text {path} cannot be read: {error}; give a UTF-8 text file") from error
 
 
-def _from_folder(folder: Path, shown: str = "") -> tuple[Any, Any]:
+def _from_folder(folder: Path, shown: str = "", *, added: Sequence[str] = ()) -> tuple[Any, Any]:
     shown = shown or str(folder)
     config = _read_config(folder / "config.json", shown)
     _refuse_code("config.json", config, shown)
@@ -180,9 +185,16 @@ def _from_folder(folder: Path, shown: str = "") -> tuple[Any, Any]:
                 f"model {shown}: {MODEL_FILE} does not fit config.json: {kind.replace('_keys', '')} tensor {names[0]}"
                 + (f" and {len(names) - 1} more" if len(names) > 1 else "")
             )
-    if len(tokenizer) > model.config.vocab_size:
+    pieces = len(tokenizer)
+    tokenizer.add_tokens(list(added))
+    if pieces <= model.config.vocab_size < len(tokenizer):
         raise ConfigurationError(
-            f"model {shown}: the tokenizer has {len(tokenizer)} pieces, vocab_size in config.json is "
+            f"model {shown}: its embedding has {model.config.vocab_size} rows for {pieces} pieces, and no room for "
+            f"{len(added)} added tokens: add fewer, or save the model with more rows, with resize_token_embeddings of transformers"
+        )
+    if pieces > model.config.vocab_size:
+        raise ConfigurationError(
+            f"model {shown}: the tokenizer has {pieces} pieces, vocab_size in config.json is "
             f"{model.config.vocab_size}: they do not belong together"
         )
     return model, tokenizer

@@ -26,10 +26,10 @@ def own_copy(silos: Mapping[SiloName, Path], folder: Path, at_most: Mapping[str,
 
 def _cut(source: Path, target: Path, most: int) -> Path:
     target.mkdir(parents=True, exist_ok=True)
-    lines = list(_lines(source, "train"))
+    found = list(lines(source, "train"))
     generator = torch.Generator().manual_seed(_SEED)
-    kept = sorted(torch.randperm(len(lines), generator=generator)[:most].tolist())
-    (target / "train.jsonl").write_text("".join(lines[index] for index in kept), encoding="utf-8")
+    kept = sorted(torch.randperm(len(found), generator=generator)[:most].tolist())
+    (target / "train.jsonl").write_text("".join(found[index] for index in kept), encoding="utf-8")
     for path in source.iterdir():
         if not path.name.startswith("train.jsonl"):
             shutil.copy(path, target / path.name)
@@ -40,7 +40,7 @@ def merged(silos: Mapping[SiloName, Path], folder: Path) -> Path:
     """One silo that has every line of all, and all of their schemas; without a database."""
     folder.mkdir(parents=True, exist_ok=True)
     for split in SPLITS:
-        text = "".join(line for path in silos.values() for line in _lines(path, split))
+        text = "".join(line for path in silos.values() for line in lines(path, split))
         if text:
             (folder / f"{split}.jsonl").write_text(text, encoding="utf-8")
     schemas = [json.loads((path / SCHEMA_FILE).read_text(encoding="utf-8")) for path in silos.values()]
@@ -48,7 +48,8 @@ def merged(silos: Mapping[SiloName, Path], folder: Path) -> Path:
     return folder
 
 
-def _lines(folder: Path, split: str) -> Iterator[str]:
+def lines(folder: Path, split: str) -> Iterator[str]:
+    """Of a split's file, packed or not, each with its end; those that are empty left out."""
     plain, packed = folder / f"{split}.jsonl", folder / f"{split}.jsonl.gz"
     if plain.exists():
         text = plain.read_text(encoding="utf-8")

@@ -80,6 +80,7 @@ class StartSection(Section):
     size: str = ""
     vocabulary: Annotated[int, Field(ge=0)] = 0  # with size; 0: the size's own
     practice: PracticeSection | None = None  # with size
+    added_tokens: tuple[str, ...] = ()  # with folder: what its tokenizer has no piece for
 
     @model_validator(mode="after")
     def _one_of_them(self) -> "StartSection":
@@ -87,7 +88,16 @@ class StartSection(Section):
             raise ValueError("[start] needs either folder or size: give one of them")
         if self.folder and self.practice:
             raise ValueError("[start.practice] is for a model from scratch: remove it, or give size instead of folder")
+        if self.added_tokens and not self.folder:
+            raise ValueError(
+                "[start] added_tokens goes with folder: a tokenizer that is made has pieces for all of ASCII"
+            )
         return self
+
+    @field_validator("added_tokens", mode="before")
+    @classmethod
+    def _list(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
 
 
 class Study(Section):
@@ -153,6 +163,7 @@ class Run:
     @property
     def key(self) -> str:
         """Tells this run from every other of any study: of all that its result depends on but the data."""
-        start = self.study.start.model_dump()
+        # What a study does not say is not in its key: keys that this file has learnt since leave those of earlier results alone.
+        start = self.study.start.model_dump(exclude_defaults=True)
         content = [self.setup, self.seed, self.values, start, self.study.preset, self.study.at_most]
         return f"{self.setup}-{self.seed}-{digest_of(canonical_json(content))[:12]}"

@@ -13,9 +13,9 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,16 +55,24 @@ def run_study(
     runs = list(study.runs())
     left = [run for run in runs if run.key not in done]
     console.print(f"{len(runs)} runs, {len(runs) - len(left)} of them done", highlight=False)
-    with _workers(jobs) as workers:
-        waiting: dict[Future[dict[str, Any]], Run] = {
-            workers.submit(_done, _Doing(run, silos, source, out / "runs" / run.key, settings)): run for run in left
-        }
-        for future in as_completed(waiting):
-            run, facts = waiting[future], future.result()
+    doings = [_Doing(run, silos, source, out / "runs" / run.key, settings) for run in left]
+    with closing(_each(doings, jobs)) as each:
+        for doing, facts in each:
             with (out / RESULTS).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(facts) + "\n")
-            shutil.rmtree(out / "runs" / run.key)
-            console.print(_line(run, facts), highlight=False, markup=False)
+            shutil.rmtree(doing.work)
+            console.print(_line(doing.run, facts), highlight=False, markup=False)
+
+
+def _each(doings: "Sequence[_Doing]", jobs: int) -> "Generator[tuple[_Doing, dict[str, Any]]]":
+    """As they end."""
+    if jobs == 1:
+        yield from ((doing, _done(doing)) for doing in doings)
+        return
+    with _workers(jobs) as workers:
+        waiting: dict[Future[dict[str, Any]], _Doing] = {workers.submit(_done, doing): doing for doing in doings}
+        for future in as_completed(waiting):
+            yield waiting[future], future.result()
 
 
 @contextmanager

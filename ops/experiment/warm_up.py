@@ -28,7 +28,7 @@ TOKENIZER_PAIRS = 8000
 def start(section: StartSection, data: Path, out: Path, device: DeviceSettings, console: Console) -> ModelSource:
     """What the runs' plans are made from; trained here if it is to be and is not in `out` yet."""
     if section.folder:
-        return FolderModel(data / section.folder)
+        return FolderModel(data / section.folder, section.added_tokens)
     practice, vocabulary = section.practice, section.vocabulary or None
     if practice is None:
         return SizedModel(section.size, vocabulary)

@@ -1,0 +1,103 @@
+"""`make paper-round`: one short round of the paper's protocol on a random T5-base, with what it took.
+
+studies/paper.toml as it is: its model's form and size, its preset, its eight silos. Short are the data (so many questions
+of each split of each silo), the rounds (one), the epochs (one) and the answers; the table at the end says so.
+"""
+
+import resource
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from coordinator.public_text import public_text
+from ops.experiment.data import lines
+from ops.experiment.definition import Study, Value
+from ops.experiment.random_checkpoint import write_checkpoint
+from ops.experiment.run import results, run_study
+from ops.simulation.run import silos_in
+from security.errors import LoricaError
+from silo_agent.training.text_to_sql_data import SCHEMA_FILE, SPLITS
+
+PAPER: Final = Path(__file__).parent / "studies" / "paper.toml"
+SHORT: Final[dict[str, Value]] = {
+    "schedule.rounds": 1,
+    "training.epochs": 1,
+    "training.overrides.advising.epochs": 1,
+    "training.overrides.atis.epochs": 1,
+    "training.max_output_tokens": 64,
+    "evaluation.initial": False,
+}
+"""What is not the paper's. A random model never ends an answer, so that each costs as many steps as it may have tokens."""
+
+
+def paper_round(data: Path, out: Path, *, examples: int, threads: int, console: Console) -> dict[str, Any]:
+    """Run it in the new folder `out`; the run's line of results, with seconds, peak memory and sizes."""
+    out.mkdir(parents=True)
+    with console.status("a random T5-base"):
+        parameters = write_checkpoint(out / "t5-base", public_text())
+    for silo, folder in silos_in(data).items():
+        cut(folder, out / "silos" / silo, examples)
+    study = Study.read(PAPER)
+    study = study.model_copy(
+        update={
+            "silos": "silos",
+            "setups": ("fedopt-lorar",),
+            "seeds": (1,),
+            "plan": {**study.plan, **SHORT},
+        }
+    )
+    began = time.monotonic()
+    run_study(study, out / "study", data=out, device="cpu", threads=threads, console=console)
+    (line,) = results(out / "study")
+    return {
+        **line,
+        "parameters": parameters,
+        "all_seconds": time.monotonic() - began,
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
+    }
+
+
+def cut(source: Path, target: Path, examples: int) -> None:
+    """A silo's first questions of each split, its schema, and no database."""
+    target.mkdir(parents=True)
+    for split in SPLITS:
+        (target / f"{split}.jsonl").write_text("".join(list(lines(source, split))[:examples]), encoding="utf-8")
+    shutil.copy(source / SCHEMA_FILE, target / SCHEMA_FILE)
+
+
+def main(
+    data: Annotated[Path, typer.Argument(help="Folder of the paper's eight silos.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="A new folder; 4 GB.")] = Path("paper-round"),
+    examples: Annotated[int, typer.Option(min=1, help="Of each split of each silo.")] = 2,
+    threads: Annotated[int, typer.Option(min=0, help="Of PyTorch; 0: its own choice.")] = 0,
+) -> None:
+    """One short round of the paper's protocol on a random T5-base."""
+    console = Console()
+    try:
+        found = paper_round(data, out, examples=examples, threads=threads, console=console)
+    except LoricaError as error:
+        console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(1)
+    (row,) = found["rounds"][0]
+    table = Table(title="paper.toml, FedOPT + Lorar, one short round", title_style="dim", show_header=False)
+    for name, value in (
+        ("parameters", f"{found['parameters']:,}"),
+        ("silos", f"{len(row['silos'])}, with {examples} questions in each split"),
+        ("unlike the paper", ", ".join(f"{key} = {value}" for key, value in SHORT.items())),
+        ("outcome of the round", row["outcome"]),
+        ("seconds of the round", f"{row['seconds']:.0f}"),
+        ("seconds with plan, scores and test", f"{found['all_seconds']:.0f}"),
+        ("peak memory", f"{found['peak_bytes'] / 1e9:.1f} GB"),
+    ):
+        table.add_row(name, value)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)
