@@ -88,8 +88,18 @@ def simulate_command(
     ),
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     threads: Annotated[int, typer.Option(min=0, help="Threads of PyTorch; 0: its own choice.")] = 0,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Run no round: estimate its time, traffic, memory and disk from a few real steps, and what silos would refuse.",
+        ),
+    ] = False,
 ) -> None:
     """Run a plan to its end in this one process, with the federation's own parts and no network between them."""
+    if dry_run:
+        _estimate(plan, silos, out, device=device, threads=threads)
+        return
     from ops.simulation import report
     from ops.simulation.run import logging_to, silos_in, simulate
 
@@ -105,6 +115,17 @@ def simulate_command(
         )
     report.write(out, done)
     report.print_end(console, done, out)
+
+
+def _estimate(plan: Path, silos: Path, out: Path, *, device: str, threads: int) -> None:
+    from ops.simulation import estimate_report
+    from ops.simulation.dry_run import dry_run
+    from ops.simulation.run import silos_in
+
+    done = dry_run(plan, silos_in(silos), out, device=device, threads=threads)
+    estimate_report.write(out, done)
+    estimate_report.show(Console(), done)
+    done.require_no_problem()
 
 
 @app.command()

@@ -419,7 +419,7 @@ class _Found:
     # --- the machine
 
     def memory(self) -> str:
-        needed, free = OWN_MEMORY_BYTES + PLACES * TRANSFER_BYTES, self._ground.free_memory()
+        needed, free = needed_memory(), self._ground.free_memory()
         if free < needed and self._running is None:
             raise misconfigured(
                 Mistake.MEMORY.value, f"{mebibytes(free)} are free, about {mebibytes(needed)} are needed"
@@ -443,6 +443,11 @@ class _Found:
 
         with meaning(Mistake.DEVICE.value, ConfigurationError):
             return str(device_for(wanted))
+
+
+def needed_memory() -> int:
+    """About how many bytes a coordinator has here, whatever model and silos."""
+    return OWN_MEMORY_BYTES + PLACES * TRANSFER_BYTES
 
 
 def _names(certificate: x509.Certificate) -> set[str]:

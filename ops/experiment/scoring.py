@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
+from ops.simulation.round_file import round_file
 from ops.simulation.run import Simulated
 from ops.simulation.silo import settings_of
 from security.identifiers import SiloName
 from silo_agent.edges.silo_sources import SiloSources
-from silo_agent.service.ports import RoundModel
 from silo_agent.sql_sandbox import Sandbox
 from silo_agent.training.device import DeviceSettings
 from silo_agent.training.evaluation import in_sandbox
@@ -23,12 +23,7 @@ def scores(
     coordinator = simulated.coordinator
     bundle = coordinator.shelf.bundle(simulated.plan)
     models = coordinator.models(bundle)
-    manifest = models.manifest(simulated.best)
-    path = work / "scored.model"
-    with path.open("wb") as file:
-        for chunk in range(manifest.chunks):
-            file.write(models.read_chunk(simulated.best, chunk))
-    best = RoundModel(file=path, manifest=manifest)
+    best = round_file(models, simulated.best, work / "scored.model")
     model = PlanModel(bundle, settings)
     found: dict[str, dict[str, float]] = {}
     for silo, folder in silos.items():

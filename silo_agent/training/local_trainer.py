@@ -51,8 +51,7 @@ def train_locally(
     device = parameters[0].device
     generator = torch.Generator().manual_seed(seed)
     optimizer = local_optimizer(section, parameters)
-    per_epoch = math.ceil(math.ceil(len(examples) / section.batch_size) / section.gradient_accumulation)
-    steps = per_epoch * section.epochs
+    steps = optimizer_steps(len(examples), section)
     epoch, step, earlier_s, log = 0, 0, 0.0, LossLog.empty(section.loss_log_steps)
     model.train()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -104,6 +103,12 @@ def train_locally(
         optimizer_steps=step,
         seconds=earlier_s + clock() - began,
     )
+
+
+def optimizer_steps(examples: int, section: TrainingSection) -> int:
+    """Of a round's training on `examples` examples: each epoch ends with a smaller effective batch where some are left."""
+    per_epoch = math.ceil(math.ceil(examples / section.batch_size) / section.gradient_accumulation)
+    return per_epoch * section.epochs
 
 
 def _random_states(generator: torch.Generator, device: torch.device) -> dict[str, torch.Tensor]:

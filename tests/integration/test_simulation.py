@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -144,6 +145,89 @@ def test_what_cannot_be_simulated_is_said_at_once(networked: Federation, silos: 
     (refusing / "clinic" / "silo.toml").write_text("[policy]\nmax_parameters = 10\n")
     with pytest.raises(StateError, match=r"silo clinic does not take part: .*max_parameters"):
         simulate(plan, silos_in(refusing), tmp_path / "refused", device="cpu", threads=1)
+
+
+def dry_run(plan: Path, silos: Path, out: Path) -> tuple[int, str, dict[str, Any]]:
+    """Exit code or error, what was shown, and estimate.json."""
+    command = ["simulate", str(plan), "--silos", str(silos), "--out", str(out), "--dry-run"]
+    result = CliRunner().invoke(app, [*command, "--device", "cpu", "--threads", "1"])
+    error = "" if result.exception is None else str(result.exception)
+    return result.exit_code, result.stdout + error, json.loads((out / "estimate.json").read_text())
+
+
+def test_a_dry_run_tells_the_bytes_that_the_federation_over_the_network_counts(
+    networked: Federation, silos: Path, tmp_path: Path
+) -> None:
+    code, shown, told = dry_run(networked.plans / "small", silos, tmp_path / "out")
+    assert code == 0, shown
+    assert told["coordinator_traffic"] == {
+        "down": networked.metric("lorica_sent_bytes_total"),
+        "up": networked.metric("lorica_received_bytes_total"),
+    }
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["estimate.json"], "it leaves nothing else"
+    (row, *_) = json.loads(networked.coordinator("rounds", "--json"))
+    trained = {silo["silo"]: int(silo["examples"]) for silo in row["silos"]}
+    assert {silo["counts"]["silo"]: silo["counts"]["train"] for silo in told["silos"]} == trained
+    for silo in told["silos"]:
+        assert silo["scored"] == VALUES["evaluation.max_examples"]
+        assert silo["training_s"] > 0
+        assert silo["evaluation_s"] > 0
+        assert silo["memory"]["peak"] > sum(silo["memory"][part] for part in ("parameters", "gradients", "optimizer"))
+    assert told["evaluations"] == ROUNDS
+    assert told["simulation_s"] > told["federation_s"]
+    state = networked.folder / "state"
+    vectors = [
+        *(state / "models").rglob("*.f32"),
+        *(state / "models").rglob("*.safetensors"),
+        *state.glob("spools/**/*"),
+    ]
+    assert sum(path.stat().st_size for path in vectors if path.is_file()) <= told["coordinator_disk"]
+
+
+def test_a_dry_run_names_who_would_refuse_after_telling_the_rest(
+    networked: Federation, silos: Path, tmp_path: Path
+) -> None:
+    refusing = tmp_path / "refusing"
+    shutil.copytree(silos, refusing)
+    (refusing / "clinic" / "silo.toml").write_text("[policy]\nmax_parameters = 10\nmax_rounds = 1\n")
+    (refusing / "insurer" / "dev.jsonl").write_text("{\n")
+    code, shown, told = dry_run(networked.plans / "masked", refusing, tmp_path / "out")
+    assert code == 1
+    assert [silo["counts"]["silo"] for silo in told["silos"]] == ["clinic"], "insurer has no data that can be read"
+    few, policy, data = told["problems"]
+    assert few.startswith("plan masked has min_silos = 3 and there are 2 silos")
+    assert policy.startswith("silo clinic does not take part: the plan asks for")
+    assert "[policy] max_parameters of this silo allows 10" in policy
+    assert data.startswith("silo insurer does not take part:")
+    assert "dev.jsonl has 1 bad lines of 1" in data
+    assert "coordinator: about" in shown
+    assert shown.endswith("; ".join(told["problems"]))
+
+
+def test_a_dry_run_measures_private_training_and_tells_its_epsilon(
+    networked: Federation, silos: Path, tmp_path: Path
+) -> None:
+    values = settings(
+        **{
+            "privacy.level": "record",
+            "privacy.steps": 6,
+            "privacy.nominal_records": 40,
+            "privacy.expected_batch_size": 8,
+            "training.dropout": 0.0,
+            "training.fedprox_mu": 0,
+            "evaluation.every": 0,
+            "evaluation.last": "false",
+            "schedule.training_deadline_s": 1e-3,
+        }
+    )
+    networked.coordinator("plan", "new", "private", "--size", "micro", *values)
+    code, shown, told = dry_run(networked.plans / "private", silos, tmp_path / "out")
+    assert code == 0, shown
+    assert [silo["steps"] for silo in told["silos"]] == [6, 6]
+    assert all(silo["training_s"] > 0 and silo["evaluation_s"] == 0 for silo in told["silos"])
+    assert 7 < told["epsilon"] <= 8
+    assert "privacy: epsilon" in shown
+    assert shown.count("LATE: training at silo") == 2
 
 
 STUDY = """
