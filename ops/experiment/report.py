@@ -5,7 +5,7 @@ Means stand with the standard deviation over seeds (n - 1). A score is exact mat
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from security.errors import ConfigurationError
 
 PAGE = "report.md"
 Line = Mapping[str, Any]
-Curve = dict[int, list[float]]
+Curve = dict[float, list[float]]
 """By round, the values of the seeds."""
 
 
@@ -122,14 +122,16 @@ def _shares(by_setup: Mapping[str, Sequence[Line]]) -> str:
     """Of the sum of weights, in percent, as a mean over the rounds of a run."""
     rows, silos = [], sorted({silo for lines in by_setup.values() for line in lines for silo in line["test"]})
     for name, lines in by_setup.items():
-        if any(len(line["rounds"]) > 1 or len(line["rounds"][0][0]["silos"]) == 1 for line in lines):
+        if any(len(line["rounds"]) > 1 or len(line["rounds"][0][-1]["silos"]) == 1 for line in lines):
             continue  # silos by themselves
-        means = [
-            {silo: statistics.fmean(row["silos"][silo]["share"] for row in line["rounds"][0]) for silo in silos}
-            for line in lines
-        ]
+        means = [_mean_shares(line["rounds"][0], silos) for line in lines]
         rows.append((name, *(spread([mean[silo] for mean in means]) for silo in silos)))
     return _table(("percent of the sum of weights", *silos), rows) if rows else "No run has several silos together.\n"
+
+
+def _mean_shares(rounds: Sequence[Line], silos: Sequence[str]) -> dict[str, float]:
+    counted = [row["silos"] for row in rounds if any("share" in silo for silo in row["silos"].values())]
+    return {silo: statistics.fmean(row.get(silo, {}).get("share", 0.0) for row in counted) for silo in silos}
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -150,6 +152,17 @@ def dev_curve(lines: Sequence[Line]) -> Curve:
     return curve
 
 
+def dev_loss_curve(lines: Sequence[Line]) -> Curve:
+    """Loss of a target token on dev over rounds, a mean over silos, of runs that are one federation each."""
+    curve: Curve = defaultdict(list)
+    for line in lines:
+        for row in line["rounds"][0] if len(line["rounds"]) == 1 else ():
+            losses = [facts["loss_per_token"] for facts in row["silos"].values() if "loss_per_token" in facts]
+            if losses:
+                curve[row["round"]].append(statistics.fmean(losses))
+    return curve
+
+
 def loss_curves(lines: Sequence[Line]) -> dict[str, Curve]:
     """By silo, the largest and the least training loss of each round, as one line that falls within a round."""
     curves: dict[str, Curve] = defaultdict(lambda: defaultdict(list))
@@ -157,8 +170,8 @@ def loss_curves(lines: Sequence[Line]) -> dict[str, Curve]:
         for row in line["rounds"][0] if len(line["rounds"]) == 1 else ():
             for silo, facts in row["silos"].items():
                 if "loss_min" in facts:
-                    curves[silo][2 * row["round"]].append(facts["loss_max"])
-                    curves[silo][2 * row["round"] + 1].append(facts["loss_min"])
+                    curves[silo][row["round"] - 0.9].append(facts["loss_max"])
+                    curves[silo][row["round"] - 0.1].append(facts["loss_min"])
     return curves
 
 
@@ -199,25 +212,25 @@ def _pictures(by_setup: Mapping[str, Sequence[Line]], out: Path) -> Iterable[tup
         pyplot.close(figure)
         yield name, title
 
-    def of(*names: str) -> dict[str, Curve]:
-        return {SETUPS[name].label: dev_curve(by_setup.get(SETUPS[name].label, ())) for name in names}
+    def of(curve: Callable[[Sequence[Line]], Curve], *names: str) -> dict[str, Curve]:
+        return {SETUPS[name].label: curve(by_setup.get(SETUPS[name].label, ())) for name in names}
+
+    algorithms = ("fedopt", "fedopt-lorar", "fedavg", "fedavg-lorar", "fedprox", "fedprox-lorar")
+    weightings = ("fedopt", "fedopt-lorar", "fedopt-loss-reduction", "fedopt-equal")
 
     along = "round"
-    share = "MicroAvg exact match, dev"
-    yield from drawn(
-        "figure-5.svg",
-        "With Lorar and without (as the paper's figure 5)",
-        of("fedopt", "fedopt-lorar", "fedavg", "fedavg-lorar", "fedprox", "fedprox-lorar"),
-        share,
-        along,
-    )
-    yield from drawn(
-        "figure-6.svg",
-        "Other weightings of FedOPT (as figure 6)",
-        of("fedopt", "fedopt-lorar", "fedopt-loss-reduction", "fedopt-equal"),
-        share,
-        along,
-    )
+    for number, names, title in (
+        (5, algorithms, "With Lorar and without (as the paper's figure 5)"),
+        (6, weightings, "Other weightings of FedOPT (as figure 6)"),
+    ):
+        yield from drawn(f"figure-{number}.svg", title, of(dev_curve, *names), "MicroAvg exact match, dev", along)
+        yield from drawn(
+            f"figure-{number}-loss.svg",
+            f"{title}: loss",
+            of(dev_loss_curve, *names),
+            "loss of a target token on dev, mean of silos",
+            along,
+        )
     for number, name in ((3, "fedopt"), (4, "fedopt-lorar")):
         label = SETUPS[name].label
         yield from drawn(
@@ -225,5 +238,5 @@ def _pictures(by_setup: Mapping[str, Sequence[Line]], out: Path) -> Iterable[tup
             f"Training loss of each silo, {label} (as figure {number})",
             loss_curves(by_setup.get(label, ())),
             "largest and least loss of a round",
-            "half rounds",
+            along,
         )

@@ -134,7 +134,12 @@ def line(run: Any, score: float) -> dict[str, Any]:
         "clinic": {"examples": 10, "exact_match": score, "loss_per_token": 1.0},
         "insurer": {"examples": 30, "exact_match": 0.5, "loss_per_token": 2.0},
     }
-    row = {"round": 1, "micro_exact_match": score, "silos": {"clinic": {"loss_max": 2.0, "loss_min": 1.0}}}
+    silos = {
+        "clinic": {"loss_max": 2.0, "loss_min": 1.0, "share": score},
+        "insurer": {"loss_max": 3.0, "loss_min": 2.0, "share": 1 - score},
+    }
+    first = {"round": 0, "micro_exact_match": 0.0, "silos": {"clinic": {"loss_per_token": 3.0}}}
+    row = {"round": 1, "micro_exact_match": score, "silos": silos}
     return {
         "run": run.key,
         "setup": run.setup,
@@ -145,7 +150,7 @@ def line(run: Any, score: float) -> dict[str, Any]:
         "test": test,
         "macro_exact_match": (score + 0.5) / 2,
         "micro_exact_match": (10 * score + 15) / 40,
-        "rounds": [[row]],
+        "rounds": [[first, row]],
     }
 
 
@@ -158,8 +163,10 @@ def test_the_report_has_means_spreads_averages_and_what_lorar_changes(tmp_path: 
     page = write_report(one, tmp_path).read_text()
     assert "| FedOPT | 20.0 ± 14.1 | 50.0 ± 0.0 | 35.0 ± 7.1 | 42.5 ± 3.5 |" in page
     assert "| FedOPT + Lorar | 20.0 ± 14.1 | 0.0 ± 0.0 | 10.0 ± 7.1 | 5.0 ± 3.5 |" in page, "points more, seed by seed"
+    assert "| FedOPT + Lorar | 0.000 ± 0.000 | 0.000 ± 0.000 |" in page, "nats more"
+    assert "| FedOPT + Lorar | 40.0 ± 28.3 | 60.0 ± 28.3 |" in page, "shares of the sum of weights"
     assert "No silo has one." in page  # a database
-    for figure in ("figure-3.svg", "figure-4.svg", "figure-5.svg", "figure-6.svg"):
+    for figure in ("figure-3.svg", "figure-4.svg", "figure-5.svg", "figure-5-loss.svg", "figure-6.svg"):
         assert (tmp_path / figure).read_text().startswith("<?xml")
         assert figure in page
     with pytest.raises(ConfigurationError, match="has no run of study small"):
