@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ from ops.experiment.scoring import scores
 from ops.experiment.warm_up import start
 from ops.simulation.report import round_facts
 from ops.simulation.run import Simulated, logging_to, silos_in, simulate
-from security.errors import ConfigurationError
+from security.errors import ConfigurationError, StateError
 from security.identifiers import SiloName
 from silo_agent.training.device import DeviceSettings
 
@@ -72,7 +73,13 @@ def _each(doings: "Sequence[_Doing]", jobs: int) -> "Generator[tuple[_Doing, dic
     with _workers(jobs) as workers:
         waiting: dict[Future[dict[str, Any]], _Doing] = {workers.submit(_done, doing): doing for doing in doings}
         for future in as_completed(waiting):
-            yield waiting[future], future.result()
+            try:
+                facts = future.result()
+            except BrokenProcessPool as error:
+                raise StateError(
+                    "a process of this study was killed: run the same command again, with fewer --jobs if memory ran out"
+                ) from error
+            yield waiting[future], facts
 
 
 @contextmanager

@@ -288,31 +288,29 @@ def test_a_study_runs_each_set_up_once_and_goes_on_where_it_was(silos: Path, tmp
     assert "| FedOPT + Lorar |" in (tmp_path / "out" / "report.md").read_text()
 
 
-def test_a_study_that_is_killed_leaves_no_process_behind(silos: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("victim", ["study", "one of its processes"])
+def test_a_study_that_is_killed_leaves_no_process_behind(silos: Path, tmp_path: Path, victim: str) -> None:
     text = STUDY.format(silos=silos).replace('"schedule.rounds" = 1', '"schedule.rounds" = 1000')
     (tmp_path / "study.toml").write_text(text)
-    command = [
-        sys.executable,
-        "-m",
-        "ops.cli",
-        "experiment",
-        "study.toml",
-        "--out",
-        "out",
-        "--device",
-        "cpu",
-        "--threads",
-        "1",
-    ]
-    with subprocess.Popen([*command, "--jobs", "2"], cwd=tmp_path, stdout=subprocess.DEVNULL) as study:
+    command = [sys.executable, "-m", "ops.cli", "experiment", "study.toml", "--out", "out", "--device", "cpu"]
+    with subprocess.Popen(
+        [*command, "--jobs", "2"], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as study:
         logs = tmp_path / "out" / "runs"
         until(lambda: len(list(logs.glob("*/run.log"))) == 2, lambda: require_running(study), 300)
         children = psutil.Process(study.pid).children(recursive=True)
-        study.kill()
+        if victim == "study":
+            study.kill()
+        else:
+            max(children, key=lambda child: child.memory_info().rss).kill()
+        _, said = study.communicate()
     _, alive = psutil.wait_procs(children, timeout=60)
     assert len(children) >= 2
     assert not alive
+    if victim != "study":
+        assert "a process of this study was killed: run the same command again" in said
+        assert "Traceback" not in said
 
 
-def require_running(process: "subprocess.Popen[bytes]") -> None:
+def require_running(process: "subprocess.Popen[str]") -> None:
     assert process.poll() is None, process.returncode
