@@ -87,7 +87,18 @@ def simulate_command(
         "simulation"
     ),
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    threads: Annotated[int, typer.Option(min=0, help="Threads of PyTorch; 0: its own choice.")] = 0,
+    threads: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Threads of PyTorch in each process; 0: its own choice, with --workers a share of the cores."
+        ),
+    ] = 0,
+    workers: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Processes that train silos in parallel, with a model each; 1: silos in turn, in this one."
+        ),
+    ] = 1,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -96,9 +107,9 @@ def simulate_command(
         ),
     ] = False,
 ) -> None:
-    """Run a plan to its end in this one process, with the federation's own parts and no network between them."""
+    """Run a plan to its end on this machine, with the federation's own parts and no network between them."""
     if dry_run:
-        _estimate(plan, silos, out, device=device, threads=threads)
+        _estimate(plan, silos, out, device=device, threads=threads, workers=workers)
         return
     from ops.simulation import report
     from ops.simulation.run import logging_to, silos_in, simulate
@@ -111,18 +122,19 @@ def simulate_command(
             out,
             device=device,
             threads=threads,
+            workers=workers,
             on_round=lambda row: report.print_round(console, row),
         )
     report.write(out, done)
     report.print_end(console, done, out)
 
 
-def _estimate(plan: Path, silos: Path, out: Path, *, device: str, threads: int) -> None:
+def _estimate(plan: Path, silos: Path, out: Path, *, device: str, threads: int, workers: int) -> None:
     from ops.simulation import estimate_report
     from ops.simulation.dry_run import dry_run
     from ops.simulation.run import silos_in
 
-    done = dry_run(plan, silos_in(silos), out, device=device, threads=threads)
+    done = dry_run(plan, silos_in(silos), out, device=device, threads=threads, workers=workers)
     estimate_report.write(out, done)
     estimate_report.show(Console(), done)
     done.require_no_problem()

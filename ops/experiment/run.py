@@ -7,11 +7,8 @@ of each other, so several are done at a time, each in a process of its own.
 
 import json
 import multiprocessing
-import os
 import shutil
-import signal
 import subprocess
-import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -30,8 +27,10 @@ from ops.experiment.data import merged, own_copy
 from ops.experiment.definition import SETUPS, Run, Study
 from ops.experiment.scoring import scores
 from ops.experiment.warm_up import start
+from ops.simulation.end_with_parent import end_with_parent
 from ops.simulation.report import round_facts
 from ops.simulation.run import Simulated, logging_to, silos_in, simulate
+from ops.simulation.shares import threads_of_a_worker
 from security.errors import ConfigurationError, StateError
 from security.identifiers import SiloName
 from silo_agent.training.device import DeviceSettings
@@ -51,7 +50,7 @@ def run_study(
     out.mkdir(parents=True, exist_ok=True)
     silos = own_copy(silos_in(data / study.silos), out / "data", study.at_most)
     source = start(study.start, data, out, DeviceSettings(device=device, threads=threads), console)
-    settings = DeviceSettings(device=device, threads=threads or max(1, (os.cpu_count() or 1) // jobs))
+    settings = DeviceSettings(device=device, threads=threads_of_a_worker(threads, jobs))
     done = {line["run"] for line in results(out)}
     runs = list(study.runs())
     left = [run for run in runs if run.key not in done]
@@ -86,7 +85,7 @@ def _each(doings: "Sequence[_Doing]", jobs: int) -> "Generator[tuple[_Doing, dic
 def _workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
     """Processes that end with this one, however it ends; an exception inside does not wait for what they are at."""
     context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
-    workers = ProcessPoolExecutor(jobs, context, initializer=_end_with_parent)
+    workers = ProcessPoolExecutor(jobs, context, initializer=end_with_parent)
     try:
         yield workers
     except BaseException:
@@ -96,18 +95,6 @@ def _workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
         raise
     finally:
         workers.shutdown(cancel_futures=True)
-
-
-def _end_with_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends its workers
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def _done(doing: "_Doing") -> dict[str, Any]:

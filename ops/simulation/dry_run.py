@@ -16,6 +16,7 @@ from ops.simulation.estimate import Estimate, SiloCounts, SiloTimes, estimate
 from ops.simulation.mask_traffic import mask_traffic
 from ops.simulation.measure import measured
 from ops.simulation.round_file import round_file
+from ops.simulation.shares import threads_of_a_worker
 from ops.simulation.silo import settings_of
 from ops.simulation.traffic import Traffic
 from security.errors import ConfigurationError, DataError, LoricaError, StateError
@@ -46,12 +47,15 @@ class DryRun:
             raise StateError("; ".join(self.problems))
 
 
-def dry_run(plan_folder: Path, silos: Mapping[SiloName, Path], out: Path, *, device: str, threads: int) -> DryRun:
-    """Of the plan in `plan_folder`; a folder in `out` holds its model meanwhile.
+def dry_run(
+    plan_folder: Path, silos: Mapping[SiloName, Path], out: Path, *, device: str, threads: int, workers: int = 1
+) -> DryRun:
+    """Of the plan in `plan_folder`; a folder in `out` holds its model meanwhile. Of `workers` one is measured, with the threads that it would have.
 
     Raises what is wrong with the plan or the device, and StateError where no silo's data can be used.
     """
     bundle = compile_plan(plan_folder)
+    threads = threads_of_a_worker(threads, workers)
     problems = list(_of_the_cohort(bundle, len(silos)))
     counts: list[SiloCounts] = []
     times: dict[SiloName, SiloTimes] = {}
@@ -75,7 +79,10 @@ def dry_run(plan_folder: Path, silos: Mapping[SiloName, Path], out: Path, *, dev
     if bundle.plan.aggregation.secure_aggregation and len(silos) >= bundle.plan.schedule.min_silos:
         masks = mask_traffic(bundle, list(silos))
     return DryRun(
-        bundle=bundle, device=bench.device, estimate=estimate(bundle, counts, times, masks), problems=tuple(problems)
+        bundle=bundle,
+        device=bench.device,
+        estimate=estimate(bundle, counts, times, masks, workers=workers),
+        problems=tuple(problems),
     )
 
 

@@ -13,6 +13,7 @@ from math import prod
 from coordinator.aggregation.server_optimizer import optimizer_named, slots
 from coordinator.edges.preflight import MODELS_KEPT, needed_memory
 from coordinator.service.plan_desk import terms_of
+from ops.simulation.shares import shared_out
 from ops.simulation.traffic import Traffic
 from security.identifiers import SiloName
 from silo_agent.policy import update_bytes
@@ -86,7 +87,8 @@ class SiloEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Of a plan among `silos`. `federation_s`: the slowest silo sets each phase; `simulation_s`: they train and score in turn.
+    """Of a plan among `silos`. `federation_s`: the slowest silo sets each phase; `simulation_s`: those of each of `workers` processes
+    train and score in turn.
 
     `late` says in a line each which deadline a silo will miss. `epsilon` is None where nothing is promised.
     """
@@ -96,6 +98,7 @@ class Estimate:
     rounds: int
     evaluations: int
     silos: tuple[SiloEstimate, ...]
+    workers: int
     federation_s: float
     simulation_s: float
     coordinator_traffic: Traffic
@@ -110,12 +113,23 @@ def estimate(
     counts: Sequence[SiloCounts],
     times: Mapping[SiloName, SiloTimes],
     masks: Mapping[SiloName, Traffic],
+    *,
+    workers: int = 1,
 ) -> Estimate:
-    """Of at least one silo. `masks` is what secure aggregation adds to a round, nothing where a silo is not in it."""
+    """Of at least one silo. `masks` is what secure aggregation adds to a round, nothing where a silo is not in it.
+
+    `workers` are the processes of a simulation, among which silos are shared out.
+    """
     plan = bundle.plan
     rounds, evaluations = plan.schedule.rounds, evaluations_of(plan)
     silos = tuple(_of_silo(bundle, one, times[one.silo], masks.get(one.silo, Traffic())) for one in counts)
-    training, scoring = [it.training_s for it in silos], [it.evaluation_s for it in silos]
+    training = {it.silo: it.training_s for it in silos}
+    scoring = {it.silo: it.evaluation_s for it in silos}
+    shares = shared_out({it.silo: it.counts.train for it in silos}, workers)
+
+    def in_turn(seconds: Mapping[SiloName, float]) -> float:
+        return max(sum(seconds[silo] for silo in share) for share in shares)
+
     private = plan.privacy.level != "none"
     return Estimate(
         plan=plan.digest,
@@ -123,8 +137,9 @@ def estimate(
         rounds=rounds,
         evaluations=evaluations,
         silos=silos,
-        federation_s=rounds * max(training) + evaluations * max(scoring),
-        simulation_s=rounds * sum(training) + evaluations * sum(scoring),
+        workers=len(shares),
+        federation_s=rounds * max(training.values()) + evaluations * max(scoring.values()),
+        simulation_s=rounds * in_turn(training) + evaluations * in_turn(scoring),
         coordinator_traffic=sum((it.whole_traffic for it in silos), Traffic()),
         coordinator_memory=needed_memory(),
         coordinator_disk=coordinator_disk(bundle, len(silos)),

@@ -64,6 +64,11 @@ def _lines(it: Estimate) -> list[str]:
         it.silos, key=lambda one: one.masks.down + one.masks.up
     )  # the others differ by the length of their names
     memory, masks, total = silo.memory, silo.masks, it.coordinator_traffic
+    turns = (
+        "one silo after the other"
+        if it.workers == 1
+        else f"by {it.workers} workers, if they do not get in each other's way"
+    )
     beside = f", of which {bytes_text(masks.down)} and {bytes_text(masks.up)} are messages of masks" if masks.up else ""
     return [
         "cut: inputs + targets, of train and dev, that are longer than the plan's max_input_tokens and max_output_tokens",
@@ -71,7 +76,7 @@ def _lines(it: Estimate) -> list[str]:
         f"wire, the plan: {bytes_text(silo.whole_traffic.down)} to a silo, {bytes_text(silo.whole_traffic.up)} from it; the coordinator sends "
         f"{bytes_text(total.down)} and receives {bytes_text(total.up)}",
         f"time, the plan: {seconds_text(it.federation_s)} in a federation, where the slowest silo sets each round; "
-        f"{seconds_text(it.simulation_s)} simulated here, one silo after the other",
+        f"{seconds_text(it.simulation_s)} simulated here, {turns}",
         f"memory at a silo: {bytes_text(memory.parameters)} parameters, {bytes_text(memory.gradients)} gradients, "
         f"{bytes_text(memory.optimizer)} optimizer, {bytes_text(memory.round_model)} round model; the rest is activations, data and program",
         f"coordinator: about {bytes_text(it.coordinator_memory)} of memory, whatever model and silos, and {bytes_text(it.coordinator_disk)} on disk",

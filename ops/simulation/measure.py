@@ -24,7 +24,7 @@ from silo_agent.training.silo_trainer import SiloTrainer
 from silo_wire.plan import Plan
 from silo_wire.transport import give_memory_back
 
-STEPS = 4
+STEPS = 10
 """Optimizer steps at most. The first one warms up, and counts only where there is no other."""
 BATCHES = 2
 """Batches of an evaluation at most."""

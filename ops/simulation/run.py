@@ -26,14 +26,19 @@ from coordinator.service.records import RoundRow
 from coordinator.settings import settings_text
 from ops.simulation.direct_coordinator import DirectCoordinator, SharedModels
 from ops.simulation.one_bench import OneBench, TakingTurns
+from ops.simulation.shares import shared_out, threads_of_a_worker, training_lines
 from ops.simulation.silo import SimulatedSilo, enrolled, settings_of
+from ops.simulation.worker_messages import WorkerSilo
+from ops.simulation.worker_pool import Died, WorkerPool
 from security import files
-from security.errors import ConfigurationError, StateError
+from security.errors import ConfigurationError, LoricaError, StateError
 from security.identifiers import SiloName, federation_name, silo_name
 from security.process_lock import ProcessLock
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.edges.silo_sources import SiloSources
 from silo_agent.edges.workshop import Workshop
+from silo_agent.service.ports import TrainerPort
+from silo_agent.training.device import DeviceSettings, chosen_device
 from silo_wire.canonical import Digest
 
 OnRound = Callable[[RoundRow], None]
@@ -88,12 +93,17 @@ def simulate(
     *,
     device: str = "auto",
     threads: int = 0,
+    workers: int = 1,
     on_round: OnRound = lambda row: None,
 ) -> Simulated:
-    """Run the plan in `plan_folder` to its end, in `out`. Raises what stopped it: of the plan, the data, or a silo's policy."""
+    """Run the plan in `plan_folder` to its end, in `out`, with `threads` of PyTorch in each of `workers` processes; with 1 in this one.
+
+    Raises what stopped it: of the plan, the data, a silo's policy, or a worker that died.
+    """
+    threads = threads_of_a_worker(threads, workers)
     coordinator, name = _coordinator(plan_folder, out / "coordinator")
     with ProcessLock(coordinator.folder.lock, "simulation"):
-        return asyncio.run(_Simulation(coordinator, name, silos, out, device, threads, on_round).run())
+        return asyncio.run(_Simulation(coordinator, name, silos, out, device, threads, workers, on_round).run())
 
 
 def _coordinator(plan_folder: Path, folder: Path) -> tuple[Coordinator, str]:
@@ -123,6 +133,7 @@ class _Simulation:
     out: Path
     device: str
     threads: int
+    workers: int
     on_round: OnRound
     _heard: set[tuple[int, int]] = field(default_factory=set)
 
@@ -159,8 +170,56 @@ class _Simulation:
 
     async def _play(self, service: Federation, loop: "asyncio.Task[None]", silos: Sequence[SimulatedSilo]) -> None:
         """Until every agent knows that the plan has ended, or somebody will not go on."""
-        bench, models = OneBench(), SharedModels(self.out / "models")
-        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        here = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = here.create_future()
+
+        def ends(error: LoricaError) -> None:
+            if not ended.done():
+                ended.set_exception(error)
+
+        def died(error: LoricaError) -> None:
+            here.call_soon_threadsafe(ends, error)
+
+        with self._trainers(silos, died) as trainer_of:
+            await self._play_with(trainer_of, service, loop, silos, ended)
+
+    @contextmanager
+    def _trainers(self, silos: Sequence[SimulatedSilo], died: Died) -> Iterator[Callable[[SiloName], TrainerPort]]:
+        """Each silo's, in worker processes or on the one bench of this one."""
+        named = {silo.credentials.silo: silo for silo in silos}
+        if self.workers > 1:
+            chosen_device(
+                DeviceSettings(device=self.device, threads=self.threads)
+            )  # for aggregation, as beside one bench
+            shares = shared_out({name: training_lines(self.data[name]) for name in named}, self.workers)
+            work = {
+                name: WorkerSilo(settings=silo.settings, policy=silo.policy, scratch=silo.scratch)
+                for name, silo in named.items()
+            }
+            with WorkerPool(work, shares, died) as pool:
+                yield pool.trainer
+            return
+        bench = OneBench()
+
+        def on_the_bench(name: SiloName) -> TrainerPort:
+            silo = named[name]
+            sources = SiloSources(silo.settings, silo.scratch)
+            return TakingTurns(
+                bench,
+                Workshop(settings=silo.settings, policy=silo.policy, sources=sources, model_of=bench.model),
+            )
+
+        yield on_the_bench
+
+    async def _play_with(
+        self,
+        trainer_of: Callable[[SiloName], TrainerPort],
+        service: Federation,
+        loop: "asyncio.Task[None]",
+        silos: Sequence[SimulatedSilo],
+        ended: "asyncio.Future[None]",
+    ) -> None:
+        models = SharedModels(self.out / "models")
         finished: set[SiloName] = set()
 
         def refused(silo: SiloName, why: str) -> None:
@@ -182,13 +241,7 @@ class _Simulation:
                 refused=lambda why, name=name: refused(name, why),  # type: ignore[misc]
                 finished=lambda name=name: is_finished(name),  # type: ignore[misc]
             )
-            workshop = Workshop(
-                settings=silo.settings,
-                policy=silo.policy,
-                sources=SiloSources(silo.settings, silo.folder.root / "scratch"),
-                model_of=bench.model,
-            )
-            agents.append(silo.agent(direct, TakingTurns(bench, workshop)))
+            agents.append(silo.agent(direct, trainer_of(name)))
         telling = asyncio.create_task(self._tell(service))
         tasks = [asyncio.create_task(agent.run()) for agent in agents]
         try:

@@ -102,6 +102,11 @@ class SimulatedSilo(AbstractContextManager["SimulatedSilo"]):
     def __exit__(self, *_: object) -> None:
         self.journal.close()
 
+    @property
+    def scratch(self) -> Path:
+        """For a database that comes compressed."""
+        return self.folder.root / "scratch"
+
     def pin(self, others: "list[SiloCredentials]") -> None:
         """Trust the other silos of this simulation, as their people would by telephone."""
         store = trust_store(self.folder, self.credentials)

@@ -74,10 +74,10 @@ def networked(tmp_path_factory: pytest.TempPathFactory, silos: Path) -> Iterator
 MASKED = {"aggregation.secure_aggregation": "true", "schedule.min_silos": 3, "schedule.rounds": 1}
 
 
-def simulated(plan: Path, silos: Path, out: Path) -> str:
+def simulated(plan: Path, silos: Path, out: Path, *more: str) -> str:
     result = CliRunner().invoke(
         app,
-        ["simulate", str(plan), "--silos", str(silos), "--out", str(out), "--device", "cpu", "--threads", "1"],
+        ["simulate", str(plan), "--silos", str(silos), "--out", str(out), "--device", "cpu", "--threads", "1", *more],
         catch_exceptions=False,
     )
     assert result.exit_code == 0
@@ -88,10 +88,11 @@ def rounds_of(out: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
 def test_simulation_and_federation_over_the_network_give_the_same_models_to_the_last_bit(
-    networked: Federation, silos: Path, tmp_path: Path
+    networked: Federation, silos: Path, tmp_path: Path, workers: str
 ) -> None:
-    shown = simulated(networked.plans / "small", silos, tmp_path / "out")
+    shown = simulated(networked.plans / "small", silos, tmp_path / "out", "--workers", workers)
     assert shown.count("applied") == ROUNDS
     over_network = json.loads(networked.coordinator("rounds", "--json"))
     here = rounds_of(tmp_path / "out")
@@ -106,15 +107,16 @@ def test_simulation_and_federation_over_the_network_give_the_same_models_to_the_
     assert summary["rounds"] == ROUNDS
 
 
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_simulation_that_was_cut_off_goes_on_to_the_same_model(
-    networked: Federation, silos: Path, tmp_path: Path
+    networked: Federation, silos: Path, tmp_path: Path, workers: int
 ) -> None:
     def cut(row: RoundRow) -> None:
         raise KeyboardInterrupt
 
     plan = networked.plans / "small"
     with pytest.raises(KeyboardInterrupt):
-        simulate(plan, silos_in(silos), tmp_path / "out", device="cpu", threads=1, on_round=cut)
+        simulate(plan, silos_in(silos), tmp_path / "out", device="cpu", threads=1, workers=workers, on_round=cut)
     simulated(plan, silos, tmp_path / "out")
     over_network = json.loads(networked.coordinator("rounds", "--json"))
     assert [row["model"] for row in rounds_of(tmp_path / "out")] == [row["model_digest"] for row in over_network]
@@ -122,11 +124,14 @@ def test_a_simulation_that_was_cut_off_goes_on_to_the_same_model(
     assert again.count("applied") == ROUNDS
 
 
-def test_masks_and_their_quorum_hold_in_a_simulation(networked: Federation, silos: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_masks_and_their_quorum_hold_in_a_simulation(
+    networked: Federation, silos: Path, tmp_path: Path, workers: str
+) -> None:
     three = tmp_path / "three"
     shutil.copytree(silos, three)
     shutil.copytree(silos / "clinic", three / "practice")
-    simulated(networked.plans / "masked", three, tmp_path / "out")
+    simulated(networked.plans / "masked", three, tmp_path / "out", "--workers", workers)
     (row,) = rounds_of(tmp_path / "out")
     assert row["outcome"] == "applied"
     assert {name: silo["outcome"] for name, silo in row["silos"].items()} == dict.fromkeys(  # type: ignore[attr-defined]

@@ -85,6 +85,9 @@ def test_steps_and_seconds_are_those_of_the_plans_schedule(model: Any) -> None:
     assert it.federation_s == 3 * 53 + 3 * 10
     assert it.simulation_s == 3 * (53 + 23) + 3 * (10 + 2)
     assert it.epsilon is None
+    in_parallel = estimate(plan_of(model), COUNTS, TIMES, {}, workers=8)
+    assert in_parallel.workers == 2
+    assert in_parallel.simulation_s == it.federation_s
 
 
 def test_who_is_slower_than_a_deadline_is_named(model: Any) -> None:

@@ -1,0 +1,88 @@
+"""A worker process of a simulation: one model on one bench, for the silos that were given to it, one call at a time.
+
+It ends when the simulation closes their pipe, and with the simulation's process, however that ends. Ctrl-C, which a terminal sends to both, is
+the simulation's to hear. What is no error of Lorica's ends it, with its traceback on stderr.
+"""
+
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+from ops.simulation.end_with_parent import end_with_parent
+from ops.simulation.one_bench import OneBench
+from ops.simulation.worker_messages import Call, Done, Noticed, Progressed, Raised, Stop, Told, WorkerSilo
+from security.errors import LoricaError, StateError
+from security.identifiers import SiloName
+from silo_agent.edges.silo_sources import SiloSources
+from silo_agent.edges.workshop import Workshop
+from silo_agent.service.ports import WorkCancelled
+from silo_wire.plan import PlanBundle
+
+
+def work(pipe: Connection, silos: Mapping[SiloName, WorkerSilo]) -> None:
+    """Until the other end of `pipe` is closed."""
+    end_with_parent()
+    bench = _Bench(pipe, silos)
+    while True:
+        try:
+            message = pipe.recv()
+        except EOFError:
+            return
+        if isinstance(message, Call):  # else a Stop that came when the call was over
+            pipe.send(bench.answer(message))
+
+
+class _Bench:
+    def __init__(self, pipe: Connection, silos: Mapping[SiloName, WorkerSilo]) -> None:
+        bench = OneBench()
+        self._pipe = pipe
+        self._bundle: PlanBundle | None = None
+        self._workshops = {
+            name: Workshop(
+                settings=silo.settings,
+                policy=silo.policy,
+                sources=SiloSources(silo.settings, silo.scratch),
+                model_of=bench.model,
+            )
+            for name, silo in silos.items()
+        }
+
+    def answer(self, call: Call) -> Told:
+        try:
+            return Done(self._done(call))
+        except (LoricaError, WorkCancelled) as error:
+            return Raised.of(error)
+
+    def _done(self, call: Call) -> Any:
+        workshop, bundle = self._workshops[call.silo], self._of(call)
+        if call.verb == "prepare":
+            return workshop.prepare(bundle, call.arguments["base"])
+        relayed: dict[str, Any] = {"progress": self._progress, "cancelled": self._cancelled()}
+        if call.verb == "evaluate":
+            return workshop.evaluate(bundle=bundle, **call.arguments, **relayed)
+        return workshop.train(bundle=bundle, **call.arguments, **relayed, notice=self._notice)
+
+    def _of(self, call: Call) -> PlanBundle:
+        if call.bundle is not None:
+            self._bundle = PlanBundle.decode(call.bundle, call.plan)
+        if self._bundle is None or self._bundle.plan.digest != call.plan:
+            raise StateError(f"plan {call.plan} is not prepared in this worker: nothing was done under it")
+        return self._bundle
+
+    def _progress(self, fraction: float) -> None:
+        self._pipe.send(Progressed(fraction))
+
+    def _notice(self, event: str, detail: str) -> None:
+        self._pipe.send(Noticed(event, detail))
+
+    def _cancelled(self) -> Callable[[], bool]:
+        """Whether this call was asked to stop, which is all that can be said within it."""
+        stopped = False
+
+        def cancelled() -> bool:
+            nonlocal stopped
+            if not stopped and self._pipe.poll():
+                stopped = isinstance(self._pipe.recv(), Stop)
+            return stopped
+
+        return cancelled

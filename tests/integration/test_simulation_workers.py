@@ -1,0 +1,193 @@
+"""Workers of a simulation: what they relay, and that none outlives the simulation."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from coordinator.edges.model_store import ModelStore
+from coordinator.model_file import MODEL_FILE
+from coordinator.plans.model_source import SizedModel
+from coordinator.plans.plan_folder import compile_plan, create_plan
+from coordinator.service.records import RoundRow
+from ops.demo.clinic import CLINIC
+from ops.demo.insurer import INSURER
+from ops.demo.silos import write_silo
+from ops.simulation.round_file import round_file
+from ops.simulation.run import silos_in, simulate
+from ops.simulation.silo import settings_of
+from ops.simulation.worker_messages import WorkerSilo
+from ops.simulation.worker_pool import WorkerPool
+from security.errors import LoricaError, StateError
+from security.identifiers import FederationName, SiloName
+from silo_agent.policy import SiloPolicy
+from silo_agent.service.ports import RoundModel, TrainedUpdate, TrainerPort, WorkCancelled
+from silo_wire.canonical import Digest
+from silo_wire.messages import RoundKey
+from silo_wire.plan import PlanBundle
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+NAME = SiloName("clinic")
+TRAIN = 48
+LONGEST_S = 120
+
+
+@pytest.fixture(scope="module")
+def silos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("silos")
+    for specification in (CLINIC, INSURER):
+        write_silo(folder / specification.name, specification, seed=3)
+        train = folder / specification.name / "train.jsonl"
+        train.write_text("".join(train.read_text().splitlines(keepends=True)[:TRAIN]))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One whose rounds are many, so that it is under way whenever something happens to it."""
+    plans = tmp_path_factory.mktemp("plans")
+    values = {
+        "schedule.rounds": 1000,
+        "schedule.min_silos": 2,
+        "wire.update": "bfloat16",
+        "training.batch_size": 4,
+        "evaluation.every": 1,
+        "evaluation.initial": False,
+        "evaluation.max_examples": 4,
+        "evaluation.execution": False,
+    }
+    create_plan(plans, name="long", federation="north", source=SizedModel("micro", None, None), overrides=values)
+    return plans / "long"
+
+
+@pytest.fixture(scope="module")
+def bundle(plan: Path) -> PlanBundle:
+    return compile_plan(plan)
+
+
+@pytest.fixture
+def start(plan: Path, bundle: PlanBundle, tmp_path: Path) -> RoundModel:
+    models = ModelStore(
+        tmp_path / "models",
+        layout=bundle.layout,
+        model_layout=bundle.model_layout,
+        initial=Digest(bundle.plan.model.initial),
+        initial_file=plan / MODEL_FILE,
+    )
+    return round_file(models, models.initial(), tmp_path / "model")
+
+
+class Training:
+    """One round's at the silo, through its port."""
+
+    def __init__(self, trainer: TrainerPort, bundle: PlanBundle, start: RoundModel, folder: Path) -> None:
+        self._trainer, self._bundle, self._start, self._folder = trainer, bundle, start, folder
+        self.fractions: list[float] = []
+        self.notices: list[tuple[str, str]] = []
+
+    def done(self, *, until: float = 2.0, included: Digest | None = None) -> TrainedUpdate:
+        """Cancelled once `until` of it is done."""
+        self.fractions = []
+        plan = self._bundle.plan
+        return self._trainer.train(
+            bundle=self._bundle,
+            key=RoundKey(federation=FederationName(plan.federation), plan=plan.digest, round=1, attempt=1),
+            model=self._start,
+            update_file=self._folder / "update",
+            included_update=included,
+            checkpoint_file=self._folder / "checkpoint",
+            progress=self.fractions.append,
+            notice=lambda event, detail: self.notices.append((event, detail)),
+            cancelled=lambda: bool(self.fractions) and self.fractions[-1] >= until,
+        )
+
+
+def test_a_worker_relays_progress_notices_and_cancellation(
+    silos: Path, bundle: PlanBundle, start: RoundModel, tmp_path: Path
+) -> None:
+    settings = settings_of(silos / NAME, device="cpu", threads=1)
+    silo = WorkerSilo(settings=settings, policy=SiloPolicy(rules=settings.policy, silo=NAME), scratch=tmp_path)
+    deaths: list[LoricaError] = []
+    with WorkerPool({NAME: silo}, [[NAME]], deaths.append) as pool:
+        trainer = pool.trainer(NAME)
+        unprepared = Training(trainer, bundle, start, tmp_path)
+        with pytest.raises(StateError, match="is not prepared in this worker"):
+            unprepared.done()
+        assert trainer.prepare(bundle, None).train_examples == TRAIN
+        training = Training(trainer, bundle, start, tmp_path)
+        with pytest.raises(WorkCancelled):
+            training.done(until=0.1)
+        assert 0 < training.fractions[-1] < 1, "it stopped on the way"
+        unknown = Digest("ab" * 32)
+        first = training.done(included=unknown)
+        assert training.fractions[-1] == 1
+        assert [event for event, _ in training.notices] == ["residual-lost"]
+        (tmp_path / "checkpoint").unlink(missing_ok=True)
+        assert training.done(included=unknown).manifest == first.manifest, "the same work gives the same bytes"
+        assert deaths == []
+        (child,) = multiprocessing.active_children()
+    assert not child.is_alive()
+    assert child.exitcode == 0, "it ended by itself"
+
+
+def test_a_worker_that_is_killed_ends_the_simulation_which_names_it(plan: Path, silos: Path, tmp_path: Path) -> None:
+    killed: list[int] = []
+
+    def kill_one(row: RoundRow) -> None:
+        if not killed:
+            workers = [child.pid or 0 for child in multiprocessing.active_children()]
+            assert len(workers) == 2, "no more than there are silos"
+            killed.append(workers[0])
+            os.kill(workers[0], signal.SIGKILL)
+
+    with pytest.raises(StateError) as caught:
+        simulate(plan, silos_in(silos), tmp_path / "out", device="cpu", threads=1, workers=5, on_round=kill_one)
+    assert f"(process {killed[0]}), which trains " in str(caught.value)
+    assert "was ended by SIGKILL" in str(caught.value)
+    assert multiprocessing.active_children() == []
+
+
+def kill(process: int) -> None:
+    os.kill(process, signal.SIGKILL)
+
+
+def press_ctrl_c(process: int) -> None:
+    """A terminal tells all of the group."""
+    os.killpg(process, signal.SIGINT)
+
+
+@pytest.mark.parametrize("end", [kill, press_ctrl_c])
+def test_no_worker_outlives_the_simulation(plan: Path, silos: Path, tmp_path: Path, end: Callable[[int], None]) -> None:
+    command = [
+        *(
+            sys.executable,
+            "-m",
+            "ops.cli",
+            "simulate",
+            str(plan),
+            "--silos",
+            str(silos),
+            "--out",
+            str(tmp_path / "out"),
+        ),
+        *("--device", "cpu", "--threads", "1", "--workers", "2"),
+    ]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as simulation:
+        assert simulation.stdout is not None
+        assert simulation.stdout.readline().startswith("round 1 applied")
+        children = psutil.Process(simulation.pid).children(recursive=True)
+        assert len([child for child in children if "spawn_main" in " ".join(child.cmdline())]) == 2
+        end(simulation.pid)
+        _, alive = psutil.wait_procs(children, timeout=LONGEST_S)
+        assert alive == []
+        _, told = simulation.communicate()
+    assert simulation.returncode != 0
+    assert "Traceback" not in told, "workers do not complain of an end that was asked for"
