@@ -17,6 +17,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
+from transformers.utils.logging import disable_progress_bar
 
 from coordinator import model_file
 from coordinator.model_file import MODEL_FILE
@@ -163,6 +164,7 @@ def _from_folder(folder: Path, shown: str = "", *, added: Sequence[str] = ()) ->
         )
     model: Any
     report: Any
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # of half a second, amid whatever else a terminal shows
     try:
         loaded: Any = T5ForConditionalGeneration.from_pretrained(  # nosec B615  # a folder, never the Hub
             folder,

@@ -20,7 +20,6 @@ def round_facts(row: RoundRow) -> dict[str, Any]:
         "round": row.round,
         "attempt": row.attempt,
         "outcome": row.outcome,
-        "seconds": None if row.closed_unix_s is None else row.closed_unix_s - row.opened_unix_s,
         "model": row.model,
         "macro_exact_match": row.macro_exact_match,
         "micro_exact_match": row.micro_exact_match,
@@ -71,7 +70,7 @@ def write(out: Path, done: Simulated) -> None:
         "rounds": len(applied),
         "best_model": done.best,
         "final_model": done.final,
-        "seconds": sum((row.closed_unix_s or row.opened_unix_s) - row.opened_unix_s for row in done.rows),
+        "seconds": done.seconds,
     }
     files.replace(out / SUMMARY_FILE, (json.dumps(summary, indent=1) + "\n").encode())
 

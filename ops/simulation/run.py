@@ -7,6 +7,7 @@ measured by stands still. Everything lies in one folder, and a run that was cut 
 
 import asyncio
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -48,13 +49,17 @@ LOOK_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """How it ended. `rows` are all attempts at rounds, oldest first, with what single silos told."""
+    """How it ended. `rows` are all attempts at rounds, oldest first, with what single silos told.
+
+    `seconds` are those since it began, or went on: the clock that rounds are dated by stands still.
+    """
 
     coordinator: Coordinator
     plan: Digest
     best: Digest
     final: Digest
     rows: Sequence[RoundRow]
+    seconds: float
 
 
 @contextmanager
@@ -138,7 +143,7 @@ class _Simulation:
     _heard: set[tuple[int, int]] = field(default_factory=set)
 
     async def run(self) -> Simulated:
-        started = datetime.now(UTC).timestamp()
+        began, started = time.monotonic(), datetime.now(UTC).timestamp()
         audit = self.coordinator.audit()
         metrics = CoordinatorMetrics(CollectorRegistry())
         async with self.coordinator.service(metrics, audit=audit, clock=lambda: started) as (service, loop):
@@ -157,7 +162,12 @@ class _Simulation:
         finally:
             store.close()
         return Simulated(
-            coordinator=self.coordinator, plan=standing.plan, best=standing.best_model, final=standing.model, rows=rows
+            coordinator=self.coordinator,
+            plan=standing.plan,
+            best=standing.best_model,
+            final=standing.model,
+            rows=rows,
+            seconds=time.monotonic() - began,
         )
 
     async def _silo(self, service: Federation, name: SiloName) -> SimulatedSilo:
