@@ -5,7 +5,8 @@ Means stand with the standard deviation over seeds (n - 1). A score is exact mat
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,31 @@ Curve = dict[float, list[float]]
 """By round, the values of the seeds."""
 
 
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """`curves` by label; the least and the greatest value of the seeds are drawn as a band around their mean."""
+
+    file: str
+    title: str
+    curves: Mapping[str, Curve]
+    of: str
+    along: str = "round"
+
+
 def write_report(study: Study, out: Path) -> Path:
     """The page and its pictures in `out`; raises ConfigurationError where no run of the study is done."""
+    by_setup = _by_setup(require_done(study, out))
+    for figure in _figures(by_setup):
+        _draw(figure, out)
+    page = out / PAGE
+    page.write_text(report_text(study, out), encoding="utf-8")
+    return page
+
+
+def report_text(study: Study, out: Path) -> str:
+    """The page; raises ConfigurationError where no run of the study is done."""
     lines = require_done(study, out)
-    by_setup: dict[str, list[Line]] = defaultdict(list)
-    for line in lines:
-        by_setup[_named(line)].append(line)
+    by_setup = _by_setup(lines)
     parts = [
         f"# Study {study.name}\n",
         _provenance(study, lines),
@@ -39,11 +59,17 @@ def write_report(study: Study, out: Path) -> Path:
         _lorar(by_setup, "loss_per_token", "nats of loss per token more than without", share=False),
         "## Whose update counted\n",
         _shares(by_setup),
+        *(f"![{figure.title}]({figure.file})\n" for figure in _figures(by_setup)),
     ]
-    parts += [f"![{title}]({name})\n" for name, title in _pictures(by_setup, out)]
-    page = out / PAGE
-    page.write_text("\n".join(parts), encoding="utf-8")
-    return page
+    return "\n".join(parts)
+
+
+def _by_setup(lines: Iterable[Line]) -> dict[str, list[Line]]:
+    """In the paper's order, whichever run ended first; the seeds in theirs."""
+    by_setup: dict[str, list[Line]] = defaultdict(list)
+    for line in sorted(lines, key=lambda line: (list(SETUPS).index(line["setup"]), str(line["point"]), line["seed"])):
+        by_setup[_named(line)].append(line)
+    return by_setup
 
 
 def _named(line: Line) -> str:
@@ -175,7 +201,35 @@ def loss_curves(lines: Sequence[Line]) -> dict[str, Curve]:
     return curves
 
 
-def _pictures(by_setup: Mapping[str, Sequence[Line]], out: Path) -> Iterable[tuple[str, str]]:
+def _figures(by_setup: Mapping[str, Sequence[Line]]) -> Iterator[Figure]:
+    def of(curve: Callable[[Sequence[Line]], Curve], *names: str) -> dict[str, Curve]:
+        return {SETUPS[name].label: curve(by_setup.get(SETUPS[name].label, ())) for name in names}
+
+    algorithms = ("fedopt", "fedopt-lorar", "fedavg", "fedavg-lorar", "fedprox", "fedprox-lorar")
+    weightings = ("fedopt", "fedopt-lorar", "fedopt-loss-reduction", "fedopt-equal")
+    figures = []
+    for number, names, title in (
+        (5, algorithms, "With Lorar and without (as the paper's figure 5)"),
+        (6, weightings, "Other weightings of FedOPT (as figure 6)"),
+    ):
+        figures += [
+            Figure(f"figure-{number}.svg", title, of(dev_curve, *names), "MicroAvg exact match, dev"),
+            Figure(
+                f"figure-{number}-loss.svg",
+                f"{title}: loss",
+                of(dev_loss_curve, *names),
+                "loss of a target token on dev, mean of silos",
+            ),
+        ]
+    for number, name in ((3, "fedopt"), (4, "fedopt-lorar")):
+        label = SETUPS[name].label
+        curves = loss_curves(by_setup.get(label, ()))
+        title = f"Training loss of each silo, {label} (as figure {number})"
+        figures.append(Figure(f"figure-{number}.svg", title, curves, "largest and least loss of a round"))
+    yield from (figure for figure in figures if any(figure.curves.values()))
+
+
+def _draw(figure: Figure, out: Path) -> None:
     # Here, not above: it takes a second to load, and an installation that runs no studies has none.
     try:
         import matplotlib as mpl
@@ -187,56 +241,17 @@ def _pictures(by_setup: Mapping[str, Sequence[Line]], out: Path) -> Iterable[tup
 
     pyplot.switch_backend("svg")
     mpl.rcParams["svg.hashsalt"] = "lorica"  # the same results give the same bytes
-
-    def drawn(name: str, title: str, curves: Mapping[str, Curve], of: str, along: str) -> Iterable[tuple[str, str]]:
-        curves = {label: curve for label, curve in curves.items() if curve}
-        if not curves:
-            return
-        figure, axes = pyplot.subplots(figsize=(8, 4.5))
-        for label, curve in curves.items():
-            rounds = sorted(curve)
-            means = [statistics.fmean(curve[number]) for number in rounds]
-            (line,) = axes.plot(rounds, means, label=label, linewidth=1.5)
-            axes.fill_between(
-                rounds,
-                [min(curve[number]) for number in rounds],
-                [max(curve[number]) for number in rounds],
-                alpha=0.15,
-                color=line.get_color(),
-            )
-        axes.set(title=title, xlabel=along, ylabel=of)
-        axes.grid(visible=True, alpha=0.3)
-        axes.legend(fontsize="small")
-        figure.tight_layout()
-        figure.savefig(out / name, metadata={"Date": None})
-        pyplot.close(figure)
-        yield name, title
-
-    def of(curve: Callable[[Sequence[Line]], Curve], *names: str) -> dict[str, Curve]:
-        return {SETUPS[name].label: curve(by_setup.get(SETUPS[name].label, ())) for name in names}
-
-    algorithms = ("fedopt", "fedopt-lorar", "fedavg", "fedavg-lorar", "fedprox", "fedprox-lorar")
-    weightings = ("fedopt", "fedopt-lorar", "fedopt-loss-reduction", "fedopt-equal")
-
-    along = "round"
-    for number, names, title in (
-        (5, algorithms, "With Lorar and without (as the paper's figure 5)"),
-        (6, weightings, "Other weightings of FedOPT (as figure 6)"),
-    ):
-        yield from drawn(f"figure-{number}.svg", title, of(dev_curve, *names), "MicroAvg exact match, dev", along)
-        yield from drawn(
-            f"figure-{number}-loss.svg",
-            f"{title}: loss",
-            of(dev_loss_curve, *names),
-            "loss of a target token on dev, mean of silos",
-            along,
-        )
-    for number, name in ((3, "fedopt"), (4, "fedopt-lorar")):
-        label = SETUPS[name].label
-        yield from drawn(
-            f"figure-{number}.svg",
-            f"Training loss of each silo, {label} (as figure {number})",
-            loss_curves(by_setup.get(label, ())),
-            "largest and least loss of a round",
-            along,
-        )
+    canvas, axes = pyplot.subplots(figsize=(8, 4.5))
+    for label, curve in figure.curves.items():
+        if not curve:
+            continue
+        along = sorted(curve)
+        (line,) = axes.plot(along, [statistics.fmean(curve[at]) for at in along], label=label, linewidth=1.5)
+        least, most = [min(curve[at]) for at in along], [max(curve[at]) for at in along]
+        axes.fill_between(along, least, most, alpha=0.15, color=line.get_color())
+    axes.set(title=figure.title, xlabel=figure.along, ylabel=figure.of)
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend(fontsize="small")
+    canvas.tight_layout()
+    canvas.savefig(out / figure.file, metadata={"Date": None})
+    pyplot.close(canvas)
