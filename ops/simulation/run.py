@@ -263,6 +263,7 @@ class _Simulation:
                     task.result()
             ended.result()
         finally:
+            ended.cancel()  # what agents say while they stop ends nothing any more
             for agent in agents:
                 agent.stop()
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -4,9 +4,10 @@ It ends when the simulation closes their pipe, and with the simulation's process
 the simulation's to hear. What is no error of Lorica's ends it, with its traceback on stderr.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NoReturn
 
 from ops.simulation.end_with_parent import end_with_parent
 from ops.simulation.one_bench import OneBench
@@ -19,7 +20,7 @@ from silo_agent.service.ports import WorkCancelled
 from silo_wire.plan import PlanBundle
 
 
-def work(pipe: Connection, silos: Mapping[SiloName, WorkerSilo]) -> None:
+def work(pipe: Connection, silos: Mapping[SiloName, WorkerSilo]) -> NoReturn:
     """Until the other end of `pipe` is closed."""
     end_with_parent()
     bench = _Bench(pipe, silos)
@@ -27,7 +28,7 @@ def work(pipe: Connection, silos: Mapping[SiloName, WorkerSilo]) -> None:
         try:
             message = pipe.recv()
         except EOFError:
-            return
+            os._exit(0)  # nothing here needs an end of its own, and to take PyTorch apart takes seconds
         if isinstance(message, Call):  # else a Stop that came when the call was over
             pipe.send(bench.answer(message))
 
