@@ -24,6 +24,7 @@ from coordinator.plans.plan_folder import compile_plan
 from coordinator.service.federation import Federation
 from coordinator.service.records import RoundRow
 from coordinator.settings import settings_text
+from ops.simulation import disk
 from ops.simulation.direct_coordinator import DirectCoordinator, SharedModels
 from ops.simulation.one_bench import OneBench, TakingTurns
 from ops.simulation.silo import SimulatedSilo, enrolled, settings_of
@@ -37,6 +38,8 @@ from silo_agent.edges.workshop import Workshop
 from silo_wire.canonical import Digest
 
 OnRound = Callable[[RoundRow], None]
+CHECKPOINT_EVERY_S = 30.0
+"""Of training: what a simulation that was killed may have to train again."""
 LOOK_S = 1.0
 """Between two looks for rounds that have ended, which are told to people; the rounds wait for nobody."""
 
@@ -92,7 +95,7 @@ def simulate(
 ) -> Simulated:
     """Run the plan in `plan_folder` to its end, in `out`. Raises what stopped it: of the plan, the data, or a silo's policy."""
     coordinator, name = _coordinator(plan_folder, out / "coordinator")
-    with ProcessLock(coordinator.folder.lock, "simulation"):
+    with ProcessLock(coordinator.folder.lock, "simulation"), disk.not_waited_for():
         return asyncio.run(_Simulation(coordinator, name, silos, out, device, threads, on_round).run())
 
 
@@ -187,6 +190,7 @@ class _Simulation:
                 policy=silo.policy,
                 sources=SiloSources(silo.settings, silo.folder.root / "scratch"),
                 model_of=bench.model,
+                checkpoint_every_s=CHECKPOINT_EVERY_S,
             )
             agents.append(silo.agent(direct, TakingTurns(bench, workshop)))
         telling = asyncio.create_task(self._tell(service))
