@@ -56,6 +56,12 @@ bench-dp: $(INSTALLED) ## Measure private training beside plain; SIZES='mini sma
 	@$(BIN)/lorica bench-dp --out '$(OUT)' $(foreach size,$(SIZES),--size $(size)) $(if $(BATCH),--batch $(BATCH)) \
 		$(if $(PHYSICAL),--physical $(PHYSICAL)) $(if $(STEPS),--steps $(STEPS))
 
+.PHONY: bench-simulation
+bench-simulation: OUT = bench-simulation.json
+bench-simulation: $(INSTALLED) ## Measure simulated rounds of eight silos; SIZES='mini tiny compact' LARGEST=256 ROUNDS=3 THREADS=1 OUT=FILE
+	@$(BIN)/lorica bench-simulation --out '$(OUT)' $(foreach size,$(SIZES),--size $(size)) $(if $(LARGEST),--largest $(LARGEST)) \
+		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(THREADS),--threads $(THREADS)) $(if $(WORK),--work '$(WORK)')
+
 .PHONY: privacy-audit
 privacy-audit: OUT = privacy-audit.json
 privacy-audit: $(INSTALLED) ## Attack what private training releases, claims of epsilon beside what that proves; TARGETS=trainer CLAIMS='1 4 8' OUT=FILE
@@ -70,7 +76,7 @@ privacy-utility: $(INSTALLED) ## What privacy costs in accuracy, about an hour; 
 
 .PHONY: paper-round
 paper-round: OUT = paper-round
-paper-round: $(INSTALLED) ## One short round of the paper's protocol on a random T5-base; DATA=DIR with its eight silos, EXAMPLES=2 of each split, OUT=DIR, new
+paper-round: $(INSTALLED) ## One short round of the paper's protocol on a random T5-base; DATA=DIR with its eight silos, EXAMPLES=1 of each split, OUT=DIR, new
 	@$(BIN)/python -m ops.experiment.paper_round $(if $(DATA),'$(DATA)') --out '$(OUT)' $(if $(EXAMPLES),--examples $(EXAMPLES)) $(if $(THREADS),--threads $(THREADS))
 
 .PHONY: soak

@@ -291,6 +291,24 @@ def bench_dp(
     run_bench_dp(chosen, Console())
 
 
+@app.command()
+def bench_simulation(
+    size: Annotated[
+        list[str] | None, typer.Option(help="Size of the model; repeatable. Default: mini, tiny and compact.")
+    ] = None,
+    largest: Annotated[int, typer.Option(min=4, help="Training examples of the largest of the eight silos.")] = 256,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds that count, after one and before one that do not.")] = 3,
+    threads: Annotated[int, typer.Option(min=0, help="Of PyTorch; 0: its default.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="JSON file for the figures.")] = None,
+    work: Annotated[Path, typer.Option(help="Folder for the simulations.")] = Path(".bench"),
+) -> None:
+    """Measure simulated rounds: examples a second, and what share of the time is neither forward nor backward."""
+    from ops.bench.simulation.run import SIZES, Choice, run_bench_simulation
+
+    chosen = Choice(sizes=size or SIZES, largest=largest, rounds=rounds, threads=threads, work=work.absolute(), out=out)
+    run_bench_simulation(chosen, Console())
+
+
 @app.command(name="privacy-utility")
 def privacy_utility(
     out: Annotated[

@@ -14,6 +14,9 @@ from silo_wire.plan import PlanBundle
 
 T = TypeVar("T")
 
+CHECKPOINT_EVERY_S = 30.0
+"""Of training: what a simulation that was killed may have to train again."""
+
 
 class OneBench:
     """The model that workshops of one plan use in turn."""

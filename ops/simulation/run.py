@@ -25,8 +25,9 @@ from coordinator.plans.plan_folder import compile_plan
 from coordinator.service.federation import Federation
 from coordinator.service.records import RoundRow
 from coordinator.settings import settings_text
+from ops.simulation import disk
 from ops.simulation.direct_coordinator import DirectCoordinator, SharedModels
-from ops.simulation.one_bench import OneBench, TakingTurns
+from ops.simulation.one_bench import CHECKPOINT_EVERY_S, OneBench, TakingTurns
 from ops.simulation.shares import shared_out, threads_of_a_worker, training_lines
 from ops.simulation.silo import SimulatedSilo, enrolled, settings_of
 from ops.simulation.worker_messages import WorkerSilo
@@ -107,7 +108,7 @@ def simulate(
     """
     threads = threads_of_a_worker(threads, workers)
     coordinator, name = _coordinator(plan_folder, out / "coordinator")
-    with ProcessLock(coordinator.folder.lock, "simulation"):
+    with ProcessLock(coordinator.folder.lock, "simulation"), disk.not_waited_for():
         return asyncio.run(_Simulation(coordinator, name, silos, out, device, threads, workers, on_round).run())
 
 
@@ -216,7 +217,13 @@ class _Simulation:
             sources = SiloSources(silo.settings, silo.scratch)
             return TakingTurns(
                 bench,
-                Workshop(settings=silo.settings, policy=silo.policy, sources=sources, model_of=bench.model),
+                Workshop(
+                    settings=silo.settings,
+                    policy=silo.policy,
+                    sources=sources,
+                    model_of=bench.model,
+                    checkpoint_every_s=CHECKPOINT_EVERY_S,
+                ),
             )
 
         yield on_the_bench

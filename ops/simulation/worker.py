@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
+from ops.simulation import disk
 from ops.simulation.end_with_parent import end_with_parent
-from ops.simulation.one_bench import OneBench
+from ops.simulation.one_bench import CHECKPOINT_EVERY_S, OneBench
 from ops.simulation.worker_messages import Call, Done, Noticed, Progressed, Raised, Stop, Told, WorkerSilo
 from security.errors import LoricaError, StateError
 from security.identifiers import SiloName
@@ -24,13 +25,14 @@ def work(pipe: Connection, silos: Mapping[SiloName, WorkerSilo]) -> NoReturn:
     """Until the other end of `pipe` is closed."""
     end_with_parent()
     bench = _Bench(pipe, silos)
-    while True:
-        try:
-            message = pipe.recv()
-        except EOFError:
-            os._exit(0)  # nothing here needs an end of its own, and to take PyTorch apart takes seconds
-        if isinstance(message, Call):  # else a Stop that came when the call was over
-            pipe.send(bench.answer(message))
+    with disk.not_waited_for():
+        while True:
+            try:
+                message = pipe.recv()
+            except EOFError:
+                os._exit(0)  # nothing here needs an end of its own, and to take PyTorch apart takes seconds
+            if isinstance(message, Call):  # else a Stop that came when the call was over
+                pipe.send(bench.answer(message))
 
 
 class _Bench:
@@ -44,6 +46,7 @@ class _Bench:
                 policy=silo.policy,
                 sources=SiloSources(silo.settings, silo.scratch),
                 model_of=bench.model,
+                checkpoint_every_s=CHECKPOINT_EVERY_S,
             )
             for name, silo in silos.items()
         }

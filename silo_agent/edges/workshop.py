@@ -49,12 +49,17 @@ class Workshop:
         policy: SiloPolicy,
         sources: SiloSources,
         model_of: Callable[[PlanBundle, DeviceSettings, RoundModel | None], PlanModel] | None = None,
+        checkpoint_every_s: float = 0.0,
     ) -> None:
-        """`model_of` gives a model that other workshops of this process use in turn; without it each plan's is made here."""
+        """`model_of` gives a model that other workshops of this process use in turn; without it each plan's is made here.
+
+        `checkpoint_every_s`: how many seconds of training a checkpoint must be worth; 0: every epoch leaves one.
+        """
         self._settings = settings
         self._model_of = model_of or (lambda bundle, device, base: PlanModel(bundle, device, base=base))
         self._policy = policy
         self._sources = sources
+        self._checkpoint_every_s = checkpoint_every_s
         self._bundle: PlanBundle | None = None
         self._trainer: SiloTrainer | None = None
 
@@ -95,6 +100,7 @@ class Workshop:
                 update_path=update_file,
                 included_update=included_update,
                 checkpoint_path=checkpoint_file,
+                checkpoint_every_s=self._checkpoint_every_s,
                 on_progress=lambda fraction, _loss: progress(fraction),
                 on_notice=notice,
                 should_stop=cancelled,

@@ -76,8 +76,10 @@ class TrainingState:
 class CheckpointFile:
     """Where one training keeps its checkpoint. No method raises for what the disk does."""
 
-    def __init__(self, path: Path, training: TrainingIdentity, *, update_bytes: int, notice: Notice) -> None:
-        """`update_bytes` is the room that a checkpoint has to leave.
+    def __init__(
+        self, path: Path, training: TrainingIdentity, *, update_bytes: int, notice: Notice, every_s: float = 0.0
+    ) -> None:
+        """`update_bytes` is the room that a checkpoint has to leave; `every_s` how much training it must be worth, in seconds.
 
         `notice` hears of `training-resumed`, `checkpoint-ignored` and `checkpoint-not-written`.
         """
@@ -85,6 +87,7 @@ class CheckpointFile:
         self._training = training
         self._update_bytes = update_bytes
         self._notice = notice
+        self._every_s, self._saved_s = every_s, 0.0
         self._given_up = False
 
     def load(self, device: torch.device) -> TrainingState | None:
@@ -100,13 +103,15 @@ class CheckpointFile:
             self._notice("checkpoint-ignored", f"{self._path} {reason}: training begins anew")
             self._delete()
             return None
+        self._saved_s = state.seconds
         self._notice("training-resumed", f"after epoch {state.epochs}, optimizer step {state.steps}")
         return state
 
     def save(self, state: TrainingState) -> None:
-        """Replace the checkpoint; it is on disk when this returns, unless a notice was given."""
-        if self._given_up:
+        """Replace the checkpoint; it is on disk when this returns, unless a notice was given or it would save too little."""
+        if self._given_up or state.seconds - self._saved_s < self._every_s:
             return
+        self._saved_s = state.seconds
         tensors = dict(_named(state))
         header = _header(self._training, state, tensors)
         try:

@@ -98,6 +98,7 @@ class SiloTrainer:
         update_path: Path,
         included_update: Digest | None = None,
         checkpoint_path: Path | None = None,
+        checkpoint_every_s: float = 0.0,
         on_progress: Progress = lambda fraction, loss: None,
         on_notice: Notice = lambda event, detail: None,
         should_stop: Callable[[], bool] = lambda: False,
@@ -108,7 +109,8 @@ class SiloTrainer:
         to this one. Residuals lie beside the update.
 
         Each epoch but the last leaves a checkpoint in `checkpoint_path`, if one is given; one of this very training that is
-        there already is gone on from. It is the caller's to delete once the update counts.
+        there already is gone on from. It is the caller's to delete once the update counts. With `checkpoint_every_s` only an epoch
+        leaves one that ends so many seconds of training after the one before, or after the beginning.
 
         The same plan, round, silo, data, residual and thread count give the same bytes on a CPU; on a GPU the order of some
         sums is free. Raises IntegrityError for a damaged round model, TrainingDiverged, TrainingStopped, StorageError where
@@ -126,7 +128,7 @@ class SiloTrainer:
                 self._section,
                 seed=self._seed("train", round_number),
                 round_parameters=self._round_parameters(model_path) if self._section.fedprox_mu else None,
-                checkpoint=self._checkpoint(checkpoint_path, round_number, model, on_notice)
+                checkpoint=self._checkpoint(checkpoint_path, checkpoint_every_s, round_number, model, on_notice)
                 if checkpoint_path
                 else None,
                 on_progress=on_progress,
@@ -231,7 +233,9 @@ class SiloTrainer:
             for spec, start in layout.placed()
         ]
 
-    def _checkpoint(self, path: Path, round_number: int, model: Manifest, notice: Notice) -> CheckpointFile:
+    def _checkpoint(
+        self, path: Path, every_s: float, round_number: int, model: Manifest, notice: Notice
+    ) -> CheckpointFile:
         training = training_identity(
             plan=self._plan.digest,
             round_number=round_number,
@@ -242,7 +246,9 @@ class SiloTrainer:
         )
         update = self._model.bundle.update_layout
         residual_bytes = 0 if update.dtype == self._layout.dtype else self._layout.total_bytes
-        return CheckpointFile(path, training, update_bytes=update.total_bytes + residual_bytes, notice=notice)
+        return CheckpointFile(
+            path, training, update_bytes=update.total_bytes + residual_bytes, notice=notice, every_s=every_s
+        )
 
     def _chosen(self, split: Split, most: int) -> list[int]:
         count = len(self._data.split(split))

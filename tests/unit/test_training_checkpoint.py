@@ -230,14 +230,34 @@ STATE = TrainingState(
 )
 
 
-def checkpoint_file(path: Path, notices: list[str] | None = None, **changes: Any) -> CheckpointFile:
+def checkpoint_file(
+    path: Path, notices: list[str] | None = None, every_s: float = 0.0, **changes: Any
+) -> CheckpointFile:
     told: list[str] = [] if notices is None else notices
     return CheckpointFile(
         path,
         replace(IDENTITY, **changes),
         update_bytes=100,
         notice=lambda event, detail: told.append(f"{event}: {detail}"),
+        every_s=every_s,
     )
+
+
+def test_one_that_is_not_worth_enough_training_is_not_written(tmp_path: Path) -> None:
+    """10 seconds from the beginning, from the one before, or from the one that was gone on from."""
+
+    def saved(file: CheckpointFile, *seconds: float) -> list[float]:
+        found = []
+        for number, each in enumerate(seconds):
+            file.save(replace(STATE, epochs=number + 1, seconds=each))
+            state = checkpoint_file(tmp_path / "c").load(CPU)
+            found.append(state.seconds if state else 0.0)
+        return found
+
+    assert saved(checkpoint_file(tmp_path / "c", every_s=10.0), 4, 9, 12, 17, 23) == [0, 0, 12, 12, 23]
+    again = checkpoint_file(tmp_path / "c", every_s=10.0)
+    assert again.load(CPU) is not None
+    assert saved(again, 30, 33) == [23, 33]
 
 
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
