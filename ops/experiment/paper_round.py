@@ -19,7 +19,8 @@ from coordinator.public_text import public_text
 from ops.experiment.data import lines
 from ops.experiment.definition import Study, Value
 from ops.experiment.random_checkpoint import write_checkpoint
-from ops.experiment.run import results, run_study
+from ops.experiment.results_file import results
+from ops.experiment.run import run_study
 from ops.simulation.run import silos_in
 from security.errors import LoricaError
 from silo_agent.training.text_to_sql_data import SCHEMA_FILE, SPLITS

@@ -5,7 +5,6 @@ the same number of epochs over the same examples for each. The best model by Mic
 of each other, so several are done at a time, each in a process of its own.
 """
 
-import json
 import multiprocessing
 import shutil
 import subprocess
@@ -25,6 +24,7 @@ from coordinator.plans.model_source import ModelSource
 from coordinator.plans.plan_folder import create_plan
 from ops.experiment.data import merged, own_copy
 from ops.experiment.definition import SETUPS, Run, Study
+from ops.experiment.results_file import RESULTS, append_result, results
 from ops.experiment.scoring import scores
 from ops.experiment.warm_up import start
 from ops.simulation.end_with_parent import end_with_parent
@@ -33,9 +33,9 @@ from ops.simulation.run import Simulated, logging_to, silos_in, simulate
 from ops.simulation.shares import threads_of_a_worker
 from security.errors import ConfigurationError, StateError
 from security.identifiers import SiloName
+from security.process_lock import ProcessLock
 from silo_agent.training.device import DeviceSettings
 
-RESULTS = "results.jsonl"
 ALL = SiloName("all")
 _FEDERATION = "study"
 
@@ -45,23 +45,26 @@ def run_study(
 ) -> None:
     """Do what is not done yet, `jobs` runs at a time; `data` is where the study's paths begin. `threads` are a run's own; 0 shares the cores.
 
-    Raises what a run raises; it begins where it was the next time.
+    Raises what a run raises, which begins where it was the next time, and Conflict while another study works in `out`.
     """
     out.mkdir(parents=True, exist_ok=True)
-    silos = own_copy(silos_in(data / study.silos), out / "data", study.at_most)
-    source = start(study.start, data, out, DeviceSettings(device=device, threads=threads), console)
-    settings = DeviceSettings(device=device, threads=threads_of_a_worker(threads, jobs))
-    done = {line["run"] for line in results(out)}
-    runs = list(study.runs())
-    left = [run for run in runs if run.key not in done]
-    console.print(f"{len(runs)} runs, {len(runs) - len(left)} of them done", highlight=False)
-    doings = [_Doing(run, silos, source, out / "runs" / run.key, settings) for run in left]
-    with closing(_each(doings, jobs)) as each:
-        for doing, facts in each:
-            with (out / RESULTS).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(facts) + "\n")
-            shutil.rmtree(doing.work)
-            console.print(_line(doing.run, facts), highlight=False, markup=False)
+    with ProcessLock(out / "lock", "study"):
+        silos = own_copy(silos_in(data / study.silos), out / "data", study.at_most)
+        source = start(study.start, data, out, DeviceSettings(device=device, threads=threads), console)
+        settings = DeviceSettings(device=device, threads=threads_of_a_worker(threads, jobs))
+        done = {line["run"] for line in results(out)}
+        runs = list(study.runs())
+        left = [run for run in runs if run.key not in done]
+        for key in {run.key for run in runs} & done:
+            shutil.rmtree(out / "runs" / key, ignore_errors=True)  # of a kill between the line and this
+        console.print(f"{len(runs)} runs, {len(runs) - len(left)} of them done", highlight=False)
+        began_with = commit()  # now, not when a run ends: the code on disk may be another by then
+        doings = [_Doing(run, silos, source, out / "runs" / run.key, settings, began_with) for run in left]
+        with closing(_each(doings, jobs)) as each:
+            for doing, facts in each:
+                append_result(out, facts)
+                shutil.rmtree(doing.work)
+                console.print(_line(doing.run, facts), highlight=False, markup=False)
 
 
 def _each(doings: "Sequence[_Doing]", jobs: int) -> "Generator[tuple[_Doing, dict[str, Any]]]":
@@ -102,18 +105,6 @@ def _done(doing: "_Doing") -> dict[str, Any]:
         return doing.facts()
 
 
-def results(out: Path) -> Iterator[dict[str, Any]]:
-    """The runs that are done, as they were written; a line that a kill tore is none."""
-    path = out / RESULTS
-    if not path.exists():
-        return
-    for text in path.read_text(encoding="utf-8").splitlines():
-        try:
-            yield json.loads(text)
-        except ValueError:
-            continue
-
-
 @dataclass(frozen=True, slots=True)
 class _Doing:
     run: Run
@@ -121,6 +112,7 @@ class _Doing:
     source: ModelSource
     work: Path
     settings: DeviceSettings
+    commit: str
 
     def facts(self) -> dict[str, Any]:
         began = time.monotonic()
@@ -141,7 +133,7 @@ class _Doing:
             "setup": self.run.setup,
             "seed": self.run.seed,
             "point": dict(self.run.point),
-            "commit": commit(),
+            "commit": self.commit,
             "torch": torch.__version__,
             "threads": self.settings.threads,
             "plans": [simulated.plan for _, simulated in parts],

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from ops.demo.clinic import CLINIC
 from ops.demo.insurer import INSURER
@@ -12,9 +13,11 @@ from ops.demo.silos import write_silo
 from ops.experiment.data import merged, own_copy
 from ops.experiment.definition import SETUPS, Study
 from ops.experiment.report import spread, write_report
-from ops.experiment.run import RESULTS, results
+from ops.experiment.results_file import RESULTS, append_result, results
+from ops.experiment.run import run_study
 from ops.simulation.run import silos_in
-from security.errors import ConfigurationError
+from security.errors import ConfigurationError, Conflict, StorageError
+from security.process_lock import ProcessLock
 from silo_agent.training.text_to_sql_data import load_silo_data
 from silo_wire.strict_toml import parse_toml
 
@@ -175,3 +178,38 @@ def test_the_report_has_means_spreads_averages_and_what_lorar_changes(tmp_path: 
 
 def test_one_seed_has_no_spread() -> None:
     assert (spread([0.5]), spread([]), spread([1.25], share=False)) == ("50.0", "", "1.250")
+
+
+def test_a_torn_last_line_is_no_result_and_spoils_none_that_comes_after(tmp_path: Path) -> None:
+    append_result(tmp_path, {"run": "a", "seed": 1})
+    with (tmp_path / RESULTS).open("a") as file:
+        file.write('{"run": "b", "se')  # a kill
+    append_result(tmp_path, {"run": "b", "seed": 2})
+    append_result(tmp_path, {"run": "c", "seed": 3})
+    assert [(line["run"], line["seed"]) for line in results(tmp_path)] == [("a", 1), ("b", 2), ("c", 3)]
+
+
+def test_a_run_that_stands_twice_among_the_results_counts_once(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        append_result(tmp_path, {"run": "a", "seed": seed})
+    assert [line["seed"] for line in results(tmp_path)] == [1]
+
+
+def test_a_full_disk_is_an_error_of_the_results_file(tmp_path: Path) -> None:
+    (tmp_path / RESULTS).symlink_to("/dev/full")
+    with pytest.raises(StorageError, match=r"results\.jsonl cannot be written: No space left on device"):
+        append_result(tmp_path, {"run": "a"})
+
+
+def test_two_commands_do_not_work_in_one_folder(silos: Path, tmp_path: Path) -> None:
+    with ProcessLock(tmp_path / "lock", "study"), pytest.raises(Conflict, match="another study"):
+        run_study(study(), tmp_path, data=silos.parent, console=Console(quiet=True))
+
+
+def test_what_a_kill_left_of_a_run_that_is_done_is_deleted(silos: Path, tmp_path: Path) -> None:
+    every = study(SMALL.replace('"silos"', f'"{silos}"'))
+    for run in every.runs():
+        append_result(tmp_path, line(run, 0.5))
+        (tmp_path / "runs" / run.key / "plans").mkdir(parents=True)
+    run_study(every, tmp_path, data=silos.parent, console=Console(quiet=True))
+    assert list((tmp_path / "runs").iterdir()) == []
