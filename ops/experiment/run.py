@@ -24,14 +24,14 @@ from coordinator.plans.model_source import ModelSource
 from coordinator.plans.plan_folder import create_plan
 from ops.experiment.data import merged, own_copy
 from ops.experiment.definition import SETUPS, Run, Study
-from ops.experiment.results_file import RESULTS, append_result, results
+from ops.experiment.results_file import append_result, results
 from ops.experiment.scoring import scores
 from ops.experiment.warm_up import start
 from ops.simulation.end_with_parent import end_with_parent
 from ops.simulation.report import round_facts
 from ops.simulation.run import Simulated, logging_to, silos_in, simulate
 from ops.simulation.shares import threads_of_a_worker
-from security.errors import ConfigurationError, StateError
+from security.errors import StateError
 from security.identifiers import SiloName
 from security.process_lock import ProcessLock
 from silo_agent.training.device import DeviceSettings
@@ -191,12 +191,3 @@ def _line(run: Run, facts: Mapping[str, Any]) -> str:
         f"{SETUPS[run.setup].label}, seed {run.seed}{point}: exact match on test: MacroAvg {facts['macro_exact_match']:.1%}, "
         f"MicroAvg {facts['micro_exact_match']:.1%}; {silos}; {facts['seconds']:.0f} s"
     )
-
-
-def require_done(study: Study, out: Path) -> Sequence[dict[str, Any]]:
-    """Results of this study alone; raises ConfigurationError where there is none."""
-    wanted = {run.key for run in study.runs()}
-    found = [line for line in results(out) if line["run"] in wanted]
-    if not found:
-        raise ConfigurationError(f"{out / RESULTS} has no run of study {study.name}: run it first")
-    return found

@@ -1,6 +1,8 @@
 """A study's file, its runs, its data and its report; the runs themselves are simulations (tests/integration/test_simulation.py)."""
 
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,8 @@ from ops.demo.clinic import CLINIC
 from ops.demo.insurer import INSURER
 from ops.demo.silos import write_silo
 from ops.experiment.data import merged, own_copy
-from ops.experiment.definition import SETUPS, Study
-from ops.experiment.report import spread, write_report
+from ops.experiment.definition import SETUPS, Run, Study
+from ops.experiment.report import loss_curves, spread, write_report
 from ops.experiment.results_file import RESULTS, append_result, results
 from ops.experiment.run import run_study
 from ops.simulation.run import silos_in
@@ -36,6 +38,7 @@ size = "micro"
 [only.fedopt-lorar]
 "aggregation.max_weight_share" = 0.5
 """
+FIXED = SMALL.replace("[grid]\n", "").replace("[1e-3, 3e-3]", "1e-3")
 
 
 def study(text: str = SMALL) -> Study:
@@ -132,7 +135,7 @@ def test_training_is_cut_to_the_same_examples_each_time_and_nothing_else_is(silo
         own_copy(silos_in(silos), tmp_path / "c", {"bank": 1})
 
 
-def line(run: Any, score: float) -> dict[str, Any]:
+def line(run: Run, score: float) -> dict[str, Any]:
     test = {
         "clinic": {"examples": 10, "exact_match": score, "loss_per_token": 1.0},
         "insurer": {"examples": 30, "exact_match": 0.5, "loss_per_token": 2.0},
@@ -141,8 +144,8 @@ def line(run: Any, score: float) -> dict[str, Any]:
         "clinic": {"loss_max": 2.0, "loss_min": 1.0, "share": score},
         "insurer": {"loss_max": 3.0, "loss_min": 2.0, "share": 1 - score},
     }
-    first = {"round": 0, "micro_exact_match": 0.0, "silos": {"clinic": {"loss_per_token": 3.0}}}
-    row = {"round": 1, "micro_exact_match": score, "silos": silos}
+    first = {"round": 0, "outcome": "evaluated", "micro_exact_match": 0.0, "silos": {"clinic": {"loss_per_token": 3.0}}}
+    row = {"round": 1, "outcome": "applied", "micro_exact_match": score, "silos": silos}
     return {
         "run": run.key,
         "setup": run.setup,
@@ -158,7 +161,7 @@ def line(run: Any, score: float) -> dict[str, Any]:
 
 
 def test_the_report_has_means_spreads_averages_and_what_lorar_changes(tmp_path: Path) -> None:
-    one = study(SMALL.replace("[1e-3, 3e-3]", "[1e-3]"))
+    one = study(FIXED)
     scores = {("fedopt", 1): 0.1, ("fedopt", 2): 0.3, ("fedopt-lorar", 1): 0.2, ("fedopt-lorar", 2): 0.6}
     lines = [json.dumps(line(run, scores[run.setup, run.seed])) for run in one.runs()]
     (tmp_path / RESULTS).write_text("\n".join(lines) + '\n{"run": "torn')
@@ -174,6 +177,82 @@ def test_the_report_has_means_spreads_averages_and_what_lorar_changes(tmp_path: 
         assert figure in page
     with pytest.raises(ConfigurationError, match="has no run of study small"):
         write_report(study(SMALL.replace("[1, 2]", "[3]")), tmp_path)
+
+
+def written(study: Study, out: Path, score: Callable[[Run], float], **more: Any) -> str:
+    for run in study.runs():
+        append_result(out, {**line(run, score(run)), **more})
+    return write_report(study, out).read_text()
+
+
+def test_each_point_of_a_grid_has_its_own_rows_and_pictures(tmp_path: Path) -> None:
+    def score(run: Run) -> float:
+        return 0.2 + (run.setup == "fedopt-lorar") * (0.1 if run.point["training.learning_rate"] == 1e-3 else 0.3)
+
+    page = written(study(), tmp_path, score)
+    assert "| FedOPT (training.learning_rate = 0.003) | 20.0 ± 0.0 |" in page
+    assert "| FedOPT + Lorar (training.learning_rate = 0.001) | 10.0 ± 0.0 | 0.0 ± 0.0 |" in page, "what Lorar changes"
+    assert "| FedOPT + Lorar (training.learning_rate = 0.003) | 30.0 ± 0.0 | 0.0 ± 0.0 |" in page
+    for number in (1, 2):
+        assert (tmp_path / f"figure-5-{number}.svg").exists()
+    assert "![With Lorar and without (as the paper's figure 5), training.learning_rate = 0.003](figure-5-2.svg)" in page
+
+
+def test_a_value_that_moved_to_the_grid_is_a_point_of_it(tmp_path: Path) -> None:
+    for run in study(FIXED).runs():
+        append_result(tmp_path, line(run, 0.1))
+    page = written(study(), tmp_path, lambda run: 0.2)
+    assert "| FedOPT (training.learning_rate = 0.001) | 10.0 ± 0.0 |" in page, "that run was done, and counts"
+    assert "| FedOPT |" not in page
+
+
+def test_a_row_of_fewer_seeds_than_the_study_has_says_so(tmp_path: Path) -> None:
+    one = study(FIXED)
+    for run in list(one.runs())[:3]:
+        append_result(tmp_path, line(run, 0.5))
+    page = write_report(one, tmp_path).read_text()
+    assert "| FedOPT | 50.0 ± 0.0 |" in page
+    assert "| FedOPT + Lorar (1 of 2 seeds) | 50.0 |" in page
+
+
+def test_averages_are_over_all_silos_or_not_at_all_and_executions_count_what_ran(tmp_path: Path) -> None:
+    one = study(FIXED.replace("[1, 2]", "[1]"))
+    first, second = one.runs()
+    both = line(first, 0.5)
+    both["test"]["clinic"] |= {"execution_accuracy": 0.5, "executed": 10}
+    both["test"]["insurer"] |= {"execution_accuracy": 1.0, "executed": 10}
+    alone = line(second, 0.5)
+    alone["test"]["clinic"] |= {"execution_accuracy": 0.5, "executed": 10}
+    for each in (both, alone):
+        append_result(tmp_path, each)
+    page = write_report(one, tmp_path).read_text()
+    assert "| FedOPT | 50.0 | 100.0 | 75.0 | 75.0 |" in page
+    assert "| FedOPT + Lorar | 50.0 |  |  |  |" in page
+
+
+def test_masked_runs_and_abandoned_attempts_have_no_shares(tmp_path: Path) -> None:
+    one = study(FIXED.replace("[1, 2]", "[1]"))
+    plain, masked = one.runs()
+    with_two = line(plain, 0.25)
+    (rows,) = with_two["rounds"]
+    rows.insert(
+        1, {**rows[1], "outcome": "abandoned", "silos": {"clinic": {"share": 0.0, "loss_max": 9.0, "loss_min": 8.0}}}
+    )
+    without = line(masked, 0.25)
+    for silo in without["rounds"][0][1]["silos"].values():
+        silo.clear()
+    for each in (with_two, without):
+        append_result(tmp_path, each)
+    page = write_report(one, tmp_path).read_text()
+    assert "| FedOPT | 25.0 | 75.0 |\n" in page
+    assert loss_curves([with_two])["clinic"] == {1 - 0.9: [2.0], 1 - 0.1: [1.0]}
+
+
+def test_the_page_needs_no_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigurationError, match="pictures need matplotlib"):
+        written(study(), tmp_path, lambda run: 0.5)
+    assert "| FedOPT" in (tmp_path / "report.md").read_text()
 
 
 def test_one_seed_has_no_spread() -> None:
