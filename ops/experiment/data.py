@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from security.errors import ConfigurationError
+from security.errors import ConfigurationError, DataError
 from security.identifiers import SiloName
 from silo_agent.training.text_to_sql_data import SCHEMA_FILE, SPLITS
 
@@ -22,6 +22,13 @@ def own_copy(silos: Mapping[SiloName, Path], folder: Path, at_most: Mapping[str,
         if name not in silos:
             raise ConfigurationError(f"at_most names silo {name!r}: the silos are {', '.join(silos)}")
     return {name: _cut(path, folder / name, at_most[name]) if name in at_most else path for name, path in silos.items()}
+
+
+def require_test(silos: Mapping[SiloName, Path]) -> None:
+    """Raises DataError for a silo without a test split, which its agent can do without and a study cannot."""
+    for name, folder in silos.items():
+        if next(lines(folder, "test"), None) is None:
+            raise DataError(f"silo {name} has no test examples, which a study ends with: add {folder / 'test.jsonl'}")
 
 
 def _cut(source: Path, target: Path, most: int) -> Path:

@@ -21,8 +21,8 @@ import torch
 from rich.console import Console
 
 from coordinator.plans.model_source import ModelSource
-from coordinator.plans.plan_folder import create_plan
-from ops.experiment.data import merged, own_copy
+from coordinator.plans.plan_folder import create_plan, require_valid
+from ops.experiment.data import merged, own_copy, require_test
 from ops.experiment.definition import SETUPS, Run, Study
 from ops.experiment.results_file import append_result, results
 from ops.experiment.scoring import scores
@@ -31,13 +31,15 @@ from ops.simulation.end_with_parent import end_with_parent
 from ops.simulation.report import round_facts
 from ops.simulation.run import Simulated, logging_to, silos_in, simulate
 from ops.simulation.shares import threads_of_a_worker
-from security.errors import StateError
+from security.errors import ConfigurationError, StateError
 from security.identifiers import SiloName
 from security.process_lock import ProcessLock
 from silo_agent.training.device import DeviceSettings
 
 ALL = SiloName("all")
 _FEDERATION = "study"
+_QUORUM = "schedule.min_silos"
+_OVERRIDES = "training.overrides."
 
 
 def run_study(
@@ -49,7 +51,9 @@ def run_study(
     """
     out.mkdir(parents=True, exist_ok=True)
     with ProcessLock(out / "lock", "study"):
-        silos = own_copy(silos_in(data / study.silos), out / "data", study.at_most)
+        found = silos_in(data / study.silos)
+        _require_sound(study, found)
+        silos = own_copy(found, out / "data", study.at_most)
         source = start(study.start, data, out, DeviceSettings(device=device, threads=threads), console)
         settings = DeviceSettings(device=device, threads=threads_of_a_worker(threads, jobs))
         done = {line["run"] for line in results(out)}
@@ -65,6 +69,24 @@ def run_study(
                 append_result(out, facts)
                 shutil.rmtree(doing.work)
                 console.print(_line(doing.run, facts), highlight=False, markup=False)
+
+
+def _require_sound(study: Study, silos: Mapping[SiloName, Path]) -> None:
+    """Raises, before hours of work, what a later run would: ConfigurationError for its plan, DataError for a silo that cannot be scored."""
+    require_test(silos)
+    for run in study.runs():
+        for key in run.values:
+            named = key.removeprefix(_OVERRIDES).split(".")[0]
+            if key.startswith(_OVERRIDES) and named not in (*silos, ALL):
+                raise ConfigurationError(f"{_OVERRIDES}{named} names no silo: the silos are {', '.join(silos)}")
+        count = len(silos) if SETUPS[run.setup].way == "together" else 1
+        require_valid(
+            name=run.setup,
+            federation=_FEDERATION,
+            preset=run.study.preset,
+            seed=run.seed,
+            overrides={**run.values, _QUORUM: count},
+        )
 
 
 def _each(doings: "Sequence[_Doing]", jobs: int) -> "Generator[tuple[_Doing, dict[str, Any]]]":
@@ -155,7 +177,7 @@ class _Doing:
                 source=self.source,
                 preset=self.run.study.preset,
                 seed=self.run.seed,
-                overrides={**self.run.values, "schedule.min_silos": len(silos)},
+                overrides={**self.run.values, _QUORUM: len(silos)},
             )
         return simulate(
             plans / name,

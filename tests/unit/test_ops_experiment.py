@@ -1,6 +1,7 @@
 """A study's file, its runs, its data and its report; the runs themselves are simulations (tests/integration/test_simulation.py)."""
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from ops.experiment.report import loss_curves, spread, write_report
 from ops.experiment.results_file import RESULTS, append_result, results
 from ops.experiment.run import run_study
 from ops.simulation.run import silos_in
-from security.errors import ConfigurationError, Conflict, StorageError
+from security.errors import ConfigurationError, Conflict, DataError, StorageError
 from security.process_lock import ProcessLock
 from silo_agent.training.text_to_sql_data import load_silo_data
 from silo_wire.strict_toml import parse_toml
@@ -80,6 +81,17 @@ def test_what_makes_a_set_up_wins_over_the_study_and_its_own_values_over_all() -
         (SMALL.replace('size = "micro"', ""), "either folder or size"),
         (SMALL.replace("seeds = [1, 2]", "seeds = []"), "seeds"),
         (SMALL + "\n[grud]\n", "unknown key grud"),
+        (SMALL.replace("[only.fedopt-lorar]", "[only.fedopt-lora]"), "set-up 'fedopt-lora' is unknown"),
+        (
+            SMALL.replace('"fedopt-lorar"]', '"fedopt"]'),
+            "fedopt, seed 1, training.learning_rate = 0.001 would be run twice",
+        ),
+        (SMALL.replace("[1, 2]", "[2, 2]"), "fedopt, seed 2, .* would be run twice"),
+        (SMALL.replace("[1e-3, 3e-3]", "[1e-3, 1e-3]"), "= 0.001 would be run twice"),
+        (SMALL + '"training.learning_rate" = 2e-3', r"in \[only.fedopt-lorar\] nothing that the grid goes over"),
+        (FIXED.replace("[plan]", '[plan]\n"training.fedprox_mu" = 0.1'), r"write it into \[only.fedprox\]"),
+        (SMALL.replace('size = "micro"', 'folder = "t5"\nvocabulary = 9'), "vocabulary goes with size"),
+        (SMALL + "[start.practice]\npairs = 9\ntraining = {batch_size = 8}", "has no epochs"),
     ],
 )
 def test_a_study_that_says_something_else_is_refused_with_the_key(text: str, said: str) -> None:
@@ -257,6 +269,32 @@ def test_the_page_needs_no_matplotlib(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_one_seed_has_no_spread() -> None:
     assert (spread([0.5]), spread([]), spread([1.25], share=False)) == ("50.0", "", "1.250")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ('"training.learning_rat" = 1', "plan fedopt-lorar: unknown key training.learning_rat"),
+        (
+            '"training.overrides.clinc.epochs" = 3',
+            "training.overrides.clinc names no silo: the silos are clinic, insurer",
+        ),
+    ],
+)
+def test_what_the_last_set_up_would_be_refused_for_is_said_before_the_first_begins(
+    silos: Path, tmp_path: Path, more: str, said: str
+) -> None:
+    bad = study(f"{FIXED}{more}".replace('"silos"', f'"{silos}"'))
+    with pytest.raises(ConfigurationError, match=said):
+        run_study(bad, tmp_path, data=silos, console=Console(quiet=True))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_silo_without_a_test_split_is_told_before_the_first_run(silos: Path, tmp_path: Path) -> None:
+    shutil.copytree(silos, tmp_path / "silos")
+    (tmp_path / "silos" / "clinic" / "test.jsonl").unlink()
+    with pytest.raises(DataError, match=r"silo clinic has no test examples.*test\.jsonl"):
+        run_study(study(), tmp_path / "out", data=tmp_path, console=Console(quiet=True))
 
 
 def test_a_torn_last_line_is_no_result_and_spoils_none_that_comes_after(tmp_path: Path) -> None:
