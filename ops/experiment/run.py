@@ -31,7 +31,7 @@ from ops.simulation.end_with_parent import end_with_parent
 from ops.simulation.report import round_facts
 from ops.simulation.run import Simulated, logging_to, silos_in, simulate
 from ops.simulation.shares import threads_of_a_worker
-from security.errors import ConfigurationError, StateError
+from security.errors import ConfigurationError, Conflict, LoricaError, StateError, StorageError
 from security.identifiers import SiloName
 from security.process_lock import ProcessLock
 from silo_agent.training.device import DeviceSettings
@@ -40,6 +40,8 @@ ALL = SiloName("all")
 _FEDERATION = "study"
 _QUORUM = "schedule.min_silos"
 _OVERRIDES = "training.overrides."
+_Outcome = dict[str, Any] | StateError
+"""A run's line of results, or why it has none."""
 
 
 def run_study(
@@ -47,7 +49,8 @@ def run_study(
 ) -> None:
     """Do what is not done yet, `jobs` runs at a time; `data` is where the study's paths begin. `threads` are a run's own; 0 shares the cores.
 
-    Raises what a run raises, which begins where it was the next time, and Conflict while another study works in `out`.
+    A run that fails by itself (StateError: its training diverged, say) leaves the others alone, and StateError tells of it at the end. Raises
+    what would end all of them, and Conflict while another study works in `out`. What was under way goes on the next time.
     """
     out.mkdir(parents=True, exist_ok=True)
     with ProcessLock(out / "lock", "study"):
@@ -64,11 +67,21 @@ def run_study(
         console.print(f"{len(runs)} runs, {len(runs) - len(left)} of them done", highlight=False)
         began_with = commit()  # now, not when a run ends: the code on disk may be another by then
         doings = [_Doing(run, silos, source, out / "runs" / run.key, settings, began_with) for run in left]
+        failed: list[str] = []
         with closing(_each(doings, jobs)) as each:
             for doing, facts in each:
+                if isinstance(facts, StateError):
+                    failed.append(f"{_described(doing.run)}: {facts}")
+                    console.print(f"failed: {failed[-1]}", highlight=False, markup=False)
+                    continue
                 append_result(out, facts)
                 shutil.rmtree(doing.work)
                 console.print(_line(doing.run, facts), highlight=False, markup=False)
+    if failed:
+        raise StateError(
+            f"{len(failed)} of {len(left)} runs failed; the first: {failed[0]}; the same command tries them again, "
+            "and with --report it shows the others"
+        )
 
 
 def _require_sound(study: Study, silos: Mapping[SiloName, Path]) -> None:
@@ -89,13 +102,13 @@ def _require_sound(study: Study, silos: Mapping[SiloName, Path]) -> None:
         )
 
 
-def _each(doings: "Sequence[_Doing]", jobs: int) -> "Generator[tuple[_Doing, dict[str, Any]]]":
+def _each(doings: "Sequence[_Doing]", jobs: int) -> "Generator[tuple[_Doing, _Outcome]]":
     """As they end."""
     if jobs == 1:
         yield from ((doing, _done(doing)) for doing in doings)
         return
     with _workers(jobs) as workers:
-        waiting: dict[Future[dict[str, Any]], _Doing] = {workers.submit(_done, doing): doing for doing in doings}
+        waiting: dict[Future[_Outcome], _Doing] = {workers.submit(_done, doing): doing for doing in doings}
         for future in as_completed(waiting):
             try:
                 facts = future.result()
@@ -122,9 +135,19 @@ def _workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
         workers.shutdown(cancel_futures=True)
 
 
-def _done(doing: "_Doing") -> dict[str, Any]:
+def _done(doing: "_Doing") -> _Outcome:
+    begun_before = doing.work.exists()
     with logging_to(doing.work / "run.log"):
-        return doing.facts()
+        try:
+            return doing.facts()
+        except (StorageError, Conflict):
+            raise
+        except LoricaError as error:
+            if begun_before:  # by another version, perhaps
+                return StateError(f"{error}; it was begun earlier: to begin it anew, delete {doing.work}")
+            if isinstance(error, StateError):
+                return error
+            raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +161,7 @@ class _Doing:
 
     def facts(self) -> dict[str, Any]:
         began = time.monotonic()
+        commits = self._commits()
         match SETUPS[self.run.setup].way:
             case "together":
                 parts = [(self.silos, self._simulated("plan", self.silos))]
@@ -155,7 +179,7 @@ class _Doing:
             "setup": self.run.setup,
             "seed": self.run.seed,
             "point": dict(self.run.point),
-            "commit": self.commit,
+            "commit": " then ".join(commits),
             "torch": torch.__version__,
             "threads": self.settings.threads,
             "plans": [simulated.plan for _, simulated in parts],
@@ -166,6 +190,15 @@ class _Doing:
             "rounds": [[round_facts(row) for row in simulated.rows] for _, simulated in parts],
             "seconds": time.monotonic() - began,
         }
+
+    def _commits(self) -> list[str]:
+        """Of the code that this run was begun with, and those that it went on with."""
+        file = self.work / "commits"
+        known = file.read_text(encoding="utf-8").split() if file.exists() else []
+        if self.commit and self.commit not in known:
+            known.append(self.commit)
+            file.write_text("\n".join(known), encoding="utf-8")
+        return known
 
     def _simulated(self, name: str, silos: Mapping[SiloName, Path]) -> Simulated:
         plans = self.work / "plans"
@@ -208,8 +241,12 @@ def commit() -> str:
 
 def _line(run: Run, facts: Mapping[str, Any]) -> str:
     silos = ", ".join(f"{silo} {score['exact_match']:.1%}" for silo, score in facts["test"].items())
-    point = "".join(f", {key} = {value}" for key, value in run.point.items())
     return (
-        f"{SETUPS[run.setup].label}, seed {run.seed}{point}: exact match on test: MacroAvg {facts['macro_exact_match']:.1%}, "
+        f"{_described(run)}: exact match on test: MacroAvg {facts['macro_exact_match']:.1%}, "
         f"MicroAvg {facts['micro_exact_match']:.1%}; {silos}; {facts['seconds']:.0f} s"
     )
+
+
+def _described(run: Run) -> str:
+    point = "".join(f", {key} = {value}" for key, value in run.point.items())
+    return f"{SETUPS[run.setup].label}, seed {run.seed}{point}"

@@ -293,6 +293,22 @@ def test_a_study_runs_each_set_up_once_and_goes_on_where_it_was(silos: Path, tmp
     assert "| FedOPT + Lorar |" in (tmp_path / "out" / "report.md").read_text()
 
 
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_run_that_fails_leaves_the_others_of_its_study_alone(silos: Path, tmp_path: Path, jobs: str) -> None:
+    allowing_one = tmp_path / "silos"
+    shutil.copytree(silos, allowing_one)
+    (allowing_one / "clinic" / "silo.toml").write_text("[policy]\nmax_rounds = 1\n")
+    text = STUDY.format(silos=allowing_one).replace('"schedule.rounds" = 1\n', "")
+    text = text.replace('"finetuning", "centralized", ', "") + '[grid]\n"schedule.rounds" = [2, 1]\n'
+    (tmp_path / "study.toml").write_text(text)
+    command = ["experiment", str(tmp_path / "study.toml"), "--out", str(tmp_path / "out"), "--device", "cpu"]
+    for said in ("max_rounds", "max_rounds.* it was begun earlier: to begin it anew, delete"):
+        with pytest.raises(StateError, match=f"^1 of [12] runs failed; the first: FedOPT .*rounds = 2: .*{said}"):
+            CliRunner().invoke(app, [*command, "--threads", "1", "--jobs", jobs], catch_exceptions=False)
+        lines = (tmp_path / "out" / "results.jsonl").read_text().splitlines()
+        assert [json.loads(line)["point"] for line in lines] == [{"schedule.rounds": 1}]
+
+
 @pytest.mark.parametrize("victim", ["study", "one of its processes"])
 def test_a_study_that_is_killed_leaves_no_process_behind(silos: Path, tmp_path: Path, victim: str) -> None:
     text = STUDY.format(silos=silos).replace('"schedule.rounds" = 1', '"schedule.rounds" = 1000')
