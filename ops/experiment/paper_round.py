@@ -68,7 +68,7 @@ def cut(source: Path, target: Path, examples: int) -> None:
     """A silo's first questions of each split, its schema, and no database."""
     target.mkdir(parents=True)
     for split in SPLITS:
-        (target / f"{split}.jsonl").write_text("".join(list(lines(source, split))[:examples]), encoding="utf-8")
+        (target / f"{split}.jsonl").write_bytes(b"".join(list(lines(source, split))[:examples]))
     shutil.copy(source / SCHEMA_FILE, target / SCHEMA_FILE)
 
 

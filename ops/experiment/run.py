@@ -22,7 +22,7 @@ from rich.console import Console
 
 from coordinator.plans.model_source import ModelSource
 from coordinator.plans.plan_folder import create_plan, require_valid
-from ops.experiment.data import merged, own_copy, require_test
+from ops.experiment.data import merged, own_copy, require_same, require_test
 from ops.experiment.definition import SETUPS, Run, Study
 from ops.experiment.results_file import append_result, results
 from ops.experiment.scoring import scores
@@ -56,6 +56,7 @@ def run_study(
     with ProcessLock(out / "lock", "study"):
         found = silos_in(data / study.silos)
         _require_sound(study, found)
+        require_same(found, out)
         silos = own_copy(found, out / "data", study.at_most)
         source = start(study.start, data, out, DeviceSettings(device=device, threads=threads), console)
         settings = DeviceSettings(device=device, threads=threads_of_a_worker(threads, jobs))

@@ -1,5 +1,6 @@
 """A study's file, its runs, its data and its report; the runs themselves are simulations (tests/integration/test_simulation.py)."""
 
+import gzip
 import json
 import shutil
 import sys
@@ -13,15 +14,17 @@ from rich.console import Console
 from ops.demo.clinic import CLINIC
 from ops.demo.insurer import INSURER
 from ops.demo.silos import write_silo
-from ops.experiment.data import merged, own_copy
+from ops.experiment.data import merged, own_copy, require_same
 from ops.experiment.definition import SETUPS, Run, Study
 from ops.experiment.report import loss_curves, spread, write_report
 from ops.experiment.results_file import RESULTS, append_result, results
 from ops.experiment.run import run_study
 from ops.simulation.run import silos_in
 from security.errors import ConfigurationError, Conflict, DataError, StorageError
+from security.identifiers import SiloName
 from security.process_lock import ProcessLock
-from silo_agent.training.text_to_sql_data import load_silo_data
+from silo_agent.settings import Settings
+from silo_agent.training.text_to_sql_data import DataLimits, load_silo_data
 from silo_wire.strict_toml import parse_toml
 
 SMALL = """
@@ -145,6 +148,69 @@ def test_training_is_cut_to_the_same_examples_each_time_and_nothing_else_is(silo
     assert cut["clinic"] == silos / "clinic"  # type: ignore[index]
     with pytest.raises(ConfigurationError, match="at_most names silo 'bank'"):
         own_copy(silos_in(silos), tmp_path / "c", {"bank": 1})
+
+
+def test_silos_are_not_cut_in_their_own_folder(silos: Path) -> None:
+    before = (silos / "insurer" / "train.jsonl").read_bytes()
+    with pytest.raises(ConfigurationError, match="holds the silos themselves"):
+        own_copy(silos_in(silos), silos, {"insurer": 1})
+    assert (silos / "insurer" / "train.jsonl").read_bytes() == before
+
+
+def test_a_cut_silo_has_one_of_each_file_however_it_was_packed(silos: Path, tmp_path: Path) -> None:
+    source = tmp_path / "insurer"
+    shutil.copytree(silos / "insurer", source)
+    (source / "notes").mkdir()
+    own_copy(silos_in(tmp_path), tmp_path / "data", {"insurer": 20})
+    (source / "dev.jsonl.gz").write_bytes(gzip.compress((source / "dev.jsonl").read_bytes()))
+    (source / "dev.jsonl").unlink()
+    cut = own_copy(silos_in(tmp_path), tmp_path / "data", {"insurer": 20})
+    assert load_silo_data(cut[SiloName("insurer")]).dev == load_silo_data(source).dev
+
+
+def twins(folder: Path, silos: Path) -> Path:
+    """Two silos with the same database name and ids, the second with a question that holds U+2028, and a bad line."""
+    for name in ("one", "two"):
+        shutil.copytree(silos / "clinic", folder / name)
+    for split in ("train", "dev", "test"):
+        file = folder / "two" / f"{split}.jsonl"
+        rows = [json.loads(text) for text in file.read_text().split("\n") if text]
+        rows[0]["question"] += "\u2028and so on"
+        text = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
+        file.write_text(text + "\n" + ("{no\n" if split == "train" else ""))
+    (folder / "two" / "silo.toml").write_text("[data]\nmax_bad_lines_share = 0.5\n")
+    return folder
+
+
+def test_merged_data_loses_nothing_where_silos_share_ids_and_names_of_databases(silos: Path, tmp_path: Path) -> None:
+    found = silos_in(twins(tmp_path / "silos", silos))
+    limits = DataLimits(max_bad_fraction=0.5)
+    parts = [load_silo_data(path, limits) for path in found.values()]
+    folder = merged(found, tmp_path / "all")
+    assert Settings.read(folder / "silo.toml").data.max_bad_lines_share == 0.5
+    whole = load_silo_data(folder, limits)
+    for split in ("train", "dev", "test"):
+        together = [example for part in parts for example in part.split(split)]  # type: ignore[arg-type]
+        assert [(one.question, one.query) for one in whole.split(split)] == [  # type: ignore[arg-type]
+            (one.question, one.query) for one in together
+        ]
+    assert [schema.db_id for schema in whole.schemas] == ["clinic", "two/clinic"]
+    assert {example.db_id for example in whole.train[len(parts[0].train) :]} == {"two/clinic"}
+    assert len(whole.bad_lines) == 1
+
+
+def test_results_of_other_data_are_not_gone_on_with(silos: Path, tmp_path: Path) -> None:
+    shutil.copytree(silos, tmp_path / "silos")
+    found = silos_in(tmp_path / "silos")
+    require_same(found, tmp_path)
+    train = tmp_path / "silos" / "clinic" / "train.jsonl"
+    train.with_suffix(".jsonl.gz").write_bytes(gzip.compress(train.read_bytes()))
+    train.unlink()
+    require_same(found, tmp_path)  # packed, and still the same
+    dev = tmp_path / "silos" / "insurer" / "dev.jsonl"
+    dev.write_text("\n".join(dev.read_text().splitlines()[1:]))
+    with pytest.raises(ConfigurationError, match=r"results of other data: insurer differ.*choose another --out"):
+        require_same(found, tmp_path)
 
 
 def line(run: Run, score: float) -> dict[str, Any]:
