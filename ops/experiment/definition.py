@@ -176,6 +176,8 @@ class Study(Section):
             text = path.read_text(encoding="utf-8")
         except OSError as error:
             raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigurationError(f"{path} is not UTF-8 text: save it as such") from error
         return parse_toml(cls, text, str(path))
 
     def runs(self) -> "Iterator[Run]":

@@ -22,7 +22,7 @@ from ops.experiment.random_checkpoint import write_checkpoint
 from ops.experiment.results_file import results
 from ops.experiment.run import run_study
 from ops.simulation.run import silos_in
-from security.errors import LoricaError
+from security.errors import ConfigurationError, LoricaError
 from silo_agent.training.text_to_sql_data import SCHEMA_FILE, SPLITS
 
 PAPER: Final = Path(__file__).parent / "studies" / "paper.toml"
@@ -39,7 +39,10 @@ SHORT: Final[dict[str, Value]] = {
 
 def paper_round(data: Path, out: Path, *, examples: int, threads: int, console: Console) -> dict[str, Any]:
     """Run it in the new folder `out`; the run's line of results, with seconds, peak memory and sizes."""
-    out.mkdir(parents=True)
+    try:
+        out.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigurationError(f"{out} is to be a new folder: {error.strerror or error}") from error
     with console.status("a random T5-base"):
         parameters = write_checkpoint(out / "t5-base", public_text())
     for silo, folder in silos_in(data).items():

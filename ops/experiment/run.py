@@ -52,7 +52,10 @@ def run_study(
     A run that fails by itself (StateError: its training diverged, say) leaves the others alone, and StateError tells of it at the end. Raises
     what would end all of them, and Conflict while another study works in `out`. What was under way goes on the next time.
     """
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"{out} cannot be made: {error.strerror or error}; choose another --out") from error
     with ProcessLock(out / "lock", "study"):
         found = silos_in(data / study.silos)
         _require_sound(study, found)

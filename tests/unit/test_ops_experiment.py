@@ -102,9 +102,12 @@ def test_a_study_that_says_something_else_is_refused_with_the_key(text: str, sai
         study(text)
 
 
-def test_a_study_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_study_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"none\.toml cannot be read"):
         Study.read(tmp_path / "none.toml")
+    (tmp_path / "study.toml").write_bytes(b'name = "\xff"')
+    with pytest.raises(ConfigurationError, match=r"study\.toml is not UTF-8 text"):
+        Study.read(tmp_path / "study.toml")
 
 
 def test_a_run_has_the_same_key_wherever_its_study_lies(tmp_path: Path) -> None:
@@ -387,6 +390,12 @@ def test_a_full_disk_is_an_error_of_the_results_file(tmp_path: Path) -> None:
 def test_two_commands_do_not_work_in_one_folder(silos: Path, tmp_path: Path) -> None:
     with ProcessLock(tmp_path / "lock", "study"), pytest.raises(Conflict, match="another study"):
         run_study(study(), tmp_path, data=silos.parent, console=Console(quiet=True))
+
+
+def test_a_folder_that_cannot_be_made_is_named(silos: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").touch()
+    with pytest.raises(StorageError, match="out cannot be made: File exists; choose another --out"):
+        run_study(study(), tmp_path / "out", data=silos.parent, console=Console(quiet=True))
 
 
 def test_what_a_kill_left_of_a_run_that_is_done_is_deleted(silos: Path, tmp_path: Path) -> None:
