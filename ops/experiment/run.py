@@ -5,6 +5,7 @@ the same number of epochs over the same examples for each. The best model by Mic
 of each other, so several are done at a time, each in a process of its own.
 """
 
+import gc
 import multiprocessing
 import shutil
 import subprocess
@@ -216,13 +217,15 @@ class _Doing:
                 seed=self.run.seed,
                 overrides={**self.run.values, _QUORUM: len(silos)},
             )
-        return simulate(
+        simulated = simulate(
             plans / name,
             silos,
             self.work / f"of-{name}",
             device=self.settings.device,
             threads=self.settings.threads,
         )
+        gc.collect()  # its agents hold each other, and its model: each simulation of a process would leave one behind
+        return simulated
 
 
 def commit() -> str:
