@@ -63,8 +63,7 @@ def create_plan(
     from coordinator.plans.adapters import write_adapters
     from coordinator.plans.model_source import write_model
 
-    values = _values(name=name, federation=federation, preset=preset, seed=seed, overrides=overrides or {})
-    draft = checked(Plan, {**values, "model": _draft_model(values)}, f"plan {name}")
+    values, draft = _drafted(name=name, federation=federation, preset=preset, seed=seed, overrides=overrides or {})
     if draft.privacy.level != "none" and not draft.privacy.noise_multiplier:
         noise = calibrated_noise(draft.privacy, rounds=draft.schedule.rounds, weighted=draft.weighted)
         values["privacy"] = {**values["privacy"], "noise_multiplier": noise}
@@ -99,6 +98,13 @@ def create_plan(
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return compile_plan(target)
+
+
+def require_valid(
+    *, name: str, federation: str, preset: str = "default", seed: int = 0, overrides: Mapping[str, object]
+) -> None:
+    """Raises the ConfigurationError that `create_plan` would raise for these values, whatever the model."""
+    _drafted(name=name, federation=federation, preset=preset, seed=seed, overrides=overrides)
 
 
 def compile_plan(folder: Path) -> PlanBundle:
@@ -145,6 +151,13 @@ def _require_promise(plan: Plan, where: Path) -> None:
             f"{where}: with noise_multiplier = {privacy.noise_multiplier:g} the {plan.schedule.rounds} rounds cost epsilon "
             f"{cost:.3g}, target_epsilon is {privacy.target_epsilon:g}: set noise_multiplier to at least {needed:.4g}"
         )
+
+
+def _drafted(
+    *, name: str, federation: str, preset: str, seed: int, overrides: Mapping[str, object]
+) -> tuple[dict[str, Any], Plan]:
+    values = _values(name=name, federation=federation, preset=preset, seed=seed, overrides=overrides)
+    return values, checked(Plan, {**values, "model": _draft_model(values)}, f"plan {name}")
 
 
 def _draft_model(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ class Setup:
     values: Mapping[str, Value]
 
 
+_MU: Final = "training.fedprox_mu"
 _SGD: Final[dict[str, Value]] = {"aggregation.server_optimizer": "sgd", "aggregation.server_learning_rate": 1.0}
 _ONE: Final[dict[str, Value]] = {**_SGD, "aggregation.momentum": 0.0, "aggregation.weighting": "equal"}
 
@@ -38,7 +39,7 @@ def _opt(weighting: str) -> dict[str, Value]:
 
 
 def _avg(weighting: str, mu: float = 0.0) -> dict[str, Value]:
-    return {**_SGD, "aggregation.momentum": 0.0, "aggregation.weighting": weighting, "training.fedprox_mu": mu}
+    return {**_SGD, "aggregation.momentum": 0.0, "aggregation.weighting": weighting, _MU: mu}
 
 
 PROXIMAL: Final = 0.01
@@ -68,6 +69,12 @@ class PracticeSection(Section):
         default_factory=dict
     )  # keys of a plan's [training]; without epochs: the tokenizer alone
 
+    @model_validator(mode="after")
+    def _training_has_an_end(self) -> "PracticeSection":
+        if self.training and not self.warms_up:
+            raise ValueError("[start.practice.training] has no epochs, so that nothing would be trained: add them")
+        return self
+
     @property
     def warms_up(self) -> bool:
         return "epochs" in self.training
@@ -86,6 +93,8 @@ class StartSection(Section):
     def _one_of_them(self) -> "StartSection":
         if bool(self.folder) == bool(self.size):
             raise ValueError("[start] needs either folder or size: give one of them")
+        if self.folder and self.vocabulary:
+            raise ValueError("[start] vocabulary goes with size: a folder has its own, remove it")
         if self.folder and self.practice:
             raise ValueError("[start.practice] is for a model from scratch: remove it, or give size instead of folder")
         if self.added_tokens and not self.folder:
@@ -132,6 +141,34 @@ class Study(Section):
                 raise ValueError(f"set-up {name!r} is unknown: use {', '.join(SETUPS)}")
         return value
 
+    @field_validator("only")
+    @classmethod
+    def _only_known(cls, value: dict[str, dict[str, Value]]) -> dict[str, dict[str, Value]]:
+        cls._known(tuple(value))
+        return value
+
+    @model_validator(mode="after")
+    def _mu_is_of_fedprox(self) -> "Study":
+        if _MU in self.plan:
+            raise ValueError(
+                f"[plan] {_MU} would make every set-up but FedAvg and FedProx proximal: "
+                "write it into [only.fedprox] and [only.fedprox-lorar]"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _each_run_once(self) -> "Study":
+        seen: set[str] = set()
+        for run in self.runs():
+            if run.key in seen:
+                point = "".join(f", {key} = {value}" for key, value in run.point.items())
+                raise ValueError(
+                    f"{run.setup}, seed {run.seed}{point} would be run twice: name each set-up, seed and value of the grid "
+                    f"once, and in [only.{run.setup}] nothing that the grid goes over"
+                )
+            seen.add(run.key)
+        return self
+
     @classmethod
     def read(cls, path: Path) -> "Study":
         """Raises ConfigurationError naming the file, the key, the value and the remedy."""
@@ -139,6 +176,8 @@ class Study(Section):
             text = path.read_text(encoding="utf-8")
         except OSError as error:
             raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigurationError(f"{path} is not UTF-8 text: save it as such") from error
         return parse_toml(cls, text, str(path))
 
     def runs(self) -> "Iterator[Run]":

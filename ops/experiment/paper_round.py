@@ -19,9 +19,10 @@ from coordinator.public_text import public_text
 from ops.experiment.data import lines
 from ops.experiment.definition import Study, Value
 from ops.experiment.random_checkpoint import write_checkpoint
-from ops.experiment.run import results, run_study
+from ops.experiment.results_file import results
+from ops.experiment.run import run_study
 from ops.simulation.run import silos_in
-from security.errors import LoricaError
+from security.errors import ConfigurationError, LoricaError
 from silo_agent.training.text_to_sql_data import SCHEMA_FILE, SPLITS
 
 PAPER: Final = Path(__file__).parent / "studies" / "paper.toml"
@@ -38,7 +39,10 @@ SHORT: Final[dict[str, Value]] = {
 
 def paper_round(data: Path, out: Path, *, examples: int, threads: int, console: Console) -> dict[str, Any]:
     """Run it in the new folder `out`; the run's line of results, with seconds, peak memory and sizes."""
-    out.mkdir(parents=True)
+    try:
+        out.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigurationError(f"{out} is to be a new folder: {error.strerror or error}") from error
     with console.status("a random T5-base"):
         parameters = write_checkpoint(out / "t5-base", public_text())
     for silo, folder in silos_in(data).items():
@@ -67,7 +71,7 @@ def cut(source: Path, target: Path, examples: int) -> None:
     """A silo's first questions of each split, its schema, and no database."""
     target.mkdir(parents=True)
     for split in SPLITS:
-        (target / f"{split}.jsonl").write_text("".join(list(lines(source, split))[:examples]), encoding="utf-8")
+        (target / f"{split}.jsonl").write_bytes(b"".join(list(lines(source, split))[:examples]))
     shutil.copy(source / SCHEMA_FILE, target / SCHEMA_FILE)
 
 

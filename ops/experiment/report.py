@@ -3,6 +3,7 @@
 Means stand with the standard deviation over seeds (n - 1). A score is exact match on test unless a table says otherwise.
 """
 
+import itertools
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ops.experiment.definition import SETUPS, Study
-from ops.experiment.run import require_done
+from ops.experiment.results_file import RESULTS, results
 from security.errors import ConfigurationError
 
 PAGE = "report.md"
@@ -33,48 +34,75 @@ class Figure:
 
 def write_report(study: Study, out: Path) -> Path:
     """The page and its pictures in `out`; raises ConfigurationError where no run of the study is done."""
-    by_setup = _by_setup(require_done(study, out))
-    for figure in _figures(by_setup):
-        _draw(figure, out)
     page = out / PAGE
-    page.write_text(report_text(study, out), encoding="utf-8")
+    page.write_text(report_text(study, out), encoding="utf-8")  # first: it needs no matplotlib
+    for figure in _figures(_by_setup(require_done(study, out))):
+        _draw(figure, out)
     return page
 
 
 def report_text(study: Study, out: Path) -> str:
     """The page; raises ConfigurationError where no run of the study is done."""
     lines = require_done(study, out)
-    by_setup = _by_setup(lines)
+    by_setup, seeds = _by_setup(lines), len(study.seeds)
     parts = [
         f"# Study {study.name}\n",
         _provenance(study, lines),
         "## Exact match on test\n",
-        _scores(by_setup, "exact_match"),
+        _scores(by_setup, "exact_match", seeds),
         "## Execution accuracy on test, where a silo has a database\n",
-        _scores(by_setup, "execution_accuracy"),
+        _scores(by_setup, "execution_accuracy", seeds),
         "## Loss per target token on test, in nats\n",
-        _scores(by_setup, "loss_per_token", share=False),
+        _scores(by_setup, "loss_per_token", seeds, share=False),
         "## What Lorar changes\n",
-        _lorar(by_setup, "exact_match", "points of exact match more than without"),
-        _lorar(by_setup, "loss_per_token", "nats of loss per token more than without", share=False),
+        _lorar(by_setup, "exact_match", "points of exact match more than without", seeds),
+        _lorar(by_setup, "loss_per_token", "nats of loss per token more than without", seeds, share=False),
         "## Whose update counted\n",
-        _shares(by_setup),
+        _shares(by_setup, seeds),
         *(f"![{figure.title}]({figure.file})\n" for figure in _figures(by_setup)),
     ]
     return "\n".join(parts)
 
 
-def _by_setup(lines: Iterable[Line]) -> dict[str, list[Line]]:
-    """In the paper's order, whichever run ended first; the seeds in theirs."""
-    by_setup: dict[str, list[Line]] = defaultdict(list)
-    for line in sorted(lines, key=lambda line: (list(SETUPS).index(line["setup"]), str(line["point"]), line["seed"])):
-        by_setup[_named(line)].append(line)
+def require_done(study: Study, out: Path) -> list[Line]:
+    """Results of this study alone; raises ConfigurationError where there is none.
+
+    In the paper's order, whichever run ended first; then points of the grid and seeds in the file's. What a run is, the study
+    says: a value that has moved to the grid since has the same run, whose line knows no point.
+    """
+    runs = {run.key: run for run in study.runs()}
+    lines = {line["run"]: line for line in results(out)}
+    points = [run.point for run in runs.values()]
+    order = sorted(
+        (run for key, run in runs.items() if key in lines),
+        key=lambda run: (list(SETUPS).index(run.setup), points.index(run.point)),
+    )
+    if not order:
+        raise ConfigurationError(f"{out / RESULTS} has no run of study {study.name}: run it first")
+    return [{**lines[run.key], "point": dict(run.point)} for run in order]
+
+
+Group = tuple[str, str]
+"""A set-up and its point of the grid, in words; "" without a grid."""
+
+
+def _by_setup(lines: Iterable[Line]) -> dict[Group, list[Line]]:
+    """The seeds of each set-up at each point, in the order of the lines."""
+    by_setup: dict[Group, list[Line]] = defaultdict(list)
+    for line in lines:
+        by_setup[line["setup"], ", ".join(f"{key} = {value}" for key, value in line["point"].items())].append(line)
     return by_setup
 
 
-def _named(line: Line) -> str:
-    point = ", ".join(f"{key} = {value}" for key, value in line["point"].items())
-    return SETUPS[line["setup"]].label + (f" ({point})" if point else "")
+def _points(by_setup: Iterable[Group]) -> list[str]:
+    return list(dict.fromkeys(point for _, point in by_setup))
+
+
+def _named(group: Group, done: int, seeds: int) -> str:
+    """A row's name; it tells where its mean is one of fewer seeds than the study has."""
+    setup, point = group
+    facts = [*([point] if point else []), *([f"{done} of {seeds} seeds"] if done < seeds else [])]
+    return SETUPS[setup].label + (f" ({'; '.join(facts)})" if facts else "")
 
 
 def _provenance(study: Study, lines: Sequence[Line]) -> str:
@@ -84,8 +112,15 @@ def _provenance(study: Study, lines: Sequence[Line]) -> str:
     return (
         f"{len(lines)} runs, seeds {', '.join(map(str, seeds))}, {seconds / 3600:.1f} hours; begun with "
         f"{(study.start.folder and Path(study.start.folder).name) or study.start.size}; commit {', '.join(commits) or 'unknown'}. "
-        f"Values of the plan: {', '.join(f'`{key} = {value}`' for key, value in study.plan.items()) or 'the preset alone'}.\n"
+        f"Values of the plan: {_values(study.plan) or 'the preset alone'}."
+        + "".join(f" Of {SETUPS[name].label} alone: {_values(values)}." for name, values in study.only.items())
+        + (f" Training examples at most: {_values(study.at_most)}." if study.at_most else "")
+        + "\n"
     )
+
+
+def _values(values: Mapping[str, object]) -> str:
+    return ", ".join(f"`{key} = {value}`" for key, value in values.items())
 
 
 def spread(values: Sequence[float], *, share: bool = True) -> str:
@@ -97,21 +132,23 @@ def spread(values: Sequence[float], *, share: bool = True) -> str:
     return text if len(values) == 1 else f"{text} ± {scale * statistics.stdev(values):.{digits}f}"
 
 
-def _scores(by_setup: Mapping[str, Sequence[Line]], of: str, *, share: bool = True) -> str:
+def _scores(by_setup: Mapping[Group, Sequence[Line]], of: str, seeds: int, *, share: bool = True) -> str:
     silos = sorted(
         {silo for lines in by_setup.values() for line in lines for silo, score in line["test"].items() if of in score}
     )
     if not silos:
         return "No silo has one.\n"
     rows = []
-    for name, lines in by_setup.items():
+    for group, lines in by_setup.items():
         cells = [
             spread([line["test"][silo][of] for line in lines if of in line["test"].get(silo, {})], share=share)
             for silo in silos
         ]
-        macro = [_macro(line, silos, of) for line in lines]
-        micro = [_micro(line, silos, of) for line in lines]
-        rows.append((name, *cells, spread(macro, share=share), spread(micro, share=share)))
+        # An average over fewer silos would stand beside averages that it cannot be compared with.
+        whole = [line for line in lines if all(of in line["test"].get(silo, {}) for silo in silos)]
+        macro = [_macro(line, silos, of) for line in whole]
+        micro = [_micro(line, silos, of) for line in whole]
+        rows.append((_named(group, len(lines), seeds), *cells, spread(macro, share=share), spread(micro, share=share)))
     return _table(("set-up", *silos, "MacroAvg", "MicroAvg"), rows)
 
 
@@ -120,19 +157,23 @@ def _macro(line: Line, silos: Sequence[str], of: str) -> float:
 
 
 def _micro(line: Line, silos: Iterable[str], of: str) -> float:
+    """Every example counts the same; of execution accuracy, every one whose own query the database could run."""
     scores = [line["test"][silo] for silo in silos]
-    examples = sum(score["examples"] for score in scores)
-    return float(sum(score[of] * score["examples"] for score in scores) / examples)
+    counts = [
+        score.get("executed", score["examples"]) if of == "execution_accuracy" else score["examples"]
+        for score in scores
+    ]
+    return float(sum(score[of] * count for score, count in zip(scores, counts, strict=True)) / sum(counts))
 
 
-def _lorar(by_setup: Mapping[str, Sequence[Line]], of: str, title: str, *, share: bool = True) -> str:
-    """Lorar less its base algorithm, seed by seed; silos from the smallest test split on."""
+def _lorar(by_setup: Mapping[Group, Sequence[Line]], of: str, title: str, seeds: int, *, share: bool = True) -> str:
+    """Lorar less its base algorithm, seed by seed at each point of the grid; silos from the smallest test split on."""
     rows: list[Sequence[str]] = []
     head: Sequence[str] = ()
-    for base in ("fedopt", "fedavg", "fedprox"):
-        plain, weighted = SETUPS[base].label, SETUPS[f"{base}-lorar"].label
-        seeds = {line["seed"]: line for line in by_setup.get(plain, ())}
-        pairs = [(seeds[line["seed"]], line) for line in by_setup.get(weighted, ()) if line["seed"] in seeds]
+    for base, point in itertools.product(("fedopt", "fedavg", "fedprox"), _points(by_setup)):
+        plain = {line["seed"]: line for line in by_setup.get((base, point), ())}
+        group = f"{base}-lorar", point
+        pairs = [(plain[line["seed"]], line) for line in by_setup.get(group, ()) if line["seed"] in plain]
         if not pairs:
             continue
         silos = sorted(pairs[0][0]["test"], key=lambda silo: pairs[0][0]["test"][silo]["examples"])
@@ -140,24 +181,35 @@ def _lorar(by_setup: Mapping[str, Sequence[Line]], of: str, title: str, *, share
         macro = [_macro(b, silos, of) - _macro(a, silos, of) for a, b in pairs]
         micro = [_micro(b, silos, of) - _micro(a, silos, of) for a, b in pairs]
         head = (title, *silos, "MacroAvg", "MicroAvg")
-        rows.append((weighted, *cells, spread(macro, share=share), spread(micro, share=share)))
+        rows.append((_named(group, len(pairs), seeds), *cells, spread(macro, share=share), spread(micro, share=share)))
     return _table(head, rows) if rows else "Its set-ups are not in this study.\n"
 
 
-def _shares(by_setup: Mapping[str, Sequence[Line]]) -> str:
+def _shares(by_setup: Mapping[Group, Sequence[Line]], seeds: int) -> str:
     """Of the sum of weights, in percent, as a mean over the rounds of a run."""
     rows, silos = [], sorted({silo for lines in by_setup.values() for line in lines for silo in line["test"]})
-    for name, lines in by_setup.items():
-        if any(len(line["rounds"]) > 1 or len(line["rounds"][0][-1]["silos"]) == 1 for line in lines):
-            continue  # silos by themselves
-        means = [_mean_shares(line["rounds"][0], silos) for line in lines]
-        rows.append((name, *(spread([mean[silo] for mean in means]) for silo in silos)))
+    for group, lines in by_setup.items():
+        if SETUPS[group[0]].way != "together":
+            continue
+        means = [mean for line in lines if (mean := _mean_shares(line["rounds"][0], silos))]
+        if means:  # under masks no silo has a weight that anybody knows
+            cells = (spread([mean[silo] for mean in means]) for silo in silos)
+            rows.append((_named(group, len(means), seeds), *cells))
     return _table(("percent of the sum of weights", *silos), rows) if rows else "No run has several silos together.\n"
 
 
 def _mean_shares(rounds: Sequence[Line], silos: Sequence[str]) -> dict[str, float]:
-    counted = [row["silos"] for row in rounds if any("share" in silo for silo in row["silos"].values())]
+    counted = [
+        row["silos"] for row in rounds if _made_a_model(row) and any("share" in silo for silo in row["silos"].values())
+    ]
+    if not counted:
+        return {}
     return {silo: statistics.fmean(row.get(silo, {}).get("share", 0.0) for row in counted) for silo in silos}
+
+
+def _made_a_model(row: Line) -> bool:
+    """Not so an attempt that was abandoned, though silos trained in it."""
+    return row["outcome"] in ("applied", "zero_weight")
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -195,38 +247,46 @@ def loss_curves(lines: Sequence[Line]) -> dict[str, Curve]:
     for line in lines:
         for row in line["rounds"][0] if len(line["rounds"]) == 1 else ():
             for silo, facts in row["silos"].items():
-                if "loss_min" in facts:
+                if "loss_min" in facts and _made_a_model(row):
                     curves[silo][row["round"] - 0.9].append(facts["loss_max"])
                     curves[silo][row["round"] - 0.1].append(facts["loss_min"])
     return curves
 
 
-def _figures(by_setup: Mapping[str, Sequence[Line]]) -> Iterator[Figure]:
-    def of(curve: Callable[[Sequence[Line]], Curve], *names: str) -> dict[str, Curve]:
-        return {SETUPS[name].label: curve(by_setup.get(SETUPS[name].label, ())) for name in names}
+_ALGORITHMS = ("fedopt", "fedopt-lorar", "fedavg", "fedavg-lorar", "fedprox", "fedprox-lorar")
+_WEIGHTINGS = ("fedopt", "fedopt-lorar", "fedopt-loss-reduction", "fedopt-equal")
 
-    algorithms = ("fedopt", "fedopt-lorar", "fedavg", "fedavg-lorar", "fedprox", "fedprox-lorar")
-    weightings = ("fedopt", "fedopt-lorar", "fedopt-loss-reduction", "fedopt-equal")
-    figures = []
-    for number, names, title in (
-        (5, algorithms, "With Lorar and without (as the paper's figure 5)"),
-        (6, weightings, "Other weightings of FedOPT (as figure 6)"),
+
+def _figures(by_setup: Mapping[Group, Sequence[Line]]) -> Iterator[Figure]:
+    """The paper's, for each point of the grid by itself."""
+    points = _points(by_setup)
+    for number, point in enumerate(points, 1):
+        at = {setup: lines for (setup, where), lines in by_setup.items() if where == point}
+        suffix, title = (f"-{number}", f", {point}") if len(points) > 1 else ("", "")
+        yield from (figure for figure in _figures_at(at, suffix, title) if any(figure.curves.values()))
+
+
+def _figures_at(at: Mapping[str, Sequence[Line]], suffix: str, point: str) -> Iterator[Figure]:
+    def of(curve: Callable[[Sequence[Line]], Curve], names: Iterable[str]) -> dict[str, Curve]:
+        return {SETUPS[name].label: curve(at.get(name, ())) for name in names}
+
+    for number, names, shown in (
+        (5, _ALGORITHMS, "With Lorar and without (as the paper's figure 5)"),
+        (6, _WEIGHTINGS, "Other weightings of FedOPT (as figure 6)"),
     ):
-        figures += [
-            Figure(f"figure-{number}.svg", title, of(dev_curve, *names), "MicroAvg exact match, dev"),
-            Figure(
-                f"figure-{number}-loss.svg",
-                f"{title}: loss",
-                of(dev_loss_curve, *names),
-                "loss of a target token on dev, mean of silos",
-            ),
-        ]
+        yield Figure(
+            f"figure-{number}{suffix}.svg", f"{shown}{point}", of(dev_curve, names), "MicroAvg exact match, dev"
+        )
+        yield Figure(
+            f"figure-{number}-loss{suffix}.svg",
+            f"{shown}: loss{point}",
+            of(dev_loss_curve, names),
+            "loss of a target token on dev, mean of silos",
+        )
     for number, name in ((3, "fedopt"), (4, "fedopt-lorar")):
-        label = SETUPS[name].label
-        curves = loss_curves(by_setup.get(label, ()))
-        title = f"Training loss of each silo, {label} (as figure {number})"
-        figures.append(Figure(f"figure-{number}.svg", title, curves, "largest and least loss of a round"))
-    yield from (figure for figure in figures if any(figure.curves.values()))
+        shown = f"Training loss of each silo, {SETUPS[name].label} (as figure {number}){point}"
+        curves = loss_curves(at.get(name, ()))
+        yield Figure(f"figure-{number}{suffix}.svg", shown, curves, "largest and least loss of a round")
 
 
 def _draw(figure: Figure, out: Path) -> None:

@@ -5,7 +5,7 @@ the same number of epochs over the same examples for each. The best model by Mic
 of each other, so several are done at a time, each in a process of its own.
 """
 
-import json
+import gc
 import multiprocessing
 import shutil
 import subprocess
@@ -22,22 +22,27 @@ import torch
 from rich.console import Console
 
 from coordinator.plans.model_source import ModelSource
-from coordinator.plans.plan_folder import create_plan
-from ops.experiment.data import merged, own_copy
+from coordinator.plans.plan_folder import create_plan, require_valid
+from ops.experiment.data import merged, own_copy, require_same, require_test
 from ops.experiment.definition import SETUPS, Run, Study
+from ops.experiment.results_file import append_result, results
 from ops.experiment.scoring import scores
 from ops.experiment.warm_up import start
 from ops.simulation.end_with_parent import end_with_parent
 from ops.simulation.report import round_facts
 from ops.simulation.run import Simulated, logging_to, silos_in, simulate
 from ops.simulation.shares import threads_of_a_worker
-from security.errors import ConfigurationError, StateError
+from security.errors import ConfigurationError, Conflict, LoricaError, StateError, StorageError
 from security.identifiers import SiloName
+from security.process_lock import ProcessLock
 from silo_agent.training.device import DeviceSettings
 
-RESULTS = "results.jsonl"
 ALL = SiloName("all")
 _FEDERATION = "study"
+_QUORUM = "schedule.min_silos"
+_OVERRIDES = "training.overrides."
+_Outcome = dict[str, Any] | StateError
+"""A run's line of results, or why it has none."""
 
 
 def run_study(
@@ -45,32 +50,70 @@ def run_study(
 ) -> None:
     """Do what is not done yet, `jobs` runs at a time; `data` is where the study's paths begin. `threads` are a run's own; 0 shares the cores.
 
-    Raises what a run raises; it begins where it was the next time.
+    A run that fails by itself (StateError: its training diverged, say) leaves the others alone, and StateError tells of it at the end. Raises
+    what would end all of them, and Conflict while another study works in `out`. What was under way goes on the next time.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    silos = own_copy(silos_in(data / study.silos), out / "data", study.at_most)
-    source = start(study.start, data, out, DeviceSettings(device=device, threads=threads), console)
-    settings = DeviceSettings(device=device, threads=threads_of_a_worker(threads, jobs))
-    done = {line["run"] for line in results(out)}
-    runs = list(study.runs())
-    left = [run for run in runs if run.key not in done]
-    console.print(f"{len(runs)} runs, {len(runs) - len(left)} of them done", highlight=False)
-    doings = [_Doing(run, silos, source, out / "runs" / run.key, settings) for run in left]
-    with closing(_each(doings, jobs)) as each:
-        for doing, facts in each:
-            with (out / RESULTS).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(facts) + "\n")
-            shutil.rmtree(doing.work)
-            console.print(_line(doing.run, facts), highlight=False, markup=False)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"{out} cannot be made: {error.strerror or error}; choose another --out") from error
+    with ProcessLock(out / "lock", "study"):
+        found = silos_in(data / study.silos)
+        _require_sound(study, found)
+        require_same(found, out)
+        silos = own_copy(found, out / "data", study.at_most)
+        source = start(study.start, data, out, DeviceSettings(device=device, threads=threads), console)
+        settings = DeviceSettings(device=device, threads=threads_of_a_worker(threads, jobs))
+        done = {line["run"] for line in results(out)}
+        runs = list(study.runs())
+        left = [run for run in runs if run.key not in done]
+        for key in {run.key for run in runs} & done:
+            shutil.rmtree(out / "runs" / key, ignore_errors=True)  # of a kill between the line and this
+        console.print(f"{len(runs)} runs, {len(runs) - len(left)} of them done", highlight=False)
+        began_with = commit()  # now, not when a run ends: the code on disk may be another by then
+        doings = [_Doing(run, silos, source, out / "runs" / run.key, settings, began_with) for run in left]
+        failed: list[str] = []
+        with closing(_each(doings, jobs)) as each:
+            for doing, facts in each:
+                if isinstance(facts, StateError):
+                    failed.append(f"{_described(doing.run)}: {facts}")
+                    console.print(f"failed: {failed[-1]}", highlight=False, markup=False)
+                    continue
+                append_result(out, facts)
+                shutil.rmtree(doing.work)
+                console.print(_line(doing.run, facts), highlight=False, markup=False)
+    if failed:
+        raise StateError(
+            f"{len(failed)} of {len(left)} runs failed; the first: {failed[0]}; the same command tries them again, "
+            "and with --report it shows the others"
+        )
 
 
-def _each(doings: "Sequence[_Doing]", jobs: int) -> "Generator[tuple[_Doing, dict[str, Any]]]":
+def _require_sound(study: Study, silos: Mapping[SiloName, Path]) -> None:
+    """Raises, before hours of work, what a later run would: ConfigurationError for its plan, DataError for a silo that cannot be scored."""
+    require_test(silos)
+    for run in study.runs():
+        for key in run.values:
+            named = key.removeprefix(_OVERRIDES).split(".")[0]
+            if key.startswith(_OVERRIDES) and named not in (*silos, ALL):
+                raise ConfigurationError(f"{_OVERRIDES}{named} names no silo: the silos are {', '.join(silos)}")
+        count = len(silos) if SETUPS[run.setup].way == "together" else 1
+        require_valid(
+            name=run.setup,
+            federation=_FEDERATION,
+            preset=run.study.preset,
+            seed=run.seed,
+            overrides={**run.values, _QUORUM: count},
+        )
+
+
+def _each(doings: "Sequence[_Doing]", jobs: int) -> "Generator[tuple[_Doing, _Outcome]]":
     """As they end."""
     if jobs == 1:
         yield from ((doing, _done(doing)) for doing in doings)
         return
     with _workers(jobs) as workers:
-        waiting: dict[Future[dict[str, Any]], _Doing] = {workers.submit(_done, doing): doing for doing in doings}
+        waiting: dict[Future[_Outcome], _Doing] = {workers.submit(_done, doing): doing for doing in doings}
         for future in as_completed(waiting):
             try:
                 facts = future.result()
@@ -97,21 +140,19 @@ def _workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
         workers.shutdown(cancel_futures=True)
 
 
-def _done(doing: "_Doing") -> dict[str, Any]:
+def _done(doing: "_Doing") -> _Outcome:
+    begun_before = doing.work.exists()
     with logging_to(doing.work / "run.log"):
-        return doing.facts()
-
-
-def results(out: Path) -> Iterator[dict[str, Any]]:
-    """The runs that are done, as they were written; a line that a kill tore is none."""
-    path = out / RESULTS
-    if not path.exists():
-        return
-    for text in path.read_text(encoding="utf-8").splitlines():
         try:
-            yield json.loads(text)
-        except ValueError:
-            continue
+            return doing.facts()
+        except (StorageError, Conflict):
+            raise
+        except LoricaError as error:
+            if begun_before:  # by another version, perhaps
+                return StateError(f"{error}; it was begun earlier: to begin it anew, delete {doing.work}")
+            if isinstance(error, StateError):
+                return error
+            raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +162,11 @@ class _Doing:
     source: ModelSource
     work: Path
     settings: DeviceSettings
+    commit: str
 
     def facts(self) -> dict[str, Any]:
         began = time.monotonic()
+        commits = self._commits()
         match SETUPS[self.run.setup].way:
             case "together":
                 parts = [(self.silos, self._simulated("plan", self.silos))]
@@ -141,7 +184,7 @@ class _Doing:
             "setup": self.run.setup,
             "seed": self.run.seed,
             "point": dict(self.run.point),
-            "commit": commit(),
+            "commit": " then ".join(commits),
             "torch": torch.__version__,
             "threads": self.settings.threads,
             "plans": [simulated.plan for _, simulated in parts],
@@ -153,6 +196,15 @@ class _Doing:
             "seconds": time.monotonic() - began,
         }
 
+    def _commits(self) -> list[str]:
+        """Of the code that this run was begun with, and those that it went on with."""
+        file = self.work / "commits"
+        known = file.read_text(encoding="utf-8").split() if file.exists() else []
+        if self.commit and self.commit not in known:
+            known.append(self.commit)
+            file.write_text("\n".join(known), encoding="utf-8")
+        return known
+
     def _simulated(self, name: str, silos: Mapping[SiloName, Path]) -> Simulated:
         plans = self.work / "plans"
         if not (plans / name).exists():
@@ -163,15 +215,17 @@ class _Doing:
                 source=self.source,
                 preset=self.run.study.preset,
                 seed=self.run.seed,
-                overrides={**self.run.values, "schedule.min_silos": len(silos)},
+                overrides={**self.run.values, _QUORUM: len(silos)},
             )
-        return simulate(
+        simulated = simulate(
             plans / name,
             silos,
             self.work / f"of-{name}",
             device=self.settings.device,
             threads=self.settings.threads,
         )
+        gc.collect()  # its agents hold each other, and its model: each simulation of a process would leave one behind
+        return simulated
 
 
 def commit() -> str:
@@ -194,17 +248,12 @@ def commit() -> str:
 
 def _line(run: Run, facts: Mapping[str, Any]) -> str:
     silos = ", ".join(f"{silo} {score['exact_match']:.1%}" for silo, score in facts["test"].items())
-    point = "".join(f", {key} = {value}" for key, value in run.point.items())
     return (
-        f"{SETUPS[run.setup].label}, seed {run.seed}{point}: exact match on test: MacroAvg {facts['macro_exact_match']:.1%}, "
+        f"{_described(run)}: exact match on test: MacroAvg {facts['macro_exact_match']:.1%}, "
         f"MicroAvg {facts['micro_exact_match']:.1%}; {silos}; {facts['seconds']:.0f} s"
     )
 
 
-def require_done(study: Study, out: Path) -> Sequence[dict[str, Any]]:
-    """Results of this study alone; raises ConfigurationError where there is none."""
-    wanted = {run.key for run in study.runs()}
-    found = [line for line in results(out) if line["run"] in wanted]
-    if not found:
-        raise ConfigurationError(f"{out / RESULTS} has no run of study {study.name}: run it first")
-    return found
+def _described(run: Run) -> str:
+    point = "".join(f", {key} = {value}" for key, value in run.point.items())
+    return f"{SETUPS[run.setup].label}, seed {run.seed}{point}"

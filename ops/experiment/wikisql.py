@@ -6,6 +6,7 @@ A WikiSQL table has a header and no name: here it is called `page`, and `High re
 import gzip
 import json
 import re
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,10 @@ _TABLE = "page"
 def pairs(file: Path) -> Iterator[Pair]:
     """Of a gzipped file of lines with question, header, types and sql; raises ConfigurationError for one that is not so."""
     try:
-        lines = gzip.decompress(file.read_bytes()).decode().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = (
+            gzip.decompress(file.read_bytes()).decode().removesuffix("\n").split("\n")
+        )  # not splitlines: a question may hold U+2028
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ConfigurationError(
             f"{file} cannot be read: {error}; give WikiSQL's labelled questions as .jsonl.gz"
         ) from error

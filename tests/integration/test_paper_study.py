@@ -16,6 +16,7 @@ from ops.experiment import run
 from ops.experiment.definition import SETUPS, Study, Value
 from ops.experiment.paper_round import PAPER, cut
 from ops.experiment.random_checkpoint import EXTRA_IDS, SPARE_ROWS, write_checkpoint
+from ops.experiment.results_file import results
 from ops.simulation.run import Simulated
 from security.errors import ConfigurationError
 from silo_agent.training import silo_trainer
@@ -103,7 +104,7 @@ def done(study: Study, silos: Path, tmp_path_factory: pytest.TempPathFactory) ->
     with pytest.MonkeyPatch.context() as patch:
         scored = Scored(patch)
         run.run_study(one, out, data=silos, device="cpu", threads=1, console=Console(file=io.StringIO()))
-    (line,), (best,) = run.results(out), scored.best
+    (line,), (best,) = results(out), scored.best
     return line, best
 
 

@@ -1,9 +1,11 @@
 """`lorica simulate`: the federation in one process gives the model of the federation over the network, to the last bit."""
 
+import gc
 import json
 import shutil
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from ops.demo.insurer import INSURER
 from ops.demo.silos import write_silo
 from ops.simulation.run import silos_in, simulate
 from security.errors import ConfigurationError, StateError
+from silo_agent.training.plan_model import PlanModel
 from tests.support.federation import Federation
 from tests.support.waiting import until
 from tests.support.warm_processes import WarmProcesses
@@ -291,6 +294,45 @@ def test_a_study_runs_each_set_up_once_and_goes_on_where_it_was(silos: Path, tmp
     again = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
     assert again[2]["rounds"][0][0]["model"] == done[2]["rounds"][0][0]["model"], "the same run gives the same model"
     assert "| FedOPT + Lorar |" in (tmp_path / "out" / "report.md").read_text()
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_run_that_fails_leaves_the_others_of_its_study_alone(silos: Path, tmp_path: Path, jobs: str) -> None:
+    allowing_one = tmp_path / "silos"
+    shutil.copytree(silos, allowing_one)
+    (allowing_one / "clinic" / "silo.toml").write_text("[policy]\nmax_rounds = 1\n")
+    text = STUDY.format(silos=allowing_one).replace('"schedule.rounds" = 1\n', "")
+    text = text.replace('"finetuning", "centralized", ', "") + '[grid]\n"schedule.rounds" = [2, 1]\n'
+    (tmp_path / "study.toml").write_text(text)
+    command = ["experiment", str(tmp_path / "study.toml"), "--out", str(tmp_path / "out"), "--device", "cpu"]
+    for said in ("max_rounds", "max_rounds.* it was begun earlier: to begin it anew, delete"):
+        with pytest.raises(StateError, match=f"^1 of [12] runs failed; the first: FedOPT .*rounds = 2: .*{said}"):
+            CliRunner().invoke(app, [*command, "--threads", "1", "--jobs", jobs], catch_exceptions=False)
+        lines = (tmp_path / "out" / "results.jsonl").read_text().splitlines()
+        assert [json.loads(line)["point"] for line in lines] == [{"schedule.rounds": 1}]
+
+
+def test_a_study_has_one_model_in_memory_however_many_simulations_its_runs_are(
+    silos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[weakref.ref[Any]] = []
+    alive: list[int] = []
+    original = PlanModel.__init__
+
+    def counted(self: PlanModel, *arguments: Any, **more: Any) -> None:
+        alive.append(sum(model() is not None for model in made))
+        original(self, *arguments, **more)
+        made.append(weakref.ref(self.t5))
+
+    monkeypatch.setattr(PlanModel, "__init__", counted)
+    (tmp_path / "study.toml").write_text(STUDY.format(silos=silos).replace(', "centralized", "fedopt-lorar"', ""))
+    command = ["experiment", str(tmp_path / "study.toml"), "--out", str(tmp_path / "out"), "--device", "cpu"]
+    gc.disable()  # or it could come by chance
+    try:
+        CliRunner().invoke(app, [*command, "--threads", "1"], catch_exceptions=False)
+    finally:
+        gc.enable()
+    assert alive == [0] * 4, "two silos by themselves, then each one's best model scored"
 
 
 @pytest.mark.parametrize("victim", ["study", "one of its processes"])

@@ -1,21 +1,30 @@
 """A study's file, its runs, its data and its report; the runs themselves are simulations (tests/integration/test_simulation.py)."""
 
+import gzip
 import json
+import shutil
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from ops.demo.clinic import CLINIC
 from ops.demo.insurer import INSURER
 from ops.demo.silos import write_silo
-from ops.experiment.data import merged, own_copy
-from ops.experiment.definition import SETUPS, Study
-from ops.experiment.report import spread, write_report
-from ops.experiment.run import RESULTS, results
+from ops.experiment.data import merged, own_copy, require_same
+from ops.experiment.definition import SETUPS, Run, Study
+from ops.experiment.report import loss_curves, spread, write_report
+from ops.experiment.results_file import RESULTS, append_result, results
+from ops.experiment.run import run_study
 from ops.simulation.run import silos_in
-from security.errors import ConfigurationError
-from silo_agent.training.text_to_sql_data import load_silo_data
+from security.errors import ConfigurationError, Conflict, DataError, StorageError
+from security.identifiers import SiloName
+from security.process_lock import ProcessLock
+from silo_agent.settings import Settings
+from silo_agent.training.text_to_sql_data import DataLimits, load_silo_data
 from silo_wire.strict_toml import parse_toml
 
 SMALL = """
@@ -33,6 +42,7 @@ size = "micro"
 [only.fedopt-lorar]
 "aggregation.max_weight_share" = 0.5
 """
+FIXED = SMALL.replace("[grid]\n", "").replace("[1e-3, 3e-3]", "1e-3")
 
 
 def study(text: str = SMALL) -> Study:
@@ -74,6 +84,17 @@ def test_what_makes_a_set_up_wins_over_the_study_and_its_own_values_over_all() -
         (SMALL.replace('size = "micro"', ""), "either folder or size"),
         (SMALL.replace("seeds = [1, 2]", "seeds = []"), "seeds"),
         (SMALL + "\n[grud]\n", "unknown key grud"),
+        (SMALL.replace("[only.fedopt-lorar]", "[only.fedopt-lora]"), "set-up 'fedopt-lora' is unknown"),
+        (
+            SMALL.replace('"fedopt-lorar"]', '"fedopt"]'),
+            "fedopt, seed 1, training.learning_rate = 0.001 would be run twice",
+        ),
+        (SMALL.replace("[1, 2]", "[2, 2]"), "fedopt, seed 2, .* would be run twice"),
+        (SMALL.replace("[1e-3, 3e-3]", "[1e-3, 1e-3]"), "= 0.001 would be run twice"),
+        (SMALL + '"training.learning_rate" = 2e-3', r"in \[only.fedopt-lorar\] nothing that the grid goes over"),
+        (FIXED.replace("[plan]", '[plan]\n"training.fedprox_mu" = 0.1'), r"write it into \[only.fedprox\]"),
+        (SMALL.replace('size = "micro"', 'folder = "t5"\nvocabulary = 9'), "vocabulary goes with size"),
+        (SMALL + "[start.practice]\npairs = 9\ntraining = {batch_size = 8}", "has no epochs"),
     ],
 )
 def test_a_study_that_says_something_else_is_refused_with_the_key(text: str, said: str) -> None:
@@ -81,9 +102,12 @@ def test_a_study_that_says_something_else_is_refused_with_the_key(text: str, sai
         study(text)
 
 
-def test_a_study_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_study_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"none\.toml cannot be read"):
         Study.read(tmp_path / "none.toml")
+    (tmp_path / "study.toml").write_bytes(b'name = "\xff"')
+    with pytest.raises(ConfigurationError, match=r"study\.toml is not UTF-8 text"):
+        Study.read(tmp_path / "study.toml")
 
 
 def test_a_run_has_the_same_key_wherever_its_study_lies(tmp_path: Path) -> None:
@@ -129,7 +153,70 @@ def test_training_is_cut_to_the_same_examples_each_time_and_nothing_else_is(silo
         own_copy(silos_in(silos), tmp_path / "c", {"bank": 1})
 
 
-def line(run: Any, score: float) -> dict[str, Any]:
+def test_silos_are_not_cut_in_their_own_folder(silos: Path) -> None:
+    before = (silos / "insurer" / "train.jsonl").read_bytes()
+    with pytest.raises(ConfigurationError, match="holds the silos themselves"):
+        own_copy(silos_in(silos), silos, {"insurer": 1})
+    assert (silos / "insurer" / "train.jsonl").read_bytes() == before
+
+
+def test_a_cut_silo_has_one_of_each_file_however_it_was_packed(silos: Path, tmp_path: Path) -> None:
+    source = tmp_path / "insurer"
+    shutil.copytree(silos / "insurer", source)
+    (source / "notes").mkdir()
+    own_copy(silos_in(tmp_path), tmp_path / "data", {"insurer": 20})
+    (source / "dev.jsonl.gz").write_bytes(gzip.compress((source / "dev.jsonl").read_bytes()))
+    (source / "dev.jsonl").unlink()
+    cut = own_copy(silos_in(tmp_path), tmp_path / "data", {"insurer": 20})
+    assert load_silo_data(cut[SiloName("insurer")]).dev == load_silo_data(source).dev
+
+
+def twins(folder: Path, silos: Path) -> Path:
+    """Two silos with the same database name and ids, the second with a question that holds U+2028, and a bad line."""
+    for name in ("one", "two"):
+        shutil.copytree(silos / "clinic", folder / name)
+    for split in ("train", "dev", "test"):
+        file = folder / "two" / f"{split}.jsonl"
+        rows = [json.loads(text) for text in file.read_text().split("\n") if text]
+        rows[0]["question"] += "\u2028and so on"
+        text = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
+        file.write_text(text + "\n" + ("{no\n" if split == "train" else ""))
+    (folder / "two" / "silo.toml").write_text("[data]\nmax_bad_lines_share = 0.5\n")
+    return folder
+
+
+def test_merged_data_loses_nothing_where_silos_share_ids_and_names_of_databases(silos: Path, tmp_path: Path) -> None:
+    found = silos_in(twins(tmp_path / "silos", silos))
+    limits = DataLimits(max_bad_fraction=0.5)
+    parts = [load_silo_data(path, limits) for path in found.values()]
+    folder = merged(found, tmp_path / "all")
+    assert Settings.read(folder / "silo.toml").data.max_bad_lines_share == 0.5
+    whole = load_silo_data(folder, limits)
+    for split in ("train", "dev", "test"):
+        together = [example for part in parts for example in part.split(split)]  # type: ignore[arg-type]
+        assert [(one.question, one.query) for one in whole.split(split)] == [  # type: ignore[arg-type]
+            (one.question, one.query) for one in together
+        ]
+    assert [schema.db_id for schema in whole.schemas] == ["clinic", "two/clinic"]
+    assert {example.db_id for example in whole.train[len(parts[0].train) :]} == {"two/clinic"}
+    assert len(whole.bad_lines) == 1
+
+
+def test_results_of_other_data_are_not_gone_on_with(silos: Path, tmp_path: Path) -> None:
+    shutil.copytree(silos, tmp_path / "silos")
+    found = silos_in(tmp_path / "silos")
+    require_same(found, tmp_path)
+    train = tmp_path / "silos" / "clinic" / "train.jsonl"
+    train.with_suffix(".jsonl.gz").write_bytes(gzip.compress(train.read_bytes()))
+    train.unlink()
+    require_same(found, tmp_path)  # packed, and still the same
+    dev = tmp_path / "silos" / "insurer" / "dev.jsonl"
+    dev.write_text("\n".join(dev.read_text().splitlines()[1:]))
+    with pytest.raises(ConfigurationError, match=r"results of other data: insurer differ.*choose another --out"):
+        require_same(found, tmp_path)
+
+
+def line(run: Run, score: float) -> dict[str, Any]:
     test = {
         "clinic": {"examples": 10, "exact_match": score, "loss_per_token": 1.0},
         "insurer": {"examples": 30, "exact_match": 0.5, "loss_per_token": 2.0},
@@ -138,8 +225,8 @@ def line(run: Any, score: float) -> dict[str, Any]:
         "clinic": {"loss_max": 2.0, "loss_min": 1.0, "share": score},
         "insurer": {"loss_max": 3.0, "loss_min": 2.0, "share": 1 - score},
     }
-    first = {"round": 0, "micro_exact_match": 0.0, "silos": {"clinic": {"loss_per_token": 3.0}}}
-    row = {"round": 1, "micro_exact_match": score, "silos": silos}
+    first = {"round": 0, "outcome": "evaluated", "micro_exact_match": 0.0, "silos": {"clinic": {"loss_per_token": 3.0}}}
+    row = {"round": 1, "outcome": "applied", "micro_exact_match": score, "silos": silos}
     return {
         "run": run.key,
         "setup": run.setup,
@@ -155,7 +242,7 @@ def line(run: Any, score: float) -> dict[str, Any]:
 
 
 def test_the_report_has_means_spreads_averages_and_what_lorar_changes(tmp_path: Path) -> None:
-    one = study(SMALL.replace("[1e-3, 3e-3]", "[1e-3]"))
+    one = study(FIXED)
     scores = {("fedopt", 1): 0.1, ("fedopt", 2): 0.3, ("fedopt-lorar", 1): 0.2, ("fedopt-lorar", 2): 0.6}
     lines = [json.dumps(line(run, scores[run.setup, run.seed])) for run in one.runs()]
     (tmp_path / RESULTS).write_text("\n".join(lines) + '\n{"run": "torn')
@@ -173,5 +260,148 @@ def test_the_report_has_means_spreads_averages_and_what_lorar_changes(tmp_path: 
         write_report(study(SMALL.replace("[1, 2]", "[3]")), tmp_path)
 
 
+def written(study: Study, out: Path, score: Callable[[Run], float], **more: Any) -> str:
+    for run in study.runs():
+        append_result(out, {**line(run, score(run)), **more})
+    return write_report(study, out).read_text()
+
+
+def test_each_point_of_a_grid_has_its_own_rows_and_pictures(tmp_path: Path) -> None:
+    def score(run: Run) -> float:
+        return 0.2 + (run.setup == "fedopt-lorar") * (0.1 if run.point["training.learning_rate"] == 1e-3 else 0.3)
+
+    page = written(study(), tmp_path, score)
+    assert "| FedOPT (training.learning_rate = 0.003) | 20.0 ± 0.0 |" in page
+    assert "| FedOPT + Lorar (training.learning_rate = 0.001) | 10.0 ± 0.0 | 0.0 ± 0.0 |" in page, "what Lorar changes"
+    assert "| FedOPT + Lorar (training.learning_rate = 0.003) | 30.0 ± 0.0 | 0.0 ± 0.0 |" in page
+    for number in (1, 2):
+        assert (tmp_path / f"figure-5-{number}.svg").exists()
+    assert "![With Lorar and without (as the paper's figure 5), training.learning_rate = 0.003](figure-5-2.svg)" in page
+
+
+def test_a_value_that_moved_to_the_grid_is_a_point_of_it(tmp_path: Path) -> None:
+    for run in study(FIXED).runs():
+        append_result(tmp_path, line(run, 0.1))
+    page = written(study(), tmp_path, lambda run: 0.2)
+    assert "| FedOPT (training.learning_rate = 0.001) | 10.0 ± 0.0 |" in page, "that run was done, and counts"
+    assert "| FedOPT |" not in page
+
+
+def test_a_row_of_fewer_seeds_than_the_study_has_says_so(tmp_path: Path) -> None:
+    one = study(FIXED)
+    for run in list(one.runs())[:3]:
+        append_result(tmp_path, line(run, 0.5))
+    page = write_report(one, tmp_path).read_text()
+    assert "| FedOPT | 50.0 ± 0.0 |" in page
+    assert "| FedOPT + Lorar (1 of 2 seeds) | 50.0 |" in page
+
+
+def test_averages_are_over_all_silos_or_not_at_all_and_executions_count_what_ran(tmp_path: Path) -> None:
+    one = study(FIXED.replace("[1, 2]", "[1]"))
+    first, second = one.runs()
+    both = line(first, 0.5)
+    both["test"]["clinic"] |= {"execution_accuracy": 0.5, "executed": 10}
+    both["test"]["insurer"] |= {"execution_accuracy": 1.0, "executed": 10}
+    alone = line(second, 0.5)
+    alone["test"]["clinic"] |= {"execution_accuracy": 0.5, "executed": 10}
+    for each in (both, alone):
+        append_result(tmp_path, each)
+    page = write_report(one, tmp_path).read_text()
+    assert "| FedOPT | 50.0 | 100.0 | 75.0 | 75.0 |" in page
+    assert "| FedOPT + Lorar | 50.0 |  |  |  |" in page
+
+
+def test_masked_runs_and_abandoned_attempts_have_no_shares(tmp_path: Path) -> None:
+    one = study(FIXED.replace("[1, 2]", "[1]"))
+    plain, masked = one.runs()
+    with_two = line(plain, 0.25)
+    (rows,) = with_two["rounds"]
+    rows.insert(
+        1, {**rows[1], "outcome": "abandoned", "silos": {"clinic": {"share": 0.0, "loss_max": 9.0, "loss_min": 8.0}}}
+    )
+    without = line(masked, 0.25)
+    for silo in without["rounds"][0][1]["silos"].values():
+        silo.clear()
+    for each in (with_two, without):
+        append_result(tmp_path, each)
+    page = write_report(one, tmp_path).read_text()
+    assert "| FedOPT | 25.0 | 75.0 |\n" in page
+    assert loss_curves([with_two])["clinic"] == {1 - 0.9: [2.0], 1 - 0.1: [1.0]}
+
+
+def test_the_page_needs_no_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigurationError, match="pictures need matplotlib"):
+        written(study(), tmp_path, lambda run: 0.5)
+    assert "| FedOPT" in (tmp_path / "report.md").read_text()
+
+
 def test_one_seed_has_no_spread() -> None:
     assert (spread([0.5]), spread([]), spread([1.25], share=False)) == ("50.0", "", "1.250")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ('"training.learning_rat" = 1', "plan fedopt-lorar: unknown key training.learning_rat"),
+        (
+            '"training.overrides.clinc.epochs" = 3',
+            "training.overrides.clinc names no silo: the silos are clinic, insurer",
+        ),
+    ],
+)
+def test_what_the_last_set_up_would_be_refused_for_is_said_before_the_first_begins(
+    silos: Path, tmp_path: Path, more: str, said: str
+) -> None:
+    bad = study(f"{FIXED}{more}".replace('"silos"', f'"{silos}"'))
+    with pytest.raises(ConfigurationError, match=said):
+        run_study(bad, tmp_path, data=silos, console=Console(quiet=True))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_silo_without_a_test_split_is_told_before_the_first_run(silos: Path, tmp_path: Path) -> None:
+    shutil.copytree(silos, tmp_path / "silos")
+    (tmp_path / "silos" / "clinic" / "test.jsonl").unlink()
+    with pytest.raises(DataError, match=r"silo clinic has no test examples.*test\.jsonl"):
+        run_study(study(), tmp_path / "out", data=tmp_path, console=Console(quiet=True))
+
+
+def test_a_torn_last_line_is_no_result_and_spoils_none_that_comes_after(tmp_path: Path) -> None:
+    append_result(tmp_path, {"run": "a", "seed": 1})
+    with (tmp_path / RESULTS).open("a") as file:
+        file.write('{"run": "b", "se')  # a kill
+    append_result(tmp_path, {"run": "b", "seed": 2})
+    append_result(tmp_path, {"run": "c", "seed": 3})
+    assert [(line["run"], line["seed"]) for line in results(tmp_path)] == [("a", 1), ("b", 2), ("c", 3)]
+
+
+def test_a_run_that_stands_twice_among_the_results_counts_once(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        append_result(tmp_path, {"run": "a", "seed": seed})
+    assert [line["seed"] for line in results(tmp_path)] == [1]
+
+
+def test_a_full_disk_is_an_error_of_the_results_file(tmp_path: Path) -> None:
+    (tmp_path / RESULTS).symlink_to("/dev/full")
+    with pytest.raises(StorageError, match=r"results\.jsonl cannot be written: No space left on device"):
+        append_result(tmp_path, {"run": "a"})
+
+
+def test_two_commands_do_not_work_in_one_folder(silos: Path, tmp_path: Path) -> None:
+    with ProcessLock(tmp_path / "lock", "study"), pytest.raises(Conflict, match="another study"):
+        run_study(study(), tmp_path, data=silos.parent, console=Console(quiet=True))
+
+
+def test_a_folder_that_cannot_be_made_is_named(silos: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").touch()
+    with pytest.raises(StorageError, match="out cannot be made: File exists; choose another --out"):
+        run_study(study(), tmp_path / "out", data=silos.parent, console=Console(quiet=True))
+
+
+def test_what_a_kill_left_of_a_run_that_is_done_is_deleted(silos: Path, tmp_path: Path) -> None:
+    every = study(SMALL.replace('"silos"', f'"{silos}"'))
+    for run in every.runs():
+        append_result(tmp_path, line(run, 0.5))
+        (tmp_path / "runs" / run.key / "plans").mkdir(parents=True)
+    run_study(every, tmp_path, data=silos.parent, console=Console(quiet=True))
+    assert list((tmp_path / "runs").iterdir()) == []
