@@ -23,6 +23,7 @@ from coordinator.service.federation import Federation
 from coordinator.service.records import RoundRow
 from ops.simulation import disk
 from ops.simulation.direct_coordinator import DirectCoordinator, SharedModels
+from ops.simulation.going_on import GoingOn
 from ops.simulation.one_bench import CHECKPOINT_EVERY_S, OneBench, TakingTurns
 from ops.simulation.own_coordinator import put_on_shelf, require_same, simulated_coordinator
 from ops.simulation.shares import shared_out, threads_of_a_worker, training_lines
@@ -223,9 +224,11 @@ class _Simulation:
         models = SharedModels(self.out / "models")
         finished: set[SiloName] = set()
 
-        def refused(silo: SiloName, why: str) -> None:
+        def refused(silo: SimulatedSilo, told: str) -> None:
             if not ended.done():
-                ended.set_exception(StateError(f"silo {silo} does not take part: {why}"))
+                # The coordinator is told nothing of a silo's files, and under privacy next to nothing: here both are one person's.
+                why = told if silo.notes.failure in told else f"{told}: {silo.notes.failure}"
+                ended.set_exception(StateError(f"silo {silo.credentials.silo} does not take part: {why}"))
 
         def is_finished(silo: SiloName) -> None:
             finished.add(silo)
@@ -239,7 +242,7 @@ class _Simulation:
                 service,
                 silo.credentials,
                 models,
-                refused=lambda why, name=name: refused(name, why),  # type: ignore[misc]
+                refused=lambda told, silo=silo: refused(silo, told),  # type: ignore[misc]
                 finished=lambda name=name: is_finished(name),  # type: ignore[misc]
             )
             agents.append(silo.agent(direct, trainer_of(name)))
@@ -263,8 +266,12 @@ class _Simulation:
             self._told(await service.rounds(), to_the_end=True)
 
     async def _tell(self, service: Federation) -> None:
+        """Raises StateError where the rounds will not come to their end by themselves."""
+        going_on = GoingOn()
         while True:
-            self._told(await service.rounds())
+            rows = await service.rounds()
+            self._told(rows)
+            going_on.require(rows, service.fault, now=time.monotonic())
             await asyncio.sleep(LOOK_S)
 
     def _told(self, rows: Sequence[RoundRow], *, to_the_end: bool = False) -> None:

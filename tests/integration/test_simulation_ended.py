@@ -8,13 +8,15 @@ import pytest
 
 from coordinator.cli import main as coordinator
 from coordinator.edges.key_store import KeyStore
+from coordinator.edges.model_store import ModelStore
 from coordinator.plans.model_source import SizedModel
 from coordinator.plans.plan_folder import create_plan
 from coordinator.service.records import RoundRow
 from ops.demo.clinic import CLINIC
 from ops.demo.silos import write_silo
+from ops.simulation import going_on
 from ops.simulation.run import Simulated, silos_in, simulate
-from security.errors import ConfigurationError, StateError
+from security.errors import ConfigurationError, StateError, StorageError
 from tests.support.command_line import run_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -31,6 +33,16 @@ VALUES = {
     "training.epochs": 1,
     "training.max_output_tokens": 8,
     "training.schema_in_input": False,
+}
+
+PRIVATE = {
+    "privacy.level": "record",
+    "privacy.steps": 2,
+    "privacy.nominal_records": EXAMPLES,
+    "privacy.expected_batch_size": 2,
+    "training.dropout": 0.0,
+    "evaluation.every": 0,
+    "evaluation.last": False,
 }
 
 
@@ -148,3 +160,36 @@ def test_a_folder_of_something_else_is_not_written_over(plans: Path, three: Path
     (tmp_path / "out" / "coordinator" / "notes").touch()
     with pytest.raises(ConfigurationError, match="out/coordinator is not an empty folder"):
         simulated(plans / "first", three, tmp_path / "out")
+
+
+def test_a_silo_that_cannot_take_part_says_why_though_a_federation_would_not_be_told(
+    three: Path, tmp_path: Path
+) -> None:
+    plan = new_plan(tmp_path / "plans", "private", **PRIVATE)
+    silos = only(three, tmp_path / "silos", SILOS)
+    (silos / "bees" / "schema.json").write_text("{")
+    with pytest.raises(StateError, match=r"silo bees does not take part: the work failed here.*bees/schema\.json"):
+        simulated(plan, silos, tmp_path / "out")
+
+
+def test_a_round_that_comes_to_nothing_again_and_again_ends_the_simulation(three: Path, tmp_path: Path) -> None:
+    plan = new_plan(tmp_path / "plans", "far", **{"aggregation.server_learning_rate": 1e45, "schedule.min_silos": 3})
+    heard: list[RoundRow] = []
+    with pytest.raises(StateError, match=r"round 1 has come to nothing \d+ times, and would again: .*--out"):
+        simulated(plan, three, tmp_path / "out", on_round=heard.append)
+    assert {row.outcome for row in heard} == {"abandoned"}
+
+
+def test_a_coordinator_that_cannot_go_on_ends_the_simulation_which_goes_on_later(
+    plans: Path, three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any, **more: Any) -> None:
+        raise StorageError("models cannot be written: No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ModelStore, "add", full)
+        patch.setattr(going_on, "PATIENCE_S", 0.0)
+        with pytest.raises(StateError, match=r"the coordinator cannot go on: models cannot be written: No space left"):
+            simulated(plans / "first", three, tmp_path / "out")
+    (row,) = simulated(plans / "first", three, tmp_path / "out").rows
+    assert (row.attempt, row.outcome) == (1, "applied")
