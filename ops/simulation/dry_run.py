@@ -15,6 +15,7 @@ from coordinator.plans.plan_folder import compile_plan
 from ops.simulation.estimate import Estimate, SiloCounts, SiloTimes, estimate
 from ops.simulation.mask_traffic import mask_traffic
 from ops.simulation.measure import measured
+from ops.simulation.out_folder import make_folder
 from ops.simulation.round_file import round_file
 from ops.simulation.shares import threads_of_a_worker
 from ops.simulation.silo import settings_of
@@ -59,7 +60,7 @@ def dry_run(
     problems = list(_of_the_cohort(bundle, len(silos)))
     counts: list[SiloCounts] = []
     times: dict[SiloName, SiloTimes] = {}
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     with tempfile.TemporaryDirectory(dir=out, prefix=".dry-run-") as folder:
         bench = _Bench(bundle, plan_folder, Path(folder), device, threads)
         for silo, data in sorted(silos.items()):

@@ -25,6 +25,7 @@ from ops.simulation import disk
 from ops.simulation.direct_coordinator import DirectCoordinator, SharedModels
 from ops.simulation.going_on import GoingOn
 from ops.simulation.one_bench import CHECKPOINT_EVERY_S, OneBench, TakingTurns
+from ops.simulation.out_folder import make_folder
 from ops.simulation.own_coordinator import put_on_shelf, require_same, simulated_coordinator
 from ops.simulation.shares import shared_out, threads_of_a_worker, training_lines
 from ops.simulation.silo import SimulatedSilo, enrolled, settings_of
@@ -63,8 +64,8 @@ class Simulated:
 
 @contextmanager
 def logging_to(file: Path) -> Iterator[None]:
-    """What coordinator and agents log goes to `file`, in lines of JSON, while inside."""
-    file.parent.mkdir(parents=True, exist_ok=True)
+    """What coordinator and agents log goes to `file`, in lines of JSON, while inside. Raises StorageError where it cannot be written."""
+    make_folder(file.parent)
     with file.open("a", encoding="utf-8") as lines:
         structlog.configure(
             processors=[

@@ -12,6 +12,7 @@ from coordinator.edges.model_store import ModelStore
 from coordinator.plans.model_source import SizedModel
 from coordinator.plans.plan_folder import create_plan
 from coordinator.service.records import RoundRow
+from ops.cli import main as lorica
 from ops.demo.clinic import CLINIC
 from ops.demo.silos import write_silo
 from ops.simulation import going_on
@@ -193,3 +194,13 @@ def test_a_coordinator_that_cannot_go_on_ends_the_simulation_which_goes_on_later
             simulated(plans / "first", three, tmp_path / "out")
     (row,) = simulated(plans / "first", three, tmp_path / "out").rows
     assert (row.attempt, row.outcome) == (1, "applied")
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+@pytest.mark.parametrize("out", ["file", "file/below"])
+def test_an_out_that_is_no_folder_is_named(
+    plans: Path, three: Path, tmp_path: Path, out: str, more: tuple[str, ...]
+) -> None:
+    (tmp_path / "file").touch()
+    done = run_command(lorica, "simulate", plans / "first", "--silos", three, "--out", tmp_path / out, *more)
+    done.is_refusal(StorageError, out, "choose another --out")
