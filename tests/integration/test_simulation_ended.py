@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from coordinator.cli import main as coordinator
 from coordinator.edges.key_store import KeyStore
@@ -16,8 +17,10 @@ from ops.cli import main as lorica
 from ops.demo.clinic import CLINIC
 from ops.demo.silos import write_silo
 from ops.simulation import going_on
+from ops.simulation.dry_run import dry_run
 from ops.simulation.run import Simulated, silos_in, simulate
 from security.errors import ConfigurationError, StateError, StorageError
+from silo_agent.training.silo_trainer import SiloTrainer
 from tests.support.command_line import run_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -204,3 +207,30 @@ def test_an_out_that_is_no_folder_is_named(
     (tmp_path / "file").touch()
     done = run_command(lorica, "simulate", plans / "first", "--silos", three, "--out", tmp_path / out, *more)
     done.is_refusal(StorageError, out, "choose another --out")
+
+
+def test_a_dry_run_tells_of_the_others_where_one_silos_training_comes_to_nothing(three: Path, tmp_path: Path) -> None:
+    """Such a learning rate takes every parameter out of float32's range at the first step."""
+    values = {"training.overrides.bees.learning_rate": 1e38, "training.batch_size": 1}
+    plan = new_plan(tmp_path / "plans", "steep", **values)
+    done = dry_run(plan, silos_in(three), tmp_path / "out", device="cpu", threads=1)
+    assert [silo.silo for silo in done.estimate.silos] == ["ants", "crabs"]
+    (problem,) = done.problems
+    assert problem.startswith("silo bees does not take part: ")
+    assert "learning_rate" in problem
+
+
+def test_a_dry_run_names_the_silo_that_memory_is_too_small_for(
+    plans: Path, three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really = SiloTrainer.train
+
+    def train(self: SiloTrainer, **work: Any) -> Any:
+        if self._silo == "bees":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return really(self, **work)
+
+    monkeypatch.setattr(SiloTrainer, "train", train)
+    done = dry_run(plans / "first", silos_in(three), tmp_path / "out", device="cpu", threads=1)
+    (problem,) = done.problems
+    assert problem.startswith("silo bees does not take part: this machine has too little memory")
