@@ -11,7 +11,7 @@ from coordinator.cli import main as coordinator
 from coordinator.edges.key_store import KeyStore
 from coordinator.edges.model_store import ModelStore
 from coordinator.plans.model_source import SizedModel
-from coordinator.plans.plan_folder import create_plan
+from coordinator.plans.plan_folder import compile_plan, create_plan
 from coordinator.service.records import RoundRow
 from ops.cli import main as lorica
 from ops.demo.clinic import CLINIC
@@ -132,6 +132,17 @@ def test_the_coordinator_of_a_federation_is_left_alone(
     with pytest.raises(StateError, match=r"coordinator is a coordinator that silos reach over the network: .*--out"):
         simulated(plans / "first", three, tmp_path / "out")
     assert sorted((tmp_path / "out").rglob("*")) == before
+
+
+def test_models_that_a_kill_left_behind_do_not_pile_up(plans: Path, three: Path, tmp_path: Path) -> None:
+    left = tmp_path / "out" / "models" / f"{'ab' * 32}.model"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"a round's model of which a part was written")
+    done = simulated(plans / "first", three, tmp_path / "out")
+    assert {path.stem for path in left.parent.iterdir()} == {
+        compile_plan(plans / "first").plan.model.initial,
+        done.final,
+    }
 
 
 @pytest.mark.parametrize("after", ["keys", "shelf"])
