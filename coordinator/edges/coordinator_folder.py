@@ -35,6 +35,11 @@ class CoordinatorFolder:
         return self.keys / "identity.key"
 
     @property
+    def operator_pair(self) -> Path:
+        """What the operator's commands on this host present; `coordinator init` makes it."""
+        return self.keys / "operator-pair.pem"
+
+    @property
     def audit(self) -> Path:
         return self.root / "audit"
 

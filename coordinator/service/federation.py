@@ -216,6 +216,11 @@ class Federation:
         return (self._loop.state.phase, *round_of(self._loop.state))
 
     @property
+    def fault(self) -> str | None:
+        """Why the present phase cannot go on, while it is tried again."""
+        return self._loop.fault
+
+    @property
     def trust_digest(self) -> bytes:
         """Of the trust bundle that stands now: what each order comes with."""
         return self._keys.trust_digest

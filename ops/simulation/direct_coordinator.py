@@ -47,9 +47,14 @@ _read = reader(federation_pb2.ModelPiece)
 
 
 class SharedModels:
-    """Round models as flat vectors in `folder`, once for all silos: the newest and the one before."""
+    """Round models as flat vectors in `folder`, once for all silos: the newest and the one before.
+
+    What is there from a simulation that was killed is deleted: nobody asks for it under its name any more.
+    """
 
     def __init__(self, folder: Path) -> None:
+        for old in folder.glob("*.model"):
+            old.unlink(missing_ok=True)
         self._folder = folder
         self._held: dict[Digest, RoundModel] = {}
         self._lock = asyncio.Lock()

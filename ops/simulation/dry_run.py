@@ -15,13 +15,15 @@ from coordinator.plans.plan_folder import compile_plan
 from ops.simulation.estimate import Estimate, SiloCounts, SiloTimes, estimate
 from ops.simulation.mask_traffic import mask_traffic
 from ops.simulation.measure import measured
+from ops.simulation.out_folder import make_folder
 from ops.simulation.round_file import round_file
 from ops.simulation.shares import threads_of_a_worker
 from ops.simulation.silo import settings_of
 from ops.simulation.traffic import Traffic
-from security.errors import ConfigurationError, DataError, LoricaError, StateError
+from security.errors import LoricaError, StateError
 from security.identifiers import SiloName
 from silo_agent.edges.silo_sources import SiloSources
+from silo_agent.edges.workshop import enough_memory
 from silo_agent.policy import SiloPolicy
 from silo_agent.service.ports import RoundModel
 from silo_agent.training.device import DeviceSettings
@@ -59,7 +61,7 @@ def dry_run(
     problems = list(_of_the_cohort(bundle, len(silos)))
     counts: list[SiloCounts] = []
     times: dict[SiloName, SiloTimes] = {}
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     with tempfile.TemporaryDirectory(dir=out, prefix=".dry-run-") as folder:
         bench = _Bench(bundle, plan_folder, Path(folder), device, threads)
         for silo, data in sorted(silos.items()):
@@ -67,8 +69,9 @@ def dry_run(
                 settings = settings_of(data, device=device, threads=threads)
                 policy = SiloPolicy(rules=settings.policy, silo=silo)
                 problems += [_refusal(silo, objection) for objection in policy.objections(bundle)]
-                found, took = bench.tried(policy, SiloSources(settings, Path(folder) / "scratch" / silo))
-            except (ConfigurationError, DataError) as error:  # of its silo.toml, its data or its database
+                with enough_memory():
+                    found, took = bench.tried(policy, SiloSources(settings, Path(folder) / "scratch" / silo))
+            except LoricaError as error:  # of its silo.toml, data or database, or of a training that comes to nothing
                 problems.append(_refusal(silo, error))
             else:
                 counts.append(found)
@@ -116,7 +119,7 @@ class _Bench:
         return str(self._model.device)
 
     def tried(self, policy: SiloPolicy, sources: SiloSources) -> tuple[SiloCounts, SiloTimes]:
-        """What one silo's data come to; raises DataError for data or database."""
+        """What one silo's data come to; raises what an agent's preparing, training and scoring raise."""
         plan = self._bundle.plan
         data = sources.data_for(plan.privacy.unit_field, plan.privacy.level == "record")
         trainer = SiloTrainer(self._bundle, data, policy.silo, self._settings, model=self._model)

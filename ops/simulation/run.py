@@ -6,7 +6,6 @@ measured by stands still. Everything lies in one folder, and a run that was cut 
 """
 
 import asyncio
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,21 +17,20 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from coordinator.composition import Coordinator
-from coordinator.edges.coordinator_folder import CoordinatorFolder
-from coordinator.edges.key_store import KeyStore
 from coordinator.edges.metrics import CoordinatorMetrics
 from coordinator.plans.plan_folder import compile_plan
 from coordinator.service.federation import Federation
 from coordinator.service.records import RoundRow
-from coordinator.settings import settings_text
 from ops.simulation import disk
 from ops.simulation.direct_coordinator import DirectCoordinator, SharedModels
+from ops.simulation.going_on import GoingOn
 from ops.simulation.one_bench import CHECKPOINT_EVERY_S, OneBench, TakingTurns
+from ops.simulation.out_folder import make_folder
+from ops.simulation.own_coordinator import put_on_shelf, require_same, simulated_coordinator
 from ops.simulation.shares import shared_out, threads_of_a_worker, training_lines
 from ops.simulation.silo import SimulatedSilo, enrolled, settings_of
 from ops.simulation.worker_messages import WorkerSilo
 from ops.simulation.worker_pool import Died, WorkerPool
-from security import files
 from security.errors import ConfigurationError, LoricaError, StateError
 from security.identifiers import SiloName, federation_name, silo_name
 from security.process_lock import ProcessLock
@@ -42,6 +40,7 @@ from silo_agent.edges.workshop import Workshop
 from silo_agent.service.ports import TrainerPort
 from silo_agent.training.device import DeviceSettings, chosen_device
 from silo_wire.canonical import Digest
+from silo_wire.plan import Plan
 
 OnRound = Callable[[RoundRow], None]
 LOOK_S = 1.0
@@ -65,8 +64,8 @@ class Simulated:
 
 @contextmanager
 def logging_to(file: Path) -> Iterator[None]:
-    """What coordinator and agents log goes to `file`, in lines of JSON, while inside."""
-    file.parent.mkdir(parents=True, exist_ok=True)
+    """What coordinator and agents log goes to `file`, in lines of JSON, while inside. Raises StorageError where it cannot be written."""
+    make_folder(file.parent)
     with file.open("a", encoding="utf-8") as lines:
         structlog.configure(
             processors=[
@@ -107,34 +106,19 @@ def simulate(
     Raises what stopped it: of the plan, the data, a silo's policy, or a worker that died.
     """
     threads = threads_of_a_worker(threads, workers)
-    coordinator, name = _coordinator(plan_folder, out / "coordinator")
+    plan = compile_plan(plan_folder).plan
+    coordinator = simulated_coordinator(out / "coordinator", federation_name(plan.federation))
     with ProcessLock(coordinator.folder.lock, "simulation"), disk.not_waited_for():
-        return asyncio.run(_Simulation(coordinator, name, silos, out, device, threads, workers, on_round).run())
-
-
-def _coordinator(plan_folder: Path, folder: Path) -> tuple[Coordinator, str]:
-    """A coordinator of the plan's federation, and the plan's name; the one that is there, if it is of this plan."""
-    bundle = compile_plan(plan_folder)
-    root = CoordinatorFolder(folder)
-    if not root.settings.exists():
-        federation = federation_name(bundle.plan.federation)
-        files.make_private_folder(root.root)
-        KeyStore.create(root.keys, federation, datetime.now(UTC))
-        files.replace(root.settings, settings_text(federation, ["localhost"]).encode())
-    coordinator = Coordinator.load(root)
-    target = coordinator.shelf.folder(bundle.plan.name)
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(plan_folder, target)
-    elif compile_plan(target).plan.digest != bundle.plan.digest:
-        raise StateError(f"{folder} was begun with another plan {bundle.plan.name}: choose another --out")
-    return coordinator, bundle.plan.name
+        return asyncio.run(
+            _Simulation(coordinator, plan, plan_folder, silos, out, device, threads, workers, on_round).run()
+        )
 
 
 @dataclass(slots=True)
 class _Simulation:
     coordinator: Coordinator
-    plan: str
+    plan: Plan
+    plan_folder: Path
     data: Mapping[SiloName, Path]
     out: Path
     device: str
@@ -148,6 +132,8 @@ class _Simulation:
         audit = self.coordinator.audit()
         metrics = CoordinatorMetrics(CollectorRegistry())
         async with self.coordinator.service(metrics, audit=audit, clock=lambda: started) as (service, loop):
+            await require_same(service, self.plan, self.data, self.out)
+            put_on_shelf(self.coordinator, self.plan, self.plan_folder)
             with ExitStack() as open_here:
                 silos = [open_here.enter_context(await self._silo(service, name)) for name in sorted(self.data)]
                 for silo in silos:
@@ -239,9 +225,11 @@ class _Simulation:
         models = SharedModels(self.out / "models")
         finished: set[SiloName] = set()
 
-        def refused(silo: SiloName, why: str) -> None:
+        def refused(silo: SimulatedSilo, told: str) -> None:
             if not ended.done():
-                ended.set_exception(StateError(f"silo {silo} does not take part: {why}"))
+                # The coordinator is told nothing of a silo's files, and under privacy next to nothing: here both are one person's.
+                why = told if silo.notes.failure in told else f"{told}: {silo.notes.failure}"
+                ended.set_exception(StateError(f"silo {silo.credentials.silo} does not take part: {why}"))
 
         def is_finished(silo: SiloName) -> None:
             finished.add(silo)
@@ -255,7 +243,7 @@ class _Simulation:
                 service,
                 silo.credentials,
                 models,
-                refused=lambda why, name=name: refused(name, why),  # type: ignore[misc]
+                refused=lambda told, silo=silo: refused(silo, told),  # type: ignore[misc]
                 finished=lambda name=name: is_finished(name),  # type: ignore[misc]
             )
             agents.append(silo.agent(direct, trainer_of(name)))
@@ -263,7 +251,7 @@ class _Simulation:
         tasks = [asyncio.create_task(agent.run()) for agent in agents]
         try:
             if (await service.status()).phase != "finished":
-                await service.start_plan(self.plan)
+                await service.start_plan(self.plan.name)
             await asyncio.wait((ended, loop, telling, *tasks), return_when=asyncio.FIRST_COMPLETED)
             for task in (loop, telling, *tasks):
                 if task.done():
@@ -279,8 +267,12 @@ class _Simulation:
             self._told(await service.rounds(), to_the_end=True)
 
     async def _tell(self, service: Federation) -> None:
+        """Raises StateError where the rounds will not come to their end by themselves."""
+        going_on = GoingOn()
         while True:
-            self._told(await service.rounds())
+            rows = await service.rounds()
+            self._told(rows)
+            going_on.require(rows, service.fault, now=time.monotonic())
             await asyncio.sleep(LOOK_S)
 
     def _told(self, rows: Sequence[RoundRow], *, to_the_end: bool = False) -> None:

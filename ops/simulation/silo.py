@@ -1,7 +1,7 @@
 """One silo of a simulated federation: an agent's own parts on a folder of its own, enrolled without a network."""
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -36,8 +36,10 @@ from silo_agent.task.effects import JournalActivity
 _VALID_S = 3600
 
 
-class Quiet:
-    """`DisplayPort` for an agent that nobody watches."""
+class Notes:
+    """`DisplayPort` of an agent that nobody watches: it keeps why work failed last, for which a silo has no log of its own here."""
+
+    failure: str = ""
 
     def activity(self, activity: JournalActivity) -> None:
         return
@@ -46,7 +48,8 @@ class Quiet:
         return
 
     def note(self, event: str, **fields: object) -> None:
-        return
+        if event == "work-failed":
+            self.failure = str(fields["detail"])
 
 
 async def enrolled(
@@ -88,6 +91,7 @@ class SimulatedSilo(AbstractContextManager["SimulatedSilo"]):
     policy: SiloPolicy
     credentials: SiloCredentials
     journal: RoundJournal
+    notes: Notes = field(default_factory=Notes)
 
     @classmethod
     def opened(cls, folder: SiloFolder, settings: Settings, credentials: SiloCredentials) -> Self:
@@ -116,7 +120,7 @@ class SimulatedSilo(AbstractContextManager["SimulatedSilo"]):
                 store.add(other.silo, other.identity_key.public_key())
 
     def agent(self, coordinator: CoordinatorPort, trainer: TrainerPort) -> AgentService:
-        display = Quiet()
+        display = self.notes
         return AgentService(
             federation=self.credentials.federation,
             coordinator=coordinator,

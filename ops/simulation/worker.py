@@ -24,21 +24,49 @@ from silo_wire.plan import PlanBundle
 def work(pipe: Connection, silos: Mapping[SiloName, WorkerSilo]) -> NoReturn:
     """Until the other end of `pipe` is closed."""
     end_with_parent()
-    bench = _Bench(pipe, silos)
+    simulation = _Simulation(pipe)
+    bench = _Bench(simulation, silos)
     with disk.not_waited_for():
         while True:
             try:
-                message = pipe.recv()
-            except EOFError:
+                message = simulation.said()
+                if isinstance(message, Call):  # else a Stop that came when the call was over
+                    simulation.tell(bench.answer(message))
+            except _Gone:
                 os._exit(0)  # nothing here needs an end of its own, and to take PyTorch apart takes seconds
-            if isinstance(message, Call):  # else a Stop that came when the call was over
-                pipe.send(bench.answer(message))
+
+
+class _Gone(BaseException):
+    """The simulation's end of the pipe is closed. No error of the work that is under way, whose handlers are not to take it for one."""
+
+
+class _Simulation:
+    """At the other end of the pipe."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    def said(self) -> Call | Stop:
+        try:
+            message: Call | Stop = self._pipe.recv()
+        except (EOFError, ConnectionError):
+            raise _Gone from None
+        return message
+
+    def has_said(self) -> bool:
+        return self._pipe.poll()
+
+    def tell(self, told: Told) -> None:
+        try:
+            self._pipe.send(told)
+        except ConnectionError:
+            raise _Gone from None
 
 
 class _Bench:
-    def __init__(self, pipe: Connection, silos: Mapping[SiloName, WorkerSilo]) -> None:
+    def __init__(self, simulation: _Simulation, silos: Mapping[SiloName, WorkerSilo]) -> None:
         bench = OneBench()
-        self._pipe = pipe
+        self._simulation = simulation
         self._bundle: PlanBundle | None = None
         self._workshops = {
             name: Workshop(
@@ -74,10 +102,10 @@ class _Bench:
         return self._bundle
 
     def _progress(self, fraction: float) -> None:
-        self._pipe.send(Progressed(fraction))
+        self._simulation.tell(Progressed(fraction))
 
     def _notice(self, event: str, detail: str) -> None:
-        self._pipe.send(Noticed(event, detail))
+        self._simulation.tell(Noticed(event, detail))
 
     def _cancelled(self) -> Callable[[], bool]:
         """Whether this call was asked to stop, which is all that can be said within it."""
@@ -85,8 +113,8 @@ class _Bench:
 
         def cancelled() -> bool:
             nonlocal stopped
-            if not stopped and self._pipe.poll():
-                stopped = isinstance(self._pipe.recv(), Stop)
+            if not stopped and self._simulation.has_said():
+                stopped = isinstance(self._simulation.said(), Stop)
             return stopped
 
         return cancelled

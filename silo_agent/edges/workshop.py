@@ -66,7 +66,7 @@ class Workshop:
     def prepare(self, bundle: PlanBundle, base: RoundModel | None) -> DataSummary:
         """Data read and tokenised, model built; raises DataError, ConfigurationError, MalformedMessage, StorageError."""
         self._bundle = self._trainer = None  # two models need not be in memory
-        with _enough_memory():
+        with enough_memory():
             privacy = bundle.plan.privacy
             data = self._sources.data_for(privacy.unit_field, privacy.level == "record")
             model = self._model_of(bundle, self._device(), base)
@@ -91,7 +91,7 @@ class Workshop:
         cancelled: Cancelled,
     ) -> TrainedUpdate:
         trainer = self._of(bundle)
-        with _enough_memory(), _stoppable():
+        with enough_memory(), _stoppable():
             update = trainer.train(
                 round_number=key.round,
                 model_path=model.file,
@@ -138,7 +138,7 @@ class Workshop:
     ) -> Evaluation:
         trainer = self._of(bundle)
         target = self._sources.database() if self._executes(bundle) else None
-        with _enough_memory(), _stoppable():
+        with enough_memory(), _stoppable():
             if target is None:
                 return trainer.evaluate(
                     model_path=model.file,
@@ -159,7 +159,7 @@ class Workshop:
 
     def answer(self, *, bundle: PlanBundle, base: RoundModel | None, model: RoundModel, question: str) -> str:
         """The model's SQL for one question; hostile until the sandbox has run it."""
-        with _enough_memory():
+        with enough_memory():
             trainer = SiloTrainer(bundle, self._sources.data(), self._policy.silo, self._device(), base=base)
             return trainer.answer(question, model_path=model.file, model=model.manifest)
 
@@ -188,7 +188,8 @@ class Workshop:
 
 
 @contextmanager
-def _enough_memory() -> Iterator[None]:
+def enough_memory() -> Iterator[None]:
+    """Raises StorageError where this machine, or its GPU, has too little for what is done inside."""
     try:
         yield
     except (MemoryError, torch.OutOfMemoryError) as error:

@@ -22,7 +22,8 @@ from ops.demo.silos import write_silo
 from ops.simulation.round_file import round_file
 from ops.simulation.run import silos_in, simulate
 from ops.simulation.silo import settings_of
-from ops.simulation.worker_messages import WorkerSilo
+from ops.simulation.worker import work
+from ops.simulation.worker_messages import Call, Done, Progressed, WorkerSilo
 from ops.simulation.worker_pool import WorkerPool
 from security.errors import LoricaError, StateError
 from security.identifiers import FederationName, SiloName
@@ -135,6 +136,34 @@ def test_a_worker_relays_progress_notices_and_cancellation(
         (child,) = multiprocessing.active_children()
     assert not child.is_alive()
     assert child.exitcode == 0, "it ended by itself"
+
+
+def test_a_worker_whose_simulation_is_gone_in_the_middle_of_a_call_ends_silently(
+    silos: Path, bundle: PlanBundle, start: RoundModel, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = settings_of(silos / NAME, device="cpu", threads=1)
+    silo = WorkerSilo(settings=settings, policy=SiloPolicy(rules=settings.policy, silo=NAME), scratch=tmp_path)
+    context = multiprocessing.get_context("spawn")
+    pipe, its_end = context.Pipe()
+    worker = context.Process(target=work, args=(its_end, {NAME: silo}))
+    worker.start()
+    its_end.close()
+    plan = bundle.plan
+    pipe.send(Call(silo=NAME, verb="prepare", plan=plan.digest, bundle=bundle.encode(), arguments={"base": None}))
+    assert isinstance(pipe.recv(), Done)
+    training = {
+        "key": RoundKey(federation=FederationName(plan.federation), plan=plan.digest, round=1, attempt=1),
+        "model": start,
+        "update_file": tmp_path / "update",
+        "included_update": None,
+        "checkpoint_file": tmp_path / "checkpoint",
+    }
+    pipe.send(Call(silo=NAME, verb="train", plan=plan.digest, bundle=None, arguments=training))
+    assert isinstance(pipe.recv(), Progressed), "it is at work"
+    pipe.close()
+    worker.join(LONGEST_S)
+    assert worker.exitcode == 0
+    assert capfd.readouterr().err == ""
 
 
 def test_a_worker_that_is_killed_ends_the_simulation_which_names_it(plan: Path, silos: Path, tmp_path: Path) -> None:

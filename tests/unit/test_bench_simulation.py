@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from ops.bench.simulation import stopwatch
-from ops.bench.simulation.run import Choice, run_bench_simulation
+from ops.bench.simulation.run import FOLDER, Choice, run_bench_simulation
 from ops.bench.simulation.stopwatch import EVALUATION, PARTS, REST, TRAINING, Stopwatch
 from ops.simulation import disk
 from security.errors import ConfigurationError
@@ -23,6 +23,9 @@ def chosen(work: Path, **changes: object) -> Choice:
 
 
 def test_the_parts_of_a_round_are_all_of_it(tmp_path: Path) -> None:
+    somebodys = tmp_path / "simulation" / "summary.json"  # of `lorica simulate` without --out
+    somebodys.parent.mkdir()
+    somebodys.touch()
     (figures,) = run_bench_simulation(chosen(tmp_path), Console(quiet=True))
     assert set(figures.shares) == set(PARTS)
     assert sum(figures.shares.values()) == pytest.approx(1, abs=0.01)
@@ -31,7 +34,8 @@ def test_the_parts_of_a_round_are_all_of_it(tmp_path: Path) -> None:
     assert figures.examples == 8 + 5 + 6 * 4
     (written,) = json.loads((tmp_path / "out.json").read_text())
     assert written["shares"] == figures.shares
-    assert not (tmp_path / "simulation").exists()
+    assert not (tmp_path / FOLDER).exists()
+    assert somebodys.exists(), "it empties no folder but its own"
 
 
 def test_time_counts_for_the_innermost_part_and_nothing_stays_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,8 @@ from ops.bench.simulation.measure import NOT_COUNTED, Figures, measure
 from ops.bench.simulation.stopwatch import EVALUATION, PARTS, TRAINING
 
 SIZES = ("mini", "tiny", "compact")
+FOLDER = "bench-simulation"
+"""Below WORK, emptied at first: not `simulation`, where `lorica simulate` leaves what somebody may have waited days for."""
 _NEEDED = 2_000_000_000
 
 
@@ -39,7 +41,7 @@ def run_bench_simulation(choice: Choice, console: Console) -> list[Figures]:
     """Measure every size and print each as it is done. Raises StorageError, and what a simulation raises."""
     results: list[Figures] = []
     for size in choice.sizes:
-        place = empty_folder(choice.work, "simulation", needed=_NEEDED)
+        place = empty_folder(choice.work, FOLDER, needed=_NEEDED)
         with console.status(f"{size}: {choice.rounds} rounds and {NOT_COUNTED} that do not count"):
             results.append(
                 measure(place, size=size, largest=choice.largest, rounds=choice.rounds, threads=choice.threads)
