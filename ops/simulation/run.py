@@ -105,7 +105,7 @@ def simulate(
 
     Raises what stopped it: of the plan, the data, a silo's policy, or a worker that died.
     """
-    threads = threads_of_a_worker(threads, workers)
+    threads = threads_of_a_worker(threads, min(workers, len(silos)))
     plan = compile_plan(plan_folder).plan
     coordinator = simulated_coordinator(out / "coordinator", federation_name(plan.federation))
     with ProcessLock(coordinator.folder.lock, "simulation"), disk.not_waited_for():
