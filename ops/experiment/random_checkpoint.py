@@ -23,9 +23,9 @@ T5_BASE: Final[Mapping[str, Any]] = {
     "d_ff": 3072,
     "d_kv": 64,
     "d_model": 768,
-    "decoder_start_token_id": 0,
+    "decoder_start_token_id": 0,  # nosec B105  # a number of a vocabulary
     "dropout_rate": 0.1,
-    "eos_token_id": 1,
+    "eos_token_id": 1,  # nosec B105  # a number of a vocabulary
     "initializer_factor": 1.0,
     "is_encoder_decoder": True,
     "layer_norm_epsilon": 1e-06,
@@ -34,7 +34,7 @@ T5_BASE: Final[Mapping[str, Any]] = {
     "num_heads": 12,
     "num_layers": 12,
     "output_past": True,
-    "pad_token_id": 0,
+    "pad_token_id": 0,  # nosec B105  # a number of a vocabulary
     "relative_attention_num_buckets": 32,
     "task_specific_params": {
         "summarization": {"early_stopping": True, "max_length": 200, "num_beams": 4, "prefix": "summarize: "},

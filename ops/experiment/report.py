@@ -242,14 +242,12 @@ def dev_loss_curve(lines: Sequence[Line]) -> Curve:
 
 
 def loss_curves(lines: Sequence[Line]) -> dict[str, Curve]:
-    """By silo, the largest and the least training loss of each round, as one line that falls within a round."""
+    """By silo, the training loss over its optimizer steps, of runs that are one federation each."""
     curves: dict[str, Curve] = defaultdict(lambda: defaultdict(list))
     for line in lines:
-        for row in line["rounds"][0] if len(line["rounds"]) == 1 else ():
-            for silo, facts in row["silos"].items():
-                if "loss_min" in facts and _made_a_model(row):
-                    curves[silo][row["round"] - 0.9].append(facts["loss_max"])
-                    curves[silo][row["round"] - 0.1].append(facts["loss_min"])
+        for silo, points in line["losses"][0].items() if len(line["losses"]) == 1 else ():
+            for step, loss in points:
+                curves[silo][step].append(loss)
     return curves
 
 
@@ -286,7 +284,9 @@ def _figures_at(at: Mapping[str, Sequence[Line]], suffix: str, point: str) -> It
     for number, name in ((3, "fedopt"), (4, "fedopt-lorar")):
         shown = f"Training loss of each silo, {SETUPS[name].label} (as figure {number}){point}"
         curves = loss_curves(at.get(name, ()))
-        yield Figure(f"figure-{number}{suffix}.svg", shown, curves, "largest and least loss of a round")
+        yield Figure(
+            f"figure-{number}{suffix}.svg", shown, curves, "loss of a target token", "optimizer steps of the silo"
+        )
 
 
 def _draw(figure: Figure, out: Path) -> None:

@@ -193,6 +193,7 @@ class _Doing:
             "micro_exact_match": sum(score["exact_match"] * score["examples"] for score in by_silo.values())
             / sum(score["examples"] for score in by_silo.values()),
             "rounds": [[round_facts(row) for row in simulated.rows] for _, simulated in parts],
+            "losses": [simulated.losses for _, simulated in parts],
             "seconds": time.monotonic() - began,
         }
 

@@ -57,7 +57,7 @@ def dry_run(
     Raises what is wrong with the plan or the device, and StateError where no silo's data can be used.
     """
     bundle = compile_plan(plan_folder)
-    threads = threads_of_a_worker(threads, workers)
+    threads = threads_of_a_worker(threads, min(workers, len(silos)))
     problems = list(_of_the_cohort(bundle, len(silos)))
     counts: list[SiloCounts] = []
     times: dict[SiloName, SiloTimes] = {}

@@ -1,9 +1,13 @@
 """Training in turn: all silos of a simulation share one model in memory and one thread at a time, whatever their number."""
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from ops.simulation import losses
+from ops.simulation.worker_messages import WorkerSilo
+from silo_agent.edges.silo_sources import SiloSources
 from silo_agent.edges.workshop import Workshop
 from silo_agent.service.ports import DataSummary, MaskedFile, RoundModel, TrainedUpdate
 from silo_agent.training.device import DeviceSettings
@@ -31,6 +35,16 @@ class OneBench:
             self._model = None  # two models need not be in memory
             self._model = bundle.plan.digest, PlanModel(bundle, device, base=base)
         return self._model[1]
+
+    def workshop(self, silo: WorkerSilo) -> Workshop:
+        return Workshop(
+            settings=silo.settings,
+            policy=silo.policy,
+            sources=SiloSources(silo.settings, silo.scratch),
+            model_of=self.model,
+            checkpoint_every_s=CHECKPOINT_EVERY_S,
+            on_losses=functools.partial(losses.append, silo.losses),
+        )
 
     def in_turn(self, call: Callable[[], T]) -> T:
         with self._lock:

@@ -24,19 +24,17 @@ from coordinator.service.records import RoundRow
 from ops.simulation import disk
 from ops.simulation.direct_coordinator import DirectCoordinator, SharedModels
 from ops.simulation.going_on import GoingOn
-from ops.simulation.one_bench import CHECKPOINT_EVERY_S, OneBench, TakingTurns
+from ops.simulation.losses import curve
+from ops.simulation.one_bench import OneBench, TakingTurns
 from ops.simulation.out_folder import make_folder
 from ops.simulation.own_coordinator import put_on_shelf, require_same, simulated_coordinator
 from ops.simulation.shares import shared_out, threads_of_a_worker, training_lines
 from ops.simulation.silo import SimulatedSilo, enrolled, settings_of
-from ops.simulation.worker_messages import WorkerSilo
 from ops.simulation.worker_pool import Died, WorkerPool
 from security.errors import ConfigurationError, LoricaError, StateError
 from security.identifiers import SiloName, federation_name, silo_name
 from security.process_lock import ProcessLock
 from silo_agent.edges.silo_folder import SiloFolder
-from silo_agent.edges.silo_sources import SiloSources
-from silo_agent.edges.workshop import Workshop
 from silo_agent.service.ports import TrainerPort
 from silo_agent.training.device import DeviceSettings, chosen_device
 from silo_wire.canonical import Digest
@@ -51,6 +49,7 @@ LOOK_S = 1.0
 class Simulated:
     """How it ended. `rows` are all attempts at rounds, oldest first, with what single silos told.
 
+    `losses` are those of training by silo: optimizer steps since the first round, and the mean of the steps since the point before.
     `seconds` are those since it began, or went on: the clock that rounds are dated by stands still.
     """
 
@@ -60,6 +59,7 @@ class Simulated:
     final: Digest
     rows: Sequence[RoundRow]
     seconds: float
+    losses: Mapping[SiloName, Sequence[tuple[int, float]]]
 
 
 @contextmanager
@@ -155,6 +155,7 @@ class _Simulation:
             final=standing.model,
             rows=rows,
             seconds=time.monotonic() - began,
+            losses={silo.credentials.silo: curve(silo.work.losses) for silo in silos},
         )
 
     async def _silo(self, service: Federation, name: SiloName) -> SimulatedSilo:
@@ -189,30 +190,13 @@ class _Simulation:
                 DeviceSettings(device=self.device, threads=self.threads)
             )  # for aggregation, as beside one bench
             shares = shared_out({name: training_lines(self.data[name]) for name in named}, self.workers)
-            work = {
-                name: WorkerSilo(settings=silo.settings, policy=silo.policy, scratch=silo.scratch)
-                for name, silo in named.items()
-            }
+            work = {name: silo.work for name, silo in named.items()}
             with WorkerPool(work, shares, died) as pool:
                 yield pool.trainer
             return
         bench = OneBench()
 
-        def on_the_bench(name: SiloName) -> TrainerPort:
-            silo = named[name]
-            sources = SiloSources(silo.settings, silo.scratch)
-            return TakingTurns(
-                bench,
-                Workshop(
-                    settings=silo.settings,
-                    policy=silo.policy,
-                    sources=sources,
-                    model_of=bench.model,
-                    checkpoint_every_s=CHECKPOINT_EVERY_S,
-                ),
-            )
-
-        yield on_the_bench
+        yield lambda name: TakingTurns(bench, bench.workshop(named[name].work))
 
     async def _play_with(
         self,

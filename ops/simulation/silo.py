@@ -8,6 +8,8 @@ from typing import Self
 from prometheus_client import CollectorRegistry
 
 from coordinator.service.federation import Federation
+from ops.simulation.losses import LOSSES_FILE
+from ops.simulation.worker_messages import WorkerSilo
 from security.identifiers import FederationName, Identity, Role, SiloName
 from security.pki.csr import certificate_request
 from security.pki.endorsement import endorse_request
@@ -110,6 +112,12 @@ class SimulatedSilo(AbstractContextManager["SimulatedSilo"]):
     def scratch(self) -> Path:
         """For a database that comes compressed."""
         return self.folder.root / "scratch"
+
+    @property
+    def work(self) -> WorkerSilo:
+        return WorkerSilo(
+            settings=self.settings, policy=self.policy, scratch=self.scratch, losses=self.folder.root / LOSSES_FILE
+        )
 
     def pin(self, others: "list[SiloCredentials]") -> None:
         """Trust the other silos of this simulation, as their people would by telephone."""

@@ -11,12 +11,10 @@ from typing import Any, NoReturn
 
 from ops.simulation import disk
 from ops.simulation.end_with_parent import end_with_parent
-from ops.simulation.one_bench import CHECKPOINT_EVERY_S, OneBench
+from ops.simulation.one_bench import OneBench
 from ops.simulation.worker_messages import Call, Done, Noticed, Progressed, Raised, Stop, Told, WorkerSilo
 from security.errors import LoricaError, StateError
 from security.identifiers import SiloName
-from silo_agent.edges.silo_sources import SiloSources
-from silo_agent.edges.workshop import Workshop
 from silo_agent.service.ports import WorkCancelled
 from silo_wire.plan import PlanBundle
 
@@ -68,16 +66,7 @@ class _Bench:
         bench = OneBench()
         self._simulation = simulation
         self._bundle: PlanBundle | None = None
-        self._workshops = {
-            name: Workshop(
-                settings=silo.settings,
-                policy=silo.policy,
-                sources=SiloSources(silo.settings, silo.scratch),
-                model_of=bench.model,
-                checkpoint_every_s=CHECKPOINT_EVERY_S,
-            )
-            for name, silo in silos.items()
-        }
+        self._workshops = {name: bench.workshop(silo) for name, silo in silos.items()}
 
     def answer(self, call: Call) -> Told:
         try:

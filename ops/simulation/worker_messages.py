@@ -16,11 +16,12 @@ from silo_wire.canonical import Digest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSilo:
-    """What a worker needs of a silo: where its data are, what it allows, and a folder for a database that has to be unpacked."""
+    """What a worker needs of a silo: where its data are, what it allows, a folder for a database that has to be unpacked, a file for its losses."""
 
     settings: Settings
     policy: SiloPolicy
     scratch: Path
+    losses: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 The only edge that imports torch, so commands import it when they train or answer and not before.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -50,11 +50,14 @@ class Workshop:
         sources: SiloSources,
         model_of: Callable[[PlanBundle, DeviceSettings, RoundModel | None], PlanModel] | None = None,
         checkpoint_every_s: float = 0.0,
+        on_losses: Callable[[int, Sequence[float]], None] = lambda round_number, losses: None,
     ) -> None:
         """`model_of` gives a model that other workshops of this process use in turn; without it each plan's is made here.
 
         `checkpoint_every_s`: how many seconds of training a checkpoint must be worth; 0: every epoch leaves one.
+        `on_losses` hears the loss of each optimizer step of a round when its training has ended; NaN where a step has none to tell.
         """
+        self._on_losses = on_losses
         self._settings = settings
         self._model_of = model_of or (lambda bundle, device, base: PlanModel(bundle, device, base=base))
         self._policy = policy
@@ -91,6 +94,12 @@ class Workshop:
         cancelled: Cancelled,
     ) -> TrainedUpdate:
         trainer = self._of(bundle)
+        losses: list[float] = []
+
+        def on_progress(fraction: float, loss: float) -> None:
+            losses.append(loss)
+            progress(fraction)
+
         with enough_memory(), _stoppable():
             update = trainer.train(
                 round_number=key.round,
@@ -101,10 +110,11 @@ class Workshop:
                 included_update=included_update,
                 checkpoint_path=checkpoint_file,
                 checkpoint_every_s=self._checkpoint_every_s,
-                on_progress=lambda fraction, _loss: progress(fraction),
+                on_progress=on_progress,
                 on_notice=notice,
                 should_stop=cancelled,
             )
+        self._on_losses(key.round, losses)
         return TrainedUpdate(manifest=update.manifest, summary=update.summary, mark=update.mark)
 
     def mask(

@@ -19,6 +19,7 @@ from ops.cli import app
 from ops.demo.clinic import CLINIC
 from ops.demo.insurer import INSURER
 from ops.demo.silos import write_silo
+from ops.simulation import report
 from ops.simulation.run import silos_in, simulate
 from security.errors import ConfigurationError, StateError
 from silo_agent.training.plan_model import PlanModel
@@ -120,11 +121,17 @@ def test_a_simulation_that_was_cut_off_goes_on_to_the_same_model(
     plan = networked.plans / "small"
     with pytest.raises(KeyboardInterrupt):
         simulate(plan, silos_in(silos), tmp_path / "out", device="cpu", threads=1, workers=workers, on_round=cut)
-    simulated(plan, silos, tmp_path / "out")
+    went_on = simulate(plan, silos_in(silos), tmp_path / "out", device="cpu", threads=1)
+    report.write(tmp_path / "out", went_on)
     over_network = json.loads(networked.coordinator("rounds", "--json"))
     assert [row["model"] for row in rounds_of(tmp_path / "out")] == [row["model_digest"] for row in over_network]
-    again = simulated(plan, silos, tmp_path / "out")  # to the end of what has ended
-    assert again.count("applied") == ROUNDS
+    for name, points in went_on.losses.items():
+        facts = [silo for row in went_on.rows for silo in row.silos if silo.silo == name and silo.examples]
+        assert points[-1][0] % ROUNDS == 0, "each round has as many steps"
+        assert max(loss for _, loss in points) >= max(silo.loss_max for silo in facts) - 1e-4, (
+            "which is of several steps"
+        )
+        assert min(loss for _, loss in points) <= min(silo.loss_min for silo in facts) + 1e-4
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

@@ -114,7 +114,12 @@ def test_a_worker_relays_progress_notices_and_cancellation(
     silos: Path, bundle: PlanBundle, start: RoundModel, tmp_path: Path
 ) -> None:
     settings = settings_of(silos / NAME, device="cpu", threads=1)
-    silo = WorkerSilo(settings=settings, policy=SiloPolicy(rules=settings.policy, silo=NAME), scratch=tmp_path)
+    silo = WorkerSilo(
+        settings=settings,
+        policy=SiloPolicy(rules=settings.policy, silo=NAME),
+        scratch=tmp_path,
+        losses=tmp_path / "losses.jsonl",
+    )
     deaths: list[LoricaError] = []
     with WorkerPool({NAME: silo}, [[NAME]], deaths.append) as pool:
         trainer = pool.trainer(NAME)
@@ -142,7 +147,12 @@ def test_a_worker_whose_simulation_is_gone_in_the_middle_of_a_call_ends_silently
     silos: Path, bundle: PlanBundle, start: RoundModel, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     settings = settings_of(silos / NAME, device="cpu", threads=1)
-    silo = WorkerSilo(settings=settings, policy=SiloPolicy(rules=settings.policy, silo=NAME), scratch=tmp_path)
+    silo = WorkerSilo(
+        settings=settings,
+        policy=SiloPolicy(rules=settings.policy, silo=NAME),
+        scratch=tmp_path,
+        losses=tmp_path / "losses.jsonl",
+    )
     context = multiprocessing.get_context("spawn")
     pipe, its_end = context.Pipe()
     worker = context.Process(target=work, args=(its_end, {NAME: silo}))

@@ -238,6 +238,7 @@ def line(run: Run, score: float) -> dict[str, Any]:
         "macro_exact_match": (score + 0.5) / 2,
         "micro_exact_match": (10 * score + 15) / 40,
         "rounds": [[first, row]],
+        "losses": [{"clinic": [[2, 2.0], [4, 1.0]]}],
     }
 
 
@@ -326,7 +327,7 @@ def test_masked_runs_and_abandoned_attempts_have_no_shares(tmp_path: Path) -> No
         append_result(tmp_path, each)
     page = write_report(one, tmp_path).read_text()
     assert "| FedOPT | 25.0 | 75.0 |\n" in page
-    assert loss_curves([with_two])["clinic"] == {1 - 0.9: [2.0], 1 - 0.1: [1.0]}
+    assert loss_curves([with_two, without])["clinic"] == {2: [2.0, 2.0], 4: [1.0, 1.0]}
 
 
 def test_the_page_needs_no_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
