@@ -1,0 +1,33 @@
+"""ops/docs/results: every table there follows from the lines of results that lie beside it."""
+
+from pathlib import Path
+
+import pytest
+
+from ops.experiment.definition import SETUPS, Study
+from ops.experiment.report import PAGE, report_text, require_done
+from ops.experiment.results_file import RESULTS
+
+OPS = Path(__file__).resolve().parents[2] / "ops"
+PUBLISHED = sorted(path.parent for path in (OPS / "docs" / "results").glob(f"*/{RESULTS}"))
+
+
+def study_of(folder: Path) -> Study:
+    return Study.read(OPS / "experiment" / "studies" / f"{folder.name}.toml")
+
+
+@pytest.mark.parametrize("folder", PUBLISHED, ids=lambda folder: folder.name)
+def test_a_published_page_is_what_its_results_say(folder: Path) -> None:
+    assert (folder / PAGE).read_text(encoding="utf-8") == report_text(study_of(folder), folder), (
+        f"lorica experiment studies/{folder.name}.toml --out {folder.name} --report writes it"
+    )
+
+
+@pytest.mark.parametrize("folder", PUBLISHED, ids=lambda folder: folder.name)
+def test_published_results_are_of_the_study_as_it_is_now_and_of_committed_code(folder: Path) -> None:
+    study = study_of(folder)
+    done = require_done(study, folder)
+    assert len(done) == len((folder / RESULTS).read_text(encoding="utf-8").splitlines()), "none is of another study"
+    assert len({line["run"] for line in done}) == len(done), "none is there twice"
+    assert all(line["commit"] and not line["commit"].endswith("+") for line in done)
+    assert {line["setup"] for line in done} <= set(SETUPS)
