@@ -21,7 +21,7 @@ from torch import Tensor
 from coordinator.aggregation.noised_sum import NoisedSum
 from coordinator.aggregation.round_arithmetic import aggregate_slab, apply_mean
 from coordinator.aggregation.rounding import round_to_bfloat16
-from coordinator.aggregation.server_optimizer import optimizer_named, slots
+from coordinator.aggregation.server_optimizer import ServerOptimizer, optimizer_named, slots
 from coordinator.aggregation.streaming_sum import Scratch
 from coordinator.aggregation.weighting import CohortWeights, SiloSummary, WeightCaps, weigh
 from coordinator.edges.masked_sum import MaskedVectors, MeanReader, SpoolReader
@@ -59,6 +59,18 @@ def device_for(setting: DeviceSetting) -> torch.device:
     return torch.device("cuda" if setting != "cpu" and torch.cuda.is_available() else "cpu")
 
 
+def optimizer_of(section: AggregationSection) -> ServerOptimizer:
+    """Raises ConfigurationError for a value outside its range."""
+    return optimizer_named(
+        section.server_optimizer,
+        learning_rate=section.server_learning_rate,
+        momentum=section.momentum,
+        beta1=section.beta1,
+        beta2=section.beta2,
+        tau=section.tau,
+    )
+
+
 class Aggregator:
     """Updates of one plan into its next model, stored in `models`.
 
@@ -91,14 +103,7 @@ class Aggregator:
             max_weight_share=section.max_weight_share or None,
             max_delta_norm=section.max_delta_norm or None,
         )
-        self._optimizer = optimizer_named(
-            section.server_optimizer,
-            learning_rate=section.server_learning_rate,
-            momentum=section.momentum,
-            beta1=section.beta1,
-            beta2=section.beta2,
-            tau=section.tau,
-        )
+        self._optimizer = optimizer_of(section)
         self._models = models
         self._spools = spools
         self._device = device

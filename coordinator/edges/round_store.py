@@ -73,6 +73,7 @@ from coordinator.rounds.effects import (
 from coordinator.rounds.states import Idle, State
 from coordinator.service.ports import IssuedCertificate
 from coordinator.service.records import (
+    COMPLETED,
     BegunPlan,
     Certificate,
     EnrolledSilo,
@@ -97,7 +98,6 @@ _log = structlog.get_logger(__name__)
 EXPIRED_KEPT_S = 30 * 86_400.0
 BUSY_TIMEOUT_MS = 10_000
 _MACHINE_ID = 1
-_SCORED = ("applied", "zero_weight")
 
 
 class SqlRoundStore:
@@ -624,7 +624,7 @@ def _average(connection: Connection, record: EvaluationClosed) -> None:
         _close(connection, record.key, record.at, outcome="evaluated", **averages)
     else:
         made_the_model = and_(
-            rounds.c.plan == record.key.plan, rounds.c.round == record.key.round, rounds.c.outcome.in_(_SCORED)
+            rounds.c.plan == record.key.plan, rounds.c.round == record.key.round, rounds.c.outcome.in_(COMPLETED)
         )
         connection.execute(update(rounds).where(made_the_model).values(**averages))
 
@@ -707,7 +707,7 @@ def _evaluation(row: Row[Any]) -> Evaluation:
 
 def _round(row: Row[Any], of_silos: Sequence[Row[Any]], scores: Mapping[tuple[int, str], Evaluation]) -> RoundRow:
     members = [item for item in of_silos if (item.round, item.attempt) == (row.round, row.attempt)]
-    scored = row.outcome in (*_SCORED, "evaluated")
+    scored = row.outcome in (*COMPLETED, "evaluated")
     found = {silo: score for (number, silo), score in scores.items() if number == row.round} if scored else {}
     trained = tuple(
         SiloRow(

@@ -1,10 +1,14 @@
 """What the coordinator's records say: silos, invitations and rounds, as the store returns them."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from security.identifiers import Identity, SiloName
 from silo_wire.canonical import Digest
 from silo_wire.messages import Evaluation
+
+COMPLETED: Final = ("applied", "zero_weight")
+"""Outcomes of an attempt that ended its round; after any other the round is tried again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 from rich.text import Text
 
+from coordinator.service.records import COMPLETED
 from silo_wire.v1 import operator_pb2
 
 
@@ -46,7 +47,7 @@ class RoundDisplay:
 
     def update(self, status: operator_pb2.StatusReply, records: Sequence[operator_pb2.RoundRecord]) -> None:
         self._records = list(records)
-        done = sum(record.outcome in ("applied", "zero_weight") for record in records)
+        done = sum(record.outcome in COMPLETED for record in records)
         self._overall.update(
             self._round_task, completed=done, note=f"round {status.round} of {self._rounds}, {status.phase}"
         )

@@ -21,6 +21,7 @@ from rich.table import Table
 
 from coordinator.composition import Coordinator
 from coordinator.edges.coordinator_folder import CoordinatorFolder
+from coordinator.service.records import COMPLETED
 from ops.demo.display import RoundDisplay, round_table
 from ops.demo.observer import FederationView
 from ops.demo.plan import DEMO_PLAN, PLAN_NAME, PRIVATE_RECORDS, SIZE, private_plan
@@ -292,7 +293,7 @@ def _summary(outcome: Outcome, *, seconds: float) -> dict[str, Any]:
             }
             for name in after
         },
-        "rounds": sum(record.outcome in ("applied", "zero_weight") for record in outcome.records),
+        "rounds": sum(record.outcome in COMPLETED for record in outcome.records),
         "seconds": round(seconds, 1),
         "plan_digest": outcome.status.plan_digest.hex(),
     }

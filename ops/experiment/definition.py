@@ -7,9 +7,9 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal, TypeVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from security.errors import ConfigurationError
 from silo_wire.canonical import canonical_json, digest_of
@@ -18,6 +18,9 @@ from silo_wire.strict_toml import NameText, Section, parse_toml
 Way = Literal["together", "alone", "centralized"]
 Value = str | int | float | bool
 """Of a plan's key."""
+_Item = TypeVar("_Item")
+Listed = Annotated[tuple[_Item, ...], BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)]
+"""Which TOML has as a list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ class StartSection(Section):
     size: str = ""
     vocabulary: Annotated[int, Field(ge=0)] = 0  # with size; 0: the size's own
     practice: PracticeSection | None = None  # with size
-    added_tokens: tuple[str, ...] = ()  # with folder: what its tokenizer has no piece for
+    added_tokens: Listed[str] = ()  # with folder: what its tokenizer has no piece for
 
     @model_validator(mode="after")
     def _one_of_them(self) -> "StartSection":
@@ -103,11 +106,6 @@ class StartSection(Section):
             )
         return self
 
-    @field_validator("added_tokens", mode="before")
-    @classmethod
-    def _list(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
-
 
 class Study(Section):
     """Paths are as the file has them, from the folder of the data (by default its own), and only `run_study` goes there."""
@@ -115,23 +113,13 @@ class Study(Section):
     name: NameText
     silos: Annotated[str, Field(min_length=1)]  # folder of the silos' folders
     start: StartSection
-    setups: tuple[str, ...] = tuple(SETUPS)
-    seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (1,)
+    setups: Listed[str] = tuple(SETUPS)
+    seeds: Annotated[Listed[int], Field(min_length=1)] = (1,)
     preset: str = "default"
     at_most: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)  # training examples of a silo
     plan: dict[str, Value] = Field(default_factory=dict)
-    grid: dict[str, Annotated[tuple[Value, ...], Field(min_length=1)]] = Field(default_factory=dict)
+    grid: dict[str, Annotated[Listed[Value], Field(min_length=1)]] = Field(default_factory=dict)
     only: dict[str, dict[str, Value]] = Field(default_factory=dict)  # values for one set-up
-
-    @field_validator("setups", "seeds", mode="before")
-    @classmethod
-    def _lists(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
-
-    @field_validator("grid", mode="before")
-    @classmethod
-    def _lists_of_grid(cls, value: Any) -> Any:
-        return {key: tuple(item) if isinstance(item, list) else item for key, item in value.items()}
 
     @field_validator("setups")
     @classmethod
@@ -161,9 +149,8 @@ class Study(Section):
         seen: set[str] = set()
         for run in self.runs():
             if run.key in seen:
-                point = "".join(f", {key} = {value}" for key, value in run.point.items())
                 raise ValueError(
-                    f"{run.setup}, seed {run.seed}{point} would be run twice: name each set-up, seed and value of the grid "
+                    f"{run.setup}, seed {run.seed}{run.at} would be run twice: name each set-up, seed and value of the grid "
                     f"once, and in [only.{run.setup}] nothing that the grid goes over"
                 )
             seen.add(run.key)
@@ -198,6 +185,11 @@ class Run:
     def values(self) -> dict[str, object]:
         """Of the plan: the study's, the set-up's, the grid's, and what the study has for this set-up alone; later ones win."""
         return {**self.study.plan, **SETUPS[self.setup].values, **self.point, **self.study.only.get(self.setup, {})}
+
+    @property
+    def at(self) -> str:
+        """The point of the grid, to stand behind a name; empty without a grid."""
+        return "".join(f", {key} = {value}" for key, value in self.point.items())
 
     @property
     def key(self) -> str:

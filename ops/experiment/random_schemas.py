@@ -122,6 +122,11 @@ class _Thing:
         return f"{self.name}_id"
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        """That questions ask for."""
+        return (*self.texts, *self.numbers)
+
+    @property
     def said(self) -> str:
         return self.name.replace("_", " ")
 
@@ -249,7 +254,7 @@ _Shape = Callable[[_Database, Draw], tuple[str, str]]
 def _column(database: _Database, draw: Draw) -> tuple[str, str]:
     thing = draw.one(database.things)
     words, condition = _condition(thing, draw)
-    column = draw.one((*thing.texts, *thing.numbers))
+    column = draw.one(thing.columns)
     distinct = draw.one(("", "DISTINCT "))
     asked = draw.one(_ASK) if not distinct else draw.one(("list all different", "show the distinct"))
     return (
@@ -271,7 +276,7 @@ def _named(database: _Database, draw: Draw) -> tuple[str, str]:
 def _two_conditions(database: _Database, draw: Draw) -> tuple[str, str]:
     thing = draw.one(database.things)
     (words, condition), (more, further) = _condition(thing, draw), _condition(thing, draw)
-    column = draw.one((*thing.texts, *thing.numbers))
+    column = draw.one(thing.columns)
     return (
         f"{draw.one(_ASK)} {_said(column)} of the {thing.said} {words} and {more}",
         f"SELECT {_of(thing, column)} {_from(thing)} {_where(condition, further)}",
@@ -293,7 +298,7 @@ def _joined(database: _Database, draw: Draw) -> tuple[str, str]:
     asked, given = draw.one(((holder, other), (other, holder)))
     words, condition = _condition(given, draw)
     link = f"{_of(other, other.key)} = {_of(holder, other.key)}"
-    column = draw.one((*asked.texts, *asked.numbers))
+    column = draw.one(asked.columns)
     return (
         f"{draw.one(_ASK)} {_said(column)} of the {asked.said} of the {given.said} {words}",
         f"SELECT {_of(asked, column)} {_from(asked, given)} {_where(condition, link)}",

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coordinator.service.records import COMPLETED
+from ops.experiment.averages import Score, macro_average, micro_average
 from ops.experiment.definition import SETUPS, Study
 from ops.experiment.results_file import RESULTS, results
 from security.errors import ConfigurationError
@@ -146,24 +148,14 @@ def _scores(by_setup: Mapping[Group, Sequence[Line]], of: str, seeds: int, *, sh
         ]
         # An average over fewer silos would stand beside averages that it cannot be compared with.
         whole = [line for line in lines if all(of in line["test"].get(silo, {}) for silo in silos)]
-        macro = [_macro(line, silos, of) for line in whole]
-        micro = [_micro(line, silos, of) for line in whole]
+        macro = [macro_average(_of(line, silos), of) for line in whole]
+        micro = [micro_average(_of(line, silos), of) for line in whole]
         rows.append((_named(group, len(lines), seeds), *cells, spread(macro, share=share), spread(micro, share=share)))
     return _table(("set-up", *silos, "MacroAvg", "MicroAvg"), rows)
 
 
-def _macro(line: Line, silos: Sequence[str], of: str) -> float:
-    return statistics.fmean(line["test"][silo][of] for silo in silos)
-
-
-def _micro(line: Line, silos: Iterable[str], of: str) -> float:
-    """Every example counts the same; of execution accuracy, every one whose own query the database could run."""
-    scores = [line["test"][silo] for silo in silos]
-    counts = [
-        score.get("executed", score["examples"]) if of == "execution_accuracy" else score["examples"]
-        for score in scores
-    ]
-    return float(sum(score[of] * count for score, count in zip(scores, counts, strict=True)) / sum(counts))
+def _of(line: Line, silos: Sequence[str]) -> list[Score]:
+    return [line["test"][silo] for silo in silos]
 
 
 def _lorar(by_setup: Mapping[Group, Sequence[Line]], of: str, title: str, seeds: int, *, share: bool = True) -> str:
@@ -178,8 +170,9 @@ def _lorar(by_setup: Mapping[Group, Sequence[Line]], of: str, title: str, seeds:
             continue
         silos = sorted(pairs[0][0]["test"], key=lambda silo: pairs[0][0]["test"][silo]["examples"])
         cells = [spread([b["test"][silo][of] - a["test"][silo][of] for a, b in pairs], share=share) for silo in silos]
-        macro = [_macro(b, silos, of) - _macro(a, silos, of) for a, b in pairs]
-        micro = [_micro(b, silos, of) - _micro(a, silos, of) for a, b in pairs]
+        tests = [(_of(a, silos), _of(b, silos)) for a, b in pairs]
+        macro = [macro_average(b, of) - macro_average(a, of) for a, b in tests]
+        micro = [micro_average(b, of) - micro_average(a, of) for a, b in tests]
         head = (title, *silos, "MacroAvg", "MicroAvg")
         rows.append((_named(group, len(pairs), seeds), *cells, spread(macro, share=share), spread(micro, share=share)))
     return _table(head, rows) if rows else "Its set-ups are not in this study.\n"
@@ -209,7 +202,7 @@ def _mean_shares(rounds: Sequence[Line], silos: Sequence[str]) -> dict[str, floa
 
 def _made_a_model(row: Line) -> bool:
     """Not so an attempt that was abandoned, though silos trained in it."""
-    return row["outcome"] in ("applied", "zero_weight")
+    return row["outcome"] in COMPLETED
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -222,22 +215,25 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def dev_curve(lines: Sequence[Line]) -> Curve:
     """MicroAvg exact match on dev over rounds, of runs that are one federation each."""
-    curve: Curve = defaultdict(list)
-    for line in lines:
-        for row in line["rounds"][0] if len(line["rounds"]) == 1 else ():
-            if row["micro_exact_match"] is not None:
-                curve[row["round"]].append(row["micro_exact_match"])
-    return curve
+    return _curve(lines, lambda row: row["micro_exact_match"])
 
 
 def dev_loss_curve(lines: Sequence[Line]) -> Curve:
     """Loss of a target token on dev over rounds, a mean over silos, of runs that are one federation each."""
+
+    def mean_loss(row: Line) -> float | None:
+        losses = [facts["loss_per_token"] for facts in row["silos"].values() if "loss_per_token" in facts]
+        return statistics.fmean(losses) if losses else None
+
+    return _curve(lines, mean_loss)
+
+
+def _curve(lines: Sequence[Line], value_of: Callable[[Line], float | None]) -> Curve:
     curve: Curve = defaultdict(list)
     for line in lines:
         for row in line["rounds"][0] if len(line["rounds"]) == 1 else ():
-            losses = [facts["loss_per_token"] for facts in row["silos"].values() if "loss_per_token" in facts]
-            if losses:
-                curve[row["round"]].append(statistics.fmean(losses))
+            if (value := value_of(row)) is not None:
+                curve[row["round"]].append(value)
     return curve
 
 

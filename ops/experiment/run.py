@@ -23,12 +23,14 @@ from rich.console import Console
 
 from coordinator.plans.model_source import ModelSource
 from coordinator.plans.plan_folder import create_plan, require_valid
+from ops.experiment.averages import macro_average, micro_average
 from ops.experiment.data import merged, own_copy, require_same, require_test
 from ops.experiment.definition import SETUPS, Run, Study
 from ops.experiment.results_file import append_result, results
 from ops.experiment.scoring import scores
 from ops.experiment.warm_up import start
 from ops.simulation.end_with_parent import end_with_parent
+from ops.simulation.out_folder import make_folder
 from ops.simulation.report import round_facts
 from ops.simulation.run import Simulated, logging_to, silos_in, simulate
 from ops.simulation.shares import threads_of_a_worker
@@ -53,10 +55,7 @@ def run_study(
     A run that fails by itself (StateError: its training diverged, say) leaves the others alone, and StateError tells of it at the end. Raises
     what would end all of them, and Conflict while another study works in `out`. What was under way goes on the next time.
     """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"{out} cannot be made: {error.strerror or error}; choose another --out") from error
+    make_folder(out)
     with ProcessLock(out / "lock", "study"):
         found = silos_in(data / study.silos)
         _require_sound(study, found)
@@ -189,9 +188,8 @@ class _Doing:
             "threads": self.settings.threads,
             "plans": [simulated.plan for _, simulated in parts],
             "test": by_silo,
-            "macro_exact_match": sum(score["exact_match"] for score in by_silo.values()) / len(by_silo),
-            "micro_exact_match": sum(score["exact_match"] * score["examples"] for score in by_silo.values())
-            / sum(score["examples"] for score in by_silo.values()),
+            "macro_exact_match": macro_average(by_silo.values(), "exact_match"),
+            "micro_exact_match": micro_average(by_silo.values(), "exact_match"),
             "rounds": [[round_facts(row) for row in simulated.rows] for _, simulated in parts],
             "losses": [simulated.losses for _, simulated in parts],
             "seconds": time.monotonic() - began,
@@ -256,5 +254,4 @@ def _line(run: Run, facts: Mapping[str, Any]) -> str:
 
 
 def _described(run: Run) -> str:
-    point = "".join(f", {key} = {value}" for key, value in run.point.items())
-    return f"{SETUPS[run.setup].label}, seed {run.seed}{point}"
+    return f"{SETUPS[run.setup].label}, seed {run.seed}{run.at}"

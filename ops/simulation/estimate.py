@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from coordinator.aggregation.server_optimizer import optimizer_named, slots
+from coordinator.aggregation.server_optimizer import slots
+from coordinator.edges.aggregator import optimizer_of
 from coordinator.edges.preflight import MODELS_KEPT, needed_memory
 from coordinator.service.plan_desk import terms_of
 from ops.simulation.shares import shared_out
@@ -191,17 +192,12 @@ def once(bundle: PlanBundle) -> Traffic:
 
 def coordinator_disk(bundle: PlanBundle, silos: int) -> int:
     """Bytes below the state folder: an update of each silo, models with the server optimizer's state, what adapters are for."""
-    section, layout = bundle.plan.aggregation, bundle.layout
-    optimizer = optimizer_named(
-        section.server_optimizer,
-        learning_rate=section.server_learning_rate,
-        momentum=section.momentum,
-        beta1=section.beta1,
-        beta2=section.beta2,
-        tau=section.tau,
-    )
+    layout = bundle.layout
     master = bundle.model_layout.dtype != layout.dtype
-    model = bundle.model_layout.total_bytes + (len(slots(optimizer)) + master) * layout.total_bytes
+    model = (
+        bundle.model_layout.total_bytes
+        + (len(slots(optimizer_of(bundle.plan.aggregation))) + master) * layout.total_bytes
+    )
     base = bundle.base_layout.total_bytes if bundle.base_layout else 0
     return silos * update_bytes(bundle) + MODELS_KEPT * model + base
 

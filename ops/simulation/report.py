@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from coordinator.service.records import RoundRow, SiloRow
+from coordinator.service.records import COMPLETED, RoundRow, SiloRow
 from ops.simulation.run import Simulated
 from security import files
 
@@ -64,7 +64,7 @@ def print_round(console: Console, row: RoundRow) -> None:
 def write(out: Path, done: Simulated) -> None:
     lines = "".join(f"{json.dumps(round_facts(row))}\n" for row in done.rows)
     files.replace(out / ROUNDS_FILE, lines.encode())
-    applied = [row for row in done.rows if row.outcome in ("applied", "zero_weight")]
+    applied = [row for row in done.rows if row.outcome in COMPLETED]
     summary = {
         "plan": done.plan,
         "rounds": len(applied),

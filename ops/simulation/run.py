@@ -186,9 +186,8 @@ class _Simulation:
         """Each silo's, in worker processes or on the one bench of this one."""
         named = {silo.credentials.silo: silo for silo in silos}
         if self.workers > 1:
-            chosen_device(
-                DeviceSettings(device=self.device, threads=self.threads)
-            )  # for aggregation, as beside one bench
+            # For aggregation, as beside one bench.
+            chosen_device(DeviceSettings(device=self.device, threads=self.threads))
             shares = shared_out({name: training_lines(self.data[name]) for name in named}, self.workers)
             work = {name: silo.work for name, silo in named.items()}
             with WorkerPool(work, shares, died) as pool:
