@@ -9,15 +9,25 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from security.errors import StorageError
+
 LOSSES_FILE = "losses.jsonl"
 MOST_POINTS = 200
 
 
 def append(file: Path, round_number: int, losses: Sequence[float]) -> None:
-    """One line; of a round that is trained again after a kill there are several, the last of which may have its later epochs alone."""
-    if losses and all(map(math.isfinite, losses)):
+    """One line; of a round that is trained again after a kill there are several, the last of which may have its later epochs alone.
+
+    Raises StorageError naming the file.
+    """
+    if not losses or not all(map(math.isfinite, losses)):
+        return
+    try:
         with file.open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps([round_number, [round(loss, 4) for loss in losses]]) + "\n")
+            # Its end of line comes first: what a kill or a full disk left of the line before does not spoil this one.
+            lines.write("\n" + json.dumps([round_number, [round(loss, 4) for loss in losses]]))
+    except OSError as error:
+        raise StorageError(f"{file} cannot be written: {error.strerror or error}; free some space") from error
 
 
 def curve(file: Path) -> list[tuple[int, float]]:
