@@ -117,7 +117,6 @@ def _digest(text: str) -> "Digest":
 
 
 def _facts(bundle: "PlanBundle", policy: "SiloPolicy") -> dict[str, Any]:
-    from silo_agent.policy import update_bytes
 
     plan = bundle.plan
     wanted = plan.aggregation
@@ -133,7 +132,7 @@ def _facts(bundle: "PlanBundle", policy: "SiloPolicy") -> dict[str, Any]:
         "model": one_line(plan.model.source),
         "parameters": plan.model.parameters,
         "base_parameters": bundle.base_layout.parameters if bundle.base_layout else 0,
-        "update_bytes": update_bytes(bundle),
+        "update_bytes": bundle.update_bytes,
         "rounds": plan.schedule.rounds,
         "min_silos": plan.schedule.min_silos,
         "epochs": plan.training.for_silo(policy.silo).epochs,

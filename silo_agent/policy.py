@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field
 from security.errors import PolicyRefusal
 from security.identifiers import SiloName
 from security.privacy.accounting import Budget, epsilon_of
-from silo_wire.manifest import MAX_NAME_CHARACTERS, Manifest, masked_layout
+from silo_wire.manifest import MAX_NAME_CHARACTERS, Manifest
 from silo_wire.plan import DigestText, PlanBundle
 from silo_wire.strict_toml import Section
 
@@ -84,7 +84,7 @@ class SiloPolicy:
             "max_parameters", "parameters of the model", bundle.parameters_in_memory, rules.max_parameters
         )
         yield from self._tensors(bundle)
-        yield from _above("max_upload_bytes", "bytes of an update", update_bytes(bundle), rules.max_upload_bytes)
+        yield from _above("max_upload_bytes", "bytes of an update", bundle.update_bytes, rules.max_upload_bytes)
         yield from _above("max_rounds", "rounds", plan.schedule.rounds, rules.max_rounds)
         yield from _above("max_epochs", "epochs in a round", plan.training.for_silo(self.silo).epochs, rules.max_epochs)
         if plan.aggregation.secure_aggregation:
@@ -225,15 +225,6 @@ class SiloPolicy:
                 f"plan {plan.name} with digest {plan.digest} is not approved here: "
                 "add the digest to [policy] approved_plans of silo.toml and restart the agent",
             )
-
-
-def update_bytes(bundle: PlanBundle) -> int:
-    """What one update takes on the wire: numbers of the plan's type, or the words of the masked vector."""
-    if not bundle.plan.aggregation.secure_aggregation:
-        return bundle.update_layout.total_bytes
-    from security.secure_aggregation.fixed_point import EXTRA_WORDS
-
-    return masked_layout(bundle.layout.parameters + EXTRA_WORDS).total_bytes
 
 
 def _above(rule: str, what: str, asked: int, most: int) -> Iterator[PolicyRefusal]:

@@ -47,13 +47,10 @@ from security.preflight import Check, Checks, Misconfigured, meaning, mebibytes,
 from security.process_lock import holder
 from silo_wire.canonical import Digest
 from silo_wire.listen_address import address, require_bindable
-from silo_wire.manifest import masked_layout
 from silo_wire.plan import Plan, PlanBundle
 
 CLOCK_TOLERANCE_S = 300
 PROBE_TIMEOUT_S = 10.0
-MODELS_KEPT = 4
-"""Of each plan, with the optimizer's state: as federation.toml says of `state`."""
 OWN_MEMORY_BYTES = 400 << 20
 """With PyTorch loaded; the transfers that it works at come on top."""
 TRANSFER_BYTES = 10 << 20
@@ -405,8 +402,10 @@ class _Found:
     def disk(self) -> str:
         assert self._bundle is not None
         state, silos = self.settings.state_folder, max(len(self._silos), self._bundle.plan.schedule.min_silos)
-        base = self._bundle.base_layout.total_bytes if self._bundle.base_layout else 0
-        needed = silos * _update_bytes(self._bundle) + MODELS_KEPT * self._bundle.layout.total_bytes + base
+        # Here, not above: torch takes seconds to import.
+        from coordinator.edges.plan_disk import MODELS_KEPT, plan_disk
+
+        needed = plan_disk(self._bundle, silos)
         there = _size_below(state / "spools") + _size_below(state / "models" / self._bundle.plan.digest)
         more, free = max(0, needed - there), self._ground.free_disk(state)
         if free < more:
@@ -536,15 +535,6 @@ def _require_threshold(plan_file: Path) -> None:
         raise misconfigured(
             Mistake.THRESHOLD.value, f"{plan_file}: [aggregation] threshold = {threshold} with min_silos = {silos}"
         )
-
-
-def _update_bytes(bundle: PlanBundle) -> int:
-    """What one silo's update takes in its spool."""
-    if not bundle.plan.aggregation.secure_aggregation:
-        return bundle.update_layout.total_bytes
-    from security.secure_aggregation.fixed_point import EXTRA_WORDS
-
-    return masked_layout(bundle.layout.parameters + EXTRA_WORDS).total_bytes
 
 
 def _size_below(folder: Path) -> int:

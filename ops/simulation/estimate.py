@@ -10,14 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from coordinator.aggregation.server_optimizer import slots
-from coordinator.edges.aggregator import optimizer_of
-from coordinator.edges.preflight import MODELS_KEPT, needed_memory
+from coordinator.edges.plan_disk import plan_disk
+from coordinator.edges.preflight import needed_memory
 from coordinator.service.plan_desk import terms_of
 from ops.simulation.shares import shared_out
 from ops.simulation.traffic import Traffic
 from security.identifiers import SiloName
-from silo_agent.policy import update_bytes
 from silo_agent.training.local_trainer import optimizer_steps
 from silo_wire.manifest import Layout
 from silo_wire.plan import Plan, PlanBundle
@@ -143,7 +141,7 @@ def estimate(
         simulation_s=rounds * in_turn(training) + evaluations * in_turn(scoring),
         coordinator_traffic=sum((it.whole_traffic for it in silos), Traffic()),
         coordinator_memory=needed_memory(),
-        coordinator_disk=coordinator_disk(bundle, len(silos)),
+        coordinator_disk=plan_disk(bundle, len(silos)),
         epsilon=plan.privacy.epsilon(rounds=rounds, weighted=plan.weighted) if private else None,
         late=tuple(_late(plan, silos)),
     )
@@ -153,7 +151,7 @@ def _of_silo(bundle: PlanBundle, counts: SiloCounts, times: SiloTimes, masks: Tr
     plan = bundle.plan
     steps = steps_of_round(plan, counts)
     scored = min(plan.evaluation.max_examples or counts.dev, counts.dev) if evaluations_of(plan) else 0
-    traffic = Traffic(down=bundle.model_layout.total_bytes, up=update_bytes(bundle)) + masks
+    traffic = Traffic(down=bundle.model_layout.total_bytes, up=bundle.update_bytes) + masks
     return SiloEstimate(
         counts=counts,
         steps=steps,
@@ -188,18 +186,6 @@ def once(bundle: PlanBundle) -> Traffic:
     """
     base = bundle.base_layout.total_bytes if bundle.base_layout else 0
     return Traffic(down=len(bundle.encode()) + base + bundle.model_layout.total_bytes)
-
-
-def coordinator_disk(bundle: PlanBundle, silos: int) -> int:
-    """Bytes below the state folder: an update of each silo, models with the server optimizer's state, what adapters are for."""
-    layout = bundle.layout
-    master = bundle.model_layout.dtype != layout.dtype
-    model = (
-        bundle.model_layout.total_bytes
-        + (len(slots(optimizer_of(bundle.plan.aggregation))) + master) * layout.total_bytes
-    )
-    base = bundle.base_layout.total_bytes if bundle.base_layout else 0
-    return silos * update_bytes(bundle) + MODELS_KEPT * model + base
 
 
 def _memory(bundle: PlanBundle, peak: int) -> SiloMemory:

@@ -19,7 +19,7 @@ from security.errors import ConfigurationError, IntegrityError, MalformedMessage
 from security.identifiers import NAME_RULE, silo_name
 from silo_wire.adapters import AdaptersSection, adapter_layout
 from silo_wire.canonical import Digest, canonical_json, digest_of
-from silo_wire.manifest import Layout, ParameterDtype
+from silo_wire.manifest import Layout, ParameterDtype, masked_layout
 from silo_wire.privacy import LEAST_BOUND, MOST_BOUND, PrivacySection, Release
 from silo_wire.strict_toml import NameText, Section, describe, parse_toml
 from silo_wire.v1 import federation_pb2
@@ -472,6 +472,16 @@ class PlanBundle:
     def update_layout(self) -> Layout:
         """The layout of the updates that silos send."""
         return self.layout.as_type(self.plan.wire.update)
+
+    @property
+    def update_bytes(self) -> int:
+        """What one update takes on the wire and in the coordinator's spool: `update_layout`'s numbers, or the masked vector's words."""
+        if not self.plan.aggregation.secure_aggregation:
+            return self.update_layout.total_bytes
+        # Here, not above: numpy, which it brings, is for plans with masks alone.
+        from security.secure_aggregation.fixed_point import EXTRA_WORDS
+
+        return masked_layout(self.layout.parameters + EXTRA_WORDS).total_bytes
 
     def encode(self) -> bytes:
         message = federation_pb2.PlanBundle(plan_json=self.plan.to_json())

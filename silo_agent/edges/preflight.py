@@ -46,7 +46,7 @@ from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.edges.silo_sources import SiloSources
 from silo_agent.edges.tls_probe import probe
 from silo_agent.edges.trust_store import How, trust_store
-from silo_agent.policy import PolicyRules, SiloPolicy, update_bytes
+from silo_agent.policy import PolicyRules, SiloPolicy
 from silo_agent.settings import Settings
 from silo_agent.training.text_to_sql_data import SCHEMA_FILE
 from silo_wire.canonical import Digest
@@ -363,7 +363,7 @@ def _disk(folder: SiloFolder, models_kept: int, bundle: PlanBundle | None, free:
     if bundle is not None:
         models = bundle.model_layout.total_bytes * max(2, models_kept)  # a download takes the place of the oldest
         masks = bundle.plan.aggregation.secure_aggregation
-        updates = update_bytes(bundle) + (bundle.layout.total_bytes if masks else 0)  # the delta itself stays here
+        updates = bundle.update_bytes + (bundle.layout.total_bytes if masks else 0)  # the delta itself stays here
         residuals = bundle.layout.total_bytes * 2 if bundle.update_layout.dtype == "bfloat16" else 0
         base = bundle.base_layout.total_bytes if bundle.base_layout else 0
         there = sum(path.stat().st_size for part in (folder.models, folder.updates) for path in part.rglob("*"))

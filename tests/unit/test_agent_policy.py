@@ -10,7 +10,7 @@ from security.privacy.accounting import gaussian_epsilon
 from security.secure_aggregation.fixed_point import FixedPoint, Ranges
 from security.secure_aggregation.parameters import LEAST_COHORT, Parameters, default_threshold
 from security.secure_aggregation.silo_machine import Demands
-from silo_agent.policy import LEAST_SILOS, PolicyRules, SiloPolicy, update_bytes
+from silo_agent.policy import LEAST_SILOS, PolicyRules, SiloPolicy
 from silo_wire.canonical import digest_of
 from silo_wire.manifest import Layout, TensorSpec, manifest_of
 from silo_wire.plan import Plan, PlanBundle
@@ -73,9 +73,9 @@ def test_what_leaves_under_masks_is_the_words_of_fixed_point() -> None:
     bundle = masked()
     ranges = Ranges.conservative(sizes=(1000,), largest_delta=(1.0,), largest_weight=1.0)
     words = FixedPoint.of(cohort=3, ranges=ranges).words
-    assert update_bytes(bundle) == 4 * words
-    assert update_bytes(PLAIN) == 4000
-    assert update_bytes(small_bundle(wire={"update": "bfloat16"})) == 2000
+    assert bundle.update_bytes == 4 * words
+    assert PLAIN.update_bytes == 4000
+    assert small_bundle(wire={"update": "bfloat16"}).update_bytes == 2000
     policy(max_upload_bytes=4 * words).check_plan(bundle)
     assert refusal_of(policy(max_upload_bytes=4 * words - 1), bundle).rule == "max_upload_bytes"
 

@@ -11,7 +11,6 @@ from ops.simulation.estimate import (
     Estimate,
     SiloCounts,
     SiloTimes,
-    coordinator_disk,
     estimate,
     evaluations_of,
     optimizer_bytes,
@@ -166,14 +165,6 @@ def test_the_optimizers_bytes_are_those_of_its_state(model: Any, optimizer: Any)
     state = [value for of_one in it.state.values() for value in of_one.values() if isinstance(value, torch.Tensor)]
     held = sum(value.nbytes for value in state if value.dim())  # a counter of steps is no vector
     assert optimizer_bytes(optimizer, layout_of(model)) == held
-
-
-def test_the_coordinators_disk_has_updates_models_and_their_state(model: Any) -> None:
-    one = layout_of(model).total_bytes
-    assert coordinator_disk(plan_of(model, aggregation={"momentum": 0.0}), 5) == 5 * one + 4 * one
-    assert coordinator_disk(plan_of(model), 5) == 5 * one + 4 * 2 * one
-    both = plan_of(model, aggregation={"server_optimizer": "adam"}, wire={"model": "bfloat16", "update": "bfloat16"})
-    assert coordinator_disk(both, 5) == 5 * one // 2 + 4 * (one // 2 + one + 2 * one)
 
 
 def test_optimizer_steps_count_what_is_left_at_an_epochs_end() -> None:

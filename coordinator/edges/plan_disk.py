@@ -1,0 +1,23 @@
+"""How much room a plan takes below the coordinator's state folder."""
+
+from typing import Final
+
+from coordinator.aggregation.server_optimizer import slots
+from coordinator.edges.aggregator import optimizer_of
+from silo_wire.plan import PlanBundle
+
+MODELS_KEPT: Final = 4
+"""Of each plan, with the optimizer's state: as federation.toml says of `state`."""
+
+
+def plan_disk(bundle: PlanBundle, silos: int) -> int:
+    """Bytes: an update of each silo, models with the server optimizer's state, what adapters are for."""
+    layout = bundle.layout
+    master = bundle.model_layout.dtype != layout.dtype
+    state = len(slots(optimizer_of(bundle.plan.aggregation))) + master
+    base = bundle.base_layout.total_bytes if bundle.base_layout else 0
+    return (
+        silos * bundle.update_bytes
+        + MODELS_KEPT * (bundle.model_layout.total_bytes + state * layout.total_bytes)
+        + base
+    )
