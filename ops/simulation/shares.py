@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def training_lines(folder: Path) -> int:
     try:
         with path.open("rb") if path.exists() else gzip.open(f"{path}.gz") as file:
             return sum(1 for _ in file)
-    except (OSError, EOFError):
+    except (OSError, EOFError, zlib.error):
         return 0
 
 

@@ -28,12 +28,15 @@ def test_no_worker_is_without_a_silo() -> None:
 
 
 def test_training_lines_are_counted_packed_or_not(tmp_path: Path) -> None:
-    for name in ("plain", "packed", "none", "torn"):
+    for name in ("plain", "packed", "none", "torn", "spoilt"):
         (tmp_path / name).mkdir()
     (tmp_path / "plain" / "train.jsonl").write_bytes(b"{}\n{}\n{}")
     (tmp_path / "packed" / "train.jsonl.gz").write_bytes(gzip.compress(b"{}\n{}\n"))
     (tmp_path / "torn" / "train.jsonl.gz").write_bytes(gzip.compress(b"{}\n{}\n")[:-6])
-    assert [training_lines(tmp_path / name) for name in ("plain", "packed", "none", "torn")] == [3, 2, 0, 0]
+    whole = gzip.compress(b"{}\n{}\n")
+    (tmp_path / "spoilt" / "train.jsonl.gz").write_bytes(whole[:10] + b"\xff" + whole[11:])  # its first block's header
+    found = {path.name: training_lines(path) for path in tmp_path.iterdir()}
+    assert found == {"plain": 3, "packed": 2, "none": 0, "torn": 0, "spoilt": 0}
 
 
 def test_workers_share_the_cores_unless_they_are_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
