@@ -14,24 +14,12 @@ from typing import Any
 from coordinator.service.records import COMPLETED
 from ops.experiment.averages import Score, macro_average, micro_average
 from ops.experiment.definition import SETUPS, Study
+from ops.experiment.pictures import Curve, Curves, Dots, Picture, draw
 from ops.experiment.results_file import RESULTS, results
 from security.errors import ConfigurationError
 
 PAGE = "report.md"
 Line = Mapping[str, Any]
-Curve = dict[float, list[float]]
-"""By round, the values of the seeds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """`curves` by label; the least and the greatest value of the seeds are drawn as a band around their mean."""
-
-    file: str
-    title: str
-    curves: Mapping[str, Curve]
-    of: str
-    along: str = "round"
 
 
 def write_report(study: Study, out: Path) -> Path:
@@ -39,7 +27,7 @@ def write_report(study: Study, out: Path) -> Path:
     page = out / PAGE
     page.write_text(report_text(study, out), encoding="utf-8")  # first: it needs no matplotlib
     for figure in _figures(_by_setup(require_done(study, out))):
-        _draw(figure, out)
+        draw(figure, out)
     return page
 
 
@@ -57,6 +45,8 @@ def report_text(study: Study, out: Path) -> str:
         "## Loss per target token on test, in nats\n",
         _scores(by_setup, "loss_per_token", seeds, share=False),
         "## What Lorar changes\n",
+        "The run with it less that of the same seed without; silos from the one with the fewest training examples on. More of "
+        "exact match is better, less of loss.\n",
         _lorar(by_setup, "exact_match", "points of exact match more than without", seeds),
         _lorar(by_setup, "loss_per_token", "nats of loss per token more than without", seeds, share=False),
         "## Whose update counted\n",
@@ -158,24 +148,55 @@ def _of(line: Line, silos: Sequence[str]) -> list[Score]:
     return [line["test"][silo] for silo in silos]
 
 
-def _lorar(by_setup: Mapping[Group, Sequence[Line]], of: str, title: str, seeds: int, *, share: bool = True) -> str:
-    """Lorar less its base algorithm, seed by seed at each point of the grid; silos from the smallest test split on."""
-    rows: list[Sequence[str]] = []
-    head: Sequence[str] = ()
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Lorar less its base algorithm at one point of the grid: the differences of seeds, by silo and average."""
+
+    lorar: Group
+    by_silo: Mapping[str, Sequence[float]]
+    seeds: int
+
+
+def changes(by_setup: Mapping[Group, Sequence[Line]], of: str) -> Iterator[Change]:
+    """Of those that have a seed in common. Silos from the one with the fewest training examples on."""
     for base, point in itertools.product(("fedopt", "fedavg", "fedprox"), _points(by_setup)):
         plain = {line["seed"]: line for line in by_setup.get((base, point), ())}
         group = f"{base}-lorar", point
         pairs = [(plain[line["seed"]], line) for line in by_setup.get(group, ()) if line["seed"] in plain]
         if not pairs:
             continue
-        silos = sorted(pairs[0][0]["test"], key=lambda silo: pairs[0][0]["test"][silo]["examples"])
-        cells = [spread([b["test"][silo][of] - a["test"][silo][of] for a, b in pairs], share=share) for silo in silos]
-        tests = [(_of(a, silos), _of(b, silos)) for a, b in pairs]
-        macro = [macro_average(b, of) - macro_average(a, of) for a, b in tests]
-        micro = [micro_average(b, of) - micro_average(a, of) for a, b in tests]
-        head = (title, *silos, "MacroAvg", "MicroAvg")
-        rows.append((_named(group, len(pairs), seeds), *cells, spread(macro, share=share), spread(micro, share=share)))
-    return _table(head, rows) if rows else "Its set-ups are not in this study.\n"
+        silos = _from_the_smallest(pairs[0][0])
+        by_silo = {silo: [b["test"][silo][of] - a["test"][silo][of] for a, b in pairs] for silo in silos}
+        for average, name in ((macro_average, "MacroAvg"), (micro_average, "MicroAvg")):
+            by_silo[name] = [average(_of(b, silos), of) - average(_of(a, silos), of) for a, b in pairs]
+        yield Change(group, by_silo, len(pairs))
+
+
+def _from_the_smallest(line: Line) -> list[str]:
+    """Its silos by their training examples; where masks hide those, by those of the test split."""
+    sizes = {silo: score["examples"] for silo, score in line["test"].items()}
+    for row in line["rounds"][0]:
+        told = {silo: facts["examples"] for silo, facts in row["silos"].items() if "examples" in facts}
+        if told.keys() == sizes.keys():
+            sizes = told
+            break
+    return sorted(sizes, key=lambda silo: (sizes[silo], silo))
+
+
+def _lorar(by_setup: Mapping[Group, Sequence[Line]], of: str, title: str, seeds: int, *, share: bool = True) -> str:
+    found = list(changes(by_setup, of))
+    if not found:
+        return "Its set-ups are not in this study.\n"
+    return _table(
+        (title, *found[0].by_silo),
+        [
+            (
+                _named(change.lorar, change.seeds, seeds),
+                *(spread(values, share=share) for values in change.by_silo.values()),
+            )
+            for change in found
+        ],
+    )
 
 
 def _shares(by_setup: Mapping[Group, Sequence[Line]], seeds: int) -> str:
@@ -251,16 +272,35 @@ _ALGORITHMS = ("fedopt", "fedopt-lorar", "fedavg", "fedavg-lorar", "fedprox", "f
 _WEIGHTINGS = ("fedopt", "fedopt-lorar", "fedopt-loss-reduction", "fedopt-equal")
 
 
-def _figures(by_setup: Mapping[Group, Sequence[Line]]) -> Iterator[Figure]:
-    """The paper's, for each point of the grid by itself."""
+def _figures(by_setup: Mapping[Group, Sequence[Line]]) -> Iterator[Picture]:
+    """The paper's and what Lorar changes, for each point of the grid by itself."""
     points = _points(by_setup)
     for number, point in enumerate(points, 1):
         at = {setup: lines for (setup, where), lines in by_setup.items() if where == point}
         suffix, title = (f"-{number}", f", {point}") if len(points) > 1 else ("", "")
-        yield from (figure for figure in _figures_at(at, suffix, title) if any(figure.curves.values()))
+        yield from (figure for figure in _figures_at(at, suffix, title) if any(figure.shown.values()))
 
 
-def _figures_at(at: Mapping[str, Sequence[Line]], suffix: str, point: str) -> Iterator[Figure]:
+def _figures_at(at: Mapping[str, Sequence[Line]], suffix: str, point: str) -> Iterator[Picture]:
+    alone = {(name, ""): lines for name, lines in at.items()}
+    for file, score, shown, unit, scale in (
+        ("figure-lorar", "exact_match", "What Lorar adds to exact match on test", "points more than without", 100.0),
+        (
+            "figure-lorar-loss",
+            "loss_per_token",
+            "What Lorar adds to loss on test",
+            "nats a token more than without",
+            1.0,
+        ),
+    ):
+        dots = {
+            SETUPS[change.lorar[0]].label: {
+                silo: [scale * value for value in values] for silo, values in change.by_silo.items()
+            }
+            for change in changes(alone, score)
+        }
+        yield Dots(f"{file}{suffix}.svg", f"{shown}{point}", dots, unit)
+
     def of(curve: Callable[[Sequence[Line]], Curve], names: Iterable[str]) -> dict[str, Curve]:
         return {SETUPS[name].label: curve(at.get(name, ())) for name in names}
 
@@ -268,10 +308,10 @@ def _figures_at(at: Mapping[str, Sequence[Line]], suffix: str, point: str) -> It
         (5, _ALGORITHMS, "With Lorar and without (as the paper's figure 5)"),
         (6, _WEIGHTINGS, "Other weightings of FedOPT (as figure 6)"),
     ):
-        yield Figure(
+        yield Curves(
             f"figure-{number}{suffix}.svg", f"{shown}{point}", of(dev_curve, names), "MicroAvg exact match, dev"
         )
-        yield Figure(
+        yield Curves(
             f"figure-{number}-loss{suffix}.svg",
             f"{shown}: loss{point}",
             of(dev_loss_curve, names),
@@ -280,34 +320,6 @@ def _figures_at(at: Mapping[str, Sequence[Line]], suffix: str, point: str) -> It
     for number, name in ((3, "fedopt"), (4, "fedopt-lorar")):
         shown = f"Training loss of each silo, {SETUPS[name].label} (as figure {number}){point}"
         curves = loss_curves(at.get(name, ()))
-        yield Figure(
+        yield Curves(
             f"figure-{number}{suffix}.svg", shown, curves, "loss of a target token", "optimizer steps of the silo"
         )
-
-
-def _draw(figure: Figure, out: Path) -> None:
-    # Here, not above: it takes a second to load, and an installation that runs no studies has none.
-    try:
-        import matplotlib as mpl
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise ConfigurationError(
-            "pictures need matplotlib, which is not installed: pip install 'lorica[studies]'"
-        ) from error
-
-    pyplot.switch_backend("svg")
-    mpl.rcParams["svg.hashsalt"] = "lorica"  # the same results give the same bytes
-    canvas, axes = pyplot.subplots(figsize=(8, 4.5))
-    for label, curve in figure.curves.items():
-        if not curve:
-            continue
-        along = sorted(curve)
-        (line,) = axes.plot(along, [statistics.fmean(curve[at]) for at in along], label=label, linewidth=1.5)
-        least, most = [min(curve[at]) for at in along], [max(curve[at]) for at in along]
-        axes.fill_between(along, least, most, alpha=0.15, color=line.get_color())
-    axes.set(title=figure.title, xlabel=figure.along, ylabel=figure.of)
-    axes.grid(visible=True, alpha=0.3)
-    axes.legend(fontsize="small")
-    canvas.tight_layout()
-    canvas.savefig(out / figure.file, metadata={"Date": None})
-    pyplot.close(canvas)

@@ -16,7 +16,7 @@ from ops.demo.insurer import INSURER
 from ops.demo.silos import write_silo
 from ops.experiment.data import merged, own_copy, require_same
 from ops.experiment.definition import SETUPS, Run, Study
-from ops.experiment.report import loss_curves, spread, write_report
+from ops.experiment.report import changes, loss_curves, spread, write_report
 from ops.experiment.results_file import RESULTS, append_result, results
 from ops.experiment.run import run_study
 from ops.simulation.run import silos_in
@@ -254,7 +254,8 @@ def test_the_report_has_means_spreads_averages_and_what_lorar_changes(tmp_path: 
     assert "| FedOPT + Lorar | 0.000 ± 0.000 | 0.000 ± 0.000 |" in page, "nats more"
     assert "| FedOPT + Lorar | 40.0 ± 28.3 | 60.0 ± 28.3 |" in page, "shares of the sum of weights"
     assert "No silo has one." in page  # a database
-    for figure in ("figure-3.svg", "figure-4.svg", "figure-5.svg", "figure-5-loss.svg", "figure-6.svg"):
+    figures = ("figure-lorar", "figure-lorar-loss", "figure-3", "figure-4", "figure-5", "figure-5-loss", "figure-6")
+    for figure in (f"{name}.svg" for name in figures):
         assert (tmp_path / figure).read_text().startswith("<?xml")
         assert figure in page
     with pytest.raises(ConfigurationError, match="has no run of study small"):
@@ -265,6 +266,21 @@ def written(study: Study, out: Path, score: Callable[[Run], float], **more: Any)
     for run in study.runs():
         append_result(out, {**line(run, score(run)), **more})
     return write_report(study, out).read_text()
+
+
+def test_what_lorar_changes_stands_in_order_of_training_examples_and_of_test_examples_where_masks_hide_those() -> None:
+    lines = [line(run, 0.25) for run in study(FIXED.replace("[1, 2]", "[1]")).runs()]
+    by_setup = {(each["setup"], ""): [each] for each in lines}
+    assert [list(change.by_silo) for change in changes(by_setup, "exact_match")] == [
+        ["clinic", "insurer", "MacroAvg", "MicroAvg"]
+    ]
+    for each in lines:
+        for silo, examples in (("clinic", 70), ("insurer", 60)):
+            each["rounds"][0][1]["silos"][silo]["examples"] = examples
+    (change,) = changes(by_setup, "exact_match")
+    assert list(change.by_silo) == ["insurer", "clinic", "MacroAvg", "MicroAvg"]
+    assert change.lorar == ("fedopt-lorar", "")
+    assert change.seeds == 1
 
 
 def test_each_point_of_a_grid_has_its_own_rows_and_pictures(tmp_path: Path) -> None:
