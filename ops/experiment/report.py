@@ -4,6 +4,7 @@ Means stand with the standard deviation over seeds (n - 1). A score is exact mat
 """
 
 import itertools
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,6 +45,8 @@ def report_text(study: Study, out: Path) -> str:
         _scores(by_setup, "execution_accuracy", seeds),
         "## Loss per target token on test, in nats\n",
         _scores(by_setup, "loss_per_token", seeds, share=False),
+        "## Loss per target token on dev after the last round, whose model need not be the one that was tested\n",
+        _last_losses(by_setup, seeds),
         "## What Lorar changes\n",
         "The run with it less that of the same seed without; silos from the one with the fewest training examples on. More of "
         "exact match is better, less of loss.\n",
@@ -146,6 +149,30 @@ def _scores(by_setup: Mapping[Group, Sequence[Line]], of: str, seeds: int, *, sh
 
 def _of(line: Line, silos: Sequence[str]) -> list[Score]:
     return [line["test"][silo] for silo in silos]
+
+
+def _last_losses(by_setup: Mapping[Group, Sequence[Line]], seeds: int) -> str:
+    """Of a set-up that is one federation. MacroAvg is the mean of the silos."""
+    rows: list[Sequence[str]] = []
+    silos = sorted({silo for lines in by_setup.values() for line in lines for silo in line["test"]})
+    for group, lines in by_setup.items():
+        last = [losses for line in lines if (losses := _last_dev(line)).keys() == set(silos)]
+        if last:
+            cells = (spread([losses[silo] for losses in last], share=False) for silo in silos)
+            macro = spread([statistics.fmean(losses.values()) for losses in last], share=False)
+            rows.append((_named(group, len(last), seeds), *cells, macro))
+    return _table(("set-up", *silos, "MacroAvg"), rows) if rows else "No run has several silos together.\n"
+
+
+def _last_dev(line: Line) -> dict[str, float]:
+    """By silo, the loss of the last round that was scored; {} where silos train alone, or as one."""
+    if len(line["rounds"]) > 1:
+        return {}
+    scored = (
+        {silo: facts["loss_per_token"] for silo, facts in row["silos"].items() if "loss_per_token" in facts}
+        for row in reversed(line["rounds"][0])
+    )
+    return next(filter(None, scored), {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +295,19 @@ def loss_curves(lines: Sequence[Line]) -> dict[str, Curve]:
     return curves
 
 
+def share_curves(lines: Sequence[Line]) -> dict[str, Curve]:
+    """By silo, its percent of the sum of weights, as a mean of the rounds up to each tenth, of runs that are one federation each."""
+    curves: dict[str, Curve] = defaultdict(lambda: defaultdict(list))
+    for line in lines:
+        rows = [row for row in line["rounds"][0] if _made_a_model(row)] if len(line["rounds"]) == 1 else []
+        tenth = math.ceil(len(rows) / 10)
+        for start in range(0, len(rows), tenth or 1):
+            part = rows[start : start + tenth]
+            for silo, share in _mean_shares(part, list(line["test"])).items():
+                curves[silo][part[-1]["round"]].append(100 * share)
+    return curves
+
+
 _ALGORITHMS = ("fedopt", "fedopt-lorar", "fedavg", "fedavg-lorar", "fedprox", "fedprox-lorar")
 _WEIGHTINGS = ("fedopt", "fedopt-lorar", "fedopt-loss-reduction", "fedopt-equal")
 
@@ -317,6 +357,10 @@ def _figures_at(at: Mapping[str, Sequence[Line]], suffix: str, point: str) -> It
             of(dev_loss_curve, names),
             "loss of a target token on dev, mean of silos",
         )
+    for name in ("fedopt-lorar", "fedavg-lorar"):
+        shown = f"Whose update counted in each tenth of the rounds, {SETUPS[name].label}{point}"
+        curves = share_curves(at.get(name, ()))
+        yield Curves(f"figure-shares-{name}{suffix}.svg", shown, curves, "percent of the sum of weights")
     for number, name in ((3, "fedopt"), (4, "fedopt-lorar")):
         shown = f"Training loss of each silo, {SETUPS[name].label} (as figure {number}){point}"
         curves = loss_curves(at.get(name, ()))

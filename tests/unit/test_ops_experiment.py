@@ -16,7 +16,7 @@ from ops.demo.insurer import INSURER
 from ops.demo.silos import write_silo
 from ops.experiment.data import merged, own_copy, require_same
 from ops.experiment.definition import SETUPS, Run, Study
-from ops.experiment.report import changes, loss_curves, spread, write_report
+from ops.experiment.report import changes, loss_curves, share_curves, spread, write_report
 from ops.experiment.results_file import RESULTS, append_result, results
 from ops.experiment.run import run_study
 from ops.simulation.run import silos_in
@@ -225,7 +225,8 @@ def line(run: Run, score: float) -> dict[str, Any]:
         "clinic": {"loss_max": 2.0, "loss_min": 1.0, "share": score},
         "insurer": {"loss_max": 3.0, "loss_min": 2.0, "share": 1 - score},
     }
-    first = {"round": 0, "outcome": "evaluated", "micro_exact_match": 0.0, "silos": {"clinic": {"loss_per_token": 3.0}}}
+    scored = {"clinic": {"loss_per_token": 3.0}, "insurer": {"loss_per_token": 2.0 + score}}
+    first = {"round": 0, "outcome": "evaluated", "micro_exact_match": 0.0, "silos": scored}
     row = {"round": 1, "outcome": "applied", "micro_exact_match": score, "silos": silos}
     return {
         "run": run.key,
@@ -253,9 +254,10 @@ def test_the_report_has_means_spreads_averages_and_what_lorar_changes(tmp_path: 
     assert "| FedOPT + Lorar | 20.0 ± 14.1 | 0.0 ± 0.0 | 10.0 ± 7.1 | 5.0 ± 3.5 |" in page, "points more, seed by seed"
     assert "| FedOPT + Lorar | 0.000 ± 0.000 | 0.000 ± 0.000 |" in page, "nats more"
     assert "| FedOPT + Lorar | 40.0 ± 28.3 | 60.0 ± 28.3 |" in page, "shares of the sum of weights"
+    assert "| FedOPT + Lorar | 3.000 ± 0.000 | 2.400 ± 0.283 | 2.700 ± 0.141 |" in page, "dev, of the last scored round"
     assert "No silo has one." in page  # a database
-    figures = ("figure-lorar", "figure-lorar-loss", "figure-3", "figure-4", "figure-5", "figure-5-loss", "figure-6")
-    for figure in (f"{name}.svg" for name in figures):
+    names = ("lorar", "lorar-loss", "shares-fedopt-lorar", "3", "4", "5", "5-loss", "6", "6-loss")
+    for figure in (f"figure-{name}.svg" for name in names):
         assert (tmp_path / figure).read_text().startswith("<?xml")
         assert figure in page
     with pytest.raises(ConfigurationError, match="has no run of study small"):
@@ -344,6 +346,22 @@ def test_masked_runs_and_abandoned_attempts_have_no_shares(tmp_path: Path) -> No
     page = write_report(one, tmp_path).read_text()
     assert "| FedOPT | 25.0 | 75.0 |\n" in page
     assert loss_curves([with_two, without])["clinic"] == {2: [2.0, 2.0], 4: [1.0, 1.0]}
+
+
+def test_shares_are_means_of_each_tenth_of_the_rounds_that_made_a_model() -> None:
+    (run, *_) = study(FIXED).runs()
+    one = line(run, 0.0)
+    rows = one["rounds"][0]
+    template = rows.pop()
+    for number in range(1, 21):
+        silos = {"clinic": {"share": number / 100}, "insurer": {"share": 1 - number / 100}}
+        rows.append(
+            {**template, "round": number, "attempt": 1, "outcome": "abandoned", "silos": {"clinic": {"share": 1.0}}}
+        )
+        rows.append({**template, "round": number, "silos": silos})
+    curves = share_curves([one])
+    assert curves["clinic"] == {2 * tenth: [pytest.approx(2 * tenth - 0.5)] for tenth in range(1, 11)}
+    assert curves["insurer"][20] == [pytest.approx(80.5)]
 
 
 def test_the_page_needs_no_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
