@@ -9,11 +9,24 @@ from ops.experiment.report import PAGE, report_text, require_done
 from ops.experiment.results_file import RESULTS
 
 OPS = Path(__file__).resolve().parents[2] / "ops"
+RESULTS_PAGE = OPS / "docs" / "results.md"
 PUBLISHED = sorted(path.parent for path in (OPS / "docs" / "results").glob(f"*/{RESULTS}"))
 
 
 def study_of(folder: Path) -> Study:
     return Study.read(OPS / "experiment" / "studies" / f"{folder.name}.toml")
+
+
+def test_some_study_is_published() -> None:
+    assert PUBLISHED
+
+
+def test_every_row_of_results_that_names_a_set_up_stands_in_a_published_page() -> None:
+    pages = "".join((folder / PAGE).read_text(encoding="utf-8") for folder in PUBLISHED).splitlines()
+    labels = {setup.label for setup in SETUPS.values()}
+    rows = [row for row in RESULTS_PAGE.read_text(encoding="utf-8").splitlines() if row.split(" | ")[0][2:] in labels]
+    assert rows
+    assert [row for row in rows if row not in pages] == []
 
 
 @pytest.mark.parametrize("folder", PUBLISHED, ids=lambda folder: folder.name)
