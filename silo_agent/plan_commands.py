@@ -117,7 +117,6 @@ def _digest(text: str) -> "Digest":
 
 
 def _facts(bundle: "PlanBundle", policy: "SiloPolicy") -> dict[str, Any]:
-
     plan = bundle.plan
     wanted = plan.aggregation
     masks = {

@@ -165,14 +165,17 @@ def _last_losses(by_setup: Mapping[Group, Sequence[Line]], seeds: int) -> str:
 
 
 def _last_dev(line: Line) -> dict[str, float]:
-    """By silo, the loss of the last round that was scored; {} where silos train alone, or as one."""
-    if len(line["rounds"]) > 1:
-        return {}
-    scored = (
-        {silo: facts["loss_per_token"] for silo, facts in row["silos"].items() if "loss_per_token" in facts}
-        for row in reversed(line["rounds"][0])
-    )
-    return next(filter(None, scored), {})
+    """By silo, the loss of the last round that was scored; {} where silos train alone."""
+    return next(filter(None, map(_dev_losses, reversed(_rounds(line)))), {})
+
+
+def _rounds(line: Line) -> Sequence[Line]:
+    """Of a run that is one federation; none of one whose silos train alone, which has as many as silos."""
+    return line["rounds"][0] if len(line["rounds"]) == 1 else ()
+
+
+def _dev_losses(row: Line) -> dict[str, float]:
+    return {silo: facts["loss_per_token"] for silo, facts in row["silos"].items() if "loss_per_token" in facts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +184,10 @@ class Change:
 
     lorar: Group
     by_silo: Mapping[str, Sequence[float]]
-    seeds: int
+
+    @property
+    def seeds(self) -> int:
+        return len(self.by_silo["MacroAvg"])
 
 
 def changes(by_setup: Mapping[Group, Sequence[Line]], of: str) -> Iterator[Change]:
@@ -196,7 +202,7 @@ def changes(by_setup: Mapping[Group, Sequence[Line]], of: str) -> Iterator[Chang
         by_silo = {silo: [b["test"][silo][of] - a["test"][silo][of] for a, b in pairs] for silo in silos}
         for average, name in ((macro_average, "MacroAvg"), (micro_average, "MicroAvg")):
             by_silo[name] = [average(_of(b, silos), of) - average(_of(a, silos), of) for a, b in pairs]
-        yield Change(group, by_silo, len(pairs))
+        yield Change(group, by_silo)
 
 
 def _from_the_smallest(line: Line) -> list[str]:
@@ -270,8 +276,8 @@ def dev_loss_curve(lines: Sequence[Line]) -> Curve:
     """Loss of a target token on dev over rounds, a mean over silos, of runs that are one federation each."""
 
     def mean_loss(row: Line) -> float | None:
-        losses = [facts["loss_per_token"] for facts in row["silos"].values() if "loss_per_token" in facts]
-        return statistics.fmean(losses) if losses else None
+        losses = _dev_losses(row)
+        return statistics.fmean(losses.values()) if losses else None
 
     return _curve(lines, mean_loss)
 
@@ -279,7 +285,7 @@ def dev_loss_curve(lines: Sequence[Line]) -> Curve:
 def _curve(lines: Sequence[Line], value_of: Callable[[Line], float | None]) -> Curve:
     curve: Curve = defaultdict(list)
     for line in lines:
-        for row in line["rounds"][0] if len(line["rounds"]) == 1 else ():
+        for row in _rounds(line):
             if (value := value_of(row)) is not None:
                 curve[row["round"]].append(value)
     return curve
@@ -299,7 +305,7 @@ def share_curves(lines: Sequence[Line]) -> dict[str, Curve]:
     """By silo, its percent of the sum of weights, as a mean of the rounds up to each tenth, of runs that are one federation each."""
     curves: dict[str, Curve] = defaultdict(lambda: defaultdict(list))
     for line in lines:
-        rows = [row for row in line["rounds"][0] if _made_a_model(row)] if len(line["rounds"]) == 1 else []
+        rows = list(filter(_made_a_model, _rounds(line)))
         tenth = math.ceil(len(rows) / 10)
         for start in range(0, len(rows), tenth or 1):
             part = rows[start : start + tenth]
