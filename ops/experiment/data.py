@@ -3,26 +3,22 @@
 Lines stay the bytes that they are, bad ones too: what is wrong with them is for the agents to say.
 """
 
-import gzip
 import json
 import shutil
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ops.simulation.silo import settings_of
-from security import files
+from ops.simulation.silo_data import changed, lines, remember, schema_of
 from security.errors import ConfigurationError, DataError
 from security.identifiers import SiloName
 from silo_agent.training.text_to_sql_data import SCHEMA_FILE, SPLITS
-from silo_wire.canonical import digest_of
 
 _SEED = 1
 """Of which examples stay where there are too many: the same for every run of every study."""
-_KNOWN = "silos.json"
 
 
 def own_copy(silos: Mapping[SiloName, Path], folder: Path, at_most: Mapping[str, int]) -> dict[SiloName, Path]:
@@ -46,29 +42,12 @@ def require_test(silos: Mapping[SiloName, Path]) -> None:
 
 def require_same(silos: Mapping[SiloName, Path], out: Path) -> None:
     """Raises ConfigurationError where the results in `out` are of other examples or schemas: a run's key knows nothing of them."""
-    now = {str(name): _digest(folder) for name, folder in silos.items()}
-    file = out / _KNOWN
-    if not file.exists():
-        files.replace(file, json.dumps(now, indent=1).encode())
-        return
-    known = json.loads(file.read_bytes())
-    changed = sorted(name for name in known.keys() | now.keys() if known.get(name) != now.get(name))
-    if changed:
+    if others := changed(silos, out):
         raise ConfigurationError(
-            f"{out} has results of other data: {', '.join(changed)} differ from {file}: choose another --out, or put the data back"
+            f"{out} has results of other data: those of {', '.join(others)} were others when it was begun: "
+            "choose another --out, or put the data back"
         )
-
-
-def _digest(folder: Path) -> str:
-    splits = [digest_of(b"".join(lines(folder, split))) for split in SPLITS]
-    return digest_of("".join((*splits, digest_of(_schema(folder)))).encode())
-
-
-def _schema(folder: Path) -> bytes:
-    try:
-        return (folder / SCHEMA_FILE).read_bytes()
-    except OSError as error:
-        raise DataError(f"{folder / SCHEMA_FILE} cannot be read: {error.strerror or error}") from error
+    remember(silos, out)
 
 
 def _cut(source: Path, target: Path, most: int) -> Path:
@@ -97,7 +76,7 @@ def merged(silos: Mapping[SiloName, Path], folder: Path) -> Path:
     databases: dict[SiloName, dict[str, str]] = {}
     taken: set[str] = set()
     for silo, path in silos.items():
-        found = json.loads(_schema(path))
+        found = json.loads(schema_of(path))
         databases[silo] = {}
         for schema in found if isinstance(found, list) else [found]:
             name = schema["db_id"]
@@ -133,20 +112,3 @@ def _told_apart(line: bytes, silo: SiloName, owners: dict[str, SiloName], rename
         return line
     value |= {"id": f"{silo}/{id_}" if others else id_, "db_id": renamed.get(database, database)}
     return f"{json.dumps(value)}\n".encode()
-
-
-def lines(folder: Path, split: str) -> Iterator[bytes]:
-    """Of a split's file, packed or not, each with its end; those that are empty left out. Raises DataError."""
-    plain, packed = folder / f"{split}.jsonl", folder / f"{split}.jsonl.gz"
-    try:
-        if plain.exists():
-            text = plain.read_bytes()
-        elif packed.exists():
-            text = gzip.decompress(packed.read_bytes())
-        else:
-            return
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{folder}: {split} cannot be read ({error}): correct or replace it") from error
-    for line in text.split(b"\n"):
-        if line.strip():
-            yield line + b"\n"

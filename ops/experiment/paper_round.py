@@ -17,12 +17,12 @@ from rich.console import Console
 from rich.table import Table
 
 from coordinator.public_text import public_text
-from ops.experiment.data import lines
 from ops.experiment.definition import Study, Value
 from ops.experiment.random_checkpoint import write_checkpoint
 from ops.experiment.results_file import results
 from ops.experiment.run import run_study
 from ops.simulation.run import silos_in
+from ops.simulation.silo_data import lines
 from security.errors import ConfigurationError, LoricaError
 from silo_agent.training.text_to_sql_data import SCHEMA_FILE, SPLITS
 

@@ -5,7 +5,7 @@ else is refused before anything in it is read: another plan's, other silos', and
 """
 
 import shutil
-from collections.abc import Collection
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from coordinator.edges.key_store import KeyStore
 from coordinator.plans.plan_folder import compile_plan
 from coordinator.service.federation import Federation
 from coordinator.settings import settings_text
+from ops.simulation.silo_data import changed, remember
 from security import files
 from security.errors import StateError
 from security.identifiers import FederationName, SiloName
@@ -39,10 +40,11 @@ def simulated_coordinator(folder: Path, federation: FederationName) -> Coordinat
     return coordinator
 
 
-async def require_same(service: Federation, plan: Plan, silos: Collection[SiloName], out: Path) -> None:
-    """Raises StateError where the simulation in `out` was begun with another plan, with a silo more, or with one less.
+async def require_same(service: Federation, plan: Plan, silos: Mapping[SiloName, Path], out: Path) -> None:
+    """Raises StateError where the simulation in `out` was begun with another plan, other silos or, by their folders, other data.
 
-    A silo that is not there any more would be waited for without end; one more would be in some of the rounds.
+    A silo that is not there any more would be waited for without end; one more would be in some of the rounds. Until a round has begun,
+    silos may be added and their data corrected.
     """
     standing = await service.status()
     if standing.plan not in (None, plan.digest):
@@ -54,8 +56,14 @@ async def require_same(service: Federation, plan: Plan, silos: Collection[SiloNa
         raise StateError(
             f"{out} was begun with {', '.join(sorted(gone))} among its silos: put the folder back, or choose another --out"
         )
-    if (more := set(silos) - enrolled) and await service.rounds():
-        raise StateError(f"{out} was begun without {', '.join(sorted(more))}: choose another --out")
+    if await service.rounds():
+        if more := set(silos) - enrolled:
+            raise StateError(f"{out} was begun without {', '.join(sorted(more))}: choose another --out")
+        if others := changed(silos, out):
+            raise StateError(
+                f"{out} was begun with other data of {', '.join(others)}: put the data back, or choose another --out"
+            )
+    remember(silos, out)
 
 
 def put_on_shelf(coordinator: Coordinator, plan: Plan, plan_folder: Path) -> None:

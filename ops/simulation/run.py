@@ -28,8 +28,9 @@ from ops.simulation.losses import curve
 from ops.simulation.one_bench import OneBench, TakingTurns
 from ops.simulation.out_folder import make_folder
 from ops.simulation.own_coordinator import put_on_shelf, require_same, simulated_coordinator
-from ops.simulation.shares import shared_out, threads_of_a_worker, training_lines
+from ops.simulation.shares import shared_out, threads_of_a_worker
 from ops.simulation.silo import SimulatedSilo, enrolled, settings_of
+from ops.simulation.silo_data import lines
 from ops.simulation.worker_pool import Died, WorkerPool
 from security.errors import ConfigurationError, LoricaError, StateError
 from security.identifiers import SiloName, federation_name, silo_name
@@ -188,7 +189,8 @@ class _Simulation:
         if self.workers > 1:
             # For aggregation, as beside one bench.
             chosen_device(DeviceSettings(device=self.device, threads=self.threads))
-            shares = shared_out({name: training_lines(self.data[name]) for name in named}, self.workers)
+            sizes = {name: sum(1 for _ in lines(self.data[name], "train")) for name in named}
+            shares = shared_out(sizes, self.workers)
             work = {name: silo.work for name, silo in named.items()}
             with WorkerPool(work, shares, died) as pool:
                 yield pool.trainer

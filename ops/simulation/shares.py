@@ -1,10 +1,7 @@
 """Which worker trains which silos, decided once: a silo's tokenised data stay where they are."""
 
-import gzip
 import os
-import zlib
 from collections.abc import Mapping
-from pathlib import Path
 
 from security.identifiers import SiloName
 
@@ -18,16 +15,6 @@ def shared_out(sizes: Mapping[SiloName, int], workers: int) -> tuple[tuple[SiloN
         shares[least].append(silo)
         load[least] += max(1, sizes[silo])
     return tuple(map(tuple, shares))
-
-
-def training_lines(folder: Path) -> int:
-    """Lines of the silo's train.jsonl or train.jsonl.gz, good or bad; 0 where it cannot be read, which its own agent tells."""
-    path = folder / "train.jsonl"
-    try:
-        with path.open("rb") if path.exists() else gzip.open(f"{path}.gz") as file:
-            return sum(1 for _ in file)
-    except (OSError, EOFError, zlib.error):
-        return 0
 
 
 def threads_of_a_worker(threads: int, workers: int) -> int:

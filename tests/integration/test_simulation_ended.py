@@ -114,6 +114,35 @@ def test_what_was_begun_among_some_silos_goes_on_among_no_others(plans: Path, th
         simulated(plan, three, out)
 
 
+def test_what_was_begun_with_some_data_goes_on_with_no_other(three: Path, tmp_path: Path) -> None:
+    """What came out would be neither the model of these data nor of those."""
+    two, out = only(three, tmp_path / "two", SILOS[:2]), tmp_path / "out"
+    plan = new_plan(tmp_path / "plans", "short", **{"schedule.rounds": 2})
+
+    def cut(row: RoundRow) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulated(plan, two, out, on_round=cut)
+    train = two / SILOS[1] / "train.jsonl"
+    before = train.read_bytes()
+    train.write_bytes(before.splitlines(keepends=True)[0])
+    with pytest.raises(StateError, match=r"out was begun with other data of bees: put the data back, or .*--out"):
+        simulated(plan, two, out)
+    train.write_bytes(before)
+    assert [row.round for row in simulated(plan, two, out).rows] == [1, 2]
+
+
+def test_data_may_be_corrected_where_no_round_has_begun(plans: Path, three: Path, tmp_path: Path) -> None:
+    silos, out = only(three, tmp_path / "silos", SILOS[:1]), tmp_path / "out"
+    dev = silos / SILOS[0] / "dev.jsonl"
+    dev.write_bytes(dev.read_bytes().splitlines(keepends=True)[0])
+    with pytest.raises(StateError, match="min_silos = 2 and 1 silos are enrolled"):
+        simulated(plans / "first", silos, out)
+    shutil.rmtree(silos / SILOS[0])
+    assert len(simulated(plans / "first", only(three, silos, SILOS), out).rows) == 1
+
+
 def test_silos_may_be_added_where_no_round_has_begun(plans: Path, three: Path, tmp_path: Path) -> None:
     one, out = only(three, tmp_path / "one", SILOS[:1]), tmp_path / "out"
     with pytest.raises(StateError, match="min_silos = 2 and 1 silos are enrolled"):

@@ -1,12 +1,10 @@
 """How silos are shared out among workers, and what goes through their pipes; the processes run in tests/integration/test_simulation.py."""
 
-import gzip
 import pickle
-from pathlib import Path
 
 import pytest
 
-from ops.simulation.shares import shared_out, threads_of_a_worker, training_lines
+from ops.simulation.shares import shared_out, threads_of_a_worker
 from ops.simulation.worker_messages import Raised
 from security.errors import EXIT_CODES, LoricaError, PolicyRefusal
 from security.identifiers import SiloName
@@ -25,18 +23,6 @@ def test_the_largest_silo_is_given_away_first_each_to_whoever_has_least() -> Non
 def test_no_worker_is_without_a_silo() -> None:
     assert shared_out(SIZES, 9) == (("b",), ("d",), ("c",), ("e",), ("a",))
     assert shared_out(dict.fromkeys(SIZES, 0), 2) == (("a", "c", "e"), ("b", "d"))
-
-
-def test_training_lines_are_counted_packed_or_not(tmp_path: Path) -> None:
-    for name in ("plain", "packed", "none", "torn", "spoilt"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "plain" / "train.jsonl").write_bytes(b"{}\n{}\n{}")
-    (tmp_path / "packed" / "train.jsonl.gz").write_bytes(gzip.compress(b"{}\n{}\n"))
-    (tmp_path / "torn" / "train.jsonl.gz").write_bytes(gzip.compress(b"{}\n{}\n")[:-6])
-    whole = gzip.compress(b"{}\n{}\n")
-    (tmp_path / "spoilt" / "train.jsonl.gz").write_bytes(whole[:10] + b"\xff" + whole[11:])  # its first block's header
-    found = {path.name: training_lines(path) for path in tmp_path.iterdir()}
-    assert found == {"plain": 3, "packed": 2, "none": 0, "torn": 0, "spoilt": 0}
 
 
 def test_workers_share_the_cores_unless_they_are_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
