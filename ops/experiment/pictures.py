@@ -77,11 +77,13 @@ def draw(picture: Picture, out: Path) -> None:
 
     pyplot.switch_backend("svg")
     mpl.rcParams["svg.hashsalt"] = "lorica"  # the same results give the same bytes
-    canvas, axes = pyplot.subplots(figsize=(8, 4.5))
+    canvas, axes = pyplot.subplots(figsize=(9, 4.5))
     picture.draw(axes)
     axes.set(title=picture.title, ylabel=picture.of)
     axes.grid(visible=True, alpha=0.3)
-    axes.legend(fontsize="small")
+    axes.legend(
+        fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0)
+    )  # beside the curves, which it would cover
     canvas.tight_layout()
     canvas.savefig(out / picture.file, metadata={"Date": None})
     pyplot.close(canvas)
