@@ -16,13 +16,13 @@ from urllib.request import urlopen
 
 import pytest
 
+from ops.demo.run import free_ports
 from security.errors import EXIT_CODES, AuthenticationError, ConfigurationError, Conflict, DataError, StateError
 from silo_agent.edges.key_store import store_credentials
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.training.model import bind, vector_blocks
 from silo_wire.manifest import manifest_of
 from silo_wire.messages import Evaluate, Finished, Prepare, RoundKey, Train
-from tests.support.coordinator import free_port
 from tests.support.federation_peer import FEDERATION, SILO, FederationPeer, OfferedModel, TestNet
 from tests.support.tiny_t5 import SCHEMA, bundle_of, random_model
 
@@ -132,7 +132,7 @@ async def test_a_silos_day(peer: FederationPeer, silo: SiloFolder, tmp_path: Pat
     key = RoundKey(federation=FEDERATION, plan=plan, round=1, attempt=1)
     data = data_folder(tmp_path / "data")
     directory = ("--dir", str(silo.root))
-    metrics = f"127.0.0.1:{free_port()}"
+    metrics = f"127.0.0.1:{free_ports(1)[0]}"
     (silo.root / "silo.toml").write_text(f'[metrics]\nlisten = "{metrics}"\n')
     await peer.order(Prepare(plan))
     async with running("--data", str(data), *directory) as process:

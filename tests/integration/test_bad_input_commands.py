@@ -19,6 +19,7 @@ from coordinator.cli import main as coordinator_main
 from coordinator.composition import Coordinator
 from coordinator.edges.coordinator_folder import CoordinatorFolder
 from coordinator.settings import Settings
+from ops.demo.run import free_ports
 from security.errors import (
     EXIT_CODES,
     AuthenticationError,
@@ -45,7 +46,6 @@ from tests.support.coordinator import (
     FederationTemplate,
     accepts,
     contents_of,
-    free_port,
 )
 from tests.support.coordinator import federation_template as federation_template
 from tests.support.tiny_t5 import SCHEMA
@@ -73,7 +73,7 @@ def folder(federation_template: FederationTemplate, tmp_path: Path) -> Coordinat
 @pytest.fixture
 def silo(federation_template: FederationTemplate, tmp_path: Path) -> SiloFolder:
     """hospital-a's folder; nobody listens at its coordinator's address."""
-    return silo_of(federation_template.silos[HOSPITAL], tmp_path / "silo", f"127.0.0.1:{free_port()}")
+    return silo_of(federation_template.silos[HOSPITAL], tmp_path / "silo", f"127.0.0.1:{free_ports(1)[0]}")
 
 
 def silo_of(credentials: SiloCredentials, root: Path, address: str) -> SiloFolder:
@@ -431,7 +431,7 @@ def token_of(federation_template: FederationTemplate, *, lifetime: timedelta, ag
             silo=HOSPITAL,
             ca_pin=spki_pin(authority.certificate),
             host="127.0.0.1",
-            port=free_port(),
+            port=free_ports(1)[0],
             now=datetime.now(UTC) - age,
             lifetime=lifetime,
         )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ops.demo.run import free_ports
 from security.files import write_private
 from security.pki import key_file
 from security.pki.trust_bundle import TrustBundle
@@ -29,7 +30,6 @@ from silo_agent.task.effects import Outcome as RoundOutcome
 from silo_wire.messages import RoundKey
 from tests.integration.test_agent_process import data_folder
 from tests.support.command_line import run_command
-from tests.support.coordinator import free_port
 from tests.support.federation_peer import FEDERATION, SILO, FederationPeer, TestNet, small_bundle
 from tests.support.postgresql import running_postgresql
 from tests.unit.test_agent_private_rounds import BUNDLE as PRIVATE
@@ -206,7 +206,7 @@ def proxy_that_is_no_address(case: Case) -> None:
 
 @makes(Mistake.UNREACHABLE)
 def nobody_at_the_address(case: Case) -> None:
-    case.enrolled_anew(address=f"127.0.0.1:{free_port()}")
+    case.enrolled_anew(address=f"127.0.0.1:{free_ports(1)[0]}")
 
 
 @makes(Mistake.REFUSED)

@@ -27,6 +27,7 @@ from coordinator.edges.metrics import CoordinatorMetrics
 from coordinator.rounds.states import State
 from coordinator.service.federation import Federation
 from coordinator.settings import settings_text
+from ops.demo.run import free_ports
 from security import files
 from security.audit.signed_head import SignedHead
 from security.chain import Head
@@ -71,12 +72,6 @@ OrderT = TypeVar("OrderT")
 # --- the folder ---------------------------------------------------------------------------------------------------
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def initialise(root: Path, federation: FederationName = FEDERATION) -> CoordinatorFolder:
     """A new coordinator's folder, as `coordinator init` makes it but for its ports and without a plan."""
     folder = CoordinatorFolder(root)
@@ -88,12 +83,13 @@ def initialise(root: Path, federation: FederationName = FEDERATION) -> Coordinat
 
 def choose_ports(folder: CoordinatorFolder, federation: FederationName = FEDERATION) -> None:
     """Write federation.toml with ports that are free now, all on loopback."""
+    silos, enrolment, metrics = free_ports(3)  # at once: one at a time, two of them may be the same
     text = settings_text(
         federation,
         ["127.0.0.1"],
-        silos_port=free_port(),
-        enrolment_port=free_port(),
-        metrics_port=free_port(),
+        silos_port=silos,
+        enrolment_port=enrolment,
+        metrics_port=metrics,
         status_port=0,
     )
     files.replace(folder.settings, text.replace("0.0.0.0", "127.0.0.1").encode())

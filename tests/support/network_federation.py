@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -14,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from ops.demo.run import free_ports
 from tests.support.json_logs import logged
 from tests.support.network_hosts import Cable, Host, Network
 from tests.support.waiting import until
@@ -75,7 +75,7 @@ class NetworkFederation:
         self._size = size
         self._plan = plan
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._ports = _free_ports(3)
+        self._ports = free_ports(3)  # free on this host, which is where they are used when there are no namespaces
         (root / "home").mkdir(parents=True)
         (root / "logs").mkdir()
         self._environment = {
@@ -205,12 +205,3 @@ class NetworkFederation:
     def logged(self, name: str, event: str) -> list[dict[str, Any]]:
         """The log lines of one kind of the coordinator, or of a silo's agent."""
         return logged(self.root / "logs" / f"{name}.log", event)
-
-
-def _free_ports(number: int) -> list[int]:
-    """Free on this host, which is where they are used when there are no namespaces."""
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports

@@ -1,7 +1,6 @@
 """What a silo counts of its refusals and rounds, where it says so, and that the sets of labels are closed."""
 
 import ast
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import urlopen
@@ -10,6 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from ops.demo.run import free_ports
 from security.errors import (
     ConfigurationError,
     DataError,
@@ -155,14 +155,8 @@ def test_a_coordinator_that_asks_wrongly_without_end_does_not_fill_the_disk(
 # --- serving ----------------------------------------------------------------------------------------------------------
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def test_the_metrics_are_served_while_the_agent_runs(tmp_path: Path) -> None:
-    listen = f"127.0.0.1:{free_port()}"
+    listen = f"127.0.0.1:{free_ports(1)[0]}"
     with metrics_served(listen, tmp_path) as metrics:
         metrics.refused("trusted_peers")
         with urlopen(f"http://{listen}/metrics", timeout=20) as answer:
