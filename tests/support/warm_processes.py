@@ -38,6 +38,11 @@ class WarmProcesses(Processes):
             process.start()
         self._running.append((name, _Forked(process), path.open("ab")))  # type: ignore[arg-type]
 
+    def result(self, name: str, timeout_s: float) -> tuple[int, str]:
+        """The exit code of a child that is waited for, and what it printed; raises TimeoutExpired."""
+        code = self._entry(name)[1].wait(timeout_s)
+        return code, (self._logs / f"{name}.log").read_text()
+
 
 class _Forked:
     """What Processes asks of a subprocess.Popen."""

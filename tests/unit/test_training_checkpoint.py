@@ -25,6 +25,7 @@ from silo_agent.training.checkpoint import CheckpointFile, TrainingIdentity, Tra
 from silo_agent.training.loss_log import LossLog
 from silo_wire.canonical import Digest
 from tests.support.checkpointed_training import EPOCHS, PAIRS, STEPS_PER_EPOCH, SiloFiles
+from tests.support.warm_processes import WarmProcesses
 
 STEPS = EPOCHS * STEPS_PER_EPOCH
 CPU = torch.device("cpu")
@@ -155,17 +156,16 @@ class Process:
     """`tests.support.checkpointed_training`, run to its end."""
 
     def __init__(self, folder: Path, optimizer: str, fault: str = "none", *, within: tuple[str, ...] = ()) -> None:
-        root = Path(__file__).resolve().parents[2]
-        done = subprocess.run(
-            [*within, sys.executable, "-m", "tests.support.checkpointed_training", str(folder), optimizer, fault],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "proto")])},
-            capture_output=True,
-            text=True,
-            timeout=250,
-            check=False,
-        )
-        records = [json.loads(line) for line in done.stdout.splitlines()]
-        self.returncode, self.errors = done.returncode, done.stderr
+        module, arguments = "tests.support.checkpointed_training", [str(folder), optimizer, fault]
+        if within:
+            self.returncode, output = within_command(within, module, arguments)
+        else:
+            with WarmProcesses(folder.parent) as processes:
+                processes.start("training", module, arguments)
+                self.returncode, output = processes.result("training", 250)
+            (folder.parent / "training.log").unlink()
+        records = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+        self.errors = "\n".join(line for line in output.splitlines() if not line.startswith("{"))
         self.steps = [(record["fraction"], record["loss"]) for record in records if "fraction" in record]
         self.notices = [(record["notice"], record["detail"]) for record in records if "notice" in record]
         self.steps_before_notices = [
@@ -174,6 +174,21 @@ class Process:
             if "notice" in record
         ]
         self.summary = next((record["summary"] for record in records if "summary" in record), None)
+
+
+def within_command(within: tuple[str, ...], module: str, arguments: list[str]) -> tuple[int, str]:
+    """The exit code and the output of a process that another command starts."""
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [*within, sys.executable, "-m", module, *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "proto")])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    return done.returncode, done.stdout
 
 
 @pytest.mark.slow
