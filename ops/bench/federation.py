@@ -25,8 +25,8 @@ from ops.bench.model import write_model
 from ops.bench.processes import Meter, imports_bytes
 from ops.demo.clinic import CLINIC
 from ops.demo.observer import FederationView
+from ops.demo.ports import free_ports
 from ops.demo.processes import Processes, environment, run
-from ops.demo.run import free_ports
 from ops.demo.silos import write_silo
 from security.errors import StateError
 from security.secure_aggregation.fixed_point import EXTRA_WORDS

@@ -8,7 +8,6 @@ folder `out`, with summary.json on top.
 
 import json
 import shutil
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +24,7 @@ from coordinator.service.records import COMPLETED
 from ops.demo.display import RoundDisplay, round_table
 from ops.demo.observer import FederationView
 from ops.demo.plan import DEMO_PLAN, PLAN_NAME, PRIVATE_RECORDS, SIZE, private_plan
+from ops.demo.ports import free_ports
 from ops.demo.processes import Processes, run
 from ops.demo.query_log import query_log
 from ops.demo.scoring import Score, score_silos
@@ -207,15 +207,6 @@ def prepare(place: Layout) -> None:
     (out / "logs").mkdir(parents=True)
     (out / "agents").mkdir()
     (out / MARKER).write_text("made by lorica demo; the next demo replaces this folder\n")
-
-
-def free_ports(count: int) -> list[int]:
-    """Loopback ports that nothing listened on a moment ago."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [item.getsockname()[1] for item in sockets]
-    for item in sockets:
-        item.close()
-    return ports
 
 
 def _set_up_coordinator(place: Layout, plan: Sequence[str]) -> None:

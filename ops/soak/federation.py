@@ -16,8 +16,8 @@ from coordinator.composition import Coordinator
 from coordinator.edges.coordinator_folder import CoordinatorFolder
 from coordinator.edges.round_store import SqlRoundStore
 from coordinator.rounds.states import Finished, Idle
+from ops.demo.ports import free_ports
 from ops.demo.processes import Processes, run
-from ops.demo.run import free_ports
 from ops.demo.silos import SILOS, write_silo
 from ops.soak.comparison import Result
 from security.errors import StateError

@@ -26,7 +26,7 @@ from coordinator.composition import Coordinator
 from coordinator.edges.coordinator_folder import CoordinatorFolder
 from ops.demo.clinic import CLINIC
 from ops.demo.observer import FederationView
-from ops.demo.run import free_ports
+from ops.demo.ports import free_ports
 from ops.demo.silos import write_silo
 from tests.support import read_only_root, systemd_unit
 from tests.support.waiting import until

@@ -16,7 +16,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from ops.demo.run import free_ports
+from ops.demo.ports import free_ports
 from security.errors import EXIT_CODES, AuthenticationError, ConfigurationError, Conflict, DataError, StateError
 from silo_agent.edges.key_store import store_credentials
 from silo_agent.edges.silo_folder import SiloFolder

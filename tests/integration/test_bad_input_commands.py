@@ -19,7 +19,7 @@ from coordinator.cli import main as coordinator_main
 from coordinator.composition import Coordinator
 from coordinator.edges.coordinator_folder import CoordinatorFolder
 from coordinator.settings import Settings
-from ops.demo.run import free_ports
+from ops.demo.ports import free_ports
 from security.errors import (
     EXIT_CODES,
     AuthenticationError,

@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 
 from ops.demo.clinic import CLINIC
+from ops.demo.ports import free_ports
 from ops.demo.query_log import query_log
-from ops.demo.run import free_ports
 from ops.demo.silos import write_silo
 from security import files
 from security.errors import AuthenticationError

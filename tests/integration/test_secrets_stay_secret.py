@@ -27,8 +27,8 @@ from cryptography.hazmat.primitives.serialization import (
 
 from coordinator.cli import main as coordinator_main
 from ops.demo.clinic import CLINIC
+from ops.demo.ports import free_ports
 from ops.demo.query_log import query_log
-from ops.demo.run import free_ports
 from ops.demo.silos import write_silo
 from security.pki import key_file
 from security.pki.enrolment_token import decode

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ops.demo.run import free_ports
+from ops.demo.ports import free_ports
 from security.files import write_private
 from security.pki import key_file
 from security.pki.trust_bundle import TrustBundle

@@ -27,7 +27,7 @@ from coordinator.edges.metrics import CoordinatorMetrics
 from coordinator.rounds.states import State
 from coordinator.service.federation import Federation
 from coordinator.settings import settings_text
-from ops.demo.run import free_ports
+from ops.demo.ports import free_ports
 from security import files
 from security.audit.signed_head import SignedHead
 from security.chain import Head

@@ -13,8 +13,8 @@ from coordinator.cli import main as coordinator_main
 from coordinator.composition import Coordinator
 from coordinator.edges.coordinator_folder import CoordinatorFolder
 from ops.demo.observer import FederationView
+from ops.demo.ports import free_ports
 from ops.demo.processes import Processes, run
-from ops.demo.run import free_ports
 from security.errors import StateError
 from silo_agent.cli import main as agent_main
 from tests.support.command_line import run_command

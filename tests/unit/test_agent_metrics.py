@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from ops.demo.run import free_ports
+from ops.demo.ports import free_ports
 from security.errors import (
     ConfigurationError,
     DataError,

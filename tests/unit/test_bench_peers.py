@@ -20,7 +20,7 @@ from ops.bench.peers.layout import T5_BASE_PARAMETERS, layout, t5_base, write_la
 from ops.bench.peers.loopback_tls import write_certificates
 from ops.bench.peers.marks import Marks, follow
 from ops.bench.processes import Meter, loopback_bytes
-from ops.demo.run import free_ports
+from ops.demo.ports import free_ports
 from security.errors import ConfigurationError, StateError
 
 ROOT = Path(__file__).resolve().parents[2]

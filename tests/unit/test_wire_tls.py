@@ -47,7 +47,7 @@ os.environ["GRPC_SSL_CIPHER_SUITES"] = "ECDHE-RSA-AES128-GCM-SHA256"
 import grpc.aio
 from coordinator.edges.grpc_server import Listener
 from coordinator.edges.key_store import KeyStore
-from ops.demo.run import free_ports
+from ops.demo.ports import free_ports
 from security.errors import StateError
 from security.identifiers import FederationName
 

@@ -14,8 +14,8 @@ from ops.bench.peers.deployment import Deployment
 from ops.bench.peers.loopback_tls import write_certificates
 from ops.bench.peers.marks import Marks, follow
 from ops.bench.processes import Meter, imports_bytes
+from ops.demo.ports import free_ports
 from ops.demo.processes import environment
-from ops.demo.run import free_ports
 
 _MODULE = "ops.bench.peers.floor_process"
 

@@ -19,7 +19,7 @@ from ops.bench.peers.deployment import Deployment, environment, run
 from ops.bench.peers.layout import layout, write_layout
 from ops.bench.peers.marks import Marks, follow
 from ops.bench.processes import Meter, imports_bytes
-from ops.demo.run import free_ports
+from ops.demo.ports import free_ports
 
 APP = "constant_app"
 SERVER = "localhost"
