@@ -303,7 +303,7 @@ async def test_forged_certificate_with_a_registered_serial_is_refused(
 async def test_stream_outlives_no_certificate(at: RunningCoordinator, federation_template: FederationTemplate) -> None:
     """A connection that was let in would stay for ever: TLS looks at the dates once."""
     now = datetime.now(UTC)
-    pair = forged(at.coordinator.keys.authority, Identity(FEDERATION, Role.SILO, BANK), end=now + timedelta(seconds=3))
+    pair = forged(at.coordinator.keys.authority, Identity(FEDERATION, Role.SILO, BANK), end=now + timedelta(seconds=6))
     await at.service.register.add(register_entry(x509.load_pem_x509_certificate(pair[1]), now))
     async with Silo(at, federation_template.silos[BANK]) as bank:
         await bank.channel.close()

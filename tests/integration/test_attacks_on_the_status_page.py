@@ -257,7 +257,8 @@ async def test_one_that_sends_a_head_by_drops_is_cut_off(page: Page, monkeypatch
     async with page.connected() as (reader, writer), asyncio.timeout(PATIENCE_S):
         writer.write(b"GET / HTTP/1.1\r\n")
         drops = asyncio.create_task(drip(writer))
-        assert b" 408 " in await reader.read()
+        # Only the first line: a drop that the server did not read any more ends the rest with a reset.
+        assert b" 408 " in await reader.readuntil(b"\r\n")
         drops.cancel()
     assert (await page.asks()).status == 200
 

@@ -727,7 +727,7 @@ async def test_a_silo_outside_the_cohort_may_not_upload(at_work: Running) -> Non
 
 
 async def test_at_the_deadline_the_round_is_abandoned_and_tried_again(at_work: Running) -> None:
-    schedule = {"training_deadline_s": 0.2, "gathering_deadline_s": 0.2}
+    schedule = {"training_deadline_s": 2.0, "gathering_deadline_s": 2.0}
     async with in_training(at_work, schedule=schedule) as (bank, _, order, bundle):
         delta = bank.delta(bundle, 1)
         header = bank.header(order.key, order.model, bundle, delta)
