@@ -21,12 +21,14 @@ class AttemptLimit:
         times = self._counted.get(source)
         if times is None:
             return 0.0
-        while times and times[0] <= now - self._window_s:
+        window_began = now - self._window_s
+        while times and times[0] <= window_began:
             times.popleft()
         if not times:
             del self._counted[source]
             return 0.0
-        return times[0] + self._window_s - now if len(times) >= self._most else 0.0
+        # In this order: what is later than the window's beginning by however little gives a wait, never one rounded to 0.
+        return times[0] - window_began if len(times) >= self._most else 0.0
 
     def count(self, source: str, now: float) -> None:
         """Remember one; the source whose last is longest ago is forgotten for it where there are too many."""

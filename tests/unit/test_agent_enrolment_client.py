@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from ops.demo.ports import free_ports
 from security.errors import AuthenticationError, IntegrityError, LoricaError, MalformedMessage, Unreachable
 from security.identifiers import FederationName, Identity, Role
 from security.pki.enrolment_token import EnrolmentToken, mint
@@ -182,7 +183,5 @@ async def test_a_spent_token_is_the_coordinators_word(peer: EnrolmentPeer) -> No
 
 
 async def test_nobody_there_is_said_so() -> None:
-    async with EnrolmentPeer(NET) as peer:
-        port = peer.port
     with pytest.raises(LoricaError, match="does not answer"):
-        await enrolled(token_for(port))
+        await enrolled(token_for(*free_ports(1)))

@@ -1,7 +1,7 @@
 """Who fails too often waits; who waited may try again; others are not held up."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from security import attempt_limit
@@ -20,6 +20,7 @@ def test_a_source_that_fails_too_often_waits_until_its_first_failure_is_old() ->
     assert limit.seconds_to_wait("a", 60.0) == 10.0
 
 
+@example([("a", 0.3), ("a", 0.0), ("a", 0.0), ("a", 30.0), ("a", 30.0)])  # 0.3 + 60 is rounded down
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.floats(0, 30)), max_size=60))
 def test_no_window_has_more_failures_of_a_source_that_keeps_to_what_it_is_told(steps: list[tuple[str, float]]) -> None:
     limit, now, failures = AttemptLimit(most=3, window_s=60.0), 0.0, list[tuple[str, float]]()
