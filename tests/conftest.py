@@ -1,8 +1,10 @@
-"""What every test shares: property tests that no busy machine can fail, and the folder of real data."""
+"""What every test shares: property tests that no busy machine can fail, ports of its worker's own, and the folder of real data."""
 
 import os
+from itertools import count
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 from hypothesis import settings
@@ -11,6 +13,15 @@ from hypothesis import settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import silo_wire  # noqa: F401  # before any test module imports grpc
+from ops.demo import ports
+
+PORTS_OF_A_WORKER = 5000  # a whole run chooses some 2000
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # The workers of one run choose from ranges that do not meet: what one has chosen and not yet listens on, no other is given.
+    _run = crc32(os.environ["PYTEST_XDIST_TESTRUNUID"].encode())  # two runs at a time begin at different places
+    _worker = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+    ports._turns = count((_run + _worker * PORTS_OF_A_WORKER) % (ports.END - ports.FIRST))
 
 settings.register_profile("lorica", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("lorica")

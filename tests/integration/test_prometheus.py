@@ -168,10 +168,12 @@ class Watched:
 
     def see(self, moment: str, wanted: set[str]) -> None:
         """Wait until these panels have data; keep which have, and the series about single silos."""
+        seen = set[str]()
         try:
             self.wait(lambda: wanted <= with_data(self.watching, wanted))
+            seen = wanted  # one scrape that comes late, and a second look would miss them
         finally:
-            self.shown[moment] = with_data(self.watching, set(PANELS))
+            self.shown[moment] = seen | with_data(self.watching, set(PANELS))
         names = "|".join(
             (
                 "lorica_silo_(weight|weight_share_ratio|loss_reduction|examples|delta_norm|training_loss)",

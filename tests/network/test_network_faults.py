@@ -182,4 +182,5 @@ def test_loss_of_1_percent_with_100_milliseconds(the_round: Round) -> None:
     arrived_whole(the_round, LOSSY)
     assert the_round.unreachable[LOSSY] == 0
     line = the_round.silos[LOSSY].cable
-    assert line.up.lost > 0.005 * line.up.offered
+    # One in a hundred of some 3500 packets: half as many may be lost by chance, a fifth may not.
+    assert line.up.lost > 0.002 * line.up.offered

@@ -29,7 +29,7 @@ NO_NAMESPACES = why_not()
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(bool(NO_NAMESPACES), reason=f"two hosts need namespaces: {NO_NAMESPACES}"),
 ]
 

@@ -30,7 +30,7 @@ class Notes:
         return [fields for name, fields in self.notes if name == event]
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not holds():
                 self._changed.clear()
                 await self._changed.wait()
