@@ -332,9 +332,12 @@ def opened(
 
 
 def push(connections: list[RawConnection], sending: dict[tuple[int, int], memoryview]) -> None:
-    """Send all that the windows of these (connection, stream) let through, until nothing has moved for a while."""
+    """Send all that the windows of these (connection, stream) let through, until nothing has moved for a while.
+
+    The while is a second at 8 connections, longer than a slow disk's log of refusals keeps the server from the next ones.
+    """
     quiet = 0
-    while quiet < 3:
+    while quiet < 12:
         moved = False
         for connection in connections:
             while connection.read(0.01):
