@@ -83,7 +83,7 @@ def initialise(root: Path, federation: FederationName = FEDERATION) -> Coordinat
 
 def choose_ports(folder: CoordinatorFolder, federation: FederationName = FEDERATION) -> None:
     """Write federation.toml with ports that are free now, all on loopback."""
-    silos, enrolment, metrics = free_ports(3)  # at once: one at a time, two of them may be the same
+    silos, enrolment, metrics = free_ports(3)
     text = settings_text(
         federation,
         ["127.0.0.1"],

@@ -285,9 +285,8 @@ async def test_steps_of_training_are_told_where_a_number_of_records_may_be(
     monkeypatch.setattr(agent, "PROGRESS_S", 0.0)
     model = peer.offer(bundle, DATA)
     key = replace(KEY, plan=bundle.plan.digest)
-    silo.trainer.hold = (
-        True  # until fetching was told: what is under way when the next is due is told once it is over, if at all
-    )
+    # Held until fetching was told: of reports that come due while one is under way, only the newest is.
+    silo.trainer.hold = True
     async with silo.running():
         await peer.order(Train(key=key, model=model.digest, seconds_left=60.0))
         await peer.until(lambda: (key, "fetching", 1.0) in peer.progress)

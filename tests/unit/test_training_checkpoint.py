@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
+from ops.demo.processes import environment
 from silo_agent.task.update import TrainingStopped
 from silo_agent.training.batches import EncodedExamples
 from silo_agent.training.checkpoint import CheckpointFile, TrainingIdentity, TrainingState, training_identity
@@ -178,10 +179,9 @@ class Process:
 
 def within_command(within: tuple[str, ...], module: str, arguments: list[str]) -> tuple[int, str]:
     """The exit code and the output of a process that another command starts."""
-    root = Path(__file__).resolve().parents[2]
     done = subprocess.run(
         [*within, sys.executable, "-m", module, *arguments],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "proto")])},
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
