@@ -98,6 +98,11 @@ lint: $(INSTALLED) ## Style, types, dependency walls and generated code
 	@if [ -x $(BIN)/hadolint ]; then $(BIN)/hadolint Dockerfile; else echo "Dockerfile not linted: hadolint has no build for this machine"; fi
 	@$(MAKE) --no-print-directory proto-check
 
+SCHEDULES ?= 200
+.PHONY: leak-search
+leak-search: $(INSTALLED) ## Play hostile coordinators against what may be summed; SCHEDULES=200 of each kind
+	@LORICA_SCHEDULES=$(SCHEDULES) $(BIN)/python -m pytest -n logical --maxprocesses 4 tests/unit/test_secagg_leaks.py $(ARGS)
+
 # What looks at dependencies has an environment of its own, so that it neither changes nor counts as what it looks at.
 AUDIT := $(VENV)-audit
 $(AUDIT)/.installed: ops/audit-tools.txt

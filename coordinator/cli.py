@@ -38,6 +38,7 @@ from coordinator.edges.coordinator_folder import CoordinatorFolder, remember
 from coordinator.edges.export_client import fetch_export
 from coordinator.edges.key_store import KeyStore, key_files
 from coordinator.edges.logs import log_to_stderr
+from coordinator.groups_commands import groups_app
 from coordinator.plans.forecast import forecast
 from coordinator.service.enrolment import MAX_VALID_SECONDS
 from coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT, STATUS_PORT, settings_text
@@ -64,6 +65,7 @@ app = typer.Typer(help="Run the coordinator of a federation.", no_args_is_help=T
 plan_app = typer.Typer(help="Make, look at, start and stop plans.", no_args_is_help=True)
 app.add_typer(plan_app, name="plan")
 app.add_typer(access_app, name="access")
+app.add_typer(groups_app, name="groups")
 app.add_typer(ca_app, name="ca")
 app.add_typer(audit_app, name="audit")
 keys_app = typer.Typer(help="The private keys on this disk.", no_args_is_help=True)

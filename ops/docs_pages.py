@@ -110,6 +110,8 @@ SILO_MEANINGS: Final[dict[str, str]] = {
     "policy.min_cohort": "Under secure aggregation: fewest silos of a cohort, this one among them.",
     "policy.min_threshold": "Under secure aggregation: fewest silos that have to help to open a secret.",
     "policy.min_survivors": "Under secure aggregation: fewest silos of a sum.",
+    "policy.smallest_group": "Under secure aggregation: fewest silos of a release group, and of a set that sums can be subtracted down to; "
+    "never below `colluders` + 2.",
     "policy.colluders": "Under secure aggregation: how many of a cohort may work together against this silo.",
     "policy.require_privacy": 'The `[privacy] level` that a plan must have; `"none"`: any. With `"silo"` the noise may be the '
     "coordinator's, unless `require_secure_aggregation` is set as well.",

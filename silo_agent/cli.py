@@ -43,6 +43,7 @@ from silo_agent.command_line import (
     tell_agent,
 )
 from silo_agent.edges.silo_folder import SiloFolder, silo_folder
+from silo_agent.groups_commands import groups_app
 from silo_agent.identity_commands import identity_app
 from silo_agent.key_commands import key_app
 from silo_agent.plan_commands import plan_app
@@ -77,6 +78,7 @@ app.add_typer(identity_app, name="identity")
 app.add_typer(audit_app, name="audit")
 app.add_typer(key_app, name="keys")
 app.add_typer(plan_app, name="plan")
+app.add_typer(groups_app, name="groups")
 app.add_typer(privacy_app, name="privacy")
 app.add_typer(trust_app, name="trust")
 
@@ -221,9 +223,12 @@ async def _run_agent(
     from silo_agent.edges.observer import SiloObserver
     from silo_agent.edges.plan_store import PlanStore
     from silo_agent.edges.privacy_ledger import guard_of
+    from silo_agent.edges.release_groups import ReleaseGroups, group_chain
+    from silo_agent.edges.trust_store import trust_store
     from silo_agent.service.agent import AgentService
     from silo_agent.service.audited import AuditedCoordinator, AuditedGate, AuditedObserver, SiloAudit
     from silo_agent.service.certificate_keeper import CertificateKeeper
+    from silo_agent.service.group_keeper import GroupKeeper
     from silo_agent.service.masking import Masking
     from silo_wire.heartbeat import beating
     from silo_wire.sealed_log import kept_log
@@ -277,6 +282,21 @@ async def _run_agent(
                 expires=metrics.certificate_expiry.set,
             )
             client.on_trust = keeper.heard
+            first_use = settings.policy.trust_on_first_use
+            groups = GroupKeeper(
+                ReleaseGroups(
+                    group_chain(folder, credentials, policy),
+                    trust_store(folder, credentials, first_use=first_use),
+                    credentials,
+                    client=client,
+                    log=log,
+                    first_use=first_use,
+                ),
+                backoff=Backoff(),
+                told=display.note,
+                refused=observer.refused,
+            )
+            client.on_groups = groups.heard
             client.on_speaker = lambda coordinator: journal.set_fact(
                 "coordinator_speaks", f"{coordinator.wire} {coordinator.release}".rstrip()
             )
@@ -292,6 +312,7 @@ async def _run_agent(
                     journal=MaskingJournal(folder.masking, credentials.federation),
                     coordinator=coordinator,
                     party=party_of(folder, credentials, policy, log),
+                    newer_groups=groups.sync,
                 ),
                 privacy=guard_of(folder, credentials, policy, journal),
                 display=display,
@@ -299,10 +320,13 @@ async def _run_agent(
             )
             metrics.depths(lambda: service.waiting)
             display.note("started", silo=credentials.silo, coordinator=credentials.address, paused=journal.paused())
-            with _signals(
-                {signal.SIGTERM: service.stop, signal.SIGINT: service.stop, signal.SIGHUP: service.reread_journal}
-            ):
-                await _both(service.run(), keeper.run())
+
+            def reread() -> None:
+                service.reread_journal()
+                groups.wake()
+
+            with _signals({signal.SIGTERM: service.stop, signal.SIGINT: service.stop, signal.SIGHUP: reread}):
+                await _all(service.run(), keeper.run(), groups.run())
             display.note("stopped", silo=credentials.silo)
 
 
@@ -311,9 +335,9 @@ def _is_watched(console: "Console") -> bool:
     return sys.stderr.isatty() and not console.is_dumb_terminal
 
 
-async def _both(main: Coroutine[None, None, None], beside: Coroutine[None, None, None]) -> None:
-    """`main` to its end; `beside` goes on for as long, and what it raises ends both."""
-    tasks = [asyncio.create_task(main), asyncio.create_task(beside)]
+async def _all(main: Coroutine[None, None, None], *beside: Coroutine[None, None, None]) -> None:
+    """`main` to its end; the others go on for as long, and what one of them raises ends all."""
+    tasks = [asyncio.create_task(each) for each in (main, *beside)]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:

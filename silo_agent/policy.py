@@ -51,6 +51,7 @@ class PolicyRules(Section):
     min_cohort: Silos = LEAST_SILOS
     min_threshold: Silos = LEAST_SILOS
     min_survivors: Silos = LEAST_SILOS
+    smallest_group: Silos = LEAST_SILOS  # of a release group: silos that are in a masked sum together or not at all
     colluders: Annotated[int, Field(ge=0, le=MOST_SILOS)] = 0  # among the peers, that a sum must withstand
     require_privacy: Literal["none", "record", "silo"] = "none"
     unit_field: Annotated[str, Field(max_length=100)] = ""  # what a private plan must group lines by; "": anything
@@ -136,6 +137,7 @@ class SiloPolicy:
             min_threshold=rules.min_threshold,
             min_survivors=rules.min_survivors,
             colluders=rules.colluders,
+            smallest_group=rules.smallest_group,
         )
 
     def _tensors(self, bundle: PlanBundle) -> Iterator[PolicyRefusal]:

@@ -23,6 +23,8 @@ ALLOWED: Final[dict[str, frozenset[Role]]] = {
     "/silo_wire.v1.Federation/ReportProgress": _SILO,
     "/silo_wire.v1.Federation/ReportEvaluation": _SILO,
     "/silo_wire.v1.Federation/CountersignLedger": _SILO,
+    "/silo_wire.v1.Federation/FetchGroups": _SILO,
+    "/silo_wire.v1.Federation/SignGroups": _SILO,
     "/silo_wire.v1.Federation/RenewCertificate": _SILO,
     "/silo_wire.v1.Federation/SucceedIdentity": _SILO,
     "/silo_wire.v1.Operator/GetStatus": _READER,
@@ -38,6 +40,8 @@ ALLOWED: Final[dict[str, frozenset[Role]]] = {
     "/silo_wire.v1.Operator/ListAccess": _OPERATOR,
     "/silo_wire.v1.Operator/ExportModel": _OPERATOR,
     "/silo_wire.v1.Operator/CollectGarbage": _OPERATOR,
+    "/silo_wire.v1.Operator/GetGroups": _READER,
+    "/silo_wire.v1.Operator/ProposeGroups": _OPERATOR,
     "/silo_wire.v1.Operator/ListAuthorities": _READER,
     "/silo_wire.v1.Operator/ChangeAuthority": _OPERATOR,
 }

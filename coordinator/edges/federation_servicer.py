@@ -9,7 +9,7 @@ from coordinator.edges.places import Places
 from coordinator.service.federation import Federation
 from security.errors import AuthorisationError, MalformedMessage
 from security.identifiers import FederationName, SiloName
-from silo_wire import codec, ledger_receipt, secure_codec, update_receipt, wire_version
+from silo_wire import codec, groups_codec, ledger_receipt, secure_codec, update_receipt, wire_version
 from silo_wire.canonical import Digest, digest_from_wire
 from silo_wire.chunk_piece import ChunkPiece, reader, write
 from silo_wire.manifest import CHUNK_BYTES
@@ -90,6 +90,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
             async for order in orders:
                 notice = codec.order_to_wire(order, silo)
                 notice.trust_bundle = self._service.trust_digest
+                notice.release_groups = self._service.groups.digest
                 notice.wire_minor = wire_version.OURS.minor
                 notice.coordinator_version = software_version()
                 yield notice
@@ -222,6 +223,15 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
             after=ledger_receipt.head_from_wire(request.after, "after"),
         )
         return ledger_receipt.receipt_to_wire(receipt)
+
+    async def FetchGroups(self, request: federation_pb2.GroupsRequest, context: Any) -> federation_pb2.GroupsReply:
+        self._caller(request.key)
+        return groups_codec.offer_to_wire(await self._service.groups_offer(request.after))
+
+    async def SignGroups(self, request: federation_pb2.SignGroupsRequest, context: Any) -> federation_pb2.Ack:
+        silo = self._caller(request.key)
+        await self._service.groups.sign(silo, request.groups, request.signature)
+        return federation_pb2.Ack()
 
     async def RenewCertificate(
         self, request: federation_pb2.RenewalRequest, context: Any

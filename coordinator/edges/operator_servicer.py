@@ -21,6 +21,7 @@ from security.errors import ConfigurationError, MalformedMessage, StateError
 from security.identifiers import Role
 from silo_wire import wire_version
 from silo_wire.canonical import Digest, digest_to_wire
+from silo_wire.groups_codec import groups_from_request, signed_groups_to_wire
 from silo_wire.software_version import software_version
 from silo_wire.v1 import operator_pb2, operator_pb2_grpc
 
@@ -83,6 +84,26 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         role = _role(request.role)
         _check_not_the_hosts_own(role, request.name)
         return operator_pb2.RevokeReply(detail=await self._service.revoke(role, request.name))
+
+    async def GetGroups(self, request: operator_pb2.GetGroupsRequest, context: Any) -> operator_pb2.GroupsStanding:
+        return self._groups_standing()
+
+    async def ProposeGroups(
+        self, request: operator_pb2.ProposeGroupsRequest, context: Any
+    ) -> operator_pb2.GroupsStanding:
+        await self._service.groups.propose(groups_from_request(request.groups), colluders=request.colluders)
+        return self._groups_standing()
+
+    def _groups_standing(self) -> operator_pb2.GroupsStanding:
+        groups = self._service.groups
+        standing, proposed = groups.standing, groups.proposed
+        missing, needed = groups.waits_for()
+        return operator_pb2.GroupsStanding(
+            standing=None if standing is None else signed_groups_to_wire(standing),
+            proposed=None if proposed is None else signed_groups_to_wire(proposed.signed),
+            missing=sorted(missing),
+            needed=needed,
+        )
 
     async def GrantAccess(
         self, request: operator_pb2.GrantAccessRequest, context: Any

@@ -45,6 +45,7 @@ from coordinator.edges.round_tables import (
     machine,
     metadata,
     plans,
+    release_groups,
     revisions,
     rounds,
     schema,
@@ -71,7 +72,7 @@ from coordinator.rounds.effects import (
     UpdateAccepted,
 )
 from coordinator.rounds.states import Idle, State
-from coordinator.service.ports import IssuedCertificate
+from coordinator.service.ports import IssuedCertificate, Proposal
 from coordinator.service.records import (
     COMPLETED,
     BegunPlan,
@@ -89,7 +90,9 @@ from security.errors import AuthenticationError, Conflict, StateError, StorageEr
 from security.identifiers import FederationName, Identity, Role, SiloName
 from security.pki.identity_key import public_key_bytes
 from security.pki.succession import MOST_SUCCESSIONS, Succession
+from security.secure_aggregation.release_groups import SignedLink
 from silo_wire.canonical import Digest
+from silo_wire.groups_codec import signed_groups_from_bytes, signed_groups_to_bytes
 from silo_wire.messages import Evaluation, RoundKey
 from silo_wire.wire_version import Speaker
 
@@ -373,6 +376,27 @@ class SqlRoundStore:
                 connection.execute(insert(ledger_heads).values(silo=silo, **values))
                 return head
         return Head(row.sequence, row.digest)
+
+    # --- release groups
+
+    def release_groups(self) -> tuple[tuple[SignedLink, ...], Proposal | None]:
+        with self._transaction() as connection:
+            rows = connection.execute(select(release_groups).order_by(release_groups.c.number)).all()
+        read = [(row, signed_groups_from_bytes(row.signed, self._federation)) for row in rows]
+        proposed = [Proposal(signed=signed, colluders=row.colluders) for row, signed in read if not row.stands]
+        return tuple(signed for row, signed in read if row.stands), proposed[0] if proposed else None
+
+    def keep_release_groups(self, signed: SignedLink, *, stands: bool, colluders: int) -> None:
+        values = {
+            "number": signed.link.number,
+            "stands": stands,
+            "colluders": colluders,
+            "signed": signed_groups_to_bytes(signed),
+        }
+        with self._transaction() as connection:
+            if not stands:
+                connection.execute(delete(release_groups).where(release_groups.c.stands.is_(False)))
+            _put(connection, release_groups, {"digest": signed.link.digest.hex()}, values)
 
     # --- rounds
 

@@ -21,7 +21,7 @@ from sqlalchemy import (
     Text,
 )
 
-TABLES_REVISION = "0005"
+TABLES_REVISION = "0006"
 FIRST_REVISION = "0004"
 """Of a database from before there were revisions, whose `schema` holds 4."""
 TABLES_VERSION = int(TABLES_REVISION)
@@ -188,4 +188,14 @@ successions = Table(
     Column("successor", LargeBinary(32), nullable=False),
     Column("statement", LargeBinary(64), nullable=False),
     Column("succeeded_at", Float, nullable=False),
+)
+
+release_groups = Table(
+    "release_groups",
+    metadata,
+    Column("digest", String(64), primary_key=True),
+    Column("number", Integer, nullable=False),
+    Column("stands", Boolean, nullable=False),  # false: it is proposed, of which there is one at most
+    Column("colluders", Integer, nullable=False),
+    Column("signed", LargeBinary, nullable=False),  # the link and its signatures, as they travel
 )

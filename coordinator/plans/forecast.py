@@ -44,8 +44,10 @@ def require_worth(plan: Plan, where: str) -> None:
 def _require_masks_that_hold(plan: Plan, where: str) -> None:
     """What a cohort can be at most, and that 32-bit words hold sum and noise of the smallest and of the expected one."""
     # Here, not above: numpy, which these bring, is for plans with masks alone.
+    from security.identifiers import FederationName, SiloName
     from security.secure_aggregation.fixed_point import Ranges, TensorRange
     from security.secure_aggregation.parameters import Terms
+    from security.secure_aggregation.release_groups import Partition, first_link
     from silo_wire.secure_codec import MAX_COHORT
 
     privacy, aggregation, least = plan.privacy, plan.aggregation, plan.schedule.min_silos
@@ -54,8 +56,11 @@ def _require_masks_that_hold(plan: Plan, where: str) -> None:
             f"{where}: [privacy] nominal_silos = {privacy.nominal_silos}, and secure aggregation takes cohorts of at most "
             f"{MAX_COHORT} silos: set it to no more, or secure_aggregation to false, with which the coordinator makes the noise"
         )
+    # Who is with whom is not known here: without groups the fewest silos of a sum are the fewest that there can be.
+    silos = tuple(SiloName(f"silo-{number:03}") for number in range(max(least, privacy.nominal_silos)))
     terms = Terms(
         model=bytes(32),
+        link=first_link(FederationName("forecast"), Partition.singletons(silos)),
         ranges=Ranges(weight_cap=1.0, tensors=(TensorRange(plan.model.parameters, 1.0),)),
         min_cohort=least,
         min_survivors=aggregation.min_survivors,
@@ -65,7 +70,7 @@ def _require_masks_that_hold(plan: Plan, where: str) -> None:
     )
     for cohort in sorted({least, max(least, privacy.nominal_silos)}):
         try:
-            terms.parameters(cohort)
+            terms.parameters(silos[:cohort])
         except MalformedMessage as error:
             raise ConfigurationError(f"{where}: a cohort of {cohort} silos cannot keep the promise: {error}") from error
 

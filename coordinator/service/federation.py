@@ -49,6 +49,7 @@ from coordinator.service.pulse import pulse
 from coordinator.service.receipts import Receipts
 from coordinator.service.records import PresentPlan, RoundRow
 from coordinator.service.register import Register
+from coordinator.service.release_groups import ReleaseGroups
 from coordinator.service.renewal import Renewal, Renewed
 from coordinator.service.round_loop import RETRY_S, RoundLoop
 from coordinator.service.standing import Standing, standing
@@ -65,7 +66,9 @@ from security.errors import (
     WrongTime,
 )
 from security.identifiers import FederationName, Identity, Role, SiloName
+from security.pki.identity_key import public_key_from_bytes
 from silo_wire.canonical import Digest
+from silo_wire.groups_codec import GroupsOffer, KnownIdentity
 from silo_wire.ledger_receipt import LEDGER_DOMAIN, LedgerReceipt, ledger_statement
 from silo_wire.messages import (
     AgentPhase,
@@ -131,9 +134,11 @@ class Federation:
         self._desk = PlanDesk(federation=federation, shelf=shelf, open_plan=open_plan)
         self._threads = Threads()
         self._chunks = ChunkCache(self._threads)
+        self.groups = ReleaseGroups(federation=federation, store=store, threads=self._threads)
         self._loop = RoundLoop(
             store=store,
             desk=self._desk,
+            groups=self.groups,
             spools=spools,
             keys=keys,
             observer=observer,
@@ -180,10 +185,12 @@ class Federation:
             state=lambda: self._loop.state,
         )
         self._loop.on_change.append(self._changed)
+        self.groups.on_change.append(self._attendance.wake_all)
         self.authorities.on_change.append(self._attendance.wake_all)
 
     async def start(self) -> None:
         """Take up the persisted state; raises StorageError, or what is wrong with the plan under way."""
+        await self.groups.load()
         await self._loop.resume()
         self._last_seen = {item.silo: item.last_seen_unix_s for item in await self._threads.store(self._store.silos)}
         await self.register.reload()
@@ -225,6 +232,11 @@ class Federation:
         """Of the trust bundle that stands now: what each order comes with."""
         return self._keys.trust_digest
 
+    @property
+    def _beside(self) -> tuple[bytes, bytes]:
+        """What each order comes with."""
+        return self._keys.trust_digest, self.groups.digest
+
     # --- for silos
 
     def require_enrolled(self, silo: SiloName) -> None:
@@ -235,7 +247,7 @@ class Federation:
     async def attend(
         self, silo: SiloName, instance: bytes, plan: Digest, speaker: Speaker | None = None
     ) -> AsyncGenerator[Order, None]:
-        """The order that stands for this silo, now and whenever it or the trust bundle changes, for as long as the agent is there.
+        """The order that stands for this silo, now and whenever it, the trust bundle or the release groups change, for as long as the agent is there.
 
         `instance` tells agents of one silo apart (attendance.py); `plan` is the one that the agent holds, `speaker` its release. Ends when
         the same agent attends anew, also from a restart. Raises Conflict for a second agent, AuthorisationError for a silo that is not enrolled. Close the
@@ -252,17 +264,17 @@ class Federation:
                 self._loop.post_soon(SiloLeft(now=self._clock(), silo=silo))
             self._changed()
             last: Order | None = None
-            told = b""
+            told = (b"", b"")
             while not seat.taken_over:
                 seat.wake.clear()
                 order = order_for(self._loop.state, silo, self._clock())
                 if last is None or _essence(order) != _essence(last):
-                    last, told = order, self._keys.trust_digest
+                    last, told = order, self._beside
                     seat.phase, seat.fraction = None, 0.0
                     yield order
-                elif told != self._keys.trust_digest:
-                    told = self._keys.trust_digest
-                    yield order  # the same again, with another trust bundle
+                elif told != self._beside:
+                    told = self._beside
+                    yield order  # the same again, with another trust bundle or other release groups
                 else:
                     await seat.wake.wait()
         finally:
@@ -330,6 +342,20 @@ class Federation:
                 f"silo {silo} brings a {type(answer).__name__} of silo {answer.silo}: only its own is taken"
             )
         await self._loop.post(MaskAnswered(now=self._clock(), key=key, answer=answer))
+
+    async def groups_offer(self, after: int) -> GroupsOffer:
+        """Release groups from number `after` on, what is proposed, and the keys that they are signed with."""
+        links, proposal = self.groups.after(after), self.groups.proposed
+        proposed = None if proposal is None else proposal.signed
+        named = {silo for one in links for silo, _ in one.signatures}
+        named |= frozenset() if proposed is None else proposed.link.members
+        identities = []
+        for item in await self._threads.store(self._store.silos):
+            if item.silo in named:
+                successions = await self._threads.store(self._store.successions, item.silo)
+                key = public_key_from_bytes(item.identity_public_key)
+                identities.append(KnownIdentity(silo=item.silo, key=key, successions=successions))
+        return GroupsOffer(links=links, proposed=proposed, identities=tuple(identities))
 
     async def begin_update(self, silo: SiloName, header: UpdateHeader | MaskedHeader) -> Upload:
         """Check an update before its bytes come; then `write` its chunks, `commit`, and always `close`."""
@@ -449,6 +475,10 @@ class Federation:
                 signature=self._sign_initial(opened.digest, model),
             )
         )
+        if plan.aggregation.secure_aggregation:
+            await self.groups.propose_first(
+                population_of(self._loop.state), colluders=plan.aggregation.colluders
+            )  # while silos train
         return opened.digest, waiting_for(state)
 
     async def stop_plan(self) -> str:

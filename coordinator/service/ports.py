@@ -32,6 +32,7 @@ from security.identifiers import Identity, SiloName
 from security.pki.authority_succession import AuthoritySuccession
 from security.pki.succession import Succession
 from security.secure_aggregation.fixed_point import Ranges
+from security.secure_aggregation.release_groups import SignedLink
 from silo_wire.canonical import Digest
 from silo_wire.manifest import Layout, Manifest
 from silo_wire.messages import Evaluation, MaskedHeader, RoundKey, UpdateHeader
@@ -230,6 +231,12 @@ class RoundStore(Protocol):
         Where none is known, `head` is the first; one that does not follow is not stored, and the known one stays.
         """
 
+    def release_groups(self) -> tuple[tuple[SignedLink, ...], "Proposal | None"]:
+        """The chain, oldest link first, and what is proposed to follow."""
+
+    def keep_release_groups(self, signed: SignedLink, *, stands: bool, colluders: int) -> None:
+        """With these signatures; one that does not stand takes the place of what was proposed before."""
+
     def has_rounds(self, plan: Digest) -> bool:
         """Whether a round of this plan was ever opened."""
 
@@ -245,6 +252,14 @@ class RoundStore(Protocol):
 
     def rounds(self, plan: Digest, last: int) -> tuple[RoundRow, ...]:
         """The last attempts of a plan, oldest first; 0: all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """Release groups that wait for signatures. `colluders`: how many silos may sign twice; each silo counts with its own number."""
+
+    signed: SignedLink
+    colluders: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,6 +38,7 @@ from coordinator.rounds.states import Aggregating, Finished, Idle, Masking, Stat
 from coordinator.service.journal import Journal
 from coordinator.service.plan_desk import PlanDesk
 from coordinator.service.ports import BudgetSpent, Clock, Keys, Observer, RoundStore, Spools, UnusableUpdate
+from coordinator.service.release_groups import ReleaseGroups
 from coordinator.service.threads import Threads
 from security.errors import ConfigurationError, LoricaError, MalformedMessage, StateError, StorageError, kind_of
 from security.identifiers import FederationName
@@ -63,6 +64,7 @@ class RoundLoop:
         *,
         store: RoundStore,
         desk: PlanDesk,
+        groups: ReleaseGroups,
         spools: Spools,
         keys: Keys,
         observer: Observer,
@@ -73,6 +75,7 @@ class RoundLoop:
         self._store = store
         self._threads = threads
         self._desk = desk
+        self._groups = groups
         self._spools = spools
         self._keys = keys
         self._observer = observer
@@ -291,7 +294,7 @@ class RoundLoop:
             except LoricaError as error:
                 self._fault(str(error))
                 self._complain("secure aggregation cannot be opened, it is tried again", error)
-                await asyncio.sleep(self._retry_s)
+                await self._groups.changed(within_s=self._retry_s)
             else:
                 await self._insist(event)
                 return
@@ -302,6 +305,8 @@ class RoundLoop:
         plan = opened.bundle.plan
         section, schedule = plan.aggregation, plan.schedule
         enrolled = await self._threads.store(self._store.silos)
+        allowed = [item.silo for item in enrolled if item.revoked_unix_s is None]
+        await self._groups.propose_first(allowed, colluders=section.colluders)
         attempt = Attempt(
             federation=FederationName(key.federation),
             plan=bytes.fromhex(key.plan),
@@ -312,6 +317,7 @@ class RoundLoop:
         terms = Terms(
             model=bytes.fromhex(command.model),
             ranges=await self._threads.transfer(opened.parts.models.ranges, command.model),
+            link=self._groups.require_head(),
             min_cohort=schedule.min_silos,
             min_survivors=section.min_survivors,
             colluders=section.colluders,

@@ -25,6 +25,7 @@ from silo_agent.service.ports import Progress, RoundModel
 from silo_agent.task.events import SavedUpdate
 from silo_wire.canonical import Digest
 from silo_wire.chunk_piece import ChunkPiece, reader
+from silo_wire.groups_codec import GroupsOffer
 from silo_wire.ledger_receipt import LedgerReceipt
 from silo_wire.manifest import Layout, Manifest
 from silo_wire.messages import (
@@ -187,6 +188,12 @@ class DirectCoordinator:
 
     async def report_evaluation(self, key: RoundKey, model: Digest, evaluation: Evaluation) -> None:
         await self._service.report_evaluation(self._who.silo, key, model, evaluation)
+
+    async def fetch_groups(self, after: int) -> GroupsOffer:
+        return await self._service.groups_offer(after)
+
+    async def sign_groups(self, link: bytes, signature: bytes) -> None:
+        await self._service.groups.sign(self._who.silo, link, signature)
 
     async def countersign_ledger(self, head: Head, *, after: Head) -> LedgerReceipt:
         return await self._service.countersign_ledger(self._who.silo, head, after=after)

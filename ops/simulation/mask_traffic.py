@@ -28,6 +28,7 @@ from security.secure_aggregation.messages import (
     UnmaskRequest,
 )
 from security.secure_aggregation.parameters import Terms
+from security.secure_aggregation.release_groups import Partition, first_link
 from security.secure_aggregation.roster import Roster
 from security.secure_aggregation.secret_sharing import SALT_BYTES, SHARE_BYTES
 from security.secure_aggregation.share_box import BOX_BYTES
@@ -72,6 +73,7 @@ class _Cohort:
         section = plan.aggregation
         terms = Terms(
             model=bytes.fromhex(self._model),
+            link=first_link(FederationName(plan.federation), Partition.of([silos])),
             ranges=(noised_ranges if noised else first_ranges)(section, bundle.layout),
             min_cohort=plan.schedule.min_silos,
             min_survivors=section.min_survivors,
@@ -82,7 +84,8 @@ class _Cohort:
         self._roster = Roster(
             attempt=self._attempt,
             model=terms.model,
-            parameters=terms.parameters(len(silos)),
+            link=terms.link.digest,
+            parameters=terms.parameters(silos),
             members=tuple(self._advertisement(number) for number in range(len(silos))),
         )
         self._dealings = tuple(
@@ -104,7 +107,7 @@ class _Cohort:
             None,
             self._roster,
             Delivery(roster=_DIGEST, holder=silo, dealings=self._dealings, boxes=self._boxes(silo, dealt=False)),
-            SurvivorSet(roster=_DIGEST, dealings=_DIGEST, silos=self._silos),
+            SurvivorSet(roster=_DIGEST, dealings=_DIGEST, silos=self._silos, inputs=(_DIGEST,) * len(self._silos)),
             UnmaskRequest(roster=_DIGEST, agreements=self._agreements),
         ):
             identities = tuple((member, identity) for member in self._silos) if message is self._roster else ()

@@ -36,6 +36,7 @@ from security.errors import ConfigurationError, LoricaError, StateError
 from security.identifiers import SiloName, federation_name, silo_name
 from security.process_lock import ProcessLock
 from silo_agent.edges.silo_folder import SiloFolder
+from silo_agent.service.group_keeper import GroupKeeper
 from silo_agent.service.ports import TrainerPort
 from silo_agent.training.device import DeviceSettings, chosen_device
 from silo_wire.canonical import Digest
@@ -221,7 +222,7 @@ class _Simulation:
             if len(finished) == len(silos) and not ended.done():
                 ended.set_result(None)
 
-        agents = []
+        agents, keepers = [], list[GroupKeeper]()
         for silo in silos:
             name = silo.credentials.silo
             direct = DirectCoordinator(
@@ -232,9 +233,17 @@ class _Simulation:
                 finished=lambda name=name: is_finished(name),  # type: ignore[misc]
             )
             agents.append(silo.agent(direct, trainer_of(name)))
+            keepers.append(silo.groups(direct))
         telling = asyncio.create_task(self._tell(service))
         tasks = [asyncio.create_task(agent.run()) for agent in agents]
         try:
+            if self.plan.aggregation.secure_aggregation and service.groups.head is None:
+                everybody = [silo.credentials.silo for silo in silos]
+                await service.groups.propose_first(everybody, colluders=self.plan.aggregation.colluders)
+                for keeper in keepers:
+                    await (
+                        keeper.sync()
+                    )  # each signs; who has not heard of the last signature asks before its first roster
             if (await service.status()).phase != "finished":
                 await service.start_plan(self.plan.name)
             await asyncio.wait((ended, loop, telling, *tasks), return_when=asyncio.FIRST_COMPLETED)

@@ -8,6 +8,7 @@ from typing import Self
 from prometheus_client import CollectorRegistry
 
 from coordinator.service.federation import Federation
+from ops.simulation.direct_coordinator import DirectCoordinator
 from ops.simulation.losses import LOSSES_FILE
 from ops.simulation.worker_messages import WorkerSilo
 from security.identifiers import FederationName, Identity, Role, SiloName
@@ -18,6 +19,7 @@ from security.pki.identity_key import new_identity_key, public_key_bytes, public
 from security.pki.parsing import parse_certificate
 from security.pki.tls_key import new_tls_key
 from security.pki.trust_bundle import TrustBundle
+from silo_agent.edges.backoff import Backoff
 from silo_agent.edges.key_store import SiloCredentials, load_credentials, store_credentials
 from silo_agent.edges.masking_journal import MaskingJournal
 from silo_agent.edges.masking_party import party_of
@@ -25,13 +27,15 @@ from silo_agent.edges.metrics import SiloMetrics
 from silo_agent.edges.observer import SiloObserver
 from silo_agent.edges.plan_store import PlanStore
 from silo_agent.edges.privacy_ledger import guard_of
+from silo_agent.edges.release_groups import GroupsWire, ReleaseGroups, group_chain
 from silo_agent.edges.round_journal import RoundJournal
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.edges.trust_store import trust_store
 from silo_agent.policy import SiloPolicy
 from silo_agent.service.agent import AgentService
+from silo_agent.service.group_keeper import GroupKeeper
 from silo_agent.service.masking import Masking
-from silo_agent.service.ports import CoordinatorPort, TrainerPort
+from silo_agent.service.ports import TrainerPort
 from silo_agent.settings import Settings
 from silo_agent.task.effects import JournalActivity
 
@@ -127,7 +131,20 @@ class SimulatedSilo(AbstractContextManager["SimulatedSilo"]):
             if other.silo != self.credentials.silo and other.silo not in known:
                 store.add(other.silo, other.identity_key.public_key())
 
-    def agent(self, coordinator: CoordinatorPort, trainer: TrainerPort) -> AgentService:
+    def groups(self, coordinator: GroupsWire) -> GroupKeeper:
+        return GroupKeeper(
+            ReleaseGroups(
+                group_chain(self.folder, self.credentials, self.policy),
+                trust_store(self.folder, self.credentials),
+                self.credentials,
+                client=coordinator,
+            ),
+            backoff=Backoff(),
+            told=self.notes.note,
+            refused=lambda _rule, _detail: None,
+        )
+
+    def agent(self, coordinator: DirectCoordinator, trainer: TrainerPort) -> AgentService:
         display = self.notes
         return AgentService(
             federation=self.credentials.federation,
@@ -140,6 +157,7 @@ class SimulatedSilo(AbstractContextManager["SimulatedSilo"]):
                 journal=MaskingJournal(self.folder.masking, self.credentials.federation),
                 coordinator=coordinator,
                 party=party_of(self.folder, self.credentials, self.policy),
+                newer_groups=self.groups(coordinator).sync,
             ),
             privacy=guard_of(self.folder, self.credentials, self.policy, self.journal),
             display=display,

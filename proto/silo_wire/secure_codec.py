@@ -53,6 +53,7 @@ from silo_wire.codec import (
     round_key_from_wire,
     seconds_from_wire,
 )
+from silo_wire.groups_codec import groups_from_wire, groups_to_wire
 from silo_wire.manifest import MAX_TENSORS
 from silo_wire.messages import Mask, MaskAnswer, MaskedHeader, RoundKey
 from silo_wire.renewal import succession_to_wire, successions_from_wire
@@ -127,6 +128,7 @@ def parameters_to_wire(parameters: Parameters) -> pb.Parameters:
         threshold=parameters.threshold,
         colluders=parameters.colluders,
         min_survivors=parameters.min_survivors,
+        least_sum=parameters.least_sum,
         levels=parameters.fixed_point.levels,
         saturation_limit=parameters.fixed_point.saturation_limit,
         ranges=_ranges_to_wire(parameters.fixed_point.ranges),
@@ -139,6 +141,7 @@ def parameters_from_wire(message: pb.Parameters) -> Parameters:
         threshold=message.threshold,
         colluders=message.colluders,
         min_survivors=message.min_survivors,
+        least_sum=message.least_sum,
         fixed_point=FixedPoint(
             cohort=message.cohort,
             levels=message.levels,
@@ -185,6 +188,7 @@ def roster_to_wire(roster: Roster) -> pb.Roster:
     return pb.Roster(
         attempt=attempt_to_wire(roster.attempt),
         model_digest=roster.model,
+        release_groups=roster.link,
         parameters=parameters_to_wire(roster.parameters),
         members=[_keys_to_wire(member) for member in roster.members],
     )
@@ -196,6 +200,7 @@ def roster_from_wire(message: pb.Roster, *, federation: str, plan: bytes) -> Ros
     return Roster(
         attempt=attempt,
         model=message.model_digest,
+        link=message.release_groups,
         parameters=parameters_from_wire(message.parameters),
         members=tuple(_keys_from_wire(member, attempt) for member in message.members),
     )
@@ -311,12 +316,18 @@ def masked_input_from_wire(message: pb.MaskedInput) -> MaskedInput:
 
 
 def survivor_set_to_wire(survivors: SurvivorSet) -> pb.SurvivorSet:
-    return pb.SurvivorSet(roster=survivors.roster, dealings=survivors.dealings, silos=survivors.silos)
+    return pb.SurvivorSet(
+        roster=survivors.roster, dealings=survivors.dealings, silos=survivors.silos, inputs=survivors.inputs
+    )
 
 
 def survivor_set_from_wire(message: pb.SurvivorSet) -> SurvivorSet:
+    _bounded("masked inputs of survivors", message.inputs, MAX_COHORT)
     return SurvivorSet(
-        roster=message.roster, dealings=message.dealings, silos=_silos_from_wire("survivors", message.silos)
+        roster=message.roster,
+        dealings=message.dealings,
+        silos=_silos_from_wire("survivors", message.silos),
+        inputs=tuple(message.inputs),
     )
 
 
@@ -685,7 +696,7 @@ def coordinator_event_from_bytes(data: bytes, federation: FederationName) -> coo
         case "opening":
             return coordinator_machine.OpenAttempt(
                 attempt=attempt_from_wire(message.opening.attempt, federation=federation, plan=plan),
-                terms=_terms_from_stored(message.opening.terms),
+                terms=_terms_from_stored(message.opening.terms, federation),
                 invited=_silos_from_wire("those invited", message.opening.invited),
             )
         case "advertisement":
@@ -716,6 +727,7 @@ def _terms_to_stored(terms: Terms) -> pb.Terms:
     return pb.Terms(
         model_digest=terms.model,
         ranges=_ranges_to_wire(terms.ranges),
+        release_groups=groups_to_wire(terms.link),
         min_cohort=terms.min_cohort,
         min_survivors=terms.min_survivors,
         colluders=terms.colluders,
@@ -724,11 +736,12 @@ def _terms_to_stored(terms: Terms) -> pb.Terms:
     )
 
 
-def _terms_from_stored(message: pb.Terms) -> Terms:
+def _terms_from_stored(message: pb.Terms, federation: FederationName) -> Terms:
     check_bytes("terms", DIGEST_BYTES, model_digest=message.model_digest)
     return Terms(
         model=message.model_digest,
         ranges=_ranges_from_wire(message.ranges),
+        link=groups_from_wire(message.release_groups, federation),
         min_cohort=message.min_cohort,
         min_survivors=message.min_survivors,
         colluders=message.colluders,

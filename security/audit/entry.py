@@ -68,6 +68,10 @@ class Event(Enum):
     ROUND_ENDED = "round ended"  # this silo's part of it
     PIN_ADDED = "pin added"
     PIN_REMOVED = "pin removed"
+    GROUPS_SIGNED = "release groups signed"  # before the signature leaves
+    GROUPS_TAKEN = "release groups taken"  # they stand, and this silo masks under them
+    GROUPS_APPROVED = "release groups approved"  # by people, with what may be learnt of whom
+    GROUPS_WITHDRAWN = "release groups withdrawn"  # a signature, by people
     KEYS_PROTECTED = "keys protected"  # by people: encrypted otherwise, or left in clear
     PAUSED = "paused"
     RESUMED = "resumed"

@@ -3,7 +3,7 @@
     Idle         --OpenAttempt----> Advertising    wait for the keys of those invited
     Advertising  --Advertisement--> Sharing        all are there: send the Roster
     Sharing      --SharedKeys-----> Masking        send a Delivery to all who dealt
-    Masking      --MaskedInput----> Agreeing       send the SurvivorSet to all whose vector is whole
+    Masking      --MaskedInput----> Agreeing       send the SurvivorSet, whole release groups, to all whose vector is whole
     Agreeing     --Agreement------> Unmasking      send the UnmaskRequest to all who signed
     Unmasking    --Reveal---------> Unmasked       `threshold` good replies: how to unmask the sum
     any phase    --Complaint------> Abandoned      a dealer dealt falsely, or was falsely accused
@@ -51,10 +51,11 @@ from security.secure_aggregation.messages import (
     dealings_digest,
 )
 from security.secure_aggregation.parameters import Terms
+from security.secure_aggregation.release_groups import Link
 from security.secure_aggregation.roster import Roster
 from security.secure_aggregation.secret import Secret
 from security.secure_aggregation.secret_sharing import MASK_KEY, SELF_MASK, share_commitment
-from security.secure_aggregation.silo_machine import box_is_sound, check_dealing
+from security.secure_aggregation.silo_machine import box_is_sound, check_dealing, too_few
 
 
 class Offence(Enum):
@@ -182,6 +183,7 @@ class Advertising:
 @dataclass(frozen=True, kw_only=True)
 class Sharing:
     roster: Roster
+    link: Link
     awaited: frozenset[SiloName]
     shared: tuple[SharedKeys, ...] = ()
 
@@ -276,7 +278,7 @@ def restored(journal: tuple[Event, ...], identities: Identities) -> Step:
 
 
 def _open(state: Idle, event: OpenAttempt, identities: Identities) -> Step:
-    event.terms.parameters(len(event.invited))
+    event.terms.parameters(event.invited)
     return Advertising(opening=event, awaited=frozenset(event.invited)), (Journal(event),)
 
 
@@ -308,12 +310,13 @@ def _to_sharing(state: Advertising) -> Step:
         roster = Roster(
             attempt=state.attempt,
             model=state.opening.terms.model,
-            parameters=state.opening.terms.parameters(len(state.advertisements)),
+            link=state.opening.terms.link.digest,
+            parameters=state.opening.terms.parameters([it.silo for it in state.advertisements]),
             members=state.advertisements,
         )
     except MalformedMessage as error:
         return _abandoned(state, str(error))
-    after = Sharing(roster=roster, awaited=frozenset(roster.silos))
+    after = Sharing(roster=roster, link=state.opening.terms.link, awaited=frozenset(roster.silos))
     return after, _asked(after)
 
 
@@ -345,12 +348,10 @@ def _share(state: Sharing, event: SharedKeys, identities: Identities) -> Step:
 
 
 def _to_masking(state: Sharing) -> Step:
-    least = state.roster.parameters.least_sum
-    if len(state.shared) < least:
-        return _abandoned(
-            state, f"{len(state.shared)} of {len(state.roster.silos)} silos shared keys, at least {least} must"
-        )
-    after = Masking(roster=state.roster, shared=state.shared, awaited=frozenset(item.silo for item in state.shared))
+    dealers = tuple(item.silo for item in state.shared)
+    if (lacking := too_few(state.link.partition, state.roster.parameters, dealers)) is not None:
+        return _abandoned(state, f"{len(dealers)} of {len(state.roster.silos)} silos shared keys: {lacking}")
+    after = Masking(roster=state.roster, link=state.link, shared=state.shared, awaited=frozenset(dealers))
     return after, _asked(after)
 
 
@@ -422,20 +423,24 @@ def _take_input(state: Masking, event: MaskedInput, identities: Identities) -> S
 
 
 def _to_agreeing(state: Masking) -> Step:
-    least = state.roster.parameters.least_sum
-    if len(state.inputs) < least:
-        return _abandoned(state, f"{len(state.inputs)} silos sent a masked vector, at least {least} must")
+    """Who sent a vector and is in an incomplete group counts as dropped, and helps to unmask the others' sum."""
+    vectors = {item.silo: item.vector for item in state.inputs}
+    if (lacking := too_few(state.link.partition, state.roster.parameters, vectors)) is not None:
+        return _abandoned(state, f"{len(vectors)} silos sent a masked vector: {lacking}")
+    silos = state.link.partition.whole(vectors)
     survivors = SurvivorSet(
         roster=state.roster.digest,
         dealings=state.dealings_digest,
-        silos=tuple(item.silo for item in state.inputs),
+        silos=silos,
+        inputs=tuple(vectors[silo] for silo in silos),
     )
     after = Agreeing(
         roster=state.roster,
+        link=state.link,
         shared=state.shared,
         inputs=state.inputs,
         survivors=survivors,
-        awaited=frozenset(survivors.silos),
+        awaited=frozenset(vectors),
     )
     return after, _asked(after)
 
@@ -445,7 +450,7 @@ def _to_agreeing(state: Masking) -> Step:
 
 def _take_agreement(state: Agreeing, event: Agreement, identities: Identities) -> Step:
     _check_roster(state, event.roster)
-    _check_survivor(state, event.silo)
+    _check_sent(state, event.silo)
     if _is_repeated(state, event, state.agreements):
         return state, ()
     try:
@@ -471,6 +476,7 @@ def _to_unmasking(state: Agreeing) -> Step:
     signers = tuple(item.silo for item in state.agreements)
     after = Unmasking(
         roster=state.roster,
+        link=state.link,
         shared=state.shared,
         inputs=state.inputs,
         survivors=state.survivors,
@@ -743,9 +749,9 @@ def _check_dealt(state: Masking, silo: SiloName) -> None:
         raise WrongTime(f"silo {silo} dealt no keys in {state.attempt}: it waits for the next")
 
 
-def _check_survivor(state: Agreeing, silo: SiloName) -> None:
-    if silo not in state.survivors.silos:
-        raise WrongTime(f"silo {silo} is not among the survivors of {state.attempt}: it waits for the next")
+def _check_sent(state: Agreeing, silo: SiloName) -> None:
+    if all(item.silo != silo for item in state.inputs):
+        raise WrongTime(f"silo {silo} sent no masked vector in {state.attempt}: it waits for the next")
 
 
 TABLE: dict[tuple[type[State], type[Event]], Callable[[Any, Any, Identities], Step]] = {

@@ -230,19 +230,24 @@ class MaskedInput:
 
 @dataclass(frozen=True, kw_only=True)
 class SurvivorSet:
-    """Whose masked inputs are summed, by name."""
+    """Whose masked inputs are summed, by name; `inputs` are the digests of their vectors, as MaskedInput has them."""
 
     roster: bytes
     dealings: bytes
     silos: tuple[SiloName, ...]
+    inputs: tuple[bytes, ...]
 
     def __post_init__(self) -> None:
         check_bytes("survivor set", DIGEST_BYTES, roster=self.roster, dealings=self.dealings)
         check_names("survivor set", *self.silos)
+        if len(self.inputs) != len(self.silos):
+            raise MalformedMessage(f"survivor set has {len(self.inputs)} masked inputs for {len(self.silos)} silos")
+        for silo, vector in zip(self.silos, self.inputs, strict=True):
+            check_bytes(f"survivor set, silo {silo}:", DIGEST_BYTES, vector=vector)
 
     @cached_property
     def digest(self) -> bytes:
-        return digest("survivors", self.roster, self.dealings, self.silos)
+        return digest("survivors", self.roster, self.dealings, self.silos, self.inputs)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,13 +5,17 @@
 - c colluding silos (or ones whose disk was restored, and who therefore answer twice): 2t > n + c. Two survivor sets of one
   attempt would need t signatures each, hence n + c in all at most.
 - min_survivors >= max(3, c + 2): at least two of a sum do not collude.
+- least_sum: the fewest silos that a sum can be over, given the release groups, the threshold and min_survivors.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from security.errors import MalformedMessage
+from security.identifiers import SiloName
 from security.secure_aggregation.fixed_point import FixedPoint, Ranges
 from security.secure_aggregation.noise_shares import NoiseShares
+from security.secure_aggregation.release_groups import Link
 from security.secure_aggregation.transcript import Part
 
 LEAST_COHORT = 3
@@ -38,6 +42,7 @@ class Parameters:
     threshold: int
     colluders: int
     min_survivors: int
+    least_sum: int
     fixed_point: FixedPoint
 
     def __post_init__(self) -> None:
@@ -55,13 +60,12 @@ class Parameters:
                 f"min_survivors is {self.min_survivors} for {n} silos and {c} colluders: "
                 f"allowed are {least_survivors(c)} to {n}"
             )
+        if not self.min_survivors <= self.least_sum <= n:
+            raise MalformedMessage(
+                f"least_sum is {self.least_sum} for {n} silos: allowed are min_survivors, {self.min_survivors}, to {n}"
+            )
         if self.fixed_point.cohort != n:
             raise MalformedMessage(f"fixed point is for {self.fixed_point.cohort} silos, the cohort has {n}")
-
-    @property
-    def least_sum(self) -> int:
-        """The fewest silos whose sum comes out."""
-        return max(self.threshold, self.min_survivors)
 
     @property
     def honest(self) -> int:
@@ -71,12 +75,19 @@ class Parameters:
     @property
     def parts(self) -> tuple[Part, ...]:
         """What the roster digest covers."""
-        return (self.cohort, self.threshold, self.colluders, self.min_survivors, self.fixed_point.parts)
+        return (
+            self.cohort,
+            self.threshold,
+            self.colluders,
+            self.min_survivors,
+            self.least_sum,
+            self.fixed_point.parts,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What the coordinator opens an attempt with, before it knows who will be in the cohort.
+    """What the coordinator opens an attempt with, before it knows who will be in the cohort; `link` has the release groups.
 
     `threshold` None is the default; any other is raised to what the cohort and the colluders need. `noise_multiplier` is of the
     noise that silos make before they mask; 0: none.
@@ -84,14 +95,16 @@ class Terms:
 
     model: bytes
     ranges: Ranges
+    link: Link
     min_cohort: int = LEAST_COHORT
     min_survivors: int = LEAST_COHORT
     colluders: int = 0
     threshold: int | None = None
     noise_multiplier: float = 0.0
 
-    def parameters(self, cohort: int) -> Parameters:
-        """For a cohort of this size; raises MalformedMessage where the terms do not hold for it."""
+    def parameters(self, silos: Collection[SiloName]) -> Parameters:
+        """For this cohort; raises MalformedMessage where the terms do not hold for it."""
+        cohort = len(silos)
         if cohort < self.min_cohort:
             raise MalformedMessage(f"{cohort} silos advertised keys: the terms ask for at least {self.min_cohort}")
         threshold = max(
@@ -99,12 +112,19 @@ class Terms:
             least_threshold(cohort),
             (cohort + self.colluders) // 2 + 1,
         )
+        least_sum = self.link.partition.least_sum(silos, threshold=threshold, min_survivors=self.min_survivors)
+        if least_sum is None:
+            raise MalformedMessage(
+                f"no sum can come out of {cohort} silos: release groups that are among them whole have fewer than "
+                f"{self.min_survivors} silos, or fewer than {threshold} are left to sign"
+            )
         return Parameters(
             cohort=cohort,
             threshold=threshold,
             colluders=self.colluders,
             min_survivors=self.min_survivors,
-            fixed_point=self._fixed_point(cohort, _unknown(max(threshold, self.min_survivors), self.colluders)),
+            least_sum=least_sum,
+            fixed_point=self._fixed_point(cohort, _unknown(least_sum, self.colluders)),
         )
 
     def _fixed_point(self, cohort: int, honest: int) -> FixedPoint:

@@ -1,4 +1,4 @@
-"""The roster: who takes part in an attempt, with which keys, for which model and under which parameters.
+"""The roster: who takes part in an attempt, with which keys, for which model, under which parameters and release groups.
 
 Its digest is bound to every key, box and signature that follows. Silos that were given different rosters, hence also
 different models or ranges, agree on no mask: their sum is noise.
@@ -17,15 +17,19 @@ from security.secure_aggregation.transcript import DIGEST_BYTES, check_bytes, di
 
 @dataclass(frozen=True, kw_only=True)
 class Roster:
-    """`members` by name; `model` is the digest of the round model. Raises MalformedMessage; checks no signature."""
+    """`members` by name; `model` is the digest of the round model, `link` that of the newest release groups.
+
+    Raises MalformedMessage; checks no signature.
+    """
 
     attempt: Attempt
     model: bytes
+    link: bytes
     parameters: Parameters
     members: tuple[Advertisement, ...]
 
     def __post_init__(self) -> None:
-        check_bytes("roster", DIGEST_BYTES, model=self.model)
+        check_bytes("roster", DIGEST_BYTES, model=self.model, link=self.link)
         check_names("roster", *self.silos)
         if len(self.members) != self.parameters.cohort:
             raise MalformedMessage(
@@ -54,4 +58,4 @@ class Roster:
     @cached_property
     def digest(self) -> bytes:
         members = tuple((it.silo, it.mask_key, it.box_key, it.signature) for it in self.members)
-        return digest("roster", self.attempt.digest, self.model, self.parameters.parts, members)
+        return digest("roster", self.attempt.digest, self.model, self.link, self.parameters.parts, members)

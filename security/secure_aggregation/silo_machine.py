@@ -20,12 +20,14 @@ must not outlive the attempt; whoever has it and the boxes can open them.
 What this machine holds a coordinator to (DESIGN section 4), by rule:
 - every member's keys are signed by the identity key that this silo's own people pinned, so that phantoms cannot fill a cohort;
 - model, tensors and parameters are what this silo expects and demands, and are bound to every key by the roster digest;
-- masks go only to those who dealt, and are bound to who dealt what; survivors are a subset of them, this silo among them;
-- one survivor set per attempt is signed, and nothing is revealed but for that set, signed by `threshold` of its members;
+- the roster is bound to the newest release groups that this silo holds;
+- masks go only to those who dealt, and are bound to who dealt what; survivors are whole release groups of them, with the vectors
+  that they announced. A silo whose group is incomplete counts as dropped; it signs and reveals like the others;
+- one survivor set per attempt is signed, and nothing is revealed but for that set, signed by `threshold` dealers;
 - one share per dealer: of the self mask for a survivor, of the mask key for all others.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +69,7 @@ from security.secure_aggregation.messages import (
     signed,
 )
 from security.secure_aggregation.parameters import LEAST_COHORT, Parameters
+from security.secure_aggregation.release_groups import RELEASE_GROUPS, Group, Link, Partition, least_group
 from security.secure_aggregation.roster import Roster
 from security.secure_aggregation.secret import Secret
 from security.secure_aggregation.secret_sharing import MASK_KEY, SALT_BYTES, SELF_MASK, share_commitment
@@ -79,13 +82,20 @@ from security.secure_aggregation.transcript import DIGEST_BYTES, check_bytes
 class Demands:
     """What this silo's own policy asks of a cohort; the coordinator can ask for more, never for less.
 
-    `colluders` is how many members may work against it, whatever the size of the cohort: see `parameters`.
+    `colluders` is how many members may work against it, whatever the size of the cohort: see `parameters`. `smallest_group` is of
+    release groups, and of sets that sums can be subtracted down to.
     """
 
     min_cohort: int = LEAST_COHORT
     min_threshold: int = LEAST_COHORT
     min_survivors: int = LEAST_COHORT
     colluders: int = 0
+    smallest_group: int = LEAST_COHORT
+
+    @property
+    def least_group(self) -> int:
+        """The fewest silos of a release group; all colluders may sit in one."""
+        return max(self.smallest_group, least_group(self.colluders))
 
     def check(self, parameters: Parameters) -> None:
         """Raises PolicyRefusal, which names the rule."""
@@ -101,13 +111,18 @@ class Demands:
 
 @dataclass(frozen=True, kw_only=True)
 class Party:
-    """Who this silo is, and whom its people pinned (itself need not be among them)."""
+    """Who this silo is, and whom its people pinned (itself need not be among them).
+
+    `link` has the newest release groups that this silo holds; `approved` are the smaller sets that its people allowed.
+    """
 
     federation: FederationName
     silo: SiloName
     identity_key: Ed25519PrivateKey
     pinned: Identities
     demands: Demands = Demands()
+    link: Link | None = None
+    approved: frozenset[Group] = frozenset()
 
     @property
     def identities(self) -> Identities:
@@ -360,6 +375,7 @@ def check_roster(roster: Roster, opening: OpenAttempt, party: Party) -> None:
         raise PolicyRefusal(
             "trusted_peers", f"the roster names {', '.join(strangers)}, whose identity keys this silo has not pinned"
         )
+    check_groups(roster, party)
     for member in roster.members:
         check_signed(member, party.identities)
     if party.silo not in roster or roster.member(party.silo) != _advertisement(opening, party):
@@ -368,6 +384,55 @@ def check_roster(roster: Roster, opening: OpenAttempt, party: Party) -> None:
         )
     for member in roster.members:
         key_agreement.check_public(member.silo, member.mask_key, member.box_key)
+
+
+def check_groups(roster: Roster, party: Party) -> Partition:
+    """The partition that the roster is bound to. Raises PolicyRefusal unless it is the newest that this silo holds and allows."""
+    link = party.link
+    if link is None:
+        raise PolicyRefusal(
+            RELEASE_GROUPS,
+            "this silo holds no release groups, so that nothing says which sums may come out: `silo-agent groups show`",
+        )
+    if roster.link != link.digest:
+        raise PolicyRefusal(
+            RELEASE_GROUPS,
+            f"the roster is for release groups {roster.link.hex()[:16]}, this silo holds {link.digest.hex()[:16]} "
+            f"(number {link.number}): `silo-agent groups show`",
+        )
+    own = link.atom_of(party.silo)
+    if own is None or party.silo not in link.members:
+        raise PolicyRefusal(
+            RELEASE_GROUPS, f"silo {party.silo} is in none of release groups {link.number}: it masks nothing"
+        )
+    least = party.demands.least_group
+    for group in (own, *link.partition.groups):
+        if len(group) < least and group not in party.approved:
+            raise PolicyRefusal(
+                RELEASE_GROUPS,
+                f"release group {', '.join(group)} has {len(group)} silos, smallest_group of this silo is {least}: "
+                "larger groups, or `silo-agent groups approve`",
+            )
+    outside = [silo for silo in roster.silos if silo not in link.members]
+    if outside:
+        raise PolicyRefusal(RELEASE_GROUPS, f"the roster names {', '.join(outside)}, who are in no release group")
+    offered = roster.parameters
+    expected = link.partition.least_sum(roster.silos, threshold=offered.threshold, min_survivors=offered.min_survivors)
+    if offered.least_sum != expected:
+        raise PolicyRefusal(
+            RELEASE_GROUPS, f"the roster's least sum is of {offered.least_sum} silos, that of its groups is {expected}"
+        )
+    return link.partition
+
+
+def too_few(partition: Partition, parameters: Parameters, silos: Collection[SiloName]) -> str | None:
+    """What is wanting for a sum over those of `silos` whose groups are among them whole; None: nothing."""
+    if len(silos) < parameters.threshold:
+        return f"at least {parameters.threshold} must"
+    whole = len(partition.whole(silos))
+    if whole < parameters.least_sum:
+        return f"at least {parameters.least_sum} must, in whole release groups: {whole} of these are"
+    return None
 
 
 def _deal_again(state: Dealt, roster: Roster, party: Party) -> Step:
@@ -494,11 +559,9 @@ def check_delivery(state: Dealt, delivery: Delivery, party: Party) -> None:
     own = _shared_keys(state, party).dealing
     if party.silo not in delivery.dealers or _dealing(delivery, party.silo) != own:
         raise IntegrityError("the delivery does not hold what this silo dealt: it was altered or left out")
-    if len(delivery.dealers) < roster.parameters.least_sum:
-        raise PolicyRefusal(
-            "min_survivors",
-            f"{len(delivery.dealers)} silos dealt, at least {roster.parameters.least_sum} must for a sum to come out",
-        )
+    lacking = too_few(check_groups(roster, party), roster.parameters, delivery.dealers)
+    if lacking is not None:
+        raise PolicyRefusal("min_survivors", f"{len(delivery.dealers)} silos dealt, for a sum to come out {lacking}")
     if tuple(share.dealer for share in delivery.boxes) != tuple(it for it in delivery.dealers if it != party.silo):
         raise MalformedMessage("the delivery does not hold one box of each other dealer")
     for share in delivery.boxes:
@@ -640,15 +703,20 @@ def _agree(state: Masked, survivors: SurvivorSet, party: Party) -> Step:
     strangers = [silo for silo in survivors.silos if silo not in state.delivery.dealers]
     if strangers:
         raise MalformedMessage(f"the survivor set names {', '.join(strangers)}, who dealt no keys")
-    if party.silo not in survivors.silos:
+    partition = check_groups(state.roster, party)
+    if not partition.is_union(survivors.silos):
+        broken = [silo for silo in survivors.silos if silo not in partition.whole(survivors.silos)]
         raise PolicyRefusal(
-            "own_survivor_set", "the survivor set leaves out this silo: it signs only sets that it is in"
+            RELEASE_GROUPS,
+            f"the survivor set has {', '.join(broken)} without the rest of their release groups: only whole groups are summed",
         )
     least = max(state.roster.parameters.least_sum, party.demands.min_survivors)
     if len(survivors.silos) < least:
         raise PolicyRefusal(
             "min_survivors", f"the survivor set has {len(survivors.silos)} silos, at least {least} are needed"
         )
+    if dict(zip(survivors.silos, survivors.inputs, strict=True)).get(party.silo, state.vector) != state.vector:
+        raise IntegrityError("the survivor set has another vector for this silo than it sent: nothing is signed")
     after = Agreed(
         memory=state.memory,
         opening=state.opening,
@@ -690,12 +758,13 @@ def _reveal(state: Agreed, request: UnmaskRequest, party: Party) -> Step:
 
 
 def check_agreements(state: Agreed, request: UnmaskRequest, party: Party) -> None:
-    """Raise unless at least `threshold` survivors signed the very set that this silo signed."""
+    """Raise unless at least `threshold` dealers signed the very set that this silo signed."""
     if request.roster != state.roster.digest:
         raise WrongTime(f"an unmask request of another roster came for {state.attempt}")
+    check_groups(state.roster, party)
     for agreement in request.agreements:
-        if agreement.silo not in state.survivors.silos:
-            raise MalformedMessage(f"the unmask request has a signature of silo {agreement.silo}, who is no survivor")
+        if agreement.silo not in state.delivery.dealers:
+            raise MalformedMessage(f"the unmask request has a signature of silo {agreement.silo}, who dealt no keys")
         if agreement.roster != state.roster.digest or agreement.survivors != state.survivors.digest:
             raise IntegrityError(
                 f"silo {agreement.silo} signed another survivor set than this silo: nothing is revealed"

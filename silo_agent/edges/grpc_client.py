@@ -57,6 +57,7 @@ from silo_wire.codec import (
     round_call_key,
     update_header_to_wire,
 )
+from silo_wire.groups_codec import GroupsOffer, offer_from_wire
 from silo_wire.ledger_receipt import LedgerReceipt, receipt_from_wire, report_to_wire
 from silo_wire.manifest import Layout, Manifest
 from silo_wire.messages import (
@@ -143,6 +144,8 @@ class GrpcCoordinator:
         self._old_wires: set[asyncio.Task[None]] = set()
         self.on_trust: Callable[[bytes], None] = lambda digest: None
         """Hears, with each order, the digest of the trust bundle that stands at the coordinator."""
+        self.on_groups: Callable[[bytes], None] = lambda digest: None
+        """Hears, with each order, what stands for the coordinator's release groups."""
         self.on_speaker: Callable[[Speaker], None] = lambda speaker: None
         """Hears, as each stream of orders begins, which release the coordinator is and which wire it speaks."""
 
@@ -184,6 +187,8 @@ class GrpcCoordinator:
                             before = None
                         if notice.trust_bundle:
                             self.on_trust(trust_digest_from_wire(notice.trust_bundle, "notice"))
+                        if notice.release_groups:
+                            self.on_groups(notice.release_groups)
                         yield order
                 except grpc.aio.AioRpcError as error:
                     problem = error_of(error)
@@ -521,6 +526,25 @@ class GrpcCoordinator:
         try:
             async with self._wire.used() as wire:
                 return renewal_from_wire(await wire.stub.RenewCertificate(request, timeout=CALL_TIMEOUT_S))
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from error
+
+    async def fetch_groups(self, after: int) -> GroupsOffer:
+        """Release groups from number `after` on, and what is proposed; raises what the coordinator says, Unreachable, MalformedMessage."""
+        request = federation_pb2.GroupsRequest(key=self._key(), after=after)
+        try:
+            async with self._wire.used() as wire:
+                reply = await wire.stub.FetchGroups(request, timeout=CALL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from error
+        return offer_from_wire(reply, self._credentials.federation)
+
+    async def sign_groups(self, link: bytes, signature: bytes) -> None:
+        """This silo's signature under release groups; raises what the coordinator says, Unreachable."""
+        request = federation_pb2.SignGroupsRequest(key=self._key(), groups=link, signature=signature)
+        try:
+            async with self._wire.used() as wire:
+                await wire.stub.SignGroups(request, timeout=CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             raise error_of(error) from error
 

@@ -1,4 +1,4 @@
-"""Who this silo is in secure aggregation, and whom it trusts, as its folder says when an order comes."""
+"""Who this silo is in secure aggregation, whom it trusts and whom it is summed with, as its folder says when an order comes."""
 
 from collections.abc import Callable
 
@@ -8,6 +8,7 @@ from security.pki.identity_key import public_key_bytes
 from security.secure_aggregation.roster import Roster
 from security.secure_aggregation.silo_machine import Party
 from silo_agent.edges.key_store import SiloCredentials
+from silo_agent.edges.release_groups import group_chain
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.edges.trust_store import trust_store
 from silo_agent.policy import SiloPolicy
@@ -17,13 +18,11 @@ from silo_wire.messages import Mask
 def party_of(
     folder: SiloFolder, credentials: SiloCredentials, policy: SiloPolicy, log: AuditLog | None = None
 ) -> Callable[[Mask], Party]:
-    """What `Masking` asks for with each order. A pin moves where the pinned key named a successor; where the policy
-    opts in, members of a roster that are unknown are pinned then.
+    """What `Masking` asks for with each order. A pin moves where the pinned key named a successor.
 
     What changes so is entered into `log`. It raises PolicyRefusal for a key that is not the pinned one, ConfigurationError for a damaged file of pins.
     """
-    first_use = policy.rules.trust_on_first_use
-    store = trust_store(folder, credentials, first_use=first_use)
+    store, chain = trust_store(folder, credentials), group_chain(folder, credentials, policy)
 
     def party(order: Mask) -> Party:
         if isinstance(order.message, Roster):
@@ -32,18 +31,19 @@ def party_of(
                 if silo == credentials.silo:
                     continue
                 store.follow(silo, key, successions.get(silo, ()))
-                if first_use:
-                    store.trusted_on_first_use(silo, key)
                 pinned = store.identities().get(silo)
                 if log is not None and pinned is not None and pinned != known.get(silo):
-                    how = "succeeded" if silo in known else "first use"
-                    log.append(Event.PIN_ADDED, who=log.writer, silo=silo, key=public_key_bytes(key).hex(), how=how)
+                    log.append(
+                        Event.PIN_ADDED, who=log.writer, silo=silo, key=public_key_bytes(key).hex(), how="succeeded"
+                    )
         return Party(
             federation=credentials.federation,
             silo=credentials.silo,
             identity_key=credentials.identity_key,
             pinned=store.identities(),
             demands=policy.demands(),
+            link=chain.head,
+            approved=chain.approved_sets,
         )
 
     return party

@@ -94,6 +94,11 @@ class SiloFolder:
         return self.root / "masking"
 
     @property
+    def release_groups(self) -> Path:
+        """Which silos this one is summed with under masks: the newest link of their chain, and what it signed."""
+        return self.root / "release-groups.json"
+
+    @property
     def approvals(self) -> Path:
         """The plans that people approved by command."""
         return self.root / "approvals.json"

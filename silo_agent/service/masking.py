@@ -29,7 +29,10 @@ Masker = Callable[[protocol.MaskVector], Awaitable[MaskedFile]]
 
 
 class Masking:
-    """One silo's part in secure aggregation. `party` says who this silo is and whom it trusts, as of now."""
+    """One silo's part in secure aggregation. `party` says who this silo is, whom it trusts and whom it is summed with, as of now.
+
+    `newer_groups` fetches release groups that the coordinator has and this silo may not have heard of.
+    """
 
     def __init__(
         self,
@@ -37,7 +40,9 @@ class Masking:
         journal: MaskingJournalPort,
         coordinator: CoordinatorPort,
         party: Callable[[Mask], protocol.Party],
+        newer_groups: Callable[[], Awaitable[None]],
     ) -> None:
+        self._newer_groups = newer_groups
         self._journal = journal
         self._coordinator = coordinator
         self._party = party
@@ -76,6 +81,9 @@ class Masking:
                 if bundle.plan.noise_at == "silos":
                     check_noise_fits(bundle, order.message.parameters)
             party = self._party(order)
+            if isinstance(order.message, Roster) and (party.link is None or party.link.digest != order.message.link):
+                await self._newer_groups()
+                party = self._party(order)
             at = await asyncio.to_thread(self._restored, party)
             event = self._event(at, order, update, bundle)
             state = at

@@ -32,6 +32,7 @@ from security.secure_aggregation.messages import (
     signed,
 )
 from security.secure_aggregation.parameters import Terms
+from security.secure_aggregation.release_groups import Partition, first_link
 from security.secure_aggregation.roster import Roster
 from silo_agent.policy import PolicyRules
 from silo_wire.messages import DeclineReason, Prepare, Standby, StandbyReason, Train
@@ -88,8 +89,10 @@ async def insurer_denied(folder: Path, until: str) -> AsyncIterator[HostileCoord
 def with_members(roster: Roster, *members: Advertisement) -> Roster:
     """Of these, whose names and number may be others; its parameters are what an honest coordinator would choose."""
     ordered = tuple(sorted(members, key=lambda member: member.silo))
-    terms = Terms(model=roster.model, ranges=roster.parameters.fixed_point.ranges)
-    return replace(roster, members=ordered, parameters=terms.parameters(len(ordered)))
+    names = [member.silo for member in ordered]
+    link = first_link(roster.attempt.federation, Partition.singletons(names))
+    terms = Terms(model=roster.model, ranges=roster.parameters.fixed_point.ranges, link=link)
+    return replace(roster, members=ordered, parameters=terms.parameters(names))
 
 
 def swapped(roster: Roster, member: Advertisement) -> Roster:
@@ -162,7 +165,7 @@ async def test_fills_the_cohort_with_phantom_silos_certified_by_its_own_authorit
     phantoms = (SiloName("phantom-1"), SiloName("phantom-2"))
     async with attacked(tmp_path, NET, phantoms=phantoms) as at:
         await at.train()
-        at.open(HOSPITAL, *phantoms)
+        at.open(HOSPITAL, *phantoms, link=at.with_phantoms)
         await at.play("share keys")
         roster = at.requested(Roster, HOSPITAL)
         for phantom in phantoms:
@@ -171,7 +174,7 @@ async def test_fills_the_cohort_with_phantom_silos_certified_by_its_own_authorit
         says = "names phantom-1, phantom-2, whose identity keys this silo has not pinned"
         await at.refused(HOSPITAL, "trusted_peers", says, declined=POLICY)
 
-        at.open(BANK, CLINIC, INSURER, phantoms[0], number=2)
+        at.open(BANK, CLINIC, INSURER, phantoms[0], number=2, link=at.with_phantoms)
         await at.play("share keys")
         roster = at.requested(Roster, BANK)
         for silo in (BANK, CLINIC, INSURER):
@@ -255,7 +258,7 @@ async def test_hands_different_models_to_different_silos_and_names_its_own_to_ea
 async def test_hands_different_survivor_sets_to_different_silos(tmp_path: Path) -> None:
     async with masked_round(tmp_path, "consistency check") as at:
         everybody = at.requested(SurvivorSet, HOSPITAL)
-        without = replace(everybody, silos=REST)
+        without = at.survivors_of(everybody.roster, HOSPITAL, *REST)
         agreed: dict[SiloName, Agreement] = {}
         for silo, survivors in {HOSPITAL: everybody, INSURER: everybody, BANK: without, CLINIC: without}.items():
             agreed[silo] = await at.answer_to(silo, survivors)
@@ -278,9 +281,11 @@ async def test_hands_different_survivor_sets_to_different_silos(tmp_path: Path) 
 async def test_hands_a_survivor_set_without_the_silo_or_with_one_that_dealt_nothing(tmp_path: Path) -> None:
     async with masked_round(tmp_path, "consistency check") as at:
         survivors = at.requested(SurvivorSet, INSURER)
-        await at.ask(INSURER, replace(survivors, silos=REST))
-        await at.refused(INSURER, "own_survivor_set", "leaves out this silo", declined=POLICY)
-        await at.ask(BANK, replace(survivors, silos=(*SILOS, SiloName("stranger"))))
+        without = at.survivors_of(survivors.roster, INSURER, *REST)
+        agreed = await at.answer_to(INSURER, without)  # as a living member of a group that counts as dropped
+        assert agreed.survivors == without.digest
+        stranger = replace(survivors, silos=(*SILOS, SiloName("stranger")), inputs=(*survivors.inputs, bytes(32)))
+        await at.ask(BANK, stranger)
         await at.refused(BANK, "MalformedMessage", "names stranger, who dealt no keys", declined=INTEGRITY)
 
 
@@ -307,11 +312,12 @@ async def test_asks_for_both_shares_of_a_silo_in_one_request(tmp_path: Path) -> 
     assert {field.name for field in shares} == {"self_mask", "mask_key"}, "an answer has one of the two"
     async with insurer_denied(tmp_path, "unmasking") as at:
         request = at.requested(UnmaskRequest, HOSPITAL)
-        everybody = SurvivorSet(roster=request.roster, dealings=dealings_of(at, HOSPITAL), silos=SILOS)
+        everybody = at.survivors_of(request.roster, HOSPITAL, *SILOS)
         other = await at.answer_to(INSURER, everybody)
         both = replace(request, agreements=(*request.agreements, other))
         await at.ask(HOSPITAL, both)
-        await at.refused(HOSPITAL, "MalformedMessage", f"{INSURER}, who is no survivor", declined=INTEGRITY)
+        says = f"silo {INSURER} signed another survivor set than this silo"
+        await at.refused(HOSPITAL, "IntegrityError", says, declined=INTEGRITY)
         await at.ask(INSURER, both)
         says = f"silo {BANK} signed another survivor set than this silo"
         await at.refused(INSURER, "IntegrityError", says, declined=INTEGRITY)
@@ -329,7 +335,7 @@ async def test_asks_for_both_shares_of_a_silo_across_two_requests(tmp_path: Path
         request = at.requested(UnmaskRequest, HOSPITAL)
         await at.play("unmasked")
         at.require_sum_of(*REST)
-        everybody = SurvivorSet(roster=request.roster, dealings=dealings_of(at, HOSPITAL), silos=SILOS)
+        everybody = at.survivors_of(request.roster, HOSPITAL, *SILOS)
         other = await at.answer_to(INSURER, everybody)
         for silo in REST:
             await at.silos[silo].notes.outcomes(1)  # its shares are delivered, its secrets erased
@@ -351,13 +357,14 @@ async def test_asks_for_both_shares_of_a_silo_before_and_after_the_agent_was_res
         first = await at.answer_to(HOSPITAL, request)
         await victim.restart()
         at.peer.unheard = lambda answer: False
-        everybody = SurvivorSet(roster=request.roster, dealings=dealings_of(at, HOSPITAL), silos=SILOS)
+        everybody = at.survivors_of(request.roster, HOSPITAL, *SILOS)
         await at.ask(HOSPITAL, everybody)
         await at.refused(HOSPITAL, "WrongTime", "SurvivorSet does not fit the state Revealed")
         other = await at.answer_to(INSURER, everybody)
         await victim.restart()
         await at.ask(HOSPITAL, replace(request, agreements=(*request.agreements, other)))
-        await at.refused(HOSPITAL, "MalformedMessage", f"{INSURER}, who is no survivor", declined=INTEGRITY)
+        says = f"silo {INSURER} signed another survivor set than this silo"
+        await at.refused(HOSPITAL, "IntegrityError", says, declined=INTEGRITY)
         assert at.reveals(HOSPITAL) == [first]
     assert not (victim.folder.masking / "attempt").exists(), "it refused for good: nothing is left to ask for"
 
@@ -490,7 +497,7 @@ async def test_shrinks_the_cohort_to_two(tmp_path: Path) -> None:
 
     def to_two(order: federation_pb2.Mask) -> None:
         parameters, members = order.roster.parameters, order.roster.members
-        parameters.cohort = parameters.threshold = parameters.min_survivors = 2
+        parameters.cohort = parameters.threshold = parameters.min_survivors = parameters.least_sum = 2
         del members[3], members[0]
 
     async with masked_round(tmp_path, "share keys") as at:
@@ -502,12 +509,14 @@ async def test_shrinks_the_cohort_to_two(tmp_path: Path) -> None:
         two = replace(delivery, dealings=delivery.dealings[1:3], boxes=delivery.boxes[1:2])
         assert two.dealers == (CLINIC, HOSPITAL)
         await at.ask(HOSPITAL, two)
-        await at.refused(HOSPITAL, "min_survivors", "2 silos dealt, at least 3 must", declined=POLICY)
+        await at.refused(
+            HOSPITAL, "min_survivors", "2 silos dealt, for a sum to come out at least 3 must", declined=POLICY
+        )
         at.drop(HOSPITAL)
         await at.play("consistency check")
         survivors = at.requested(SurvivorSet, BANK)
         for silo, pair in {BANK: (BANK, CLINIC), CLINIC: (CLINIC, INSURER)}.items():
-            await at.ask(silo, replace(survivors, silos=pair))
+            await at.ask(silo, at.survivors_of(survivors.roster, BANK, *pair))
             await at.refused(silo, "min_survivors", "has 2 silos, at least 3 are needed", declined=POLICY)
 
 
@@ -592,7 +601,7 @@ async def test_restores_the_disk_of_an_agent_from_a_snapshot_and_asks_for_anothe
         await victim.kill()
         victim.snapshot(snapshot)
         await victim.start()
-        everybody = replace(at.requested(SurvivorSet, HOSPITAL), silos=SILOS)
+        everybody = at.survivors_of(at.requested(SurvivorSet, HOSPITAL).roster, HOSPITAL, *SILOS)
         await at.play("unmasking")
         request = at.requested(UnmaskRequest, HOSPITAL)
         await at.play("unmasked")

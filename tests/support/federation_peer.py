@@ -31,6 +31,7 @@ from security.secure_aggregation.messages import MaskedInput
 from silo_agent.edges.key_store import SiloCredentials
 from silo_wire import codec
 from silo_wire.canonical import Digest, digest_from_wire, digest_of
+from silo_wire.groups_codec import GroupsOffer, offer_to_wire
 from silo_wire.ledger_receipt import LEDGER_DOMAIN, LedgerReceipt, head_from_wire, ledger_statement, receipt_to_wire
 from silo_wire.manifest import Layout, Manifest, TensorSpec, manifest_of
 from silo_wire.messages import (
@@ -197,6 +198,8 @@ class FederationPeer(federation_pb2_grpc.FederationServicer):
         self.instances: list[bytes] = []
         self.readiness: list[tuple[Digest, bool, str]] = []
         self.declined: list[tuple[RoundKey, DeclineReason, str]] = []
+        self.groups_offer = GroupsOffer(links=(), proposed=None, identities=())
+        self.group_signatures: list[tuple[str, bytes, bytes]] = []
         self.declined_by: dict[SiloName, list[tuple[RoundKey, DeclineReason, str]]] = defaultdict(list)
         self.trained: list[tuple[SiloName, RoundKey, Digest]] = []
         self.answers: list[tuple[SiloName, MaskAnswer | MaskedInput]] = []
@@ -475,6 +478,13 @@ class FederationPeer(federation_pb2_grpc.FederationServicer):
         phase = codec.phase_from_wire(request.phase)
         self.progress.append((codec.round_key_from_wire(request.key), phase.value, request.fraction))
         await self._note()
+        return federation_pb2.Ack()
+
+    async def FetchGroups(self, request: federation_pb2.GroupsRequest, context: Any) -> federation_pb2.GroupsReply:
+        return offer_to_wire(self.groups_offer)
+
+    async def SignGroups(self, request: federation_pb2.SignGroupsRequest, context: Any) -> federation_pb2.Ack:
+        self.group_signatures.append((request.key.silo, request.groups, request.signature))
         return federation_pb2.Ack()
 
     async def CountersignLedger(

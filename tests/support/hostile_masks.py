@@ -28,8 +28,9 @@ from security.secure_aggregation import coordinator_machine as protocol
 from security.secure_aggregation import fixed_point, mask_stream
 from security.secure_aggregation.attempt import Attempt
 from security.secure_aggregation.fixed_point import EXTRA_WORDS, Ranges
-from security.secure_aggregation.messages import MaskedInput, Reveal
+from security.secure_aggregation.messages import MaskedInput, Reveal, SurvivorSet
 from security.secure_aggregation.parameters import Terms
+from security.secure_aggregation.release_groups import Link
 from security.secure_aggregation.roster import Roster
 from security.secure_aggregation.silo_machine import MaskVector
 from silo_agent.edges.audit_log import audit_log
@@ -44,12 +45,14 @@ from silo_agent.edges.model_cache import ModelCache
 from silo_agent.edges.observer import SiloObserver
 from silo_agent.edges.plan_store import PlanStore
 from silo_agent.edges.privacy_ledger import guard_of
+from silo_agent.edges.release_groups import ReleaseGroups, group_chain
 from silo_agent.edges.round_journal import RoundJournal
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.edges.trust_store import trust_store
 from silo_agent.policy import PolicyRules, SiloPolicy
 from silo_agent.service.agent import AgentService
 from silo_agent.service.audited import AuditedCoordinator, AuditedGate, AuditedObserver, SiloAudit
+from silo_agent.service.group_keeper import GroupKeeper
 from silo_agent.service.masking import Masking
 from silo_agent.service.ports import (
     Cancelled,
@@ -87,6 +90,7 @@ from tests.support.federation_peer import (
     small_bundle,
     vector_of,
 )
+from tests.support.release_groups import hold_groups
 from tests.support.secagg_federation import entropy
 
 BANK, CLINIC, HOSPITAL, INSURER = SILOS = tuple(map(SiloName, ("bank-b", "clinic-c", "hospital-a", "insurer-d")))
@@ -208,8 +212,10 @@ class AttackedSilo:
         self.metrics: SiloMetrics
         self.journal: RoundJournal
         self.service: AgentService
+        self.groups: GroupKeeper
         self._parts = AsyncExitStack()
         self._run: asyncio.Task[None]
+        self._keeping: asyncio.Task[None]
         self._noted_before = 0  # refusals, by the processes before
         self._recorded_before = 0
         self.seen = 0  # refusals that the test has looked at
@@ -243,6 +249,21 @@ class AttackedSilo:
         )
         coordinator = AuditedCoordinator(client, audit)
         policy = SiloPolicy(rules=self.rules, silo=self.name)
+        self.groups = GroupKeeper(
+            ReleaseGroups(
+                group_chain(self.folder, self.credentials, policy),
+                trust_store(self.folder, self.credentials, first_use=self.rules.trust_on_first_use),
+                self.credentials,
+                client=client,
+                log=log,
+                first_use=self.rules.trust_on_first_use,
+            ),
+            backoff=Backoff(first_s=0.01, most_s=0.05),
+            told=self.notes.note,
+            refused=observer.refused,
+        )
+        client.on_groups = self.groups.heard
+        self._keeping = asyncio.create_task(self.groups.run())
         self.service = AgentService(
             federation=FEDERATION,
             coordinator=coordinator,
@@ -254,6 +275,7 @@ class AttackedSilo:
                 journal=MaskingJournal(self.folder.masking, FEDERATION),
                 coordinator=coordinator,
                 party=party_of(self.folder, self.credentials, policy, log),
+                newer_groups=self.groups.sync,
             ),
             privacy=guard_of(self.folder, self.credentials, policy, self.journal),
             display=self.notes,
@@ -265,13 +287,15 @@ class AttackedSilo:
         self.service.stop()
         async with asyncio.timeout(20):
             await asyncio.wait([self._run])
+        self._keeping.cancel()
         await self._parts.aclose()
         self._run.result()
 
     async def kill(self) -> None:
         """The process goes without a word."""
         self._run.cancel()
-        await asyncio.wait([self._run])
+        self._keeping.cancel()
+        await asyncio.wait([self._run, self._keeping])
         await self._parts.aclose()
 
     async def restart(self) -> None:
@@ -309,8 +333,13 @@ class AttackedSilo:
 class HostileCoordinator:
     """Honest where no test makes it say something else. `state` is the machine's, for the attempt that `open` began."""
 
-    def __init__(self, peer: FederationPeer, bundle: PlanBundle, silos: Mapping[SiloName, AttackedSilo]) -> None:
+    def __init__(
+        self, peer: FederationPeer, bundle: PlanBundle, silos: Mapping[SiloName, AttackedSilo], link: Link
+    ) -> None:
         self.peer = peer
+        self.link = link
+        self.with_phantoms = link
+        """Of a partition that the phantoms are in."""
         self.bundle = bundle
         self.silos = silos
         self.identities = {name: silo.credentials.identity_key.public_key() for name, silo in silos.items()}
@@ -352,7 +381,7 @@ class HostileCoordinator:
         ranges = Ranges.conservative(sizes=[ELEMENTS], largest_delta=[1.0], largest_weight=100.0)
         opening = protocol.OpenAttempt(
             attempt=self.attempt,
-            terms=Terms(model=bytes.fromhex(self.model.digest), ranges=ranges, **terms),
+            terms=Terms(**{"model": bytes.fromhex(self.model.digest), "ranges": ranges, "link": self.link, **terms}),
             invited=tuple(sorted(invited or self.silos)),
         )
         self.state, self.unmask = protocol.Idle(), None
@@ -475,6 +504,15 @@ class HostileCoordinator:
         await self.ask(silo, message, **changes)
         return await self.answer_of(silo)
 
+    def announced(self, silo: SiloName) -> MaskedInput:
+        """What it sent last of its vector."""
+        return [it for name, it in self.peer.answers if name == silo and isinstance(it, MaskedInput)][-1]
+
+    def survivors_of(self, roster: bytes, like: SiloName, *silos: SiloName) -> SurvivorSet:
+        """For the dealings that `like` masked for, with the vectors that these silos sent."""
+        inputs = tuple(self.announced(silo).vector for silo in silos)
+        return SurvivorSet(roster=roster, dealings=self.announced(like).dealings, silos=silos, inputs=inputs)
+
     async def deny(self, silo: SiloName) -> None:
         """Its vector comes, and it is declared dropped all the same."""
         assert self.state.phase == "masked input"
@@ -545,8 +583,12 @@ async def attacked(
     silos: Sequence[SiloName] = SILOS,
     phantoms: Sequence[SiloName] = (),
     rules: Mapping[SiloName, PolicyRules] | None = None,
+    groups: Sequence[Sequence[SiloName]] | None = None,
 ) -> AsyncIterator[HostileCoordinator]:
-    """Agents that run, with nothing ordered yet. Silos pin each other's keys, and phantoms everybody's: nobody pins theirs."""
+    """Agents that run, with nothing ordered yet. Silos pin each other's keys, and phantoms everybody's: nobody pins theirs.
+
+    They hold `groups`, by default each silo for itself, as their people may allow.
+    """
     async with FederationPeer(net) as peer:
         credentials = {name: net.credentials(peer.address, name) for name in (*silos, *phantoms)}
         keys = {name: it.identity_key.public_key() for name, it in credentials.items()}
@@ -559,11 +601,17 @@ async def attacked(
                 pins={peer_name: keys[peer_name] for peer_name in known if peer_name != name},
                 rules=(rules or {}).get(name, PolicyRules()),
             )
+        held = [(agents[name].folder, credentials[name]) for name in silos]
+        link = hold_groups(held, groups).link
+        pretended = [(agents[name].folder, credentials[name]) for name in phantoms]
         async with AsyncExitStack() as running:
             for agent in agents.values():
                 await agent.start()
                 running.push_async_callback(agent.stop)
-            coordinator = HostileCoordinator(peer, bundle or masked_bundle(), agents)
+            coordinator = HostileCoordinator(peer, bundle or masked_bundle(), agents, link)
+            if phantoms:
+                real = [credentials[name] for name in silos]
+                coordinator.with_phantoms = hold_groups(pretended, others=real).link
             yield coordinator
         coordinator.require_nothing_but_sums()
         coordinator.require_quiet()

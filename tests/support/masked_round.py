@@ -36,7 +36,7 @@ from silo_wire.messages import MaskedHeader, RoundKey, TrainingSummary, UpdateHe
 from silo_wire.plan import AggregationSection
 from silo_wire.secure_codec import coordinator_event_to_bytes
 from tests.support.coordinator_edges import Vector, chunk_of, round_key, summary, update_header
-from tests.support.secagg_federation import FEDERATION, Federation, Silo, encoded, entropy, party, silo_names
+from tests.support.secagg_federation import ALONE, FEDERATION, Federation, Silo, encoded, entropy, party, silo_names
 
 LAYOUT = Layout(
     "float32",
@@ -136,7 +136,7 @@ class FileFederation(Federation):
         super().__init__(
             len(trained),
             of=of,
-            terms_=Terms(model=bytes.fromhex(model), ranges=ranges),
+            terms_=Terms(model=bytes.fromhex(model), ranges=ranges, link=ALONE),
             silos={
                 name: FileSilo(party(name, names), folder=folder, trained=trained[name], section=section)
                 for name in names

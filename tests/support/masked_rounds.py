@@ -14,7 +14,7 @@ from security.identifiers import SiloName
 from security.secure_aggregation import silo_machine
 from security.secure_aggregation.secret import Secret
 from silo_wire.messages import Mask
-from tests.support.rounds import FEDERATION, T0, A, B, C, after, enrolled, masking_opened, ready, started, trained
+from tests.support.rounds import FEDERATION, LINK, T0, A, B, C, after, enrolled, masking_opened, ready, started, trained
 from tests.support.rounds import IDLE as NOBODY
 from tests.support.secagg_federation import SIZES, Silo, entropy, identities, identity_key
 
@@ -24,7 +24,12 @@ SILOS = (A, B, C, D)
 
 def silo(name: SiloName) -> Silo:
     party = silo_machine.Party(
-        federation=FEDERATION, silo=name, identity_key=identity_key(name), pinned=identities(SILOS)
+        federation=FEDERATION,
+        silo=name,
+        identity_key=identity_key(name),
+        pinned=identities(SILOS),
+        link=LINK,
+        approved=frozenset(LINK.atoms),
     )
     return Silo(party)
 

@@ -33,6 +33,7 @@ from security.secure_aggregation import silo_machine
 from security.secure_aggregation.coordinator_machine import is_awaited
 from security.secure_aggregation.key_agreement import box_key, box_private_key
 from security.secure_aggregation.messages import MaskedInput, Reveal, SharedKeys, signed
+from security.secure_aggregation.release_groups import signature_of
 from security.secure_aggregation.secret import Secret
 from silo_agent.edges.backoff import Backoff
 from silo_agent.edges.channel import mutual_channel
@@ -82,6 +83,7 @@ from tests.support.coordinator import (
     running,
 )
 from tests.support.coordinator_edges import stored_vector
+from tests.support.release_groups import hold_groups, no_newer_groups
 from tests.support.secagg_federation import entropy
 
 import grpc.aio  # isort: skip
@@ -376,6 +378,7 @@ class PlayedSilo:
             journal=MaskingJournal(self.folder.masking, FEDERATION),
             coordinator=self.client,
             party=party_of(self.folder, self.credentials, policy),
+            newer_groups=no_newer_groups,
         )
         self.service = AgentService(
             federation=FEDERATION,
@@ -601,7 +604,14 @@ def make_rogue_template(root: Path) -> FederationTemplate:
 
     async def enrol() -> dict[SiloName, SiloCredentials]:
         async with running(folder) as coordinator:
-            return {silo: await coordinator.enrolled(silo) for silo in SILOS}
+            silos = {silo: await coordinator.enrolled(silo) for silo in SILOS}
+            groups = coordinator.service.groups
+            link = (
+                await groups.propose([[silo] for silo in SILOS], colluders=0)
+            ).link  # their people approve: `played`
+            for silo, credentials in silos.items():
+                await groups.sign(silo, link.digest, signature_of(link, credentials.identity_key))
+            return silos
 
     return FederationTemplate(root, asyncio.run(enrol()))
 
@@ -631,6 +641,7 @@ async def played(
             )
             for name, credentials in template.silos.items()
         }
+        hold_groups([(silo.folder, silo.credentials) for silo in silos.values()])
         silos[ROGUE].attack = watched
         play = Play(at=at, bundle=at.coordinator.shelf.compile(plan), silos=silos, made={})
         for silo in silos.values():

@@ -47,6 +47,7 @@ from security.secure_aggregation.attempt import Attempt
 from security.secure_aggregation.coordinator_machine import OpenAttempt
 from security.secure_aggregation.messages import Advertisement
 from security.secure_aggregation.parameters import Terms
+from security.secure_aggregation.release_groups import Partition, first_link
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.messages import DeclineReason, Evaluation, RoundKey, TrainingSummary
 from tests.support.secagg_federation import entropy, identity_key, ranges
@@ -163,10 +164,14 @@ def attempt(at: RoundKey | None = None) -> Attempt:
     )
 
 
+LINK = first_link(FEDERATION, Partition.singletons((A, B, C, SiloName("clinic-d"))))
+"""Every silo is a group of its own."""
+
+
 def masking_opened(
     at: RoundKey | None = None, *, silos: tuple[SiloName, ...] = (A, B, C), now: float = T0, **of_terms: Any
 ) -> MaskingOpened:
-    of_round = Terms(model=bytes.fromhex(INITIAL), ranges=ranges(), **of_terms)
+    of_round = Terms(model=bytes.fromhex(INITIAL), ranges=ranges(), link=LINK, **of_terms)
     return MaskingOpened(
         now=now,
         key=at or key(),

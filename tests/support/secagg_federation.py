@@ -21,6 +21,7 @@ from security.secure_aggregation.fixed_point import Encoder, FixedPoint, Ranges,
 from security.secure_aggregation.mask_stream import Words
 from security.secure_aggregation.messages import Reveal, SelfMaskShare
 from security.secure_aggregation.parameters import Terms
+from security.secure_aggregation.release_groups import Link, Partition, first_link
 from security.secure_aggregation.secret import Secret
 from security.secure_aggregation.silo_memory import SiloMemory
 
@@ -56,9 +57,25 @@ def identities(names: Iterable[SiloName]) -> dict[SiloName, Ed25519PublicKey]:
     return {name: identity_key(name).public_key() for name in names}
 
 
+def alone(names: Iterable[SiloName]) -> Link:
+    return first_link(FEDERATION, Partition.singletons(names))
+
+
+ALONE = alone(silo_names(64))
+"""Every silo is a group of its own, as people may allow: what the rest of the protocol keeps is seen without what groups keep."""
+
+
 def party(name: SiloName, peers: Iterable[SiloName], **more: Any) -> silo.Party:
     return silo.Party(
-        federation=FEDERATION, silo=name, identity_key=identity_key(name), pinned=identities(peers), **more
+        **{
+            "federation": FEDERATION,
+            "silo": name,
+            "identity_key": identity_key(name),
+            "pinned": identities(peers),
+            "link": ALONE,
+            "approved": frozenset(ALONE.atoms),
+            **more,
+        }
     )
 
 
@@ -73,7 +90,7 @@ def ranges(sizes: Sequence[int] = SIZES) -> Ranges:
 
 
 def terms(**more: Any) -> Terms:
-    return Terms(model=MODEL, ranges=more.pop("ranges", ranges()), **more)
+    return Terms(model=MODEL, ranges=more.pop("ranges", ranges()), link=more.pop("link", ALONE), **more)
 
 
 def opening(name: str, of: Attempt, *, model: bytes = MODEL, sizes: tuple[int, ...] = SIZES) -> silo.OpenAttempt:
@@ -167,12 +184,13 @@ class Federation:
         terms_: Terms | None = None,
         silos: Mapping[SiloName, Silo] | None = None,
         demands: silo.Demands | None = None,
+        link: Link = ALONE,
     ) -> None:
         self.names = silo_names(count)
         self.identities = identities(self.names)
         self.attempt = of or attempt()
-        self.terms = terms_ or terms()
-        more = {} if demands is None else {"demands": demands}
+        self.terms = terms_ or terms(link=link)
+        more = {"link": link} if demands is None else {"link": link, "demands": demands}
         self.silos = silos or {name: Silo(party(name, self.names, **more)) for name in self.names}
         self.coordinator: coordinator.State = coordinator.Idle()
         self.journal: list[coordinator.Event] = []

@@ -26,6 +26,7 @@ from security.secure_aggregation import (
     mask_stream,
     messages,
     parameters,
+    release_groups,
     roster,
     secret_sharing,
     share_box,
@@ -37,6 +38,7 @@ from security.secure_aggregation.secret import Secret
 from tests.support.secagg_federation import (
     MODEL,
     Federation,
+    alone,
     attempt,
     delta_of,
     encoded,
@@ -49,7 +51,7 @@ from tests.support.secagg_federation import (
 
 FOLDER = Path(__file__).resolve().parents[1] / "vectors" / "secure_aggregation"
 
-_SHARED = (attempt_module, fixed_point, mask_stream, messages, parameters, roster, silo_memory)
+_SHARED = (attempt_module, fixed_point, mask_stream, messages, parameters, release_groups, roster, silo_memory)
 TYPES = {
     name: {
         kind.__name__: kind
@@ -244,13 +246,14 @@ def _encoding() -> list[dict[str, Any]]:
 
 COUNT = 4
 DROPPED = silo_names(COUNT)[2]
+LINK = alone(silo_names(COUNT))
 
 
 class Recorded(Federation):
     """A federation that writes down each event and its effects."""
 
     def __init__(self) -> None:
-        super().__init__(COUNT)
+        super().__init__(COUNT, link=LINK)
         self.steps: list[dict[str, Any]] = []
 
     def tell_coordinator(self, event: coordinator.Event) -> None:
@@ -335,10 +338,18 @@ def tampered(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
     case("the own dealing is altered", INTEGRITY, "Delivery", "dealings", 0, "seed_commitment")
     case("a box is altered", INTEGRITY, "Delivery", "boxes", 0, "box")
     case("a box of another dealer", MALFORMED, "Delivery", "boxes", 0, "dealer", value="silo-00")
-    case("the survivors leave out the silo", POLICY, "SurvivorSet", "silos", value=["silo-01", "silo-03"])
-    case("the survivors are too few", POLICY, "SurvivorSet", "silos", value=["silo-00", "silo-01"])
+    for name, outcome_, *silos in (
+        ("the survivors leave out the silo and are too few", POLICY, "silo-01", "silo-03"),
+        ("the survivors are too few", POLICY, "silo-00", "silo-01"),
+        ("a stranger survives", MALFORMED, "silo-00", "silo-01", "silo-77"),
+    ):
+        case(name, outcome_, "SurvivorSet", "silos", value=silos)
+        cases[-1]["event"]["inputs"] = [{"hex": "00" * 32}] * len(silos)
+    case("another vector of this silo survives", INTEGRITY, "SurvivorSet", "inputs", 0)
+    case("a survivor without a vector", MALFORMED, "SurvivorSet", "inputs", value=[{"hex": "00" * 32}])
+    case("the roster is for other release groups", POLICY, "Roster", "link")
+    case("a sum of fewer silos than the groups allow", POLICY, "Roster", "parameters", "least_sum", value=4)
     case("the survivors are of other dealings", TIME, "SurvivorSet", "dealings")
-    case("a stranger survives", MALFORMED, "SurvivorSet", "silos", value=["silo-00", "silo-01", "silo-77"])
     case("a forged agreement", INTEGRITY, "UnmaskRequest", "agreements", 1, "signature")
     case("an agreement on another set", INTEGRITY, "UnmaskRequest", "agreements", 1, "survivors")
     agreements = _at(steps, victim, "UnmaskRequest")[1]["agreements"]
@@ -363,7 +374,7 @@ def replayed(steps: list[dict[str, Any]], actor: str, before: int) -> tuple[Any,
         context: Any = {name: identity_key(name).public_key() for name in names}
     else:
         step, state = silo.step, silo.Resting(silo_memory.SiloMemory())
-        context = party(actor, names)  # type: ignore[arg-type]
+        context = party(actor, names, link=LINK)  # type: ignore[arg-type]
     for each in steps[:before]:
         if each["actor"] == actor:
             state, _ = step(state, from_json(each["event"], side(actor)), context)

@@ -537,7 +537,10 @@ def test_what_is_shown_changes_with_the_phase_alone() -> None:
 # --- secure aggregation
 
 SURVIVORS = replace(
-    MASK, message=SurvivorSet(roster=bytes(32), dealings=bytes(32), silos=(SiloName("a"), SiloName("b")))
+    MASK,
+    message=SurvivorSet(
+        roster=bytes(32), dealings=bytes(32), silos=(SiloName("a"), SiloName("b")), inputs=(bytes(32),) * 2
+    ),
 )
 UNMASK = replace(MASK, message=UnmaskRequest(roster=bytes(32), agreements=()))
 AGREED, REVEALED = MaskAnswered(key=KEY, revealed=False), MaskAnswered(key=KEY, revealed=True)

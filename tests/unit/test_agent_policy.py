@@ -123,7 +123,12 @@ def test_the_rules_go_into_every_roster() -> None:
     assert demands == Demands(min_cohort=4, min_threshold=5, min_survivors=6, colluders=1)
     ranges = Ranges.conservative(sizes=(1,), largest_delta=(1.0,), largest_weight=1.0)
     offered = Parameters(
-        cohort=6, threshold=5, colluders=1, min_survivors=5, fixed_point=FixedPoint.of(cohort=6, ranges=ranges)
+        cohort=6,
+        threshold=5,
+        colluders=1,
+        min_survivors=5,
+        least_sum=6,
+        fixed_point=FixedPoint.of(cohort=6, ranges=ranges),
     )
     with pytest.raises(PolicyRefusal, match="min_survivors of this silo is 6"):
         demands.check(offered)

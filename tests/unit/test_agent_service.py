@@ -64,6 +64,7 @@ from tests.support.federation_peer import (
     small_bundle,
     vector_of,
 )
+from tests.support.release_groups import no_newer_groups
 
 NET = TestNet.create()
 BUNDLE = small_bundle()
@@ -184,6 +185,7 @@ class Silo:
                     journal=MaskingJournal(self.folder.masking, FEDERATION),
                     coordinator=coordinator,
                     party=party_of(self.folder, self.credentials, policy, self.log),
+                    newer_groups=no_newer_groups,
                 ),
                 privacy=guard_of(self.folder, self.credentials, policy, self.journal),
                 display=self.notes,

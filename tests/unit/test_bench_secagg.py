@@ -1,8 +1,9 @@
 """The benchmark of secure aggregation: its cryptography at a small size, its stand-ins, its figures and what it refuses."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from rich.console import Console
 from ops.bench.figures import Figures, Run
 from ops.bench.masked import cryptography, run
 from ops.bench.masked.attempt import AttemptInMemory
+from ops.bench.masked.availability import DROP_OUT, availability
 from ops.bench.masked.cryptography import Cost, MaskFigures, Unmasked, measure
 from ops.bench.masked.deltas import PERIOD, SCALES, Deltas
 from ops.bench.masked.figures import Entry, growth
@@ -27,10 +29,13 @@ from security.secure_aggregation.coordinator_machine import Unmask
 from security.secure_aggregation.fixed_point import EXTRA_WORDS, FixedPoint, Ranges, decode, decode_tail
 from security.secure_aggregation.mask_stream import KeyStream, MaskSum, Words
 from security.secure_aggregation.parameters import Terms
+from security.secure_aggregation.release_groups import Partition, first_link
 from security.secure_aggregation.secret import Secret
 from security.secure_aggregation.silo_machine import MaskVector
 from silo_agent.training.masked_vector import write_masked_vector
 from silo_wire.manifest import Layout, TensorSpec, manifest_of, masked_layout
+from tests.support import secagg_federation
+from tests.support.secagg_federation import ALONE
 
 PARAMETERS = 2_000_000
 SIZES = (3, PERIOD + 5, 1, 300_001)
@@ -44,6 +49,37 @@ KEYS_OF_THE_OTHER_BENCHMARK = (
 
 def silo_names(count: int) -> list[SiloName]:
     return [SiloName(f"silo-{index:02}") for index in range(count)]
+
+
+# --- what release groups cost in rounds
+
+
+@pytest.mark.parametrize("sizes", [(4,), (3, 3), (4, 3)], ids=str)
+def test_the_machines_lose_the_attempts_that_the_table_counts(sizes: tuple[int, ...]) -> None:
+    """With each set of silent silos that has at most two, and each with one more, which no sum of these survives."""
+    names = tuple(secagg_federation.silo_names(sum(sizes)))
+    link = first_link(secagg_federation.FEDERATION, Partition.of(_in_groups(names, sizes)))
+    lost, summed = 0.0, 0.0
+    for count in range(len(names) + 1):
+        chance = DROP_OUT**count * (1 - DROP_OUT) ** (len(names) - count)
+        for silent in combinations(names, count):
+            if count > 2:
+                lost += chance
+                continue
+            run = secagg_federation.Federation(len(names), link=link).run(drops=dict.fromkeys(silent, "masked input"))
+            if run.unmask is None:
+                lost += chance
+            else:
+                summed += chance * len(run.unmask.survivors) / len(names)
+    found = availability(sizes)
+    assert found.lost == pytest.approx(lost, abs=1e-4)
+    assert found.summed == pytest.approx(summed, abs=1e-4)
+
+
+def _in_groups(names: tuple[SiloName, ...], sizes: tuple[int, ...]) -> Iterator[tuple[SiloName, ...]]:
+    rest = iter(names)
+    for size in sizes:
+        yield tuple(islice(rest, size))
 
 
 # --- the whole of it
@@ -91,7 +127,7 @@ def test_an_error_above_the_bound_ends_the_run(tmp_path: Path, monkeypatch: pyte
 
 
 def attempt_of(count: int) -> AttemptInMemory:
-    return AttemptInMemory(silo_names(count), Terms(model=bytes(32), ranges=RANGES))
+    return AttemptInMemory(silo_names(count), Terms(model=bytes(32), link=ALONE, ranges=RANGES))
 
 
 def test_every_silo_shares_a_mask_with_every_other_and_has_one_of_its_own() -> None:
@@ -178,7 +214,7 @@ def copied(work: MaskVector) -> MaskVector:
 def test_a_stand_in_is_the_sum_of_the_vectors_that_the_silos_would_have_sent(tmp_path: Path) -> None:
     deltas = Deltas(5, SIZES)
     attempt = AttemptInMemory(
-        silo_names(5), Terms(model=bytes(32), ranges=deltas.second_ranges(RANGES), min_survivors=3)
+        silo_names(5), Terms(model=bytes(32), link=ALONE, ranges=deltas.second_ranges(RANGES), min_survivors=3)
     )
     works = [attempt.works[name] for name in silo_names(5)]
     expected: Words = np.zeros(deltas.elements + EXTRA_WORDS, dtype="<u4")
@@ -196,7 +232,7 @@ def test_a_stand_in_is_the_sum_of_the_vectors_that_the_silos_would_have_sent(tmp
 def test_the_sum_of_all_stand_ins_decodes_to_the_mean(tmp_path: Path) -> None:
     """Without an aggregator: the words, the masks of the protocol, the decoding."""
     deltas = Deltas(4, SIZES)
-    attempt = AttemptInMemory(silo_names(4), Terms(model=bytes(32), ranges=deltas.second_ranges(RANGES)))
+    attempt = AttemptInMemory(silo_names(4), Terms(model=bytes(32), link=ALONE, ranges=deltas.second_ranges(RANGES)))
     works = [Encoded(silo, attempt.works[name]) for silo, name in enumerate(silo_names(4))]
     write_sum(tmp_path / "some", deltas, works[:1])
     write_sum(tmp_path / "others", deltas, works[1:])

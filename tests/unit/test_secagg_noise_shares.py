@@ -26,16 +26,16 @@ from silo_wire.noised_masks import check_noise_fits, noised_ranges
 from silo_wire.plan import AggregationSection
 from tests.support.coordinator_edges import make_plan
 from tests.support.masked_round import kept
-from tests.support.secagg_federation import MODEL, attempt, entropy
+from tests.support.secagg_federation import ALONE, MODEL, attempt, entropy, silo_names
 
 NORM, CAP, NOISE = 0.5, 20.0, 3.0
 SECTION = AggregationSection(max_delta_norm=NORM, max_weight=CAP, secure_aggregation=True)
 LAYOUT = Layout("float32", (TensorSpec("a", (7,)), TensorSpec("b", (BLOCK_ELEMENTS, 1)), TensorSpec("c", (5001,))))
 RANGES = noised_ranges(SECTION, LAYOUT)
 ELEMENTS = LAYOUT.parameters
-TERMS = Terms(model=MODEL, ranges=RANGES, colluders=1, noise_multiplier=NOISE)
+TERMS = Terms(model=MODEL, link=ALONE, ranges=RANGES, colluders=1, noise_multiplier=NOISE)
 COHORT = 5
-PARAMETERS = TERMS.parameters(COHORT)
+PARAMETERS = TERMS.parameters(silo_names(COHORT))
 SHARES = NoiseShares(cohort=COHORT, honest=PARAMETERS.honest, noise_multiplier=NOISE, elements=ELEMENTS)
 
 
@@ -216,15 +216,21 @@ def test_a_roster_that_encodes_otherwise_than_the_plan_is_refused(tmp_path: Path
     )
     ranges = noised_ranges(bundle.plan.aggregation, bundle.layout)
     noise = bundle.plan.privacy.noise_multiplier
-    good = Terms(model=MODEL, ranges=ranges, noise_multiplier=noise).parameters(4)
+    good = Terms(model=MODEL, link=ALONE, ranges=ranges, noise_multiplier=noise).parameters(silo_names(4))
     check_noise_fits(bundle, good)
     narrow = replace(ranges, tensors=tuple(replace(it, bound=it.bound / 1000) for it in ranges.tensors))
     for bad in (
-        Terms(model=MODEL, ranges=ranges).parameters(4),
-        Terms(model=MODEL, ranges=ranges, noise_multiplier=noise / 2).parameters(4),
-        Terms(model=MODEL, ranges=narrow, noise_multiplier=noise).parameters(4),
-        Terms(model=MODEL, ranges=replace(ranges, weight_cap=CAP / 10), noise_multiplier=noise).parameters(4),
-        _with_colluders(Terms(model=MODEL, ranges=ranges, min_survivors=4, noise_multiplier=noise).parameters(7)),
+        Terms(model=MODEL, link=ALONE, ranges=ranges).parameters(silo_names(4)),
+        Terms(model=MODEL, link=ALONE, ranges=ranges, noise_multiplier=noise / 2).parameters(silo_names(4)),
+        Terms(model=MODEL, link=ALONE, ranges=narrow, noise_multiplier=noise).parameters(silo_names(4)),
+        Terms(model=MODEL, link=ALONE, ranges=replace(ranges, weight_cap=CAP / 10), noise_multiplier=noise).parameters(
+            silo_names(4)
+        ),
+        _with_colluders(
+            Terms(model=MODEL, link=ALONE, ranges=ranges, min_survivors=4, noise_multiplier=noise).parameters(
+                silo_names(7)
+            )
+        ),
     ):
         with pytest.raises(PolicyRefusal, match="its noise would not cover") as refused:
             check_noise_fits(bundle, bad)

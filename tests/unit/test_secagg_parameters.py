@@ -1,11 +1,13 @@
 """Parameters: what a cohort may agree on, and what the constructors refuse."""
 
+from dataclasses import replace
+
 import pytest
 
 from security.errors import MalformedMessage
 from security.secure_aggregation.fixed_point import FixedPoint, Ranges, TensorRange
 from security.secure_aggregation.parameters import Parameters, default_threshold, least_threshold
-from tests.support.secagg_federation import ranges, terms
+from tests.support.secagg_federation import ranges, silo_names, terms
 
 
 def parameters(cohort: int, threshold: int, *, colluders: int = 0, min_survivors: int = 3) -> Parameters:
@@ -14,6 +16,7 @@ def parameters(cohort: int, threshold: int, *, colluders: int = 0, min_survivors
         threshold=threshold,
         colluders=colluders,
         min_survivors=min_survivors,
+        least_sum=min(cohort, max(threshold, min_survivors)),
         fixed_point=FixedPoint.of(cohort=cohort, ranges=ranges()),
     )
 
@@ -54,6 +57,7 @@ def test_the_fixed_point_is_for_the_same_cohort() -> None:
             threshold=4,
             colluders=0,
             min_survivors=3,
+            least_sum=4,
             fixed_point=FixedPoint.of(cohort=4, ranges=ranges()),
         )
 
@@ -85,9 +89,9 @@ def test_a_bound_is_a_finite_positive_float(bound: float) -> None:
 
 def test_terms_refuse_a_cohort_below_their_own_minimum() -> None:
     with pytest.raises(MalformedMessage, match="at least 6"):
-        terms(min_cohort=6).parameters(5)
-    assert terms(min_cohort=6).parameters(6).threshold == 5
-    assert terms(threshold=6).parameters(8).threshold == 6
+        terms(min_cohort=6).parameters(silo_names(5))
+    assert terms(min_cohort=6).parameters(silo_names(6)).threshold == 5
+    assert terms(threshold=6).parameters(silo_names(8)).threshold == 6
 
 
 def test_every_number_is_in_what_the_roster_digest_covers() -> None:
@@ -97,11 +101,13 @@ def test_every_number_is_in_what_the_roster_digest_covers() -> None:
         parameters(8, 7),
         parameters(8, 6, colluders=1),
         parameters(8, 6, min_survivors=4),
+        replace(base, least_sum=7),
         Parameters(
             cohort=8,
             threshold=6,
             colluders=0,
             min_survivors=3,
+            least_sum=6,
             fixed_point=FixedPoint.of(
                 cohort=8, ranges=Ranges(weight_cap=65.0, tensors=base.fixed_point.ranges.tensors)
             ),
@@ -111,6 +117,7 @@ def test_every_number_is_in_what_the_roster_digest_covers() -> None:
             threshold=6,
             colluders=0,
             min_survivors=3,
+            least_sum=6,
             fixed_point=FixedPoint(
                 cohort=8,
                 levels=base.fixed_point.levels - 1,

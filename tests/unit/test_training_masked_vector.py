@@ -54,6 +54,7 @@ def work(point: FixedPoint = POINT) -> MaskVector:
         threshold=default_threshold(point.cohort),
         colluders=0,
         min_survivors=LEAST_COHORT,
+        least_sum=LEAST_COHORT,
         fixed_point=point,
     )
     return MaskVector(parameters=parameters, rounding=stream("rounding"), noise=Secret(entropy("noise")), masks=masks())

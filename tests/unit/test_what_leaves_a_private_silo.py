@@ -72,6 +72,7 @@ COVERED: dict[str, Why] = {
             *("TrainingSummary.examples", "TrainingSummary.optimizer_steps", "TrainingSummary.seconds"),
             *("TrainingSummary.loss_min", "TrainingSummary.loss_last", "MaskedInput.words"),
             *("Attempt.round", "Attempt.number", "Attempt.id", "LedgerHead.sequence"),
+            "GroupsRequest.after",  # the number of the release groups that it holds
             "AuditHead.sequence",  # entries of orders, answers and people's commands, and seals by the clock
         ),
         Why.PUBLIC,
@@ -94,6 +95,7 @@ COVERED: dict[str, Why] = {
             *("Agreement.roster", "Agreement.survivors", "Agreement.signature", "Reveal.roster", "Reveal.signature"),
             *("RevealedShare.self_mask", "RevealedShare.mask_key", "RevealedShare.salt"),
             *("EnrolRequest.token_secret", "EnrolRequest.identity_public_key", "EnrolRequest.identity_endorsement"),
+            *("SignGroupsRequest.groups", "SignGroupsRequest.signature"),  # over what the coordinator has shown
             "EnrolRequest.trust_bundle",  # of authorities that the coordinator has just told
             *("RenewalRequest.identity_endorsement", "SuccessionRequest.possession"),
             *("Succession.predecessor", "Succession.successor", "Succession.statement"),

@@ -13,6 +13,7 @@ from silo_wire.canonical import canonical_json, digest_of
 from silo_wire.manifest import Layout, TensorSpec
 from silo_wire.plan import AggregationSection, Plan, PlanBundle
 from silo_wire.v1 import federation_pb2
+from tests.support.secagg_federation import ALONE, silo_names
 
 LAYOUT = Layout("float32", (TensorSpec("w", (2, 2)),))
 FILES = {"config.json": b'{"model_type":"t5"}', "layout.json": LAYOUT.to_json()}
@@ -142,12 +143,17 @@ def test_what_a_plan_allows_holds_for_every_cohort_from_min_silos_on(colluders: 
     survivors = least_survivors(colluders)
     ranges = Ranges.conservative(sizes=[1], largest_delta=[1.0], largest_weight=1.0)
     terms = Terms(
-        model=bytes(32), ranges=ranges, colluders=colluders, min_survivors=survivors, threshold=threshold or None
+        model=bytes(32),
+        link=ALONE,
+        ranges=ranges,
+        colluders=colluders,
+        min_survivors=survivors,
+        threshold=threshold or None,
     )
 
     def holds(cohorts: Iterable[int]) -> bool:
         try:
-            return bool([terms.parameters(cohort) for cohort in cohorts])
+            return bool([terms.parameters(silo_names(cohort)) for cohort in cohorts])
         except MalformedMessage:
             return False
 

@@ -46,6 +46,7 @@ from security.secure_aggregation.messages import (
     signed,
 )
 from security.secure_aggregation.parameters import Parameters, Terms, default_threshold
+from security.secure_aggregation.release_groups import Partition, first_link
 from security.secure_aggregation.roster import Roster
 from security.secure_aggregation.secret import Secret
 from security.secure_aggregation.secret_sharing import PRIME, SHARE_BYTES
@@ -151,11 +152,13 @@ def any_parameters(draw: st.DrawFn, cohort: int | None = None) -> Parameters:
         levels=draw(st.integers(1 << 16, safe.levels)),
         saturation_limit=draw(st.integers(1, safe.saturation_limit)),
     )
+    survivors = draw(st.integers(3, n))
     return Parameters(
         cohort=n,
         threshold=draw(st.integers(default_threshold(n), n)),
         colluders=draw(st.integers(0, 1 if n > 3 else 0)),
-        min_survivors=draw(st.integers(3, n)),
+        min_survivors=survivors,
+        least_sum=draw(st.integers(survivors, n)),
         fixed_point=fixed_point,
     )
 
@@ -168,6 +171,7 @@ def any_rosters(draw: st.DrawFn, at: Attempt | None = None, model: bytes | None 
     return Roster(
         attempt=of,
         model=model or draw(digests),
+        link=draw(digests),
         parameters=draw(any_parameters(len(silos))),
         members=tuple(
             Advertisement(attempt=of, silo=name, mask_key=next(keys), box_key=next(keys), signature=draw(signatures))
@@ -247,7 +251,15 @@ VALUES: dict[type, st.SearchStrategy[Any]] = {
         vector=digests,
         signature=signatures,
     ),
-    SurvivorSet: st.builds(SurvivorSet, roster=digests, dealings=digests, silos=members),
+    SurvivorSet: members.flatmap(
+        lambda silos: st.builds(
+            SurvivorSet,
+            roster=digests,
+            dealings=digests,
+            silos=st.just(silos),
+            inputs=st.lists(digests, min_size=len(silos), max_size=len(silos)).map(tuple),
+        )
+    ),
     Agreement: names.flatmap(any_agreements),
     UnmaskRequest: any_unmask_requests(),
     Reveal: any_reveals(),
@@ -769,10 +781,14 @@ any_events: st.SearchStrategy[silo.Event] = st.one_of(
     any_unmask_requests(),
     st.builds(silo.AttemptEnded, any_attempts),
 )
+any_links = members.map(
+    lambda silos: first_link(FEDERATION, Partition.of([silos[:1], silos[1:]] if silos[1:] else [silos]))
+)
 any_terms = st.builds(
     Terms,
     model=digests,
     ranges=any_ranges,
+    link=any_links,
     min_cohort=st.integers(0, 2**32 - 1),
     min_survivors=st.integers(0, 2**32 - 1),
     colluders=st.integers(0, 2**32 - 1),

@@ -30,7 +30,14 @@ class AttemptInMemory:
         keys = {name: Ed25519PrivateKey.generate() for name in names}
         self._identities: Identities = {name: key.public_key() for name, key in keys.items()}
         self._parties = {
-            name: silo_machine.Party(federation=FEDERATION, silo=name, identity_key=key, pinned=self._identities)
+            name: silo_machine.Party(
+                federation=FEDERATION,
+                silo=name,
+                identity_key=key,
+                pinned=self._identities,
+                link=terms.link,
+                approved=frozenset(terms.link.atoms),
+            )
             for name, key in keys.items()
         }
         attempt = Attempt(

@@ -38,6 +38,7 @@ from security.identifiers import SiloName
 from security.secure_aggregation.coordinator_machine import Unmask
 from security.secure_aggregation.fixed_point import FloatBlock, WideBlock
 from security.secure_aggregation.parameters import Terms
+from security.secure_aggregation.release_groups import Partition, first_link
 from silo_agent.training.masked_vector import KeptDelta, write_masked_vector
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.manifest import Layout, TensorSpec
@@ -96,9 +97,10 @@ class MaskFigures:
 def measure(work: Path, *, silos: int, parameters: int) -> MaskFigures:
     """In the empty folder `work`; raises StateError when what comes out is not the mean of the deltas."""
     cohort = _Cohort(work, silos, parameters)
-    terms = Terms(model=bytes.fromhex(cohort.base), ranges=cohort.ranges)
+    link = first_link(FEDERATION, Partition.singletons(cohort.names))
+    terms = Terms(model=bytes.fromhex(cohort.base), ranges=cohort.ranges, link=link)
     attempt, keys = _measured(lambda: AttemptInMemory(cohort.names, terms))
-    lost = LOST if silos - LOST >= max(terms.parameters(silos).least_sum, MEASURED + 1) else 0
+    lost = LOST if silos - LOST >= max(terms.parameters(cohort.names).least_sum, MEASURED + 1) else 0
     masking = [cohort.mask(silo, attempt) for silo in range(MEASURED)]
     plain = cohort.sum_plain()
     cohort.stand_in(range(MEASURED, silos - lost), attempt)

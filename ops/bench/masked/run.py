@@ -15,7 +15,7 @@ from rich.table import Table
 
 from ops.bench.federation import run_lorica
 from ops.bench.figures import Figures, figures
-from ops.bench.masked import cryptography
+from ops.bench.masked import availability, cryptography
 from ops.bench.masked.cryptography import LOST, Cost, MaskFigures
 from ops.bench.masked.figures import Entry, growth
 from ops.bench.model import T5_BASE_PARAMETERS
@@ -108,6 +108,7 @@ def run_bench_secagg(chosen: Choice, console: Console) -> list[Entry]:
                 f"{parameters:,} parameters: one more silo costs every silo {more.mask_s:.3g} CPU s of masking, and the "
                 f"coordinator {more.unmask_s:.3g} CPU s"
             )
+    console.print(availability.table())
     return results
 
 

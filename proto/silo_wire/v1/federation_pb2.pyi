@@ -173,11 +173,14 @@ class Notice(_message.Message):
     TRUST_BUNDLE_FIELD_NUMBER: _builtins.int
     WIRE_MINOR_FIELD_NUMBER: _builtins.int
     COORDINATOR_VERSION_FIELD_NUMBER: _builtins.int
+    RELEASE_GROUPS_FIELD_NUMBER: _builtins.int
     trust_bundle: _builtins.bytes
     """Digest of the coordinator's present trust bundle: whoever holds another one renews its certificate at once."""
     wire_minor: _builtins.int
     """Of the coordinator: an agent checks it as the coordinator checks the agent's."""
     coordinator_version: _builtins.str
+    release_groups: _builtins.bytes
+    """Stands for the chain of release groups and what is proposed to follow: whoever has seen another one fetches them."""
     @_builtins.property
     def standby(self) -> Global___Standby: ...
     @_builtins.property
@@ -202,10 +205,11 @@ class Notice(_message.Message):
         trust_bundle: _builtins.bytes = ...,
         wire_minor: _builtins.int = ...,
         coordinator_version: _builtins.str = ...,
+        release_groups: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["evaluate", b"evaluate", "finished", b"finished", "mask", b"mask", "order", b"order", "prepare", b"prepare", "standby", b"standby", "train", b"train"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_version", b"coordinator_version", "evaluate", b"evaluate", "finished", b"finished", "mask", b"mask", "order", b"order", "prepare", b"prepare", "standby", b"standby", "train", b"train", "trust_bundle", b"trust_bundle", "wire_minor", b"wire_minor"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_version", b"coordinator_version", "evaluate", b"evaluate", "finished", b"finished", "mask", b"mask", "order", b"order", "prepare", b"prepare", "release_groups", b"release_groups", "standby", b"standby", "train", b"train", "trust_bundle", b"trust_bundle", "wire_minor", b"wire_minor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_order: _TypeAlias = _typing.Literal["standby", "prepare", "train", "evaluate", "finished", "mask"]  # noqa: Y015
     _WhichOneofArgType_order: _TypeAlias = _typing.Literal["order", b"order"]  # noqa: Y015
@@ -1146,6 +1150,94 @@ class LedgerReceipt(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LedgerReceipt: _TypeAlias = LedgerReceipt  # noqa: Y015
+
+@_typing.final
+class GroupsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    after: _builtins.int
+    """the number of the newest link that the silo holds; 0: none"""
+    @_builtins.property
+    def key(self) -> _common_pb2.CallKey:
+        """names the silo; no plan, since the chain is of the federation"""
+
+    def __init__(
+        self,
+        *,
+        key: _common_pb2.CallKey | None = ...,
+        after: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "key", b"key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupsRequest: _TypeAlias = GroupsRequest  # noqa: Y015
+
+@_typing.final
+class GroupsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LINKS_FIELD_NUMBER: _builtins.int
+    PROPOSED_FIELD_NUMBER: _builtins.int
+    IDENTITIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def links(self) -> _containers.RepeatedCompositeFieldContainer[_secure_aggregation_pb2.SignedGroups]:
+        """oldest first, from the one that the silo holds on, which comes again"""
+
+    @_builtins.property
+    def proposed(self) -> _secure_aggregation_pb2.SignedGroups:
+        """not signed by as many as it needs; absent: nothing is proposed"""
+
+    @_builtins.property
+    def identities(self) -> _containers.RepeatedCompositeFieldContainer[Global___SiloIdentity]:
+        """The members' identity keys as the coordinator has them, as beside a roster."""
+
+    def __init__(
+        self,
+        *,
+        links: _abc.Iterable[_secure_aggregation_pb2.SignedGroups] | None = ...,
+        proposed: _secure_aggregation_pb2.SignedGroups | None = ...,
+        identities: _abc.Iterable[Global___SiloIdentity] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["proposed", b"proposed"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["identities", b"identities", "links", b"links", "proposed", b"proposed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupsReply: _TypeAlias = GroupsReply  # noqa: Y015
+
+@_typing.final
+class SignGroupsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    groups: _builtins.bytes
+    """digest of the link"""
+    signature: _builtins.bytes
+    """silo identity key"""
+    @_builtins.property
+    def key(self) -> _common_pb2.CallKey: ...
+    def __init__(
+        self,
+        *,
+        key: _common_pb2.CallKey | None = ...,
+        groups: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "key", b"key", "signature", b"signature"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SignGroupsRequest: _TypeAlias = SignGroupsRequest  # noqa: Y015
 
 @_typing.final
 class RenewalRequest(_message.Message):

@@ -97,6 +97,16 @@ class FederationStub:
                 request_serializer=silo__wire_dot_v1_dot_federation__pb2.LedgerReport.SerializeToString,
                 response_deserializer=silo__wire_dot_v1_dot_federation__pb2.LedgerReceipt.FromString,
                 _registered_method=True)
+        self.FetchGroups = channel.unary_unary(
+                '/silo_wire.v1.Federation/FetchGroups',
+                request_serializer=silo__wire_dot_v1_dot_federation__pb2.GroupsRequest.SerializeToString,
+                response_deserializer=silo__wire_dot_v1_dot_federation__pb2.GroupsReply.FromString,
+                _registered_method=True)
+        self.SignGroups = channel.unary_unary(
+                '/silo_wire.v1.Federation/SignGroups',
+                request_serializer=silo__wire_dot_v1_dot_federation__pb2.SignGroupsRequest.SerializeToString,
+                response_deserializer=silo__wire_dot_v1_dot_federation__pb2.Ack.FromString,
+                _registered_method=True)
         self.RenewCertificate = channel.unary_unary(
                 '/silo_wire.v1.Federation/RenewCertificate',
                 request_serializer=silo__wire_dot_v1_dot_federation__pb2.RenewalRequest.SerializeToString,
@@ -193,6 +203,19 @@ class FederationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FetchGroups(self, request, context):
+        """The chain of release groups, and what is proposed to follow it; a silo signs what it, or its people, allow.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SignGroups(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RenewCertificate(self, request, context):
         """A new certificate for a new TLS key, and the authorities that are trusted now. Takes the present certificate, which
         the connection shows, and the identity key's word.
@@ -270,6 +293,16 @@ def add_FederationServicer_to_server(servicer, server):
                     servicer.CountersignLedger,
                     request_deserializer=silo__wire_dot_v1_dot_federation__pb2.LedgerReport.FromString,
                     response_serializer=silo__wire_dot_v1_dot_federation__pb2.LedgerReceipt.SerializeToString,
+            ),
+            'FetchGroups': grpc.unary_unary_rpc_method_handler(
+                    servicer.FetchGroups,
+                    request_deserializer=silo__wire_dot_v1_dot_federation__pb2.GroupsRequest.FromString,
+                    response_serializer=silo__wire_dot_v1_dot_federation__pb2.GroupsReply.SerializeToString,
+            ),
+            'SignGroups': grpc.unary_unary_rpc_method_handler(
+                    servicer.SignGroups,
+                    request_deserializer=silo__wire_dot_v1_dot_federation__pb2.SignGroupsRequest.FromString,
+                    response_serializer=silo__wire_dot_v1_dot_federation__pb2.Ack.SerializeToString,
             ),
             'RenewCertificate': grpc.unary_unary_rpc_method_handler(
                     servicer.RenewCertificate,
@@ -608,6 +641,60 @@ class Federation:
             '/silo_wire.v1.Federation/CountersignLedger',
             silo__wire_dot_v1_dot_federation__pb2.LedgerReport.SerializeToString,
             silo__wire_dot_v1_dot_federation__pb2.LedgerReceipt.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchGroups(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/silo_wire.v1.Federation/FetchGroups',
+            silo__wire_dot_v1_dot_federation__pb2.GroupsRequest.SerializeToString,
+            silo__wire_dot_v1_dot_federation__pb2.GroupsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SignGroups(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/silo_wire.v1.Federation/SignGroups',
+            silo__wire_dot_v1_dot_federation__pb2.SignGroupsRequest.SerializeToString,
+            silo__wire_dot_v1_dot_federation__pb2.Ack.FromString,
             options,
             channel_credentials,
             insecure,

@@ -56,6 +56,9 @@ class FederationStub:
     ReportEvaluation: _grpc.UnaryUnaryMultiCallable[_federation_pb2.EvaluationReport, _federation_pb2.Ack]
     CountersignLedger: _grpc.UnaryUnaryMultiCallable[_federation_pb2.LedgerReport, _federation_pb2.LedgerReceipt]
     """Before a private round and before what it made leaves: remember how far this silo's privacy ledger is, and sign it."""
+    FetchGroups: _grpc.UnaryUnaryMultiCallable[_federation_pb2.GroupsRequest, _federation_pb2.GroupsReply]
+    """The chain of release groups, and what is proposed to follow it; a silo signs what it, or its people, allow."""
+    SignGroups: _grpc.UnaryUnaryMultiCallable[_federation_pb2.SignGroupsRequest, _federation_pb2.Ack]
     RenewCertificate: _grpc.UnaryUnaryMultiCallable[_federation_pb2.RenewalRequest, _federation_pb2.RenewalReply]
     """A new certificate for a new TLS key, and the authorities that are trusted now. Takes the present certificate, which
     the connection shows, and the identity key's word.
@@ -90,6 +93,9 @@ class FederationAsyncStub(FederationStub):
     ReportEvaluation: _aio.UnaryUnaryMultiCallable[_federation_pb2.EvaluationReport, _federation_pb2.Ack]  # type: ignore[assignment]
     CountersignLedger: _aio.UnaryUnaryMultiCallable[_federation_pb2.LedgerReport, _federation_pb2.LedgerReceipt]  # type: ignore[assignment]
     """Before a private round and before what it made leaves: remember how far this silo's privacy ledger is, and sign it."""
+    FetchGroups: _aio.UnaryUnaryMultiCallable[_federation_pb2.GroupsRequest, _federation_pb2.GroupsReply]  # type: ignore[assignment]
+    """The chain of release groups, and what is proposed to follow it; a silo signs what it, or its people, allow."""
+    SignGroups: _aio.UnaryUnaryMultiCallable[_federation_pb2.SignGroupsRequest, _federation_pb2.Ack]  # type: ignore[assignment]
     RenewCertificate: _aio.UnaryUnaryMultiCallable[_federation_pb2.RenewalRequest, _federation_pb2.RenewalReply]  # type: ignore[assignment]
     """A new certificate for a new TLS key, and the authorities that are trusted now. Takes the present certificate, which
     the connection shows, and the identity key's word.
@@ -193,6 +199,21 @@ class FederationServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_federation_pb2.LedgerReceipt, _abc.Awaitable[_federation_pb2.LedgerReceipt]]:
         """Before a private round and before what it made leaves: remember how far this silo's privacy ledger is, and sign it."""
+
+    @_abc_1.abstractmethod
+    def FetchGroups(
+        self,
+        request: _federation_pb2.GroupsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_federation_pb2.GroupsReply, _abc.Awaitable[_federation_pb2.GroupsReply]]:
+        """The chain of release groups, and what is proposed to follow it; a silo signs what it, or its people, allow."""
+
+    @_abc_1.abstractmethod
+    def SignGroups(
+        self,
+        request: _federation_pb2.SignGroupsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_federation_pb2.Ack, _abc.Awaitable[_federation_pb2.Ack]]: ...
 
     @_abc_1.abstractmethod
     def RenewCertificate(

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from silo_wire.v1 import secure_aggregation_pb2 as _secure_aggregation_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -17,6 +18,83 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+@_typing.final
+class GetGroupsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetGroupsRequest: _TypeAlias = GetGroupsRequest  # noqa: Y015
+
+@_typing.final
+class ProposeGroupsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUPS_FIELD_NUMBER: _builtins.int
+    COLLUDERS_FIELD_NUMBER: _builtins.int
+    colluders: _builtins.int
+    """silos that may sign twice"""
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[_secure_aggregation_pb2.ReleaseGroup]: ...
+    def __init__(
+        self,
+        *,
+        groups: _abc.Iterable[_secure_aggregation_pb2.ReleaseGroup] | None = ...,
+        colluders: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["colluders", b"colluders", "groups", b"groups"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProposeGroupsRequest: _TypeAlias = ProposeGroupsRequest  # noqa: Y015
+
+@_typing.final
+class GroupsStanding(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STANDING_FIELD_NUMBER: _builtins.int
+    PROPOSED_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    NEEDED_FIELD_NUMBER: _builtins.int
+    needed: _builtins.int
+    """of so many of them"""
+    @_builtins.property
+    def standing(self) -> _secure_aggregation_pb2.SignedGroups:
+        """absent: none stand"""
+
+    @_builtins.property
+    def proposed(self) -> _secure_aggregation_pb2.SignedGroups:
+        """absent: nothing is proposed"""
+
+    @_builtins.property
+    def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """whose signatures the proposal can still get"""
+
+    def __init__(
+        self,
+        *,
+        standing: _secure_aggregation_pb2.SignedGroups | None = ...,
+        proposed: _secure_aggregation_pb2.SignedGroups | None = ...,
+        missing: _abc.Iterable[_builtins.str] | None = ...,
+        needed: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["proposed", b"proposed", "standing", b"standing"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["missing", b"missing", "needed", b"needed", "proposed", b"proposed", "standing", b"standing"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupsStanding: _TypeAlias = GroupsStanding  # noqa: Y015
 
 @_typing.final
 class GetStatusRequest(_message.Message):

@@ -100,6 +100,16 @@ class OperatorStub:
                 request_serializer=silo__wire_dot_v1_dot_operator__pb2.CollectGarbageRequest.SerializeToString,
                 response_deserializer=silo__wire_dot_v1_dot_operator__pb2.CollectGarbageReply.FromString,
                 _registered_method=True)
+        self.GetGroups = channel.unary_unary(
+                '/silo_wire.v1.Operator/GetGroups',
+                request_serializer=silo__wire_dot_v1_dot_operator__pb2.GetGroupsRequest.SerializeToString,
+                response_deserializer=silo__wire_dot_v1_dot_operator__pb2.GroupsStanding.FromString,
+                _registered_method=True)
+        self.ProposeGroups = channel.unary_unary(
+                '/silo_wire.v1.Operator/ProposeGroups',
+                request_serializer=silo__wire_dot_v1_dot_operator__pb2.ProposeGroupsRequest.SerializeToString,
+                response_deserializer=silo__wire_dot_v1_dot_operator__pb2.GroupsStanding.FromString,
+                _registered_method=True)
         self.ListAuthorities = channel.unary_unary(
                 '/silo_wire.v1.Operator/ListAuthorities',
                 request_serializer=silo__wire_dot_v1_dot_operator__pb2.ListAuthoritiesRequest.SerializeToString,
@@ -199,6 +209,19 @@ class OperatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetGroups(self, request, context):
+        """Which silos are summed with whom under masks, and what is proposed to follow.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ProposeGroups(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListAuthorities(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -279,6 +302,16 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.CollectGarbage,
                     request_deserializer=silo__wire_dot_v1_dot_operator__pb2.CollectGarbageRequest.FromString,
                     response_serializer=silo__wire_dot_v1_dot_operator__pb2.CollectGarbageReply.SerializeToString,
+            ),
+            'GetGroups': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetGroups,
+                    request_deserializer=silo__wire_dot_v1_dot_operator__pb2.GetGroupsRequest.FromString,
+                    response_serializer=silo__wire_dot_v1_dot_operator__pb2.GroupsStanding.SerializeToString,
+            ),
+            'ProposeGroups': grpc.unary_unary_rpc_method_handler(
+                    servicer.ProposeGroups,
+                    request_deserializer=silo__wire_dot_v1_dot_operator__pb2.ProposeGroupsRequest.FromString,
+                    response_serializer=silo__wire_dot_v1_dot_operator__pb2.GroupsStanding.SerializeToString,
             ),
             'ListAuthorities': grpc.unary_unary_rpc_method_handler(
                     servicer.ListAuthorities,
@@ -643,6 +676,60 @@ class Operator:
             '/silo_wire.v1.Operator/CollectGarbage',
             silo__wire_dot_v1_dot_operator__pb2.CollectGarbageRequest.SerializeToString,
             silo__wire_dot_v1_dot_operator__pb2.CollectGarbageReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetGroups(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/silo_wire.v1.Operator/GetGroups',
+            silo__wire_dot_v1_dot_operator__pb2.GetGroupsRequest.SerializeToString,
+            silo__wire_dot_v1_dot_operator__pb2.GroupsStanding.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ProposeGroups(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/silo_wire.v1.Operator/ProposeGroups',
+            silo__wire_dot_v1_dot_operator__pb2.ProposeGroupsRequest.SerializeToString,
+            silo__wire_dot_v1_dot_operator__pb2.GroupsStanding.FromString,
             options,
             channel_credentials,
             insecure,

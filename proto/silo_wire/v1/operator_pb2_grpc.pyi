@@ -51,6 +51,9 @@ class OperatorStub:
     """The plan's model as the files of a Hugging Face folder, one after the other."""
     CollectGarbage: _grpc.UnaryUnaryMultiCallable[_operator_pb2.CollectGarbageRequest, _operator_pb2.CollectGarbageReply]
     """Delete what the coordinator needs no more, as its settings say; or tell what that would be."""
+    GetGroups: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetGroupsRequest, _operator_pb2.GroupsStanding]
+    """Which silos are summed with whom under masks, and what is proposed to follow."""
+    ProposeGroups: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ProposeGroupsRequest, _operator_pb2.GroupsStanding]
     ListAuthorities: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListAuthoritiesRequest, _operator_pb2.AuthoritiesReply]
     ChangeAuthority: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ChangeAuthorityRequest, _operator_pb2.AuthoritiesReply]
     """One step of a succession; answers how the authorities stand after it."""
@@ -78,6 +81,9 @@ class OperatorAsyncStub(OperatorStub):
     """The plan's model as the files of a Hugging Face folder, one after the other."""
     CollectGarbage: _aio.UnaryUnaryMultiCallable[_operator_pb2.CollectGarbageRequest, _operator_pb2.CollectGarbageReply]  # type: ignore[assignment]
     """Delete what the coordinator needs no more, as its settings say; or tell what that would be."""
+    GetGroups: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetGroupsRequest, _operator_pb2.GroupsStanding]  # type: ignore[assignment]
+    """Which silos are summed with whom under masks, and what is proposed to follow."""
+    ProposeGroups: _aio.UnaryUnaryMultiCallable[_operator_pb2.ProposeGroupsRequest, _operator_pb2.GroupsStanding]  # type: ignore[assignment]
     ListAuthorities: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListAuthoritiesRequest, _operator_pb2.AuthoritiesReply]  # type: ignore[assignment]
     ChangeAuthority: _aio.UnaryUnaryMultiCallable[_operator_pb2.ChangeAuthorityRequest, _operator_pb2.AuthoritiesReply]  # type: ignore[assignment]
     """One step of a succession; answers how the authorities stand after it."""
@@ -180,6 +186,21 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.CollectGarbageReply, _abc.Awaitable[_operator_pb2.CollectGarbageReply]]:
         """Delete what the coordinator needs no more, as its settings say; or tell what that would be."""
+
+    @_abc_1.abstractmethod
+    def GetGroups(
+        self,
+        request: _operator_pb2.GetGroupsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.GroupsStanding, _abc.Awaitable[_operator_pb2.GroupsStanding]]:
+        """Which silos are summed with whom under masks, and what is proposed to follow."""
+
+    @_abc_1.abstractmethod
+    def ProposeGroups(
+        self,
+        request: _operator_pb2.ProposeGroupsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.GroupsStanding, _abc.Awaitable[_operator_pb2.GroupsStanding]]: ...
 
     @_abc_1.abstractmethod
     def ListAuthorities(

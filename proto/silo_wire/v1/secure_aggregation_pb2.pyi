@@ -93,12 +93,15 @@ class Parameters(_message.Message):
     LEVELS_FIELD_NUMBER: _builtins.int
     SATURATION_LIMIT_FIELD_NUMBER: _builtins.int
     RANGES_FIELD_NUMBER: _builtins.int
+    LEAST_SUM_FIELD_NUMBER: _builtins.int
     cohort: _builtins.int
     threshold: _builtins.int
     colluders: _builtins.int
     min_survivors: _builtins.int
     levels: _builtins.int
     saturation_limit: _builtins.int
+    least_sum: _builtins.int
+    """the fewest silos that a sum can be over, by the release groups"""
     @_builtins.property
     def ranges(self) -> Global___Ranges: ...
     def __init__(
@@ -111,10 +114,11 @@ class Parameters(_message.Message):
         levels: _builtins.int = ...,
         saturation_limit: _builtins.int = ...,
         ranges: Global___Ranges | None = ...,
+        least_sum: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ranges", b"ranges"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cohort", b"cohort", "colluders", b"colluders", "levels", b"levels", "min_survivors", b"min_survivors", "ranges", b"ranges", "saturation_limit", b"saturation_limit", "threshold", b"threshold"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cohort", b"cohort", "colluders", b"colluders", "least_sum", b"least_sum", "levels", b"levels", "min_survivors", b"min_survivors", "ranges", b"ranges", "saturation_limit", b"saturation_limit", "threshold", b"threshold"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -186,7 +190,10 @@ class Roster(_message.Message):
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
+    RELEASE_GROUPS_FIELD_NUMBER: _builtins.int
     model_digest: _builtins.bytes
+    release_groups: _builtins.bytes
+    """digest of their newest link"""
     @_builtins.property
     def attempt(self) -> Global___Attempt:
         """that the keys of all members were advertised for"""
@@ -202,10 +209,11 @@ class Roster(_message.Message):
         model_digest: _builtins.bytes = ...,
         parameters: Global___Parameters | None = ...,
         members: _abc.Iterable[Global___MemberKeys] | None = ...,
+        release_groups: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "parameters", b"parameters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "members", b"members", "model_digest", b"model_digest", "parameters", b"parameters"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "members", b"members", "model_digest", b"model_digest", "parameters", b"parameters", "release_groups", b"release_groups"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -435,22 +443,30 @@ class SurvivorSet(_message.Message):
     ROSTER_FIELD_NUMBER: _builtins.int
     DEALINGS_FIELD_NUMBER: _builtins.int
     SILOS_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
     roster: _builtins.bytes
     """digest"""
     dealings: _builtins.bytes
     """digest"""
     @_builtins.property
-    def silos(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def silos(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """whole release groups"""
+
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """digests of their masked vectors, in the same order"""
+
     def __init__(
         self,
         *,
         roster: _builtins.bytes = ...,
         dealings: _builtins.bytes = ...,
         silos: _abc.Iterable[_builtins.str] | None = ...,
+        inputs: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dealings", b"dealings", "roster", b"roster", "silos", b"silos"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dealings", b"dealings", "inputs", b"inputs", "roster", b"roster", "silos", b"silos"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -575,6 +591,111 @@ class Reveal(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Reveal: _TypeAlias = Reveal  # noqa: Y015
+
+@_typing.final
+class ReleaseGroup(_message.Message):
+    """--- Release groups: which silos enter a sum together or not at all, and the chain of such partitions"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SILOS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def silos(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        silos: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["silos", b"silos"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseGroup: _TypeAlias = ReleaseGroup  # noqa: Y015
+
+@_typing.final
+class ReleaseGroups(_message.Message):
+    """One link of the chain. Groups are in order of their first members."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    PREVIOUS_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    ATOMS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """from 1"""
+    previous: _builtins.bytes
+    """digest of the link before; 32 zeros: there is none"""
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReleaseGroup]: ...
+    @_builtins.property
+    def atoms(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReleaseGroup]:
+        """what all partitions so far tell apart; leavers stay in it"""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        previous: _builtins.bytes = ...,
+        groups: _abc.Iterable[Global___ReleaseGroup] | None = ...,
+        atoms: _abc.Iterable[Global___ReleaseGroup] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atoms", b"atoms", "groups", b"groups", "number", b"number", "previous", b"previous"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseGroups: _TypeAlias = ReleaseGroups  # noqa: Y015
+
+@_typing.final
+class GroupsSignature(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SILO_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    silo: _builtins.str
+    signature: _builtins.bytes
+    """silo identity key, over the link's digest"""
+    def __init__(
+        self,
+        *,
+        silo: _builtins.str = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["signature", b"signature", "silo", b"silo"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupsSignature: _TypeAlias = GroupsSignature  # noqa: Y015
+
+@_typing.final
+class SignedGroups(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUPS_FIELD_NUMBER: _builtins.int
+    SIGNATURES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def groups(self) -> Global___ReleaseGroups: ...
+    @_builtins.property
+    def signatures(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupsSignature]: ...
+    def __init__(
+        self,
+        *,
+        groups: Global___ReleaseGroups | None = ...,
+        signatures: _abc.Iterable[Global___GroupsSignature] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "signatures", b"signatures"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SignedGroups: _TypeAlias = SignedGroups  # noqa: Y015
 
 @_typing.final
 class SiloEvent(_message.Message):
@@ -764,6 +885,7 @@ class Terms(_message.Message):
     COLLUDERS_FIELD_NUMBER: _builtins.int
     THRESHOLD_FIELD_NUMBER: _builtins.int
     NOISE_MULTIPLIER_FIELD_NUMBER: _builtins.int
+    RELEASE_GROUPS_FIELD_NUMBER: _builtins.int
     model_digest: _builtins.bytes
     min_cohort: _builtins.int
     min_survivors: _builtins.int
@@ -774,6 +896,8 @@ class Terms(_message.Message):
     """of the noise that silos make; 0: none"""
     @_builtins.property
     def ranges(self) -> Global___Ranges: ...
+    @_builtins.property
+    def release_groups(self) -> Global___ReleaseGroups: ...
     def __init__(
         self,
         *,
@@ -784,10 +908,11 @@ class Terms(_message.Message):
         colluders: _builtins.int = ...,
         threshold: _builtins.int | None = ...,
         noise_multiplier: _builtins.float = ...,
+        release_groups: Global___ReleaseGroups | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "ranges", b"ranges", "threshold", b"threshold"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "ranges", b"ranges", "release_groups", b"release_groups", "threshold", b"threshold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "colluders", b"colluders", "min_cohort", b"min_cohort", "min_survivors", b"min_survivors", "model_digest", b"model_digest", "noise_multiplier", b"noise_multiplier", "ranges", b"ranges", "threshold", b"threshold"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "colluders", b"colluders", "min_cohort", b"min_cohort", "min_survivors", b"min_survivors", "model_digest", b"model_digest", "noise_multiplier", b"noise_multiplier", "ranges", b"ranges", "release_groups", b"release_groups", "threshold", b"threshold"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__threshold: _TypeAlias = _typing.Literal["threshold"]  # noqa: Y015
     _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015

@@ -1,0 +1,80 @@
+"""`coordinator groups`: which silos are summed with whom under masks, and the next partition, which the silos sign."""
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from coordinator.command_line import AsJson, Dir, reach
+from security.errors import ConfigurationError
+from silo_wire.v1 import operator_pb2
+from silo_wire.v1 import secure_aggregation_pb2 as secure_pb2
+
+groups_app = typer.Typer(
+    help="Release groups: which silos enter a masked sum together or not at all.", no_args_is_help=True
+)
+
+
+@groups_app.command()
+def show(directory: Dir = None, as_json: AsJson = False) -> None:
+    """Show the release groups that stand, and what is proposed to follow."""
+    _print(reach(directory).ask(lambda stub: stub.GetGroups(operator_pb2.GetGroupsRequest())), as_json)
+
+
+@groups_app.command()
+def propose(
+    groups: Annotated[
+        list[str], typer.Argument(metavar="SILO,SILO,SILO ...", help="Each group: its silos, joined by commas.")
+    ],
+    colluders: Annotated[int, typer.Option(min=0, max=10_000, help="Silos that may sign two successors.")] = 0,
+    directory: Dir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Propose release groups; they stand once the silos have signed them."""
+    wanted = [secure_pb2.ReleaseGroup(silos=_silos(group)) for group in groups]
+    request = operator_pb2.ProposeGroupsRequest(groups=wanted, colluders=colluders)
+    _print(reach(directory).ask(lambda stub: stub.ProposeGroups(request)), as_json)
+
+
+def _silos(text: str) -> list[str]:
+    silos = sorted(name.strip() for name in text.split(","))
+    if not all(silos):
+        raise ConfigurationError(f"{text!r} names no silo between two commas: write a release group as a,b,c")
+    return silos
+
+
+def _print(reply: operator_pb2.GroupsStanding, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(_value(reply), indent=1))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    if not reply.HasField("standing"):
+        console.print("no release groups stand: nothing is summed under masks")
+    for title, signed in (("stand", reply.standing), ("proposed", reply.proposed)):
+        if signed.groups.number:
+            number, signatures = signed.groups.number, len(signed.signatures)
+            console.print(f"release groups {number} ({title}), signed by {signatures}:")
+            for group in signed.groups.groups:
+                console.print(f"  {', '.join(group.silos)}")
+    if reply.needed:
+        console.print(f"{reply.needed} more signatures are needed, of: {', '.join(reply.missing)}")
+
+
+def _value(reply: operator_pb2.GroupsStanding) -> dict[str, object]:
+    def link(signed: secure_pb2.SignedGroups) -> dict[str, object] | None:
+        if not signed.groups.number:
+            return None
+        return {
+            "number": signed.groups.number,
+            "groups": [list(group.silos) for group in signed.groups.groups],
+            "atoms": [list(atom.silos) for atom in signed.groups.atoms],
+            "signed_by": [one.silo for one in signed.signatures],
+        }
+
+    return {
+        "standing": link(reply.standing),
+        "proposed": link(reply.proposed),
+        "missing": list(reply.missing),
+        "needed": reply.needed,
+    }

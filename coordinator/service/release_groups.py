@@ -1,0 +1,164 @@
+"""The federation's chain of release groups: what stands, what is proposed to follow, and who has signed it.
+
+The coordinator relays: every silo holds the chain itself and decides what it signs. What stands here is what masked rounds are
+opened with. A proposal can be replaced by another one; a silo that signed the first signs no second.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+import structlog
+
+from coordinator.service.ports import Proposal, RoundStore
+from coordinator.service.threads import Threads
+from security.errors import AuthorisationError, Conflict, StateError, WrongTime
+from security.identifiers import FederationName, SiloName
+from security.pki.identity_key import public_key_from_bytes
+from security.secure_aggregation.release_groups import (
+    Link,
+    Partition,
+    SignedLink,
+    check_signature,
+    first_link,
+    missing_signatures,
+    successor,
+)
+from security.secure_aggregation.transcript import digest
+
+_log = structlog.get_logger(__name__)
+
+
+class ReleaseGroups:
+    """`await load()` once. `on_change` are told when a link or a signature came."""
+
+    def __init__(self, *, federation: FederationName, store: RoundStore, threads: Threads) -> None:
+        self._federation = federation
+        self._store = store
+        self._threads = threads
+        self._chain: tuple[SignedLink, ...] = ()
+        self._proposed: Proposal | None = None
+        self._news = asyncio.Event()
+        self.on_change: list[Callable[[], None]] = []
+
+    async def load(self) -> None:
+        self._chain, self._proposed = await self._threads.store(self._store.release_groups)
+
+    @property
+    def standing(self) -> SignedLink | None:
+        """The newest link that has the signatures that it needs."""
+        return self._chain[-1] if self._chain else None
+
+    @property
+    def head(self) -> Link | None:
+        return None if self.standing is None else self.standing.link
+
+    @property
+    def proposed(self) -> Proposal | None:
+        return self._proposed
+
+    @property
+    def digest(self) -> bytes:
+        """Of everything that a silo may want to fetch."""
+        parts = [(one.link.digest, *(signature for _, signature in one.signatures)) for one in self._all]
+        return digest("release-groups-standing", len(self._chain), parts)
+
+    @property
+    def _all(self) -> tuple[SignedLink, ...]:
+        return self._chain if self._proposed is None else (*self._chain, self._proposed.signed)
+
+    def after(self, number: int) -> tuple[SignedLink, ...]:
+        """The links from `number` on."""
+        return tuple(one for one in self._chain if one.link.number >= number)
+
+    def waits_for(self) -> tuple[frozenset[SiloName], int]:
+        """Of whom the proposal wants signatures, and how many; nobody where nothing is proposed."""
+        if self._proposed is None:
+            return frozenset(), 0
+        signed = self._proposed.signed
+        return missing_signatures(
+            self.head, signed.link, [silo for silo, _ in signed.signatures], colluders=self._proposed.colluders
+        )
+
+    def require_head(self) -> Link:
+        """Raises StateError where masked rounds cannot begin: no groups stand."""
+        if (head := self.head) is not None:
+            return head
+        if self._proposed is None:
+            raise StateError("no release groups stand: `coordinator groups propose` says who is summed with whom")
+        silos, _ = self.waits_for()
+        raise StateError(
+            f"release groups {self._proposed.signed.link.digest.hex()[:16]} wait for the signatures of "
+            f"{', '.join(sorted(silos))}: their people look with `silo-agent groups show`"
+        )
+
+    async def propose(self, groups: Iterable[Iterable[SiloName]], *, colluders: int) -> SignedLink:
+        """In the place of what is proposed. Raises MalformedMessage for groups that are none, StateError for a silo that is not enrolled."""
+        partition = Partition.of(groups)
+        enrolled = {item.silo for item in await self._threads.store(self._store.silos)}
+        if strangers := sorted(partition.members - enrolled):
+            raise StateError(f"release groups name {', '.join(strangers)}, who are not enrolled: coordinator status")
+        head = self.head
+        link = first_link(self._federation, partition) if head is None else successor(head, partition)
+        if head is not None and link.partition == head.partition:
+            raise Conflict(f"release groups {head.number} are these groups already: nothing was changed")
+        if self._proposed is not None and self._proposed.signed.link == link:
+            return self._proposed.signed
+        await self._keep(Proposal(signed=SignedLink(link=link), colluders=colluders))
+        _log.info("release groups proposed", number=link.number, groups=len(partition.groups), silos=len(link.members))
+        return SignedLink(link=link)
+
+    async def propose_first(self, silos: Iterable[SiloName], *, colluders: int) -> None:
+        """One group of all, where nothing stands and nothing is proposed."""
+        if self.head is None and self._proposed is None:
+            await self.propose([silos], colluders=colluders)
+
+    async def sign(self, silo: SiloName, link: bytes, signature: bytes) -> None:
+        """Raises WrongTime for a link that is not here, AuthorisationError for who has no say in it, IntegrityError for a false signature."""
+        signed = next((one for one in self._all if one.link.digest == link), None)
+        if signed is None:
+            raise WrongTime(f"release groups {link.hex()[:16]} are not proposed any more: fetch them again")
+        before = next((one.link for one in self._chain if one.link.digest == signed.link.previous), None)
+        if silo not in signed.link.members | (frozenset() if before is None else before.members):
+            raise AuthorisationError(f"silo {silo} is in none of release groups {link.hex()[:16]}: it signs nothing")
+        if dict(signed.signatures).get(silo) == signature:
+            return
+        enrolled = await self._threads.store(self._store.silo, silo)
+        if enrolled is None:
+            raise AuthorisationError(f"silo {silo} is not enrolled in this federation")
+        check_signature(signed.link, silo, signature, public_key_from_bytes(enrolled.identity_public_key))
+        after = signed.signed_by(silo, signature)
+        if self._proposed is None or signed.link != self._proposed.signed.link:
+            await self._threads.store(self._store.keep_release_groups, after, stands=True, colluders=0)
+            self._chain = tuple(after if one.link == after.link else one for one in self._chain)
+            self._tell()
+            return
+        await self._keep(Proposal(signed=after, colluders=self._proposed.colluders))
+
+    async def _keep(self, proposal: Proposal) -> None:
+        """As proposed, or standing once it has the signatures that it needs."""
+        link, colluders = proposal.signed.link, proposal.colluders
+        _, missing = missing_signatures(
+            self.head, link, [silo for silo, _ in proposal.signed.signatures], colluders=colluders
+        )
+        await self._threads.store(
+            self._store.keep_release_groups, proposal.signed, stands=not missing, colluders=colluders
+        )
+        if missing:
+            self._proposed = proposal
+        else:
+            self._chain, self._proposed = (*self._chain, proposal.signed), None
+            _log.info("release groups stand", number=link.number, groups=len(link.partition.groups))
+        self._tell()
+
+    async def changed(self, *, within_s: float) -> None:
+        """Until a link or a signature has come, or the seconds are over."""
+        self._news.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._news.wait()
+
+    def _tell(self) -> None:
+        self._news.set()
+        for told in self.on_change:
+            told()

@@ -1,0 +1,289 @@
+"""Release groups: standing sets of silos that enter a sum together or not at all, and the chain that every change of them joins.
+
+Masks hide one vector inside one sum; whoever chooses the sums can subtract one from another. A *partition* puts every silo into
+one group, and a silo signs a survivor set only where it is a union of whole groups (silo_machine). Every sum under one
+partition is then constant on its groups, and so is every linear combination of such sums.
+
+Partitions change, and memories of single silos do not suffice: of seven silos, sums over {1..7}, over {2,3,4} under 1567|234 and over
+{5,6,7} under 1234|567 isolate silo 1, and no silo of either last sum has seen the other partition. So partitions form one chain
+for the federation (So et al. 2023 fix their batches for good; a federation of years cannot):
+
+- A *link* names its predecessor, its partition, and the *atoms*: the common refinement of all partitions so far, in which
+  leavers stay. Every sum ever made is constant on the atoms of the newest link.
+- The first link is signed by all its members. Each other one is signed by more than (N + c) / 2 of the predecessor's N members.
+- A silo signs one successor of a link, and takes part under the one head that it holds; rosters are bound to that head.
+  Two successors of one link would need more than N + c signatures of N silos of which c sign twice.
+- What a change makes possible is what `new_small_atoms` and `split_atom` say. Where they say something, people decide.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from security.errors import IntegrityError, MalformedMessage
+from security.identifiers import FederationName, SiloName
+from security.pki.identity_key import SIGNATURE_BYTES, sign, verify
+from security.secure_aggregation.messages import check_names
+from security.secure_aggregation.transcript import DIGEST_BYTES, check_bytes, digest, framed
+
+RELEASE_GROUPS = "release_groups"
+"""The rule that says which sums may come out."""
+NO_LINK = bytes(DIGEST_BYTES)
+"""What the first link has for its predecessor."""
+MAX_LINKS = 1 << 20
+LINK_DOMAIN = b"secure-aggregation/release-groups"
+
+Group = tuple[SiloName, ...]
+
+
+def least_group(colluders: int) -> int:
+    """All colluders may sit in one group: two silos of it at least do not collude, and a sum of two shows each the other."""
+    return max(3, colluders + 2)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Disjoint groups that are not empty; members ascend within a group, groups by their first member. Raises MalformedMessage."""
+
+    groups: tuple[Group, ...]
+
+    def __post_init__(self) -> None:
+        if not self.groups or not all(self.groups):
+            raise MalformedMessage("release groups: there is none, or one is empty")
+        for group in self.groups:
+            check_names("release group", *group)
+        if any(one[0] >= other[0] for one, other in pairwise(self.groups)):
+            raise MalformedMessage("release groups are out of order or twice: sort by their first member")
+        if len(self.members) != sum(map(len, self.groups)):
+            raise MalformedMessage("release groups: a silo is in two of them")
+
+    @classmethod
+    def of(cls, groups: Iterable[Iterable[SiloName]]) -> "Partition":
+        """In the canonical order."""
+        return cls(_canonical(groups))
+
+    @classmethod
+    def singletons(cls, silos: Iterable[SiloName]) -> "Partition":
+        """Every silo for itself: which silos a sum is over is left to the coordinator."""
+        return cls.of((silo,) for silo in silos)
+
+    @cached_property
+    def members(self) -> frozenset[SiloName]:
+        return frozenset(silo for group in self.groups for silo in group)
+
+    @property
+    def smallest(self) -> int:
+        return min(map(len, self.groups))
+
+    def group_of(self, silo: SiloName) -> Group | None:
+        return next((group for group in self.groups if silo in group), None)
+
+    def whole(self, silos: Collection[SiloName]) -> tuple[SiloName, ...]:
+        """The members, by name, of those groups that are among `silos` whole."""
+        there = frozenset(silos)
+        return tuple(sorted(silo for group in self.groups if there.issuperset(group) for silo in group))
+
+    def is_union(self, silos: Collection[SiloName]) -> bool:
+        """Whether `silos` are members of groups that are among them whole, and of no other."""
+        return len(self.whole(silos)) == len(frozenset(silos))
+
+    def least_sum(self, cohort: Collection[SiloName], *, threshold: int, min_survivors: int) -> int | None:
+        """The fewest silos of `cohort` that a sum can be over; None where no sum can come out.
+
+        A sum is over whole groups with `min_survivors` silos; `threshold` silos must have sent their vectors, those of incomplete
+        groups among them. Each group outside the sum misses one at least.
+        """
+        there = frozenset(cohort)
+        sizes = [len(group) for group in self.groups if there.issuperset(group)]
+        least_groups = max(0, len(sizes) - (len(there) - threshold))
+        reachable: list[int] = [1, *([0] * len(sizes))]  # by number of groups: bit s is set where s silos can be had
+        for taken, size in enumerate(sizes):
+            for number in range(taken, -1, -1):
+                reachable[number + 1] |= reachable[number] << size
+        if len(there) < threshold:
+            return None
+        sums = 0
+        for number in range(least_groups, len(sizes) + 1):
+            sums |= reachable[number]
+        least = max(min_survivors, 1)
+        sums >>= least
+        return least + (sums & -sums).bit_length() - 1 if sums else None
+
+
+def _canonical(groups: Iterable[Iterable[SiloName]]) -> tuple[Group, ...]:
+    return tuple(sorted(tuple(sorted(group)) for group in groups))
+
+
+def refined(atoms: Iterable[Group], partition: Partition) -> tuple[Group, ...]:
+    """The common refinement of what was told apart so far and of `partition`; leavers and newcomers are atoms too."""
+    pieces: list[Iterable[SiloName]] = []
+    known: set[SiloName] = set()
+    for atom in atoms:
+        known.update(atom)
+        pieces += [frozenset(atom) & frozenset(group) for group in partition.groups]
+        pieces.append(frozenset(atom) - partition.members)
+    pieces += [frozenset(group) - known for group in partition.groups]
+    return _canonical(piece for piece in pieces if piece)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """One partition in its place of the chain; `number` counts from 1. Raises MalformedMessage."""
+
+    federation: FederationName
+    number: int
+    previous: bytes
+    partition: Partition
+    atoms: tuple[Group, ...]
+
+    def __post_init__(self) -> None:
+        check_bytes("release groups", DIGEST_BYTES, previous=self.previous)
+        if not 1 <= self.number < MAX_LINKS:
+            raise MalformedMessage(f"release groups have number {self.number}: allowed are 1 to {MAX_LINKS - 1}")
+        if (self.number == 1) != (self.previous == NO_LINK):
+            raise MalformedMessage(f"release groups {self.number} name no predecessor, or the first ones name one")
+        Partition(self.atoms)
+        if self.number == 1 and self.atoms != self.partition.groups:
+            raise MalformedMessage("the first release groups have other atoms than their groups")
+
+    @cached_property
+    def digest(self) -> bytes:
+        return digest("release-groups", self.federation, self.number, self.previous, self.partition.groups, self.atoms)
+
+    @property
+    def members(self) -> frozenset[SiloName]:
+        return self.partition.members
+
+    def atom_of(self, silo: SiloName) -> Group | None:
+        return next((atom for atom in self.atoms if silo in atom), None)
+
+
+def first_link(federation: FederationName, partition: Partition) -> Link:
+    return Link(federation=federation, number=1, previous=NO_LINK, partition=partition, atoms=partition.groups)
+
+
+def successor(previous: Link, partition: Partition) -> Link:
+    return Link(
+        federation=previous.federation,
+        number=previous.number + 1,
+        previous=previous.digest,
+        partition=partition,
+        atoms=refined(previous.atoms, partition),
+    )
+
+
+def check_successor(previous: Link | None, link: Link) -> None:
+    """Raise MalformedMessage unless `link` follows `previous` with the atoms that come of both; None: it is the first."""
+    expected = first_link(link.federation, link.partition) if previous is None else successor(previous, link.partition)
+    if link != expected:
+        raise MalformedMessage(
+            f"release groups {link.number} ({link.digest.hex()[:16]}) do not follow "
+            f"{'nothing' if previous is None else previous.digest.hex()[:16]}: they name another predecessor or other atoms"
+        )
+
+
+def new_small_atoms(previous: Link | None, link: Link, *, smallest_group: int) -> tuple[Group, ...]:
+    """Sets of fewer than `smallest_group` silos that `link` tells apart for the first time: sums can be subtracted down to them."""
+    before = frozenset(() if previous is None else previous.atoms)
+    return tuple(atom for atom in link.atoms if len(atom) < smallest_group and atom not in before)
+
+
+def split_atom(previous: Link, link: Link, silo: SiloName) -> Group | None:
+    """What is left of the set that `silo` could not be told apart from, where `link` makes it smaller."""
+    before, after = previous.atom_of(silo), link.atom_of(silo)
+    return after if before is not None and after != before else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignedLink:
+    """`signatures` by name of the signer, each over the link's digest with that silo's identity key. Raises MalformedMessage."""
+
+    link: Link
+    signatures: tuple[tuple[SiloName, bytes], ...] = ()
+
+    def __post_init__(self) -> None:
+        check_names("signatures of release groups", *(silo for silo, _ in self.signatures))
+        for silo, signature in self.signatures:
+            check_bytes(f"release groups, silo {silo}:", SIGNATURE_BYTES, signature=signature)
+
+    def signed_by(self, silo: SiloName, signature: bytes) -> "SignedLink":
+        others = ((name, one) for name, one in self.signatures if name != silo)
+        return SignedLink(link=self.link, signatures=tuple(sorted((*others, (silo, signature)))))
+
+
+def signature_of(link: Link, key: Ed25519PrivateKey) -> bytes:
+    return sign(key, domain=LINK_DOMAIN, payload=framed(link.digest))
+
+
+def check_signature(link: Link, silo: SiloName, signature: bytes, key: Ed25519PublicKey) -> None:
+    """Raise IntegrityError for a signature that `key` did not make."""
+    try:
+        verify(key, domain=LINK_DOMAIN, payload=framed(link.digest), signature=signature)
+    except IntegrityError:
+        raise IntegrityError(f"silo {silo} did not sign release groups {link.digest.hex()[:16]}") from None
+
+
+def signers(signed: SignedLink, identities: Mapping[SiloName, Ed25519PublicKey]) -> frozenset[SiloName]:
+    """Whose signatures are good under `identities`; others count for nothing."""
+    found = set()
+    for silo, signature in signed.signatures:
+        key = identities.get(silo)
+        if key is None:
+            continue
+        try:
+            check_signature(signed.link, silo, signature, key)
+        except IntegrityError:
+            continue
+        found.add(silo)
+    return frozenset(found)
+
+
+def missing_signatures(
+    previous: Link | None, link: Link, signed: Collection[SiloName], *, colluders: int
+) -> tuple[frozenset[SiloName], int]:
+    """Of whom `link` still wants signatures, and how many; 0: it stands.
+
+    Of the first link all members; of another more than (N + colluders) / 2 of the predecessor's N members.
+    """
+    if previous is None:
+        missing = link.members - frozenset(signed)
+        return missing, len(missing)
+    least = (len(previous.members) + colluders) // 2 + 1
+    have = previous.members & frozenset(signed)
+    return previous.members - have, max(0, least - len(have))
+
+
+def objection(
+    previous: Link | None, link: Link, silo: SiloName, *, pinned: Collection[SiloName], smallest_group: int
+) -> str | None:
+    """Why people of `silo` must decide about `link`, as a sentence that says what may be learnt of whom; None: it passes by itself.
+
+    `previous` is the link that the silo holds, `pinned` are the peers whose keys its people pinned. The coordinator does not choose who
+    is with whom: by itself passes one group of all that are pinned, or what tells nobody apart who was together before.
+    """
+    group = link.partition.group_of(silo)
+    if group is None:
+        return None  # a leaver masks nothing under it
+    peers = frozenset(pinned) - {silo}
+    if unknown := [peer for peer in group if peer != silo and peer not in peers]:
+        return f"{', '.join(unknown)} in this silo's release group have no key that its people pinned: somebody may have made them up"
+    if previous is None or silo not in previous.members:
+        everybody = tuple(sorted({silo, *peers}))
+        if link.number == 1 and link.partition.groups == (everybody,):
+            small: tuple[Group, ...] = (everybody,) if len(everybody) < smallest_group else ()
+        else:
+            return (
+                f"somebody else chose that this silo is summed with {', '.join(peer for peer in group if peer != silo)}: who works "
+                "together among them learns the sum of the others"
+            )
+    else:
+        small = new_small_atoms(previous, link, smallest_group=smallest_group)
+        if (left := split_atom(previous, link, silo)) is not None:
+            return f"sums under the groups before and under these, subtracted, are of {', '.join(left)} alone"
+    if small:
+        sets = "; ".join(", ".join(atom) for atom in small)
+        return f"fewer than {smallest_group} silos can be told apart: sums, subtracted, are of {sets} alone"
+    return None

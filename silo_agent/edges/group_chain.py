@@ -1,0 +1,291 @@
+"""The release groups that this silo holds, in `release-groups.json` of its folder: the newest link, what it signed, what people approved.
+
+Rules that hold whatever the coordinator offers:
+
+- a link is taken only after the one that this silo holds, with the signatures that it needs, under the keys that are pinned here;
+- one successor of a link is signed, and that is on disk before the signature leaves; people alone take a signature back;
+- what `release_groups.objection` finds is for this silo's people: until they approve, the link is neither signed nor taken.
+"""
+
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from pydantic import AwareDatetime, Field
+
+from security.errors import ConfigurationError, MalformedMessage, PolicyRefusal, StateError
+from security.identifiers import FederationName, SiloName
+from security.secure_aggregation.release_groups import (
+    NO_LINK,
+    RELEASE_GROUPS,
+    Group,
+    Link,
+    SignedLink,
+    check_successor,
+    missing_signatures,
+    objection,
+    signers,
+)
+from silo_agent.edges.private_record import PrivateRecord
+from silo_wire.groups_codec import MOST_SILOS, GroupsOffer, signed_groups_from_bytes, signed_groups_to_bytes
+from silo_wire.strict_toml import NameText, Section
+
+DigestText = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class _Chain(Section):
+    version: Literal[1] = 1
+    federation: str = ""
+    held: str = ""  # the newest link, as it travels, in base64
+    proposed: str = ""  # what is to follow it, as it was offered last
+    signed: dict[DigestText, DigestText] = Field(default_factory=dict)  # predecessor: the one successor
+    approved: dict[DigestText, AwareDatetime] = Field(default_factory=dict)
+    approved_sets: Annotated[list[list[NameText]], Field(max_length=MOST_SILOS)] = Field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """`objection` is why people must decide about `proposed`; None: nobody has to, or they have."""
+
+    held: SignedLink | None
+    proposed: SignedLink | None
+    objection: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What came of an offer: links that this silo holds now and did not before, what it has to sign, what waits for its people."""
+
+    links: tuple[Link, ...] = ()
+    to_sign: tuple[Link, ...] = ()
+    waits: str | None = None
+
+
+class GroupChain:
+    """Each call reads the file. `pinned` gives the peers whose keys count, as of now.
+
+    Raises ConfigurationError naming the file when it is damaged or when others can read it, StorageError.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        federation: FederationName,
+        silo: SiloName,
+        own_key: Ed25519PublicKey,
+        pinned: Callable[[], Mapping[SiloName, Ed25519PublicKey]],
+        smallest_group: int,
+        colluders: int,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._federation = federation
+        self._silo = silo
+        self._own_key = own_key
+        self._pinned = pinned
+        self._smallest_group = smallest_group
+        self._colluders = colluders
+        self._now = now
+        self._record = PrivateRecord(
+            path, _Chain, check=self._check, remedy="restore it from a backup of today; nothing is masked without it"
+        )
+
+    @property
+    def head(self) -> Link | None:
+        held = self._link(self._record.read().held)
+        return None if held is None else held.link
+
+    @property
+    def approved_sets(self) -> frozenset[Group]:
+        """Sets smaller than `smallest_group` that people allowed."""
+        return frozenset(tuple(map(SiloName, group)) for group in self._record.read().approved_sets)
+
+    def standing(self) -> Standing:
+        content = self._record.read()
+        held, proposed = self._link(content.held), self._link(content.proposed)
+        reason = None
+        if proposed is not None:
+            reason = self._objection(content, None if held is None else held.link, proposed.link)
+        return Standing(held=held, proposed=proposed, objection=reason)
+
+    def take(self, offer: GroupsOffer) -> Taken:
+        """Take the links that follow, and keep what is proposed; what is to be signed is on disk as signed when this returns.
+
+        Raises PolicyRefusal for links that do not follow from what this silo holds, or lack signatures; nothing of them is kept.
+        """
+        taken = Taken()
+
+        def edit(content: _Chain) -> _Chain:
+            nonlocal taken
+            content, new, waits = self._followed(content, offer)
+            content, proposed_waits = self._noted(content, offer)
+            content, to_sign = self._signed(content, offer)
+            taken = Taken(links=new, to_sign=to_sign, waits=waits or proposed_waits)
+            return content.model_copy(update={"federation": self._federation})
+
+        self._record.change(edit)
+        return taken
+
+    def approve(self, digest: str) -> tuple[Link, str]:
+        """People allow what is proposed; the link, and what they were told. Raises StateError where nothing waits for them."""
+        told: tuple[Link, str] | None = None
+
+        def edit(content: _Chain) -> _Chain:
+            nonlocal told
+            proposed, held = self._link(content.proposed), self._link(content.held)
+            if proposed is None or not digest or not proposed.link.digest.hex().startswith(digest):
+                raise StateError(
+                    f"no release groups {digest} are proposed: `silo-agent groups show` has what is, with its digest"
+                )
+            before = None if held is None else held.link
+            reason = self._objection(content, before, proposed.link)
+            told = proposed.link, reason or "nothing that could not be learnt before"
+            sets = {tuple(group) for group in content.approved_sets}
+            small = (group for group in (*proposed.link.atoms, *proposed.link.partition.groups))
+            sets |= {group for group in small if len(group) < self._smallest_group}
+            return content.model_copy(
+                update={
+                    "approved": {**content.approved, proposed.link.digest.hex(): self._now()},
+                    "approved_sets": [list(group) for group in sorted(sets)],
+                }
+            )
+
+        self._record.change(edit)
+        assert told is not None, "edit was run"
+        return told
+
+    def withdraw(self, digest: str) -> Link:
+        """People take a signature back, so that another successor may be signed: towards the others this silo then counts as a colluder.
+
+        Raises StateError for a link that stands, or that this silo did not sign.
+        """
+        link: Link | None = None
+
+        def edit(content: _Chain) -> _Chain:
+            nonlocal link
+            proposed = self._link(content.proposed)
+            signed = {before: after for before, after in content.signed.items() if digest and after.startswith(digest)}
+            if proposed is None or proposed.link.digest.hex() not in signed.values():
+                raise StateError(
+                    f"release groups {digest} are not proposed, or were not signed here: `silo-agent groups show`"
+                )
+            link = proposed.link
+            kept = {before: after for before, after in content.signed.items() if before not in signed}
+            approved = {one: when for one, when in content.approved.items() if one != link.digest.hex()}
+            return content.model_copy(update={"signed": kept, "approved": approved})
+
+        self._record.change(edit)
+        assert link is not None, "edit was run"
+        return link
+
+    # ---- what every link is held to --------------------------------------------------------------------------------
+
+    def _followed(self, content: _Chain, offer: GroupsOffer) -> tuple[_Chain, tuple[Link, ...], str | None]:
+        """After the links that stand, as far as they may be taken."""
+        held = self._link(content.held)
+        head = None if held is None else held.link
+        before: Link | None = None  # of the link that is looked at
+        new: list[Link] = []
+        for signed in offer.links:
+            link = signed.link
+            if head is not None and link.number <= head.number:
+                if link.number == head.number and link != head:
+                    raise PolicyRefusal(
+                        RELEASE_GROUPS,
+                        f"release groups {link.number} are {link.digest.hex()[:16]} at the coordinator, this silo holds "
+                        f"{head.digest.hex()[:16]}: somebody signed two; ask the other silos' people which they hold",
+                    )
+                before = link
+                continue
+            if head is None and link.number == 1:
+                before = None
+            self._check_follows(head if head is not None else before, link)
+            after = head if head is not None else before
+            if head is None and self._silo not in link.members:
+                before = link  # from before this silo came: nothing was summed with it
+                continue
+            self._check_signed(after, signed)
+            if reason := self._objection(content, head, link):
+                return content.model_copy(update={"proposed": _text(signed)}), tuple(new), reason
+            head = before = link
+            new.append(link)
+            content = content.model_copy(update={"held": _text(signed), "proposed": ""})
+        return content, tuple(new), None
+
+    def _check_follows(self, previous: Link | None, link: Link) -> None:
+        try:
+            check_successor(previous, link)
+        except MalformedMessage as error:
+            raise PolicyRefusal(RELEASE_GROUPS, str(error)) from error
+
+    def _check_signed(self, previous: Link | None, signed: SignedLink) -> None:
+        who = signers(signed, {**self._pinned(), self._silo: self._own_key})
+        silos, needed = missing_signatures(previous, signed.link, who, colluders=self._colluders)
+        if needed:
+            raise PolicyRefusal(
+                RELEASE_GROUPS,
+                f"release groups {signed.link.number} ({signed.link.digest.hex()[:16]}) lack {needed} signatures that this silo can "
+                f"check, of {', '.join(sorted(silos))}",
+            )
+
+    def _noted(self, content: _Chain, offer: GroupsOffer) -> tuple[_Chain, str | None]:
+        """What is proposed, kept for people to look at, where it follows what this silo holds."""
+        if offer.proposed is None:
+            return content, None
+        held = self._link(content.held)
+        link = offer.proposed.link
+        head = None if held is None else held.link
+        if link.previous != (NO_LINK if head is None else head.digest):
+            return content, None  # of a chain that this silo is not so far in
+        self._check_follows(head, link)
+        return content.model_copy(update={"proposed": _text(offer.proposed)}), self._objection(content, head, link)
+
+    def _signed(self, content: _Chain, offer: GroupsOffer) -> tuple[_Chain, tuple[Link, ...]]:
+        """With what this silo signs now noted: the newest link that it holds and what is to follow, where its signature is not there."""
+        held, proposed = self._link(content.held), self._link(content.proposed)
+        to_sign: list[Link] = []
+        for one in (held, proposed):
+            if one is None or (one is proposed and self._objection(content, held.link if held else None, one.link)):
+                continue
+            link = one.link
+            offered = next((each for each in (*offer.links, offer.proposed) if each and each.link == link), None)
+            voice = self._silo in link.members or (
+                one is proposed and held is not None and self._silo in held.link.members
+            )
+            if offered is None or not voice or self._silo in signers(offered, {self._silo: self._own_key}):
+                continue
+            before, digest = link.previous.hex(), link.digest.hex()
+            if content.signed.get(before, digest) != digest:
+                if one is held:
+                    continue  # the others went another way than this silo had signed
+                raise PolicyRefusal(
+                    RELEASE_GROUPS,
+                    f"release groups {digest[:16]} are proposed, and this silo has signed {content.signed[before][:16]} in their place: "
+                    "its people take that back with `silo-agent groups withdraw`, if the others never took it",
+                )
+            content = content.model_copy(update={"signed": {**content.signed, before: digest}})
+            to_sign.append(link)
+        return content, tuple(to_sign)
+
+    def _objection(self, content: _Chain, head: Link | None, link: Link) -> str | None:
+        if link.digest.hex() in content.approved:
+            return None
+        return objection(head, link, self._silo, pinned=self._pinned().keys(), smallest_group=self._smallest_group)
+
+    def _link(self, text: str) -> SignedLink | None:
+        return signed_groups_from_bytes(b64decode(text), self._federation) if text else None
+
+    def _check(self, content: _Chain) -> None:
+        """Raises ConfigurationError or MalformedMessage for a file that this class would not have written."""
+        if content.federation != self._federation:
+            raise ConfigurationError(f"it is of federation {content.federation!r}, this silo is in {self._federation}")
+        for text in (content.held, content.proposed):
+            self._link(text)
+
+
+def _text(signed: SignedLink) -> str:
+    return b64encode(signed_groups_to_bytes(signed)).decode()

@@ -1,0 +1,90 @@
+"""This silo's release groups between its folder and the coordinator. What it signs, and what its people decide, is in its audit log."""
+
+import asyncio
+from typing import Protocol
+
+from security.audit.entry import Event
+from security.audit.log_file import AuditLog
+from security.pki.identity_key import public_key_bytes
+from security.secure_aggregation.release_groups import signature_of
+from silo_agent.edges.group_chain import GroupChain
+from silo_agent.edges.key_store import SiloCredentials
+from silo_agent.edges.silo_folder import SiloFolder
+from silo_agent.edges.trust_store import How, TrustStore, trust_store
+from silo_agent.policy import SiloPolicy
+from silo_agent.service.group_keeper import described
+from silo_wire.groups_codec import GroupsOffer
+
+
+def group_chain(folder: SiloFolder, credentials: SiloCredentials, policy: SiloPolicy) -> GroupChain:
+    demands = policy.demands()
+    first_use = policy.rules.trust_on_first_use
+    store = trust_store(folder, credentials, first_use=first_use)
+    return GroupChain(
+        folder.release_groups,
+        federation=credentials.federation,
+        silo=credentials.silo,
+        own_key=credentials.identity_key.public_key(),
+        pinned=lambda: {it.silo: it.key for it in store.peers() if first_use or it.how is How.ADDED},
+        smallest_group=demands.least_group,
+        colluders=demands.colluders,
+    )
+
+
+class GroupsWire(Protocol):
+    """What the coordinator is asked. Raises what it says, Unreachable, MalformedMessage."""
+
+    async def fetch_groups(self, after: int) -> GroupsOffer: ...
+
+    async def sign_groups(self, link: bytes, signature: bytes) -> None: ...
+
+
+class ReleaseGroups:
+    """Implements `GroupsPort`; nothing is entered into a log that is not there."""
+
+    def __init__(
+        self,
+        chain: GroupChain,
+        trust: TrustStore,
+        credentials: SiloCredentials,
+        *,
+        client: GroupsWire,
+        log: AuditLog | None = None,
+        first_use: bool = False,
+    ) -> None:
+        self._chain = chain
+        self._trust = trust
+        self._credentials = credentials
+        self._client = client
+        self._log = log
+        self._first_use = first_use
+
+    async def sync(self) -> str | None:
+        head = await asyncio.to_thread(lambda: self._chain.head)
+        offer = await self._client.fetch_groups(0 if head is None else head.number)
+        await asyncio.to_thread(self._pin, offer, head is None)
+        taken = await asyncio.to_thread(self._chain.take, offer)
+        for link in taken.links:
+            self._tell(Event.GROUPS_TAKEN, number=link.number, digest=link.digest.hex(), groups=described(link))
+        for link in taken.to_sign:
+            self._tell(Event.GROUPS_SIGNED, number=link.number, digest=link.digest.hex(), groups=described(link))
+            await self._client.sign_groups(link.digest, signature_of(link, self._credentials.identity_key))
+        return taken.waits
+
+    def _pin(self, offer: GroupsOffer, first: bool) -> None:
+        """Pins move where the pinned key named a successor. Keys are taken on first use before the first link, and never after."""
+        for one in offer.identities:
+            if one.silo == self._credentials.silo:
+                continue
+            known = self._trust.identities().get(one.silo)
+            self._trust.follow(one.silo, one.key, one.successions)
+            if first and self._first_use:
+                self._trust.trusted_on_first_use(one.silo, one.key)
+            pinned = self._trust.identities().get(one.silo)
+            if pinned is not None and pinned != known:
+                how = "first use" if known is None else "succeeded"
+                self._tell(Event.PIN_ADDED, silo=one.silo, key=public_key_bytes(pinned).hex(), how=how)
+
+    def _tell(self, event: Event, **particulars: str | int) -> None:
+        if self._log is not None:
+            self._log.append(event, who=self._log.writer, **particulars)

@@ -1,0 +1,124 @@
+"""`silo-agent groups`: which silos this one is summed with under masks, and its people's word on a change of that."""
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from silo_agent.command_line import Config, Dir, Json, chosen, credentials_of, policy_of, tell_agent
+from silo_agent.edges.silo_folder import SiloFolder, silo_folder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from security.secure_aggregation.release_groups import SignedLink
+    from silo_agent.edges.group_chain import GroupChain
+    from silo_agent.edges.key_store import SiloCredentials
+
+groups_app = typer.Typer(
+    help="Release groups: the silos that this one is summed with, together or not at all.", no_args_is_help=True
+)
+
+Digest = Annotated[
+    str, typer.Argument(metavar="DIGEST", help="From `groups show`; its first 16 characters do.", show_default=False)
+]
+LEAST_CHARACTERS = 16
+
+
+@groups_app.command()
+def show(config: Config = None, directory: Dir = None, as_json: Json = False) -> None:
+    """Print the release groups that this silo holds, what is proposed to follow, and what that would let others learn."""
+    _, _, chain = _chain(directory, config)
+    standing = chain.standing()
+    if as_json:
+        facts = {
+            "held": _facts(standing.held),
+            "proposed": _facts(standing.proposed),
+            "waits_for_people": standing.objection,
+        }
+        print(json.dumps(facts, indent=1))
+        return
+    if standing.held is None:
+        print("this silo holds no release groups: it masks nothing until the first ones stand")
+    for title, signed in (("held", standing.held), ("proposed", standing.proposed)):
+        if signed is not None:
+            print("\n".join(_described(title, signed)))
+    if standing.objection is not None:
+        assert standing.proposed is not None, "an objection is to something"
+        digest = standing.proposed.link.digest.hex()[:LEAST_CHARACTERS]
+        print(f"waits for this silo's people: {standing.objection}")
+        print(f"silo-agent groups approve {digest} allows it")
+
+
+@groups_app.command()
+def approve(digest: Digest, config: Config = None, directory: Dir = None) -> None:
+    """Allow the release groups that are proposed, and what they let others learn."""
+    from security.audit.entry import Event
+    from silo_agent.edges.audit_log import audited
+    from silo_agent.service.group_keeper import described
+
+    folder, credentials, chain = _chain(directory, config)
+    with audited(folder, credentials) as log:
+        link, told = chain.approve(_whole(digest))
+        log.append(Event.GROUPS_APPROVED, digest=link.digest.hex(), groups=described(link), learnt=told)
+    print(f"release groups {link.number} are approved, with this: {told}; {tell_agent(folder)}")
+
+
+@groups_app.command()
+def withdraw(digest: Digest, config: Config = None, directory: Dir = None) -> None:
+    """Take back this silo's signature under groups that never came to stand, so that others can be signed in their place.
+
+    If they come to stand after all, this silo has signed two successors: it counts as one that colludes.
+    """
+    from security.audit.entry import Event
+    from silo_agent.edges.audit_log import audited
+    from silo_agent.service.group_keeper import described
+
+    folder, credentials, chain = _chain(directory, config)
+    with audited(folder, credentials) as log:
+        link = chain.withdraw(_whole(digest))
+        log.append(Event.GROUPS_WITHDRAWN, digest=link.digest.hex(), groups=described(link))
+    print(f"the signature under release groups {link.number} is withdrawn; {tell_agent(folder)}")
+
+
+def _whole(digest: str) -> str:
+    from security.errors import ConfigurationError
+
+    text = digest.lower()
+    if not LEAST_CHARACTERS <= len(text) <= 64 or set(text) - set("0123456789abcdef"):
+        raise ConfigurationError(
+            f"{digest[:80]!r} is not the digest of release groups, {LEAST_CHARACTERS} to 64 of 0-9 and a-f: "
+            "copy it from `silo-agent groups show`"
+        )
+    return text
+
+
+def _chain(directory: "Path | None", config: "Path | None") -> "tuple[SiloFolder, SiloCredentials, GroupChain]":
+    from silo_agent.edges.release_groups import group_chain
+
+    folder = silo_folder(directory)
+    credentials = credentials_of(folder)
+    policy = policy_of(folder, credentials, chosen(folder, None, None, config).settings(folder))
+    return folder, credentials, group_chain(folder, credentials, policy)
+
+
+def _facts(signed: "SignedLink | None") -> dict[str, Any] | None:
+    if signed is None:
+        return None
+    return {
+        "number": signed.link.number,
+        "digest": signed.link.digest.hex(),
+        "groups": [list(group) for group in signed.link.partition.groups],
+        "told_apart": [list(atom) for atom in signed.link.atoms],
+        "signed_by": [silo for silo, _ in signed.signatures],
+    }
+
+
+def _described(title: str, signed: "SignedLink") -> list[str]:
+    link = signed.link
+    lines = [f"release groups {link.number} ({title}), {link.digest.hex()}, signed by {len(signed.signatures)}"]
+    lines += [f"  {', '.join(group)}" for group in link.partition.groups]
+    if link.atoms != link.partition.groups:
+        lines.append("  told apart over all groups so far:")
+        lines += [f"    {', '.join(atom)}" for atom in link.atoms]
+    return lines

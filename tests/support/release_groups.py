@@ -1,0 +1,43 @@
+"""Release groups that silos hold before a test begins: proposed, approved by each silo's people, signed by all."""
+
+from collections.abc import Iterable, Sequence
+
+from security.identifiers import SiloName
+from security.secure_aggregation.release_groups import Link, Partition, SignedLink, first_link, signature_of
+from silo_agent.edges.key_store import SiloCredentials
+from silo_agent.edges.release_groups import group_chain
+from silo_agent.edges.silo_folder import SiloFolder
+from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_wire.groups_codec import GroupsOffer
+
+
+def signed_by_all(link: Link, credentials: Iterable[SiloCredentials]) -> SignedLink:
+    signatures = sorted((it.silo, signature_of(link, it.identity_key)) for it in credentials if it.silo in link.members)
+    return SignedLink(link=link, signatures=tuple(signatures))
+
+
+def hold_groups(
+    silos: Sequence[tuple[SiloFolder, SiloCredentials]],
+    groups: Iterable[Iterable[SiloName]] | None = None,
+    *,
+    rules: PolicyRules | None = None,
+    others: Sequence[SiloCredentials] = (),
+) -> SignedLink:
+    """Every silo's people have approved these groups, by default each silo for itself, and all hold them. Peers are pinned before.
+
+    `others` are in the groups, and sign them, and hold none.
+    """
+    everybody = [*(credentials for _, credentials in silos), *others]
+    partition = Partition.singletons(it.silo for it in everybody) if groups is None else Partition.of(groups)
+    signed = signed_by_all(first_link(everybody[0].federation, partition), everybody)
+    for folder, credentials in silos:
+        chain = group_chain(folder, credentials, SiloPolicy(rules=rules or PolicyRules(), silo=credentials.silo))
+        chain.take(GroupsOffer(links=(), proposed=SignedLink(link=signed.link), identities=()))
+        chain.approve(signed.link.digest.hex())
+        chain.take(GroupsOffer(links=(signed,), proposed=None, identities=()))
+        assert chain.head == signed.link
+    return signed
+
+
+async def no_newer_groups() -> None:
+    """What a test's agent asks where no coordinator has other groups than it holds."""

@@ -1,0 +1,360 @@
+"""Release groups: what a partition says, how partitions form a chain, and what a silo signs and shows of incomplete groups."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import chain, combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from security.errors import IntegrityError, MalformedMessage, PolicyRefusal, WrongTime
+from security.identifiers import SiloName
+from security.secure_aggregation import silo_machine as silo
+from security.secure_aggregation.messages import MaskKeyShare, SurvivorSet
+from security.secure_aggregation.release_groups import (
+    Link,
+    Partition,
+    SignedLink,
+    check_successor,
+    first_link,
+    missing_signatures,
+    new_small_atoms,
+    objection,
+    refined,
+    signature_of,
+    signers,
+    split_atom,
+    successor,
+)
+from tests.support.secagg_federation import FEDERATION, Federation, identities, identity_key, silo_names
+
+NAMES = silo_names(12)
+
+
+def groups(*sizes: int, names: tuple[SiloName, ...] = NAMES) -> Partition:
+    """Of the first silos by name, in groups of these sizes."""
+    ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
+    return Partition.of(names[end - size : end] for size, end in zip(sizes, ends, strict=True))
+
+
+def link_of(*sizes: int) -> Link:
+    return first_link(FEDERATION, groups(*sizes))
+
+
+@st.composite
+def partitions(draw: st.DrawFn, *, most: int = 9) -> Partition:
+    """Of some of the silos, in any groups."""
+    members = draw(st.lists(st.sampled_from(NAMES[:most]), min_size=1, unique=True))
+    where = draw(st.lists(st.integers(0, 3), min_size=len(members), max_size=len(members)))
+    found: dict[int, list[SiloName]] = {}
+    for member, group in zip(members, where, strict=True):
+        found.setdefault(group, []).append(member)
+    return Partition.of(found.values())
+
+
+# --- partitions -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ((), "there is none"),
+        (((),), "is empty"),
+        (((NAMES[1], NAMES[0]),), "out of order"),
+        (((NAMES[1],), (NAMES[0],)), "out of order"),
+        (((NAMES[0], NAMES[1]), (NAMES[1], NAMES[2])), "two of them"),
+        (((SiloName("Not A Name"),),), "release group"),
+    ],
+)
+def test_what_is_no_partition_is_refused(value: tuple[tuple[SiloName, ...], ...], says: str) -> None:
+    with pytest.raises(MalformedMessage, match=says):
+        Partition(value)
+
+
+@given(partitions(), st.sets(st.sampled_from(NAMES[:9])))
+def test_a_union_is_of_whole_groups_and_of_nothing_else(partition: Partition, silos: set[SiloName]) -> None:
+    unions = {
+        frozenset(chain.from_iterable(some))
+        for size in range(len(partition.groups) + 1)
+        for some in combinations(partition.groups, size)
+    }
+    assert partition.is_union(silos) == (frozenset(silos) in unions)
+    assert frozenset(partition.whole(silos)) == max((it for it in unions if it <= silos), key=len)
+
+
+@settings(max_examples=150, deadline=None)
+@given(partitions(), st.sets(st.sampled_from(NAMES[:9]), min_size=1), st.integers(1, 9), st.integers(1, 5))
+def test_the_least_sum_is_the_smallest_that_some_loss_of_silos_leaves(
+    partition: Partition, cohort: set[SiloName], threshold: int, least: int
+) -> None:
+    """Against every set of silos whose vectors could have come."""
+    sums = [
+        len(whole)
+        for size in range(threshold, len(cohort) + 1)
+        for came in combinations(sorted(cohort), size)
+        if len(whole := partition.whole(came)) >= least
+    ]
+    found = partition.least_sum(cohort, threshold=threshold, min_survivors=least)
+    assert found == min(sums, default=None)
+
+
+# --- the chain --------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(st.lists(partitions(), min_size=1, max_size=4))
+def test_every_union_under_every_link_is_a_union_of_the_newest_atoms(chosen: list[Partition]) -> None:
+    """So is every combination of sums: it is constant on them."""
+    head = first_link(FEDERATION, chosen[0])
+    links = [head]
+    for partition in chosen[1:]:
+        head = successor(head, partition)
+        check_successor(links[-1], head)
+        links.append(head)
+    atoms = Partition(head.atoms)
+    for link in links:
+        assert all(atoms.is_union(group) for group in link.partition.groups)
+    everybody = frozenset(chain.from_iterable(link.members for link in links))
+    assert atoms.members == everybody, "leavers stay"
+
+
+def test_a_link_with_other_atoms_or_another_predecessor_is_refused() -> None:
+    first = link_of(3, 4)
+    second = successor(first, groups(4, 3))
+    for wrong in (
+        replace(second, atoms=second.partition.groups),
+        replace(second, number=3),
+        replace(second, previous=bytes(31) + b"\x01"),
+        replace(second, federation="elsewhere"),
+    ):
+        with pytest.raises(MalformedMessage, match=r"do not follow|name"):
+            check_successor(first, wrong)
+    with pytest.raises(MalformedMessage, match="do not follow"):
+        check_successor(None, second)
+    with pytest.raises(MalformedMessage, match="other atoms"):
+        replace(first, atoms=second.atoms)
+
+
+def test_every_part_of_a_link_is_in_its_digest() -> None:
+    first = link_of(3, 4)
+    others = [
+        link_of(4, 3),
+        replace(first, federation="elsewhere"),
+        successor(first, groups(3, 4, 3)),
+        successor(link_of(4, 3), groups(3, 4, 3)),
+    ]
+    assert len({it.digest for it in (first, *others)}) == 5
+
+
+def test_the_first_link_wants_all_and_another_more_than_half_and_the_colluders() -> None:
+    first = link_of(3, 4)
+    second = successor(first, groups(3, 4, 3))
+    assert missing_signatures(None, first, NAMES[:6], colluders=0) == ({NAMES[6]}, 1)
+    assert missing_signatures(None, first, NAMES[:7], colluders=3)[1] == 0
+    for colluders, needed in ((0, 4), (1, 5), (2, 5), (3, 6)):
+        assert missing_signatures(first, second, NAMES[: needed - 1], colluders=colluders)[1] == 1
+        assert missing_signatures(first, second, NAMES[:needed], colluders=colluders)[1] == 0
+    assert missing_signatures(first, second, NAMES[7:10], colluders=0)[1] == 4, "newcomers have no say"
+
+
+def test_a_signature_is_of_one_link_and_of_one_silo() -> None:
+    first, known = link_of(3), identities(NAMES[:3])
+    good = SignedLink(link=first).signed_by(NAMES[0], signature_of(first, identity_key(NAMES[0])))
+    assert signers(good, known) == {NAMES[0]}
+    assert signers(replace(good, link=link_of(4)), known) == frozenset()
+    moved = SignedLink(link=first, signatures=((NAMES[1], good.signatures[0][1]),))
+    assert signers(moved, known) == frozenset()
+    assert signers(good, {}) == frozenset()
+
+
+def test_the_counterexample_of_memories_of_single_silos_needs_people() -> None:
+    """Seven silos: sums over all, over 2,3,4 under 1567|234 and over 5,6,7 under 1234|567 would isolate the first."""
+    one, two, three, four, five, six, seven = NAMES[:7]
+    first = first_link(FEDERATION, Partition.of([NAMES[:7]]))
+    left = successor(first, Partition.of([[one, five, six, seven], [two, three, four]]))
+    right = successor(left, Partition.of([[one, two, three, four], [five, six, seven]]))
+    assert new_small_atoms(first, left, smallest_group=3) == ()
+    assert new_small_atoms(left, right, smallest_group=3) == ((one,),)
+    assert split_atom(first, left, one) == (one, five, six, seven)
+    for name in (one, two, five):
+        assert objection(first, left, name, pinned=NAMES[:7], smallest_group=3) is not None
+        assert objection(left, right, name, pinned=NAMES[:7], smallest_group=3) is not None
+
+
+# --- who must decide --------------------------------------------------------------------------------------------------
+
+ALL = frozenset(NAMES)
+
+
+def objects(previous: Link | None, link: Link, *, of: SiloName = NAMES[0], pinned: Iterable[SiloName] = ALL) -> str:
+    return objection(previous, link, of, pinned=frozenset(pinned), smallest_group=3) or ""
+
+
+def test_one_group_of_all_that_are_pinned_passes_by_itself() -> None:
+    assert objects(None, link_of(5), pinned=NAMES[1:5]) == ""
+    assert "fewer than 3" in objects(None, link_of(2), pinned=NAMES[1:2])
+
+
+def test_a_first_group_that_leaves_out_who_is_pinned_is_for_people() -> None:
+    """A victim and two colluders, picked out of seven that all pinned each other."""
+    assert "works together" in objects(None, link_of(3), pinned=NAMES[1:7])
+    assert "works together" in objects(None, link_of(3, 4), pinned=NAMES[1:7])
+
+
+def test_a_group_with_somebody_who_is_not_pinned_is_for_people() -> None:
+    assert f"{NAMES[3]} in this silo's release group" in objects(None, link_of(4), pinned=NAMES[1:3])
+    grown = successor(link_of(3), groups(3, 3))
+    assert objects(link_of(3), grown, pinned=NAMES[1:3]) == "", "who is in another group is no part of this one's"
+    merged = successor(link_of(3), groups(6))
+    assert "have no key" in objects(link_of(3), merged, pinned=NAMES[1:3])
+
+
+def test_newcomers_come_in_groups_and_groups_leave_whole() -> None:
+    first = link_of(3, 3)
+    assert objects(first, successor(first, groups(3, 3, 3))) == ""
+    assert "fewer than 3" in objects(first, successor(first, groups(3, 3, 2)))
+    assert objects(first, successor(first, groups(3))) == ""
+    assert "subtracted" in objects(first, successor(first, Partition.of([NAMES[0:2], NAMES[3:6]])))
+    assert "fewer than 3" in objects(first, successor(first, Partition.of([NAMES[0:3], NAMES[3:5]])))
+    assert objects(first, successor(first, groups(6))) == "", "merging tells nobody apart"
+
+
+def test_splitting_a_group_is_for_the_people_of_that_group() -> None:
+    first = link_of(6, 3)
+    split = successor(first, groups(3, 3, 3))
+    assert "of silo-00, silo-01, silo-02 alone" in objects(first, split)
+    assert objects(first, split, of=NAMES[7]) == ""
+
+
+def test_who_comes_later_is_asked_who_it_is_summed_with() -> None:
+    first = link_of(3)
+    later = successor(first, groups(3, 3))
+    assert "works together" in objects(None, later, of=NAMES[4])
+
+
+def test_a_set_that_was_small_already_needs_no_second_word() -> None:
+    first = link_of(3, 2)
+    assert new_small_atoms(first, successor(first, groups(3, 2, 3)), smallest_group=3) == ()
+
+
+def test_the_refinement_has_intersections_newcomers_and_leavers() -> None:
+    atoms = refined(groups(3, 4).groups, Partition.of([[*NAMES[0:2], NAMES[3]], NAMES[7:9]]))
+    assert atoms == ((NAMES[0], NAMES[1]), (NAMES[2],), (NAMES[3],), NAMES[4:7], NAMES[7:9])
+
+
+# --- the protocol -----------------------------------------------------------------------------------------------------
+
+
+def grouped(*sizes: int, **more: object) -> Federation:
+    return Federation(sum(sizes), link=link_of(*sizes), **more)  # type: ignore[arg-type]
+
+
+def test_one_drop_out_takes_its_group_out_and_the_others_sum_comes_out() -> None:
+    federation = grouped(4, 4).run(drops={NAMES[1]: "masked input"})
+    assert federation.unmask is not None
+    assert federation.unmask.survivors == NAMES[4:8]
+    assert np.array_equal(federation.sum(), federation.true_sum())
+    shown = federation.shares_seen()
+    for name in NAMES[:4]:
+        assert shown.get((name, "self mask"), set()) == set(), "its vector stays hidden"
+    reveal = federation.silos[NAMES[0]].sent[-1]
+    assert [type(it) is MaskKeyShare for it in reveal.shares] == [True] * 4 + [False] * 4
+
+
+def test_living_members_of_an_incomplete_group_count_for_the_threshold() -> None:
+    """Eight silos in two groups: with one lost the sum is of four, and the threshold is six."""
+    federation = grouped(4, 4).run(until="consistency check", drops={NAMES[1]: "masked input"})
+    assert federation.coordinator.roster.parameters.threshold == 6  # type: ignore[union-attr]
+    federation.run()
+    assert federation.unmask is not None
+    assert len({it.silo for it in federation.seen if type(it).__name__ == "Agreement"}) == 7
+
+
+@pytest.mark.parametrize("sizes", [(3,), (5,)])
+def test_in_one_group_any_drop_out_abandons_the_attempt(sizes: tuple[int, ...]) -> None:
+    federation = grouped(*sizes).run(drops={NAMES[1]: "masked input"})
+    assert federation.coordinator.phase == "abandoned"
+    assert "in whole release groups" in federation.coordinator.reason or "must" in federation.coordinator.reason  # type: ignore[union-attr]
+    assert federation.shares_seen() == {}
+
+
+def survivor_set(like: SurvivorSet, vectors: dict[SiloName, bytes], silos: Iterable[SiloName]) -> SurvivorSet:
+    chosen = tuple(sorted(silos))
+    return replace(like, silos=chosen, inputs=tuple(vectors[silo] for silo in chosen))
+
+
+@pytest.mark.parametrize("size", range(3, 8))
+def test_no_silo_signs_a_set_that_breaks_a_group(size: int) -> None:
+    """Every set of survivors, to a silo of each group."""
+    federation = grouped(3, 4).run(until="consistency check")
+    like = next(message for to, message in federation.queue if to)
+    vectors = dict(zip(like.silos, like.inputs, strict=True))
+    for name in (NAMES[0], NAMES[3]):
+        each = federation.silos[name]
+        for chosen in combinations(NAMES[:7], size):
+            asked = survivor_set(like, vectors, chosen)
+            if set(chosen) in ({*NAMES[:3]}, {*NAMES[3:7]}, {*NAMES[:7]}):
+                silo.step(each.state, asked, each.party)
+                continue
+            with pytest.raises(PolicyRefusal, match="only whole groups are summed") as refused:
+                silo.step(each.state, asked, each.party)
+            assert refused.value.rule == "release_groups"
+
+
+def test_a_set_with_another_vector_of_this_silo_is_not_signed() -> None:
+    federation = grouped(3).run(until="consistency check")
+    to, like = next((to, message) for to, message in federation.queue if to)
+    each = federation.silos[SiloName(to)]
+    other = replace(like, inputs=(bytes(32), *like.inputs[1:]))
+    with pytest.raises(IntegrityError, match="another vector for this silo"):
+        silo.step(each.state, other, each.party)
+
+
+def test_no_groups_or_other_ones_or_smaller_ones_share_no_keys() -> None:
+    federation = grouped(3, 3).run(until="share keys")
+    roster = next(message for to, message in federation.queue if to == NAMES[0])
+    each = federation.silos[NAMES[0]]
+    cases = (
+        ({"link": None}, "holds no release groups"),
+        ({"link": link_of(6)}, "is for release groups"),
+        ({"link": link_of(3, 4)}, "is for release groups"),
+        ({"demands": silo.Demands(smallest_group=4)}, "smallest_group of this silo is 4"),
+    )
+    for change, says in cases:
+        with pytest.raises(PolicyRefusal, match=says) as refused:
+            silo.step(each.state, roster, replace(each.party, **change))
+        assert refused.value.rule == "release_groups"
+    silo.step(each.state, roster, replace(each.party, demands=silo.Demands(smallest_group=3)))
+
+
+def test_colluders_raise_the_least_size_of_a_group() -> None:
+    assert silo.Demands(colluders=2).least_group == 4
+    assert silo.Demands(colluders=2, smallest_group=6).least_group == 6
+
+
+def test_a_roster_that_promises_a_sum_of_fewer_is_refused() -> None:
+    federation = grouped(3, 3).run(until="share keys")
+    roster = next(message for to, message in federation.queue if to == NAMES[0])
+    each = federation.silos[NAMES[0]]
+    other = replace(roster.parameters, least_sum=roster.parameters.least_sum + 1)
+    with pytest.raises(PolicyRefusal, match="least sum"):
+        silo.step(each.state, replace(roster, parameters=other), each.party)
+
+
+def test_groups_that_change_in_the_middle_end_the_attempt() -> None:
+    federation = grouped(3, 3).run(until="consistency check")
+    like = next(message for to, message in federation.queue if to == NAMES[0])
+    each = federation.silos[NAMES[0]]
+    newer = replace(each.party, link=successor(link_of(3, 3), groups(6)))
+    with pytest.raises(PolicyRefusal, match="is for release groups"):
+        silo.step(each.state, like, newer)
+
+
+def test_a_survivor_set_of_other_dealings_is_refused_first() -> None:
+    federation = grouped(3).run(until="consistency check")
+    to, like = next((to, message) for to, message in federation.queue if to)
+    each = federation.silos[SiloName(to)]
+    with pytest.raises(WrongTime):
+        silo.step(each.state, replace(like, dealings=bytes(32)), each.party)

@@ -1,0 +1,150 @@
+"""What a hostile coordinator's sums come to, together: no combination is of fewer honest silos than was promised.
+
+Hostile schedules are played against real silo machines and chains (tests/support/leak_search.py). With a rule switched off, the
+search finds the leak that the rule is there for. `make leak-search` plays hundreds.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from security.identifiers import SiloName
+from security.secure_aggregation import release_groups, silo_machine
+from security.secure_aggregation.release_groups import Group, Link, Partition
+from silo_agent.edges import group_chain
+from tests.support.leak_search import World, least_support, seeded
+from tests.support.secagg_federation import silo_names
+
+SCHEDULES = int(os.environ.get("LORICA_SCHEDULES", "3"))
+STEPS, SEARCH = 14, 30
+TRIES = 60  # schedules, of which the first few mostly find what a missing rule lets out
+
+
+@dataclass(frozen=True)
+class Shape:
+    count: int
+    colluders: int
+    smallest_group: int
+
+    @property
+    def bound(self) -> int:
+        """Of the fewest honest silos that a sum, or a combination of sums, is of."""
+        return max(self.smallest_group, self.colluders + 2) - self.colluders
+
+    def world(self, folder: Path, seed: int) -> World:
+        return World(folder, self.count, self.colluders, self.smallest_group, seed)
+
+
+@pytest.fixture(autouse=True)
+def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No machine goes down here: what is written need not reach the disk."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+SHAPES = (Shape(7, 0, 3), Shape(8, 1, 3), Shape(9, 0, 3), Shape(9, 2, 4))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_no_combination_of_sums_is_of_fewer_honest_silos_than_the_bound(shape: Shape, tmp_path: Path) -> None:
+    came_out = 0
+    for number in range(SCHEDULES):
+        seed = seeded("schedule", shape, number)
+        world = shape.world(tmp_path, seed).play(STEPS)
+        came_out += world.moves["sums"]
+        least = world.least_support
+        assert least is None or least >= shape.bound, (seed, [sorted(one) for one in world.sums])
+    assert came_out >= SCHEDULES, "nothing came out: nothing was looked at"
+
+
+def found(folder: Path, shape: Shape, what: str, play: Callable[[World, int], World] = World.play) -> bool:
+    """Whether some schedule brings a combination of fewer than the bound."""
+    for number in range(TRIES):
+        least = play(shape.world(folder, seeded(what, number)), SEARCH).least_support
+        if least is not None and least < shape.bound:
+            return True
+    return False
+
+
+def any_union(_self: Partition, _silos: Iterable[SiloName]) -> bool:
+    return True
+
+
+def nothing_missing(*_: Any, **__: Any) -> tuple[frozenset[SiloName], int]:
+    return frozenset(), 0
+
+
+def nobody_objects(*_: Any, **__: Any) -> None:
+    return None
+
+
+def every_set(head: Link | None) -> frozenset[Group]:
+    return frozenset(() if head is None else (*head.atoms, *head.partition.groups))
+
+
+def test_the_search_finds_sums_that_differ_by_one_silo_where_groups_may_be_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Partition, "is_union", any_union)
+    assert found(tmp_path, SHAPES[0], "broken groups")
+
+
+def test_the_search_finds_what_partitions_of_the_coordinators_choice_tell_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where neither people nor what a silo knows of its own atom stands in the way."""
+    monkeypatch.setattr(group_chain, "objection", nobody_objects)
+    monkeypatch.setattr(group_chain.GroupChain, "approved_sets", property(lambda self: every_set(self.head)))
+    assert found(tmp_path, SHAPES[0], "no objections")
+
+
+def test_the_search_finds_the_counterexample_of_memories_of_single_silos(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each silo refuses what its own memory shows to be too fine; nothing makes the silos share one memory."""
+
+    class OwnMemory(group_chain.GroupChain):
+        def _check_signed(self, previous: Any, signed: Any) -> None:
+            """Nobody's word is asked for."""
+
+        def _check_follows(self, previous: Any, link: Any) -> None:
+            """What others were shown in between is not known."""
+
+        def _objection(self, content: Any, head: Any, link: Any) -> str | None:
+            small = [] if head is None else release_groups.refined(head.atoms, link.partition)
+            return "too fine" if any(len(atom) < self._smallest_group for atom in small) else None
+
+    monkeypatch.setattr("tests.support.leak_search.GroupChain", OwnMemory)
+    assert found(tmp_path, SHAPES[0], "memories of single silos", World.play_apart)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_partitions_that_are_shown_to_some_alone_bring_nothing_apart(shape: Shape, tmp_path: Path) -> None:
+    came_out = 0
+    for number in range(SCHEDULES):
+        world = shape.world(tmp_path, seeded("apart", shape, number)).play_apart(SEARCH // 2)
+        came_out += world.moves["sums"]
+        assert (world.least_support or shape.count) >= shape.bound
+    assert came_out, "nothing came out: nothing was looked at"
+
+
+def test_the_search_finds_two_survivor_sets_of_one_attempt_where_few_signatures_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With groups broken as well: under whole groups two sets tell nobody apart."""
+    monkeypatch.setattr(Partition, "is_union", any_union)
+    monkeypatch.setattr(silo_machine, "check_agreements", lambda *_: None)
+    assert found(tmp_path, SHAPES[0], "few signatures")
+
+
+def test_rank_tells_what_can_be_subtracted() -> None:
+    a, b, c, d = names = silo_names(4)
+    assert least_support([frozenset(names)], names) == 4
+    assert least_support([frozenset(names), frozenset((a, b, c))], names) == 1
+    assert least_support([frozenset((a, b)), frozenset((c, d))], names) == 2
+    assert least_support([frozenset((a, b)), frozenset((b, c)), frozenset((a, c))], names) == 1
+    assert least_support([frozenset(names)], (a, b, c)) == 3, "what colluders put in is known"
+    assert least_support([], names) is None
