@@ -1,0 +1,312 @@
+"""The release groups that a silo holds: what passes by itself, what waits for its people, and what no coordinator brings it to."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from security.errors import ConfigurationError, LoricaError, PolicyRefusal, StateError
+from security.identifiers import FederationName, SiloName
+from security.secure_aggregation.release_groups import (
+    Link,
+    Partition,
+    SignedLink,
+    check_successor,
+    first_link,
+    signature_of,
+    successor,
+)
+from silo_agent.edges.group_chain import GroupChain, Taken
+from silo_wire.groups_codec import GroupsOffer
+from tests.support.secagg_federation import FEDERATION, identities, identity_key, silo_names
+
+NAMES = silo_names(9)
+OWN = NAMES[0]
+FILE = "release-groups.json"
+EVERYBODY = first_link(FEDERATION, Partition.of([NAMES]))
+THIRDS = successor(EVERYBODY, Partition.of([NAMES[:3], NAMES[3:6], NAMES[6:]]))
+OTHER_THIRDS = successor(EVERYBODY, Partition.of([NAMES[::3], NAMES[1::3], NAMES[2::3]]))
+
+
+def chain_in(
+    folder: Path,
+    *,
+    own: SiloName = OWN,
+    pinned: Iterable[SiloName] = NAMES,
+    colluders: int = 0,
+    federation: FederationName = FEDERATION,
+) -> GroupChain:
+    keys = {name: key for name, key in identities(pinned).items() if name != own}
+    return GroupChain(
+        folder / FILE,
+        federation=federation,
+        silo=own,
+        own_key=identity_key(own).public_key(),
+        pinned=lambda: keys,
+        smallest_group=max(3, colluders + 2),
+        colluders=colluders,
+    )
+
+
+def signed(link: Link, by: Iterable[SiloName] | None = None) -> SignedLink:
+    who = link.members if by is None else by
+    return SignedLink(
+        link=link, signatures=tuple((name, signature_of(link, identity_key(name))) for name in sorted(who))
+    )
+
+
+def offer(*links: SignedLink, proposed: Link | None = None) -> GroupsOffer:
+    return GroupsOffer(links=links, proposed=None if proposed is None else SignedLink(link=proposed), identities=())
+
+
+def holding(folder: Path, *links: Link) -> GroupChain:
+    """After its people approved whatever came."""
+    chain = chain_in(folder)
+    before: list[SignedLink] = []
+    for link in links:
+        before.append(signed(link, NAMES))
+        if chain.take(offer(*before)).waits is not None:
+            chain.approve(link.digest.hex())
+            chain.take(offer(*before))
+    assert chain.head == links[-1]
+    return chain
+
+
+# --- what passes by itself --------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_held_at_first(tmp_path: Path) -> None:
+    chain = chain_in(tmp_path)
+    assert chain.head is None
+    assert chain.standing().proposed is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_group_of_all_that_people_pinned_is_signed_and_taken_without_a_word(tmp_path: Path) -> None:
+    chain = chain_in(tmp_path)
+    assert chain.take(offer(proposed=EVERYBODY)) == Taken(to_sign=(EVERYBODY,))
+    assert chain.head is None, "it lacks the others' signatures"
+    assert chain.take(offer(signed(EVERYBODY))) == Taken(links=(EVERYBODY,))
+    assert chain_in(tmp_path).head == EVERYBODY
+    assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_signature_that_got_lost_is_given_again(tmp_path: Path) -> None:
+    chain = chain_in(tmp_path)
+    assert chain.take(offer(proposed=EVERYBODY)).to_sign == (EVERYBODY,)
+    assert chain_in(tmp_path).take(offer(proposed=EVERYBODY)).to_sign == (EVERYBODY,)
+
+
+def test_a_successor_that_needed_no_signature_of_this_silo_is_signed_when_it_is_taken(tmp_path: Path) -> None:
+    chain = holding(tmp_path, EVERYBODY)
+    chain.take(offer(proposed=THIRDS))
+    chain.approve(THIRDS.digest.hex())
+    others = signed(THIRDS, NAMES[1:])
+    assert chain.take(offer(signed(EVERYBODY), others)) == Taken(links=(THIRDS,), to_sign=(THIRDS,))
+
+
+# --- what waits for people --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("held", "proposed", "pinned", "says"),
+    [
+        ((), first_link(FEDERATION, Partition.of([NAMES[:3]])), NAMES, "somebody else chose"),
+        ((), EVERYBODY, NAMES[:-1], "have no key that its people pinned"),
+        ((EVERYBODY,), THIRDS, NAMES, "silo-00, silo-01, silo-02 alone"),
+        ((EVERYBODY, THIRDS), successor(THIRDS, OTHER_THIRDS.partition), NAMES, "silo-00 alone"),
+        ((EVERYBODY,), successor(EVERYBODY, Partition.of([NAMES[:-1]])), NAMES, "subtracted, are of"),
+    ],
+    ids=["a division of somebody's choice", "somebody made up", "a split", "thirds of other thirds", "one leaves"],
+)
+def test_what_may_be_learnt_is_said_and_neither_signed_nor_taken_before_people_approve(
+    tmp_path: Path, held: tuple[Link, ...], proposed: Link, pinned: tuple[SiloName, ...], says: str
+) -> None:
+    if held:
+        holding(tmp_path, *held)
+    chain = chain_in(tmp_path, pinned=pinned)
+    head = chain.head
+    known = tuple(signed(link, NAMES) for link in held)
+    taken = chain.take(offer(*known, proposed=proposed))
+    assert taken.to_sign == ()
+    assert says in (taken.waits or "")
+    if set(pinned) == set(NAMES):
+        standing = chain.take(offer(*known, signed(proposed, NAMES)))
+        assert (standing.links, standing.to_sign) == ((), ())
+        assert says in (standing.waits or "")
+    assert chain.head == head
+    assert says in (chain.standing().objection or "")
+    link, told = chain.approve(proposed.digest.hex())
+    assert link == proposed
+    assert says in told
+    assert chain_in(tmp_path, pinned=pinned).take(offer(*known, proposed=proposed)).to_sign == (proposed,)
+
+
+def test_only_sets_that_people_approved_may_be_small(tmp_path: Path) -> None:
+    chain = holding(tmp_path, first_link(FEDERATION, Partition.of([NAMES[:2], NAMES[2:]])))
+    assert chain.approved_sets == {NAMES[:2]}
+
+
+@pytest.mark.parametrize(
+    "digest", ["", "00", "ff" * 32, THIRDS.digest.hex()], ids=["none", "short", "another", "not offered"]
+)
+def test_people_approve_what_was_proposed_alone(tmp_path: Path, digest: str) -> None:
+    chain = chain_in(tmp_path)
+    chain.take(offer(proposed=EVERYBODY))
+    with pytest.raises(StateError, match="silo-agent groups show"):
+        chain.approve(digest)
+
+
+# --- one successor ----------------------------------------------------------------------------------------------------
+
+
+def test_a_second_successor_is_refused_until_people_take_their_signature_back(tmp_path: Path) -> None:
+    chain = holding(tmp_path, EVERYBODY)
+    known = signed(EVERYBODY)
+    for link in (THIRDS, OTHER_THIRDS):
+        chain.take(offer(known, proposed=link))
+        chain.approve(link.digest.hex())
+        if link is THIRDS:
+            assert chain.take(offer(known, proposed=link)).to_sign == (THIRDS,)
+    before = (tmp_path / FILE).read_bytes()
+    with pytest.raises(PolicyRefusal, match="groups withdraw"):
+        chain_in(tmp_path).take(offer(known, proposed=OTHER_THIRDS))
+    assert (tmp_path / FILE).read_bytes() == before
+    chain.take(offer(known, proposed=THIRDS))
+    assert chain.withdraw(THIRDS.digest.hex()) == THIRDS
+    assert chain.take(offer(known, proposed=OTHER_THIRDS)).to_sign == (OTHER_THIRDS,)
+
+
+def test_a_signature_under_groups_that_stand_is_not_taken_back(tmp_path: Path) -> None:
+    chain = holding(tmp_path, EVERYBODY)
+    with pytest.raises(StateError, match="not proposed"):
+        chain.withdraw(EVERYBODY.digest.hex())
+
+
+# --- what a coordinator may try ---------------------------------------------------------------------------------------
+
+
+def forked() -> Link:
+    return successor(first_link(FEDERATION, Partition.of([NAMES[:5], NAMES[5:]])), THIRDS.partition)
+
+
+def with_other_atoms() -> Link:
+    coarse = EVERYBODY.atoms
+    return Link(federation=FEDERATION, number=2, previous=EVERYBODY.digest, partition=THIRDS.partition, atoms=coarse)
+
+
+@pytest.mark.parametrize(
+    ("links", "says"),
+    [
+        ((signed(EVERYBODY), signed(THIRDS, NAMES[:4])), "lack 1 signatures"),
+        ((signed(EVERYBODY), SignedLink(link=THIRDS)), "lack 5 signatures"),
+        ((signed(EVERYBODY), signed(forked(), NAMES)), "do not follow"),
+        ((signed(EVERYBODY), signed(with_other_atoms(), NAMES)), "do not follow"),
+        ((signed(first_link(FEDERATION, THIRDS.partition), NAMES),), "somebody signed two"),
+        ((signed(EVERYBODY), signed(successor(THIRDS, EVERYBODY.partition), NAMES)), "do not follow"),
+    ],
+    ids=["half sign", "nobody signs", "another chain", "other atoms", "another first link", "a link is left out"],
+)
+def test_links_that_do_not_follow_or_lack_signatures_are_refused_and_nothing_is_kept(
+    tmp_path: Path, links: tuple[SignedLink, ...], says: str
+) -> None:
+    chain = holding(tmp_path, EVERYBODY)
+    before = (tmp_path / FILE).read_bytes()
+    with pytest.raises(PolicyRefusal, match=says) as refused:
+        chain.take(offer(*links))
+    assert refused.value.rule == "release_groups"
+    assert (tmp_path / FILE).read_bytes() == before
+    assert chain.head == EVERYBODY
+
+
+def test_signatures_of_who_is_not_pinned_and_of_other_keys_count_for_nothing(tmp_path: Path) -> None:
+    chain = chain_in(tmp_path)
+    false = tuple((name, signature_of(EVERYBODY, identity_key("somebody"))) for name in NAMES)
+    with pytest.raises(PolicyRefusal, match="lack 9 signatures"):
+        chain.take(offer(SignedLink(link=EVERYBODY, signatures=false)))
+    assert chain.head is None
+
+
+def test_colluders_raise_the_number_of_signatures(tmp_path: Path) -> None:
+    holding(tmp_path, EVERYBODY)
+    chain = chain_in(tmp_path, colluders=1)
+    chain.take(offer(proposed=THIRDS))
+    chain.approve(THIRDS.digest.hex())
+    with pytest.raises(PolicyRefusal, match="lack 1 signatures"):
+        chain.take(offer(signed(EVERYBODY), signed(THIRDS, NAMES[:5])))
+    assert chain.take(offer(signed(EVERYBODY), signed(THIRDS, NAMES[:6]))).links == (THIRDS,)
+
+
+def test_a_newcomer_takes_the_chain_from_where_it_comes_in(tmp_path: Path) -> None:
+    first = first_link(FEDERATION, Partition.of([NAMES[3:]]))
+    second = successor(first, Partition.of([NAMES[:3], NAMES[3:]]))
+    chain = chain_in(tmp_path)
+    links = signed(first), signed(second, NAMES[3:])
+    assert chain.take(offer(*links)).waits is not None, "its people are asked who it is summed with"
+    chain.approve(second.digest.hex())
+    assert chain.take(offer(*links)) == Taken(links=(second,), to_sign=(second,))
+
+
+def test_a_file_that_is_damaged_or_another_federations_is_never_taken_for_none(tmp_path: Path) -> None:
+    holding(tmp_path, EVERYBODY)
+    with pytest.raises(ConfigurationError, match="federation"):
+        _ = chain_in(tmp_path, federation=FederationName("another")).head
+    content = json.loads((tmp_path / FILE).read_text())
+    content["held"] = content["held"][:-8]
+    (tmp_path / FILE).write_text(json.dumps(content))
+    with pytest.raises(ConfigurationError, match="restore it"):
+        chain_in(tmp_path).take(offer(signed(EVERYBODY)))
+
+
+SOME_LINKS = (
+    EVERYBODY,
+    THIRDS,
+    OTHER_THIRDS,
+    successor(THIRDS, EVERYBODY.partition),
+    successor(THIRDS, OTHER_THIRDS.partition),
+    successor(OTHER_THIRDS, EVERYBODY.partition),
+    forked(),
+    with_other_atoms(),
+    first_link(FEDERATION, THIRDS.partition),
+)
+
+
+@st.composite
+def offers(draw: st.DrawFn) -> GroupsOffer:
+    links = draw(st.lists(st.sampled_from(SOME_LINKS), max_size=3, unique=True))
+    ordered = sorted(links, key=lambda link: link.number)
+    who = st.sets(st.sampled_from(NAMES), min_size=3)
+    shown = tuple(signed(link, draw(st.one_of(st.just(NAMES), who))) for link in ordered)
+    return GroupsOffer(
+        links=shown,
+        proposed=draw(st.none() | st.sampled_from(SOME_LINKS).map(lambda link: SignedLink(link=link))),
+        identities=(),
+    )
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(offers(), st.booleans()), max_size=6))
+def test_whatever_is_offered_one_chain_is_held_and_one_successor_signed(
+    tmp_path_factory: pytest.TempPathFactory, shown: list[tuple[GroupsOffer, bool]]
+) -> None:
+    """People approve everything here, and never withdraw."""
+    chain = chain_in(tmp_path_factory.mktemp("chain"))
+    held: Link | None = None
+    successors: dict[bytes, Link] = {}
+    for one, approves in shown:
+        if approves and (proposed := chain.standing().proposed) is not None:
+            chain.approve(proposed.link.digest.hex())
+        try:
+            taken = chain.take(one)
+        except LoricaError:
+            assert chain.head == held, "a refusal changes nothing"
+            continue
+        for link in taken.links:
+            check_successor(held, link)
+            held = link
+        assert chain.head == held
+        for link in taken.to_sign:
+            assert successors.setdefault(link.previous, link) == link
