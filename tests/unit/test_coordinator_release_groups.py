@@ -1,0 +1,173 @@
+"""The coordinator's side of release groups: what is proposed, whose signatures it keeps, and what of that a restart brings back."""
+
+import shutil
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+
+import pytest
+
+from coordinator.edges.round_store import SqlRoundStore
+from coordinator.service.records import EnrolledSilo, Invitation
+from coordinator.service.release_groups import ReleaseGroups
+from coordinator.service.threads import Threads
+from security.errors import AuthorisationError, Conflict, IntegrityError, MalformedMessage, StateError, WrongTime
+from security.identifiers import SiloName
+from security.pki.identity_key import public_key_bytes
+from security.secure_aggregation.release_groups import Link, Partition, first_link, signature_of, successor
+from silo_wire.canonical import digest_of
+from tests.support.rounds import T0
+from tests.support.secagg_federation import FEDERATION, identity_key, silo_names
+
+NAMES = silo_names(6)
+EVERYBODY = first_link(FEDERATION, Partition.of([NAMES]))
+HALVES = (NAMES[:3], NAMES[3:])
+
+
+@pytest.fixture(scope="module")
+def enrolled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("store") / "state.sqlite"
+    store = SqlRoundStore(path, FEDERATION)
+    for name in NAMES:
+        secret = digest_of(f"secret of {name}".encode())
+        store.invite(Invitation(silo=name, secret_digest=bytes.fromhex(secret), expires_unix_s=T0 + 100, pin="a pin"))
+        silo = EnrolledSilo(
+            silo=name,
+            identity_public_key=public_key_bytes(identity_key(name).public_key()),
+            certificate_serial=name,
+            certificate_digest=digest_of(name.encode()),
+            certificate_expires_unix_s=T0 + 86_400,
+            enrolled_unix_s=T0,
+            last_seen_unix_s=0.0,
+        )
+        store.enrol(silo, secret_digest=bytes.fromhex(secret))
+    store.close()
+    return path
+
+
+@pytest.fixture
+async def store(enrolled: Path, tmp_path: Path) -> AsyncIterator[SqlRoundStore]:
+    shutil.copy(enrolled, tmp_path / "state.sqlite")
+    opened = SqlRoundStore(tmp_path / "state.sqlite", FEDERATION)
+    yield opened
+    opened.close()
+
+
+async def groups_of(store: SqlRoundStore) -> ReleaseGroups:
+    """As a coordinator that has just begun has them."""
+    groups = ReleaseGroups(federation=FEDERATION, store=store, threads=Threads())
+    await groups.load()
+    return groups
+
+
+async def sign(groups: ReleaseGroups, link: Link, silos: Iterable[SiloName]) -> None:
+    for name in silos:
+        await groups.sign(name, link.digest, signature_of(link, identity_key(name)))
+
+
+async def standing(store: SqlRoundStore) -> ReleaseGroups:
+    groups = await groups_of(store)
+    await groups.propose_first(NAMES, colluders=0)
+    await sign(groups, EVERYBODY, NAMES)
+    assert groups.head == EVERYBODY
+    return groups
+
+
+async def test_the_first_groups_stand_with_the_last_signature_and_after_a_restart(store: SqlRoundStore) -> None:
+    groups = await groups_of(store)
+    with pytest.raises(StateError, match="coordinator groups propose"):
+        groups.require_head()
+    await groups.propose_first(NAMES, colluders=0)
+    await sign(groups, EVERYBODY, NAMES[:-1])
+    for each in (groups, await groups_of(store)):
+        assert each.head is None
+        assert each.waits_for() == (frozenset(NAMES[-1:]), 1)
+        with pytest.raises(StateError, match=NAMES[-1]):
+            each.require_head()
+    groups = await groups_of(store)
+    await sign(groups, EVERYBODY, NAMES[-1:])
+    for each in (groups, await groups_of(store)):
+        assert each.require_head() == EVERYBODY
+        assert each.proposed is None
+        assert [silo for silo, _ in each.after(1)[0].signatures] == list(NAMES)
+
+
+async def test_a_successor_stands_with_more_than_half_and_later_signatures_are_kept_too(store: SqlRoundStore) -> None:
+    groups = await standing(store)
+    proposed = (await groups.propose(HALVES, colluders=1)).link
+    assert proposed == successor(EVERYBODY, Partition.of(HALVES))
+    await sign(groups, proposed, NAMES[:3])
+    assert groups.head == EVERYBODY, "three of six, and one that may sign twice"
+    await sign(groups, proposed, NAMES[3:4])
+    assert groups.head == proposed
+    await sign(groups, proposed, NAMES[4:])
+    again = await groups_of(store)
+    assert [one.link for one in again.after(0)] == [EVERYBODY, proposed]
+    assert len(again.after(2)[0].signatures) == 6
+
+
+async def test_another_proposal_takes_the_place_of_one_that_does_not_stand(store: SqlRoundStore) -> None:
+    groups = await standing(store)
+    first = (await groups.propose(HALVES, colluders=0)).link
+    await sign(groups, first, NAMES[:2])
+    second = (await groups.propose([NAMES[::2], NAMES[1::2]], colluders=0)).link
+    again = await groups_of(store)
+    for each in (groups, again):
+        assert each.proposed is not None
+        assert each.proposed.signed.link == second
+        assert each.proposed.signed.signatures == ()
+        with pytest.raises(WrongTime, match="fetch them again"):
+            await sign(each, first, NAMES[2:3])
+
+
+async def test_the_same_proposal_again_keeps_its_signatures(store: SqlRoundStore) -> None:
+    groups = await standing(store)
+    link = (await groups.propose(HALVES, colluders=0)).link
+    await sign(groups, link, NAMES[:2])
+    assert len((await groups.propose(HALVES, colluders=0)).signatures) == 2
+
+
+async def test_what_is_told_to_silos_changes_with_every_signature(store: SqlRoundStore) -> None:
+    groups = await groups_of(store)
+    told: list[bytes] = []
+    groups.on_change.append(lambda: told.append(groups.digest))
+    before = groups.digest
+    await groups.propose_first(NAMES, colluders=0)
+    await sign(groups, EVERYBODY, NAMES)
+    assert len({before, *told}) == len(NAMES) + 2
+    await sign(groups, EVERYBODY, NAMES[:1])
+    assert len(told) == len(NAMES) + 1, "the same signature is no news"
+
+
+@pytest.mark.parametrize(
+    ("divided", "error", "says"),
+    [
+        ([NAMES[:3], (*NAMES[3:], SiloName("nobody"))], StateError, "nobody, who are not enrolled"),
+        ([NAMES[:3], NAMES[2:]], MalformedMessage, "in two of them"),
+        ([NAMES, ()], MalformedMessage, "empty"),
+        ([], MalformedMessage, "there is none"),
+        ([NAMES], Conflict, "these groups already"),
+    ],
+    ids=["a stranger", "twice", "an empty one", "none", "the same"],
+)
+async def test_groups_that_are_none_are_not_proposed(
+    store: SqlRoundStore, divided: list[tuple[SiloName, ...]], error: type[Exception], says: str
+) -> None:
+    groups = await standing(store)
+    before = groups.digest
+    with pytest.raises(error, match=says):
+        await groups.propose(divided, colluders=0)
+    assert groups.digest == before
+    assert (await groups_of(store)).digest == before
+
+
+async def test_a_false_signature_and_one_of_a_stranger_are_refused(store: SqlRoundStore) -> None:
+    groups = await groups_of(store)
+    link = (await groups.propose([NAMES[:3]], colluders=0)).link
+    good = signature_of(link, identity_key(NAMES[0]))
+    with pytest.raises(IntegrityError, match=f"silo {NAMES[1]} did not sign"):
+        await groups.sign(NAMES[1], link.digest, good)
+    with pytest.raises(AuthorisationError, match="in none of"):
+        await groups.sign(NAMES[4], link.digest, signature_of(link, identity_key(NAMES[4])))
+    with pytest.raises(WrongTime):
+        await groups.sign(NAMES[0], EVERYBODY.digest, good)
+    assert groups.waits_for()[1] == 3
