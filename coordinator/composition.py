@@ -45,6 +45,7 @@ from security.audit.log_file import AuditLog
 from security.errors import ConfigurationError, StateError, StorageError
 from security.identifiers import FederationName, Identity, Role
 from security.privacy.ledger import Entry
+from security.secure_aggregation.release_groups import SignedLink
 from silo_wire.canonical import Digest
 from silo_wire.heartbeat import beating
 from silo_wire.host_metrics import register_host
@@ -209,6 +210,7 @@ class Coordinator:
                 clock=clock,
             )
             service.authorities.on_change.append(partial(self._authority_changed, audit))
+            service.groups.on_standing.append(partial(_groups_stand, audit))
             await service.start()
             loop = asyncio.create_task(service.run())
             try:
@@ -383,3 +385,9 @@ async def serve(coordinator: Coordinator, *, offer: str, ready: Callable[[], Non
             http.shutdown()
             http_thread.join()
             http.server_close()
+
+
+def _groups_stand(audit: AuditLog, signed: SignedLink) -> None:
+    link = signed.link
+    groups = "; ".join(", ".join(group) for group in link.partition.groups)
+    audit.append(Event.GROUPS_STAND, number=link.number, digest=link.digest.hex(), groups=groups)

@@ -83,6 +83,11 @@ class CoordinatorMetrics:
         self.quorum = Gauge(
             "lorica_quorum_silos", "Fewest silos of a round by the plan under way; 0 without one.", registry=registry
         )
+        self.groups_unsigned = Gauge(
+            "lorica_release_groups_unsigned",
+            "Signatures of silos that proposed release groups still want; 0 where nothing is proposed.",
+            registry=registry,
+        )
         self.silos = Gauge(
             "lorica_silos", "Silos by state; a ready one is also connected and enrolled.", ["state"], registry=registry
         )
@@ -338,6 +343,7 @@ class CoordinatorMetrics:
             self.silos.labels(state).set(pulse.silos.get(state, 0))
         self.quorum.set(pulse.quorum)
         self.running.set(pulse.running)
+        self.groups_unsigned.set(pulse.groups_unsigned)
         self.phase_deadline.set(pulse.deadline_unix_s or 0.0)
         known, self._seen = self._seen, dict(pulse.last_seen_unix_s)
         for silo in pulse.connected ^ self._at_hand | self._seen.keys() - known.keys():

@@ -185,7 +185,7 @@ class Federation:
             state=lambda: self._loop.state,
         )
         self._loop.on_change.append(self._changed)
-        self.groups.on_change.append(self._attendance.wake_all)
+        self.groups.on_change.append(self._changed)
         self.authorities.on_change.append(self._attendance.wake_all)
 
     async def start(self) -> None:
@@ -215,7 +215,10 @@ class Federation:
 
     def _changed(self) -> None:
         self._attendance.wake_all()
-        self._observer.standing_changed(pulse(self._loop.state, self._attendance, self._last_seen))
+        _, unsigned = self.groups.waits_for()
+        self._observer.standing_changed(
+            pulse(self._loop.state, self._attendance, self._last_seen, groups_unsigned=unsigned)
+        )
 
     @property
     def place(self) -> tuple[str, int, int]:

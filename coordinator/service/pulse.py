@@ -24,6 +24,7 @@ class Pulse:
 
     `quorum`: the plan's min_silos, 0 without a plan. `running`: the plan waits for no operator and has not ended. `deadline_unix_s`: of the
     phase, None where it has none. `last_seen_unix_s` has every enrolled silo, 0 for one that never connected.
+    `groups_unsigned`: signatures that proposed release groups still want.
     """
 
     silos: Mapping[str, int]
@@ -33,9 +34,12 @@ class Pulse:
     single_silos: bool
     connected: frozenset[SiloName]
     last_seen_unix_s: Mapping[SiloName, float]
+    groups_unsigned: int = 0
 
 
-def pulse(state: State, attendance: Attendance, last_seen: Mapping[SiloName, float]) -> Pulse:
+def pulse(
+    state: State, attendance: Attendance, last_seen: Mapping[SiloName, float], *, groups_unsigned: int = 0
+) -> Pulse:
     course, population = course_of(state), population_of(state)
     connected = attendance.connected & population
     return Pulse(
@@ -50,6 +54,7 @@ def pulse(state: State, attendance: Attendance, last_seen: Mapping[SiloName, flo
         single_silos=course is not None and course.terms.shows_single_silos,
         connected=connected,
         last_seen_unix_s={silo: last_seen.get(silo, 0.0) for silo in population},
+        groups_unsigned=groups_unsigned,
     )
 
 

@@ -30,7 +30,7 @@ _log = structlog.get_logger(__name__)
 
 
 class ReleaseGroups:
-    """`await load()` once. `on_change` are told when a link or a signature came."""
+    """`await load()` once. `on_change` are told when a link or a signature came, `on_standing` before a link is kept that has what it needs."""
 
     def __init__(self, *, federation: FederationName, store: RoundStore, threads: Threads) -> None:
         self._federation = federation
@@ -39,7 +39,9 @@ class ReleaseGroups:
         self._chain: tuple[SignedLink, ...] = ()
         self._proposed: Proposal | None = None
         self._news = asyncio.Event()
+        self._alone = asyncio.Lock()
         self.on_change: list[Callable[[], None]] = []
+        self.on_standing: list[Callable[[SignedLink], None]] = []
 
     async def load(self) -> None:
         self._chain, self._proposed = await self._threads.store(self._store.release_groups)
@@ -95,6 +97,10 @@ class ReleaseGroups:
     async def propose(self, groups: Iterable[Iterable[SiloName]], *, colluders: int) -> SignedLink:
         """In the place of what is proposed. Raises MalformedMessage for groups that are none, StateError for a silo that is not enrolled."""
         partition = Partition.of(groups)
+        async with self._alone:
+            return await self._propose(partition, colluders)
+
+    async def _propose(self, partition: Partition, colluders: int) -> SignedLink:
         enrolled = {item.silo for item in await self._threads.store(self._store.silos)}
         if strangers := sorted(partition.members - enrolled):
             raise StateError(f"release groups name {', '.join(strangers)}, who are not enrolled: coordinator status")
@@ -110,11 +116,16 @@ class ReleaseGroups:
 
     async def propose_first(self, silos: Iterable[SiloName], *, colluders: int) -> None:
         """One group of all, where nothing stands and nothing is proposed."""
-        if self.head is None and self._proposed is None:
-            await self.propose([silos], colluders=colluders)
+        async with self._alone:
+            if self.head is None and self._proposed is None:
+                await self._propose(Partition.of([silos]), colluders)
 
     async def sign(self, silo: SiloName, link: bytes, signature: bytes) -> None:
         """Raises WrongTime for a link that is not here, AuthorisationError for who has no say in it, IntegrityError for a false signature."""
+        async with self._alone:
+            await self._sign(silo, link, signature)
+
+    async def _sign(self, silo: SiloName, link: bytes, signature: bytes) -> None:
         signed = next((one for one in self._all if one.link.digest == link), None)
         if signed is None:
             raise WrongTime(f"release groups {link.hex()[:16]} are not proposed any more: fetch them again")
@@ -141,6 +152,9 @@ class ReleaseGroups:
         _, missing = missing_signatures(
             self.head, link, [silo for silo, _ in proposal.signed.signatures], colluders=colluders
         )
+        if not missing:
+            for told in self.on_standing:
+                told(proposal.signed)
         await self._threads.store(
             self._store.keep_release_groups, proposal.signed, stands=not missing, colluders=colluders
         )

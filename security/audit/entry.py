@@ -52,6 +52,7 @@ class Event(Enum):
     ROUND_ABANDONED = "round abandoned"
     MODEL_SCORED = "model scored"
     AUTHORITY_CHANGED = "authority changed"  # by command, or by itself when it was due
+    GROUPS_STAND = "release groups stand"  # with the signatures of the silos that are needed
     SUM_RELEASED = "sum released"  # under silo-level privacy, with noise of the coordinator's
 
     # of a silo's

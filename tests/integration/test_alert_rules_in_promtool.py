@@ -161,6 +161,12 @@ CASES = (
         quiet=("9m", "40m"),
     ),
     Case(
+        "LoricaReleaseGroupsWait",
+        {coordinator("lorica_release_groups_unsigned"): "0x9 2x100 0x20"},
+        fires=("75m",),
+        quiet=("9m", "60m", "112m"),
+    ),
+    Case(
         "LoricaBudgetNearlySpent",
         {coordinator("lorica_plan_epsilon_spent"): "0 4 6.3 6.5", coordinator("lorica_plan_epsilon_allowed"): "8x4"},
         fires=("3m",),

@@ -1,5 +1,6 @@
 """The coordinator's side of release groups: what is proposed, whose signatures it keeps, and what of that a restart brings back."""
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
@@ -89,6 +90,13 @@ async def test_the_first_groups_stand_with_the_last_signature_and_after_a_restar
         assert each.require_head() == EVERYBODY
         assert each.proposed is None
         assert [silo for silo, _ in each.after(1)[0].signatures] == list(NAMES)
+
+
+async def test_no_signature_is_lost_where_silos_sign_at_the_same_time(store: SqlRoundStore) -> None:
+    groups = await groups_of(store)
+    await groups.propose_first(NAMES, colluders=0)
+    await asyncio.gather(*(sign(groups, EVERYBODY, [name]) for name in NAMES))
+    assert groups.head == EVERYBODY
 
 
 async def test_a_successor_stands_with_more_than_half_and_later_signatures_are_kept_too(store: SqlRoundStore) -> None:

@@ -1,0 +1,248 @@
+"""Release groups between a real coordinator and agents over mutual TLS, with the commands of their people."""
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from coordinator.cli import main as coordinator_main
+from coordinator.edges.coordinator_folder import CoordinatorFolder
+from security.audit.entry import Event
+from security.identifiers import SiloName
+from security.process_lock import ProcessLock
+from security.secure_aggregation.release_groups import Link, Partition, first_link, successor
+from silo_agent.cli import main as silo_main
+from silo_agent.edges.audit_log import audit_log
+from silo_agent.edges.backoff import Backoff
+from silo_agent.edges.group_chain import GroupChain
+from silo_agent.edges.release_groups import ReleaseGroups, group_chain
+from silo_agent.edges.silo_folder import SiloFolder
+from silo_agent.edges.trust_store import trust_store
+from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_agent.service.group_keeper import GroupKeeper
+from tests.support.command_line import Done, run_command
+from tests.support.coordinator import FEDERATION, RunningCoordinator, initialise, running, until
+from tests.support.lifecycle import KeptAgent, kept_agent, silo_at
+
+NAMES = tuple(SiloName(f"silo-{letter}") for letter in "abcdef")
+EVERYBODY = first_link(FEDERATION, Partition.of([NAMES]))
+HALVES = successor(EVERYBODY, Partition.of([NAMES[:3], NAMES[3:]]))
+
+
+@dataclass
+class GroupedSilo:
+    """An agent that attends and keeps its release groups; `waits` are the sentences that its people were told."""
+
+    folder: SiloFolder
+    keeper: GroupKeeper
+    chain: GroupChain
+    waits: list[str]
+    refused: list[tuple[str, str]]
+
+
+class Silos:
+    def __init__(self, at: RunningCoordinator, folders: dict[SiloName, SiloFolder]) -> None:
+        self.at = at
+        self.folders = folders
+        self.silos: dict[SiloName, GroupedSilo] = {}
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> "Silos":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def begin(self, *names: SiloName) -> None:
+        for name in names:
+            agent = await self._stack.enter_async_context(kept_agent(self.folders[name]))
+            self.silos[name] = self._grouped(name, agent)
+            keeping = asyncio.create_task(self.silos[name].keeper.run())
+            self._stack.callback(keeping.cancel)
+
+    def _grouped(self, name: SiloName, agent: KeptAgent) -> GroupedSilo:
+        folder = self.folders[name]
+        credentials = agent.stored
+        chain = group_chain(folder, credentials, SiloPolicy(rules=PolicyRules(), silo=name))
+        log = audit_log(folder, credentials)
+        waits: list[str] = []
+        refused: list[tuple[str, str]] = []
+
+        def told(event: str, **fields: str) -> None:
+            if event == "release-groups-wait":
+                waits.append(fields["detail"])
+
+        groups = ReleaseGroups(
+            chain,
+            trust_store(folder, credentials, first_use=False),
+            credentials,
+            client=agent.coordinator,
+            log=log,
+        )
+        keeper = GroupKeeper(
+            groups, backoff=Backoff(first_s=0.02, most_s=0.1), told=told, refused=lambda *one: refused.append(one)
+        )
+        agent.coordinator.on_groups = keeper.heard
+        return GroupedSilo(folder, keeper, chain, waits, refused)
+
+    async def all_hold(self, link: Link, names: Iterable[SiloName] = NAMES) -> None:
+        await until(lambda: all(self.silos[name].chain.head == link for name in names))
+
+
+@pytest.fixture(scope="module")
+def enrolled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A coordinator's folder, and six silos' that pinned each other."""
+    root = tmp_path_factory.mktemp("groups")
+
+    async def enrol() -> None:
+        async with running(initialise(root / "coordinator")) as at:
+            credentials = {name: await at.enrolled(name) for name in NAMES}
+        for name, own in credentials.items():
+            folder = silo_at(root / name, own, at.address)
+            pins = trust_store(folder, own, first_use=False)
+            for peer, other in credentials.items():
+                if peer != name:
+                    pins.add(peer, other.identity_key.public_key())
+
+    asyncio.run(enrol())
+    return root
+
+
+@asynccontextmanager
+async def held(folder: CoordinatorFolder) -> AsyncIterator[None]:
+    """As by `coordinator serve`: commands ask the coordinator that runs, and do nothing by themselves."""
+    with ProcessLock(folder.lock, "coordinator"):
+        yield
+
+
+@pytest.fixture
+async def silos(enrolled: Path, tmp_path: Path) -> AsyncIterator[Silos]:
+    shutil.copytree(enrolled, tmp_path, dirs_exist_ok=True)
+    with capture_logs():  # what the coordinator logs is not what a command in this process prints
+        folder = CoordinatorFolder(tmp_path / "coordinator")
+        async with (
+            held(folder),
+            running(folder) as at,
+            Silos(at, {name: SiloFolder(tmp_path / name) for name in NAMES}) as silos,
+        ):
+            yield silos
+
+
+async def people(main: Callable[[], None], *arguments: str | Path) -> Done:
+    return await asyncio.to_thread(partial(run_command, main, *arguments))
+
+
+async def at_silo(silos: Silos, name: SiloName, *arguments: str) -> Done:
+    done = await people(silo_main, "groups", *arguments, "--dir", silos.folders[name].root)
+    silos.silos[name].keeper.wake()  # as the command does by a signal to a running agent
+    return done
+
+
+async def propose(silos: Silos, *groups: Sequence[SiloName]) -> Done:
+    folder = silos.at.coordinator.folder.root
+    return await people(coordinator_main, "groups", "propose", *map(",".join, groups), "--json", "--dir", folder)
+
+
+async def test_one_group_of_all_comes_to_stand_by_itself_and_halves_with_the_word_of_peoples(silos: Silos) -> None:
+    await silos.begin(*NAMES)
+    assert json.loads((await propose(silos, NAMES)).out)["missing"] == list(NAMES)
+    await silos.all_hold(EVERYBODY)
+
+    await propose(silos, NAMES[:3], NAMES[3:])
+    await until(lambda: all(one.waits for one in silos.silos.values()))
+    assert all("alone" in one.waits[0] for one in silos.silos.values())
+    shown = json.loads((await at_silo(silos, NAMES[0], "show", "--json")).out)
+    assert shown["held"]["digest"] == EVERYBODY.digest.hex()
+    assert shown["proposed"]["digest"] == HALVES.digest.hex()
+    assert shown["waits_for_people"] == silos.silos[NAMES[0]].waits[0]
+
+    for name in NAMES[:4]:
+        assert (await at_silo(silos, name, "approve", HALVES.digest.hex()[:16])).code == 0
+    await silos.all_hold(HALVES, NAMES[:4])
+    assert silos.at.service.groups.head == HALVES
+    assert all(silos.silos[name].chain.head == EVERYBODY for name in NAMES[4:]), "their people have not spoken"
+    for name in NAMES[4:]:
+        await at_silo(silos, name, "approve", HALVES.digest.hex()[:16])
+    await silos.all_hold(HALVES)
+    assert not any(one.refused for one in silos.silos.values())
+    await until(lambda: len(silos.at.service.groups.after(2)[0].signatures) == len(NAMES))
+
+
+async def test_everything_is_in_the_logs_of_both_sides(silos: Silos) -> None:
+    await silos.begin(*NAMES)
+    await propose(silos, NAMES)
+    await silos.all_hold(EVERYBODY)
+    shown = await people(silo_main, "audit", "show", "--dir", silos.folders[NAMES[0]].root, "--json")
+    events = [json.loads(line) for line in shown.out.splitlines()]
+    of_groups = [one for one in events if one["event"] in (Event.GROUPS_SIGNED.value, Event.GROUPS_TAKEN.value)]
+    assert [one["event"] for one in of_groups] == [Event.GROUPS_SIGNED.value, Event.GROUPS_TAKEN.value]
+    assert all(EVERYBODY.digest.hex() in json.dumps(one) for one in of_groups)
+    told = await people(coordinator_main, "audit", "show", "--dir", silos.at.coordinator.folder.root, "--json")
+    stand = [one for one in map(json.loads, told.out.splitlines()) if one["event"] == Event.GROUPS_STAND.value]
+    assert len(stand) == 1
+
+
+async def test_a_silo_that_comes_late_holds_up_the_first_groups_and_then_takes_them(silos: Silos) -> None:
+    await silos.begin(*NAMES[:-1])
+    await propose(silos, NAMES)
+    await until(lambda: silos.at.service.groups.waits_for() == (frozenset(NAMES[-1:]), 1))
+    assert not any(one.chain.head for one in silos.silos.values())
+    await silos.begin(NAMES[-1])
+    await silos.all_hold(EVERYBODY)
+
+
+async def test_a_silo_whose_people_did_not_pin_a_member_is_told_whom(silos: Silos) -> None:
+    credentials = silos.folders[NAMES[0]]
+    assert (await people(silo_main, "trust", "remove", NAMES[5], "--dir", credentials.root)).code == 0
+    await silos.begin(*NAMES)
+    await propose(silos, NAMES)
+    await until(lambda: bool(silos.silos[NAMES[0]].waits))
+    assert NAMES[5] in silos.silos[NAMES[0]].waits[0]
+    assert silos.at.service.groups.head is None
+
+
+async def test_a_signature_that_is_withdrawn_makes_way_for_other_groups(silos: Silos) -> None:
+    await silos.begin(*NAMES)
+    await propose(silos, NAMES)
+    await silos.all_hold(EVERYBODY)
+    await propose(silos, NAMES[:3], NAMES[3:])
+    digest = HALVES.digest.hex()[:16]
+    await until(lambda: bool(silos.silos[NAMES[0]].waits))
+    await at_silo(silos, NAMES[0], "approve", digest)
+    await until(lambda: silos.at.service.groups.waits_for()[1] == 3)
+    assert (await at_silo(silos, NAMES[0], "withdraw", digest)).code == 0
+    others = successor(EVERYBODY, Partition.of([NAMES[::2], NAMES[1::2]]))
+    await propose(silos, NAMES[::2], NAMES[1::2])
+    for name in NAMES:
+        await until(lambda name=name: _proposed(silos, name) == others)  # type: ignore[misc]
+        await at_silo(silos, name, "approve", others.digest.hex()[:16])
+    await silos.all_hold(others)
+
+
+def _proposed(silos: Silos, name: SiloName) -> Link | None:
+    proposed = silos.silos[name].chain.standing().proposed
+    return None if proposed is None else proposed.link
+
+
+@pytest.mark.parametrize(
+    ("groups", "says"),
+    [
+        (("silo-a,silo-b", "silo-b,silo-c"), "in two of them"),
+        (("silo-a,silo-b,nobody",), "not enrolled"),
+        (("silo-a,,silo-b",), "names no silo"),
+    ],
+)
+async def test_groups_that_are_none_are_refused_and_nothing_is_proposed(
+    silos: Silos, groups: tuple[str, ...], says: str
+) -> None:
+    done = await people(coordinator_main, "groups", "propose", *groups, "--dir", silos.at.coordinator.folder.root)
+    assert done.code != 0
+    assert says in done.err
+    assert silos.at.service.groups.proposed is None
