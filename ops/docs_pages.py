@@ -113,6 +113,8 @@ SILO_MEANINGS: Final[dict[str, str]] = {
     "policy.smallest_group": "Under secure aggregation: fewest silos of a release group, and of a set that sums can be subtracted down to; "
     "never below `colluders` + 2.",
     "policy.colluders": "Under secure aggregation: how many of a cohort may work together against this silo.",
+    "policy.max_work_ratio": "Under secure aggregation: how far learning rate x optimizer steps of two silos may differ by "
+    "`[training.overrides]`. 1: no override that changes work is taken.",
     "policy.require_privacy": 'The `[privacy] level` that a plan must have; `"none"`: any. With `"silo"` the noise may be the '
     "coordinator's, unless `require_secure_aggregation` is set as well.",
     "policy.unit_field": "The key of a training line, such as `patient`, that a private plan must group lines by. Empty: whatever the "

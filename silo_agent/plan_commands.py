@@ -117,6 +117,8 @@ def _digest(text: str) -> "Digest":
 
 
 def _facts(bundle: "PlanBundle", policy: "SiloPolicy") -> dict[str, Any]:
+    from silo_agent import plan_review as review
+
     plan = bundle.plan
     wanted = plan.aggregation
     masks = {
@@ -135,6 +137,14 @@ def _facts(bundle: "PlanBundle", policy: "SiloPolicy") -> dict[str, Any]:
         "rounds": plan.schedule.rounds,
         "min_silos": plan.schedule.min_silos,
         "epochs": plan.training.for_silo(policy.silo).epochs,
+        "training": review.common_settings(plan),
+        "overrides": [
+            {"silo": it.silo, "changes": dict(it.changes), "work": [float(it.least), float(it.most)]}
+            for it in review.overrides(plan)
+        ],
+        "server": review.server_settings(plan),
+        "scores": review.score_settings(plan),
+        "unusual": list(review.unusual(plan)),
         "weighting": wanted.weighting,
         "secure_aggregation": masks if wanted.secure_aggregation else None,
         "refused_by": [{"rule": objection.rule, "detail": str(objection)} for objection in policy.objections(bundle)],
@@ -163,6 +173,18 @@ def _described(facts: dict[str, Any]) -> str:
         "secure aggregation": aggregation,
     }
     lines = [f"plan {facts['name']}", *(f"{name:<20} {value}" for name, value in rows.items())]
+    for name in ("training", "server", "scores"):
+        lines += [f"{name:<20} {key} = {json.dumps(value)}" for key, value in facts[name].items()]
+    lines += [f"{'override':<20} {_override(one)}" for one in facts["overrides"]]
+    lines += [f"{'! unusual':<20} {line}" for line in facts["unusual"]]
     refusals = [f"refused by {refusal['rule']}: {refusal['detail']}" for refusal in facts["refused_by"]]
     lines += [f"{'policy':<20} {verdict}" for verdict in refusals or ["allowed"]]
     return "\n".join(lines)
+
+
+def _override(one: dict[str, Any]) -> str:
+    """Of one silo, also of another one: what it does differently, and how much it works beside the common values."""
+    least, most = one["work"]
+    times = f"{most:.3g}" if least == most else f"{least:.3g} to {most:.3g}"
+    changes = ", ".join(f"{key} = {json.dumps(value)}" for key, value in one["changes"].items()) or "nothing changed"
+    return f"{one['silo']}: {changes}; {times} times the common learning rate x optimizer steps"

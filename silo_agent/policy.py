@@ -5,8 +5,10 @@ may be queried. They are checked before a plan is answered and again before byte
 of secure aggregation. A plan is held to its own worst case: the smallest cohort that it lets begin.
 """
 
+import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -15,8 +17,9 @@ from security.errors import PolicyRefusal
 from security.identifiers import SiloName
 from security.privacy.accounting import Budget, epsilon_of
 from silo_wire.manifest import MAX_NAME_CHARACTERS, Manifest
-from silo_wire.plan import DigestText, PlanBundle
+from silo_wire.plan import DigestText, Plan, PlanBundle
 from silo_wire.strict_toml import Section
+from silo_wire.work import MOST_SETTINGS, MOST_WORK_RATIO, widest_gap
 
 if TYPE_CHECKING:
     from security.secure_aggregation.silo_machine import Demands
@@ -53,6 +56,9 @@ class PolicyRules(Section):
     min_survivors: Silos = LEAST_SILOS
     smallest_group: Silos = LEAST_SILOS  # of a release group: silos that are in a masked sum together or not at all
     colluders: Annotated[int, Field(ge=0, le=MOST_SILOS)] = 0  # among the peers, that a sum must withstand
+    max_work_ratio: Annotated[float, Field(ge=1, le=MOST_WORK_RATIO, allow_inf_nan=False)] = (
+        1.0  # between silos, under masks; 1: all work alike
+    )
     require_privacy: Literal["none", "record", "silo"] = "none"
     unit_field: Annotated[str, Field(max_length=100)] = ""  # what a private plan must group lines by; "": anything
     max_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0  # of all private rounds ever, over all plans
@@ -209,6 +215,28 @@ class SiloPolicy:
                     f"{key} of plan {bundle.plan.name} comes to {offered} in its smallest cohort, [policy] {rule} of this "
                     f"silo wants at least {demanded}: change one of them",
                 )
+        yield from self._work(bundle.plan)
+
+    def _work(self, plan: Plan) -> Iterator[PolicyRefusal]:
+        """Whoever trains far more than all others is alone in the sum; so is the only one that trains less, in two sums."""
+        allowed = self.rules.max_work_ratio
+        gap = widest_gap(plan.training.works)
+        if gap is None:
+            yield PolicyRefusal(
+                "max_work_ratio",
+                f"plan {plan.name} has more than {MOST_SETTINGS} different settings in [training.overrides], which this silo does "
+                "not compare: have the operator give silos the same ones",
+            )
+        elif gap.ratio > Fraction(repr(allowed)):
+            remedy = "have the operator bring the overrides together"
+            if gap.ratio <= MOST_WORK_RATIO:
+                remedy += f", or set [policy] max_work_ratio = {_rounded_up(gap.ratio):g}"
+            yield PolicyRefusal(
+                "max_work_ratio",
+                f"{gap.first} and {gap.second} of plan {plan.name} differ {float(gap.ratio):.4g}-fold in learning rate x optimizer "
+                f"steps, [policy] max_work_ratio of this silo allows {allowed:g} under secure_aggregation, since a sum of one silo that "
+                f"trains and others that hardly do is that silo's delta: {remedy}",
+            )
 
     def _approval(self, bundle: PlanBundle) -> Iterator[PolicyRefusal]:
         approved, plan = self.rules.approved_plans, bundle.plan
@@ -227,6 +255,11 @@ class SiloPolicy:
                 f"plan {plan.name} with digest {plan.digest} is not approved here: "
                 "add the digest to [policy] approved_plans of silo.toml and restart the agent",
             )
+
+
+def _rounded_up(ratio: Fraction) -> float:
+    """To hundredths, as somebody would write it; at most MOST_WORK_RATIO where `ratio` is."""
+    return math.ceil(ratio * 100) / 100
 
 
 def _above(rule: str, what: str, asked: int, most: int) -> Iterator[PolicyRefusal]:

@@ -224,8 +224,11 @@ class Aggregator:
         with closing(
             MeanReader(vectors, weight_sum=weight_sum, slab_elements=min(self._slab_elements, elements))
         ) as mean:
-            next_ranges = mean.next_ranges if self._privacy is None else lambda: ranges
-            model = self._next_model(replace(work, deltas=[lambda: mean]), next_ranges)
+            ratio = self._section.max_weight_ratio
+            model = self._next_model(
+                replace(work, deltas=[lambda: mean]),
+                (lambda: mean.next_ranges(weight_ratio=ratio)) if self._privacy is None else lambda: ranges,
+            )
         return replace(told, model=model, outcome=Outcome.APPLIED)
 
     def _work(

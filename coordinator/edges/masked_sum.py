@@ -91,6 +91,7 @@ class MeanReader:
     ) -> None:
         self._fixed_point = vectors.fixed_point
         self._weight_sum = weight_sum
+        self._silos = len(vectors.spools)
         ranges = vectors.fixed_point.ranges
         # The cap as a share of the sum of weights: decoding then gives the mean at once, rounded once.
         share = replace(ranges, weight_cap=ranges.weight_cap / weight_sum)
@@ -130,10 +131,15 @@ class MeanReader:
                 pool.give(part)
             out = out[last - first :]
 
-    def next_ranges(self) -> Ranges:
-        """Those of the next round, once all was read."""
+    def next_ranges(self, *, weight_ratio: float) -> Ranges:
+        """Those of the next round, once all was read; `weight_ratio` is the plan's max_weight_ratio."""
         point = self._fixed_point
-        return point.ranges.after(peaks=self._peaks.values, levels=point.levels, weight_sum=self._weight_sum)
+        return point.ranges.after(
+            peaks=self._peaks.values,
+            levels=point.levels,
+            mean_weight=self._weight_sum / self._silos,
+            weight_ratio=weight_ratio,
+        )
 
     def close(self) -> None:
         """May be repeated."""

@@ -45,7 +45,6 @@ from security.file_mark import FileMark
 from security.secure_aggregation.fixed_point import Ranges
 from silo_wire.canonical import Digest
 from silo_wire.manifest import Layout, Manifest
-from silo_wire.plan import AggregationSection
 
 MASTER = "master"
 """The slot of the float32 parameters behind a model that is published in another type."""
@@ -73,16 +72,6 @@ class Slab:
 
     model: bytes | bytearray | memoryview
     slots: Mapping[str, bytes | bytearray | memoryview]
-
-
-def first_ranges(section: AggregationSection, layout: Layout) -> Ranges:
-    """What the first round of secure aggregation can express: the plan's bounds, for every tensor of `layout` alike."""
-    sizes = [tensor.elements for tensor in layout.tensors]
-    return Ranges.conservative(
-        sizes=sizes,
-        largest_delta=[section.first_delta_bound] * len(sizes),
-        largest_weight=section.largest_first_weight,
-    )
 
 
 class ModelStore:

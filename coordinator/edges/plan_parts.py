@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from coordinator.edges.model_store import BASE, ModelStore, first_ranges
+from coordinator.edges.model_store import BASE, ModelStore
 from coordinator.edges.release_ledger import ReleaseLedger
 from coordinator.edges.spool import Spools
 from coordinator.model_file import BASE_FILE, MODEL_FILE
@@ -12,6 +12,7 @@ from coordinator.rounds.updates import AggregationResult, CommittedUpdate
 from coordinator.service.ports import Aggregator, PlanParts
 from security.secure_aggregation.fixed_point import Ranges
 from silo_wire.canonical import Digest
+from silo_wire.masked_ranges import first_ranges
 from silo_wire.messages import RoundKey
 from silo_wire.noised_masks import noised_ranges
 from silo_wire.plan import PlanBundle

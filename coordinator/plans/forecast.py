@@ -1,15 +1,16 @@
-"""What a private plan will cost, and what it is worth: told when it is made, when it is started, and in the docs.
+"""What a plan will cost and what it is worth: told when it is made, when it is started, and in the docs.
 
 Noise that drowns what it covers is not a setting to be found out about after twenty rounds. At silo level it is told how long the noise
 of a sum is beside the longest sum there could be, and a plan above its own `max_noise_to_signal` is refused. At record level the
 noise of the gradients is not compared with anything, since what gradients have in common only training shows; that of the
-weights is.
+weights is. Overrides under masks are told too, since silos refuse them until their people have allowed them.
 """
 
 from collections.abc import Iterator
 
 from security.errors import ConfigurationError, MalformedMessage
 from silo_wire.plan import Plan
+from silo_wire.work import widest_gap
 
 EXPECTED_LOSS_REDUCTION = 0.2
 """Of a record's loss in one round, while a model still learns: what the demo's silos have after some rounds, in nats."""
@@ -18,11 +19,11 @@ MOST_OF_A_WEIGHT = 0.5
 
 
 def forecast(plan: Plan) -> tuple[str, ...]:
-    """In lines for people; none for a plan that promises no differential privacy."""
+    """In lines for people; none for a plan that promises no differential privacy and has no overrides under masks."""
     if plan.privacy.level == "none":
-        return ()
+        return tuple(_of_overrides(plan))
     lines = _of_silos(plan) if plan.privacy.level == "silo" else _of_records(plan)
-    return (*_promise(plan), *lines)
+    return (*_of_overrides(plan), *_promise(plan), *lines)
 
 
 def require_worth(plan: Plan, where: str) -> None:
@@ -73,6 +74,15 @@ def _require_masks_that_hold(plan: Plan, where: str) -> None:
             terms.parameters(silos[:cohort])
         except MalformedMessage as error:
             raise ConfigurationError(f"{where}: a cohort of {cohort} silos cannot keep the promise: {error}") from error
+
+
+def _of_overrides(plan: Plan) -> Iterator[str]:
+    gap = widest_gap(plan.training.works)
+    if plan.aggregation.secure_aggregation and gap is not None and gap.ratio > 1:
+        yield (
+            f"overrides under masks: {gap.first} and {gap.second} differ {float(gap.ratio):.3g}-fold in learning rate x optimizer "
+            f"steps; a silo refuses that unless its people set [policy] max_work_ratio to at least as much"
+        )
 
 
 def _promise(plan: Plan) -> Iterator[str]:

@@ -157,7 +157,9 @@ def _drafted(
     *, name: str, federation: str, preset: str, seed: int, overrides: Mapping[str, object]
 ) -> tuple[dict[str, Any], Plan]:
     values = _values(name=name, federation=federation, preset=preset, seed=seed, overrides=overrides)
-    return values, checked(Plan, {**values, "model": _draft_model(values)}, f"plan {name}")
+    draft = checked(Plan, {**values, "model": _draft_model(values)}, f"plan {name}")
+    draft.require_comparable_work(f"plan {name}")
+    return values, draft
 
 
 def _draft_model(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,6 +64,11 @@ def set_arguments(values: Mapping[str, object]) -> Iterator[str]:
 
 
 DEMO_PLAN = (*("--size", SIZE), *set_arguments(_VALUES))
+MASKED_PLAN = (
+    *("--size", SIZE),
+    *set_arguments({key: value for key, value in _VALUES.items() if not key.startswith("training.overrides.")}),
+)
+"""Without overrides, which silos refuse under masks."""
 
 
 def private_plan(model: Path, *, silos: int, records: int, epsilon: float) -> Sequence[str]:

@@ -23,7 +23,7 @@ from coordinator.edges.coordinator_folder import CoordinatorFolder
 from coordinator.service.records import COMPLETED
 from ops.demo.display import RoundDisplay, round_table
 from ops.demo.observer import FederationView
-from ops.demo.plan import DEMO_PLAN, PLAN_NAME, PRIVATE_RECORDS, SIZE, private_plan
+from ops.demo.plan import DEMO_PLAN, MASKED_PLAN, PLAN_NAME, PRIVATE_RECORDS, SIZE, private_plan
 from ops.demo.ports import free_ports
 from ops.demo.processes import Processes, run
 from ops.demo.query_log import query_log
@@ -113,7 +113,7 @@ def run_demo(
     place = Layout(out.resolve())
     prepare(place)
     names = [silo.name for silo in SILOS]
-    plan: Sequence[str] = DEMO_PLAN
+    plan: Sequence[str] = MASKED_PLAN if secure else DEMO_PLAN
     policy: dict[str, object] = {}
     if epsilon is None:
         with console.status("generating four silos"):

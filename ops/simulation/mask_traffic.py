@@ -6,7 +6,6 @@ in which nobody drops out, in the first attempt, with the silos' identity keys b
 
 from collections.abc import Iterator, Sequence
 
-from coordinator.edges.model_store import first_ranges
 from ops.simulation.traffic import Traffic
 from security.identifiers import FederationName, SiloName
 from security.pki.identity_key import public_key_from_bytes
@@ -33,6 +32,7 @@ from security.secure_aggregation.roster import Roster
 from security.secure_aggregation.secret_sharing import SALT_BYTES, SHARE_BYTES
 from security.secure_aggregation.share_box import BOX_BYTES
 from security.secure_aggregation.transcript import DIGEST_BYTES
+from silo_wire.masked_ranges import first_ranges
 from silo_wire.messages import Mask, MaskAnswer, RoundKey
 from silo_wire.noised_masks import noised_ranges
 from silo_wire.plan import PlanBundle

@@ -23,10 +23,20 @@ from silo_wire.manifest import Layout, ParameterDtype, masked_layout
 from silo_wire.privacy import LEAST_BOUND, MOST_BOUND, PrivacySection, Release
 from silo_wire.strict_toml import NameText, Section, describe, parse_toml
 from silo_wire.v1 import federation_pb2
+from silo_wire.work import COMMON, MOST_SETTINGS, MOST_WORK_RATIO, Work, widest_gap
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Rate = Annotated[float, Field(ge=1e-7, le=10, allow_inf_nan=False)]
+"""Of local training. Below it a step is lost in float32's rounding, and the silo stands still; above it no model learns."""
+ServerRate = Annotated[float, Field(ge=1e-4, le=10, allow_inf_nan=False)]
+"""Below it two round models are almost one, and two sums over them almost two sums over one model."""
+Bound = Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)]
+"""Of what a masked round can express."""
+LEAST_SGD_RATE = 0.01
+LEAST_MAX_WEIGHT = 1e-9
+LEAST_DELTA_NORM = 1e-3
 DigestText = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 MAX_BUNDLE_BYTES = 64 << 20
@@ -68,11 +78,11 @@ class AggregationSection(Section):
 
     weighting: Literal["lorar", "size", "loss_reduction", "equal"] = "lorar"
     server_optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = "sgd"
-    server_learning_rate: Positive = 1.0
+    server_learning_rate: ServerRate = 1.0
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta1: Annotated[float, Field(ge=0, le=0.99)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
-    tau: Positive = 1e-3
+    tau: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1e-3
     max_weight: NonNegative = 0.0
     max_weight_share: Annotated[float, Field(ge=0, le=1)] = 0.0
     max_delta_norm: NonNegative = 1000.0  # far above what training gives, far below what ruins a model for good
@@ -80,8 +90,29 @@ class AggregationSection(Section):
     threshold: Annotated[int, Field(ge=0, le=10_000)] = 0  # shares that open a secret; 0: the cohort's default
     colluders: Annotated[int, Field(ge=0, le=10_000)] = 0
     min_survivors: Annotated[int, Field(ge=3, le=10_000)] = 3
-    first_delta_bound: Positive = 1.0  # largest coordinate of a delta that the first round can express
-    first_weight_bound: Positive = 1e6  # largest weight of a silo in the first round
+    first_delta_bound: Bound = 1.0  # largest coordinate of a delta that the first round can express
+    first_weight_bound: Bound = 1e6  # largest weight of a silo in the first round
+    max_weight_ratio: Annotated[float, Field(ge=1, le=30, allow_inf_nan=False)] = (
+        10.0  # of a silo's weight to the mean of the last sum, either way
+    )
+
+    @model_validator(mode="after")
+    def _no_value_near_zero(self) -> Self:
+        """What would leave the model as it was, or all weights at nothing, without being zero, which means "none"."""
+        for key, value, least in (
+            ("max_weight", self.max_weight, LEAST_MAX_WEIGHT),
+            ("max_delta_norm", self.max_delta_norm, LEAST_DELTA_NORM),
+        ):
+            if 0 < value < least:
+                raise ValueError(
+                    f"[aggregation] {key} = {value:g} is next to nothing: set 0 for none, or at least {least:g}"
+                )
+        if self.server_optimizer == "sgd" and self.server_learning_rate < LEAST_SGD_RATE:
+            raise ValueError(
+                f'[aggregation] server_learning_rate = {self.server_learning_rate:g} of server_optimizer = "sgd" leaves the '
+                f"model almost as it was: set at least {LEAST_SGD_RATE:g}"
+            )
+        return self
 
     @property
     def weight_cap(self) -> float:
@@ -107,9 +138,12 @@ class WireSection(Section):
 
 
 class SiloTraining(Section):
-    """What a single silo may have differently; None keeps the plan's common value."""
+    """What a single silo may have differently; None keeps the plan's common value.
 
-    learning_rate: Positive | None = None
+    Each key is one of those that `work` counts: whatever else changes what a silo does is the same for all.
+    """
+
+    learning_rate: Rate | None = None
     epochs: Count | None = None
     batch_size: Count | None = None
     gradient_accumulation: Count | None = None
@@ -119,7 +153,7 @@ class TrainingSection(Section):
     """Local training of one round at every silo; `overrides` names silos that differ."""
 
     optimizer: Literal["adafactor", "adamw"] = "adamw"
-    learning_rate: Positive = 1e-3
+    learning_rate: Rate = 1e-3
     weight_decay: NonNegative = 0.0
     epochs: Count = 1
     batch_size: Count = 16
@@ -133,7 +167,7 @@ class TrainingSection(Section):
     max_input_tokens: Count = 512
     max_output_tokens: Count = 256
     schema_in_input: bool = True
-    overrides: dict[str, SiloTraining] = Field(default_factory=dict)
+    overrides: Annotated[dict[str, SiloTraining], Field(max_length=10_000)] = Field(default_factory=dict)
 
     @field_validator("overrides")
     @classmethod
@@ -150,6 +184,12 @@ class TrainingSection(Section):
         override = self.overrides.get(name, SiloTraining())
         changed = {key: value for key, value in override.model_dump().items() if value is not None}
         return self.model_copy(update={**changed, "overrides": {}})
+
+    @property
+    def works(self) -> dict[str, Work]:
+        """What is compared under masks: the common values, and each override as it stands for its silo."""
+        of_silos = {f"[training.overrides.{silo}]": Work.of(self.for_silo(silo)) for silo in self.overrides}
+        return {COMMON: Work.of(self), **of_silos}
 
 
 class EvaluationSection(Section):
@@ -415,7 +455,27 @@ class Plan(Section):
     @classmethod
     def from_toml(cls, text: str, where: str) -> "Plan":
         """Parse an operator's plan file; raises ConfigurationError naming `where`, the key, the value and the remedy."""
-        return parse_toml(cls, text, where)
+        plan = parse_toml(cls, text, where)
+        plan.require_comparable_work(where)
+        return plan
+
+    def require_comparable_work(self, where: str) -> None:
+        """Raise ConfigurationError for overrides that no silo takes under masks; the silos look for themselves, whatever comes."""
+        if not self.aggregation.secure_aggregation or not self.training.overrides:
+            return
+        gap = widest_gap(self.training.works)
+        if gap is None:
+            raise ConfigurationError(
+                f"{where}: [training.overrides] have more than {MOST_SETTINGS} different settings, which does not go with "
+                "[aggregation] secure_aggregation = true: give silos the same ones, or set secure_aggregation to false"
+            )
+        if gap.ratio > MOST_WORK_RATIO:
+            raise ConfigurationError(
+                f"{where}: {gap.first} and {gap.second} differ {float(gap.ratio):.3g}-fold in learning rate x optimizer steps, "
+                "which does not go with [aggregation] secure_aggregation = true: where one silo trains so much more than the "
+                f"others, the sum is its delta, and no silo allows more than {MOST_WORK_RATIO:g}-fold; bring the overrides "
+                "together, or set secure_aggregation to false"
+            )
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ unless cohort * (levels + 1) <= 2^31 - 1, so a sum of `cohort` of them read as a
 likewise cohort * saturation_limit <= 2^32 - 1 for the count.
 
 How ranges come about: in the first round from conservative bounds (`Ranges.conservative`); from then on from the last public
-sum (`Ranges.after`), HEADROOM times its largest coordinate. The levels are so many (2^31 / cohort) that even 32 silos keep
+sum (`Ranges.after`), HEADROOM times its largest coordinate. No silo believes them: `range_rule`. The levels are so many (2^31 / cohort) that even 32 silos keep
 the relative error far under 1e-4 at that headroom, while a silo whose delta is cancelled by others' does not saturate.
 
 Error: the rounding of one silo adds at most half a level to the standard deviation of a coordinate, so a tensor's sum over n
@@ -45,10 +45,14 @@ LEAST_LEVELS = 1 << 16
 SMALLEST_BOUND, LARGEST_BOUND = 2.0**-200, 2.0**200
 MAX_ELEMENTS = 1 << 38
 
+LEAST_RANGE, LARGEST_RANGE = 2.0**-60, 2.0**60
+"""What the ranges of a later round stay within, and its cap on weights: what leaves a silo is in between or is nothing."""
+
 HEADROOM = 32.0
-"""How far above the largest coordinate of the last sum a single silo's may lie before it is clipped."""
-WEIGHT_HEADROOM = 4.0
-"""The cap on a weight, in sums of all weights of the last round: no weight is above one sum, unless it grows."""
+"""How far above the largest coordinate of the last sum a single silo's may lie before it is clipped; and how far a range grows in
+one round at most."""
+MOST_LEVELS = SIGNED_MAX // 3 - 1
+"""Of the smallest cohort: no peak that is not zero is a smaller part of the levels than one of these."""
 SHRINK_OF_ZEROS = 2.0**-10
 """A tensor whose sum was all zeros: its range shrinks by this, since nothing is known of its size but that it is small."""
 
@@ -80,8 +84,8 @@ def _check_bound(name: str, value: float) -> None:
         raise MalformedMessage(f"{name} is {value}: allowed are {SMALLEST_BOUND:g} to {LARGEST_BOUND:g}")
 
 
-def _bounded(value: float) -> float:
-    return min(max(value, SMALLEST_BOUND), LARGEST_BOUND)
+def _between(least: float, value: float, most: float) -> float:
+    return min(max(value, least), most)
 
 
 @dataclass(frozen=True)
@@ -124,32 +128,41 @@ class Ranges:
     def conservative(cls, *, sizes: Sequence[int], largest_delta: Sequence[float], largest_weight: float) -> "Ranges":
         """For the first round: bounds that no honest silo exceeds, per tensor on |delta|, and on the weight."""
         tensors = tuple(
-            TensorRange(size, _bounded(float(bound))) for size, bound in zip(sizes, largest_delta, strict=True)
+            TensorRange(size, _between(SMALLEST_BOUND, float(bound), LARGEST_BOUND))
+            for size, bound in zip(sizes, largest_delta, strict=True)
         )
-        return cls(weight_cap=_bounded(float(largest_weight)), tensors=tensors)
+        return cls(weight_cap=_between(SMALLEST_BOUND, float(largest_weight), LARGEST_BOUND), tensors=tensors)
 
-    def after(self, *, peaks: Sequence[int], levels: int, weight_sum: float) -> "Ranges":
+    def least_weight(self, weight_ratio: float) -> float:
+        """What a silo weighs at least: `weight_ratio` below the mean, which is as far below the cap."""
+        return self.weight_cap / weight_ratio / weight_ratio
+
+    def after(self, *, peaks: Sequence[int], levels: int, mean_weight: float, weight_ratio: float) -> "Ranges":
         """The ranges of the next round, from the last public sum.
 
         `peaks` is the largest magnitude per tensor of the summed integers (`Peaks`), `levels` the levels they were encoded
-        with, `weight_sum` the sum of the weights. A weight sum of zero tells nothing: all stays as it is.
+        with, `mean_weight` the sum of the weights over the survivors. The cap is `weight_ratio` times that mean, which counts
+        as no further away than honest weights let it be. A mean of zero tells nothing: all stays as it is.
         """
         if len(peaks) != len(self.tensors):
             raise ValueError(f"{len(peaks)} peaks for {len(self.tensors)} tensors")
-        if not weight_sum > 0:
+        if not mean_weight > 0:
             return self
-        cap = _bounded(WEIGHT_HEADROOM * weight_sum)
+        mean = _between(self.least_weight(weight_ratio), mean_weight, self.weight_cap)
+        cap = _between(LEAST_RANGE, weight_ratio * mean, LARGEST_RANGE)
         recap = self.weight_cap / cap
         tensors = tuple(
             TensorRange(
                 tensor.elements,
-                _bounded(
-                    tensor.bound * recap * (HEADROOM * peak / levels if peak else SHRINK_OF_ZEROS),
-                ),
+                _between(LEAST_RANGE, tensor.bound * recap * _growth(peak, levels), LARGEST_RANGE),
             )
             for tensor, peak in zip(self.tensors, peaks, strict=True)
         )
         return Ranges(weight_cap=cap, tensors=tensors)
+
+
+def _growth(peak: int, levels: int) -> float:
+    return min(HEADROOM * peak / levels, HEADROOM) if peak else SHRINK_OF_ZEROS
 
 
 @dataclass(frozen=True, kw_only=True)

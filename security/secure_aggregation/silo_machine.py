@@ -1,7 +1,7 @@
 """A silo's side of secure aggregation: `step(state, event, party) -> (state, effects)`, by one table.
 
     Resting     --OpenAttempt--> Advertised     remember the attempt, journal; send the Advertisement
-    Advertised  --Roster-------> Dealt          check the roster; journal; send SharedKeys
+    Advertised  --Roster-------> Dealt          check the roster; remember its ranges, journal; send SharedKeys
     Dealt       --Delivery-----> Masking        check all dealings and boxes; journal; mask the vector
     Dealt       --Delivery-----> Resting        a dealer dealt falsely: send a Complaint, erase
     Masking     --VectorMasked-> Masked         journal the digest; send the MaskedInput
@@ -354,8 +354,9 @@ def _advertisement(opening: OpenAttempt, party: Party) -> Advertisement:
 
 def _deal(state: Advertised, roster: Roster, party: Party) -> Step:
     check_roster(roster, state.opening, party)
-    after = Dealt(memory=state.memory, opening=state.opening, roster=roster)
-    return after, (Journal(roster), Send(_shared_keys(after, party)))
+    memory = state.memory.dealt(roster.attempt, roster.parameters.fixed_point.ranges)
+    after = Dealt(memory=memory, opening=state.opening, roster=roster)
+    return after, (Remember(memory), Journal(roster), Send(_shared_keys(after, party)))
 
 
 def check_roster(roster: Roster, opening: OpenAttempt, party: Party) -> None:

@@ -12,17 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from security.errors import IntegrityError, PolicyRefusal
+from security.identifiers import SiloName
 from security.secure_aggregation import silo_machine as protocol
 from security.secure_aggregation.key_agreement import ROOT_BYTES
 from security.secure_aggregation.messages import MaskedInput, Reveal
 from security.secure_aggregation.parameters import Parameters, default_threshold
+from security.secure_aggregation.release_groups import Link
 from security.secure_aggregation.roster import Roster
 from security.secure_aggregation.secret import Secret
+from security.secure_aggregation.silo_memory import SiloMemory
 from silo_agent.service.ports import CoordinatorPort, MaskedFile, MaskingJournalPort, Progress
 from silo_agent.task.events import SavedUpdate
+from silo_wire.masked_ranges import check_ranges
 from silo_wire.messages import Mask, RoundKey
 from silo_wire.noised_masks import check_noise_fits
 from silo_wire.plan import Plan, PlanBundle
+from silo_wire.work import Work
 
 Masker = Callable[[protocol.MaskVector], Awaitable[MaskedFile]]
 """Encodes and masks the delta of this round into the journal's vector file."""
@@ -76,15 +81,15 @@ class Masking:
         refuses for good, WrongTime for a stale one, StorageError, and what the coordinator says to the answer.
         """
         async with self._lock:
-            if isinstance(order.message, Roster):
-                _check_promises(bundle.plan, order.message.parameters)
-                if bundle.plan.noise_at == "silos":
-                    check_noise_fits(bundle, order.message.parameters)
             party = self._party(order)
             if isinstance(order.message, Roster) and (party.link is None or party.link.digest != order.message.link):
                 await self._newer_groups()
                 party = self._party(order)
             at = await asyncio.to_thread(self._restored, party)
+            if isinstance(order.message, Roster):
+                _check_roster(bundle, order.message, at.memory)
+                if party.link is not None:  # without, the machine refuses by a name of its own
+                    check_work_of_groups(bundle.plan, party.link)
             event = self._event(at, order, update, bundle)
             state = at
             try:
@@ -185,6 +190,35 @@ class Masking:
             self._state.opening.root.erase()
             self._state = protocol.Resting(self._state.memory)
         self._journal.erase()
+
+
+def _check_roster(bundle: PlanBundle, roster: Roster, memory: SiloMemory) -> None:
+    """Raise PolicyRefusal for a roster that does not keep what the plan says, or what followed from it in earlier rounds."""
+    _check_promises(bundle.plan, roster.parameters)
+    if bundle.plan.noise_at == "silos":
+        check_noise_fits(bundle, roster.parameters)
+    elif roster.parameters.fixed_point.ranges.sizes == tuple(tensor.elements for tensor in bundle.layout.tensors):
+        check_ranges(
+            bundle,
+            roster.parameters.fixed_point.ranges,
+            round_number=roster.attempt.round,
+            seen=memory.ranges_of(roster.attempt.plan),
+        )  # ranges for other tensors the machine refuses, by a name of their own
+
+
+def check_work_of_groups(plan: Plan, link: Link) -> None:
+    """Raise PolicyRefusal where the plan has silos of one atom work differently: what groups promise takes equal work for granted."""
+    for atom in link.atoms:
+        works: dict[Work, SiloName] = {}
+        for silo in atom:
+            works.setdefault(Work.of(plan.training.for_silo(silo)), silo)
+        if len(works) > 1:
+            one, other, *_ = works.values()
+            raise PolicyRefusal(
+                "max_work_ratio",
+                f"plan {plan.name} has {one} and {other} train differently, and release groups {link.number} never told them apart: "
+                "under masks have the operator give both the same [training.overrides]",
+            )
 
 
 def _check_promises(plan: Plan, offered: Parameters) -> None:

@@ -18,7 +18,7 @@ from security.errors import (
 )
 from silo_agent.policy import PolicyRules
 
-PROTOCOL_RULES: Final = ("federation", "trusted_peers", "one_model", "release_groups", "one_sum_per_round")
+PROTOCOL_RULES: Final = ("federation", "trusted_peers", "one_model", "release_groups", "one_sum_per_round", "ranges")
 """Of secure aggregation: nothing in silo.toml turns them off."""
 REFUSED_AS: Final[tuple[type[LoricaError], ...]] = (
     Conflict,  # a second, different answer was asked for

@@ -27,7 +27,7 @@ from security.file_mark import FileMark
 from security.privacy.noise_streams import BLOCK_ELEMENTS as NOISE_ELEMENTS
 from security.privacy.noise_streams import NoiseStream
 from security.secure_aggregation import fixed_point, mask_stream
-from security.secure_aggregation.fixed_point import EXTRA_WORDS, Encoder
+from security.secure_aggregation.fixed_point import EXTRA_WORDS, Encoder, Ranges
 from security.secure_aggregation.mask_stream import Words
 from security.secure_aggregation.noise_shares import CLIPPED_TO, NoiseShares
 from security.secure_aggregation.silo_machine import MaskVector
@@ -65,10 +65,15 @@ class MaskedVector:
     saturated: int
 
 
-def own_weight(section: AggregationSection, summary: TrainingSummary) -> float:
-    """What this silo's delta counts in the sum: the plan's weighting, with the plan's cap."""
+def own_weight(section: AggregationSection, summary: TrainingSummary, ranges: Ranges) -> float:
+    """What this silo's delta counts in the sum: the plan's weighting, with the plan's cap, and no less than `ranges` have it.
+
+    What is above the cap of `ranges` the encoder cuts and counts. So whatever model a silo was handed, nobody's delta counts more
+    than max_weight_ratio squared times another's.
+    """
     weight = raw_weight(Weighting(section.weighting), examples=summary.examples, loss_reduction=summary.loss_reduction)
-    return min(weight, section.max_weight) if section.max_weight else weight
+    weight = min(weight, section.max_weight) if section.max_weight else weight
+    return max(weight, ranges.least_weight(section.max_weight_ratio))
 
 
 def write_masked_vector(

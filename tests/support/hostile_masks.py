@@ -178,7 +178,7 @@ class DeltaTrainer:
             out,
             work,
             KeptDelta(file=update_file, manifest=update.manifest, mark=mark),
-            weight=own_weight(section, update.summary),
+            weight=own_weight(section, update.summary, work.fixed_point.ranges),
             clipping_norm=section.max_delta_norm,
             threads=1,
             progress=progress,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from coordinator import model_file
 from coordinator.edges.aggregator import Aggregator
-from coordinator.edges.model_store import ModelStore, first_ranges
+from coordinator.edges.model_store import ModelStore
 from coordinator.edges.spool import Spools
 from coordinator.rounds.secure_attempt import MaskedSum, MaskedVector, MemberKey, SecureAttempt
 from coordinator.rounds.updates import AggregationResult, CommittedUpdate
@@ -32,6 +32,7 @@ from security.secure_aggregation.secret import Secret
 from silo_agent.training.masked_vector import KeptDelta, own_weight, write_masked_vector
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.manifest import Layout, Manifest, ParameterDtype, TensorSpec, manifest_of, masked_layout
+from silo_wire.masked_ranges import first_ranges
 from silo_wire.messages import MaskedHeader, RoundKey, TrainingSummary, UpdateHeader
 from silo_wire.plan import AggregationSection
 from silo_wire.secure_codec import coordinator_event_to_bytes
@@ -104,7 +105,7 @@ class FileSilo(Silo):
 
     def mask(self, effect: silo.MaskVector) -> bytes:
         assert self.trained is not None
-        weight = own_weight(self.section, self.trained.summary)
+        weight = own_weight(self.section, self.trained.summary, effect.fixed_point.ranges)
         # In memory, for comparison; the masks and the rounding are gone once the file is written.
         self.encoded = encoded(effect.fixed_point, effect.rounding, self.trained.delta, weight)
         written = write_masked_vector(
@@ -183,9 +184,16 @@ class MaskedPlace:
 
     @classmethod
     def at(
-        cls, state: Path, changes: Mapping[str, Any] | None = None, *, published: ParameterDtype = "float32"
+        cls,
+        state: Path,
+        changes: Mapping[str, Any] | None = None,
+        *,
+        published: ParameterDtype = "float32",
+        unchecked: Mapping[str, Any] | None = None,
     ) -> "MaskedPlace":
+        """`unchecked` is what no plan may say."""
         section = AggregationSection.model_validate({"secure_aggregation": True, "momentum": 0.0, **(changes or {})})
+        section = section.model_copy(update=unchecked)
         state.mkdir(parents=True, exist_ok=True)
         begin = state / "initial.safetensors"
         manifest = model_file.write(begin, LAYOUT, [bytes(LAYOUT.total_bytes)])

@@ -171,7 +171,7 @@ class DrawingTrainer:
             out,
             work,
             KeptDelta(file=update_file, manifest=update.manifest, mark=mark),
-            weight=own_weight(bundle.plan.aggregation, update.summary),
+            weight=own_weight(bundle.plan.aggregation, update.summary, work.fixed_point.ranges),
             clipping_norm=bundle.plan.aggregation.max_delta_norm,
             noise=noise_shares(bundle, work.parameters) if bundle.plan.noise_at == "silos" else None,
             threads=1,

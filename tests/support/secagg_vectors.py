@@ -26,6 +26,7 @@ from security.secure_aggregation import (
     mask_stream,
     messages,
     parameters,
+    range_rule,
     release_groups,
     roster,
     secret_sharing,
@@ -51,7 +52,10 @@ from tests.support.secagg_federation import (
 
 FOLDER = Path(__file__).resolve().parents[1] / "vectors" / "secure_aggregation"
 
-_SHARED = (attempt_module, fixed_point, mask_stream, messages, parameters, release_groups, roster, silo_memory)
+_SHARED = (
+    *(attempt_module, fixed_point, mask_stream, messages, parameters),
+    *(range_rule, release_groups, roster, silo_memory),
+)
 TYPES = {
     name: {
         kind.__name__: kind

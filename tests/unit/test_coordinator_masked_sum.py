@@ -26,6 +26,7 @@ from security.identifiers import SiloName
 from security.secure_aggregation.fixed_point import Ranges, decode, decode_tail
 from silo_wire.canonical import Digest
 from silo_wire.manifest import masked_layout
+from tests.support import masked_round
 from tests.support.coordinator_edges import Vector, content_of, stored_vector, update_header
 from tests.support.masked_round import (
     LAYOUT,
@@ -73,7 +74,8 @@ def mean_of(federation: FileFederation) -> Vector:
 
 def test_the_aggregate_is_the_plain_one_from_the_second_round_on(tmp_path: Path) -> None:
     """Eight silos, weights 50 apart; in the second round two are lost with their vectors masked and not sent."""
-    masked, plain = MaskedPlace.at(tmp_path / "masked"), MaskedPlace.at(tmp_path / "plain")
+    bounds = {"first_weight_bound": 1000.0, "max_weight_ratio": 30.0}  # wide enough for these weights
+    masked, plain = MaskedPlace.at(tmp_path / "masked", bounds), MaskedPlace.at(tmp_path / "plain", bounds)
     model, expected = masked.models.initial(), plain.models.initial()
     for round_number in (1, 2, 3):
         trained = t5_deltas(8, round_number)
@@ -157,12 +159,12 @@ def test_neither_threads_nor_slabs_change_a_bit(place: MaskedPlace, threads: int
     found = np.zeros(LAYOUT.parameters, dtype="<f4")
     for first in range(0, LAYOUT.parameters, slab_elements):
         reader.read_into(found[first : first + slab_elements].view(np.uint8).data)
-    ranges = reader.next_ranges()
+    ranges = reader.next_ranges(weight_ratio=10.0)
     reader.close()
     assert found.tobytes() == mean_of(federation).tobytes()
     levels, before = vectors.fixed_point.levels, vectors.fixed_point.ranges
     peaks = [int(np.abs(federation.true_sum()[a:b].view("<i4")).max()) for _, a, b in before.pieces(0, before.elements)]
-    assert ranges == before.after(peaks=peaks, levels=levels, weight_sum=weight_sum)
+    assert ranges == before.after(peaks=peaks, levels=levels, mean_weight=weight_sum / len(digests), weight_ratio=10.0)
 
 
 def vectors_of(place: MaskedPlace, federation: FileFederation, digests: dict[SiloName, Digest]) -> MaskedVectors:
@@ -275,8 +277,20 @@ def test_weight_above_the_first_bound_counts_as_the_bound_and_is_reported(tmp_pa
     assert result.saturated == 1
 
 
-def test_zero_weight_changes_no_byte(place: MaskedPlace) -> None:
+def test_silos_without_a_loss_reduction_weigh_alike(place: MaskedPlace) -> None:
+    first = done(place, constant_deltas([0.1] * 3, examples=10_000_000))
+    assert first.weight_sum == pytest.approx(3e6), "the first bound"
+    federation, digests = place.masked(2, first.model, constant_deltas([0.1, 0.2, 0.3], reduction=0.0))
+    result = place.aggregate(2, first.model, federation, digests)
+    assert result.weight_sum == pytest.approx(3 * 1e5, rel=1e-6), "a tenth of the mean before"
+    moved = stored_vector(place.models, result.model) - stored_vector(place.models, first.model)
+    assert np.allclose(moved, 0.2, rtol=1e-5)
+
+
+def test_zero_weight_changes_no_byte(place: MaskedPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No honest silo weighs nothing, so these lie."""
     first = done(place, t5_deltas(3, 1))
+    monkeypatch.setattr(masked_round, "own_weight", lambda section, summary, ranges: 0.0)
     federation, digests = place.masked(2, first.model, constant_deltas([0.1] * 3, reduction=0.0))
     before = everything_of(place)
     result = place.aggregate(2, first.model, federation, digests)
@@ -387,7 +401,8 @@ def test_mean_that_blows_the_model_up_is_told_with_its_remedy(tmp_path: Path) ->
     """Nobody can be blamed, since nobody's delta is seen; model and state stay."""
     place = MaskedPlace.at(
         tmp_path / "state",
-        {"server_learning_rate": 1e30, "first_delta_bound": 1e20, "max_delta_norm": 0.0, "weighting": "equal"},
+        {"max_delta_norm": 0.0, "weighting": "equal"},
+        unchecked={"server_learning_rate": 1e30, "first_delta_bound": 1e20},
     )
     base = place.models.initial()
     federation, digests = place.masked(1, base, constant_deltas([1e19] * 3))

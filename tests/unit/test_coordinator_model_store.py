@@ -16,13 +16,14 @@ from safetensors.numpy import load_file, save_file
 
 from coordinator import model_file
 from coordinator.edges.aggregator import Aggregator
-from coordinator.edges.model_store import ModelStore, Slab, first_ranges
+from coordinator.edges.model_store import ModelStore, Slab
 from coordinator.edges.plan_parts import model_store, plan_parts
 from coordinator.edges.spool import Spools
 from security.errors import ConfigurationError, IntegrityError, StateError, StorageError
 from security.secure_aggregation.fixed_point import Ranges, TensorRange
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.manifest import CHUNK_BYTES, Layout, ParameterDtype, TensorSpec, manifest_of
+from silo_wire.masked_ranges import first_ranges
 from silo_wire.plan import AggregationSection, PlanBundle
 from tests.support.coordinator_edges import content_of, make_plan, random_vector, stored_vector
 

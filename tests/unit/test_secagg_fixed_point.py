@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from security.errors import StateError
 from security.secure_aggregation.fixed_point import (
     BLOCK_ELEMENTS,
+    LEAST_RANGE,
     Encoder,
     FixedPoint,
     Peaks,
@@ -207,7 +208,12 @@ def errors_of_rounds(
         found.append((relative(secure, plain), worst, tail.saturated))
         peaks = Peaks(ranges)
         peaks.take(total[:-2], 0)
-        ranges = ranges.after(peaks=peaks.values, levels=fixed_point.levels, weight_sum=tail.weight_sum)
+        ranges = ranges.after(
+            peaks=peaks.values,
+            levels=fixed_point.levels,
+            mean_weight=tail.weight_sum / cohort,
+            weight_ratio=10.0,
+        )
     return found
 
 
@@ -231,19 +237,28 @@ def test_a_first_round_with_bounds_per_tensor_is_as_exact_already() -> None:
     assert worst < 2e-2
 
 
-def test_ranges_follow_a_delta_that_grows_and_the_weights_sum() -> None:
+def test_ranges_follow_a_delta_that_grows_and_the_mean_weight() -> None:
     ranges = Ranges.conservative(sizes=[4], largest_delta=[1.0], largest_weight=8.0)
-    after = ranges.after(peaks=[500], levels=1000, weight_sum=4.0)
-    assert after.weight_cap == 16.0
-    assert after.tensors[0].bound == pytest.approx(32 * 0.5 * 8 / 16)
-    saturated = ranges.after(peaks=[3000], levels=1000, weight_sum=4.0)
-    assert saturated.tensors[0].bound * saturated.weight_cap > 32 * ranges.tensors[0].bound * ranges.weight_cap
-    assert ranges.after(peaks=[500], levels=1000, weight_sum=0.0) is ranges
+    after = ranges.after(peaks=[500], levels=1000, mean_weight=4.0, weight_ratio=10.0)
+    assert after.weight_cap == 40.0
+    assert after.tensors[0].bound == pytest.approx(32 * 0.5 * 8 / 40)
+    saturated = ranges.after(peaks=[3000], levels=1000, mean_weight=4.0, weight_ratio=10.0)
+    assert saturated.tensors[0].bound * saturated.weight_cap == pytest.approx(32 * 8), "32 times as far, and no further"
+    assert ranges.after(peaks=[500], levels=1000, mean_weight=0.0, weight_ratio=10.0) is ranges
+
+
+@pytest.mark.parametrize(("mean", "cap"), [(1e9, 80.0), (8.0, 80.0), (0.5, 5.0), (0.08, 0.8), (1e-9, 0.8)])
+def test_the_cap_follows_a_false_mean_no_further_than_a_true_one(mean: float, cap: float) -> None:
+    """Weights lie within [cap / ratio^2, cap] where they are true; one silo can say what it likes."""
+    ranges = Ranges.conservative(sizes=[4], largest_delta=[1.0], largest_weight=8.0)
+    after = ranges.after(peaks=[500], levels=1000, mean_weight=mean, weight_ratio=10.0)
+    assert after.weight_cap == pytest.approx(cap)
 
 
 def test_a_tensor_of_zeros_keeps_a_range_to_wake_up_in() -> None:
-    ranges = Ranges.conservative(sizes=[4], largest_delta=[1.0], largest_weight=8.0)
+    ranges = Ranges.conservative(sizes=[4], largest_delta=[1.0], largest_weight=2.0)
     for _ in range(100):
-        ranges = ranges.after(peaks=[0], levels=1000, weight_sum=2.0)
-    assert ranges.tensors[0].bound == 2.0**-200
-    assert ranges.after(peaks=[3000], levels=1000, weight_sum=2.0).tensors[0].bound == 2.0**-200 * 32 * 3
+        ranges = ranges.after(peaks=[0], levels=1000, mean_weight=2.0, weight_ratio=1.0)
+    assert ranges.tensors[0].bound == LEAST_RANGE
+    woken = ranges.after(peaks=[1000], levels=1000, mean_weight=2.0, weight_ratio=1.0)
+    assert woken.tensors[0].bound == LEAST_RANGE * 32

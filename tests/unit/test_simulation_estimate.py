@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from coordinator.edges.model_store import first_ranges
 from ops.simulation.estimate import (
     Estimate,
     SiloCounts,
@@ -27,6 +26,7 @@ from silo_agent.training.local_trainer import optimizer_steps
 from silo_agent.training.model import bind, layout_of
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.manifest import Layout, TensorSpec
+from silo_wire.masked_ranges import first_ranges
 from silo_wire.messages import Mask, RoundKey
 from silo_wire.plan import Plan, PlanBundle, TrainingSection
 from silo_wire.secure_codec import mask_answer_to_wire, mask_to_wire, masked_input_to_wire

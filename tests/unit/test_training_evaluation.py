@@ -313,7 +313,7 @@ def test_after_a_stopped_training_the_model_is_loaded_anew(tmp_path: Path) -> No
 
 
 def test_a_diverged_training_leaves_no_update(tmp_path: Path) -> None:
-    silo = Silo(tmp_path, training={**LEARNING, "learning_rate": 1e30})
+    silo = Silo(tmp_path, training={**LEARNING, "learning_rate": 10.0, "weight_decay": 1e30})
     with pytest.raises(TrainingDiverged):
         silo.train(silo.trainer())
     assert not (tmp_path / "update").exists()

@@ -114,7 +114,7 @@ def test_what_is_left_of_an_effective_batch_is_neither_dropped_nor_inflated() ->
     """7 examples in batches of 2, 3 to an effective batch: steps over 3 and 1 batches; each loss is a plain token mean."""
     seen: list[tuple[float, float]] = []
     start = model()
-    summary = train(model(), encoded(), section(gradient_accumulation=3, learning_rate=1e-12), seen=seen)
+    summary = train(model(), encoded(), section(gradient_accumulation=3, learning_rate=1e-7), seen=seen)
     assert summary.optimizer_steps == 2
     order = shuffled_batches(encoded(), batch_size=2, generator=torch.Generator().manual_seed(1))
     for (_, loss), group in zip(seen, (order[:3], order[3:]), strict=True):
@@ -267,7 +267,7 @@ def test_a_gradient_that_is_not_finite_is_refused() -> None:
 
 def test_a_learning_rate_that_blows_up_ends_in_a_refusal_not_in_nan() -> None:
     with pytest.raises(TrainingDiverged):
-        train(model(), encoded(), section(learning_rate=1e30, epochs=10, max_grad_norm=0.0))
+        train(model(), encoded(), section(learning_rate=10.0, weight_decay=1e30, epochs=10, max_grad_norm=0.0))
 
 
 def test_bfloat16_keeps_float32_parameters_and_a_similar_loss() -> None:

@@ -126,9 +126,20 @@ def test_the_mark_is_of_the_file_that_was_written(tmp_path: Path) -> None:
 def test_a_silo_weighs_itself_as_the_coordinator_would(weighting: Weighting, cap: float) -> None:
     told = summary(examples=40, reduction=0.75)
     section = AggregationSection(weighting=weighting.value, max_weight=cap)
+    ranges = Ranges.conservative(sizes=[1], largest_delta=[1.0], largest_weight=50.0)
     one = SiloSummary(silo=SiloName("a"), examples=told.examples, loss_reduction=told.loss_reduction, delta_norm=1.0)
     cohort = weigh([one], weighting=weighting, caps=WeightCaps(max_weight=cap or None))
-    assert own_weight(section, told) == cohort.total
+    assert own_weight(section, told, ranges) == cohort.total
+
+
+@pytest.mark.parametrize(
+    ("ratio", "reduction", "weight"), [(10.0, 0.0, 5.0), (10.0, 0.1, 5.0), (10.0, 0.2, 8.0), (2.0, 0.2, 125.0)]
+)
+def test_a_silo_weighs_no_less_than_the_ratio_below_the_mean(ratio: float, reduction: float, weight: float) -> None:
+    """The cap is `ratio` times the mean, so the least is `ratio` squared below the cap. Also of no loss reduction."""
+    section = AggregationSection(max_weight_ratio=ratio)
+    ranges = Ranges.conservative(sizes=[1], largest_delta=[1.0], largest_weight=500.0)
+    assert own_weight(section, summary(examples=40, reduction=reduction), ranges) == weight
 
 
 def test_weights_by_hand() -> None:

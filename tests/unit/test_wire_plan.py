@@ -65,7 +65,10 @@ def test_round_trip_and_digest() -> None:
     [
         ({"trainig": {}}, "unknown key trainig: remove it or correct its spelling"),
         ({"training__learning_rat": 1.0}, "unknown key training.learning_rat"),
-        ({"training__learning_rate": -1.0}, "training.learning_rate = -1.0: input should be greater than 0"),
+        (
+            {"training__learning_rate": -1.0},
+            "training.learning_rate = -1.0: input should be greater than or equal to 0.0000001",
+        ),
         ({"training__learning_rate": "fast"}, "training.learning_rate = 'fast': input should be a valid number"),
         ({"schedule__min_silos": 0}, "schedule.min_silos = 0: input should be greater than or equal to 1"),
         ({"schedule__rounds": 2.5}, "schedule.rounds = 2.5"),
@@ -124,7 +127,7 @@ MASKS = {"schedule__min_silos": 4, "aggregation__secure_aggregation": True}
         ({"aggregation__colluders": -1}, "aggregation.colluders = -1"),
         (
             {"aggregation__first_delta_bound": 0.0},
-            "aggregation.first_delta_bound = 0.0: input should be greater than 0",
+            "aggregation.first_delta_bound = 0.0: input should be greater than or equal to 0.000000001",
         ),
         ({"aggregation__first_weight_bound": float("inf")}, "aggregation.first_weight_bound = inf"),
         ({"schedule__masking_deadline_s": 0.0}, "schedule.masking_deadline_s = 0.0: input should be greater than 0"),

@@ -24,7 +24,7 @@ import torch
 from coordinator import model_file
 from coordinator.edges.aggregator import SLAB_BYTES, Aggregator
 from coordinator.edges.masked_sum import MaskedVectors, MeanReader
-from coordinator.edges.model_store import ModelStore, first_ranges
+from coordinator.edges.model_store import ModelStore
 from coordinator.edges.spool import Spools
 from coordinator.edges.stored_vector import StoredVector, VectorReader
 from coordinator.rounds.updates import CommittedUpdate
@@ -42,6 +42,7 @@ from security.secure_aggregation.release_groups import Partition, first_link
 from silo_agent.training.masked_vector import KeptDelta, write_masked_vector
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.manifest import Layout, TensorSpec
+from silo_wire.masked_ranges import first_ranges
 from silo_wire.messages import RoundKey, TrainingSummary
 from silo_wire.plan import AggregationSection
 from silo_wire.transport import give_memory_back
@@ -130,8 +131,17 @@ class _Cohort:
         self._deltas = Deltas(silos, [tensor.elements for tensor in tensors])
         self.parameters = self._layout.parameters
         self.names = [SiloName(f"silo-{index:02}") for index in range(silos)]
-        section = AggregationSection.model_validate({"secure_aggregation": True, "momentum": 0.0, "weighting": "size"})
-        self.ranges = self._deltas.second_ranges(first_ranges(section, self._layout))
+        section = AggregationSection.model_validate(
+            {
+                "secure_aggregation": True,
+                "momentum": 0.0,
+                "weighting": "size",
+                "first_weight_bound": max(self._deltas.weights),
+            }
+        )
+        self._weight_ratio = section.max_weight_ratio
+        first = first_ranges(section, self._layout)
+        self.ranges = self._deltas.second_ranges(first, weight_ratio=self._weight_ratio)
         self._models = _models(work, self._layout)
         self.base = self._models.initial()
         self._spools = _Spools(work / "spools")
@@ -209,7 +219,7 @@ class _Cohort:
         with closing(MeanReader(vectors, weight_sum=weight_sum, slab_elements=len(out))) as mean:
             for first in range(0, self._deltas.elements, len(out)):
                 mean.read_into(out[: self._deltas.elements - first].data.cast("B"))
-            mean.next_ranges()
+            mean.next_ranges(weight_ratio=self._weight_ratio)
 
     def _error(self, model: Digest, silos: range) -> float:
         """Relative L2 error of a model that began as zeros, beside the mean of these silos' deltas."""

@@ -49,7 +49,7 @@ class Deltas:
         """As `read`, of these silos' weighted mean."""
         return partial(self._fill, self._mean_table(silos))
 
-    def second_ranges(self, first: Ranges) -> Ranges:
+    def second_ranges(self, first: Ranges, *, weight_ratio: float) -> Ranges:
         """What follows from a first round of all these deltas with the ranges `first`.
 
         The sum's peaks are taken as one higher for each silo: no rounding of the first round lifts them further.
@@ -61,7 +61,7 @@ class Deltas:
         for tensor, (scale, begin, end) in zip(first.tensors, self._tensors, strict=True):
             largest = max(float(np.abs(piece).max()) for piece in _pieces(mean, begin, end))
             peaks.append(math.ceil(largest * scale * total / first.weight_cap / tensor.bound * levels) + cohort)
-        return first.after(peaks=peaks, levels=levels, weight_sum=total)
+        return first.after(peaks=peaks, levels=levels, mean_weight=total / cohort, weight_ratio=weight_ratio)
 
     def _mean_table(self, silos: Iterable[int]) -> WideBlock:
         table: WideBlock = np.zeros(PERIOD)

@@ -1,0 +1,163 @@
+"""What a person needs to see of a plan before approving it: every setting that touches training, and what is unusual about them.
+
+Nothing here refuses. The limits of a plan are wide, so that whatever is sensible fits; these bands are narrow, so that whatever
+is not sensible is seen.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from silo_wire.plan import Plan
+from silo_wire.work import COMMON, MOST_SETTINGS, Work, widest_gap
+
+USUAL_RATES = (1e-6, 3e-2)
+USUAL_SERVER_RATES = {"sgd": (0.1, 2.0), "adam": (1e-3, 1.0), "yogi": (1e-3, 1.0), "adagrad": (1e-3, 1.0)}
+FEW_EXAMPLES = 20
+"""Scores of fewer tell of single ones."""
+SERVER_KEYS = (
+    "weighting",
+    "server_optimizer",
+    "server_learning_rate",
+    "momentum",
+    "beta1",
+    "beta2",
+    "tau",
+    "max_weight",
+    "max_weight_share",
+    "max_weight_ratio",
+    "max_delta_norm",
+    "first_delta_bound",
+    "first_weight_bound",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Override:
+    """`least` and `most` are what the silo's rate x steps are of the common ones, over equal data of any size."""
+
+    silo: str
+    changes: Mapping[str, float]
+    least: Fraction
+    most: Fraction
+
+
+def common_settings(plan: Plan) -> dict[str, Any]:
+    """Every key of [training] but the overrides."""
+    return plan.training.model_dump(mode="json", exclude={"overrides"})
+
+
+def server_settings(plan: Plan) -> dict[str, Any]:
+    return plan.aggregation.model_dump(mode="json", include=set(SERVER_KEYS))
+
+
+def score_settings(plan: Plan) -> dict[str, Any]:
+    return plan.evaluation.model_dump(mode="json")
+
+
+def overrides(plan: Plan) -> Iterator[Override]:
+    """Of every silo that has one, this one's or another's."""
+    common = Work.of(plan.training)
+    for silo, override in plan.training.overrides.items():
+        least, most = Work.of(plan.training.for_silo(silo)).times(common)
+        yield Override(silo=silo, changes=override.model_dump(exclude_none=True), least=least, most=most)
+
+
+def unusual(plan: Plan) -> Iterator[str]:
+    """A line for each thing that somebody who approves the plan should ask about."""
+    yield from _work(plan)
+    yield from _training(plan)
+    yield from _server(plan)
+    yield from _scores(plan)
+
+
+def _work(plan: Plan) -> Iterator[str]:
+    training, masked = plan.training, plan.aggregation.secure_aggregation
+    if not training.overrides:
+        return
+    gap = widest_gap(training.works)
+    if gap is None:
+        yield f"[training.overrides] have more than {MOST_SETTINGS} different settings, too many to compare each with each"
+    elif gap.ratio > 1:
+        yield (
+            f"{gap.first} and {gap.second} differ {float(gap.ratio):.3g}-fold in learning rate x optimizer steps"
+            + (": under masks a silo that trains far more than the others is alone in the sum" if masked else "")
+        )
+    elif masked:
+        yield "there are overrides under masks, of which none changes learning rate x optimizer steps"
+    rates = {COMMON: training.learning_rate} | {
+        f"[training.overrides.{silo}]": override.learning_rate
+        for silo, override in training.overrides.items()
+        if override.learning_rate is not None
+    }
+    yield from (line for name, rate in rates.items() if name != COMMON for line in _rate(name, rate))
+
+
+def _rate(name: str, rate: float) -> Iterator[str]:
+    yield from _outside(f"{name} learning_rate", rate, USUAL_RATES)
+
+
+def _outside(name: str, value: float, usual: tuple[float, float]) -> Iterator[str]:
+    least, most = usual
+    if not least <= value <= most:
+        yield f"{name} = {value:g} is outside the usual {least:g} to {most:g}"
+
+
+def _training(plan: Plan) -> Iterator[str]:
+    training = plan.training
+    yield from _rate(COMMON, training.learning_rate)
+    yield from _outside(f"{COMMON} epochs", training.epochs, (1, 100))
+    if not training.max_grad_norm:
+        yield f"{COMMON} max_grad_norm = 0: gradients are not clipped, so one example can move the model far"
+    else:
+        yield from _outside(f"{COMMON} max_grad_norm", training.max_grad_norm, (0.01, 100.0))
+    if (shrinks := training.weight_decay * training.learning_rate) > 0.01:
+        yield (
+            f"{COMMON} weight_decay = {training.weight_decay:g} takes {min(shrinks, 1):.2g} of every parameter in each step, "
+            "whatever the data"
+        )
+    yield from _outside(f"{COMMON} fedprox_mu", training.fedprox_mu, (0.0, 10.0))
+    if training.dropout is not None:
+        yield from _outside(f"{COMMON} dropout", training.dropout, (0.0, 0.5))
+    yield from _outside(f"{COMMON} max_input_tokens", training.max_input_tokens, (16, 4096))
+    yield from _outside(f"{COMMON} max_output_tokens", training.max_output_tokens, (8, 4096))
+    if training.loss_log_steps > 100 and plan.weighted:
+        yield (
+            f"{COMMON} loss_log_steps = {training.loss_log_steps}: a silo with fewer optimizer steps logs one loss, has no loss "
+            "reduction and weighs the least"
+        )
+
+
+def _server(plan: Plan) -> Iterator[str]:
+    server = plan.aggregation
+    optimizer = server.server_optimizer
+    yield from _outside(
+        f"[aggregation] server_learning_rate of {optimizer}", server.server_learning_rate, USUAL_SERVER_RATES[optimizer]
+    )
+    if optimizer == "sgd":
+        yield from _outside("[aggregation] momentum", server.momentum, (0.0, 0.95))
+    else:
+        yield from _outside("[aggregation] tau", server.tau, (1e-10, 0.1))
+    if server.max_delta_norm:
+        yield from _outside("[aggregation] max_delta_norm", server.max_delta_norm, (0.01, 1e6))
+    if server.secure_aggregation:
+        yield from _outside("[aggregation] max_weight_ratio", server.max_weight_ratio, (1.0, 10.0))
+        yield from _outside("[aggregation] first_delta_bound", server.first_delta_bound, (1e-3, 100.0))
+
+
+def _scores(plan: Plan) -> Iterator[str]:
+    scores = plan.evaluation
+    if not (scores.every or scores.initial or scores.last):
+        return
+    if plan.aggregation.secure_aggregation:
+        when = (
+            "after every round"
+            if scores.every == 1
+            else f"after every {scores.every} rounds"
+            if scores.every
+            else "once or twice"
+        )
+        yield f"scores of this silo alone leave it, {when}: masks cover updates and not scores"
+    if 0 < scores.max_examples < FEW_EXAMPLES:
+        yield f"[evaluation] max_examples = {scores.max_examples}: scores of so few tell of single examples"
