@@ -68,7 +68,7 @@ class MaskedVectors:
     spools: Sequence[Spooled]
 
     def tail(self) -> SumTail:
-        """What the two last words of the sum say; raises UnusableUpdate."""
+        """What the words behind the delta say of the sum; raises UnusableUpdate."""
         elements = self.fixed_point.ranges.elements
         total: Words = np.zeros(EXTRA_WORDS, dtype="<u4")
         for silo, vector in self.spools:

@@ -1,13 +1,13 @@
 """Fixed-point encoding: reals to integers mod 2^32, so that sums of masked vectors are exact.
 
 A silo of weight w encodes, coordinate by coordinate, x = w * delta / cap. Tensor k has a public range R_k: x is clipped to
-[-R_k, R_k], multiplied by levels / R_k and rounded to one of its two neighbouring integers at random, without bias. Two more
-words follow the delta: w / cap, in range 1; and the number of coordinates that had to be clipped. Only sums of them are
-ever seen.
+[-R_k, R_k], multiplied by levels / R_k and rounded to one of its two neighbouring integers at random, without bias. More
+words follow the delta, its tail: w / cap, in range 1; the number of coordinates that had to be clipped; and the silo's scores of
+the model that it trained from (`scores`). Only sums of them are ever seen.
 
 Overflow is impossible, not unlikely: |integer| <= levels + 1 (one for the rounding) and the constructor of FixedPoint refuses
 unless cohort * (levels + 1) <= 2^31 - 1, so a sum of `cohort` of them read as a signed word is the sum over the integers;
-likewise cohort * saturation_limit <= 2^32 - 1 for the count.
+likewise cohort * saturation_limit <= 2^32 - 1 for the counts.
 
 How ranges come about: in the first round from conservative bounds (`Ranges.conservative`); from then on from the last public
 sum (`Ranges.after`), HEADROOM times its largest coordinate. No silo believes them: `range_rule`. The levels are so many (2^31 / cohort) that even 32 silos keep
@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from security.errors import ConfigurationError, MalformedMessage, StateError
 from security.secure_aggregation import mask_stream
 from security.secure_aggregation.mask_stream import KeyStream, Words
+from security.secure_aggregation.scores import NO_SCORES, SCORE_WORDS, Scores
 from security.secure_aggregation.transcript import Part
 
 if sys.byteorder != "little":
@@ -56,8 +57,8 @@ MOST_LEVELS = SIGNED_MAX // 3 - 1
 SHRINK_OF_ZEROS = 2.0**-10
 """A tensor whose sum was all zeros: its range shrinks by this, since nothing is known of its size but that it is small."""
 
-EXTRA_WORDS = 2
-"""Behind the delta: the weight, then the count of saturated coordinates."""
+EXTRA_WORDS = 2 + SCORE_WORDS
+"""Behind the delta: the weight, the count of saturated coordinates, the scores."""
 
 BLOCK_ELEMENTS = 1 << 15
 _FINE = 2.0**32
@@ -205,7 +206,7 @@ class FixedPoint:
 
     @property
     def words(self) -> int:
-        """Length of an encoded vector: the delta, the weight, the count of saturated coordinates."""
+        """Length of an encoded vector: the delta and its tail."""
         return self.ranges.elements + EXTRA_WORDS
 
     @property
@@ -239,6 +240,7 @@ class Encoder:
     fixed_point: FixedPoint
     weight: float
     rounding: KeyStream
+    scores: Scores = NO_SCORES
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.weight) or self.weight < 0:
@@ -272,18 +274,20 @@ class Encoder:
         return saturated
 
     def public_tail(self) -> Words:
-        """The two last words where they may tell nothing of this silo: a weight of the cap, and no coordinate that was cut."""
-        return np.array([self.fixed_point.levels, 0], dtype="<u4")
+        """The tail where it may tell nothing of this silo: a weight of the cap, no coordinate that was cut, no scores."""
+        return np.array([self.fixed_point.levels, 0, *NO_SCORES.words], dtype="<u4")
 
     def encode_tail(self, saturated: int, workspace: Workspace) -> Words:
-        """The two last words: the weight; and the count, to which a weight above the cap adds one."""
+        """The tail: the weight; the count of cut coordinates, to which a weight above the cap adds one; the scores."""
         ranges, levels = self.fixed_point.ranges, self.fixed_point.levels
         out: Words = np.zeros(EXTRA_WORDS, dtype="<u4")
         drawn: Words = np.zeros(1, dtype="<u4")
         self.rounding.words_into(drawn, ranges.elements, workspace.stream)
         share: WideBlock = np.array([self.capped_weight / ranges.weight_cap * levels * _FINE], dtype=np.float64)
         _round(out[:1], share, drawn, workspace)
-        out[1] = min(saturated + (self.weight > ranges.weight_cap), self.fixed_point.saturation_limit)
+        limit = self.fixed_point.saturation_limit
+        out[1] = min(saturated + (self.weight > ranges.weight_cap), limit)
+        out[2:] = self.scores.capped(limit).words
         return out
 
 
@@ -313,19 +317,33 @@ def _round(out: Words, wide: WideBlock, drawn: Words, workspace: Workspace) -> N
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumTail:
-    """What the two last words of a sum say."""
+    """What the tail of a sum says. `scores` is None where it contradicts itself: some silo did not tell the truth."""
 
     weight_sum: float
     saturated: int
+    scores: Scores | None
 
 
 def decode_tail(fixed_point: FixedPoint, words: Words) -> SumTail:
-    """The sum of the weights, and how many coordinates were clipped in all (at least; a silo's count has a limit)."""
+    """The sums of the weights, of the coordinates that were clipped (at least; a silo's count has a limit), of the scores."""
     if len(words) != EXTRA_WORDS:
         raise ValueError(f"{len(words)} words at the end of a sum: expected {EXTRA_WORDS}")
     weight = int(words[:1].view("<i4")[0])
+    questions, exact_matches, executed, execution_matches, loss = (int(word) for word in words[2:])
+    try:
+        scores = Scores(
+            questions=questions,
+            exact_matches=exact_matches,
+            executed=executed,
+            execution_matches=execution_matches,
+            loss=loss,
+        )
+    except MalformedMessage:
+        scores = None
     return SumTail(
-        weight_sum=max(weight, 0) * fixed_point.ranges.weight_cap / fixed_point.levels, saturated=int(words[1])
+        weight_sum=max(weight, 0) * fixed_point.ranges.weight_cap / fixed_point.levels,
+        saturated=int(words[1]),
+        scores=scores,
     )
 
 

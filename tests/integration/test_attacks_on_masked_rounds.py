@@ -25,6 +25,7 @@ from security.errors import AuthorisationError, Conflict, IntegrityError, Lorica
 from security.identifiers import Role, SiloName
 from security.secure_aggregation import share_box, silo_machine
 from security.secure_aggregation.coordinator_machine import is_awaited
+from security.secure_aggregation.fixed_point import EXTRA_WORDS
 from security.secure_aggregation.messages import (
     Advertisement,
     Agreement,
@@ -472,7 +473,7 @@ def heavier(levels: int) -> Attack:
 
     def change(silo: PlayedSilo, it: MaskedInput) -> Any:
         words = silo.vector.words
-        words[-2:-1] += np.uint32(levels % (1 << 32))
+        words[-EXTRA_WORDS : 1 - EXTRA_WORDS] += np.uint32(levels % (1 << 32))
         return with_vector(silo, it, words)
 
     return instead(MaskedInput, change)

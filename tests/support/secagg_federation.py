@@ -17,11 +17,12 @@ from security.secure_aggregation import coordinator_machine as coordinator
 from security.secure_aggregation import mask_stream
 from security.secure_aggregation import silo_machine as silo
 from security.secure_aggregation.attempt import Attempt
-from security.secure_aggregation.fixed_point import Encoder, FixedPoint, Ranges, Workspace
+from security.secure_aggregation.fixed_point import EXTRA_WORDS, Encoder, FixedPoint, Ranges, Workspace
 from security.secure_aggregation.mask_stream import Words
 from security.secure_aggregation.messages import Reveal, SelfMaskShare
 from security.secure_aggregation.parameters import Terms
 from security.secure_aggregation.release_groups import Link, Partition, first_link
+from security.secure_aggregation.scores import NO_SCORES, Scores
 from security.secure_aggregation.secret import Secret
 from security.secure_aggregation.silo_memory import SiloMemory
 
@@ -108,12 +109,30 @@ def weight_of(name: str) -> float:
     return 1.0 + entropy("weight", name)[0] / 8
 
 
-def encoded(fixed_point: FixedPoint, rounding: mask_stream.KeyStream, delta: np.ndarray, weight: float) -> Words:
+def scores_of(name: str) -> Scores:
+    drawn = entropy("scores", name)
+    questions, executed = 20 + drawn[0], 10 + drawn[1] % 10
+    return Scores(
+        questions=questions,
+        exact_matches=drawn[2] % questions,
+        executed=executed,
+        execution_matches=drawn[3] % executed,
+        loss=1 + drawn[4] * 100,
+    )
+
+
+def encoded(
+    fixed_point: FixedPoint,
+    rounding: mask_stream.KeyStream,
+    delta: np.ndarray,
+    weight: float,
+    scores: Scores = NO_SCORES,
+) -> Words:
     workspace = Workspace()
-    encoder = Encoder(fixed_point=fixed_point, weight=weight, rounding=rounding)
+    encoder = Encoder(fixed_point=fixed_point, weight=weight, rounding=rounding, scores=scores)
     words = np.zeros(fixed_point.words, dtype="<u4")
-    saturated = encoder.encode(words[:-2], delta, 0, workspace)
-    words[-2:] = encoder.encode_tail(saturated, workspace)
+    saturated = encoder.encode(words[:-EXTRA_WORDS], delta, 0, workspace)
+    words[-EXTRA_WORDS:] = encoder.encode_tail(saturated, workspace)
     return words
 
 
@@ -159,7 +178,9 @@ class Silo:
         return messages
 
     def mask(self, effect: silo.MaskVector) -> bytes:
-        self.encoded = encoded(effect.fixed_point, effect.rounding, delta_of(self.name), weight_of(self.name))
+        self.encoded = encoded(
+            effect.fixed_point, effect.rounding, delta_of(self.name), weight_of(self.name), scores_of(self.name)
+        )
         self.masked = self.encoded.copy()
         workspace = mask_stream.Workspace()
         effect.masks.apply(self.masked[:5], 0, workspace)

@@ -29,6 +29,7 @@ from security.secure_aggregation import (
     range_rule,
     release_groups,
     roster,
+    scores,
     secret_sharing,
     share_box,
     silo_memory,
@@ -46,6 +47,7 @@ from tests.support.secagg_federation import (
     entropy,
     identity_key,
     party,
+    scores_of,
     silo_names,
     weight_of,
 )
@@ -54,7 +56,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "vectors" / "secure_aggregation"
 
 _SHARED = (
     *(attempt_module, fixed_point, mask_stream, messages, parameters),
-    *(range_rule, release_groups, roster, silo_memory),
+    *(range_rule, release_groups, roster, scores, silo_memory),
 )
 TYPES = {
     name: {
@@ -228,16 +230,18 @@ def _encoding() -> list[dict[str, Any]]:
         encoding = fixed_point.FixedPoint.of(cohort=cohort, ranges=ranges)
         key = Secret(entropy("rounding", cohort))
         delta = np.array([0.25, -0.125, 0.75, 1e-4, -1e-3], dtype=np.float32)
-        words = encoded(encoding, mask_stream.KeyStream(key), delta, weight)
+        told = scores_of(str(cohort))
+        words = encoded(encoding, mask_stream.KeyStream(key), delta, weight, told)
         decoded = np.zeros(5)
-        fixed_point.decode(encoding, words[:-2], 0, decoded)
-        tail = fixed_point.decode_tail(encoding, words[-2:])
+        fixed_point.decode(encoding, words[: -fixed_point.EXTRA_WORDS], 0, decoded)
+        tail = fixed_point.decode_tail(encoding, words[-fixed_point.EXTRA_WORDS :])
         cases.append(
             {
                 "fixed_point": to_json(encoding),
                 "rounding": to_json(key),
                 "delta": [float(value) for value in delta],
                 "weight": weight,
+                "scores": to_json(told),
                 "words": to_json(words),
                 "decoded": [float(value) for value in decoded],
                 "tail": to_json(tail),
@@ -288,6 +292,7 @@ def exchange() -> dict[str, Any]:
             name: {
                 "delta": [float(value) for value in delta_of(name)],
                 "weight": weight_of(name),
+                "scores": to_json(scores_of(name)),
                 "encoded": to_json(federation.silos[name].encoded),
                 "masked": to_json(federation.silos[name].masked),
             }

@@ -23,7 +23,7 @@ from coordinator.rounds.updates import AggregationResult, Outcome
 from coordinator.service.ports import UnusableUpdate
 from security.errors import ConfigurationError, IntegrityError, StateError, StorageError
 from security.identifiers import SiloName
-from security.secure_aggregation.fixed_point import Ranges, decode, decode_tail
+from security.secure_aggregation.fixed_point import EXTRA_WORDS, Ranges, decode, decode_tail
 from silo_wire.canonical import Digest
 from silo_wire.manifest import masked_layout
 from tests.support import masked_round
@@ -63,9 +63,9 @@ def mean_of(federation: FileFederation) -> Vector:
     """The mean delta from what the survivors encoded, without files, masks or slabs."""
     assert federation.unmask is not None
     point, words = federation.unmask.fixed_point, federation.true_sum()
-    cap = point.ranges.weight_cap / decode_tail(point, words[-2:]).weight_sum
+    cap = point.ranges.weight_cap / decode_tail(point, words[-EXTRA_WORDS:]).weight_sum
     out = np.zeros(LAYOUT.parameters, dtype="<f4")
-    decode(replace(point, ranges=replace(point.ranges, weight_cap=cap)), words[:-2], 0, out)
+    decode(replace(point, ranges=replace(point.ranges, weight_cap=cap)), words[:-EXTRA_WORDS], 0, out)
     return out
 
 
@@ -321,7 +321,7 @@ def flipped(at: int) -> Callable[[bytes], bytes]:
     return lambda raw: raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]
 
 
-SIZE = 4 * (LAYOUT.parameters + 2)
+SIZE = 4 * (LAYOUT.parameters + EXTRA_WORDS)
 DAMAGE = {
     "first byte": flipped(0),
     "middle": flipped(SIZE // 2),

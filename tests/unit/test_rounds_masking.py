@@ -30,6 +30,7 @@ from coordinator.rounds.states import (
 from security.errors import Conflict, WrongTime
 from security.identifiers import SiloName
 from security.secure_aggregation import mask_stream
+from security.secure_aggregation.fixed_point import EXTRA_WORDS
 from security.secure_aggregation.messages import Complaint, MaskedInput, signed
 from silo_wire.canonical import Digest
 from silo_wire.messages import Mask, Standby, StandbyReason
@@ -49,7 +50,7 @@ from tests.support.rounds import (
     started,
     trained,
 )
-from tests.support.secagg_federation import identity_key
+from tests.support.secagg_federation import SIZES, identity_key
 
 
 def opened(**terms: object) -> MaskedRounds:
@@ -109,10 +110,12 @@ def test_a_whole_masked_round_gives_the_sum_of_what_was_encoded() -> None:
     (command,) = rounds.taken(Aggregate)
     assert command.masked is not None
     assert command.masked.silos == SILOS
-    total = sum((rounds.silos[name].masked for name in SILOS), start=np.zeros(23, dtype="<u4"))
+    total = sum((rounds.silos[name].masked for name in SILOS), start=np.zeros(sum(SIZES) + EXTRA_WORDS, dtype="<u4"))
     unmask = command.masked.attempt.unmask()
     unmask.masks.apply(total, 0, mask_stream.Workspace())
-    expected = sum((rounds.silos[name].encoded for name in SILOS), start=np.zeros(23, dtype="<u4"))
+    expected = sum(
+        (rounds.silos[name].encoded for name in SILOS), start=np.zeros(sum(SIZES) + EXTRA_WORDS, dtype="<u4")
+    )
     assert (total == expected).all()
     accepted = rounds.taken(MaskedAccepted)
     assert [item.vector.silo for item in accepted] == list(SILOS)
@@ -371,7 +374,7 @@ def test_a_vector_is_awaited_in_its_phase_alone() -> None:
         check_may_send_masked(rounds.state, rounds.key, A)
     rounds.until("masked input")
     secure = check_may_send_masked(rounds.state, rounds.key, A)
-    assert secure.words == 23
+    assert secure.words == sum(SIZES) + EXTRA_WORDS
     (announced,) = rounds.answers_of(A)
     assert isinstance(announced, MaskedInput)
     assert secure.would_take(announced)
@@ -418,7 +421,7 @@ def test_a_coordinator_that_was_restarted_while_it_unmasked_unmasks_again() -> N
     rounds.happen(Resumed(now=T0, population=frozenset(SILOS)))
     (again,) = rounds.taken(Aggregate)
     assert again == command
-    words = [np.zeros(23, dtype="<u4") for _ in range(2)]
+    words = [np.zeros(sum(SIZES) + EXTRA_WORDS, dtype="<u4") for _ in range(2)]
     for of, total in zip((command, again), words, strict=True):
         of.masked.attempt.unmask().masks.apply(total, 0, mask_stream.Workspace())
     assert (words[0] == words[1]).all()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from security.errors import StateError
 from security.secure_aggregation.fixed_point import (
     BLOCK_ELEMENTS,
+    EXTRA_WORDS,
     LEAST_RANGE,
     Encoder,
     FixedPoint,
@@ -24,6 +25,9 @@ from security.secure_aggregation.mask_stream import KeyStream, Words
 from security.secure_aggregation.secret import Secret
 from tests.support.secagg_federation import entropy
 
+CUT = 1 - EXTRA_WORDS
+"""Where the count of coordinates that were cut stands; the weight is before it, scores after it."""
+
 
 def rounding(*names: object) -> KeyStream:
     return KeyStream(Secret(entropy("rounding", *names)))
@@ -33,8 +37,8 @@ def encode(fixed_point: FixedPoint, delta: np.ndarray, weight: float, *names: ob
     workspace = Workspace()
     encoder = Encoder(fixed_point=fixed_point, weight=weight, rounding=rounding(*names))
     out = np.zeros(fixed_point.words, dtype="<u4")
-    saturated = encoder.encode(out[:-2], delta, 0, workspace)
-    out[-2:] = encoder.encode_tail(saturated, workspace)
+    saturated = encoder.encode(out[:-EXTRA_WORDS], delta, 0, workspace)
+    out[-EXTRA_WORDS:] = encoder.encode_tail(saturated, workspace)
     return out
 
 
@@ -56,10 +60,10 @@ def test_no_delta_and_no_weight_overflow_the_sum_of_a_cohort(cohort: int, values
     fixed_point = one_tensor(len(values), bound=0.5, cap=3.0, cohort=cohort)
     delta = np.array(values, dtype=np.float32)
     encoded = [encode(fixed_point, delta, weight, index) for index in range(cohort)]
-    exact = sum(words[:-1].view("<i4").astype(np.int64) for words in encoded)
+    exact = sum(words[:CUT].view("<i4").astype(np.int64) for words in encoded)
     wrapped = np.sum(encoded, axis=0, dtype=np.uint32)
-    assert np.array_equal(exact, wrapped[:-1].view(np.int32))
-    assert int(wrapped[-1]) == sum(int(words[-1]) for words in encoded)
+    assert np.array_equal(exact, wrapped[:CUT].view(np.int32))
+    assert int(wrapped[CUT]) == sum(int(words[CUT]) for words in encoded)
 
 
 def test_the_largest_values_of_all_silos_fill_the_word_and_no_more() -> None:
@@ -69,26 +73,26 @@ def test_the_largest_values_of_all_silos_fill_the_word_and_no_more() -> None:
         total = np.sum([encode(fixed_point, delta, 1.0, index) for index in range(32)], axis=0, dtype=np.uint32)
         signed = total[:64].view(np.int32).astype(np.int64) * sign
         assert ((signed >= 32 * (fixed_point.levels - 1)) & (signed < 2**31)).all()
-        assert total[-1] == 32 * 64
+        assert total[CUT] == 32 * 64
 
 
 def test_the_count_of_saturated_coordinates_stops_at_its_limit() -> None:
     fixed_point = FixedPoint(cohort=8, levels=1 << 20, saturation_limit=5, ranges=one_tensor(9).ranges)
-    assert encode(fixed_point, np.full(9, 2, dtype=np.float32), 1.0)[-1] == 5
+    assert encode(fixed_point, np.full(9, 2, dtype=np.float32), 1.0)[CUT] == 5
 
 
 def test_a_clipped_coordinate_is_counted_and_others_are_not_touched() -> None:
     fixed_point = one_tensor(4)
     words = encode(fixed_point, np.array([0.5, 1.5, -1.0, -2.0], dtype=np.float32), 1.0)
-    assert words[-1] == 2
+    assert words[CUT] == 2
     assert np.abs(words[:4].view("<i4") / fixed_point.levels - [0.5, 1, -1, -1]).max() < 1e-8
 
 
 def test_a_weight_above_the_cap_counts_as_the_cap_in_delta_and_weight_alike() -> None:
     fixed_point = one_tensor(3, cap=2.0)
     above, at_cap = (encode(fixed_point, np.full(3, 0.25, dtype=np.float32), weight) for weight in (50.0, 2.0))
-    assert np.array_equal(above[:-1], at_cap[:-1])
-    assert (above[-1], at_cap[-1]) == (1, 0)
+    assert np.array_equal(above[:CUT], at_cap[:CUT])
+    assert (above[CUT], at_cap[CUT]) == (1, 0)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -116,7 +120,7 @@ def test_pieces_of_any_size_give_the_bytes_of_the_whole() -> None:
     cuts = [0, 1, 4, 5, 6, 4097, 40_000, 40_003, ranges.elements]
     for first, last in reversed(list(pairwise(cuts))):
         assert encoder.encode(pieces[first:last], delta[first:last], first, workspace) == 0
-    pieces[-2:] = encoder.encode_tail(0, workspace)
+    pieces[-EXTRA_WORDS:] = encoder.encode_tail(0, workspace)
     assert np.array_equal(whole, pieces)
     with pytest.raises(ValueError, match="do not fit"):
         encoder.encode(pieces, np.zeros(len(pieces), dtype=np.float32), 0, workspace)
@@ -133,7 +137,7 @@ def test_decoding_in_pieces_gives_the_whole_and_peaks_are_of_all_of_it() -> None
         peaks.take(words[first:last], first)
     assert np.allclose(out, 2 * delta, atol=1e-7)
     assert np.allclose(np.array(peaks.values) / fixed_point.levels, [0.9, 0.5])
-    assert decode_tail(fixed_point, words[-2:]).weight_sum == pytest.approx(2.0)
+    assert decode_tail(fixed_point, words[-EXTRA_WORDS:]).weight_sum == pytest.approx(2.0)
 
 
 # --- rounding ---------------------------------------------------------------------------------------------------------
@@ -147,7 +151,7 @@ def test_rounding_has_no_bias(fraction: float, whole: int) -> None:
     fixed_point = one_tensor(count, bound=1.0, cohort=8)
     value = np.float32((whole + fraction) / fixed_point.levels)
     exact = float(value) * fixed_point.levels
-    words = encode(fixed_point, np.full(count, value), 1.0, whole, fraction)[:-2].view("<i4")
+    words = encode(fixed_point, np.full(count, value), 1.0, whole, fraction)[:-EXTRA_WORDS].view("<i4")
     assert set(np.unique(words)) <= {int(np.floor(exact)), int(np.ceil(exact))}
     spread = exact - np.floor(exact)
     deviation = np.sqrt(max(spread * (1 - spread), 1e-12) / count)
@@ -158,7 +162,7 @@ def test_rounding_of_neighbouring_coordinates_and_of_two_silos_is_independent() 
     count = 200_000
     fixed_point = one_tensor(count)
     value = np.full(count, np.float32(0.5 / fixed_point.levels))
-    one, other = (encode(fixed_point, value, 1.0, name)[:-2].astype(float) for name in ("one", "other"))
+    one, other = (encode(fixed_point, value, 1.0, name)[:-EXTRA_WORDS].astype(float) for name in ("one", "other"))
     for left, right in ((one[:-1], one[1:]), (one, other)):
         assert abs(np.corrcoef(left, right)[0, 1]) < 5 / np.sqrt(count)
 
@@ -200,14 +204,14 @@ def errors_of_rounds(
         for index, (delta, weight) in enumerate(zip(all_deltas, weights, strict=True)):
             total += encode(fixed_point, delta, float(weight), round_, index)
             plain += weight * delta.astype(np.float64)
-        tail = decode_tail(fixed_point, total[-2:])
+        tail = decode_tail(fixed_point, total[-EXTRA_WORDS:])
         secure = np.zeros(sum(SIZES))
-        decode(fixed_point, total[:-2], 0, secure)
+        decode(fixed_point, total[:-EXTRA_WORDS], 0, secure)
         secure, plain = secure / tail.weight_sum, plain / weights.sum()
         worst = max(relative(secure[a:b], plain[a:b]) for _, a, b in ranges.pieces(0, sum(SIZES)))
         found.append((relative(secure, plain), worst, tail.saturated))
         peaks = Peaks(ranges)
-        peaks.take(total[:-2], 0)
+        peaks.take(total[:-EXTRA_WORDS], 0)
         ranges = ranges.after(
             peaks=peaks.values,
             levels=fixed_point.levels,

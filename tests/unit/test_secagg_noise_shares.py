@@ -13,11 +13,12 @@ from scipy import stats
 from security.errors import ConfigurationError, MalformedMessage, PolicyRefusal
 from security.privacy.accounting import gaussian_delta
 from security.secure_aggregation import mask_stream
-from security.secure_aggregation.fixed_point import SIGNED_MAX, Encoder, Ranges, Workspace, decode_tail
+from security.secure_aggregation.fixed_point import EXTRA_WORDS, SIGNED_MAX, Encoder, Ranges, Workspace, decode_tail
 from security.secure_aggregation.key_agreement import noise_key
 from security.secure_aggregation.mask_stream import KeyStream, MaskSum
 from security.secure_aggregation.noise_shares import CLIPPED_TO, LEAST_BITS, TAIL, NoiseShares
 from security.secure_aggregation.parameters import Parameters, Terms
+from security.secure_aggregation.scores import NO_SCORES
 from security.secure_aggregation.secret import Secret
 from security.secure_aggregation.silo_machine import MaskVector
 from silo_agent.training.masked_vector import BLOCK_ELEMENTS, write_masked_vector
@@ -149,13 +150,13 @@ ZEROS = np.zeros(ELEMENTS, dtype="<f4")
 
 
 def test_the_sum_of_the_fewest_has_noise_of_the_promised_deviation_and_wraps_nowhere(tmp_path: Path) -> None:
-    total = np.zeros(ELEMENTS + 2, dtype="<u4")
+    total = np.zeros(ELEMENTS + EXTRA_WORDS, dtype="<u4")
     exact = np.zeros(ELEMENTS, dtype=np.int64)
     for silo in range(PARAMETERS.honest):
         words = vector(tmp_path, work(silo), ZEROS)
         total += words
-        exact += words[:-2].view("<i4")
-    noise = total[:-2].view("<i4").astype(np.int64)
+        exact += words[:-EXTRA_WORDS].view("<i4")
+    noise = total[:-EXTRA_WORDS].view("<i4").astype(np.int64)
     assert (noise == exact).all()
     promised = NOISE * SHARES.sensitivity
     assert noise.std() == pytest.approx(promised, rel=5 / math.sqrt(2 * ELEMENTS))
@@ -165,15 +166,15 @@ def test_the_sum_of_the_fewest_has_noise_of_the_promised_deviation_and_wraps_now
 
 def test_the_delta_is_in_it(tmp_path: Path) -> None:
     delta = np.full(ELEMENTS, -1.0, dtype="<f4")  # clipped, all coordinates alike
-    words = vector(tmp_path, work(0), delta)[:-2].view("<i4").astype(float)
+    words = vector(tmp_path, work(0), delta)[:-EXTRA_WORDS].view("<i4").astype(float)
     mean = -SHARES.levels / 2 / math.sqrt(ELEMENTS)
     assert words.mean() == pytest.approx(mean, abs=5 * 2**SHARES.sigma_bits / math.sqrt(ELEMENTS))
 
 
 def test_the_last_words_say_nothing_of_a_silo(tmp_path: Path) -> None:
     for delta in (ZEROS, np.full(ELEMENTS, 1e6, dtype="<f4")):
-        assert vector(tmp_path, work(0), delta)[-2:].tolist() == [SHARES.levels, 0]
-    five = np.array([5 * SHARES.levels, 0], dtype="<u4")
+        assert vector(tmp_path, work(0), delta)[-EXTRA_WORDS:].tolist() == [SHARES.levels, 0, *NO_SCORES.words]
+    five = np.array([5 * SHARES.levels, 0, *NO_SCORES.words], dtype="<u4")
     assert decode_tail(PARAMETERS.fixed_point, five).weight_sum == pytest.approx(5 * CAP)
 
 

@@ -10,7 +10,7 @@ from security.identifiers import SiloName
 from security.secure_aggregation import coordinator_machine as coordinator
 from security.secure_aggregation import mask_stream
 from security.secure_aggregation import silo_machine as silo
-from security.secure_aggregation.fixed_point import decode, decode_tail
+from security.secure_aggregation.fixed_point import EXTRA_WORDS, decode, decode_tail
 from security.secure_aggregation.messages import MaskedInput
 from security.secure_aggregation.parameters import least_threshold
 from tests.support.secagg_federation import (
@@ -20,6 +20,7 @@ from tests.support.secagg_federation import (
     attempt,
     delta_of,
     opening,
+    scores_of,
     silo_names,
     terms,
     weight_of,
@@ -85,11 +86,14 @@ def test_the_sum_is_the_weighted_sum_of_the_deltas_and_the_sum_of_the_weights() 
     words, fixed_point = federation.sum(), federation.unmask.fixed_point
     plain = sum(weight_of(name) * delta_of(name).astype(np.float64) for name in federation.names)
     secure = np.zeros(sum(SIZES))
-    decode(fixed_point, words[:-2], 0, secure)
+    decode(fixed_point, words[:-EXTRA_WORDS], 0, secure)
     assert np.abs(secure - plain).max() < 64 * 5 / fixed_point.levels
-    tail = decode_tail(fixed_point, words[-2:])
+    tail = decode_tail(fixed_point, words[-EXTRA_WORDS:])
     assert abs(tail.weight_sum - sum(map(weight_of, federation.names))) < 1e-5
     assert tail.saturated == 0
+    told = [scores_of(name).words for name in federation.names]
+    assert tail.scores is not None
+    assert tail.scores.words == tuple(map(sum, zip(*told, strict=True)))
 
 
 def test_without_unmasking_the_sum_is_noise() -> None:

@@ -167,12 +167,12 @@ def test_streams(stream: dict[str, Any]) -> None:
 def test_encoding(case: dict[str, Any]) -> None:
     encoding = of(case["fixed_point"])
     delta = np.array(case["delta"], dtype=np.float32)
-    words = encoded(encoding, mask_stream.KeyStream(of(case["rounding"])), delta, case["weight"])
+    words = encoded(encoding, mask_stream.KeyStream(of(case["rounding"])), delta, case["weight"], of(case["scores"]))
     assert words.tolist() == case["words"]
     decoded = np.zeros(5)
-    fixed_point.decode(encoding, words[:-2], 0, decoded)
+    fixed_point.decode(encoding, words[: -fixed_point.EXTRA_WORDS], 0, decoded)
     assert decoded.tolist() == case["decoded"]
-    tail = fixed_point.decode_tail(encoding, words[-2:])
+    tail = fixed_point.decode_tail(encoding, words[-fixed_point.EXTRA_WORDS :])
     assert tail == of(case["tail"])
 
 

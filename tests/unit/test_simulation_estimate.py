@@ -19,6 +19,7 @@ from ops.simulation.mask_traffic import mask_traffic
 from ops.simulation.traffic import Traffic
 from security.errors import MalformedMessage
 from security.identifiers import SiloName
+from security.secure_aggregation.fixed_point import EXTRA_WORDS
 from security.secure_aggregation.messages import MaskedInput
 from security.secure_aggregation.roster import Roster
 from silo_agent.training.local_optimizer import local_optimizer
@@ -112,7 +113,7 @@ def test_masks_are_counted_into_each_round(model: Any) -> None:
     bundle = plan_of(model, aggregation=MASKED, schedule={"rounds": 3, "min_silos": 3})
     masks = {BANK: Traffic(down=70, up=50)}
     bank, clinic = estimate(bundle, COUNTS, TIMES, masks).silos
-    words = bundle.layout.parameters + 2  # of which the last are the weight and what was saturated
+    words = bundle.layout.parameters + EXTRA_WORDS
     assert bank.traffic == Traffic(down=bundle.layout.total_bytes + 70, up=4 * words + 50)
     assert clinic.traffic == Traffic(down=bundle.layout.total_bytes, up=4 * words)
     assert bank.whole_traffic.up == 3 * (4 * words + 50)

@@ -17,7 +17,7 @@ from security.errors import IntegrityError, StateError, StorageError
 from security.file_mark import FileMark
 from security.identifiers import SiloName
 from security.secure_aggregation import fixed_point, mask_stream
-from security.secure_aggregation.fixed_point import FixedPoint, Ranges
+from security.secure_aggregation.fixed_point import EXTRA_WORDS, FixedPoint, Ranges
 from security.secure_aggregation.mask_stream import KeyStream, MaskSum
 from security.secure_aggregation.parameters import LEAST_COHORT, Parameters, default_threshold
 from security.secure_aggregation.secret import Secret
@@ -99,7 +99,7 @@ def test_a_long_delta_is_scaled_down_before_it_is_encoded(tmp_path: Path) -> Non
     values = np.frombuffer(halved, dtype="<u4").copy()
     MaskSum(added=masks().subtracted, subtracted=masks().added).apply(values, 0, mask_stream.Workspace())
     decoded = np.zeros(ELEMENTS)
-    fixed_point.decode(POINT, values[:-2], 0, decoded)
+    fixed_point.decode(POINT, values[:-EXTRA_WORDS], 0, decoded)
     assert np.linalg.norm(decoded / 7.0) == pytest.approx(norm / 2, rel=1e-4)
     assert np.allclose(decoded / 7.0, DELTA / 2, atol=1e-6)
     assert write(tmp_path, clipping_norm=norm * 1.01) == expected(DELTA, 7.0)
