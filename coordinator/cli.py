@@ -333,10 +333,9 @@ def rounds(
     for record in reply.rounds:
         notes = [record.detail] if record.detail else []
         notes += [f"{silo.silo} {silo.outcome}: {silo.detail}" for silo in record.silos if silo.detail]
-        if record.macro_exact_match >= 0:
-            notes.append(
-                f"exact match MacroAvg {record.macro_exact_match:.1%}, MicroAvg {record.micro_exact_match:.1%}"
-            )
+        if record.micro_exact_match >= 0:
+            macro = f"MacroAvg {record.macro_exact_match:.1%}, " if record.macro_exact_match >= 0 else ""
+            notes.append(f"exact match {macro}MicroAvg {record.micro_exact_match:.1%}")
         if record.HasField("masked"):
             totals = record.masked
             notes.append(

@@ -125,6 +125,10 @@ SILO_MEANINGS: Final[dict[str, str]] = {
     "policy.trust_on_first_use": "Whether the key that a silo comes with first is pinned unasked. It does not stop a "
     "coordinator that makes up silos.",
     "policy.allow_execution": "Whether SQL that the model wrote may run on the database, in the sandbox.",
+    "policy.tell_scores": "Whether scores leave: how many held-out questions the model answers right, and the loss. false: under masks "
+    "this silo adds zeros to their sum, in the clear it declines each evaluation.",
+    "policy.smallest_evaluation": "Fewest held-out questions that scores may be of: a plan with fewer is refused, and with fewer in "
+    "`dev.jsonl` no scores leave.",
     "training.device": "`auto` (the GPU where there is one), `cpu`, `cuda` or `cuda:N`.",
     "training.threads": "Threads of PyTorch. 0: its own choice.",
     "sql.seconds": "Time for one statement, in seconds.",

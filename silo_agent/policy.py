@@ -65,6 +65,8 @@ class PolicyRules(Section):
     max_dp_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5  # the dp_delta at which max_epsilon is counted
     trust_on_first_use: bool = False  # pin the key that a peer comes with first; does not stop invented silos
     allow_execution: bool = True  # a model's SQL on the database of [database], always in the sandbox
+    tell_scores: bool = True  # how many held-out questions a model answers right; false: nothing of that leaves
+    smallest_evaluation: Annotated[int, Field(ge=2)] = 2  # held-out questions: scores of fewer tell of single records
 
 
 def _no_approvals() -> Collection[str]:
@@ -103,6 +105,7 @@ class SiloPolicy:
                 "require_secure_aggregation of this silo wants it masked: have the operator set [aggregation] "
                 "secure_aggregation = true in the plan",
             )
+        yield from self._evaluation(bundle)
         yield from self._privacy(bundle)
         yield from self._approval(bundle)
 
@@ -123,6 +126,20 @@ class SiloPolicy:
             "max_upload_bytes", "bytes of an update", manifest.total_bytes, self.rules.max_upload_bytes
         ):
             raise objection
+
+    @property
+    def tells_scores(self) -> bool:
+        return self.rules.tell_scores
+
+    def check_evaluation(self, questions: int) -> None:
+        """Raises PolicyRefusal where scores would be of so few questions; how many there are is nobody's to hear."""
+        least = self.rules.smallest_evaluation
+        if questions < least:
+            raise PolicyRefusal(
+                "smallest_evaluation",
+                f"scores would be of fewer held-out questions than [policy] smallest_evaluation = {least} of this silo: "
+                "have more in dev.jsonl, or a higher [evaluation] max_examples in the plan",
+            )
 
     def check_execution(self) -> None:
         """Raises PolicyRefusal unless a model's SQL may run on this silo's database."""
@@ -163,6 +180,16 @@ class SiloPolicy:
                 "allowed_tensors",
                 f"plan {bundle.plan.name} trains {', '.join(others[:SHOWN_TENSORS])}{more}, which [policy] "
                 "allowed_tensors of this silo does not name: change one of them",
+            )
+
+    def _evaluation(self, bundle: PlanBundle) -> Iterator[PolicyRefusal]:
+        rules, plan = self.rules, bundle.plan
+        most = plan.evaluation.max_examples
+        if rules.tell_scores and plan.timetable.has_scores and 0 < most < rules.smallest_evaluation:
+            yield PolicyRefusal(
+                "smallest_evaluation",
+                f"plan {plan.name} has scores of {most} held-out questions, [policy] smallest_evaluation of this silo wants "
+                f"at least {rules.smallest_evaluation}: have the operator raise [evaluation] max_examples in the plan",
             )
 
     def _privacy(self, bundle: PlanBundle) -> Iterator[PolicyRefusal]:

@@ -195,15 +195,7 @@ class Aggregator:
         self, key: RoundKey, base_model: Digest, unmask: Unmask, digests: Mapping[SiloName, Digest]
     ) -> AggregationResult:
         """`aggregate_masked` with the masks given, and the manifest digest of each survivor's vector. Masks stay as they are."""
-        if set(digests) != set(unmask.survivors):
-            raise StateError(
-                f"vectors of {', '.join(sorted(digests))} came for a sum of {', '.join(unmask.survivors)}: no mask fits"
-            )
-        vectors = MaskedVectors(
-            fixed_point=unmask.fixed_point,
-            masks=unmask.masks,
-            spools=[(silo, self._masked(key, silo, digests[silo], unmask)) for silo in unmask.survivors],
-        )
+        vectors = self._vectors(key, unmask, digests)
         work = self._work(base_model, [], torch.float32, None)
         if (elements := unmask.fixed_point.ranges.elements) != work.elements:
             raise StateError(f"the masked vectors are of {elements} parameters, model {base_model} has {work.elements}")
@@ -215,6 +207,7 @@ class Aggregator:
             weight_sum=tail.weight_sum,
             saturated=tail.saturated,
             coordinates=elements * len(unmask.survivors),
+            scores=tail.scores,
         )
         if not tail.weight_sum > 0.0:
             return told
@@ -230,6 +223,26 @@ class Aggregator:
                 (lambda: mean.next_ranges(weight_ratio=ratio)) if self._privacy is None else lambda: ranges,
             )
         return replace(told, model=model, outcome=Outcome.APPLIED)
+
+    def score_masked(self, key: RoundKey, base_model: Digest, masked: MaskedSum) -> AggregationResult:
+        """The scores in the sum of a closing round, in which nobody trained; the model stays. Raises as `aggregate_masked`."""
+        unmask = masked.attempt.unmask()
+        try:
+            tail = self._vectors(key, unmask, {it.silo: it.digest for it in masked.vectors}).tail()
+        finally:
+            unmask.masks.erase()
+        return AggregationResult(model=base_model, outcome=Outcome.SCORED, weights=(), scores=tail.scores)
+
+    def _vectors(self, key: RoundKey, unmask: Unmask, digests: Mapping[SiloName, Digest]) -> MaskedVectors:
+        if set(digests) != set(unmask.survivors):
+            raise StateError(
+                f"vectors of {', '.join(sorted(digests))} came for a sum of {', '.join(unmask.survivors)}: no mask fits"
+            )
+        return MaskedVectors(
+            fixed_point=unmask.fixed_point,
+            masks=unmask.masks,
+            spools=[(silo, self._masked(key, silo, digests[silo], unmask)) for silo in unmask.survivors],
+        )
 
     def _work(
         self,

@@ -19,6 +19,7 @@ from coordinator.service.disclosure import Means
 from coordinator.service.pulse import Pulse
 from security.errors import EXIT_CODES
 from security.identifiers import SiloName
+from security.secure_aggregation.scores import Scores
 from silo_wire.canonical import Digest
 from silo_wire.messages import Evaluation, RoundKey
 
@@ -156,10 +157,27 @@ class CoordinatorMetrics:
             registry=registry,
         )
         self.macro_exact_match = Gauge(
-            "lorica_macro_exact_match_ratio", "Mean of the silos' exact match.", registry=registry
+            "lorica_macro_exact_match_ratio",
+            "Mean of the silos' exact match; NaN under secure aggregation, where scores come as a sum.",
+            registry=registry,
         )
         self.micro_exact_match = Gauge(
             "lorica_micro_exact_match_ratio", "Exact match over all dev examples.", registry=registry
+        )
+        self.summed_execution = Gauge(
+            "lorica_summed_execution_accuracy_ratio",
+            "Execution accuracy over all dev examples, of the last sum of scores under masks; NaN without one.",
+            registry=registry,
+        )
+        self.summed_loss = Gauge(
+            "lorica_summed_loss_per_token",
+            "Mean loss per token over all dev examples, of the last sum of scores under masks; NaN without one.",
+            registry=registry,
+        )
+        self.scored_questions = Gauge(
+            "lorica_summed_questions",
+            "Dev examples behind the last sum of scores under masks; NaN without one.",
+            registry=registry,
         )
         self.received = Counter("lorica_received_bytes", "Bytes of update chunks received.", registry=registry)
         self.sent = Counter("lorica_sent_bytes", "Bytes of plan and model chunks sent.", registry=registry)
@@ -293,6 +311,7 @@ class CoordinatorMetrics:
     def _forget_means(self) -> None:
         for mean in (self.mean_loss_reduction, self.mean_weight, self.macro_exact_match, self.micro_exact_match):
             mean.set(UNKNOWN)
+        self._show_scores(None)
         self.mean_loss.clear()
 
     def update_committed(self, update: CommittedUpdate) -> None:
@@ -309,6 +328,8 @@ class CoordinatorMetrics:
     def round_closed(self, result: AggregationResult, means: Means, *, seconds: float) -> None:
         self.rounds_total.labels(result.outcome.value).inc()
         self.round_seconds.observe(seconds)
+        if result.outcome is Outcome.SCORED:
+            return  # nobody trained: what the last training came to still stands
         if result.fallback:
             self.weight_fallbacks.inc()
         self.saturated.inc(result.saturated)
@@ -326,10 +347,23 @@ class CoordinatorMetrics:
         self.abandoned.labels(cause.value).inc()
         self.round_seconds.observe(seconds)
 
+    def _show_scores(self, scores: Scores | None) -> None:
+        self.scored_questions.set(UNKNOWN if scores is None else scores.questions)
+        self.summed_loss.set(UNKNOWN if scores is None else scores.loss_per_token)
+        executed = 0 if scores is None else scores.executed
+        self.summed_execution.set(scores.execution_matches / executed if scores is not None and executed else UNKNOWN)
+
     def evaluated(
-        self, key: RoundKey, *, reports: Sequence[tuple[SiloName, Evaluation]], macro: float | None, micro: float | None
+        self,
+        key: RoundKey,
+        *,
+        reports: Sequence[tuple[SiloName, Evaluation]],
+        scores: Scores | None,
+        macro: float | None,
+        micro: float | None,
     ) -> None:
         self._of_plan(key.plan)
+        self._show_scores(scores)
         self.macro_exact_match.set(UNKNOWN if macro is None else macro)
         self.micro_exact_match.set(UNKNOWN if micro is None else micro)
         for silo, report in reports:

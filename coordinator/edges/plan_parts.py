@@ -81,6 +81,9 @@ class _OnDemand:
     def aggregate_masked(self, key: RoundKey, base_model: Digest, masked: MaskedSum) -> AggregationResult:
         return self._aggregator().aggregate_masked(key, base_model, masked)
 
+    def score_masked(self, key: RoundKey, base_model: Digest, masked: MaskedSum) -> AggregationResult:
+        return self._aggregator().score_masked(key, base_model, masked)
+
     def _aggregator(self) -> Aggregator:
         if self._made is None:
             self._made = self._make()

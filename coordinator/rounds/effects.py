@@ -11,6 +11,7 @@ from coordinator.rounds.secure_attempt import MaskedSum, MaskedVector
 from coordinator.rounds.states import Report
 from coordinator.rounds.updates import AggregationResult, CommittedUpdate
 from security.identifiers import SiloName
+from security.secure_aggregation.scores import Scores
 from silo_wire.canonical import Digest
 from silo_wire.messages import RoundKey
 
@@ -129,12 +130,16 @@ class EvaluationAccepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationClosed:
-    """`score` and `macro` are None when nobody reported; `counted`: a quorum did, so that the model can become the best."""
+    """`score` and `macro` are None when nobody reported; `counted`: a quorum did, so that the model can become the best.
+
+    Under masks there are no `reports`, hence no `macro`, but `scores`, the sum of all.
+    """
 
     key: RoundKey
     reports: tuple[Report, ...]
     score: BestModel | None
     macro: float | None
+    scores: Scores | None = None
     counted: bool
     is_best: bool
     at: float
@@ -178,11 +183,15 @@ class DisarmDeadline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenMasking:
-    """Draw what an attempt of secure aggregation among `silos` begins with: gives MaskingOpened."""
+    """Draw what an attempt of secure aggregation among `silos` begins with: gives MaskingOpened.
+
+    `closing`: nobody has trained, and scores alone are summed; so in Aggregate.
+    """
 
     key: RoundKey
     model: Digest
     silos: tuple[SiloName, ...]
+    closing: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +202,7 @@ class Aggregate:
     base_model: Digest
     updates: tuple[CommittedUpdate, ...]
     masked: MaskedSum | None = None
+    closing: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

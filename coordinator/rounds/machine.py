@@ -16,6 +16,8 @@ One rule for time: each phase has one deadline and one quorum, `min_silos`.
 - A silo that declines must declare readiness anew before it is in a cohort, so that a refusal cannot spin the rounds.
 - Aggregation that fails on one silo's update goes on without it, or the attempt is abandoned if no quorum is left.
 - Under silo-level privacy the plan is finished, with the model that it has, when another sum would cost more than it promises.
+- Under secure aggregation nobody evaluates in a phase of its own: the scores of the model that a round begins with are in the sum that
+  ends it. Where the last model is to be scored, a closing round follows the plan's last one, in which nobody trains.
 - Evaluating ends when everyone in the cohort has reported or declined, or at its deadline. The cohort is those whose
   updates were summed (before round 1: whoever is ready). Below a quorum of reports the model cannot become the best.
 - While the operator has paused the plan, no attempt opens; the one under way goes on to its end.
@@ -562,7 +564,8 @@ def _mask(state: Collecting, now: float) -> Step:
 
 
 def _opening(state: Masking) -> OpenMasking:
-    return OpenMasking(key=state.key, model=state.course.model, silos=state.silos)
+    closing = state.course.terms.timetable.is_closing(state.round)
+    return OpenMasking(key=state.key, model=state.course.model, silos=state.silos, closing=closing)
 
 
 def _masking_opened(state: Masking, event: MaskingOpened) -> Step:
@@ -689,7 +692,7 @@ def _after_masking(state: Masking | Aggregating) -> Opening | None:
         state.secure is not None and isinstance(state.secure.state, protocol.Unmasking)
     ):
         return _again(state)
-    if state.round >= state.course.terms.rounds:
+    if state.round >= state.course.terms.timetable.last_round:
         return None
     return Opening(round=state.round + 1, attempt=1, task=Task.TRAINING)
 
@@ -708,13 +711,18 @@ def _unmask(course: Course, round_number: int, attempt: int, masked: MaskedSum) 
 
 
 def _aggregation(state: Aggregating) -> Aggregate:
-    return Aggregate(key=state.key, base_model=state.course.model, updates=state.updates, masked=state.masked)
+    return Aggregate(
+        key=state.key,
+        base_model=state.course.model,
+        updates=state.updates,
+        masked=state.masked,
+        closing=state.course.terms.timetable.is_closing(state.round),
+    )
 
 
 def _aggregated(state: Aggregating, event: Aggregated) -> Step:
     _check_key(state, event.key)
-    result, course = event.result, state.course
-    effects: list[Effect] = []
+    result, (course, effects) = event.result, _scored_in_the_sum(state, event)
     if result.outcome is Outcome.APPLIED:
         course = replace(course, included=_included(course, state.updates))
     if result.outcome is Outcome.APPLIED and result.model != course.model:
@@ -734,6 +742,25 @@ def _aggregated(state: Aggregating, event: Aggregated) -> Step:
     else:
         after, further = _next(course, state.round, event.now)
     return after, (*effects, *further)
+
+
+def _scored_in_the_sum(state: Aggregating, event: Aggregated) -> tuple[Course, list[Effect]]:
+    """What the silos of a masked sum told of the model that they began with, where it is one to be scored."""
+    course, made_in = state.course, state.round - 1
+    if state.masked is None or not course.terms.timetable.scores(made_in):
+        return course, []
+    scores = event.result.scores
+    told = scores is not None and scores.questions > 0
+    score = BestModel.summed(course.model, made_in, scores) if scores is not None and told else None
+    counted = told and len(state.silos) >= course.terms.min_silos
+    is_best = score is not None and counted and score.beats(course.best)
+    key, effects = course.key(made_in, 1), list[Effect]()
+    if made_in == 0:  # no round of its own had a row for it
+        effects.append(EvaluationOpened(key=key, cohort=state.silos, model=course.model, at=event.now))
+    closed = EvaluationClosed(
+        key=key, reports=(), score=score, macro=None, scores=scores, counted=counted, is_best=is_best, at=event.now
+    )
+    return replace(course, best=score) if is_best else course, [*effects, closed]
 
 
 def _included(course: Course, updates: tuple[CommittedUpdate, ...]) -> tuple[IncludedUpdate, ...]:
@@ -845,7 +872,7 @@ def _close_evaluation(state: Evaluating, now: float) -> Step:
 
 
 def _next(course: Course, done: int, now: float) -> Step:
-    if done >= course.terms.rounds:
+    if done >= course.terms.timetable.last_round:
         return Finished(course=course), ()
     return _gather(course, Opening(round=done + 1, attempt=1, task=Task.TRAINING), started=True, now=now)
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from security.secure_aggregation.scores import Scores
 from silo_wire.canonical import Digest
 from silo_wire.messages import Evaluation
 
@@ -29,6 +30,11 @@ class BestModel:
             exact_matches=sum(item.exact_matches for item in evaluations),
             examples=sum(item.examples for item in evaluations),
         )
+
+    @classmethod
+    def summed(cls, model: Digest, round_number: int, scores: Scores) -> "BestModel":
+        """Of a sum over silos; there were questions."""
+        return cls(model=model, round=round_number, exact_matches=scores.exact_matches, examples=scores.questions)
 
     @property
     def micro_average(self) -> float:

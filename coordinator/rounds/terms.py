@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from security.identifiers import FederationName
 from silo_wire.canonical import Digest
+from silo_wire.timetable import Timetable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +36,16 @@ class PlanTerms:
         """Whether what one silo told of its training or its scores may be shown to people, or only what all of them come to."""
         return not (self.secure_aggregation or self.record_level or self.silo_level)
 
+    @property
+    def timetable(self) -> Timetable:
+        return Timetable(
+            rounds=self.rounds,
+            every=self.evaluate_every,
+            initial=self.evaluate_initial,
+            last=self.evaluate_last,
+            masked=self.secure_aggregation,
+        )
+
     def evaluation_due(self, round_number: int) -> bool:
-        """Whether silos score the model that this round made; round 0 is the initial model."""
-        if round_number == 0:
-            return self.evaluate_initial
-        if round_number == self.rounds and self.evaluate_last:
-            return True
-        return self.evaluate_every > 0 and round_number % self.evaluate_every == 0
+        """Whether silos are asked to score the model that this round made; under masks scores come with the next round's updates."""
+        return not self.secure_aggregation and self.timetable.scores(round_number)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from security.identifiers import SiloName
+from security.secure_aggregation.scores import Scores
 from silo_wire.canonical import Digest
 from silo_wire.messages import TrainingSummary
 
@@ -38,10 +39,11 @@ class IncludedUpdate:
 
 
 class Outcome(Enum):
-    """What aggregation did: a new model, or none because the weights did not sum to more than zero."""
+    """What aggregation did: a new model, or none because the weights did not sum to more than zero, or because nobody was to train."""
 
     APPLIED = "applied"
     ZERO_WEIGHT = "zero_weight"
+    SCORED = "scored"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +61,9 @@ class AggregationResult:
     """`model` equals the base model when the outcome is ZERO_WEIGHT; `fallback`: all weights were zero, |D_i| was used.
 
     Under secure aggregation there are no `weights`, since nobody sees them, but their sum; of the `coordinates` of all deltas in
-    it, `saturated` were cut to the range that the round could express (or more: a silo's count has a limit). Under silo-level
-    privacy nothing is told of weights at all; `last` says that a further release would cost more than the plan promises.
+    it, `saturated` were cut to the range that the round could express (or more: a silo's count has a limit); `scores` is what all
+    silos in the sum told of the model that they trained from, None where it contradicts itself. Under silo-level privacy nothing
+    is told of weights at all; `last` says that a further release would cost more than the plan promises.
     """
 
     model: Digest
@@ -70,4 +73,5 @@ class AggregationResult:
     weight_sum: float = 0.0
     saturated: int = 0
     coordinates: int = 0
+    scores: Scores | None = None
     last: bool = False

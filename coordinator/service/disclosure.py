@@ -18,7 +18,12 @@ def closed_of_all_silos(record: RoundClosed) -> RoundClosed:
 
 
 def evaluation_of_all_silos(record: EvaluationClosed) -> EvaluationClosed:
-    """A mean over fewer silos than may be summed under masks is as good as their own scores, and goes as well."""
+    """A mean over fewer silos than may be summed under masks is as good as their own scores, and goes as well.
+
+    What came as a sum under masks is of all of them anyway.
+    """
+    if record.scores is not None:
+        return record
     if len(record.reports) < LEAST_COHORT:
         return replace(record, reports=(), score=None, macro=None)
     return replace(record, reports=())
@@ -27,6 +32,8 @@ def evaluation_of_all_silos(record: EvaluationClosed) -> EvaluationClosed:
 def of_all_silos(row: RoundRow) -> RoundRow:
     """Who took part and with what outcome stays, means of the scores as in `evaluation_of_all_silos`."""
     silos = tuple(SiloRow(silo=silo.silo, outcome=silo.outcome, detail=silo.detail) for silo in row.silos)
+    if row.macro_exact_match is None:  # nothing, or a sum under masks, of which no mean over silos can be taken
+        return replace(row, silos=silos)
     if sum(silo.evaluation is not None for silo in row.silos) < LEAST_COHORT:
         return replace(row, silos=silos, macro_exact_match=None, micro_exact_match=None)
     return replace(row, silos=silos)

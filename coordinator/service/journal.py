@@ -1,6 +1,7 @@
 """Each transition as one log line, each record as what the observer is told. Both after the transition is persisted."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import structlog
 
@@ -128,9 +129,9 @@ class Journal:
         self._observer.round_closed(result, means, seconds=self._seconds(record.key, record.at))
 
     def _evaluated(self, record: EvaluationClosed) -> None:
-        if record.score is None or record.macro is None:
+        if record.score is None:
             _log.warning("evaluation without a mean that may be shown", **_where(record.key))
-            self._observer.evaluated(record.key, reports=(), macro=None, micro=None)
+            self._observer.evaluated(record.key, reports=(), scores=None, macro=None, micro=None)
             return
         scores = {
             report.silo: report.evaluation.exact_matches / report.evaluation.examples for report in record.reports
@@ -141,12 +142,14 @@ class Journal:
             macro_exact_match=record.macro,
             micro_exact_match=record.score.micro_average,
             **({"silos": scores} if scores else {}),
+            **({} if record.scores is None else asdict(record.scores)),
             quorum=record.counted,
             best=record.is_best,
         )
         self._observer.evaluated(
             record.key,
             reports=[(report.silo, report.evaluation) for report in record.reports],
+            scores=record.scores,
             macro=record.macro,
             micro=record.score.micro_average,
         )

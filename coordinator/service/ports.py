@@ -33,6 +33,7 @@ from security.pki.authority_succession import AuthoritySuccession
 from security.pki.succession import Succession
 from security.secure_aggregation.fixed_point import Ranges
 from security.secure_aggregation.release_groups import SignedLink
+from security.secure_aggregation.scores import Scores
 from silo_wire.canonical import Digest
 from silo_wire.manifest import Layout, Manifest
 from silo_wire.messages import Evaluation, MaskedHeader, RoundKey, UpdateHeader
@@ -105,6 +106,9 @@ class Aggregator(Protocol):
 
     def aggregate_masked(self, key: RoundKey, base_model: Digest, masked: MaskedSum) -> AggregationResult:
         """The same of masked vectors: their sum, unmasked, over the sum of the weights that is in it."""
+
+    def score_masked(self, key: RoundKey, base_model: Digest, masked: MaskedSum) -> AggregationResult:
+        """Of a closing round's masked vectors: the scores in their sum."""
 
 
 @dataclass(frozen=True)
@@ -399,7 +403,13 @@ class Observer(Protocol):
     def round_abandoned(self, cause: Cause, *, seconds: float) -> None: ...
 
     def evaluated(
-        self, key: RoundKey, *, reports: Sequence[tuple[SiloName, Evaluation]], macro: float | None, micro: float | None
+        self,
+        key: RoundKey,
+        *,
+        reports: Sequence[tuple[SiloName, Evaluation]],
+        scores: Scores | None,
+        macro: float | None,
+        micro: float | None,
     ) -> None:
         """Exact match, 0 to 1; None where there is no mean, or none that may be shown."""
 

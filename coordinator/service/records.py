@@ -133,10 +133,11 @@ class MaskedTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRow:
-    """One attempt at a round. `outcome`: running, applied, zero_weight, abandoned; evaluated for round 0.
+    """One attempt at a round. `outcome`: running, applied, zero_weight, abandoned; evaluated for round 0; scored for a closing one.
 
     `model` is the one that the round made, or started from while it has made none. Averages are of exact match, 0 to 1,
-    None where nothing was evaluated. `masked` is of rounds under secure aggregation, where silos have no weights.
+    None where nothing was evaluated; under secure aggregation silos have neither weights nor scores, and `masked` says what
+    their sum does.
     """
 
     round: int

@@ -96,7 +96,7 @@ def standing(
         detail=waiting_for(state) if fault is None else f"{waiting_for(state)}; {fault}",
         round=round_number,
         attempt=attempt,
-        rounds=0 if course is None else course.terms.rounds,
+        rounds=0 if course is None else max(course.terms.rounds, round_number),  # a closing round comes after them
         seconds_left=None if deadline is None else max(0.0, deadline - now),
         silos=tuple(sorted(silos, key=lambda item: item.silo)),
         model=None if course is None else course.model,

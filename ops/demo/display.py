@@ -83,8 +83,10 @@ def _trained(record: operator_pb2.RoundRecord) -> str:
 
 
 def _scored(record: operator_pb2.RoundRecord) -> str:
-    if record.macro_exact_match < 0:
+    if record.micro_exact_match < 0:
         return ""
+    if record.macro_exact_match < 0:  # summed under masks
+        return f"round {record.round} exact match: {record.micro_exact_match:.1%} of all questions together"
     parts = [
         f"{silo.silo} {silo.dev_exact_matches / silo.dev_examples:.0%}" for silo in record.silos if silo.dev_examples
     ]
@@ -100,12 +102,14 @@ def round_table(records: Sequence[operator_pb2.RoundRecord], silos: Sequence[str
     for silo in silos:
         table.add_column(silo, justify="right")
     table.add_column("MacroAvg", justify="right")
+    table.add_column("MicroAvg", justify="right")
     ended = [record for record in records if record.outcome != "running" or record.micro_exact_match >= 0]
     for record in ended[-last:] if last else ended:
         by_silo = {silo.silo: silo for silo in record.silos}
         cells = [_cell(by_silo.get(name)) for name in silos]
         macro = "" if record.macro_exact_match < 0 else f"{record.macro_exact_match:.1%}"
-        table.add_row(str(record.round), *cells, macro)
+        micro = "" if record.micro_exact_match < 0 else f"{record.micro_exact_match:.1%}"
+        table.add_row(str(record.round), *cells, macro, micro)
     return table
 
 

@@ -12,7 +12,6 @@ from math import prod
 
 from coordinator.edges.plan_disk import plan_disk
 from coordinator.edges.preflight import needed_memory
-from coordinator.service.plan_desk import terms_of
 from ops.simulation.shares import shared_out
 from ops.simulation.traffic import Traffic
 from security.identifiers import SiloName
@@ -174,8 +173,8 @@ def steps_of_round(plan: Plan, counts: SiloCounts) -> int:
 
 def evaluations_of(plan: Plan) -> int:
     """How often silos score a model in the plan's course, the initial one included."""
-    terms = terms_of(plan)
-    return sum(terms.evaluation_due(number) for number in range(terms.rounds + 1))
+    timetable = plan.timetable
+    return sum(timetable.scores(number) for number in range(timetable.rounds + 1))
 
 
 def once(bundle: PlanBundle) -> Traffic:

@@ -3,6 +3,7 @@
 import functools
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ops.simulation import losses
@@ -62,6 +63,9 @@ class TakingTurns:
 
     def train(self, **work: Any) -> TrainedUpdate:
         return self._bench.in_turn(lambda: self._workshop.train(**work))
+
+    def no_training(self, *, update_file: Path) -> TrainedUpdate:
+        return self._workshop.no_training(update_file=update_file)
 
     def mask(self, **work: Any) -> MaskedFile:
         return self._bench.in_turn(lambda: self._workshop.mask(**work))

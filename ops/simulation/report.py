@@ -51,11 +51,9 @@ def _silo_facts(silo: SiloRow) -> dict[str, Any]:
 
 
 def print_round(console: Console, row: RoundRow) -> None:
-    scores = (
-        ""
-        if row.macro_exact_match is None
-        else f", exact match MacroAvg {row.macro_exact_match:.1%}, MicroAvg {row.micro_exact_match:.1%}"
-    )
+    averages = {"MacroAvg": row.macro_exact_match, "MicroAvg": row.micro_exact_match}
+    told = [f"{name} {average:.1%}" for name, average in averages.items() if average is not None]
+    scores = f", exact match {', '.join(told)}" if told else ""
     parts = [f"{silo.silo} {silo.loss_reduction:.3f} ({silo.share:.0%})" for silo in row.silos if silo.examples]
     silos = f": loss reduction {', '.join(parts)}" if parts else ""
     console.print(f"round {row.round} {row.outcome}{silos}{scores}", highlight=False, soft_wrap=True, markup=False)
@@ -76,7 +74,7 @@ def write(out: Path, done: Simulated) -> None:
 
 
 def print_end(console: Console, done: Simulated, out: Path) -> None:
-    scored = [row for row in done.rows if row.macro_exact_match is not None]
+    scored = [row for row in done.rows if row.micro_exact_match is not None]
     if scored:
         last = scored[-1]
         table = Table(title=f"dev scores after round {last.round}", title_style="dim")
@@ -89,7 +87,9 @@ def print_end(console: Console, done: Simulated, out: Path) -> None:
                     silo.silo, f"{score.exact_matches / score.examples:.1%}", executed, f"{score.loss_per_token:.3f}"
                 )
         table.add_section()
-        table.add_row("MacroAvg", f"{last.macro_exact_match:.1%}", "", "")
+        for name, average in (("MacroAvg", last.macro_exact_match), ("MicroAvg", last.micro_exact_match)):
+            if average is not None:
+                table.add_row(name, f"{average:.1%}", "", "")
         console.print(table)
     console.print(
         f"{out / ROUNDS_FILE} has every round, {out / SUMMARY_FILE} how it ended", highlight=False, soft_wrap=True

@@ -270,11 +270,13 @@ class _Simulation:
             await asyncio.sleep(LOOK_S)
 
     def _told(self, rows: Sequence[RoundRow], *, to_the_end: bool = False) -> None:
-        """Each attempt once: when it has ended and is scored, or another has begun after it."""
+        """Each attempt once: when it has ended and is scored, or so many came after it that it will not be: scores of a masked
+        round's model come with the next round's sum."""
         last = len(rows) - 1
         for number, row in enumerate(rows):
             if (row.round, row.attempt) in self._heard or row.outcome == "running":
                 continue
-            if row.macro_exact_match is not None or number < last or to_the_end:
+            settled = last - number >= (1 if row.masked is None else 2)
+            if row.micro_exact_match is not None or settled or to_the_end:
                 self._heard.add((row.round, row.attempt))
                 self.on_round(row)

@@ -8,6 +8,7 @@ import multiprocessing
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -86,6 +87,9 @@ class InWorker:
         update = self._worker.done(call, progress=progress, notice=notice, cancelled=cancelled)
         assert isinstance(update, TrainedUpdate)
         return update
+
+    def no_training(self, *, update_file: Path) -> TrainedUpdate:
+        return self._here.no_training(update_file=update_file)
 
     def mask(self, **work: Any) -> MaskedFile:
         with self._worker.turn:

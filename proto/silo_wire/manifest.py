@@ -130,6 +130,10 @@ def masked_layout(words: int) -> Layout:
     return Layout("uint32", (TensorSpec(MASKED_TENSOR, (words,)),))
 
 
+SCORES_ALONE = Layout("float32", (TensorSpec("scores_alone", (1,)),))
+"""Of the delta of a closing round, in which scores travel and nobody trains: one coordinate that does not move."""
+
+
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError("a tensor's name is no text")

@@ -22,6 +22,7 @@ from silo_wire.canonical import Digest, canonical_json, digest_of
 from silo_wire.manifest import Layout, ParameterDtype, masked_layout
 from silo_wire.privacy import LEAST_BOUND, MOST_BOUND, PrivacySection, Release
 from silo_wire.strict_toml import NameText, Section, describe, parse_toml
+from silo_wire.timetable import Timetable
 from silo_wire.v1 import federation_pb2
 from silo_wire.work import COMMON, MOST_SETTINGS, MOST_WORK_RATIO, Work, widest_gap
 
@@ -426,6 +427,16 @@ class Plan(Section):
         if self.privacy.level != "silo":
             return "nowhere"
         return "silos" if self.aggregation.secure_aggregation else "coordinator"
+
+    @property
+    def timetable(self) -> Timetable:
+        return Timetable(
+            rounds=self.schedule.rounds,
+            every=self.evaluation.every,
+            initial=self.evaluation.initial,
+            last=self.evaluation.last,
+            masked=self.aggregation.secure_aggregation,
+        )
 
     @property
     def weighted(self) -> bool:

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
@@ -39,12 +39,15 @@ from security.chain import Head
 from security.errors import LoricaError, StorageError
 from security.files import sync_folder
 from security.identifiers import SiloName
+from security.secure_aggregation.scores import NO_SCORES, Scores
+from silo_agent.task.as_planned import ModelOf
 from silo_agent.task.effects import (
     JournalActivity,
     JournalEffect,
     JournalModel,
     JournalOutcome,
     JournalPlan,
+    JournalRoundModel,
     JournalUpdate,
 )
 from silo_agent.task.events import SavedUpdate
@@ -76,6 +79,21 @@ _updates = Table(
     Column("masked", Boolean, nullable=False),
     Column("private", Boolean, nullable=False),
     Column("header", LargeBinary, nullable=False),  # federation.proto UpdateHeader, unsigned
+)
+_scores = Table(  # of the update that is saved, the model that it was made from: they leave together, under masks
+    "scores",
+    _metadata,
+    Column("plan", String, primary_key=True),
+    Column("round", Integer, primary_key=True),
+    Column("attempt", Integer, primary_key=True),
+    *(Column(field.name, Integer, nullable=False) for field in fields(Scores)),
+)
+_round_models = Table(  # which model was handed out as the one that this round made: for good
+    "round_models",
+    _metadata,
+    Column("plan", String, primary_key=True),
+    Column("round", Integer, primary_key=True),
+    Column("model", String, nullable=False),
 )
 _outcomes = Table(
     "outcomes",
@@ -168,6 +186,9 @@ class RoundJournal:
             case JournalModel(plan, model):
                 self.set_fact("model", f"{plan} {model}")
                 self._delete_checkpoints(but=self.checkpoint_file(model))
+            case JournalRoundModel(plan=plan, round=number, model=model):
+                first = upsert(_round_models).values(plan=plan, round=number, model=model).on_conflict_do_nothing()
+                self._execute(first)
             case JournalUpdate(update, made_for):
                 if made_for is not None:
                     self._carry_over(made_for, update.key)
@@ -189,6 +210,11 @@ class RoundJournal:
 
     def paused(self) -> bool:
         return self.fact("paused") == "yes"
+
+    def round_models(self) -> dict[ModelOf, Digest]:
+        with self._transaction() as connection:
+            rows = connection.execute(select(_round_models)).all()
+        return {(Digest(row.plan), row.round): Digest(row.model) for row in rows}
 
     def saved_update(self) -> SavedUpdate | None:
         with self._transaction() as connection:
@@ -212,6 +238,7 @@ class RoundJournal:
             summary=header.summary,
             masked=row.masked,
             private=row.private,
+            scores=self._scores_of(header.key),
         )
 
     def update_file(self, key: RoundKey) -> Path:
@@ -299,6 +326,14 @@ class RoundJournal:
 
     # ---- rows ---------------------------------------------------------------------------------------------------
 
+    def _scores_of(self, key: RoundKey) -> Scores:
+        of_key = (_scores.c.plan == key.plan, _scores.c.round == key.round, _scores.c.attempt == key.attempt)
+        with self._transaction() as connection:
+            row = connection.execute(select(_scores).where(*of_key)).first()
+        return (
+            NO_SCORES if row is None else Scores(**{field.name: getattr(row, field.name) for field in fields(Scores)})
+        )
+
     def _record_update(self, update: SavedUpdate) -> None:
         header = UpdateHeader(
             key=update.key, model=update.model, manifest=update.manifest, summary=update.summary, signature=b""
@@ -306,6 +341,9 @@ class RoundJournal:
         key = update.key
         with self._transaction() as connection:
             connection.execute(delete(_updates))
+            connection.execute(delete(_scores))
+            told = {"plan": key.plan, "round": key.round, "attempt": key.attempt, **asdict(update.scores)}
+            connection.execute(upsert(_scores).values(**told))
             connection.execute(
                 upsert(_updates).values(
                     plan=key.plan,

@@ -28,13 +28,15 @@ from silo_agent.settings import Settings
 from silo_agent.sql_sandbox import Rows, Sandbox, run_select
 from silo_agent.task.events import SavedUpdate
 from silo_agent.task.update import TrainingStopped
+from silo_agent.training.client_update import write_no_delta
 from silo_agent.training.device import DeviceSettings
 from silo_agent.training.evaluation import in_sandbox
 from silo_agent.training.masked_vector import KeptDelta, own_weight, write_masked_vector
 from silo_agent.training.plan_model import PlanModel
 from silo_agent.training.silo_trainer import SiloTrainer
 from silo_wire.canonical import Digest
-from silo_wire.messages import Evaluation, RoundKey
+from silo_wire.manifest import SCORES_ALONE
+from silo_wire.messages import Evaluation, RoundKey, TrainingSummary
 from silo_wire.noised_masks import noise_shares
 from silo_wire.plan import PlanBundle
 
@@ -117,6 +119,13 @@ class Workshop:
         self._on_losses(key.round, losses)
         return TrainedUpdate(manifest=update.manifest, summary=update.summary, mark=update.mark)
 
+    def no_training(self, *, update_file: Path) -> TrainedUpdate:
+        written = write_no_delta(update_file, SCORES_ALONE)
+        nothing = TrainingSummary(
+            examples=1, loss_max=0.0, loss_min=0.0, loss_first=0.0, loss_last=0.0, optimizer_steps=0, seconds=0.0
+        )
+        return TrainedUpdate(manifest=written.manifest, summary=nothing, mark=written.mark)
+
     def mask(
         self,
         *,
@@ -136,6 +145,7 @@ class Workshop:
                 work,
                 KeptDelta(file=update_file, manifest=update.manifest, mark=mark),
                 weight=own_weight(section, update.summary, work.fixed_point.ranges),
+                scores=update.scores,
                 clipping_norm=section.max_delta_norm,
                 noise=noise_shares(bundle, work.parameters) if bundle.plan.noise_at == "silos" else None,
                 progress=progress,
@@ -147,6 +157,7 @@ class Workshop:
         self, *, bundle: PlanBundle, model: RoundModel, progress: Progress, cancelled: Cancelled
     ) -> Evaluation:
         trainer = self._of(bundle)
+        self._policy.check_evaluation(trainer.questions("dev"))
         target = self._sources.database() if self._executes(bundle) else None
         with enough_memory(), _stoppable():
             if target is None:

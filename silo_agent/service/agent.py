@@ -9,20 +9,23 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from security.errors import (
     Conflict,
+    DataError,
     IntegrityError,
     LoricaError,
-    MalformedMessage,
     PolicyRefusal,
     StateError,
     WrongTime,
 )
 from security.file_mark import FileMark
 from security.identifiers import FederationName
+from security.secure_aggregation.scores import NO_SCORES, Scores
 from security.secure_aggregation.silo_machine import MaskVector
 from silo_agent.service.masking import Masking
 from silo_agent.service.ports import (
@@ -42,6 +45,7 @@ from silo_agent.service.ports import (
 from silo_agent.service.privacy import PrivacyGuard
 from silo_agent.service.refusals import rule_of
 from silo_agent.service.told import reason, told
+from silo_agent.task.as_planned import AsPlanned
 from silo_agent.task.effects import (
     AnswerMask,
     CancelWork,
@@ -57,6 +61,7 @@ from silo_agent.task.effects import (
     JournalModel,
     JournalOutcome,
     JournalPlan,
+    JournalRoundModel,
     JournalUpdate,
     RecordRefusal,
     ReportEvaluation,
@@ -84,8 +89,10 @@ from silo_agent.task.events import (
     WorkUnwanted,
 )
 from silo_agent.task.machine import Agent, Holding, Idle, Stopped, step
+from silo_agent.task.update import TrainingDiverged
 from silo_wire.canonical import Digest
-from silo_wire.messages import AgentPhase, Evaluate, Finished, Mask, RoundKey, Train
+from silo_wire.manifest import SCORES_ALONE
+from silo_wire.messages import AgentPhase, Evaluate, Evaluation, Finished, Mask, RoundKey, Train
 from silo_wire.plan import PlanBundle
 from silo_wire.privacy import Release
 
@@ -131,7 +138,10 @@ class AgentService:
         # An attempt of secure aggregation that an earlier process began goes on, or is erased at the first order.
         holds = saved is not None and saved.masked and masking.under_way
         self._agent = Agent(
-            phase=Holding(saved) if saved is not None and holds else Idle(), paused=journal.paused(), saved=saved
+            phase=Holding(saved) if saved is not None and holds else Idle(),
+            paused=journal.paused(),
+            saved=saved,
+            models=journal.round_models(),
         )
         self._bundle: PlanBundle | None = None
         self._under_privacy = False  # of the plan that was looked at last
@@ -213,7 +223,7 @@ class AgentService:
                 self._display.note(
                     "round", round=key.round, attempt=key.attempt, work=work, outcome=outcome.value, detail=detail
                 )
-            case JournalPlan() | JournalModel() | JournalUpdate():
+            case JournalPlan() | JournalModel() | JournalRoundModel() | JournalUpdate():
                 self._journal.record(effect)
             case DeclareReadiness() | DeclareTrained() | Decline():
                 self._errands.put_nowait(effect)
@@ -267,8 +277,7 @@ class AgentService:
     async def _perform(self, work: Work) -> Result:
         match work:
             case FetchPlan(plan):
-                await self._prepare(plan)
-                return PlanPrepared(plan)
+                return PlanPrepared(plan, await self._prepare(plan))
             case FetchModel(order):
                 return await self._fetch_model(order)
             case RunTraining(order):
@@ -292,7 +301,7 @@ class AgentService:
                 await self._coordinator.report_evaluation(order.key, order.model, evaluation)
                 return EvaluationDelivered(order.key)
 
-    async def _prepare(self, plan: Digest) -> None:
+    async def _prepare(self, plan: Digest) -> AsPlanned:
         bundle = self._plans.load(plan)
         if bundle is None:
             bundle = await self._coordinator.fetch_plan(plan)
@@ -331,6 +340,10 @@ class AgentService:
         for problem in data.problems:
             self._display.note("bad-line", detail=problem)
         self._bundle = bundle
+        return self._allows(bundle)
+
+    def _allows(self, bundle: PlanBundle) -> AsPlanned:
+        return AsPlanned(timetable=bundle.plan.timetable, tells_scores=self._gate.tells_scores)
 
     async def _fetch_model(self, order: Train | Evaluate | Finished) -> ModelFetched:
         bundle = self._prepared(order.plan if isinstance(order, Finished) else order.key.plan)
@@ -359,7 +372,10 @@ class AgentService:
         releases = bundle.plan.releases_of_round
         if releases:
             await self._afford(releases)  # before hours of training that would come to nothing
+        scores = await self._scores(order, bundle, model)  # of the very model that the round begins with
         update_file = self._journal.new_update_file(order.key)
+        if bundle.plan.timetable.is_closing(order.key.round):
+            return await self._close(order, update_file, scores)
         checkpoint_file = self._journal.checkpoint_file(order.model)
         progress = self._progress(order.key, AgentPhase.TRAINING, told=_steps_are_told(bundle))
         notice = self._notice()
@@ -402,8 +418,42 @@ class AgentService:
                 summary=trained.summary,
                 masked=bundle.plan.aggregation.secure_aggregation,
                 private=bool(releases),
+                scores=scores,
             )
         )
+
+    async def _scores(self, order: Train, bundle: PlanBundle, model: RoundModel) -> Scores:
+        """What this silo adds to the sum of scores: zeros, which nobody can tell from others, where it has none to tell."""
+        if not self._allows(bundle).scores(order):
+            return NO_SCORES
+        progress = self._progress(order.key, AgentPhase.TRAINING, told=False)  # who withholds them looks no different
+        try:
+            evaluation = await self._evaluated(bundle, model, progress, round_number=order.key.round - 1)
+        except (DataError, PolicyRefusal, TrainingDiverged) as error:
+            self._display.note("no-scores", round=order.key.round - 1, detail=str(error))
+            return NO_SCORES
+        return Scores.told(
+            questions=evaluation.examples,
+            exact_matches=evaluation.exact_matches,
+            executed=evaluation.executed,
+            execution_matches=evaluation.execution_matches,
+            loss_per_token=evaluation.loss_per_token,
+        )
+
+    async def _close(self, order: Train, update_file: Path, scores: Scores) -> Trained:
+        """A closing round: nobody trains, and every silo's update is the same but for the scores."""
+        trained = await self._in_thread(lambda _cancelled: self._trainer.no_training(update_file=update_file))
+        trained.manifest.check_layout(SCORES_ALONE)
+        self._written = trained.manifest.digest, trained.mark
+        update = SavedUpdate(
+            key=order.key,
+            model=order.model,
+            manifest=trained.manifest,
+            summary=trained.summary,
+            masked=True,
+            scores=scores,
+        )
+        return Trained(update)
 
     async def _afford(self, releases: Sequence[Release]) -> None:
         """Raise IntegrityError for a ledger that went back, BudgetSpent where `releases` would cost too much."""
@@ -423,6 +473,8 @@ class AgentService:
 
     async def _answer_mask(self, order: Mask, update: SavedUpdate) -> MaskAnswered:
         bundle = self._prepared(order.key.plan)
+        if not self._gate.tells_scores:  # its people may have said so since it trained
+            update = replace(update, scores=NO_SCORES)
         progress = self._progress(order.key, AgentPhase.MASKING)
 
         written, mark = self._written
@@ -463,24 +515,25 @@ class AgentService:
 
     async def _evaluate(self, order: Evaluate) -> Evaluated:
         bundle = self._prepared(order.key.plan)
-        if bundle.plan.releases_of_round:
-            raise MalformedMessage(
-                f"the coordinator asks for a score under plan {bundle.plan.name}, which promises that none leaves a silo"
-            )
-        model = self._fetched(order.model)
         progress = self._progress(order.key, AgentPhase.EVALUATING)
+        evaluation = await self._evaluated(bundle, self._fetched(order.model), progress, round_number=order.key.round)
+        return Evaluated(order.key, evaluation)
+
+    async def _evaluated(
+        self, bundle: PlanBundle, model: RoundModel, progress: Progress, *, round_number: int
+    ) -> Evaluation:
         evaluation = await self._in_thread(
             lambda cancelled: self._trainer.evaluate(bundle=bundle, model=model, progress=progress, cancelled=cancelled)
         )
         self._display.note(
             "evaluated",
-            round=order.key.round,
+            round=round_number,
             examples=evaluation.examples,
             exact_matches=evaluation.exact_matches,
             executed=evaluation.executed,
             execution_matches=evaluation.execution_matches,
         )
-        return Evaluated(order.key, evaluation)
+        return evaluation
 
     async def _in_thread(self, call: Callable[[Callable[[], bool]], T]) -> T:
         """`call(cancelled)` in the worker thread; when this task is cancelled, `cancelled` says so and the thread is waited for."""

@@ -23,6 +23,7 @@ from security.secure_aggregation.secret import Secret
 from security.secure_aggregation.silo_memory import SiloMemory
 from silo_agent.service.ports import CoordinatorPort, MaskedFile, MaskingJournalPort, Progress
 from silo_agent.task.events import SavedUpdate
+from silo_wire.manifest import SCORES_ALONE
 from silo_wire.masked_ranges import check_ranges
 from silo_wire.messages import Mask, RoundKey
 from silo_wire.noised_masks import check_noise_fits
@@ -110,10 +111,11 @@ class Masking:
             return order.message
         if isinstance(at, protocol.Advertised) and at.attempt != order.attempt:
             self._erase()  # an attempt of another round or number; what is left of it serves nothing
+        layout = SCORES_ALONE if bundle.plan.timetable.is_closing(update.key.round) else bundle.layout
         return protocol.OpenAttempt(
             attempt=order.attempt,
             model=bytes.fromhex(update.model),
-            tensors=tuple(tensor.elements for tensor in bundle.layout.tensors),
+            tensors=tuple(tensor.elements for tensor in layout.tensors),
             root=Secret(secrets.token_bytes(ROOT_BYTES)),
         )
 

@@ -16,6 +16,7 @@ from security.secure_aggregation.messages import MaskedInput
 from security.secure_aggregation.silo_machine import Event as MaskingEvent
 from security.secure_aggregation.silo_machine import MaskVector
 from security.secure_aggregation.silo_memory import SiloMemory
+from silo_agent.task.as_planned import ModelOf
 from silo_agent.task.effects import JournalActivity, JournalEffect, JournalOutcome
 from silo_agent.task.events import SavedUpdate
 from silo_wire.canonical import Digest
@@ -130,7 +131,13 @@ class TrainerPort(Protocol):
     def evaluate(
         self, *, bundle: PlanBundle, model: RoundModel, progress: Progress, cancelled: Cancelled
     ) -> Evaluation:
-        """Score the model on this silo's dev set, with execution accuracy where plan and policy allow it."""
+        """Score the model on this silo's dev set, with execution accuracy where plan and policy allow it.
+
+        Raises PolicyRefusal where so few questions would be asked that scores tell of single ones.
+        """
+
+    def no_training(self, *, update_file: Path) -> TrainedUpdate:
+        """Write the delta of a closing round to `update_file`, and fsync it: the same for every silo."""
 
 
 class CountersignPort(Protocol):
@@ -202,6 +209,9 @@ class JournalPort(Protocol):
 
     def paused(self) -> bool: ...
 
+    def round_models(self) -> dict[ModelOf, Digest]:
+        """Every model that was journalled as the one of its round."""
+
     def saved_update(self) -> SavedUpdate | None:
         """The newest update whose file is on disk, whole."""
 
@@ -255,6 +265,10 @@ class PlanStorePort(Protocol):
 
 class PlanGatePort(Protocol):
     """This silo's policy (silo_agent.policy): raises PolicyRefusal, whatever the coordinator says."""
+
+    @property
+    def tells_scores(self) -> bool:
+        """Whether scores may leave, alone or in a sum."""
 
     def check_plan(self, bundle: PlanBundle, /) -> None: ...
 

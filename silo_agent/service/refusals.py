@@ -18,8 +18,11 @@ from security.errors import (
 )
 from silo_agent.policy import PolicyRules
 
-PROTOCOL_RULES: Final = ("federation", "trusted_peers", "one_model", "release_groups", "one_sum_per_round", "ranges")
-"""Of secure aggregation: nothing in silo.toml turns them off."""
+PROTOCOL_RULES: Final = (
+    *("federation", "trusted_peers", "one_model", "release_groups", "one_sum_per_round"),
+    *("ranges", "as_planned"),
+)
+"""Of secure aggregation, and of what a plan has: nothing in silo.toml turns them off."""
 REFUSED_AS: Final[tuple[type[LoricaError], ...]] = (
     Conflict,  # a second, different answer was asked for
     WrongTime,  # of another attempt, or of a step that is over: a replay

@@ -134,6 +134,15 @@ class JournalModel:
     model: Digest
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalRoundModel:
+    """This is the plan's model of that round (0: the initial one), for good: no other is scored, or masked for, in its place."""
+
+    plan: Digest
+    round: int
+    model: Digest
+
+
 @dataclass(frozen=True, slots=True)
 class JournalUpdate:
     """Before the first byte of it leaves. `made_for` is the attempt whose file it is, where that is another."""
@@ -173,6 +182,6 @@ Work = FetchPlan | FetchModel | RunTraining | UploadUpdate | AnswerMask | RunEva
 Errand = DeclareReadiness | DeclareTrained | Decline
 """Told to the coordinator in order; nothing comes back."""
 
-JournalEffect = JournalPlan | JournalModel | JournalUpdate | JournalOutcome | JournalActivity
+JournalEffect = JournalPlan | JournalModel | JournalRoundModel | JournalUpdate | JournalOutcome | JournalActivity
 
 Effect = Work | Errand | CancelWork | EndMasking | RecordRefusal | JournalEffect

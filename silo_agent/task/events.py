@@ -4,6 +4,8 @@ a wish of this silo's own people. Orders may come at any time and again; results
 
 from dataclasses import dataclass
 
+from security.secure_aggregation.scores import NO_SCORES, Scores
+from silo_agent.task.as_planned import AsPlanned
 from silo_wire.canonical import Digest
 from silo_wire.manifest import Manifest
 from silo_wire.messages import DeclineReason, Evaluation, Order, RoundKey, TrainingSummary
@@ -14,7 +16,8 @@ class SavedUpdate:
     """A client update whose bytes lie on disk, made from `model` for one attempt alone.
 
     `masked`: it never leaves as it is; what leaves is it encoded, under masks. `private`: it is a release of the privacy ledger,
-    which may be sent for a further attempt at its round: what was released once costs nothing again.
+    which may be sent for a further attempt at its round: what was released once costs nothing again. `scores` are of `model`, and
+    leave under the same masks.
     """
 
     key: RoundKey
@@ -23,13 +26,15 @@ class SavedUpdate:
     summary: TrainingSummary
     masked: bool = False
     private: bool = False
+    scores: Scores = NO_SCORES
 
 
 @dataclass(frozen=True, slots=True)
 class PlanPrepared:
-    """The plan is here, this silo's policy allows it, and the data can serve it."""
+    """The plan is here, this silo's policy allows it, and the data can serve it; `allows` says what may be ordered under it."""
 
     plan: Digest
+    allows: AsPlanned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

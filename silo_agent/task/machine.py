@@ -12,7 +12,9 @@ nothing, another order replaces the work under way, and an agent that was restar
 
 Rules that the handlers keep:
 - Work on a round begins only under a plan that was prepared in this process, hence allowed by policy.
-- One attempt, one model: a second model for the same attempt is declined, whichever of the two is right.
+- What the plan does not have is declined: rounds beyond its own, scores at other times or, under masks, in the clear.
+- One attempt, one model: a second model for the same attempt is declined, whichever of the two is right. Scores of a round, and
+  under masks its attempts, are of one model for good.
 - An update on disk is uploaded again, never trained again: the same bytes or none. A private one serves every attempt at its
   round that begins with its model: to train again would be another release of the records, and cost again.
 - What is being delivered is seen through: its receipt may be overtaken by the next order, and only the call itself says
@@ -24,11 +26,12 @@ Rules that the handlers keep:
   silo that cannot do the work does not spin the rounds of all.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from security.errors import StateError
+from silo_agent.task.as_planned import AsPlanned, ModelOf, second_model
 from silo_agent.task.effects import (
     Activity,
     AnswerMask,
@@ -44,6 +47,7 @@ from silo_agent.task.effects import (
     JournalModel,
     JournalOutcome,
     JournalPlan,
+    JournalRoundModel,
     JournalUpdate,
     Outcome,
     RecordRefusal,
@@ -222,13 +226,16 @@ COUNTED_ON = (Ready, Done, Declined, Holding)  # the coordinator may open the ne
 class Agent:
     """Where the agent stands.
 
-    `prepared` was checked in this process; `saved` is on disk, perhaps from an earlier one; `failures` came since the
-    last work that succeeded, `trouble` is what the coordinator was told of the latest.
+    `prepared` was checked in this process, and `allows` is what may be ordered under it; `saved` is on disk, perhaps from an earlier
+    one, and so are the `models` that orders were about; `failures` came since the last work that succeeded, `trouble` is what the
+    coordinator was told of the latest.
     """
 
     phase: Phase = Idle()
     paused: bool = False
     prepared: Digest | None = None
+    allows: AsPlanned | None = None
+    models: Mapping[ModelOf, Digest] = field(default_factory=dict)
     saved: SavedUpdate | None = None
     failures: int = 0
     trouble: str = ""
@@ -264,7 +271,7 @@ def step(agent: Agent, event: Event) -> Step:
     return after, journal + tuple(effect for effect in effects if not isinstance(effect, _JOURNAL))
 
 
-_JOURNAL = (JournalPlan, JournalModel, JournalUpdate, JournalOutcome, JournalActivity, RecordRefusal)
+_JOURNAL = (JournalPlan, JournalModel, JournalRoundModel, JournalUpdate, JournalOutcome, JournalActivity, RecordRefusal)
 
 
 def shown(phase: Phase) -> JournalActivity:
@@ -480,12 +487,31 @@ def _mask_order(agent: Agent, phase: Phase, order: Mask) -> Step:
 
 def _begin(agent: Agent, phase: Phase, order: Train | Mask | Evaluate) -> Step:
     """Under a prepared plan; `phase` is what is left for it."""
-    saved = agent.saved
     if isinstance(order, Mask):
         return _begin_masking(agent, phase, order)
+    assert agent.allows is not None, "a plan is prepared with what it allows"
+    if unplanned := agent.allows.unplanned(order):
+        after, effects = _declined(agent, phase, order, DeclineReason.POLICY, unplanned)
+        return after, (RecordRefusal(rule="as_planned", detail=unplanned), *effects)
+    if isinstance(order, Evaluate) and not agent.allows.tells_scores:
+        return _declined(agent, phase, order, DeclineReason.POLICY, NO_SCORES_LEAVE)
+    of = agent.allows.model_of(order)
+    if second_model(agent.models, of, order.model):
+        detail = f"{_SECOND_MODEL}: {order.model} for round {order.key.round}"
+        after, effects = _declined(agent, phase, order, DeclineReason.INTEGRITY, _SECOND_MODEL)
+        return after, (RecordRefusal(rule="one_model", detail=detail), *effects)
+    if of is None or of in agent.models:
+        return _begin_work(agent, phase, order)
+    plan, number = of
+    after, effects = _begin_work(replace(agent, models={**agent.models, of: order.model}), phase, order)
+    return after, (JournalRoundModel(plan=plan, round=number, model=order.model), *effects)
+
+
+def _begin_work(agent: Agent, phase: Phase, order: Train | Evaluate) -> Step:
+    saved = agent.saved
     if isinstance(order, Train) and saved is not None and _serves(saved, order):
         again = replace(saved, key=order.key)
-        after, effects = _begin(replace(agent, saved=again), phase, order)
+        after, effects = _begin_work(replace(agent, saved=again), phase, order)
         return after, (JournalUpdate(again, made_for=saved.key), *effects)
     if isinstance(order, Train) and saved is not None and saved.key == order.key:
         if saved.model != order.model:
@@ -517,6 +543,8 @@ def _begin_masking(agent: Agent, phase: Phase, order: Mask) -> Step:
     return replace(agent, phase=Answering(order, saved)), (*left, AnswerMask(order, saved))
 
 
+_SECOND_MODEL = "another model stands in this one's place since an earlier order"
+NO_SCORES_LEAVE = "no scores leave this silo: its people say so"
 _TWO_MODELS = "two different models were handed out for one attempt"
 
 
@@ -588,7 +616,7 @@ def _finished(agent: Agent, phase: Phase, order: Finished) -> Step:
 
 def _plan_prepared(agent: Agent, phase: Preparing, event: PlanPrepared) -> Step:
     _require(event.plan == phase.plan, event)
-    agent = replace(agent, prepared=event.plan)
+    agent = replace(agent, prepared=event.plan, allows=event.allows)
     journal = JournalPlan(event.plan)
     left: Phase = Idle() if phase.held is None else Holding(phase.held)
     match phase.then:
@@ -675,10 +703,12 @@ def _evaluation_delivered(agent: Agent, phase: Reporting, event: EvaluationDeliv
 def _failed(
     agent: Agent, phase: Fetching | Training | Uploading | Answering | Evaluating | Reporting, event: WorkFailed
 ) -> Step:
+    # Scores that the silo's own rules keep here are no failure: it trains on.
+    kept_here = isinstance(phase, Evaluating) and event.reason is DeclineReason.POLICY
     after = replace(
         agent,
         phase=Declined(order=phase.order, reason=event.reason, told=event.told),
-        failures=agent.failures + 1,
+        failures=agent.failures if kept_here else agent.failures + 1,
         trouble=event.told,
     )
     erase = (EndMasking(phase.order.key),) if isinstance(phase, Answering) else ()

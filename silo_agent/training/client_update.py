@@ -96,6 +96,17 @@ def write_update(
     return WrittenUpdate(manifest=manifest, norm=math.sqrt(math.fsum(squares)), mark=mark)
 
 
+def write_no_delta(path: Path, layout: Layout) -> WrittenUpdate:
+    """Write zeros of `layout`, which is small, to `path`. Raises StorageError; after an error there is no file."""
+    with new_vector_file(path) as writer:
+        writer.write(np.zeros(layout.parameters, dtype=np.float32))
+        manifest = writer.manifest(layout)
+        writer.finish()
+        mark = writer.sync()
+        files.sync_folder(path.parent)
+    return WrittenUpdate(manifest=manifest, norm=0.0, mark=mark)
+
+
 def _deltas(
     parameters: BoundParameters, round_model: VectorReader, residual: ResidualReader | None
 ) -> Iterator[tuple[FloatBlock, float]]:

@@ -30,6 +30,7 @@ from security.secure_aggregation import fixed_point, mask_stream
 from security.secure_aggregation.fixed_point import EXTRA_WORDS, Encoder, Ranges
 from security.secure_aggregation.mask_stream import Words
 from security.secure_aggregation.noise_shares import CLIPPED_TO, NoiseShares
+from security.secure_aggregation.scores import NO_SCORES, Scores
 from security.secure_aggregation.silo_machine import MaskVector
 from silo_agent.task.update import FloatBlock, TrainingDiverged, TrainingStopped, clip_factor, squared_norm
 from silo_agent.training.vector_file import ChunkWriter, new_chunk_file
@@ -82,6 +83,7 @@ def write_masked_vector(
     delta: KeptDelta,
     *,
     weight: float,
+    scores: Scores = NO_SCORES,
     clipping_norm: float = 0.0,
     noise: NoiseShares | None = None,
     threads: int | None = None,
@@ -91,7 +93,7 @@ def write_masked_vector(
     """Write the encoded and masked `delta` to `path`: the words of `work`'s fixed point, little-endian.
 
     A delta longer than `clipping_norm` is scaled down to it; 0: not. With `noise` every coordinate has that much of it, drawn from
-    `work`'s key, and the last two words are the same for every silo. `threads` is as many as there are cores, unless given. The
+    `work`'s key, and the words behind the delta are the same for every silo, without `scores`. `threads` is as many as there are cores, unless given. The
     masks, the rounding and the noise of `work` are erased in the end, whatever happened, and after an error there is no file. Raises
     TrainingDiverged for a delta that is not finite, TrainingStopped, IntegrityError for one that was changed or does not fit the
     fixed point, StorageError naming the file.
@@ -111,7 +113,7 @@ def write_masked_vector(
                 norm = math.sqrt(math.fsum(squares))
             factor = clip_factor(norm, clipping_norm if noise is None else clipping_norm * CLIPPED_TO)
             with new_chunk_file(path, masked_layout(work.fixed_point.words)) as file:
-                task = _Task(work, source, file, weight=weight, factor=factor, noise=noise)
+                task = _Task(work, source, file, weight=weight, scores=scores, factor=factor, noise=noise)
                 saturated = 0
                 with closing(hands.in_order(task.mask, task.chunks)) as masked:
                     for chunk, count in enumerate(masked, 1):
@@ -258,11 +260,12 @@ class _Task:
         file: ChunkWriter,
         *,
         weight: float,
+        scores: Scores,
         factor: float,
         noise: NoiseShares | None,
     ) -> None:
         self._noise = None if noise is None else NoiseStream(bytes(work.noise.buffer), sigma_bits=noise.sigma_bits)
-        self._encoder = Encoder(fixed_point=work.fixed_point, weight=weight, rounding=work.rounding)
+        self._encoder = Encoder(fixed_point=work.fixed_point, weight=weight, rounding=work.rounding, scores=scores)
         self._masks = work.masks
         self._elements = work.fixed_point.ranges.elements
         self._source = source
@@ -294,7 +297,7 @@ class _Task:
         else:
             words[left:] = self._encoder.public_tail()
         self._masks.apply(words, first, bench.masking)
-        for begin in range(0, len(words), BLOCK_ELEMENTS):  # its two last words may be in a chunk of their own
+        for begin in range(0, len(words), BLOCK_ELEMENTS):  # its last words may be in a chunk of their own
             self._file.write(chunk + begin // BLOCK_ELEMENTS, words[begin : begin + BLOCK_ELEMENTS])
         return saturated
 

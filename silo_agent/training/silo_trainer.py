@@ -164,6 +164,11 @@ class SiloTrainer:
         )
         return self._plan.privacy.summary(weight)
 
+    def questions(self, split: Literal["dev", "test"]) -> int:
+        """How many an evaluation asks, by the plan's limit."""
+        held = len(self._data.split(split))
+        return min(self._plan.evaluation.max_examples or held, held)
+
     def evaluate(
         self,
         *,

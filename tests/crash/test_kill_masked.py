@@ -17,7 +17,7 @@ from ops.soak.federation import COORDINATOR
 from security.secure_aggregation.secret_sharing import SHARE_BYTES
 from tests.support.audit_logs import check_audit_logs
 from tests.support.kill_run import AgentRecords, Death, Kill, check_the_round, check_work_was_done_once
-from tests.support.masked_kill_plan import KILLS, ROUNDS, SHAPE
+from tests.support.masked_kill_plan import CLOSING, KILLS, ROUNDS, SHAPE
 from tests.support.masked_kill_run import MaskedEnd
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -153,8 +153,11 @@ def test_a_process_is_killed_in_a_masked_round(
 def test_all_rounds_are_those_of_the_undisturbed_run(masked_run: MaskedEnd, masked_undisturbed: MaskedEnd) -> None:
     assert differences(masked_undisturbed.run.result, masked_run.run.result) == []
     assert len(masked_run.run.deaths) == len(KILLS)
-    assert {row.round for row in masked_run.run.result.rounds} == set(range(1, ROUNDS + 1))
+    assert {row.round for row in masked_run.run.result.rounds} == set(range(1, CLOSING + 1))
     assert all(row.masked is not None for row in masked_run.run.result.rounds)
+    scored = [row.round for row in masked_run.run.result.rounds if row.micro_exact_match is not None]
+    assert scored == [3, 6, ROUNDS]
+    assert masked_run.run.result.rounds[-1].outcome == "scored"
 
 
 def test_no_delta_is_trained_again(masked_run: MaskedEnd) -> None:
@@ -163,14 +166,14 @@ def test_no_delta_is_trained_again(masked_run: MaskedEnd) -> None:
 
 def test_the_undisturbed_run_drew_once_for_each_attempt(masked_undisturbed: MaskedEnd) -> None:
     drawers = (COORDINATOR, *SHAPE.silos)
-    assert masked_undisturbed.draws == {f"{who}-{number}-1": 1 for who in drawers for number in range(1, ROUNDS + 1)}
+    assert masked_undisturbed.draws == {f"{who}-{number}-1": 1 for who in drawers for number in range(1, CLOSING + 1)}
 
 
 def test_the_killed_ones_did_so_again_and_went_on_with_what_they_drew_first(masked_run: MaskedEnd) -> None:
     """Else the models could not be the same: a second root gives other masks and another rounding."""
     assert masked_run.draws["clinic-a-1-1"] > 1, "its root was journalled, and was asked for again"
     assert {who for who in masked_run.draws if who.startswith(COORDINATOR)} == {
-        f"{COORDINATOR}-{number}-1" for number in range(1, ROUNDS + 1)
+        f"{COORDINATOR}-{number}-1" for number in range(1, CLOSING + 1)
     }
     assert all(count == 1 for who, count in masked_run.draws.items() if who.startswith(COORDINATOR))
 

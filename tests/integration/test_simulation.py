@@ -142,11 +142,14 @@ def test_masks_and_their_quorum_hold_in_a_simulation(
     shutil.copytree(silos, three)
     shutil.copytree(silos / "clinic", three / "practice")
     simulated(networked.plans / "masked", three, tmp_path / "out", "--workers", workers)
-    (row,) = rounds_of(tmp_path / "out")
-    assert row["outcome"] == "applied"
-    assert {name: silo["outcome"] for name, silo in row["silos"].items()} == dict.fromkeys(  # type: ignore[attr-defined]
-        ("clinic", "insurer", "practice"), "committed"
-    )
+    rows = {row["outcome"]: row for row in rounds_of(tmp_path / "out")}
+    assert set(rows) - {"evaluated"} == {"applied", "scored"}, "one round, and the closing one"
+    for outcome in ("applied", "scored"):
+        assert {name: silo["outcome"] for name, silo in rows[outcome]["silos"].items()} == dict.fromkeys(  # type: ignore[attr-defined]
+            ("clinic", "insurer", "practice"), "committed"
+        )
+    assert (rows["applied"]["macro_exact_match"], rows["scored"]["micro_exact_match"]) == (None, None)
+    assert rows["applied"]["micro_exact_match"] is not None, "the sum of their scores"
 
 
 def test_what_cannot_be_simulated_is_said_at_once(networked: Federation, silos: Path, tmp_path: Path) -> None:

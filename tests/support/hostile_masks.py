@@ -49,6 +49,7 @@ from silo_agent.edges.release_groups import ReleaseGroups, group_chain
 from silo_agent.edges.round_journal import RoundJournal
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.edges.trust_store import trust_store
+from silo_agent.edges.workshop import Workshop
 from silo_agent.policy import PolicyRules, SiloPolicy
 from silo_agent.service.agent import AgentService
 from silo_agent.service.audited import AuditedCoordinator, AuditedGate, AuditedObserver, SiloAudit
@@ -124,12 +125,27 @@ def weighted_sum(model: Digest, silos: Iterable[SiloName]) -> NDArray[np.float64
     return np.sum([weight_of(silo) * delta_of(silo, model).astype(np.float64) for silo in silos], axis=0)
 
 
+def evaluation_of(silo: SiloName, model: Digest) -> Evaluation:
+    drawn = entropy("evaluation", silo, model)
+    questions = 40 + drawn[0] % 20
+    return Evaluation(
+        split="dev",
+        examples=questions,
+        exact_matches=drawn[1] % questions,
+        executed=questions // 2,
+        execution_matches=drawn[2] % (questions // 2),
+        loss_per_token=drawn[3] / 64,
+        seconds=1.0,
+    )
+
+
 class DeltaTrainer:
     """Draws a delta and masks it; the files are real."""
 
     def __init__(self, silo: SiloName) -> None:
         self._silo = silo
         self.trained: list[RoundKey] = []
+        self.scored: list[Digest] = []
 
     def prepare(self, bundle: PlanBundle, base: RoundModel | None) -> DataSummary:
         return DataSummary(train_examples=9, dev_examples=4, test_examples=0, bad_lines=0, problems=())
@@ -161,6 +177,8 @@ class DeltaTrainer:
         )
         return TrainedUpdate(manifest=manifest_of(bundle.layout, [delta], 1024), summary=summary)
 
+    no_training = Workshop.no_training
+
     def mask(
         self,
         *,
@@ -179,6 +197,7 @@ class DeltaTrainer:
             work,
             KeptDelta(file=update_file, manifest=update.manifest, mark=mark),
             weight=own_weight(section, update.summary, work.fixed_point.ranges),
+            scores=update.scores,
             clipping_norm=section.max_delta_norm,
             threads=1,
             progress=progress,
@@ -189,7 +208,8 @@ class DeltaTrainer:
     def evaluate(
         self, *, bundle: PlanBundle, model: RoundModel, progress: Progress, cancelled: Cancelled
     ) -> Evaluation:
-        raise AssertionError("nobody orders an evaluation here")
+        self.scored.append(model.manifest.digest)
+        return evaluation_of(self._silo, model.manifest.digest)
 
 
 class AttackedSilo:
@@ -378,7 +398,8 @@ class HostileCoordinator:
             number=number,
             id=id or entropy("attempt", self.key.round, number),
         )
-        ranges = Ranges.conservative(sizes=[ELEMENTS], largest_delta=[1.0], largest_weight=100.0)
+        sizes = [1 if self.bundle.plan.timetable.is_closing(self.key.round) else ELEMENTS]
+        ranges = Ranges.conservative(sizes=sizes, largest_delta=[1.0], largest_weight=100.0)
         opening = protocol.OpenAttempt(
             attempt=self.attempt,
             terms=Terms(**{"model": bytes.fromhex(self.model.digest), "ranges": ranges, "link": self.link, **terms}),
@@ -430,8 +451,8 @@ class HostileCoordinator:
             if isinstance(effect, protocol.Unmask):
                 self.unmask = effect
 
-    def sum(self) -> NDArray[np.float64]:
-        """What comes out: weight times delta of each survivor, added up."""
+    def words(self) -> NDArray[np.uint32]:
+        """What comes out, as it is."""
         assert isinstance(self.state, protocol.Unmasked)
         assert self.unmask is not None
         roster, survivors, encoding = self.state.roster.digest, self.unmask.survivors, self.unmask.fixed_point
@@ -439,6 +460,16 @@ class HostileCoordinator:
         for silo in survivors:
             total += np.frombuffer(self.vector(silo, roster), dtype="<u4")
         self.unmask.masks.apply(total, 0, mask_stream.Workspace())
+        return total
+
+    def tail(self) -> fixed_point.SumTail:
+        assert self.unmask is not None
+        return fixed_point.decode_tail(self.unmask.fixed_point, self.words()[-EXTRA_WORDS:])
+
+    def sum(self) -> NDArray[np.float64]:
+        """What comes out: weight times delta of each survivor, added up."""
+        assert self.unmask is not None
+        survivors, encoding, total = self.unmask.survivors, self.unmask.fixed_point, self.words()
         tail = fixed_point.decode_tail(encoding, total[-EXTRA_WORDS:])
         assert abs(tail.weight_sum - sum(map(weight_of, survivors))) < 1e-3
         assert tail.saturated == 0
@@ -550,6 +581,10 @@ class HostileCoordinator:
         self._declines[silo] += 1
         assert (key, reason) == (self.key, why)
         assert re.search(says, told), told
+
+    def declines_seen(self, silo: SiloName, count: int) -> None:
+        """A test has looked at so many of them."""
+        self._declines[silo] += count
 
     def reveals(self, silo: SiloName) -> list[Reveal]:
         return [answer for name, answer in self.peer.answers if name == silo and isinstance(answer, Reveal)]

@@ -8,6 +8,8 @@ from ops.soak.federation import COORDINATOR, Shape
 from tests.support.kill_run import Kill
 
 ROUNDS = 8
+CLOSING = ROUNDS + 1
+"""In which nobody trains and the last model is scored."""
 CLINIC, HOSPITAL, INSURER = "clinic-a", "hospital-b", "insurer-c"
 
 SHAPE = Shape(
@@ -15,7 +17,7 @@ SHAPE = Shape(
     silos=(CLINIC, HOSPITAL, INSURER),
     size="tiny",
     lines=8,
-    dev_lines=1,
+    dev_lines=2,
     secure=True,
     values={
         "schedule.rounds": ROUNDS,
@@ -26,9 +28,8 @@ SHAPE = Shape(
         "training.schema_in_input": "false",
         "training.max_input_tokens": 48,
         "training.max_output_tokens": 24,
-        "evaluation.every": 0,
+        "evaluation.every": 3,
         "evaluation.initial": "false",
-        "evaluation.last": "false",
     },
 )
 
@@ -63,4 +64,6 @@ KILLS = (
     Kill(process=COORDINATOR, point="mid-upload", round=8),
     Kill(process=COORDINATOR, point="spool-durable", round=8),
     Kill(process=COORDINATOR, point="model-published", round=8),
+    Kill(process=COORDINATOR, point="vector-accepted", round=CLOSING),
+    Kill(process=CLINIC, point="vector-written", round=CLOSING),
 )

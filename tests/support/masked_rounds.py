@@ -52,11 +52,13 @@ class MaskedRounds:
             self.effects += effects
 
     def train(self, *silos: SiloName) -> None:
-        self.happen(*(trained(name, self.key, now=self.now) for name in silos or SILOS))
+        model = self.state.course.model  # type: ignore[union-attr]
+        self.happen(*(trained(name, self.key, model=model, now=self.now) for name in silos or SILOS))
 
     def open(self, silos: Sequence[SiloName] | None = None, **terms: Any) -> None:
         assert isinstance(self.state, Masking)
-        self.happen(masking_opened(self.key, silos=tuple(silos or self.state.silos), now=self.now, **terms))
+        of = {"silos": tuple(silos or self.state.silos), "model": self.state.course.model, "now": self.now}
+        self.happen(masking_opened(self.key, **{**of, **terms}))
 
     @property
     def key(self) -> Any:

@@ -50,6 +50,7 @@ from silo_agent.edges.privacy_ledger import guard_of
 from silo_agent.edges.round_journal import RoundJournal
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.edges.trust_store import trust_store
+from silo_agent.edges.workshop import Workshop
 from silo_agent.policy import PolicyRules, SiloPolicy
 from silo_agent.service.agent import AgentService
 from silo_agent.service.masking import Masking as SiloMasking
@@ -154,6 +155,8 @@ class DrawingTrainer:
         delta = self.drawn(bundle, key).tobytes()
         update_file.write_bytes(delta)
         return TrainedUpdate(manifest=manifest_of(bundle.layout, [delta], CHUNK_BYTES), summary=self.summary)
+
+    no_training = Workshop.no_training
 
     def mask(
         self,

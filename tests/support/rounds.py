@@ -149,8 +149,8 @@ def declined(silo: SiloName, at: RoundKey | None = None, *, now: float = T0) -> 
     )
 
 
-def trained(silo: SiloName, at: RoundKey | None = None, *, now: float = T0) -> SiloTrained:
-    return SiloTrained(now=now, key=at or key(), silo=silo, model=INITIAL)
+def trained(silo: SiloName, at: RoundKey | None = None, *, model: Digest = INITIAL, now: float = T0) -> SiloTrained:
+    return SiloTrained(now=now, key=at or key(), silo=silo, model=model)
 
 
 def attempt(at: RoundKey | None = None) -> Attempt:
@@ -169,9 +169,14 @@ LINK = first_link(FEDERATION, Partition.singletons((A, B, C, SiloName("clinic-d"
 
 
 def masking_opened(
-    at: RoundKey | None = None, *, silos: tuple[SiloName, ...] = (A, B, C), now: float = T0, **of_terms: Any
+    at: RoundKey | None = None,
+    *,
+    silos: tuple[SiloName, ...] = (A, B, C),
+    model: Digest = INITIAL,
+    now: float = T0,
+    **of_terms: Any,
 ) -> MaskingOpened:
-    of_round = Terms(model=bytes.fromhex(INITIAL), ranges=ranges(), link=LINK, **of_terms)
+    of_round = Terms(model=bytes.fromhex(model), ranges=ranges(), link=LINK, **of_terms)
     return MaskingOpened(
         now=now,
         key=at or key(),

@@ -8,6 +8,7 @@ from security.errors import StateError
 from security.identifiers import FederationName, SiloName
 from security.secure_aggregation.attempt import Attempt
 from security.secure_aggregation.messages import SurvivorSet, UnmaskRequest
+from silo_agent.task.as_planned import AsPlanned
 from silo_agent.task.effects import (
     Activity,
     AnswerMask,
@@ -23,6 +24,7 @@ from silo_agent.task.effects import (
     JournalModel,
     JournalOutcome,
     JournalPlan,
+    JournalRoundModel,
     JournalUpdate,
     Outcome,
     RecordRefusal,
@@ -88,9 +90,11 @@ from silo_wire.messages import (
     Train,
     TrainingSummary,
 )
+from silo_wire.timetable import Timetable
 
 PLAN, OTHER_PLAN = Digest("a1" * 32), Digest("b2" * 32)
 MODEL, OTHER_MODEL = Digest("c3" * 32), Digest("d4" * 32)
+ALLOWS = AsPlanned(timetable=Timetable(rounds=9, every=1, initial=True, last=True, masked=False), tells_scores=True)
 KEY = RoundKey(federation="care", plan=PLAN, round=3, attempt=1)
 TRAIN = Train(key=KEY, model=MODEL, seconds_left=60.0)
 ATTEMPT = Attempt(federation=FederationName("care"), plan=bytes.fromhex(PLAN), round=3, number=1, id=bytes(32))
@@ -118,7 +122,7 @@ SAMPLES: dict[str, Event] = {
     "Mask": MASK,
     "Evaluate": EVALUATE,
     "Finished": FINISHED,
-    "PlanPrepared": PlanPrepared(PLAN),
+    "PlanPrepared": PlanPrepared(PLAN, ALLOWS),
     "PlanRefused": PlanRefused(plan=PLAN, reason=DeclineReason.POLICY, detail="no", told="no"),
     "ModelFetched": ModelFetched(MODEL),
     "Trained": Trained(UPDATE),
@@ -132,7 +136,7 @@ SAMPLES: dict[str, Event] = {
     "ResumeAsked": ResumeAsked(),
     "StopAsked": StopAsked(),
 }
-PREPARED = Agent(prepared=PLAN)
+PREPARED = Agent(prepared=PLAN, allows=ALLOWS)
 AGENTS: dict[str, Agent] = {
     "Idle": Agent(),
     "Preparing": Agent(phase=Preparing(PLAN)),
@@ -208,7 +212,7 @@ def test_every_pair_of_phase_and_event(phase: str, event: str, expected: str) ->
         assert CancelWork() in effects, "work that is left is cancelled"
 
 
-JOURNAL = (JournalActivity, JournalModel, JournalOutcome, JournalPlan, JournalUpdate, RecordRefusal)
+JOURNAL = (JournalRoundModel, JournalActivity, JournalModel, JournalOutcome, JournalPlan, JournalUpdate, RecordRefusal)
 WORK = (FetchPlan, FetchModel, RunTraining, UploadUpdate, AnswerMask, RunEvaluation, ReportEvaluation)
 AT_WORK = (Preparing, Fetching, Training, Uploading, Answering, Evaluating, Reporting, Collecting)
 RESULTS = (
@@ -230,7 +234,7 @@ def test_one_whole_round_from_nothing() -> None:
     agent, effects = run(
         Agent(),
         Prepare(PLAN),
-        PlanPrepared(PLAN),
+        PlanPrepared(PLAN, ALLOWS),
         GATHERING,
         TRAIN,
         ModelFetched(MODEL),
@@ -245,7 +249,9 @@ def test_one_whole_round_from_nothing() -> None:
         FINISHED,
         ModelFetched(MODEL),
     )
-    assert agent == Agent(phase=Complete(FINISHED), prepared=PLAN, saved=UPDATE)
+    assert agent == Agent(
+        phase=Complete(FINISHED), prepared=PLAN, allows=ALLOWS, saved=UPDATE, models={(PLAN, 3): OTHER_MODEL}
+    )
     assert effects == [
         FetchPlan(PLAN),
         JournalPlan(PLAN),
@@ -256,6 +262,7 @@ def test_one_whole_round_from_nothing() -> None:
         JournalUpdate(UPDATE),
         UploadUpdate(UPDATE),
         JournalOutcome(key=KEY, evaluation=False, outcome=Outcome.UPLOADED),
+        JournalRoundModel(plan=PLAN, round=3, model=OTHER_MODEL),
         FetchModel(EVALUATE),
         JournalModel(PLAN, OTHER_MODEL),
         RunEvaluation(EVALUATE),
@@ -295,14 +302,14 @@ def test_a_new_attempt_replaces_the_training_of_the_old_one() -> None:
 
 
 def test_an_update_on_disk_is_uploaded_again_and_never_trained_again() -> None:
-    agent, effects = run(Agent(saved=UPDATE), TRAIN, PlanPrepared(PLAN))
+    agent, effects = run(Agent(saved=UPDATE), TRAIN, PlanPrepared(PLAN, ALLOWS))
     assert agent.phase == Uploading(TRAIN, UPDATE)
     assert effects == [FetchPlan(PLAN), JournalPlan(PLAN), UploadUpdate(UPDATE)]
 
 
 def test_an_update_of_another_attempt_on_disk_is_no_answer() -> None:
     second = replace(TRAIN, key=replace(KEY, attempt=2))
-    agent, _ = run(Agent(saved=UPDATE, prepared=PLAN, phase=Ready(PLAN)), second)
+    agent, _ = run(Agent(saved=UPDATE, prepared=PLAN, allows=ALLOWS, phase=Ready(PLAN)), second)
     assert agent.phase == Fetching(second)
 
 
@@ -313,7 +320,7 @@ SECOND = replace(TRAIN, key=replace(KEY, attempt=2))
 @pytest.mark.parametrize("phase", ["Idle", "Ready", "Done", "Declined", "Training", "Evaluating"])
 def test_a_private_update_of_an_earlier_attempt_is_sent_again_and_never_trained_again(phase: str, masked: bool) -> None:
     saved = replace(UPDATE, private=True, masked=masked)
-    agent, effects = run(replace(AGENTS[phase], prepared=PLAN, saved=saved), SECOND)
+    agent, effects = run(replace(AGENTS[phase], prepared=PLAN, allows=ALLOWS, saved=saved), SECOND)
     again = replace(saved, key=SECOND.key)
     assert agent.saved == again
     assert agent.phase == (Holding(again) if masked else Uploading(SECOND, again))
@@ -350,7 +357,7 @@ def test_an_update_that_training_writes_over_is_not_sent_again() -> None:
 
 def test_a_second_model_for_one_attempt_is_declined_after_a_restart() -> None:
     other = replace(TRAIN, model=OTHER_MODEL)
-    agent, effects = run(Agent(saved=UPDATE, prepared=PLAN, phase=Ready(PLAN)), other)
+    agent, effects = run(Agent(saved=UPDATE, prepared=PLAN, allows=ALLOWS, phase=Ready(PLAN)), other)
     assert isinstance(agent.phase, Declined)
     assert [e.reason for e in effects if isinstance(e, Decline)] == [DeclineReason.INTEGRITY]
     assert not any(isinstance(e, UploadUpdate | FetchModel) for e in effects)
@@ -393,8 +400,12 @@ def test_an_order_that_overtakes_the_receipt_waits_for_it() -> None:
     agent, effects = run(AGENTS["Uploading"], EVALUATE)
     assert effects == []
     assert run(agent, Uploaded(KEY)) == (
-        replace(AGENTS["Done"], phase=Fetching(EVALUATE)),
-        [JournalOutcome(key=KEY, evaluation=False, outcome=Outcome.UPLOADED), FetchModel(EVALUATE)],
+        replace(AGENTS["Done"], phase=Fetching(EVALUATE), models={(PLAN, 3): OTHER_MODEL}),
+        [
+            JournalOutcome(key=KEY, evaluation=False, outcome=Outcome.UPLOADED),
+            JournalRoundModel(plan=PLAN, round=3, model=OTHER_MODEL),
+            FetchModel(EVALUATE),
+        ],
     )
     next_round = replace(TRAIN, key=replace(KEY, round=4))
     agent, _ = run(AGENTS["Reporting"], next_round)
@@ -453,7 +464,7 @@ def test_resume_declares_readiness_again() -> None:
 
 
 def test_a_paused_agent_prepares_and_says_that_it_is_not_ready() -> None:
-    agent, effects = run(Agent(paused=True), Prepare(PLAN), PlanPrepared(PLAN))
+    agent, effects = run(Agent(paused=True), Prepare(PLAN), PlanPrepared(PLAN, ALLOWS))
     assert agent.phase == Ready(PLAN)
     assert effects[-1] == DeclareReadiness(plan=PLAN, ready=False, reason=PAUSED)
 
@@ -511,7 +522,7 @@ def test_stopping_while_uploading_keeps_the_round_for_the_next_process() -> None
 @pytest.mark.parametrize(
     ("phase", "event"),
     [
-        ("Preparing", PlanPrepared(OTHER_PLAN)),
+        ("Preparing", PlanPrepared(OTHER_PLAN, ALLOWS)),
         ("Preparing", PlanRefused(plan=OTHER_PLAN, reason=DeclineReason.DATA, detail="x", told="x")),
         ("Fetching", ModelFetched(OTHER_MODEL)),
         ("Collecting", ModelFetched(OTHER_MODEL)),
@@ -616,7 +627,7 @@ def test_the_next_step_waits_until_the_answer_that_it_overtook_is_delivered() ->
 
 def test_a_restarted_agent_goes_on_with_the_attempt_under_way() -> None:
     """The coordinator has it prepare first: it counts as connected anew."""
-    agent, effects = run(Agent(phase=Holding(HELD), saved=HELD), Prepare(PLAN), PlanPrepared(PLAN), MASK)
+    agent, effects = run(Agent(phase=Holding(HELD), saved=HELD), Prepare(PLAN), PlanPrepared(PLAN, ALLOWS), MASK)
     assert agent.phase == Answering(MASK, HELD)
     assert effects == [
         FetchPlan(PLAN),
@@ -624,7 +635,7 @@ def test_a_restarted_agent_goes_on_with_the_attempt_under_way() -> None:
         DeclareReadiness(plan=PLAN, ready=True),
         AnswerMask(MASK, HELD),
     ]
-    at_once, effects = run(Agent(phase=Holding(HELD), saved=HELD), SURVIVORS, PlanPrepared(PLAN))
+    at_once, effects = run(Agent(phase=Holding(HELD), saved=HELD), SURVIVORS, PlanPrepared(PLAN, ALLOWS))
     assert at_once.phase == Answering(SURVIVORS, HELD)
     assert EndMasking(KEY) not in effects
 
@@ -632,13 +643,13 @@ def test_a_restarted_agent_goes_on_with_the_attempt_under_way() -> None:
 def test_a_restarted_agent_erases_an_attempt_that_is_over() -> None:
     for order in LATER.values():
         _, effects = run(
-            Agent(phase=Holding(HELD), saved=HELD), order, *([PlanPrepared(PLAN)] if order == FINISHED else [])
+            Agent(phase=Holding(HELD), saved=HELD), order, *([PlanPrepared(PLAN, ALLOWS)] if order == FINISHED else [])
         )
         assert effects.count(EndMasking(KEY)) == 1, order
 
 
 def test_an_agent_that_trained_before_its_restart_says_so_and_does_not_train_again() -> None:
-    agent, effects = run(Agent(saved=HELD), TRAIN, PlanPrepared(PLAN))
+    agent, effects = run(Agent(saved=HELD), TRAIN, PlanPrepared(PLAN, ALLOWS))
     assert agent.phase == Holding(HELD)
     assert effects[-1] == DeclareTrained(key=KEY, model=MODEL)
     assert not any(isinstance(effect, RunTraining | UploadUpdate) for effect in effects)
@@ -684,7 +695,7 @@ def test_a_second_model_erases_what_masking_left_while_the_plan_is_looked_at_aga
 
 
 def test_a_plan_that_policy_refused_is_looked_at_again_when_its_people_say_so() -> None:
-    agent, effects = run(AGENTS["Refused"], ResumeAsked(), PlanPrepared(PLAN))
+    agent, effects = run(AGENTS["Refused"], ResumeAsked(), PlanPrepared(PLAN, ALLOWS))
     assert agent.phase == Ready(PLAN)
     assert effects[0] == FetchPlan(PLAN)
     assert effects[-1] == DeclareReadiness(plan=PLAN, ready=True)

@@ -52,10 +52,13 @@ def journal(tmp_path: Path) -> Iterator[RoundJournal]:
 
 
 def named_in_refusals(path: Path) -> Iterator[ast.expr]:
-    """The first argument of every PolicyRefusal that is made in a file."""
+    """The rule of every PolicyRefusal and RecordRefusal that is made in a file."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "PolicyRefusal":
-            yield node.args[0]
+        match node:
+            case ast.Call(func=ast.Name(id="PolicyRefusal"), args=[rule, *_]):
+                yield rule
+            case ast.Call(func=ast.Name(id="RecordRefusal"), keywords=[ast.keyword(arg="rule", value=rule), *_]):
+                yield rule
 
 
 def test_every_rule_that_the_code_refuses_by_is_in_the_closed_set_and_no_other() -> None:

@@ -1,5 +1,6 @@
 """What this silo refuses about masks, tensors and plans that nobody approved; the limits are in test_agent_settings.py."""
 
+import re
 from typing import Any
 
 import pytest
@@ -33,6 +34,41 @@ def refusal_of(policy: SiloPolicy, bundle: PlanBundle) -> PolicyRefusal:
     with pytest.raises(PolicyRefusal) as refusal:
         policy.check_plan(bundle)
     return refusal.value
+
+
+# --- scores ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_attack_plan_whose_scores_are_of_single_records(masks: bool) -> None:
+    aggregation = {"secure_aggregation": masks}
+    schedule = {"rounds": 3, "min_silos": 3}
+
+    def limited(most: int, **evaluation: Any) -> PlanBundle:
+        section = {"max_examples": most, **evaluation}
+        return small_bundle(schedule=schedule, aggregation=aggregation, evaluation=section)
+
+    refusal = refusal_of(policy(), limited(1))
+    assert refusal.rule == "smallest_evaluation"
+    assert "raise [evaluation] max_examples" in str(refusal)
+    policy().check_plan(limited(2))
+    policy().check_plan(limited(0))  # the whole of what is held out, which the silo looks at itself
+    assert refusal_of(policy(smallest_evaluation=50), limited(49)).rule == "smallest_evaluation"
+    policy(smallest_evaluation=50).check_plan(limited(50))
+    policy().check_plan(limited(1, every=0, initial=False, last=False))
+    policy(tell_scores=False).check_plan(limited(1))
+
+
+@pytest.mark.parametrize(("questions", "leave"), [(0, False), (1, False), (2, True), (1000, True)])
+def test_attack_scores_of_a_single_record_whatever_the_plan(questions: int, leave: bool) -> None:
+    if leave:
+        policy().check_evaluation(questions)
+        return
+    with pytest.raises(PolicyRefusal, match="smallest_evaluation = 2") as refusal:
+        policy().check_evaluation(questions)
+    assert not re.search(rf"\b{questions} (held|questions)", str(refusal.value)), "how many there are stays here"
+    with pytest.raises(ValidationError):
+        policy(smallest_evaluation=1)
 
 
 # --- masks -------------------------------------------------------------------------------------------------------------

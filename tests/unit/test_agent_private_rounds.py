@@ -509,6 +509,9 @@ async def test_a_coordinator_that_asks_for_a_score_all_the_same_gets_none(
 ) -> None:
     async with silo.running():
         await peer.order(Evaluate(key=KEY, model=model.digest, seconds_left=60.0))
-        assert await declined(peer) == (DeclineReason.INTEGRITY, NOT_INTACT)
+        assert await declined(peer) == (
+            DeclineReason.POLICY,
+            "scores of round 1 were ordered, at which the plan has none",
+        )
     assert peer.evaluations == []
-    assert silo.refusals() == ["MalformedMessage"]
+    assert silo.refusals() == ["as_planned"]

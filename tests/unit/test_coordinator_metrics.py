@@ -17,6 +17,7 @@ from coordinator.service.disclosure import Means
 from coordinator.service.pulse import Pulse, pulse
 from security.identifiers import SiloName
 from security.secure_aggregation import coordinator_machine as protocol
+from security.secure_aggregation.scores import Scores
 from tests.support.rounds import COLLECTING, GATHERING, A, B, course, key, model_after, summary, terms
 
 ABOUT_SILOS = (
@@ -122,7 +123,7 @@ MEANS = (
 
 
 def test_means_of_one_plan_are_not_those_of_the_next(metrics: CoordinatorMetrics) -> None:
-    metrics.evaluated(key(0), reports=(), macro=0.5, micro=0.25)
+    metrics.evaluated(key(0), reports=(), scores=None, macro=0.5, micro=0.25)
     metrics.round_opened(key(1), (A, B))
     assert value(metrics, "lorica_macro_exact_match_ratio") == 0.5  # of the model that this plan began with
     a_round(metrics)
@@ -134,9 +135,24 @@ def test_means_of_one_plan_are_not_those_of_the_next(metrics: CoordinatorMetrics
 
 
 def test_a_mean_that_may_not_be_shown_is_not_the_one_before(metrics: CoordinatorMetrics) -> None:
-    metrics.evaluated(key(1), reports=(), macro=0.5, micro=0.25)
-    metrics.evaluated(key(2), reports=(), macro=None, micro=None)
+    metrics.evaluated(key(1), reports=(), scores=None, macro=0.5, micro=0.25)
+    metrics.evaluated(key(2), reports=(), scores=None, macro=None, micro=None)
     assert all(math.isnan(value(metrics, name) or 0.0) for name in MEANS[:2])
+
+
+def test_scores_of_a_sum_are_shown_as_they_are_and_go_with_their_plan(metrics: CoordinatorMetrics) -> None:
+    summed = Scores(questions=50, exact_matches=20, executed=10, execution_matches=4, loss=64 * 50 * 3)
+    names = ("lorica_summed_questions", "lorica_summed_execution_accuracy_ratio", "lorica_summed_loss_per_token")
+    metrics.evaluated(key(1), reports=(), scores=summed, macro=None, micro=0.4)
+    assert [value(metrics, name) for name in names] == [50, 0.4, 3.0]
+    assert value(metrics, "lorica_micro_exact_match_ratio") == 0.4
+    metrics.round_closed(
+        AggregationResult(model=model_after(1), outcome=Outcome.SCORED, weights=()), Means(weight=1.0), seconds=1.0
+    )
+    assert value(metrics, "lorica_rounds_total", outcome="scored") == 1
+    assert math.isnan(value(metrics, "lorica_mean_silo_weight") or 0.0), "nobody trained"
+    metrics.round_opened(replace(key(1), plan=model_after(9)), (A, B))
+    assert all(math.isnan(value(metrics, name) or 0.0) for name in names)
 
 
 def test_epsilon_left_is_never_below_zero(metrics: CoordinatorMetrics) -> None:

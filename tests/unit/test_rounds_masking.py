@@ -9,8 +9,12 @@ from coordinator.edges.state_json import STATE_VERSION, state_from_json, state_t
 from coordinator.rounds.effects import (
     Aggregate,
     DiscardUpdates,
+    EvaluationAccepted,
+    EvaluationClosed,
     MaskedAccepted,
+    ModelMade,
     OpenMasking,
+    RetainModels,
     RoundAbandoned,
     RoundClosed,
     SiloDropped,
@@ -20,22 +24,25 @@ from coordinator.rounds.machine import check_may_send_masked
 from coordinator.rounds.states import (
     Aggregating,
     Collecting,
-    Evaluating,
     Finished,
     Gathering,
     Masking,
     State,
     Stopped,
+    course_of,
 )
+from coordinator.rounds.updates import Outcome
 from security.errors import Conflict, WrongTime
 from security.identifiers import SiloName
 from security.secure_aggregation import mask_stream
 from security.secure_aggregation.fixed_point import EXTRA_WORDS
 from security.secure_aggregation.messages import Complaint, MaskedInput, signed
+from security.secure_aggregation.scores import NO_SCORES, Scores
 from silo_wire.canonical import Digest
 from silo_wire.messages import Mask, Standby, StandbyReason
 from tests.support.masked_rounds import SILOS, D, MaskedRounds
 from tests.support.rounds import (
+    INITIAL,
     T0,
     A,
     B,
@@ -45,6 +52,7 @@ from tests.support.rounds import (
     declined,
     mask_answered,
     masking_opened,
+    model_after,
     ready,
     revoked,
     started,
@@ -123,15 +131,105 @@ def test_a_whole_masked_round_gives_the_sum_of_what_was_encoded() -> None:
     assert all(len(item.signature) == 64 for item in accepted)
 
 
-def test_the_sum_becomes_the_model_and_the_survivors_score_it() -> None:
+def test_the_sum_becomes_the_model_and_nobody_is_asked_for_scores() -> None:
     rounds = opened(evaluate_every=1)
     rounds.run()
     rounds.happen(aggregated(rounds.key, silos=()))
-    assert isinstance(rounds.state, Evaluating)
-    assert rounds.state.cohort == SILOS
+    assert isinstance(rounds.state, Collecting)
+    assert (rounds.state.round, rounds.state.course.model) == (2, model_after(1))
     (closed,) = rounds.taken(RoundClosed)
     assert closed.updates == ()
     assert rounds.state.course.included == (), "no update of a single silo is known"
+
+
+# --- scores
+
+
+def scored(right: int, *, questions: int = 40) -> Scores:
+    return Scores(questions=questions, exact_matches=right, executed=10, execution_matches=5, loss=64)
+
+
+def summed(rounds: MaskedRounds, scores: Scores | None, *, outcome: Outcome = Outcome.APPLIED) -> None:
+    """Everybody trains, masks and reveals, and this comes out."""
+    if isinstance(rounds.state, Collecting):
+        rounds.train()
+        rounds.open()
+    rounds.run()
+    command = rounds.taken(Aggregate)[-1]
+    model = model_after(command.key.round) if outcome is Outcome.APPLIED else command.base_model
+    told = aggregated(command.key, silos=(), outcome=outcome, model=model)
+    rounds.happen(replace(told, result=replace(told.result, scores=scores)))
+
+
+def test_the_scores_in_a_sum_are_of_the_model_that_the_round_began_with() -> None:
+    rounds = MaskedRounds(rounds=3, evaluate_every=1, evaluate_initial=True, evaluate_last=False)
+    for right, of in ((3, INITIAL), (9, model_after(1)), (5, model_after(2))):
+        summed(rounds, scored(right))
+        (closed,) = rounds.taken(EvaluationClosed)
+        assert closed.score is not None
+        assert (closed.score.model, closed.score.exact_matches, closed.scores) == (of, right, scored(right))
+        assert (closed.reports, closed.macro, closed.counted, closed.is_best) == ((), None, True, right != 5)
+        assert closed.key.round == (0 if of == INITIAL else closed.score.round)
+    course = course_of(rounds.state)
+    assert course is not None
+    assert course.best_model == model_after(1), "the best of what was scored, not the newest"
+    assert rounds.taken(EvaluationAccepted) == []
+    retained = rounds.taken(RetainModels)[-1]
+    assert retained.models == {model_after(1), model_after(3)}
+
+
+def test_at_other_times_than_the_plans_scores_are_not_even_looked_at() -> None:
+    rounds = MaskedRounds(rounds=4, evaluate_every=2, evaluate_last=False)
+    for round_number in (1, 2, 3, 4):
+        summed(rounds, scored(1))
+        assert len(rounds.taken(EvaluationClosed)) == (round_number == 3), "the second model's, and none's else"
+    assert isinstance(rounds.state, Collecting), "the fourth model is due as well: a closing round scores it"
+
+
+def test_the_last_model_is_scored_in_a_closing_round_in_which_nobody_trains() -> None:
+    rounds = MaskedRounds(rounds=1, evaluate_last=True)
+    summed(rounds, None)
+    assert rounds.taken(EvaluationClosed) == []
+    assert isinstance(rounds.state, Collecting)
+    assert (rounds.state.round, rounds.order(A).model) == (2, model_after(1))
+    rounds.train()
+    (opening,) = [it for it in rounds.taken(OpenMasking) if it.key.round == 2]
+    assert opening.closing
+    rounds.open()
+    rounds.run()
+    (command,) = [it for it in rounds.taken(Aggregate) if it.key.round == 2]
+    assert command.closing
+    told = aggregated(command.key, silos=(), outcome=Outcome.SCORED, model=model_after(1))
+    rounds.happen(replace(told, result=replace(told.result, scores=scored(7))))
+    assert isinstance(rounds.state, Finished)
+    assert rounds.state.course.model == rounds.state.course.best_model == model_after(1)
+    (closed,) = rounds.taken(EvaluationClosed)
+    assert (closed.key.round, closed.scores) == (1, scored(7))
+    assert [made.round for made in rounds.taken(ModelMade)] == [0, 1]
+
+
+@pytest.mark.parametrize("told", [None, NO_SCORES])
+def test_without_scores_no_model_is_the_best(told: Scores | None) -> None:
+    """Everybody withheld them, or somebody lied so that they contradict each other."""
+    rounds = MaskedRounds(rounds=2, evaluate_every=1, evaluate_initial=True, evaluate_last=False)
+    summed(rounds, told)
+    (closed,) = rounds.taken(EvaluationClosed)
+    assert (closed.score, closed.counted, closed.is_best) == (None, False, False)
+    course = course_of(rounds.state)
+    assert course is not None
+    assert course.best_model == course.model == model_after(1)
+
+
+def test_a_sum_over_fewer_than_the_quorum_makes_no_model_the_best() -> None:
+    rounds = MaskedRounds(rounds=2, evaluate_initial=True, min_silos=4)
+    rounds.train()
+    rounds.open()
+    rounds.until("masked input")
+    silent(rounds, D)
+    summed(rounds, scored(30))
+    (closed,) = rounds.taken(EvaluationClosed)
+    assert (closed.counted, closed.is_best) == (False, False)
+    assert closed.score is not None
 
 
 def test_each_silo_is_asked_for_what_its_phase_needs_and_then_waits() -> None:

@@ -132,7 +132,7 @@ def page_view(
 ) -> PageView:
     """`rows` oldest first; `epsilon` is what the coordinator's own releases have cost so far; times are Unix seconds."""
     closed = [row for row in rows if row.outcome in _SCORED]
-    scored = next((row for row in reversed(closed) if row.macro_exact_match is not None), None)
+    scored = next((row for row in reversed(closed) if row.micro_exact_match is not None), None)
     summed = next((row for row in reversed(closed) if row.outcome != "evaluated"), None)
     single = standing.shows_single_silos
     return PageView(

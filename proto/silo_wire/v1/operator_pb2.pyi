@@ -316,7 +316,7 @@ class RoundRecord(_message.Message):
     round: _builtins.int
     attempt: _builtins.int
     outcome: _builtins.str
-    """running, applied, zero_weight, abandoned"""
+    """running, applied, zero_weight, abandoned, evaluated, scored"""
     detail: _builtins.str
     opened_unix_s: _builtins.float
     closed_unix_s: _builtins.float
@@ -324,7 +324,7 @@ class RoundRecord(_message.Message):
     """the model that the round made"""
     weight_fallback: _builtins.bool
     macro_exact_match: _builtins.float
-    """negative: not evaluated"""
+    """negative: not evaluated, or scores that came as a sum under masks"""
     micro_exact_match: _builtins.float
     @_builtins.property
     def silos(self) -> _containers.RepeatedCompositeFieldContainer[Global___SiloRound]: ...
