@@ -39,6 +39,8 @@ from tests.support.warm_processes import WarmProcesses
 import grpc.aio  # isort: skip
 
 SILOS = HOSPITAL, BANK, INSURER = "hospital", "bank", "insurer"
+LATE = "late"
+"""Is enrolled at the end of the day, and never there."""
 RECORDS = 32
 EPSILON = 8.0
 CALLS = 25
@@ -59,6 +61,14 @@ PLAIN = {
     "evaluation.initial": "false",
 }
 UNSCORED = {"schedule.rounds": 1, "evaluation.every": 0, "evaluation.last": "false"}
+MASKED = {
+    "schedule.rounds": 1,
+    "schedule.min_silos": 3,
+    "aggregation.secure_aggregation": "true",
+    "aggregation.max_weight": 100.0,
+    "aggregation.max_delta_norm": 0.5,
+    "training.learning_rate": 1e-4,
+}
 NOISED = {
     **UNSCORED,
     "privacy.level": "silo",
@@ -82,6 +92,7 @@ HOPELESS = {**UNSCORED, "training.epochs": 1000, "schedule.training_deadline_s":
 NEEDS_A_GPU = {"federation: Memory of GPUs", "silo: Memory of GPUs"}
 NOISE_AT_THE_COORDINATOR = {"security: Epsilon of the plan, share spent"}
 NOISE_AT_SILOS = {"security: Epsilon of silos that let it be seen, share spent"}
+SUMMED_UNDER_MASKS = {"security: Execution accuracy, summed under masks"}
 OF_SINGLE_SILOS = {
     "federation: Exact match per silo",
     "federation: Share of the weighted mean",
@@ -208,7 +219,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
             write_silo(it.data[silo], CLINIC, seed=number, splits=log)
             it.agent(silo, "enroll", it.coordinator("invite", silo).strip())
             budget = 1.0 if silo == BANK else EPSILON
-            settings = f'[metrics]\nlisten = "{listening[silo]}"\n[policy]\nmax_epsilon = {budget}\n'
+            settings = f'[metrics]\nlisten = "{listening[silo]}"\n[policy]\nmax_epsilon = {budget}\ntrust_on_first_use = true\n'
             (root / "agents" / silo / "silo.toml").write_text(settings)
             it.start_agent(silo)
         coordinator = f"127.0.0.1:{it.ports[2]}"
@@ -240,7 +251,11 @@ def go_through_a_day(it: Watched) -> None:
 
     it.start("plain", {})
     it.finish()
-    it.see("plain", set(PANELS) - NEEDS_A_GPU - NOISE_AT_THE_COORDINATOR - NOISE_AT_SILOS)
+    it.see("plain", set(PANELS) - NEEDS_A_GPU - NOISE_AT_THE_COORDINATOR - NOISE_AT_SILOS - SUMMED_UNDER_MASKS)
+
+    it.start("masked", MASKED)
+    it.finish()
+    it.see("masked", SUMMED_UNDER_MASKS)
 
     it.fires("LoricaRefusalsSpiking", of=lambda: asyncio.run(refused_calls(federation.root / "agents" / HOSPITAL)))
     filler = federation.root / "agents" / INSURER / "filler"
@@ -264,6 +279,10 @@ def go_through_a_day(it: Watched) -> None:
 
     it.fires("LoricaRoundsAbandoned", of=lambda: it.start("hopeless", HOPELESS))
     it.fires("LoricaSiloSilent", "LoricaQuorumAtRisk", "LoricaSiloAgentDown", of=lambda: processes.kill(BANK))
+    federation.agent(LATE, "enroll", federation.coordinator("invite", LATE).strip())
+    it.fires(
+        "LoricaReleaseGroupsWait", of=lambda: federation.coordinator("groups", "propose", ",".join((*SILOS, LATE)))
+    )
     it.fires("LoricaQuorumLost", "LoricaRoundStuck", of=lambda: processes.kill(INSURER))
     it.fires("LoricaCoordinatorDown", "LoricaSiloWithoutOrders", of=lambda: processes.kill("coordinator"))
 
@@ -289,13 +308,13 @@ def test_every_panel_has_data(watched: Watched, panel: str) -> None:
 
 
 def test_most_panels_have_data_after_the_first_plan(watched: Watched) -> None:
-    empty = NEEDS_A_GPU | NOISE_AT_THE_COORDINATOR | NOISE_AT_SILOS
+    empty = NEEDS_A_GPU | NOISE_AT_THE_COORDINATOR | NOISE_AT_SILOS | SUMMED_UNDER_MASKS
     assert set(PANELS) - watched.shown["plain"] == empty
     assert set(PANELS) >= OF_SINGLE_SILOS
 
 
-@pytest.mark.parametrize("moment", ["noised", "private"])
-def test_nothing_of_single_silos_is_scraped_of_a_private_plan(watched: Watched, moment: str) -> None:
+@pytest.mark.parametrize("moment", ["masked", "noised", "private"])
+def test_nothing_of_single_silos_is_scraped_of_a_masked_or_private_plan(watched: Watched, moment: str) -> None:
     assert watched.of_silos["plain"]
     assert watched.of_silos[moment] == []
     assert not watched.shown[moment] & OF_SINGLE_SILOS

@@ -217,7 +217,17 @@ def test_a_silo_that_cannot_take_part_says_why_though_a_federation_would_not_be_
 
 
 def test_a_round_that_comes_to_nothing_again_and_again_ends_the_simulation(three: Path, tmp_path: Path) -> None:
-    plan = new_plan(tmp_path / "plans", "far", **{"aggregation.server_learning_rate": 1e45, "schedule.min_silos": 3})
+    """One step of such a weight decay leaves deltas within float32's range, and ten times their mean outside it."""
+    far = {
+        "training.learning_rate": 10.0,
+        "training.weight_decay": 5e36,
+        "training.batch_size": EXAMPLES,
+        "aggregation.server_optimizer": "sgd",
+        "aggregation.server_learning_rate": 10.0,
+        "aggregation.max_delta_norm": 0.0,
+        "schedule.min_silos": 3,
+    }
+    plan = new_plan(tmp_path / "plans", "far", **far)
     heard: list[RoundRow] = []
     with pytest.raises(StateError, match=r"round 1 has come to nothing \d+ times, and would again: .*--out"):
         simulated(plan, three, tmp_path / "out", on_round=heard.append)
@@ -250,9 +260,9 @@ def test_an_out_that_is_no_folder_is_named(
 
 
 def test_a_dry_run_tells_of_the_others_where_one_silos_training_comes_to_nothing(three: Path, tmp_path: Path) -> None:
-    """Such a learning rate takes every parameter out of float32's range at the first step."""
-    values = {"training.overrides.bees.learning_rate": 1e38, "training.batch_size": 1}
-    plan = new_plan(tmp_path / "plans", "steep", **values)
+    """With this weight decay such a learning rate takes every parameter out of float32's range within a round."""
+    common = {"training.learning_rate": 1e-7, "training.weight_decay": 1e6, "training.batch_size": 1}
+    plan = new_plan(tmp_path / "plans", "steep", **{**common, "training.overrides.bees.learning_rate": 10.0})
     done = dry_run(plan, silos_in(three), tmp_path / "out", device="cpu", threads=1)
     assert [silo.silo for silo in done.estimate.silos] == ["ants", "crabs"]
     (problem,) = done.problems
