@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coordinator.aggregation.finite import extremes
 from coordinator.aggregation.weighting import CohortWeights
 from security.errors import MalformedMessage, StateError
 from security.identifiers import SiloName
+from silo_wire.server_step.finite import extremes
 
 DELTA_DTYPES = (torch.float32, torch.bfloat16)
 

@@ -19,9 +19,7 @@ import torch
 from torch import Tensor
 
 from coordinator.aggregation.noised_sum import NoisedSum
-from coordinator.aggregation.round_arithmetic import aggregate_slab, apply_mean
-from coordinator.aggregation.rounding import round_to_bfloat16
-from coordinator.aggregation.server_optimizer import ServerOptimizer, optimizer_named, slots
+from coordinator.aggregation.round_arithmetic import aggregate_slab
 from coordinator.aggregation.streaming_sum import Scratch
 from coordinator.aggregation.weighting import CohortWeights, SiloSummary, WeightCaps, weigh
 from coordinator.edges.masked_sum import MaskedVectors, MeanReader, SpoolReader
@@ -44,7 +42,11 @@ from silo_wire.lorar import Weighting, raw_weight
 from silo_wire.manifest import ParameterDtype, masked_layout
 from silo_wire.messages import RoundKey
 from silo_wire.plan import AggregationSection
+from silo_wire.plan_optimizer import optimizer_of
 from silo_wire.privacy import PrivacySection
+from silo_wire.server_step.apply_mean import apply_mean
+from silo_wire.server_step.rounding import round_to_bfloat16
+from silo_wire.server_step.server_optimizer import slots
 
 DeviceSetting = Literal["auto", "cpu", "cuda"]
 SLAB_BYTES: dict[str, int] = {"cpu": 1 << 20, "cuda": 32 << 20}
@@ -57,18 +59,6 @@ def device_for(setting: DeviceSetting) -> torch.device:
     if setting == "cuda" and not torch.cuda.is_available():
         raise ConfigurationError("device = 'cuda' and no CUDA device is usable here: set device to 'auto' or 'cpu'")
     return torch.device("cuda" if setting != "cpu" and torch.cuda.is_available() else "cpu")
-
-
-def optimizer_of(section: AggregationSection) -> ServerOptimizer:
-    """Raises ConfigurationError for a value outside its range."""
-    return optimizer_named(
-        section.server_optimizer,
-        learning_rate=section.server_learning_rate,
-        momentum=section.momentum,
-        beta1=section.beta1,
-        beta2=section.beta2,
-        tau=section.tau,
-    )
 
 
 class Aggregator:

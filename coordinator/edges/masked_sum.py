@@ -10,7 +10,7 @@ Memory is a few pieces for each thread, whatever the size of the model and the n
 import os
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,16 @@ from coordinator.service.ports import UnusableUpdate
 from security.errors import IntegrityError, StorageError
 from security.identifiers import SiloName
 from security.secure_aggregation import mask_stream
-from security.secure_aggregation.fixed_point import EXTRA_WORDS, FixedPoint, Peaks, Ranges, SumTail, decode, decode_tail
+from security.secure_aggregation.fixed_point import (
+    EXTRA_WORDS,
+    FixedPoint,
+    Peaks,
+    Ranges,
+    SumTail,
+    averaged,
+    decode,
+    decode_tail,
+)
 from security.secure_aggregation.mask_stream import BLOCK_WORDS, MaskSum, Words
 
 MOST_THREADS = 4
@@ -93,9 +102,7 @@ class MeanReader:
         self._weight_sum = weight_sum
         self._silos = len(vectors.spools)
         ranges = vectors.fixed_point.ranges
-        # The cap as a share of the sum of weights: decoding then gives the mean at once, rounded once.
-        share = replace(ranges, weight_cap=ranges.weight_cap / weight_sum)
-        self._mean = replace(vectors.fixed_point, ranges=share)
+        self._mean = averaged(vectors.fixed_point, weight_sum)
         self._peaks = Peaks(ranges)
         pieces = tuple(_pieces(ranges.elements, slab_elements))
         self._left = iter(pieces)

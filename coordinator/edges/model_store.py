@@ -373,7 +373,7 @@ def _rounded(blocks: Iterable[memoryview]) -> Iterator[Slab]:
     # Here, not above: torch takes seconds to import, and commands that only look at the state never need it.
     import torch
 
-    from coordinator.aggregation.rounding import round_to_bfloat16
+    from silo_wire.server_step.rounding import round_to_bfloat16
 
     for block in blocks:
         values = torch.frombuffer(block, dtype=torch.float32)

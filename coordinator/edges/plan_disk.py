@@ -2,9 +2,9 @@
 
 from typing import Final
 
-from coordinator.aggregation.server_optimizer import slots
-from coordinator.edges.aggregator import optimizer_of
 from silo_wire.plan import PlanBundle
+from silo_wire.plan_optimizer import optimizer_of
+from silo_wire.server_step.server_optimizer import slots
 
 MODELS_KEPT: Final = 4
 """Of each plan, with the optimizer's state: as federation.toml says of `state`."""

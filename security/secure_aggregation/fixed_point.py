@@ -21,7 +21,7 @@ import math
 import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -345,6 +345,12 @@ def decode_tail(fixed_point: FixedPoint, words: Words) -> SumTail:
         saturated=int(words[1]),
         scores=scores,
     )
+
+
+def averaged(fixed_point: FixedPoint, weight_sum: float) -> FixedPoint:
+    """As which a sum decodes to the mean of the deltas at once, rounded once: the cap as a share of `weight_sum`, above zero."""
+    ranges = fixed_point.ranges
+    return replace(fixed_point, ranges=replace(ranges, weight_cap=ranges.weight_cap / weight_sum))
 
 
 def decode(fixed_point: FixedPoint, words: Words, start: int, out: NDArray[np.floating]) -> None:

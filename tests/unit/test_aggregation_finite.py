@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.aggregation.finite import extremes
+from silo_wire.server_step.finite import extremes
 
 DTYPES = [torch.float32, torch.bfloat16]
 

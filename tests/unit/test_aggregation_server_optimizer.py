@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from coordinator.aggregation.server_optimizer import (
+from security.errors import ConfigurationError, StateError
+from silo_wire.server_step.server_optimizer import (
     FED_AVG,
     OPTIMIZER_NAMES,
     Adagrad,
@@ -24,7 +25,6 @@ from coordinator.aggregation.server_optimizer import (
     slots,
     step,
 )
-from security.errors import ConfigurationError, StateError
 
 ALL = [
     FED_AVG,

@@ -18,7 +18,6 @@ import torch
 import coordinator.edges.aggregator as aggregator_module
 from coordinator.aggregation.delta_norm import norm_of, sum_of_squares
 from coordinator.aggregation.round_arithmetic import aggregate_slab
-from coordinator.aggregation.server_optimizer import optimizer_named, slots
 from coordinator.aggregation.weighting import CohortWeights, SiloSummary, SiloWeight, WeightCaps, weigh
 from coordinator.edges import slab_buffers
 from coordinator.edges.aggregator import device_for
@@ -29,6 +28,7 @@ from security.errors import ConfigurationError, IntegrityError, StorageError
 from silo_wire.canonical import Digest
 from silo_wire.lorar import Weighting
 from silo_wire.plan import AggregationSection, PlanBundle
+from silo_wire.server_step.server_optimizer import optimizer_named, slots
 from tests.support.coordinator_edges import (
     TYPES,
     A,

@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator.aggregation.round_arithmetic import apply_mean
-from coordinator.aggregation.server_optimizer import optimizer_named, slots
 from coordinator.edges import slab_buffers
 from coordinator.edges.masked_sum import PIECE_WORDS, MaskedVectors, MeanReader
 from coordinator.edges.slab_buffers import SlabBuffer
@@ -26,6 +24,8 @@ from security.identifiers import SiloName
 from security.secure_aggregation.fixed_point import EXTRA_WORDS, Ranges, decode, decode_tail
 from silo_wire.canonical import Digest
 from silo_wire.manifest import masked_layout
+from silo_wire.server_step.apply_mean import apply_mean
+from silo_wire.server_step.server_optimizer import optimizer_named, slots
 from tests.support import masked_round
 from tests.support.coordinator_edges import Vector, content_of, stored_vector, update_header
 from tests.support.masked_round import (

@@ -17,7 +17,7 @@ Adam departs from that algorithm: it begins at zero and is bias-corrected (Kingm
 torch.optim.Adam(eps=tau), the Adam that people know. A federation has few rounds, and uncorrected moments step up to about
 twice too far in the first of them.
 
-As in streaming_sum, every tensor operation rounds once per element.
+Every tensor operation rounds once per element.
 """
 
 import math
@@ -132,9 +132,9 @@ def slots(optimizer: ServerOptimizer) -> dict[str, float]:
         case Adam():
             return {"first_moment": 0.0, "second_moment": 0.0}
         case Yogi():
-            return {"first_moment": 0.0, "second_moment": optimizer.tau**2}
+            return {"first_moment": 0.0, "second_moment": optimizer.tau * optimizer.tau}
         case Adagrad():
-            return {"sum_of_squares": optimizer.tau**2}
+            return {"sum_of_squares": optimizer.tau * optimizer.tau}
         case _:
             assert_never(optimizer)
 
@@ -185,11 +185,22 @@ def _adam(
     first.mul_(optimizer.beta1).add_(scratch)
     torch.mul(gradient, gradient, out=scratch).mul_(1.0 - optimizer.beta2)
     second.mul_(optimizer.beta2).add_(scratch)
-    first_correction = 1.0 - optimizer.beta1**step_number
-    second_correction = 1.0 - optimizer.beta2**step_number
+    first_correction = 1.0 - _power(optimizer.beta1, step_number)
+    second_correction = 1.0 - _power(optimizer.beta2, step_number)
     torch.sqrt(second, out=scratch).mul_(1.0 / math.sqrt(second_correction)).add_(optimizer.tau)
     torch.div(first, scratch, out=scratch).mul_(optimizer.learning_rate / first_correction)
     model.sub_(scratch)
+
+
+def _power(base: float, exponent: int) -> float:
+    """By multiplications alone, each of which rounds once: `**` is the library's, whose last bit depends on the processor."""
+    power = 1.0
+    while exponent:
+        if exponent & 1:
+            power *= base
+        base *= base
+        exponent >>= 1
+    return power
 
 
 def _yogi(optimizer: Yogi, model: Tensor, gradient: Tensor, state: Mapping[str, Tensor], scratch: Tensor) -> None:

@@ -6,8 +6,8 @@ bfloat16 is float32 without its last 16 bits: the same range, 8 significant bits
 import torch
 from torch import Tensor
 
-from coordinator.aggregation.finite import extremes
 from security.errors import ConfigurationError
+from silo_wire.server_step.finite import extremes
 
 
 def round_to_bfloat16(values: Tensor, out: Tensor) -> None:
