@@ -27,6 +27,8 @@ from security.privacy.discrete_gaussian import SIGMA_BITS
 from security.secure_aggregation.fixed_point import LEAST_LEVELS, SIGNED_MAX, FixedPoint, Ranges
 
 LEAST_BITS = 10
+LEAST_MULTIPLIER = 2.0**-100
+"""Less is no noise, and levels that it would leave leave the range of floats."""
 TAIL = 12
 CLIPPED_TO = 1 - 2.0**-16
 """Of the clipping norm: norms are measured to 10^-6 of themselves."""
@@ -44,7 +46,7 @@ class NoiseShares:
     levels: int = field(init=False)
 
     def __post_init__(self) -> None:
-        if not self.noise_multiplier > 0:
+        if not self.noise_multiplier >= LEAST_MULTIPLIER:
             raise ConfigurationError(f"[privacy] noise_multiplier is {self.noise_multiplier}: it makes no noise")
         if not 1 <= self.honest <= self.cohort:
             raise MalformedMessage(

@@ -38,6 +38,7 @@ from security.pki.pins import spki_pin
 from security.pki.tls_key import new_tls_key
 from security.pki.trust_bundle import TrustBundle
 from security.secure_aggregation import coordinator_machine, silo_machine
+from security.secure_aggregation.evidence import Evidence, ModelState, SignedEvidence, opened
 from security.secure_aggregation.messages import (
     Advertisement,
     Complaint,
@@ -49,7 +50,7 @@ from security.secure_aggregation.messages import (
 )
 from security.secure_aggregation.roster import Roster
 from security.secure_aggregation.silo_memory import PlanMemory, SiloMemory
-from silo_wire import codec, ledger_receipt, secure_codec, update_receipt
+from silo_wire import codec, evidence_codec, ledger_receipt, secure_codec, update_receipt
 from silo_wire.canonical import Digest, canonical_json, digest_of
 from silo_wire.chunk_piece import ChunkPiece, chunk_piece, reader
 from silo_wire.ledger_receipt import LedgerReceipt
@@ -158,6 +159,21 @@ MASKED = MaskedHeader(
     masked=replace(INPUTS[0], words=15, vector=bytes.fromhex(MASKED_MANIFEST.digest)),
     manifest=MASKED_MANIFEST,
 )
+STATES = (
+    ModelState(steps=1, model=RUN.terms.model, master=bytes(32), slots=(("momentum", bytes(32)),)),
+    ModelState(steps=2, model=bytes(32), master=bytes(32), slots=(("momentum", bytes(32)),)),
+)
+EVIDENCE = SignedEvidence(
+    evidence=Evidence(
+        attempt=RUN.attempt,
+        survivors=next(it for it in CARRIED if isinstance(it, SurvivorSet)),
+        before=STATES[0],
+        after=STATES[1],
+        tail=(7, 0),
+        journal=tuple(RUN.journal),
+    ),
+    signature=bytes(64),
+)
 MEMORY = SiloMemory(
     tuple(PlanMemory(plan=bytes([index]) * 32, round=index, number=1, answered=False) for index in (1, 2))
 )
@@ -233,6 +249,14 @@ def use_event(event: silo_machine.Event) -> None:
     assert secure_codec.event_from_bytes(secure_codec.event_to_bytes(event), secagg.FEDERATION) == event
 
 
+def use_evidence(signed: SignedEvidence) -> None:
+    assert evidence_codec.evidence_from_wire(evidence_codec.evidence_to_wire(signed), secagg.FEDERATION) == signed
+    refused(lambda: signed.check(IDENTITY_KEY))
+    if (sum_ := refused(lambda: opened(signed.evidence, RUN.identities, silo_machine.Demands()))) is not None:
+        assert sum_.roster.digest == signed.evidence.survivors.roster
+        sum_.unmask.masks.erase()
+
+
 def use_coordinator_event(event: coordinator_machine.Event) -> None:
     raw = secure_codec.coordinator_event_to_bytes(event)
     assert secure_codec.coordinator_event_from_bytes(raw, secagg.FEDERATION) == event
@@ -296,6 +320,11 @@ PARSERS: dict[str, tuple[tuple[Message, ...], Callable[[Any], Any], Callable[[An
         ),
         read_coordinator_event,
         use_coordinator_event,
+    ),
+    "evidence": (
+        (evidence_codec.evidence_to_wire(EVIDENCE),),
+        lambda message: evidence_codec.evidence_from_wire(message, secagg.FEDERATION),
+        use_evidence,
     ),
     "silo memory": (
         (pb.SiloMemory.FromString(secure_codec.memory_to_bytes(MEMORY)[32:]),),

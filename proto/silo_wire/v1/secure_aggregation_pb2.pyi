@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from silo_wire.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -698,8 +699,207 @@ class SignedGroups(_message.Message):
 Global___SignedGroups: _TypeAlias = SignedGroups  # noqa: Y015
 
 @_typing.final
+class ModelState(_message.Message):
+    """--- Evidence of a masked round, and proof that a chunk of it is false
+
+    Digests of manifests.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    MASTER_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    steps: _builtins.int
+    """of the server optimizer so far"""
+    model: _builtins.bytes
+    """as it is handed out"""
+    master: _builtins.bytes
+    """in float32"""
+    @_builtins.property
+    def slots(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlotState]:
+        """by name; none before the first step"""
+
+    def __init__(
+        self,
+        *,
+        steps: _builtins.int = ...,
+        model: _builtins.bytes = ...,
+        master: _builtins.bytes = ...,
+        slots: _abc.Iterable[Global___SlotState] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["master", b"master", "model", b"model", "slots", b"slots", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelState: _TypeAlias = ModelState  # noqa: Y015
+
+@_typing.final
+class SlotState(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VECTOR_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    vector: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        vector: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "vector", b"vector"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SlotState: _TypeAlias = SlotState  # noqa: Y015
+
+@_typing.final
+class Evidence(_message.Message):
+    """The federation is that of the reader."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_DIGEST_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    SURVIVORS_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    TAIL_FIELD_NUMBER: _builtins.int
+    JOURNAL_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    plan_digest: _builtins.bytes
+    signature: _builtins.bytes
+    """coordinator identity key, over the digest of what stands before the journal"""
+    @_builtins.property
+    def attempt(self) -> Global___Attempt: ...
+    @_builtins.property
+    def survivors(self) -> Global___SurvivorSet: ...
+    @_builtins.property
+    def before(self) -> Global___ModelState: ...
+    @_builtins.property
+    def after(self) -> Global___ModelState: ...
+    @_builtins.property
+    def tail(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the last words of the sum"""
+
+    @_builtins.property
+    def journal(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """of the coordinator: digest and CoordinatorEvent"""
+
+    def __init__(
+        self,
+        *,
+        plan_digest: _builtins.bytes = ...,
+        attempt: Global___Attempt | None = ...,
+        survivors: Global___SurvivorSet | None = ...,
+        before: Global___ModelState | None = ...,
+        after: Global___ModelState | None = ...,
+        tail: _abc.Iterable[_builtins.int] | None = ...,
+        journal: _abc.Iterable[_builtins.bytes] | None = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "attempt", b"attempt", "before", b"before", "survivors", b"survivors"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "attempt", b"attempt", "before", b"before", "journal", b"journal", "plan_digest", b"plan_digest", "signature", b"signature", "survivors", b"survivors", "tail", b"tail"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Evidence: _TypeAlias = Evidence  # noqa: Y015
+
+@_typing.final
+class CheckedVector(_message.Message):
+    """A manifest, and the piece of its vector that a check of one chunk needs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    MANIFEST_FIELD_NUMBER: _builtins.int
+    PIECE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """a silo, or a slot"""
+    piece: _builtins.bytes
+    """none: nothing fills it before the first step, or the check needs none"""
+    @_builtins.property
+    def manifest(self) -> _common_pb2.Manifest: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        manifest: _common_pb2.Manifest | None = ...,
+        piece: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "name", b"name", "piece", b"piece"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckedVector: _TypeAlias = CheckedVector  # noqa: Y015
+
+@_typing.final
+class Proof(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVIDENCE_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
+    MASKED_FIELD_NUMBER: _builtins.int
+    MODEL_BEFORE_FIELD_NUMBER: _builtins.int
+    MASTER_BEFORE_FIELD_NUMBER: _builtins.int
+    SLOTS_BEFORE_FIELD_NUMBER: _builtins.int
+    MODEL_AFTER_FIELD_NUMBER: _builtins.int
+    MASTER_AFTER_FIELD_NUMBER: _builtins.int
+    SLOTS_AFTER_FIELD_NUMBER: _builtins.int
+    chunk: _builtins.int
+    @_builtins.property
+    def evidence(self) -> Global___Evidence: ...
+    @_builtins.property
+    def masked(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckedVector]:
+        """by silo"""
+
+    @_builtins.property
+    def model_before(self) -> Global___CheckedVector: ...
+    @_builtins.property
+    def master_before(self) -> Global___CheckedVector: ...
+    @_builtins.property
+    def slots_before(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckedVector]:
+        """by name"""
+
+    @_builtins.property
+    def model_after(self) -> Global___CheckedVector: ...
+    @_builtins.property
+    def master_after(self) -> Global___CheckedVector: ...
+    @_builtins.property
+    def slots_after(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckedVector]: ...
+    def __init__(
+        self,
+        *,
+        evidence: Global___Evidence | None = ...,
+        chunk: _builtins.int = ...,
+        masked: _abc.Iterable[Global___CheckedVector] | None = ...,
+        model_before: Global___CheckedVector | None = ...,
+        master_before: Global___CheckedVector | None = ...,
+        slots_before: _abc.Iterable[Global___CheckedVector] | None = ...,
+        model_after: Global___CheckedVector | None = ...,
+        master_after: Global___CheckedVector | None = ...,
+        slots_after: _abc.Iterable[Global___CheckedVector] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["evidence", b"evidence", "master_after", b"master_after", "master_before", b"master_before", "model_after", b"model_after", "model_before", b"model_before"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "evidence", b"evidence", "masked", b"masked", "master_after", b"master_after", "master_before", b"master_before", "model_after", b"model_after", "model_before", b"model_before", "slots_after", b"slots_after", "slots_before", b"slots_before"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Proof: _TypeAlias = Proof  # noqa: Y015
+
+@_typing.final
 class SiloEvent(_message.Message):
-    """--- What never travels: each side's journal of an attempt, and what a silo remembers across attempts. The federation
+    """--- What never travels but as evidence: each side's journal of an attempt, and what a silo remembers across attempts. The federation
     is that of the one who keeps them.
 
     One event of security.secure_aggregation.silo_machine.

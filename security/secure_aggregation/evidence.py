@@ -1,0 +1,253 @@
+"""Evidence of a masked round: what shows that a round model is what the last sum made of the model before.
+
+It is a statement of the coordinator's: this attempt summed the vectors of these survivors, whose digests they signed; its sum says
+these last words; the step that it made led from this state of model and optimizer to that one. Beside it stands the
+coordinator's journal of the attempt. Whoever pinned the cohort's keys replays it (`opened`): every signature, commitment and
+threshold is checked by the very machine that ran the attempt, and the masks of the sum come out. So the sum of any stretch of
+the vectors can be made again, and the server's step of that stretch (silo_wire.checked_chunk).
+
+States form a `Lineage`: it begins with constants of the plan, and a state joins it by evidence whose `before` is in it. Rounds that
+a silo missed join in the same way. A round without a step (zero weight, abandoned, stopped) leaves model and state as they are and
+needs none; after a restore the next evidence begins at an older state of the lineage.
+
+A reader of evidence sees what the coordinator sees: it counts as a colluder. Evidence binds the coordinator, not a silo that
+works with it, which can still send any vector within its ranges.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from security.errors import LoricaError, MalformedMessage, PolicyRefusal
+from security.identifiers import FederationName
+from security.pki.identity_key import sign, verify
+from security.secure_aggregation.attempt import MAX_NUMBER, Attempt
+from security.secure_aggregation.coordinator_machine import Blame, Event, Idle, State, Unmask, Unmasked, step
+from security.secure_aggregation.fixed_point import EXTRA_WORDS, UNSIGNED_MAX
+from security.secure_aggregation.messages import Identities, SurvivorSet
+from security.secure_aggregation.roster import Roster
+from security.secure_aggregation.silo_machine import Demands
+from security.secure_aggregation.transcript import DIGEST_BYTES, check_bytes, digest
+
+VERIFY = "verify"
+"""The rule that says which round models this silo trains from and scores."""
+EVIDENCE_DOMAIN = b"round-evidence"
+MAX_SLOTS = 8
+MAX_SLOT_NAME = 64
+MAX_EVENTS = 1 << 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelState:
+    """A model and what the next step begins from, as digests of manifests: `model` as it is handed out, `master` in float32.
+
+    `slots` are the optimizer's vectors by name, none before the first step: a constant of the plan fills them. Where models are
+    handed out in float32, `model` is `master`. Raises MalformedMessage.
+    """
+
+    steps: int
+    model: bytes
+    master: bytes
+    slots: tuple[tuple[str, bytes], ...] = ()
+
+    def __post_init__(self) -> None:
+        if type(self.steps) is not int or not 0 <= self.steps < MAX_NUMBER:
+            raise MalformedMessage(f"model state after {self.steps} steps: allowed are 0 to {MAX_NUMBER - 1}")
+        check_bytes("model state", DIGEST_BYTES, model=self.model, master=self.master)
+        names = [name for name, _ in self.slots]
+        if len(names) > MAX_SLOTS or names != sorted(set(names)):
+            raise MalformedMessage(
+                f"model state has {len(names)} slots: at most {MAX_SLOTS}, sorted by name, none twice"
+            )
+        for name, vector in self.slots:
+            if not name.isidentifier() or len(name) > MAX_SLOT_NAME:
+                raise MalformedMessage(f"model state has a slot {name[:80]!r}: that is no name of an optimizer's state")
+            check_bytes(f"model state, slot {name}:", DIGEST_BYTES, vector=vector)
+        if self.slots and not self.steps:
+            raise MalformedMessage("model state has slots before the first step: constants of the plan fill them")
+
+    @cached_property
+    def digest(self) -> bytes:
+        return digest("model-state", self.steps, self.model, self.master, self.slots)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """Of the attempt whose sum made a step. `tail` has the last words of the sum: weights, coordinates that were cut, scores.
+
+    `journal` has the coordinator's events of the attempt, up to the one at which the sum came out. Raises MalformedMessage.
+    """
+
+    attempt: Attempt
+    survivors: SurvivorSet
+    before: ModelState
+    after: ModelState
+    tail: tuple[int, ...]
+    journal: tuple[Event, ...]
+
+    def __post_init__(self) -> None:
+        if self.after.steps != self.before.steps + 1:
+            raise MalformedMessage(
+                f"evidence of {self.attempt} leads from {self.before.steps} to {self.after.steps} steps of the server "
+                "optimizer: a round makes one"
+            )
+        names, later = ([name for name, _ in state.slots] for state in (self.before, self.after))
+        if self.before.steps and names != later:
+            raise MalformedMessage(f"evidence of {self.attempt} has the optimizer state {names} before, {later} after")
+        if len(self.tail) != EXTRA_WORDS:
+            raise MalformedMessage(
+                f"evidence of {self.attempt} ends with {len(self.tail)} words: expected {EXTRA_WORDS}"
+            )
+        if any(type(word) is not int or not 0 <= word <= UNSIGNED_MAX for word in self.tail):
+            raise MalformedMessage(f"evidence of {self.attempt} ends with {self.tail}: no 32-bit words")
+        if len(self.journal) > MAX_EVENTS:
+            raise MalformedMessage(f"evidence of {self.attempt} has {len(self.journal)} events: at most {MAX_EVENTS}")
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Stands for all that it says; the coordinator signs it. The journal is bound by what the survivors signed."""
+        before, after = self.before.digest, self.after.digest
+        return digest("evidence", self.attempt.digest, self.survivors.digest, before, after, *self.tail)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedEvidence:
+    """Evidence, and the coordinator's signature that makes it its own."""
+
+    evidence: Evidence
+    signature: bytes
+
+    def check(self, coordinator: Ed25519PublicKey) -> None:
+        """Raise IntegrityError unless the coordinator signed it."""
+        verify(coordinator, domain=EVIDENCE_DOMAIN, payload=self.evidence.digest, signature=self.signature)
+
+
+def signed_evidence(evidence: Evidence, coordinator: Ed25519PrivateKey) -> SignedEvidence:
+    signature = sign(coordinator, domain=EVIDENCE_DOMAIN, payload=evidence.digest)
+    return SignedEvidence(evidence=evidence, signature=signature)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedSum:
+    """What evidence shows of its attempt. The caller erases `unmask.masks`."""
+
+    roster: Roster
+    unmask: Unmask
+
+
+def refused(what: Attempt | str, why: str, remedy: str) -> PolicyRefusal:
+    return PolicyRefusal(VERIFY, f"evidence of {what}: {why}; {remedy}")
+
+
+_ASK = "nothing was changed; ask the operator for the evidence of that round"
+
+
+def opened(evidence: Evidence, identities: Identities, demands: Demands) -> OpenedSum:
+    """Replay the attempt, `identities` being pinned keys, this silo's own among them.
+
+    Raises PolicyRefusal unless the sum of exactly these survivors came out of the model in `before`, agreed on by a cohort as
+    `demands` want it.
+    """
+    attempt = evidence.attempt
+    state: State = Idle()
+    unmask: Unmask | None = None
+    blamed = ""
+    try:
+        for event in evidence.journal:
+            if unmask is not None:
+                raise MalformedMessage(f"{type(event).__name__} comes after the sum")
+            state, effects = step(state, event, identities)
+            for effect in effects:
+                if isinstance(effect, Unmask):
+                    unmask = effect
+                elif isinstance(effect, Blame):
+                    blamed = blamed or f" (silo {effect.silo}: {effect.detail})"
+        if unmask is None or not isinstance(state, Unmasked):
+            raise MalformedMessage(f"its journal ends in the phase {state.phase} without a sum")
+        if (state.attempt, state.survivors) != (attempt, evidence.survivors):
+            raise MalformedMessage(f"its journal is of {state.attempt} with other survivors than it says")
+        if state.roster.model != evidence.before.model:
+            raise MalformedMessage("its silos trained from another model than the one that it steps from")
+        demands.check(state.roster.parameters)
+    except LoricaError as error:
+        if unmask is not None:
+            unmask.masks.erase()
+        if isinstance(error, PolicyRefusal):
+            raise
+        raise refused(attempt, f"{error}{blamed}", _ASK) from error
+    return OpenedSum(roster=state.roster, unmask=unmask)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """A state that a silo accepted: made in `round`, 0 for the plan's initial model, by the evidence with this digest."""
+
+    round: int
+    state: ModelState
+    evidence: bytes
+
+    def __post_init__(self) -> None:
+        check_bytes("accepted state", DIGEST_BYTES, evidence=self.evidence)
+
+
+NO_EVIDENCE = bytes(DIGEST_BYTES)
+"""What the initial model, a constant of the plan, has instead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lineage:
+    """The states of one plan that a silo accepted, oldest first; the plan's own is the first."""
+
+    federation: FederationName
+    plan: bytes
+    accepted: tuple[Accepted, ...]
+
+    @classmethod
+    def of_plan(cls, *, federation: FederationName, plan: bytes, master: bytes, model: bytes) -> "Lineage":
+        """Of the initial model, a constant of the plan; `model` is `master` unless models are handed out in another type."""
+        first = Accepted(round=0, state=ModelState(steps=0, model=model, master=master), evidence=NO_EVIDENCE)
+        return cls(federation=federation, plan=plan, accepted=(first,))
+
+    def holds(self, model: bytes) -> bool:
+        """Whether this round model, by the digest of its manifest, is one that was accepted."""
+        return any(one.state.model == model for one in self.accepted)
+
+    def goes_back(self, evidence: Evidence) -> bool:
+        """Whether it begins at an older state than the newest, as after a restore."""
+        return evidence.before != self.accepted[-1].state
+
+    def require_next(self, evidence: Evidence) -> None:
+        """Raise PolicyRefusal unless `evidence` is of this plan and begins where a state of this lineage ended."""
+        attempt = evidence.attempt
+        if (attempt.federation, attempt.plan) != (self.federation, self.plan):
+            raise refused(
+                attempt, f"it is of plan {attempt.plan.hex()[:12]} of {attempt.federation}, not of this one", _ASK
+            )
+        for one in self.accepted:
+            if one.round == attempt.round and one.evidence != evidence.digest:
+                raise refused(
+                    attempt,
+                    f"another sum of round {attempt.round} was accepted before, {one.evidence.hex()[:12]}",
+                    "nothing was changed; compare `silo-agent audit report` with the other silos",
+                )
+        begins = [one for one in self.accepted if one.state == evidence.before]
+        if not begins:
+            raise refused(
+                attempt,
+                f"it begins at step {evidence.before.steps} with a model or optimizer state that no accepted evidence led to",
+                _ASK,
+            )
+        if all(one.round >= attempt.round for one in begins):
+            raise refused(attempt, f"it begins where round {begins[0].round} ended, which is no round before it", _ASK)
+
+    def after(self, evidence: Evidence) -> "Lineage":
+        """With the state that `evidence` led to; the same again changes nothing. Call it when `opened` and the checks agreed.
+
+        Raises what `require_next` raises.
+        """
+        self.require_next(evidence)
+        if any(one.evidence == evidence.digest for one in self.accepted):
+            return self
+        added = Accepted(round=evidence.attempt.round, state=evidence.after, evidence=evidence.digest)
+        return Lineage(federation=self.federation, plan=self.plan, accepted=(*self.accepted, added))
