@@ -169,7 +169,7 @@ EVIDENCE = SignedEvidence(
         survivors=next(it for it in CARRIED if isinstance(it, SurvivorSet)),
         before=STATES[0],
         after=STATES[1],
-        tail=(7, 0),
+        tail=(7, 0, 0, 0, 0, 0, 0),
         journal=tuple(RUN.journal),
     ),
     signature=bytes(64),
