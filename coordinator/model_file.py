@@ -120,6 +120,23 @@ def blocks(path: Path, offset: int) -> Iterator[memoryview]:
         raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
+def in_bfloat16(blocks: Iterable[memoryview]) -> Iterator[memoryview]:
+    """float32 blocks rounded to bfloat16; each is good until the next one is asked for.
+
+    Raises ConfigurationError for a number that bfloat16 cannot express.
+    """
+    # Here, not above: torch takes seconds to import, and commands that only look at the state never need it.
+    import torch
+
+    from silo_wire.server_step.rounding import round_to_bfloat16
+
+    for block in blocks:
+        values = torch.frombuffer(block, dtype=torch.float32)
+        published = torch.empty(len(values), dtype=torch.bfloat16)
+        round_to_bfloat16(values, published)
+        yield published.view(torch.uint8).numpy().data
+
+
 def _name_in_files(name: str) -> str:
     return _EMBEDDING_IN_FILES if name == _EMBEDDING else name
 

@@ -87,7 +87,10 @@ MODEL_MEANINGS: Final[dict[str, str]] = {
     "source": "Where the model came from, for people: `size:NAME`, `folder:NAME` or `hub:NAME`.",
     "parameters": "How many parameters are trained and sent; tied ones count once.",
     "layout": "Digest of their order, names and shapes.",
-    "initial": "Digest of the manifest of the initial parameters.",
+    "revision": "Of a model from the Hub: the commit that was fetched. The operator's word.",
+    "weights": "SHA-256 of each file of parameters as it was at the source, for people who fetch a copy. The operator's word.",
+    "initial": "Digest of the manifest of the initial parameters: what a silo compares its own copy with.",
+    "initial_bfloat16": "The same of these parameters as bfloat16, which silos are handed where `wire.model` says so.",
     "base": "Digest of the manifest of the parameters that stay as they are, in a plan with `[adapters]`; else left out.",
     "files": "Digest of each file of the bundle: configuration, tokenizer, layout.",
 }
@@ -97,8 +100,8 @@ SILO_MEANINGS: Final[dict[str, str]] = {
     "data.max_bad_lines_share": "Share of bad lines in a file above which the silo does not start.",
     "database.url": "`sqlite:///PATH` or `postgresql://USER:PASSWORD@HOST/DATABASE` of a role that only reads. "
     "Empty: `db.sqlite` beside the data, if it is there.",
-    "policy.approved_plans": '`"any"` plan may run here; `"ask"`: those that `silo-agent plan approve` was given; or a '
-    "list of the digests of those that may.",
+    "policy.approved_plans": '`"any"` plan may run here; `"ask"`, the default with `require_secure_aggregation`: those that '
+    "`silo-agent plan approve` was given; or a list of the digests of those that may.",
     "policy.max_parameters": "Largest model, in parameters.",
     "policy.allowed_tensors": '`"any"`, or the names of the parameters that a plan may train; a name that ends in `*` '
     "stands for all that begin so.",
@@ -169,7 +172,11 @@ def plan_table() -> str:
     described = template_comments(plan_template())
     rows = []
     for key, field in leaves(Plan, skip={"model", "training.overrides"}):
-        default = "required" if field.is_required() else _shown(field.get_default(call_default_factory=True))
+        default = (
+            "required"
+            if field.is_required()
+            else _shown(field.get_default(call_default_factory=True, validated_data={}))
+        )
         rows.append((f"`{key}`", _values(field), PLAN_UNITS.get(key, ""), default, described[key]))
     return _table(("key", "values", "unit", "default", "meaning"), rows)
 
@@ -189,7 +196,7 @@ def preset_table() -> str:
             return _shown(chosen[name][key])
         if key.startswith("training.overrides."):
             return ""
-        return f"_{_shown(defaults[key].get_default(call_default_factory=True))}_"
+        return f"_{_shown(defaults[key].get_default(call_default_factory=True, validated_data={}))}_"
 
     return _table(("key", *PRESETS), [(f"`{key}`", *(cell(name, key) for name in PRESETS)) for key in keys])
 
@@ -199,7 +206,11 @@ def federation_table() -> str:
     described = template_comments(template)
     rows = []
     for key, field in leaves(coordinator_settings.Settings):
-        default = "required" if field.is_required() else _shown(field.get_default(call_default_factory=True))
+        default = (
+            "required"
+            if field.is_required()
+            else _shown(field.get_default(call_default_factory=True, validated_data={}))
+        )
         rows.append((f"`{key}`", _values(field), default, described[key]))
     return _table(("key", "values", "default", "meaning"), rows)
 
@@ -207,7 +218,7 @@ def federation_table() -> str:
 def silo_table() -> str:
     rows = []
     for key, field in leaves(SiloSettings):
-        default = _shown(field.get_default(call_default_factory=True))
+        default = _shown(field.get_default(call_default_factory=True, validated_data={}))
         rows.append((f"`{key}`", _values(field), default, SILO_MEANINGS[key]))
     return _table(("key", "values", "default", "meaning"), rows)
 

@@ -52,6 +52,7 @@ class Outcome(Enum):
     PASSED = "passed"
     FAILED = "failed"
     SKIPPED = "skipped"
+    NOTICE = "notice"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,10 @@ class Checks:
             self.done.append(Check(name=name, outcome=Outcome.FAILED, detail=str(error), misconfiguration=found))
             return False
         return True
+
+    def notice(self, name: str, detail: str) -> None:
+        """What keeps nobody from taking part, and people should know."""
+        self.done.append(Check(name=name, outcome=Outcome.NOTICE, detail=detail))
 
     def skip(self, *names: str, because: str) -> None:
         self.done.extend(Check(name=name, outcome=Outcome.SKIPPED, detail=because) for name in names)

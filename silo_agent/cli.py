@@ -221,6 +221,7 @@ async def _run_agent(
     from silo_agent.edges.metrics import metrics_served
     from silo_agent.edges.model_cache import ModelCache
     from silo_agent.edges.observer import SiloObserver
+    from silo_agent.edges.own_entropy import own_entropy
     from silo_agent.edges.plan_store import PlanStore
     from silo_agent.edges.privacy_ledger import guard_of
     from silo_agent.edges.release_groups import ReleaseGroups, group_chain
@@ -241,7 +242,7 @@ async def _run_agent(
         TerminalDisplay(console) if _is_watched(console) else LogDisplay(where) as display,
     ):
         policy = policy_of(folder, credentials, settings)
-        trainer = _workshop(settings, policy, sources)
+        trainer = _workshop(settings, policy, sources, own_entropy(folder.own_entropy))
         log = audit_log(folder, credentials)
         audit = SiloAudit(
             log,
@@ -313,6 +314,7 @@ async def _run_agent(
                     coordinator=coordinator,
                     party=party_of(folder, credentials, policy, log),
                     newer_groups=groups.sync,
+                    unmasks=audit.unmasks,
                 ),
                 privacy=guard_of(folder, credentials, policy, journal),
                 display=display,
@@ -585,10 +587,12 @@ def _base(models: "ModelCache", bundle: "PlanBundle") -> "RoundModel | None":
     return RoundModel(file=bases.file(digest), manifest=header.manifest)
 
 
-def _workshop(settings: "Settings", policy: "SiloPolicy", sources: "SiloSources") -> "Workshop":
+def _workshop(
+    settings: "Settings", policy: "SiloPolicy", sources: "SiloSources", entropy: bytes | None = None
+) -> "Workshop":
     from silo_agent.edges.workshop import Workshop
 
-    return Workshop(settings=settings, policy=policy, sources=sources)
+    return Workshop(settings=settings, policy=policy, sources=sources, own_entropy=entropy)
 
 
 if __name__ == "__main__":

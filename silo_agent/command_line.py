@@ -80,11 +80,10 @@ def credentials_of(folder: SiloFolder) -> "SiloCredentials":
 
 def policy_of(folder: SiloFolder, credentials: "SiloCredentials", settings: "Settings") -> "SiloPolicy":
     """The silo's rules, with the approvals that its people gave by command."""
-    from silo_agent.edges.plan_approvals import PlanApprovals
+    from silo_agent.edges.silo_record import record_of
     from silo_agent.policy import SiloPolicy
 
-    approvals = PlanApprovals(folder.approvals)
-    return SiloPolicy(rules=settings.policy, silo=credentials.silo, approvals=approvals.digests)
+    return SiloPolicy(rules=settings.policy, silo=credentials.silo, record=record_of(folder))
 
 
 @contextmanager

@@ -1,6 +1,9 @@
 """`silo-agent plan`: what the coordinator offers, what this silo's policy says to it, and its people's approval."""
 
 import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,12 +18,12 @@ from silo_agent.command_line import (
     policy_of,
     tell_agent,
 )
+from silo_agent.edges.plan_approvals import Comparison
 from silo_agent.edges.silo_folder import SiloFolder, silo_folder
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from silo_agent.policy import SiloPolicy
+    from silo_agent.edges.plan_store import PlanStore
+    from silo_agent.policy import Lineage, SiloPolicy
     from silo_wire.canonical import Digest
     from silo_wire.plan import PlanBundle
 
@@ -55,10 +58,36 @@ def show(plan: Plan = "", config: Config = None, directory: Dir = None, as_json:
 
 
 @plan_app.command()
-def approve(plan: Plan = "", config: Config = None, directory: Dir = None) -> None:
-    """Let a plan run here where [policy] approved_plans = "ask"; without DIGEST, the one that waits now."""
+def approve(
+    plan: Plan = "",
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", help="A copy of the plan's initial model that this silo's people fetched themselves."),
+    ] = None,
+    without: Annotated[
+        bool,
+        typer.Option(
+            "--without-comparing-the-model",
+            help="Take the operator's word for the initial model; the audit log says so.",
+        ),
+    ] = False,
+    although: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--although",
+            metavar="OTHER",
+            help="Also beside this plan, under which this silo has masked; more than once.",
+        ),
+    ] = None,
+    config: Config = None,
+    directory: Dir = None,
+) -> None:
+    """Let a plan run here where [policy] approved_plans = "ask"; without DIGEST, the one that waits now.
+
+    The initial model of a plan with masks is compared first, bit for bit: with --model, or, where the plan's seed makes it, by
+    making it again.
+    """
     from security.audit.entry import Event
-    from security.errors import ConfigurationError
     from silo_agent.edges.audit_log import audited
     from silo_agent.edges.plan_approvals import PlanApprovals
     from silo_agent.edges.plan_store import PlanStore
@@ -66,23 +95,147 @@ def approve(plan: Plan = "", config: Config = None, directory: Dir = None) -> No
     folder, policy = _policy(directory, config)
     store = PlanStore(folder.plans)
     digest = _digest(plan) if plan else _waiting(store.refused(), policy)
-    if isinstance(policy.rules.approved_plans, list):
-        raise ConfigurationError(
-            f"[policy] approved_plans of silo.toml lists the plans that may run here: add {digest} there and restart the "
-            'agent, or set it to "ask"'
-        )
+    others = [_digest(other) for other in although or ()]
     bundle = store.load(digest)
+    listed = isinstance(policy.rules.approved_plans, list)
+    _require_pairs_that_are(others, digest, policy)
+    if listed and not others:
+        _refuse_listed(bundle, digest, policy)
+    comparison = _compared(bundle, digest, policy, model, without=without)
+    if bundle is not None:
+        _require_pairs_approved(bundle, policy, store, others, compared=comparison is not Comparison.NONE)
+    name = bundle.plan.name if bundle else ""
     with audited(folder, credentials_of(folder)) as log:
-        log.append(Event.PLAN_APPROVED, plan=digest, name=bundle.plan.name if bundle else "")
-    PlanApprovals(folder.approvals).approve(digest, name=bundle.plan.name if bundle else None)
-    print(f"plan {bundle.plan.name if bundle else '(not offered here yet)'} {digest} is approved; {tell_agent(folder)}")
+        log.append(
+            Event.PLAN_APPROVED,
+            plan=digest,
+            name=name,
+            model=comparison.value,
+            initial=bundle.plan.initial_model if bundle else "",
+            although=" ".join(others),
+        )
+    PlanApprovals(folder.approvals).approve(
+        digest, name=name or None, model=comparison, although=others, of_pair_alone=listed
+    )
+    print(f"plan {name or '(not offered here yet)'} {digest} is approved; {tell_agent(folder)}")
+    if comparison is not Comparison.NONE:
+        print(f"its initial model was {comparison.value}")
+    elif bundle is None or bundle.plan.aggregation.secure_aggregation:
+        print(_UNCOMPARED)
     if policy.rules.approved_plans == "any":
         print('[policy] approved_plans is "any": plans run here without approval, unless another rule refuses them')
     for objection in policy.objections(bundle) if bundle else ():
         print(f"it is still refused by {objection.rule}: {objection}")
 
 
-def _policy(directory: "Path | None", config: "Path | None") -> "tuple[SiloFolder, SiloPolicy]":
+_UNCOMPARED = "its initial model was not compared: one that was made for it can single out one silo in a sum"
+
+
+def _compared(
+    bundle: "PlanBundle | None", digest: "Digest", policy: "SiloPolicy", model: Path | None, *, without: bool
+) -> Comparison:
+    """How the initial model was compared, now or at an earlier approval; raises where it was not, and `without` does not say so."""
+    from security.errors import ConfigurationError, StateError
+
+    if without:
+        if model is not None:
+            raise ConfigurationError("--model and --without-comparing-the-model exclude each other: give one of them")
+        return Comparison.NONE
+    if bundle is None:
+        raise StateError(
+            f"plan {digest} is not here, and its initial model cannot be compared: start silo-agent, and approve the plan when "
+            "it is offered, or give --without-comparing-the-model"
+        )
+    if model is None and not bundle.plan.aggregation.secure_aggregation:
+        return Comparison.NONE  # the coordinator sees each update anyhow
+    from silo_agent.training.initial_model import compare, is_from_seed
+
+    if model is not None:
+        compare(bundle, model.absolute())
+        return Comparison.COPY
+    if digest in policy.record().compared:
+        return Comparison.EARLIER
+    if is_from_seed(bundle):
+        compare(bundle, None)
+        return Comparison.SEED
+    source = bundle.plan.model.source
+    raise ConfigurationError(
+        f"plan {bundle.plan.name} begins from {source}, which was not compared: fetch a copy of it by a way of your own and give "
+        "its folder with --model DIR, or give --without-comparing-the-model, which the audit log tells of"
+    )
+
+
+def _refuse_listed(bundle: "PlanBundle | None", digest: "Digest", policy: "SiloPolicy") -> None:
+    from security.errors import ConfigurationError
+
+    pair = next(policy.kin(bundle), None) if bundle else None
+    if pair is not None and digest in policy.rules.approved_plans:
+        return  # the list does not speak of pairs: what follows shows which one waits
+    raise ConfigurationError(
+        f"[policy] approved_plans of silo.toml lists the plans that may run here: add {digest} there and restart the "
+        'agent, or set it to "ask"'
+    )
+
+
+def _require_pairs_that_are(others: "list[Digest]", digest: "Digest", policy: "SiloPolicy") -> None:
+    from security.errors import StateError
+
+    masked = {it.plan for it in policy.record().lineages if it.round and it.plan != digest}
+    for other in others:
+        if other not in masked:
+            raise StateError(
+                f"--although {other} names no other plan that this silo has masked under: nothing was approved"
+            )
+
+
+def _require_pairs_approved(
+    bundle: "PlanBundle", policy: "SiloPolicy", store: "PlanStore", others: "list[Digest]", *, compared: bool
+) -> None:
+    """Show what each plan that this one must be approved beside differs in; raises PolicyRefusal for one that `others` lacks."""
+    record = policy.record()
+    if compared:
+        record = replace(record, compared=[*record.compared, bundle.plan.digest])
+    refused = None
+    for other, refusal in replace(policy, record=lambda: record).kin(bundle):
+        print(_pair(bundle, other, store.load(other.plan)))
+        if other.plan not in others:
+            refused = refused or refusal
+    if refused is not None:
+        raise refused
+
+
+def _pair(bundle: "PlanBundle", other: "Lineage", before: "PlanBundle | None") -> str:
+    """Two plans whose sums may be of updates from one model, in words and as a difference of their settings."""
+    lines = [
+        f"this silo masked under plan {other.name} ({other.plan}) up to round {other.round}; plan {bundle.plan.name} may begin from "
+        "the same model.",
+        "What may be learnt: the difference of two sums. If all but one silo do the same work under both, it is that one's update.",
+    ]
+    if before is None:
+        return "\n".join([*lines, f"what {other.name or 'that plan'} says is not here any more"])
+    old, new = (dict(_settings(it.plan.model_dump(mode="json"))) for it in (before, bundle))
+    changed = [
+        f"  {key}: {_shown(old.get(key))} -> {_shown(new.get(key))}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+    ]
+    return "\n".join([*lines, *changed])
+
+
+def _settings(values: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, object]]:
+    """Every setting of a plan under its dotted key."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _settings(value, f"{within}{key}.")
+        else:
+            yield f"{within}{key}", value
+
+
+def _shown(value: object) -> str:
+    return "not set" if value is None else one_line(json.dumps(value, ensure_ascii=False))
+
+
+def _policy(directory: Path | None, config: Path | None) -> "tuple[SiloFolder, SiloPolicy]":
     folder = silo_folder(directory)
     credentials = credentials_of(folder)
     settings = chosen(folder, None, None, config).settings(folder)
@@ -96,7 +249,7 @@ def _waiting(bundle: "PlanBundle | None", policy: "SiloPolicy") -> "Digest":
     rules = [] if bundle is None else [objection.rule for objection in policy.objections(bundle)]
     if bundle is None or not rules:
         raise StateError("no plan waits for approval here: `silo-agent plan show` prints those that were offered")
-    if "approved_plans" not in rules:
+    if not {"approved_plans", "one_lineage"}.intersection(rules):
         raise StateError(
             f"plan {bundle.plan.name} does not wait for approval: it is refused by {', '.join(rules)} of [policy]"
         )
@@ -131,6 +284,11 @@ def _facts(bundle: "PlanBundle", policy: "SiloPolicy") -> dict[str, Any]:
         "name": plan.name,
         "digest": plan.digest,
         "model": one_line(plan.model.source),
+        "revision": one_line(plan.model.revision),
+        "initial": plan.initial_model,
+        "base": plan.model.base,
+        "weights": plan.model.weights,
+        "compared": plan.digest in policy.record().compared,
         "parameters": plan.model.parameters,
         "base_parameters": bundle.base_layout.parameters if bundle.base_layout else 0,
         "update_bytes": bundle.update_bytes,
@@ -152,6 +310,17 @@ def _facts(bundle: "PlanBundle", policy: "SiloPolicy") -> dict[str, Any]:
     }
 
 
+def _vouched(facts: dict[str, Any]) -> str:
+    """Who can say that the initial model is what the plan calls it."""
+    kind = facts["model"].partition(":")[0]
+    revision = f"revision {facts['revision']}" if facts["revision"] else "no revision is named"
+    said = {
+        "size": "random under the plan's seed: plan approve makes it again",
+        "hub": f"{revision}, as the operator says: fetch your own copy for plan approve --model",
+    }.get(kind, "from a folder of the operator's: nobody else can vouch for it")
+    return f"{said}; {'compared' if facts['compared'] else 'not compared'} here"
+
+
 def _described(facts: dict[str, Any]) -> str:
     masks = facts["secure_aggregation"]
     if masks is None:
@@ -166,6 +335,8 @@ def _described(facts: dict[str, Any]) -> str:
     rows = {
         "digest": facts["digest"],
         "model": f"{facts['model']}, {facts['parameters']:,} parameters in {len(facts['tensors'])} tensors{frozen}",
+        "initial model": f"{facts['base'] or facts['initial']}, {_vouched(facts)}",
+        **{f"SHA-256 of {name}": digest for name, digest in facts["weights"].items()},
         "rounds": f"{facts['rounds']}, of at least {facts['min_silos']} silos",
         "training here": f"{facts['epochs']} epochs in a round",
         "leaves this silo": f"{facts['update_bytes']:,} bytes of an update in a round",

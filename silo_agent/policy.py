@@ -6,7 +6,7 @@ of secure aggregation. A plan is held to its own worst case: the smallest cohort
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -16,6 +16,7 @@ from pydantic import AfterValidator, Field
 from security.errors import PolicyRefusal
 from security.identifiers import SiloName
 from security.privacy.accounting import Budget, epsilon_of
+from silo_wire.canonical import Digest
 from silo_wire.manifest import MAX_NAME_CHARACTERS, Manifest
 from silo_wire.plan import DigestText, Plan, PlanBundle
 from silo_wire.strict_toml import Section
@@ -28,6 +29,8 @@ LEAST_SILOS = 3
 """Of a cohort, a threshold or a sum: in a sum of two each sees the other."""
 MOST_SILOS = 10_000
 SHOWN_TENSORS = 3
+MOST_TRUSTED_PEERS = 3
+"""So many peers may all be taken for honest without a word of it in `silo-agent check`."""
 
 
 def _tensor_pattern(text: str) -> str:
@@ -42,15 +45,18 @@ Silos = Annotated[int, Field(ge=LEAST_SILOS, le=MOST_SILOS)]
 
 
 class PolicyRules(Section):
-    """`[policy]` of silo.toml. The defaults allow any plan of an ordinary size of this federation."""
+    """`[policy]` of silo.toml. The defaults allow any plan of an ordinary size of this federation; where masks are required,
+    those that people approved."""
 
-    approved_plans: Literal["any", "ask"] | Annotated[list[DigestText], Field(min_length=1)] = "any"
     max_parameters: Annotated[int, Field(ge=1)] = 1_000_000_000
     allowed_tensors: Literal["any"] | Annotated[list[TensorPattern], Field(min_length=1)] = "any"
     max_upload_bytes: Annotated[int, Field(ge=1)] = 4 << 30  # of one update, hence of one round
     max_rounds: Annotated[int, Field(ge=1)] = 10_000
     max_epochs: Annotated[int, Field(ge=1)] = 1_000  # of local training in one round
     require_secure_aggregation: bool = False
+    approved_plans: Literal["any", "ask"] | Annotated[list[DigestText], Field(min_length=1)] = Field(
+        default_factory=lambda given: "ask" if given.get("require_secure_aggregation") else "any"
+    )
     min_cohort: Silos = LEAST_SILOS
     min_threshold: Silos = LEAST_SILOS
     min_survivors: Silos = LEAST_SILOS
@@ -69,17 +75,40 @@ class PolicyRules(Section):
     smallest_evaluation: Annotated[int, Field(ge=2)] = 2  # held-out questions: scores of fewer tell of single records
 
 
-def _no_approvals() -> Collection[str]:
-    return ()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """A plan under which this silo has masks, and the models that it saw under it.
+
+    `layout` is None where only that it masked is known; `round` is the last that it joined, 0 where it joined none.
+    """
+
+    plan: Digest
+    name: str
+    layout: str | None
+    round: int
+    models: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What this silo's people decided by command, and what it has masked, as of now.
+
+    `compared` are plans whose initial model people compared, `pairs` those that they approved beside each other.
+    """
+
+    approved: Collection[str] = ()
+    compared: Collection[str] = ()
+    pairs: Collection[frozenset[str]] = ()
+    lineages: Sequence[Lineage] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SiloPolicy:
-    """The rules as they bind one silo. `approvals` gives the digests that people approved by command, as of now."""
+    """The rules as they bind one silo. `record` is asked anew each time."""
 
     rules: PolicyRules
     silo: SiloName
-    approvals: Callable[[], Collection[str]] = _no_approvals
+    record: Callable[[], Record] = Record
 
     def check_plan(self, bundle: PlanBundle) -> None:
         """Raises PolicyRefusal unless every rule allows this plan."""
@@ -108,6 +137,44 @@ class SiloPolicy:
         yield from self._evaluation(bundle)
         yield from self._privacy(bundle)
         yield from self._approval(bundle)
+        for _, refusal in self.kin(bundle):
+            yield refusal
+
+    def kin(self, bundle: PlanBundle) -> Iterator[tuple[Lineage, PolicyRefusal]]:
+        """Each plan that this one needs people's approval beside: this silo masked under it, and the two are not proven to begin
+        from different models."""
+        plan, record = bundle.plan, self.record()
+        if not plan.aggregation.secure_aggregation:
+            return
+        own = {plan.initial_model}.union(*(it.models for it in record.lineages if it.plan == plan.digest))
+        for other in record.lineages:
+            pair = frozenset({plan.digest, other.plan})
+            if other.plan == plan.digest or not other.round or pair in record.pairs:
+                continue
+            if own & other.models:
+                why = "and both have the same model"
+            elif other.layout in (None, bundle.layout.digest) and not pair <= set(record.compared):
+                why = "whose model has the same shape, and nobody compared the initial models of both, which could be all but one"
+            else:
+                continue
+            yield other, _second_plan(plan.name, plan.digest, other, why)
+
+    def check_model(self, bundle: PlanBundle, model: Digest, *, latest_round: int) -> None:
+        """Raises PolicyRefusal for a model that this plan does not begin from, or that belongs to another plan with masks."""
+        plan = bundle.plan
+        if not plan.aggregation.secure_aggregation:
+            return
+        if latest_round == 0 and model != plan.initial_model:
+            raise PolicyRefusal(
+                "initial_model",
+                f"plan {plan.name} begins from model {plan.initial_model}, the coordinator hands out {model}: have the operator "
+                "restore the plan's own model, or offer a new plan with this one",
+            )
+        record = self.record()
+        for other in record.lineages:
+            beside = frozenset({plan.digest, other.plan})
+            if other.plan != plan.digest and other.round and model in other.models and beside not in record.pairs:
+                raise _second_plan(plan.name, plan.digest, other, f"and model {model} is of both")
 
     @property
     def budget(self) -> Budget:
@@ -270,11 +337,12 @@ class SiloPolicy:
         if approved == "any":
             return
         if approved == "ask":
-            if plan.digest not in self.approvals():
+            if plan.digest not in self.record().approved:
                 yield PolicyRefusal(
                     "approved_plans",
                     f"plan {plan.name} with digest {plan.digest} waits for approval by this silo's people: they look "
-                    "with `silo-agent plan show` and allow it with `silo-agent plan approve`",
+                    "with `silo-agent plan show` and allow it with `silo-agent plan approve --model DIR`, DIR being their own "
+                    "copy of its initial model",
                 )
         elif plan.digest not in approved:
             yield PolicyRefusal(
@@ -287,6 +355,58 @@ class SiloPolicy:
 def _rounded_up(ratio: Fraction) -> float:
     """To hundredths, as somebody would write it; at most MOST_WORK_RATIO where `ratio` is."""
     return math.ceil(ratio * 100) / 100
+
+
+def _second_plan(name: str, digest: Digest, other: Lineage, why: str) -> PolicyRefusal:
+    return PolicyRefusal(
+        "one_lineage",
+        f"this silo masked under plan {other.name or other.plan[:16]} up to round {other.round}, {why}: the sums of the two may "
+        f"differ by one silo's update; its people look at the difference with `silo-agent plan approve {digest}` and allow "
+        f"plan {name} with `--although {other.plan}`",
+    )
+
+
+def loosened(rules: PolicyRules, *, pinned: int, on_first_use: int, record: Record) -> Iterator[tuple[str, str]]:
+    """What this silo's people gave up of what required masks promise by themselves: the key, and what it costs.
+
+    `pinned` counts the silos that are pinned here, `on_first_use` those of them that nobody compared.
+    """
+    if not rules.require_secure_aggregation:
+        return
+    if rules.approved_plans == "any":
+        yield (
+            "approved_plans",
+            'it is "any": the coordinator chooses model and settings, and a model made for it can single out one silo in a sum',
+        )
+    elif rules.approved_plans != "ask":
+        yield (
+            "approved_plans",
+            'it lists plans: nobody here compared their initial models, as "ask" would have people do',
+        )
+    if rules.trust_on_first_use:
+        yield (
+            "trust_on_first_use",
+            "it is true: a coordinator can make up silos, and a sum be of this one and made-up ones",
+        )
+    elif on_first_use:
+        yield (
+            "trust_on_first_use",
+            f"{on_first_use} silos are pinned by the key that they came with first: compare each by telephone, then "
+            "`silo-agent trust add`",
+        )
+    if rules.colluders == 0 and pinned > MOST_TRUSTED_PEERS:
+        yield (
+            "colluders",
+            f"it is 0 of {pinned} peers: one of them that works with the coordinator may uncover what masks hide",
+        )
+    for plan in sorted(set(record.approved) - set(record.compared)):
+        yield (
+            "--without-comparing-the-model",
+            f"plan {plan[:16]} was approved so: its model may be made to single out one silo",
+        )
+    for pair in sorted(sorted(pair) for pair in record.pairs):
+        both = " and ".join(plan[:16] for plan in pair)
+        yield "--although", f"plans {both} were approved beside each other: their sums may differ by one silo's update"
 
 
 def _above(rule: str, what: str, asked: int, most: int) -> Iterator[PolicyRefusal]:

@@ -120,6 +120,45 @@ def remove(name: Name, directory: Dir = None) -> None:
     print(f"silo {silo} is no longer pinned, and is not taken on first use; silo-agent trust add pins it again")
 
 
+@trust_app.command(name="reset-memory")
+def reset_memory(
+    although: Annotated[
+        bool,
+        typer.Option(
+            "--although-a-delta-may-be-in-two-sums",
+            help="Needed: a coordinator that knows of the loss may ask for a sum that this silo has helped to before.",
+        ),
+    ] = False,
+    directory: Dir = None,
+) -> None:
+    """Let this silo mask again after masking/memory or lineages.json was lost or came from a backup.
+
+    Every round that is known of, by either file, counts as answered. What both have forgotten may be answered once more.
+    """
+    from security.audit.entry import Event
+    from security.errors import ConfigurationError, StateError
+    from silo_agent.command_line import tell_agent
+    from silo_agent.edges.audit_log import audited
+    from silo_agent.edges.masking_journal import MaskingJournal
+
+    folder = silo_folder(directory)
+    credentials = credentials_of(folder)
+    journal = MaskingJournal(folder.masking, credentials.federation)
+    lost = journal.problem()
+    if lost is None:
+        raise StateError("the memory of masked rounds is whole: nothing was changed")
+    if not although:
+        raise ConfigurationError(
+            f"{lost}; with --although-a-delta-may-be-in-two-sums this silo goes on with what is left: nothing was changed"
+        )
+    with audited(folder, credentials) as log:
+        log.append(Event.MEMORY_RESET, detail=str(lost))
+    memory = journal.reset()
+    print(
+        f"this silo masks again, in later rounds than the last known of {len(memory.plans)} plans; {tell_agent(folder)}"
+    )
+
+
 def _store(directory: "Path | None") -> "tuple[SiloCredentials, TrustStore]":
     from silo_agent.edges.trust_store import trust_store
 

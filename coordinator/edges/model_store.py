@@ -78,7 +78,8 @@ class ModelStore:
     """`folder` holds one plan's models.
 
     `layout` is of float32, `model_layout` of the type in which models are published. `initial_file` is the plan folder's
-    model, needed until it was imported; `initial` is its manifest digest. `first` are the ranges of the first round, None
+    model, needed until it was imported; `initial` is its manifest digest, `published` that of what silos are handed where the
+    plan names it. `first` are the ranges of the first round, None
     where updates are not masked.
     """
 
@@ -90,6 +91,7 @@ class ModelStore:
         model_layout: Layout,
         initial: Digest,
         initial_file: Path,
+        published: Digest | None = None,
         first: Ranges | None = None,
     ) -> None:
         self._folder = folder
@@ -97,6 +99,7 @@ class ModelStore:
         self.model_layout = model_layout
         self._initial = initial
         self._initial_file = initial_file
+        self._published = published
         self._first = first
         self._manifests: dict[Digest, Manifest] = {}
         self._marks: dict[Path, FileMark] = {}
@@ -255,9 +258,9 @@ class ModelStore:
                 read = manifest_from_fields(master, self._initial_file)
             else:
                 read = manifest = self._write(work, (Slab(block, {}) for block in blocks), slots=(), steps=0)
-            if read.digest != self._initial:
+            if read.digest != self._initial or self._published not in (None, manifest.digest):
                 raise IntegrityError(
-                    f"{self._initial_file} does not have the digest in [model] initial of its plan: it was changed; "
+                    f"{self._initial_file} does not have the digests in [model] of its plan: it was changed; "
                     "restore it, or make a new plan with coordinator plan new"
                 )
             self._publish(work, manifest, with_state=self.keeps_master)
@@ -370,13 +373,6 @@ def _model_of(path: Path) -> Digest:
 
 def _rounded(blocks: Iterable[memoryview]) -> Iterator[Slab]:
     """float32 blocks as a model in bfloat16 and its master; each slab is good until the next one is asked for."""
-    # Here, not above: torch takes seconds to import, and commands that only look at the state never need it.
-    import torch
-
-    from silo_wire.server_step.rounding import round_to_bfloat16
-
     for block in blocks:
-        values = torch.frombuffer(block, dtype=torch.float32)
-        published = torch.empty(len(values), dtype=torch.bfloat16)
-        round_to_bfloat16(values, published)
-        yield Slab(published.view(torch.uint8).numpy().data, {MASTER: block})
+        (published,) = model_file.in_bfloat16([block])
+        yield Slab(published, {MASTER: block})

@@ -29,6 +29,7 @@ def model_store(state: Path, bundle: PlanBundle) -> ModelStore:
         model_layout=bundle.model_layout,
         initial=Digest(plan.model.initial),
         initial_file=state / "plans" / plan.name / MODEL_FILE,
+        published=plan.initial_model,
         first=_ranges(bundle) if plan.aggregation.secure_aggregation else None,
     )
 

@@ -1,17 +1,14 @@
 """A plan folder's model parted in two: the base, which stays, and the adapters, which are trained (silo_wire/adapters.py)."""
 
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 from coordinator import model_file
 from coordinator.model_file import BASE_FILE, MODEL_FILE
 from silo_wire.adapters import AdaptersSection, adapter_layout
 from silo_wire.manifest import Layout, Manifest
 from silo_wire.plan import BASE_LAYOUT_FILE, LAYOUT_FILE
+from silo_wire.seeded_model import seeded_adapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +25,6 @@ def write_adapters(folder: Path, base: Layout, section: AdaptersSection, seed: i
     layout = adapter_layout(base, section)
     (folder / MODEL_FILE).rename(folder / BASE_FILE)
     (folder / LAYOUT_FILE).rename(folder / BASE_LAYOUT_FILE)
-    initial = model_file.write(folder / MODEL_FILE, layout, _initial(layout, seed))
+    initial = model_file.write(folder / MODEL_FILE, layout, seeded_adapters(layout, seed))
     (folder / LAYOUT_FILE).write_bytes(layout.to_json())
     return WrittenAdapters(layout, initial)
-
-
-def _initial(layout: Layout, seed: int) -> Iterator[memoryview]:
-    generator = torch.Generator().manual_seed(seed)
-    for tensor in layout.tensors:
-        values = torch.zeros(tensor.shape)
-        if ".lora_A." in tensor.name:
-            torch.nn.init.kaiming_uniform_(values, a=math.sqrt(5), generator=generator)
-        yield values.reshape(-1).numpy().data.cast("B")

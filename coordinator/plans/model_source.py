@@ -5,15 +5,16 @@ file, config.json, generation_config.json, the tokenizer's files, layout.json. P
 names is never run, and only `model_type = "t5"` is taken.
 """
 
+import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
+from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
@@ -27,6 +28,7 @@ from coordinator.public_text import public_text
 from security.errors import ConfigurationError, Unreachable
 from silo_wire.manifest import Layout, Manifest, TensorSpec
 from silo_wire.plan import BUNDLE_FILES, CODE_KEYS, LAYOUT_FILE
+from silo_wire.seeded_model import seeded_t5
 
 _DATA_FILES = (
     "config.json",
@@ -90,11 +92,16 @@ ModelSource = SizedModel | FolderModel | HubModel
 
 @dataclass(frozen=True, slots=True)
 class WrittenModel:
-    """What `write_model` wrote: the layout, the manifest of the parameters, the names of the bundle's files."""
+    """What `write_model` wrote: the layout, the manifest of the parameters, the names of the bundle's files.
+
+    `weights` is the SHA-256 of each file of parameters that was read, `revision` the commit of a repository on the Hub.
+    """
 
     layout: Layout
     initial: Manifest
     files: tuple[str, ...]
+    weights: Mapping[str, str] = field(default_factory=dict)
+    revision: str = ""
 
 
 def write_model(source: ModelSource, folder: Path, seed: int) -> WrittenModel:
@@ -105,13 +112,31 @@ def write_model(source: ModelSource, folder: Path, seed: int) -> WrittenModel:
     match source:
         case SizedModel():
             model, tokenizer = _from_scratch(source, seed)
+            return _write(model, tokenizer, folder)
         case FolderModel(folder=origin, added_tokens=added):
             model, tokenizer = _from_folder(origin, added=added)
+            return replace(_write(model, tokenizer, folder), weights=_weights(origin))
         case HubModel():
             with TemporaryDirectory() as copy:
-                _download(source, Path(copy))
+                revision = _download(source, Path(copy))
                 model, tokenizer = _from_folder(Path(copy), shown=source.described)
-    return _write(model, tokenizer, folder)
+                return replace(_write(model, tokenizer, folder), weights=_weights(Path(copy)), revision=revision)
+
+
+def _weights(folder: Path) -> dict[str, str]:
+    """SHA-256 of the files that `_from_folder` reads parameters from."""
+    try:
+        index = folder / f"{MODEL_FILE}.index.json"
+        whole = folder / MODEL_FILE
+        names = [MODEL_FILE] if whole.exists() else sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        return {name: _sha256(folder / name) for name in names}
+    except OSError as error:
+        raise ConfigurationError(f"model {folder} cannot be read: {error}") from error
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _from_scratch(source: SizedModel, seed: int) -> tuple[Any, Any]:
@@ -129,9 +154,7 @@ def _from_scratch(source: SizedModel, seed: int) -> tuple[Any, Any]:
         eos_token_id=tokenizer.eos_token_id,
     )
     config.decoder_start_token_id = tokenizer.pad_token_id
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return T5ForConditionalGeneration(config), tokenizer
+    return seeded_t5(config, seed), tokenizer
 
 
 def _text_of(path: Path | None) -> list[str]:
@@ -202,10 +225,11 @@ def _from_folder(folder: Path, shown: str = "", *, added: Sequence[str] = ()) ->
     return model, tokenizer
 
 
-def _download(source: HubModel, folder: Path) -> None:
-    """Only data files of the repository; no pickle and no code is even fetched."""
+def _download(source: HubModel, folder: Path) -> str:
+    """Only data files of the repository; no pickle and no code is even fetched. Returns the commit that was fetched."""
     try:
-        snapshot_download(source.name, revision=source.revision, local_dir=folder, allow_patterns=list(_DATA_FILES))
+        revision = HfApi().model_info(source.name, revision=source.revision).sha
+        snapshot_download(source.name, revision=revision, local_dir=folder, allow_patterns=list(_DATA_FILES))
     except HFValidationError as error:
         raise ConfigurationError(
             f"{source.name!r} is not a Hub name: use OWNER/NAME, or --model for a folder"
@@ -217,6 +241,7 @@ def _download(source: HubModel, folder: Path) -> None:
             f"the Hugging Face Hub did not give {source.described}: check the network and HTTPS_PROXY, "
             "or copy the model here by other means and use --model DIR"
         ) from error
+    return revision or ""
 
 
 def _read_config(path: Path, shown: str) -> dict[str, Any]:

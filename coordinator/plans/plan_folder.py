@@ -23,7 +23,8 @@ from coordinator.plans.plan_text import plan_text
 from coordinator.plans.presets import preset as preset_named
 from security import files
 from security.errors import ConfigurationError, IntegrityError, MalformedMessage, StorageError
-from silo_wire.canonical import digest_of
+from silo_wire.canonical import Digest, digest_of
+from silo_wire.manifest import Layout, manifest_of
 from silo_wire.plan import BASE_LAYOUT_FILE, LAYOUT_FILE, Plan, PlanBundle
 from silo_wire.privacy import calibrated_noise
 from silo_wire.strict_toml import checked
@@ -39,6 +40,7 @@ _NO_MODEL = {
     "parameters": 1,
     "layout": _NOT_YET,
     "initial": _NOT_YET,
+    "initial_bfloat16": _NOT_YET,
     "files": _NO_FILES,
 }
 
@@ -81,9 +83,12 @@ def create_plan(
         names = {*made.files, BASE_LAYOUT_FILE} if draft.adapters.rank else made.files
         model = {
             "source": source.described,
+            "revision": made.revision,
+            "weights": dict(made.weights),
             "parameters": trained.layout.parameters,
             "layout": trained.layout.digest,
             "initial": trained.initial.digest,
+            "initial_bfloat16": _published_in_bfloat16(work / MODEL_FILE, trained.layout),
             "base": made.initial.digest if draft.adapters.rank else None,
             "files": {file: digest_of((work / file).read_bytes()) for file in sorted(names)},
         }
@@ -137,6 +142,17 @@ def compile_plan(folder: Path) -> PlanBundle:
     except MalformedMessage as error:
         raise ConfigurationError(f"{folder}: {error}; make a new plan with coordinator plan new") from error
     return bundle
+
+
+def _published_in_bfloat16(model: Path, layout: Layout) -> Digest | None:
+    """The digest of the manifest of `model` rounded; None where a number of it is too large for bfloat16."""
+    try:
+        return manifest_of(
+            layout.as_type("bfloat16"),
+            model_file.in_bfloat16(model_file.blocks(model, model_file.check(model, layout))),
+        ).digest
+    except ConfigurationError:
+        return None
 
 
 def _require_promise(plan: Plan, where: Path) -> None:

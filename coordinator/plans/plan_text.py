@@ -55,15 +55,26 @@ def _model(model: ModelSection) -> list[str]:
         "# make another plan.",
         "[model]",
         f"source = {_toml_value(model.source)}",
+        *([f"revision = {_toml_value(model.revision)}"] if model.revision else []),
         f"parameters = {model.parameters}",
         f"layout = {_toml_value(model.layout)}",
         f"initial = {_toml_value(model.initial)}",
+        *([f"initial_bfloat16 = {_toml_value(model.initial_bfloat16)}"] if model.initial_bfloat16 else []),
         *([f"base = {_toml_value(model.base)}"] if model.base else []),
         "",
+        *(
+            ["# SHA-256 of each file of parameters at the source.", "[model.weights]", *_digests(model.weights), ""]
+            if model.weights
+            else []
+        ),
         "[model.files]",
-        *(f"{_toml_value(name)} = {_toml_value(digest)}" for name, digest in sorted(model.files.items())),
+        *_digests(model.files),
         "",
     ]
+
+
+def _digests(files: Mapping[str, str]) -> list[str]:
+    return [f"{_toml_value(name)} = {_toml_value(digest)}" for name, digest in sorted(files.items())]
 
 
 def _toml_value(value: bool | int | float | str | list[str]) -> str:

@@ -128,7 +128,9 @@ def _enrol(work: Path, home: Path, name: str, parameters: int, *, secure: bool) 
     run("silo_agent.cli", "enroll", token.strip(), "--dir", str(work / name))
     upload = 4 * (parameters + EXTRA_WORDS if secure else parameters)
     policy = f"[policy]\nmax_parameters = {parameters}\nmax_upload_bytes = {upload}\n"
-    (work / name / "silo.toml").write_text(policy + ("require_secure_aggregation = true\n" if secure else ""))
+    (work / name / "silo.toml").write_text(
+        policy + ('require_secure_aggregation = true\napproved_plans = "any"\n' if secure else "")
+    )
 
 
 def _pin(work: Path, name: str, keys: Sequence[str]) -> None:

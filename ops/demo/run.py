@@ -32,6 +32,8 @@ from ops.demo.silos import SILOS, Record, write_silo
 from ops.demo.specification import SiloSpecification
 from ops.demo.warm_start import write_textbook_start
 from security.errors import ConfigurationError, StateError
+from silo_agent.edges.plan_store import PlanStore
+from silo_agent.edges.silo_folder import SiloFolder
 from silo_wire.canonical import Digest
 from silo_wire.v1 import operator_pb2
 
@@ -179,6 +181,9 @@ def run_federation(place: Layout, scene: Scene, console: Console) -> Outcome:
             processes.start(
                 name, "silo_agent.cli", ["start", "--dir", str(place.agent(name)), "--data", str(place.data(name))]
             )
+        if scene.pins:
+            with console.status("each silo makes the plan's initial model again, and approves the plan"):
+                _approve(place, names, processes)
         status, records = _watch(view, processes, names, console)
     run("coordinator.cli", "export", str(place.model), "--dir", str(place.coordinator), log=place.logs / "commands.log")
     with console.status("scoring the first and the final model on held-out questions"):
@@ -242,6 +247,19 @@ def _pin_each_other(place: Layout, names: Sequence[str]) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(pin, names))
+
+
+def _approve(place: Layout, names: Sequence[str], processes: Processes) -> None:
+    """As each silo's people would, once the plan is offered to it."""
+    deadline = time.monotonic() + LONGEST_S
+    for name in names:
+        store = PlanStore(SiloFolder(place.agent(name)).plans)
+        while store.refused() is None:
+            processes.check()
+            if time.monotonic() > deadline:
+                raise StateError(f"silo {name} was offered no plan within {LONGEST_S:.0f} s: see the logs folder")
+            time.sleep(POLL_S)
+        run("silo_agent.cli", "plan", "approve", "--dir", str(place.agent(name)), log=place.logs / "commands.log")
 
 
 def _write_policy(place: Layout, name: str, policy: Mapping[str, object]) -> None:

@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 CHECKPOINT_EVERY_S = 30.0
 """Of training: what a simulation that was killed may have to train again."""
+NOBODYS_ENTROPY = bytes(32)
+"""In place of a silo's own: a simulation hides nothing from anybody, and is to come to the same each time."""
 
 
 class OneBench:
@@ -43,6 +45,7 @@ class OneBench:
             policy=silo.policy,
             sources=SiloSources(silo.settings, silo.scratch),
             model_of=self.model,
+            own_entropy=NOBODYS_ENTROPY,
             checkpoint_every_s=CHECKPOINT_EVERY_S,
             on_losses=functools.partial(losses.append, silo.losses),
         )

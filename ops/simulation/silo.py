@@ -158,6 +158,7 @@ class SimulatedSilo(AbstractContextManager["SimulatedSilo"]):
                 coordinator=coordinator,
                 party=party_of(self.folder, self.credentials, self.policy),
                 newer_groups=self.groups(coordinator).sync,
+                unmasks=lambda *_told: None,  # nobody's audit log: this is no federation
             ),
             privacy=guard_of(self.folder, self.credentials, self.policy, self.journal),
             display=display,

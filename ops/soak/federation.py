@@ -84,7 +84,7 @@ class MortalFederation:
             for silo in shape.silos:
                 self.agent(silo).root.mkdir(mode=0o700)
                 self.agent(silo).settings.write_text(
-                    "[policy]\nrequire_secure_aggregation = true\ntrust_on_first_use = true\n"
+                    '[policy]\nrequire_secure_aggregation = true\napproved_plans = "any"\ntrust_on_first_use = true\n'
                 )
         ports = free_ports(3)
         run(

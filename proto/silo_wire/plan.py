@@ -39,6 +39,7 @@ LEAST_SGD_RATE = 0.01
 LEAST_MAX_WEIGHT = 1e-9
 LEAST_DELTA_NORM = 1e-3
 DigestText = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]
 
 MAX_BUNDLE_BYTES = 64 << 20
 LAYOUT_FILE = "layout.json"
@@ -206,12 +207,22 @@ class EvaluationSection(Section):
 
 
 class ModelSection(Section):
-    """Which model, by digest of everything that makes it; written by `coordinator plan new`, not by hand."""
+    """Which model, by digest of everything that makes it; written by `coordinator plan new`, not by hand.
+
+    `source`, `revision` and `weights` are the operator's word, for people who fetch a copy of their own; `initial` and `base` are
+    what that copy is compared with.
+    """
 
     source: Annotated[str, Field(min_length=1, max_length=300)]  # for people: "size:small", "folder:NAME", "hub:NAME"
+    revision: Annotated[str, Field(max_length=100)] = ""  # of a model from the Hub: the commit that was fetched
+    weights: Annotated[dict[FileName, DigestText], Field(max_length=1000)] = Field(default_factory=dict)
+    """SHA-256 of each file of parameters, as it was at the source; of a model from a size there is none."""
     parameters: Annotated[int, Field(ge=1)]  # that are trained; tied ones counted once
     layout: DigestText
     initial: DigestText  # manifest digest of the initial parameters, as float32
+    initial_bfloat16: DigestText | None = (
+        None  # the same, as bfloat16: what silos are handed where [wire] model says so
+    )
     base: DigestText | None = None  # manifest digest of the parameters that stay, where adapters are trained
     files: dict[str, DigestText]
 
@@ -248,6 +259,15 @@ class Plan(Section):
             raise ValueError(
                 f"[aggregation] max_weight_share = {cap} cannot hold with min_silos = {self.schedule.min_silos}: "
                 f"raise it to at least {1 / self.schedule.min_silos:.3f}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _initial_model_is_named(self) -> Self:
+        if self.wire.model == "bfloat16" and self.model.initial_bfloat16 is None:
+            raise ValueError(
+                '[wire] model = "bfloat16" without [model] initial_bfloat16, by which silos know the initial model: make a '
+                "new plan with coordinator plan new"
             )
         return self
 
@@ -437,6 +457,11 @@ class Plan(Section):
             last=self.evaluation.last,
             masked=self.aggregation.secure_aggregation,
         )
+
+    @property
+    def initial_model(self) -> Digest:
+        """The initial model as silos are handed it, by the digest of its manifest."""
+        return Digest(str(self.model.initial_bfloat16 if self.wire.model == "bfloat16" else self.model.initial))
 
     @property
     def weighted(self) -> bool:

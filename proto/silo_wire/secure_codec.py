@@ -639,7 +639,8 @@ def memory_to_bytes(memory: SiloMemory) -> bytes:
                     seen=None if it.ranges is None else _seen_to_stored(it.ranges),
                 )
                 for it in memory.plans
-            ]
+            ],
+            sequence=memory.sequence,
         )
     )
 
@@ -656,6 +657,8 @@ def memory_from_bytes(data: bytes) -> SiloMemory:
             )
     if len({item.plan_digest for item in message.plans}) != len(message.plans):
         raise MalformedMessage("memory names a plan twice")
+    if message.sequence >= MAX_NUMBER:
+        raise MalformedMessage(f"memory has sequence number {message.sequence}: allowed are 0 to {MAX_NUMBER - 1}")
     return SiloMemory(
         tuple(
             PlanMemory(
@@ -666,7 +669,8 @@ def memory_from_bytes(data: bytes) -> SiloMemory:
                 ranges=_seen_from_stored(item),
             )
             for item in message.plans
-        )
+        ),
+        message.sequence,
     )
 
 

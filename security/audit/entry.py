@@ -59,11 +59,13 @@ class Event(Enum):
     PLAN_RECEIVED = "plan received"
     PLAN_ALLOWED = "plan allowed"
     PLAN_APPROVED = "plan approved"  # by people
+    MEMORY_RESET = "memory reset"  # of masked rounds, by people who know that it was lost
     TRAINED = "trained"
     UPDATE_LEAVES = "update leaves"
     MASKED_UPDATE_LEAVES = "masked update leaves"
     RECEIPT = "receipt"  # signed by the coordinator, for an update that it holds
     KEYS_LEAVE = "keys leave"  # a message of secure aggregation
+    SUM_UNMASKED = "sum unmasked"  # before this silo's share of it leaves: of which model, over which silos
     SCORES_LEAVE = "scores leave"
     DECLINED = "declined"  # a round; the reason leaves the silo
     ROUND_ENDED = "round ended"  # this silo's part of it

@@ -28,7 +28,7 @@ What this machine holds a coordinator to (DESIGN section 4), by rule:
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -311,6 +311,8 @@ def restored(memory: SiloMemory, journal: tuple[Event, ...], party: Party) -> St
             if isinstance(effect, MaskVector):  # of a step that was done before the one to be done again
                 effect.erase()
         state, effects = step(state, event, party)
+    # Playing it again changed nothing that was not counted when it was first done.
+    state = replace(state, memory=replace(state.memory, sequence=memory.sequence))
     return state, tuple(effect for effect in effects if not isinstance(effect, Journal))
 
 

@@ -10,8 +10,9 @@ t = n, c + 2 <= min_survivors <= n). They join nothing later, so every member of
 sums with S_1 in it contains all of A_1. Leave S_1 out, and the same holds of A_2 and S_2, and so on. Every combination of
 sums thus contains all honest answerers of the first sum in it: one silo is never left alone.
 
-The memory is on the silo's disk. A disk that is restored from a snapshot makes the silo one that may answer twice, which the
-parameter `colluders` covers (2t > n + c): the others' memories still hold.
+The memory is on the silo's disk, numbered by its changes, so that whoever noted the number elsewhere sees that it was lost or
+went back. A disk that is restored from a snapshot as a whole makes the silo one that may answer twice, which the parameter
+`colluders` covers (2t > n + c): the others' memories still hold.
 """
 
 from dataclasses import dataclass, replace
@@ -38,7 +39,10 @@ class PlanMemory:
 
 @dataclass(frozen=True, slots=True)
 class SiloMemory:
+    """`sequence` counts the changes since the first."""
+
     plans: tuple[PlanMemory, ...] = ()
+    sequence: int = 0
 
     def of(self, plan: bytes) -> PlanMemory | None:
         return next((memory for memory in self.plans if memory.plan == plan), None)
@@ -84,5 +88,7 @@ class SiloMemory:
         )
 
     def _with(self, memory: PlanMemory) -> "SiloMemory":
+        if self.of(memory.plan) == memory:
+            return self
         others = (held for held in self.plans if held.plan != memory.plan)
-        return replace(self, plans=(*others, memory))
+        return replace(self, plans=(*others, memory), sequence=self.sequence + 1)

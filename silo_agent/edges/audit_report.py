@@ -10,7 +10,10 @@ from security.audit.reading import instant, one_line
 
 @dataclass(slots=True, kw_only=True)
 class Part:
-    """This silo's part of one attempt at a round. `updates` is 1, or more where a transfer began anew; `bytes` of one of them."""
+    """This silo's part of one attempt at a round. `updates` is 1, or more where a transfer began anew; `bytes` of one of them.
+
+    `survivors` are the silos of the sum that it helped to unmask, of deltas of `model`, under the link `groups` of the release groups.
+    """
 
     plan: str
     round: int
@@ -22,6 +25,9 @@ class Part:
     examples: int = 0
     ledger_entry: int = 0
     receipt: bool = False
+    model: str = ""
+    survivors: str = ""
+    groups: str = ""
     keys: int = 0
     scores: int = 0
     outcome: str = ""
@@ -96,6 +102,10 @@ def report_of(entries: Iterable[Entry], *, since: int = 0) -> Report:
                 part(entry).receipt = True
             case Event.KEYS_LEAVE:
                 part(entry).keys += 1
+            case Event.SUM_UNMASKED:
+                part(entry).model = entry.text("model")
+                part(entry).survivors = entry.text("survivors")
+                part(entry).groups = entry.text("groups")
             case Event.SCORES_LEAVE:
                 part(entry).scores += 1
             case Event.ROUND_ENDED if entry.text("work") == "training":
@@ -147,6 +157,9 @@ def page(report: Report, silo: str) -> str:
             for text in (
                 one.outcome or ("only scores" if one.scores and not one.updates else ""),
                 one.covered_by,
+                f"sum over {one.survivors.replace(' ', ', ')} of model {one.model[:16]}, release groups {one.groups[:16]}"
+                if one.survivors
+                else "",
                 f"ledger entry {one.ledger_entry}" if one.ledger_entry else "",
                 f"{one.keys} messages with keys" if one.keys else "",
                 "scores" if one.scores and one.updates else "",

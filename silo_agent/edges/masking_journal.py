@@ -13,13 +13,16 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from security.errors import IntegrityError, MalformedMessage, StorageError
+from security.errors import IntegrityError, MalformedMessage, PolicyRefusal, StorageError
 from security.files import append_private, make_private_folder, read_private, sync_folder, write_at, write_private
 from security.identifiers import FederationName
 from security.secure_aggregation.silo_machine import Event
 from security.secure_aggregation.silo_memory import SiloMemory
+from silo_agent.edges.lineages import Lineages, lost
+from silo_wire.canonical import Digest
 from silo_wire.codec import manifest_from_wire, manifest_to_wire
 from silo_wire.manifest import Manifest
+from silo_wire.plan import PlanBundle
 from silo_wire.secure_codec import event_from_bytes, event_to_bytes, memory_from_bytes, memory_to_bytes
 from silo_wire.v1 import common_pb2
 
@@ -30,7 +33,9 @@ class MaskingJournal:
     """Raises StorageError when a file cannot be read or written, IntegrityError when one does not parse."""
 
     def __init__(self, folder: Path, federation: FederationName) -> None:
+        """`folder` lies in the silo's own, where `lineages.json` notes each change of the memory."""
         make_private_folder(folder)
+        self._lineages = Lineages(folder.parent / "lineages.json")
         self._memory = folder / "memory"
         self._attempt = folder / "attempt"
         self._manifest = folder / "vector.manifest"
@@ -39,18 +44,45 @@ class MaskingJournal:
         self.vector_file = folder / "vector"
 
     def memory(self) -> SiloMemory:
-        if not self._memory.exists():
-            return SiloMemory()
-        try:
-            return memory_from_bytes(read_private(self._memory))
-        except MalformedMessage as error:
-            raise IntegrityError(
-                f"{self._memory} does not parse ({error}): without it a silo could be led into two sums over one update; "
-                "restore it from a backup of today"
-            ) from error
+        """Raises PolicyRefusal, under the rule `masking_memory`, where it was lost, damaged or went back."""
+        memory = self._stored()
+        if memory is None and self._memory.exists():
+            raise lost("masking/memory does not parse")
+        self._lineages.check(memory)
+        if memory is not None and memory.plans and not memory.sequence:  # of an earlier release
+            self._lineages.mark(memory)
+        return memory or SiloMemory()
 
     def remember(self, memory: SiloMemory) -> None:
         write_private(self._memory, memory_to_bytes(memory))
+        self._lineages.mark(memory)
+
+    def saw(self, bundle: PlanBundle, model: Digest) -> None:
+        self._lineages.saw(bundle, model)
+
+    def problem(self) -> PolicyRefusal | None:
+        """Why this silo takes no masked round."""
+        try:
+            self.memory()
+        except PolicyRefusal as refusal:
+            return refusal
+        return None
+
+    def reset(self) -> SiloMemory:
+        """Take what is left of memory and lineages for all there was, by word of people: what either knows of is answered."""
+        memory = self._lineages.joined(self._stored() or SiloMemory())
+        self.erase()  # an attempt under way was begun under the memory that is gone
+        self.remember(memory)
+        return memory
+
+    def _stored(self) -> SiloMemory | None:
+        """None where there is none that parses."""
+        if not self._memory.exists():
+            return None
+        try:
+            return memory_from_bytes(read_private(self._memory))
+        except MalformedMessage:
+            return None
 
     def events(self) -> tuple[Event, ...]:
         """Of the attempt under way; an event that a crash tore was followed by nothing, and is cut off.

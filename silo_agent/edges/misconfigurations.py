@@ -120,7 +120,7 @@ class Mistake(Enum):
         "plan-unapproved",
         "plan and policy",
         "the plan that is offered waits for approval by this silo's people",
-        "look with silo-agent plan show, allow it with silo-agent plan approve",
+        "look with silo-agent plan show, allow it with silo-agent plan approve --model DIR",
     )
     POLICY = Misconfiguration(
         "plan-refused",
@@ -139,6 +139,12 @@ class Mistake(Enum):
         "pinned silos",
         "fewer silos are pinned than the smallest cohort with masks takes",
         "compare the keys that `silo-agent trust own` prints at theirs by telephone, then `silo-agent trust add NAME KEY`",
+    )
+    MASKING_MEMORY = Misconfiguration(
+        "masking-memory",
+        "memory of masked rounds",
+        "`masking/memory` or `lineages.json` is missing, damaged, or comes from a backup",
+        "restore both from a backup of today; else silo-agent trust reset-memory",
     )
     BUDGET_UNSET = Misconfiguration(
         "budget-unset",

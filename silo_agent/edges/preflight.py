@@ -37,16 +37,17 @@ from security.preflight import Check, Checks, Misconfigured, meaning, mebibytes,
 from security.process_lock import holder
 from silo_agent.edges.channel import mutual_channel
 from silo_agent.edges.key_store import SiloCredentials, load_credentials
+from silo_agent.edges.masking_journal import MaskingJournal
 from silo_agent.edges.misconfigurations import Mistake
-from silo_agent.edges.plan_approvals import PlanApprovals
 from silo_agent.edges.plan_store import PlanStore
 from silo_agent.edges.privacy_ledger import guard_of
 from silo_agent.edges.round_journal import RoundJournal
 from silo_agent.edges.silo_folder import SiloFolder
+from silo_agent.edges.silo_record import record_of
 from silo_agent.edges.silo_sources import SiloSources
 from silo_agent.edges.tls_probe import probe
 from silo_agent.edges.trust_store import How, trust_store
-from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_agent.policy import PolicyRules, SiloPolicy, loosened
 from silo_agent.settings import Settings
 from silo_agent.training.text_to_sql_data import SCHEMA_FILE
 from silo_wire.canonical import Digest
@@ -100,6 +101,7 @@ async def preflight(ground: Ground) -> Sequence[Check]:
     if not await run("settings", read_settings) or settings is None:
         settings = None
     bundle: PlanBundle | None = None
+    rules_checked = ("plan and policy", "pinned silos", "memory of masked rounds", "privacy budget")
     if enrolled:
         credentials = load_credentials(folder)
         bundle = _last_plan(folder, credentials)
@@ -111,10 +113,10 @@ async def preflight(ground: Ground) -> Sequence[Check]:
         else:
             checks.skip("coordinator accepts this silo", because="no route")
         if settings is None:
-            checks.skip("plan and policy", "pinned silos", "privacy budget", because="silo.toml cannot be used")
+            checks.skip(*rules_checked, because="silo.toml cannot be used")
         else:
             rules = settings.policy
-            policy = SiloPolicy(rules=rules, silo=credentials.silo, approvals=PlanApprovals(folder.approvals).digests)
+            policy = SiloPolicy(rules=rules, silo=credentials.silo, record=record_of(folder))
             if bundle is None:
                 checks.skip("plan and policy", because="no plan was offered yet")
             else:
@@ -122,14 +124,15 @@ async def preflight(ground: Ground) -> Sequence[Check]:
                 await run("plan and policy", lambda: _plan(plan, policy))
             if rules.require_secure_aggregation or (bundle and bundle.plan.aggregation.secure_aggregation):
                 await run("pinned silos", lambda: _peers(folder, credentials, rules, bundle))
+                await run("memory of masked rounds", lambda: _masked(folder, credentials))
             else:
-                checks.skip("pinned silos", because="neither policy nor plan asks for masks")
+                checks.skip("pinned silos", "memory of masked rounds", because="neither policy nor plan asks for masks")
+            for key, cost in await asyncio.to_thread(_loosened, folder, credentials, policy):
+                checks.notice("masks loosened", f"{key}: {cost}")
             await run("privacy budget", lambda: _budget(folder, credentials, policy, bundle))
     else:
         names = ("certificate", "clock", "route and TLS interception", "coordinator accepts this silo")
-        checks.skip(
-            *names, "plan and policy", "pinned silos", "privacy budget", because="the silo's files cannot be used"
-        )
+        checks.skip(*names, *rules_checked, because="the silo's files cannot be used")
     if bundle is None:
         checks.skip("memory", because="no plan was offered yet")
     else:
@@ -319,6 +322,21 @@ def _peers(folder: SiloFolder, credentials: SiloCredentials, rules: PolicyRules,
             f"{found}, the smallest cohort that policy and plan allow takes {needed} beside this one",
         )
     return f"{found}, at least {needed} are needed"
+
+
+def _masked(folder: SiloFolder, credentials: SiloCredentials) -> str:
+    with meaning(Mistake.MASKING_MEMORY.value):
+        memory = MaskingJournal(folder.masking, credentials.federation).memory()
+    return f"whole: {len(memory.plans)} plans, {memory.sequence} changes"
+
+
+def _loosened(folder: SiloFolder, credentials: SiloCredentials, policy: SiloPolicy) -> Sequence[tuple[str, str]]:
+    try:
+        peers = trust_store(folder, credentials).peers()
+        first = sum(peer.how is How.FIRST_USE for peer in peers)
+        return list(loosened(policy.rules, pinned=len(peers), on_first_use=first, record=policy.record()))
+    except LoricaError:  # of a damaged file, which a check before has told
+        return []
 
 
 def _budget(folder: SiloFolder, credentials: SiloCredentials, policy: SiloPolicy, bundle: PlanBundle | None) -> str:

@@ -99,6 +99,16 @@ class SiloFolder:
         return self.root / "release-groups.json"
 
     @property
+    def lineages(self) -> Path:
+        """The plans that this silo has masked under, and their models."""
+        return self.root / "lineages.json"
+
+    @property
+    def own_entropy(self) -> Path:
+        """A secret: what the order of data and dropout come from under masks."""
+        return self.root / "training.entropy"
+
+    @property
     def approvals(self) -> Path:
         """The plans that people approved by command."""
         return self.root / "approvals.json"

@@ -51,11 +51,13 @@ class Workshop:
         policy: SiloPolicy,
         sources: SiloSources,
         model_of: Callable[[PlanBundle, DeviceSettings, RoundModel | None], PlanModel] | None = None,
+        own_entropy: bytes | None = None,
         checkpoint_every_s: float = 0.0,
         on_losses: Callable[[int, Sequence[float]], None] = lambda round_number, losses: None,
     ) -> None:
         """`model_of` gives a model that other workshops of this process use in turn; without it each plan's is made here.
 
+        `own_entropy`: see SiloTrainer.
         `checkpoint_every_s`: how many seconds of training a checkpoint must be worth; 0: every epoch leaves one.
         `on_losses` hears the loss of each optimizer step of a round when its training has ended; NaN where a step has none to tell.
         """
@@ -64,6 +66,7 @@ class Workshop:
         self._model_of = model_of or (lambda bundle, device, base: PlanModel(bundle, device, base=base))
         self._policy = policy
         self._sources = sources
+        self._own_entropy = own_entropy
         self._checkpoint_every_s = checkpoint_every_s
         self._bundle: PlanBundle | None = None
         self._trainer: SiloTrainer | None = None
@@ -75,7 +78,9 @@ class Workshop:
             privacy = bundle.plan.privacy
             data = self._sources.data_for(privacy.unit_field, privacy.level == "record")
             model = self._model_of(bundle, self._device(), base)
-            trainer = SiloTrainer(bundle, data, self._policy.silo, self._device(), model=model)
+            trainer = SiloTrainer(
+                bundle, data, self._policy.silo, self._device(), model=model, own_entropy=self._own_entropy
+            )
             trainer.encoded("train")
         self._bundle, self._trainer = bundle, trainer
         if self._executes(bundle):

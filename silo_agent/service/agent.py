@@ -315,6 +315,8 @@ class AgentService:
             await self._in_thread(
                 lambda _cancelled: self._gate.check_plan(bundle)
             )  # what it costs takes seconds to tell
+            if bundle.plan.aggregation.secure_aggregation:
+                self._masking.check_memory()
         except PolicyRefusal:
             self._plans.keep_refused(bundle)  # for its people to look at
             raise
@@ -356,6 +358,9 @@ class AgentService:
             case Finished(rounds=latest):
                 pass
         model = order.best_model if isinstance(order, Finished) else order.model
+        self._gate.check_model(bundle, model, latest_round=latest)
+        if bundle.plan.aggregation.secure_aggregation:
+            self._masking.saw(bundle, model)
         self._model = await self._coordinator.fetch_model(
             plan=bundle.plan.digest,
             layout=bundle.model_layout,

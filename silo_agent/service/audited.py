@@ -14,7 +14,7 @@ from security.chain import Head
 from security.errors import LoricaError
 from security.file_mark import FileMark
 from security.identifiers import FederationName, SiloName
-from security.secure_aggregation.messages import MaskedInput
+from security.secure_aggregation.messages import MaskedInput, SurvivorSet
 from silo_agent.policy import PolicyRules
 from silo_agent.service.ports import CoordinatorPort, ObserverPort, PlanGatePort, Progress
 from silo_agent.service.refusals import rule_of
@@ -58,6 +58,7 @@ class SiloAudit:
         self.me, self.coordinator = silo_uri(federation, silo), coordinator_uri(federation)
         self.promises: dict[str, str] = {}
         """Of plans that were allowed in this process, by digest: what covers an update of theirs."""
+        self._unmasked: tuple[RoundKey, SurvivorSet] | None = None
         self._clock = clock
         self._repeats = repeats or Repeats(each=100)
 
@@ -73,6 +74,20 @@ class SiloAudit:
     def tell_counts(self, *, stopping: bool = False) -> None:
         for kind, count in self._repeats.ended(self._clock(), stopping=stopping):
             self.log.append(Event.REPEATED, who=self.me, what=kind, times=count)
+
+    def unmasks(self, key: RoundKey, model: Digest, survivors: SurvivorSet, link: bytes) -> None:
+        """Enter a sum that this silo helps to unmask; the same one, asked for again, once in a process."""
+        if self._unmasked != (key, survivors):
+            self.leaves(
+                Event.SUM_UNMASKED,
+                key,
+                model=model,
+                survivors=" ".join(sorted(survivors.silos)),
+                silos=len(survivors.silos),
+                groups=link.hex(),
+                roster=survivors.roster.hex(),
+            )
+            self._unmasked = key, survivors
 
     def covered_by(self, key: RoundKey, *, masked: bool) -> str:
         return self.promises.get(key.plan, MASKED if masked else PLAIN)
@@ -112,6 +127,9 @@ class AuditedGate:
             promise=promise_of(plan),
             rules=self._rules.model_dump_json(),
         )
+
+    def check_model(self, bundle: PlanBundle, model: Digest, *, latest_round: int) -> None:
+        self._gate.check_model(bundle, model, latest_round=latest_round)
 
     def check_upload(self, manifest: Manifest, *, masked: bool = False) -> None:
         self._gate.check_upload(manifest, masked=masked)

@@ -15,7 +15,7 @@ from security.errors import IntegrityError, PolicyRefusal
 from security.identifiers import SiloName
 from security.secure_aggregation import silo_machine as protocol
 from security.secure_aggregation.key_agreement import ROOT_BYTES
-from security.secure_aggregation.messages import MaskedInput, Reveal
+from security.secure_aggregation.messages import MaskedInput, Reveal, SurvivorSet
 from security.secure_aggregation.parameters import Parameters, default_threshold
 from security.secure_aggregation.release_groups import Link
 from security.secure_aggregation.roster import Roster
@@ -23,6 +23,7 @@ from security.secure_aggregation.secret import Secret
 from security.secure_aggregation.silo_memory import SiloMemory
 from silo_agent.service.ports import CoordinatorPort, MaskedFile, MaskingJournalPort, Progress
 from silo_agent.task.events import SavedUpdate
+from silo_wire.canonical import Digest
 from silo_wire.manifest import SCORES_ALONE
 from silo_wire.masked_ranges import check_ranges
 from silo_wire.messages import Mask, RoundKey
@@ -30,6 +31,9 @@ from silo_wire.noised_masks import check_noise_fits
 from silo_wire.plan import Plan, PlanBundle
 from silo_wire.work import Work
 
+Unmasks = Callable[[RoundKey, Digest, SurvivorSet, bytes], None]
+"""Is told, before a share leaves, of which model's deltas and of which silos a sum will come out, and under which link of the
+release groups, by its digest; durable when it returns."""
 Masker = Callable[[protocol.MaskVector], Awaitable[MaskedFile]]
 """Encodes and masks the delta of this round into the journal's vector file."""
 
@@ -47,11 +51,13 @@ class Masking:
         coordinator: CoordinatorPort,
         party: Callable[[Mask], protocol.Party],
         newer_groups: Callable[[], Awaitable[None]],
+        unmasks: Unmasks,
     ) -> None:
         self._newer_groups = newer_groups
         self._journal = journal
         self._coordinator = coordinator
         self._party = party
+        self._unmasks = unmasks
         self._lock = asyncio.Lock()
         self._state: protocol.State | None = None
         self._written: MaskedFile | None = None
@@ -68,6 +74,14 @@ class Masking:
             if isinstance(event, protocol.OpenAttempt):
                 event.root.erase()
         return bool(events)
+
+    def check_memory(self) -> None:
+        """Raises PolicyRefusal where this silo does not know any more what it took part in."""
+        self._journal.memory()
+
+    def saw(self, bundle: PlanBundle, model: Digest) -> None:
+        """Note that `model` is one of this plan, which has masks, before anything is made of it."""
+        self._journal.saw(bundle, model)
 
     def new_vector_file(self) -> Path:
         """Where the masked vector of the attempt is to be written."""
@@ -155,6 +169,8 @@ class Masking:
                 case protocol.Send(message):
                     if not durable and not isinstance(state, protocol.Resting):
                         self._state, durable = state, True
+                    if isinstance(message, Reveal) and isinstance(state, protocol.Revealed):
+                        self._unmasks(key, Digest(state.opening.model.hex()), state.survivors, state.roster.link)
                     await self._send(key, message, progress)
                     sent = message
         return sent

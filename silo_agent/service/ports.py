@@ -234,9 +234,13 @@ class MaskingJournalPort(Protocol):
     def new_vector_file(self) -> Path:
         """The same, for one that is to be written."""
 
-    def memory(self) -> SiloMemory: ...
+    def memory(self) -> SiloMemory:
+        """Raises PolicyRefusal where it was lost or went back: only this silo's people may say that it goes on."""
 
     def remember(self, memory: SiloMemory, /) -> None: ...
+
+    def saw(self, bundle: PlanBundle, model: Digest, /) -> None:
+        """`model` is one of this plan, which has masks: kept for as long as the memory."""
 
     def events(self) -> tuple[MaskingEvent, ...]:
         """What `append` was given since the last `erase`."""
@@ -271,6 +275,9 @@ class PlanGatePort(Protocol):
         """Whether scores may leave, alone or in a sum."""
 
     def check_plan(self, bundle: PlanBundle, /) -> None: ...
+
+    def check_model(self, bundle: PlanBundle, model: Digest, /, *, latest_round: int) -> None:
+        """`model` is said to be of round `latest_round` or an earlier one."""
 
     def check_upload(self, manifest: Manifest, /, *, masked: bool = False) -> None: ...
 

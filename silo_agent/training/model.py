@@ -92,7 +92,7 @@ def build_model(
     Raises MalformedMessage where config.json is not a plain T5 or does not make exactly the tensors of `layout`; that is
     found out before memory is taken.
     """
-    config = _config(files[CONFIG_FILE], dropout)
+    config = t5_config(files[CONFIG_FILE], dropout)
     if not 1 <= config.num_layers + (config.num_decoder_layers or 0) <= len(layout.tensors):
         raise MalformedMessage(f"{CONFIG_FILE} has more layers than layout.json has tensors: they belong to two models")
     try:
@@ -107,7 +107,8 @@ def build_model(
     return model
 
 
-def _config(raw: bytes, dropout: float | None) -> T5Config:
+def t5_config(raw: bytes, dropout: float | None = None) -> T5Config:
+    """Of a plan bundle's config.json; raises MalformedMessage where it makes no plain T5."""
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError) as error:

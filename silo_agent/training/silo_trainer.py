@@ -61,15 +61,21 @@ class SiloTrainer:
         *,
         base: RoundModel | None = None,
         model: PlanModel | None = None,
+        own_entropy: bytes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`model` is one that silos of one process share; without one it is made here, and raises what PlanModel does."""
+        """`model` is one that silos of one process share; without one it is made here, and raises what PlanModel does.
+
+        `own_entropy`: 32 bytes that only this silo knows, which order of data and dropout come from under masks; None: drawn
+        here.
+        """
         self._plan = bundle.plan
         self._layout = bundle.layout
         self._section = bundle.plan.training.for_silo(silo)
         self._data = data
         self._silo = silo
         self._clock = clock
+        self._own_entropy = own_entropy or secrets.token_bytes(blake3.key_size)
         self._model = model or PlanModel(bundle, settings, base=base)
         self._schemas: dict[str, str] | None = None
         if self._section.schema_in_input:
@@ -112,8 +118,8 @@ class SiloTrainer:
         there already is gone on from. It is the caller's to delete once the update counts. With `checkpoint_every_s` only an epoch
         leaves one that ends so many seconds of training after the one before, or after the beginning.
 
-        The same plan, round, silo, data, residual and thread count give the same bytes on a CPU; on a GPU the order of some
-        sums is free. Raises IntegrityError for a damaged round model, TrainingDiverged, TrainingStopped, StorageError where
+        The same plan, round, silo, data, residual and thread count, and under masks the same own entropy, give the same bytes on a
+        CPU; on a GPU the order of some sums is free. Raises IntegrityError for a damaged round model, TrainingDiverged, TrainingStopped, StorageError where
         the update cannot be written.
         """
         self._model.load(model_path, model, model_mark)
@@ -126,7 +132,7 @@ class SiloTrainer:
                 self._model.parameters.tensors,
                 self.encoded("train"),
                 self._section,
-                seed=self._seed("train", round_number),
+                seed=self._training_seed(round_number),
                 round_parameters=self._round_parameters(model_path) if self._section.fedprox_mu else None,
                 checkpoint=self._checkpoint(checkpoint_path, checkpoint_every_s, round_number, model, on_notice)
                 if checkpoint_path
@@ -262,6 +268,14 @@ class SiloTrainer:
         generator = torch.Generator().manual_seed(self._seed(split, 0))
         chosen: list[int] = torch.randperm(count, generator=generator)[:most].tolist()
         return chosen
+
+    def _training_seed(self, round_number: int) -> int:
+        """Under masks nobody but this silo knows it: who does can try out what a guessed record would change in the delta."""
+        public = self._seed("train", round_number)
+        if not self._plan.aggregation.secure_aggregation:
+            return public
+        own = blake3(public.to_bytes(8, "little"), key=self._own_entropy)
+        return int.from_bytes(own.digest(length=8), "little") >> 1
 
     def _seed(self, purpose: str, round_number: int) -> int:
         """63 bits of BLAKE3 over what the draws may depend on; the plan's digest covers its seed."""

@@ -218,6 +218,7 @@ async def test_hands_different_rosters_to_different_silos(tmp_path: Path) -> Non
 
 async def test_hands_different_models_to_different_silos_and_names_one_to_all(tmp_path: Path) -> None:
     async with attacked(tmp_path, NET) as at:
+        at.key = replace(at.key, round=2)  # of the first, all know the model from the plan
         crafted = at.offer(1)
         await at.train(HOSPITAL, model=crafted)
         await at.train(BANK, CLINIC, INSURER)
@@ -238,6 +239,7 @@ async def test_hands_different_models_to_different_silos_and_names_one_to_all(tm
 async def test_hands_different_models_to_different_silos_and_names_its_own_to_each(tmp_path: Path) -> None:
     """What each silo agreed on is bound to the roster that names its model: it takes no dealing to another."""
     async with attacked(tmp_path, NET) as at:
+        at.key = replace(at.key, round=2)  # of the first, all know the model from the plan
         crafted = at.offer(1)
         await at.train(HOSPITAL, model=crafted)
         await at.train(BANK, CLINIC, INSURER)
@@ -657,7 +659,7 @@ async def test_restores_the_disk_of_an_agent_from_before_the_round_and_retries_i
 # --- no masks at all --------------------------------------------------------------------------------------------------
 
 PLAIN = small_bundle(elements=ELEMENTS)
-MASKS_ONLY = PolicyRules(require_secure_aggregation=True)
+MASKS_ONLY = PolicyRules(require_secure_aggregation=True, approved_plans="any")
 
 
 async def test_asks_for_a_plain_upload_where_the_policy_demands_masks(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ NET = TestNet.create()
 INTEGRITY, POLICY = DeclineReason.INTEGRITY, DeclineReason.POLICY
 NEVER = {"every": 0, "initial": False, "last": False}
 SWEEPS = 44
-MASKED = PolicyRules(require_secure_aggregation=True)
+MASKED = PolicyRules(require_secure_aggregation=True, approved_plans="any")
 
 
 @pytest.fixture(autouse=True)

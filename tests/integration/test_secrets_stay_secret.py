@@ -167,7 +167,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
             it.agent(silo, "enroll", tokens[silo])
             metrics = f'\n[metrics]\nlisten = "127.0.0.1:{ports[3]}"\n' if silo == SILOS[0] else ""
             (it.agent_folder(silo) / "silo.toml").write_text(
-                '[policy]\ntrust_on_first_use = true\nrequire_secure_aggregation = true\nrequire_privacy = "record"\n'
+                '[policy]\ntrust_on_first_use = true\nrequire_secure_aggregation = true\napproved_plans = "any"\nrequire_privacy = "record"\n'
                 f'max_epsilon = 20.0\nallow_execution = false\n[database]\nurl = "postgresql://reader:{DATABASE_PASSWORD}@127.0.0.1:9/none"\n{metrics}'
             )
             arguments = ["start", "--dir", str(it.agent_folder(silo)), "--data", str(root / "data" / silo)]

@@ -11,12 +11,16 @@ import pytest
 
 from ops.demo.ports import free_ports
 from security.files import write_private
+from security.identifiers import SiloName
 from security.pki import key_file
+from security.pki.identity_key import new_identity_key
 from security.pki.trust_bundle import TrustBundle
 from security.preflight import Outcome
+from security.secure_aggregation.silo_memory import SiloMemory
 from silo_agent.cli import main
 from silo_agent.command_line import Choice
-from silo_agent.edges.key_store import store_credentials
+from silo_agent.edges.key_store import load_credentials, store_credentials
+from silo_agent.edges.masking_journal import MaskingJournal
 from silo_agent.edges.misconfigurations import Mistake
 from silo_agent.edges.plan_store import PlanStore
 from silo_agent.edges.preflight import Ground, preflight
@@ -24,6 +28,7 @@ from silo_agent.edges.privacy_ledger import guard_of
 from silo_agent.edges.round_journal import RoundJournal
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.edges.silo_sources import SiloSources
+from silo_agent.edges.trust_store import trust_store
 from silo_agent.policy import PolicyRules, SiloPolicy
 from silo_agent.task.effects import JournalOutcome
 from silo_agent.task.effects import Outcome as RoundOutcome
@@ -32,6 +37,7 @@ from tests.integration.test_agent_process import data_folder
 from tests.support.command_line import run_command
 from tests.support.federation_peer import FEDERATION, SILO, FederationPeer, TestNet, small_bundle
 from tests.support.postgresql import running_postgresql
+from tests.support.secagg_federation import attempt
 from tests.unit.test_agent_private_rounds import BUNDLE as PRIVATE
 
 NET, OTHER = TestNet.create(age=timedelta(days=30)), TestNet.create()
@@ -241,6 +247,15 @@ def nobody_pinned(case: Case) -> None:
     case.settings("[policy]\nrequire_secure_aggregation = true\n")
 
 
+@makes(Mistake.MASKING_MEMORY)
+def memory_of_masked_rounds_that_was_deleted(case: Case) -> None:
+    case.settings("[policy]\nrequire_secure_aggregation = true\nmin_cohort = 3\n")
+    for name in ("bank-b", "clinic-c"):
+        trust_store(case.folder, load_credentials(case.folder)).add(SiloName(name), new_identity_key().public_key())
+    MaskingJournal(case.folder.masking, FEDERATION).remember(SiloMemory().joined(attempt()))
+    (case.folder.masking / "memory").unlink()
+
+
 @makes(Mistake.BUDGET_UNSET)
 def privacy_without_a_budget(case: Case) -> None:
     case.settings('[policy]\nrequire_privacy = "record"\n')
@@ -400,6 +415,6 @@ def test_the_command_names_them_with_the_exit_code(tmp_path: Path) -> None:
     (tmp_path / "silo").mkdir(mode=0o700)
     done = run_command(main, "check", "--json", "--dir", tmp_path / "silo", "--data", tmp_path / "nowhere")
     assert done.code == 3
-    assert done.err == "silo-agent: 2 of 16 checks failed: files and permissions, data\n"
+    assert done.err == "silo-agent: 2 of 17 checks failed: files and permissions, data\n"
     assert '"misconfiguration": "not-enrolled"' in done.out
     assert '"misconfiguration": "data-missing"' in done.out

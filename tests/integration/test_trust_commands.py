@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from security.audit.entry import Event
+from security.audit.reading import read_log
 from security.errors import (
     EXIT_CODES,
     ConfigurationError,
@@ -29,8 +31,10 @@ from security.pki.key_text import key_text
 from security.pki.succession import succession_statement
 from security.preflight import Check, Outcome
 from security.process_lock import ProcessLock
+from security.secure_aggregation.silo_memory import SiloMemory
 from silo_agent.cli import main
-from silo_agent.edges.key_store import SiloCredentials, store_credentials
+from silo_agent.edges.key_store import SiloCredentials, load_credentials, store_credentials
+from silo_agent.edges.masking_journal import MaskingJournal
 from silo_agent.edges.plan_approvals import PlanApprovals
 from silo_agent.edges.plan_store import PlanStore
 from silo_agent.edges.preflight import Ground, preflight
@@ -41,6 +45,8 @@ from silo_agent.settings import Settings
 from silo_wire.plan import PlanBundle
 from tests.support.command_line import Done, run_command
 from tests.support.federation_peer import FEDERATION, TestNet, small_bundle
+from tests.support.secagg_federation import attempt
+from tests.support.tiny_t5 import bundle_of, random_model
 
 NET = TestNet.create()
 HOSPITAL, BANK, CLINIC = SiloName("hospital-a"), SiloName("bank-b"), SiloName("clinic-c")
@@ -57,6 +63,10 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LORICA_SILO_DIR", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
+
+
+UNCOMPARED = "--without-comparing-the-model"
+ALTHOUGH = "--although-a-delta-may-be-in-two-sums"
 
 
 def enrolled(root: Path, name: SiloName) -> tuple[SiloFolder, SiloCredentials]:
@@ -258,8 +268,8 @@ def test_parameters_of_secure_aggregation_are_shown_and_what_the_policy_says_to_
     offered(silo, MASKED)
     (facts,) = shown(silo)
     assert facts["secure_aggregation"] == {"min_cohort": 4, "threshold": 0, "colluders": 0, "min_survivors": 4}
-    assert facts["update_bytes"] == 4008
-    assert [refusal["rule"] for refusal in facts["refused_by"]] == ["min_survivors", "colluders"]
+    assert facts["update_bytes"] == 4028
+    assert [refusal["rule"] for refusal in facts["refused_by"]] == ["min_survivors", "colluders", "approved_plans"]
     text = said(silo, "plan", "show")
     assert "yes: cohorts of at least 4 silos, threshold more than two thirds, 0 colluders, sums of at least 4" in text
     assert "refused by min_survivors: " in text
@@ -273,12 +283,13 @@ def test_attack_changed_plan_waits_for_an_approval_of_its_own(silo: SiloFolder) 
     offered(silo, changed)
     assert [refusal["rule"] for refusal in shown(silo, changed.plan.digest)[0]["refused_by"]] == ["approved_plans"]
     assert changed.plan.digest in said(silo, "plan", "approve")
-    assert set(PlanApprovals(silo.approvals).digests()) == {DIGEST, changed.plan.digest}
+    assert set(PlanApprovals(silo.approvals).record().approved) == {DIGEST, changed.plan.digest}
 
 
 def test_a_digest_that_was_agreed_on_can_be_approved_before_the_plan_is_offered(silo: SiloFolder) -> None:
     rules(silo, 'approved_plans = "ask"')
-    assert "not offered here yet" in said(silo, "plan", "approve", DIGEST)
+    agent(silo, "plan", "approve", DIGEST).is_refusal(StateError, "cannot be compared", UNCOMPARED)
+    assert "not offered here yet" in said(silo, "plan", "approve", DIGEST, UNCOMPARED)
     offered(silo)
     assert shown(silo)[0]["refused_by"] == []
 
@@ -291,7 +302,7 @@ def test_approval_does_not_lift_another_rule_and_says_so(silo: SiloFolder) -> No
 
 
 def test_where_any_plan_may_run_an_approval_says_that_it_was_not_needed(silo: SiloFolder) -> None:
-    assert 'approved_plans is "any"' in said(silo, "plan", "approve", DIGEST)
+    assert 'approved_plans is "any"' in said(silo, "plan", "approve", DIGEST, UNCOMPARED)
 
 
 def test_where_silo_toml_lists_the_plans_the_command_cannot_add_one(silo: SiloFolder) -> None:
@@ -309,6 +320,51 @@ def test_the_policy_is_that_of_the_settings_that_are_named(silo: SiloFolder, tmp
     assert shown(silo)[0]["refused_by"] == []
     refusals = shown(silo, "--config", str(strict))[0]["refused_by"]
     assert [refusal["rule"] for refusal in refusals] == ["max_parameters"]
+
+
+def test_a_plan_with_masks_is_approved_with_a_copy_of_its_model_or_by_a_named_flag(
+    silo: SiloFolder, tmp_path: Path
+) -> None:
+    model = random_model()
+    values = bundle_of(model, aggregation={"secure_aggregation": True}, schedule={"rounds": 3, "min_silos": 3})
+    plan = values.plan.model_dump(mode="json")
+    plan["model"]["source"] = "hub:somebody/model"
+    bundle = PlanBundle(type(values.plan).model_validate(plan), values.files)
+    rules(silo, "require_secure_aggregation = true")
+    offered(silo, bundle)
+    before = contents(silo)
+    agent(silo, "plan", "approve").is_refusal(ConfigurationError, "was not compared", "--model DIR", UNCOMPARED)
+    random_model(1).save_pretrained(tmp_path / "other")
+    agent(silo, "plan", "approve", "--model", tmp_path / "other").is_refusal(IntegrityError, "Nothing was approved")
+    assert contents(silo) == before
+    model.save_pretrained(tmp_path / "copy")
+    assert "its initial model was compared with a copy" in said(silo, "plan", "approve", "--model", tmp_path / "copy")
+    (facts,) = shown(silo)
+    assert (facts["compared"], facts["refused_by"]) == (True, [])
+    silo.approvals.unlink()
+    assert "was not compared" in said(silo, "plan", "approve", UNCOMPARED)
+    (facts,) = shown(silo)
+    assert (facts["compared"], facts["refused_by"]) == (False, [])
+    log = read_log(silo.audit, keys=[load_credentials(silo).identity_key.public_key()])
+    approvals = [entry.text("model") for entry in log.of(Event.PLAN_APPROVED)]
+    assert approvals == ["compared with a copy", "not compared"]
+
+
+def test_memory_that_was_lost_is_let_go_by_people_alone_and_stands_in_the_audit_log(silo: SiloFolder) -> None:
+    agent(silo, "trust", "reset-memory").is_refusal(StateError, "is whole: nothing was changed")
+    plan = bytes.fromhex(MASKED.plan.digest)
+    journal = MaskingJournal(silo.masking, FEDERATION)
+    journal.remember(SiloMemory().joined(attempt(plan=plan)).answered(attempt(plan=plan)))
+    (silo.masking / "memory").unlink()
+    agent(silo, "trust", "reset-memory").is_refusal(ConfigurationError, "memory is missing", ALTHOUGH)
+    assert journal.problem() is not None
+    assert "masks again" in said(silo, "trust", "reset-memory", ALTHOUGH)
+    known = journal.memory().of(plan)
+    assert known is not None
+    assert (known.round, known.answered) == (1, True)
+    log = read_log(silo.audit, keys=[load_credentials(silo).identity_key.public_key()])
+    (entry,) = log.of(Event.MEMORY_RESET)
+    assert "memory is missing" in entry.text("detail")
 
 
 def test_nothing_offered_is_nothing_shown(silo: SiloFolder) -> None:

@@ -114,6 +114,9 @@ def small_bundle(*, elements: int = 1000, federation: str = FEDERATION, **sectio
                 "parameters": elements,
                 "layout": layout.digest,
                 "initial": manifest_of(layout, [vector_of(layout, 0)], 1024).digest,
+                "initial_bfloat16": manifest_of(
+                    layout.as_type("bfloat16"), [vector_of(layout.as_type("bfloat16"), 0)], 1024
+                ).digest,
                 "files": {name: digest_of(content) for name, content in files.items()},
             },
             "schedule": {"rounds": 3, "min_silos": 1},

@@ -48,6 +48,7 @@ from silo_agent.edges.privacy_ledger import guard_of
 from silo_agent.edges.release_groups import ReleaseGroups, group_chain
 from silo_agent.edges.round_journal import RoundJournal
 from silo_agent.edges.silo_folder import SiloFolder
+from silo_agent.edges.silo_record import record_of
 from silo_agent.edges.trust_store import trust_store
 from silo_agent.edges.workshop import Workshop
 from silo_agent.policy import PolicyRules, SiloPolicy
@@ -268,7 +269,7 @@ class AttackedSilo:
             log_head=log.head,
         )
         coordinator = AuditedCoordinator(client, audit)
-        policy = SiloPolicy(rules=self.rules, silo=self.name)
+        policy = SiloPolicy(rules=self.rules, silo=self.name, record=record_of(self.folder))
         self.groups = GroupKeeper(
             ReleaseGroups(
                 group_chain(self.folder, self.credentials, policy),
@@ -296,6 +297,7 @@ class AttackedSilo:
                 coordinator=coordinator,
                 party=party_of(self.folder, self.credentials, policy, log),
                 newer_groups=self.groups.sync,
+                unmasks=audit.unmasks,
             ),
             privacy=guard_of(self.folder, self.credentials, policy, self.journal),
             display=self.notes,

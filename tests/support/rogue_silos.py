@@ -382,6 +382,7 @@ class PlayedSilo:
             coordinator=self.client,
             party=party_of(self.folder, self.credentials, policy),
             newer_groups=no_newer_groups,
+            unmasks=lambda *_told: None,
         )
         self.service = AgentService(
             federation=FEDERATION,

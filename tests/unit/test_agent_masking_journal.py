@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from security.errors import ConfigurationError, IntegrityError
+from security.errors import ConfigurationError, IntegrityError, PolicyRefusal
 from security.secure_aggregation.silo_machine import AttemptEnded, OpenAttempt, VectorMasked
 from security.secure_aggregation.silo_memory import SiloMemory
 from silo_agent.edges.masking_journal import MaskingJournal
@@ -96,8 +96,9 @@ def test_a_damaged_or_emptied_memory_is_refused_since_a_silo_could_be_led_into_t
     path = journal.vector_file.parent / "memory"
     for damage in (b"", path.read_bytes()[:-1], bytes(len(path.read_bytes()))):
         path.write_bytes(damage)
-        with pytest.raises(IntegrityError, match="two sums"):
+        with pytest.raises(PolicyRefusal, match=r"two sums.*reset-memory") as refusal:
             again(journal).memory()
+        assert refusal.value.rule == "masking_memory"
 
 
 def test_others_can_read_nothing_of_it(journal: MaskingJournal) -> None:

@@ -99,14 +99,20 @@ def approvals(tmp_path: Path) -> PlanApprovals:
 
 
 def test_an_approval_is_by_digest_private_and_lasting(approvals: PlanApprovals, tmp_path: Path) -> None:
-    assert list(approvals.digests()) == []
+    assert list(approvals.record().approved) == []
     approvals.approve(ONE.plan.digest, name="small")
     approvals.approve(TWO.plan.digest)
     path = tmp_path / "approvals.json"
-    assert set(PlanApprovals(path).digests()) == {ONE.plan.digest, TWO.plan.digest}
+    assert set(PlanApprovals(path).record().approved) == {ONE.plan.digest, TWO.plan.digest}
     assert path.stat().st_mode & 0o777 == 0o600
     written = json.loads(path.read_bytes())["plans"]
-    assert written[ONE.plan.digest] == {"name": "small", "approved_at": "2026-11-21T03:00:00Z"}
+    assert written[ONE.plan.digest] == {
+        "name": "small",
+        "approved_at": "2026-11-21T03:00:00Z",
+        "model": "not compared",
+        "although": [],
+        "of_pair_alone": False,
+    }
 
 
 def test_the_first_approval_of_a_plan_stays(approvals: PlanApprovals, tmp_path: Path) -> None:
@@ -123,7 +129,7 @@ def test_damaged_approvals_are_named_and_approve_nothing(approvals: PlanApproval
     path = tmp_path / "approvals.json"
     path.write_bytes(raw)
     path.chmod(0o600)
-    for call in (approvals.digests, lambda: approvals.approve(ONE.plan.digest)):
+    for call in (approvals.record, lambda: approvals.approve(ONE.plan.digest)):
         with pytest.raises(ConfigurationError, match=r"approvals\.json is damaged .* approve the plans again"):
             call()
     assert path.read_bytes() == raw
@@ -133,4 +139,4 @@ def test_attack_another_user_may_have_written_the_approvals(approvals: PlanAppro
     approvals.approve(ONE.plan.digest)
     (tmp_path / "approvals.json").chmod(0o666)
     with pytest.raises(ConfigurationError, match="mode 0666"):
-        approvals.digests()
+        approvals.record()

@@ -1,6 +1,7 @@
 """What this silo refuses about masks, tensors and plans that nobody approved; the limits are in test_agent_settings.py."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ from security.privacy.accounting import gaussian_epsilon
 from security.secure_aggregation.fixed_point import FixedPoint, Ranges
 from security.secure_aggregation.parameters import LEAST_COHORT, Parameters, default_threshold
 from security.secure_aggregation.silo_machine import Demands
-from silo_agent.policy import LEAST_SILOS, PolicyRules, SiloPolicy
-from silo_wire.canonical import digest_of
+from silo_agent.policy import LEAST_SILOS, Lineage, PolicyRules, Record, SiloPolicy, loosened
+from silo_wire.canonical import Digest, digest_of
 from silo_wire.manifest import Layout, TensorSpec, manifest_of
 from silo_wire.plan import Plan, PlanBundle
 from tests.support.federation_peer import SILO, small_bundle, vector_of
@@ -27,7 +28,7 @@ def masked(*, min_silos: int = 3, **aggregation: Any) -> PlanBundle:
 
 
 def policy(*, approvals: tuple[str, ...] = (), **rules: object) -> SiloPolicy:
-    return SiloPolicy(rules=PolicyRules.model_validate(rules), silo=SILO, approvals=lambda: approvals)
+    return SiloPolicy(rules=PolicyRules.model_validate(rules), silo=SILO, record=lambda: Record(approved=approvals))
 
 
 def refusal_of(policy: SiloPolicy, bundle: PlanBundle) -> PolicyRefusal:
@@ -76,7 +77,7 @@ def test_attack_scores_of_a_single_record_whatever_the_plan(questions: int, leav
 
 def test_a_plan_with_masks_is_allowed_by_default_and_where_masks_are_required() -> None:
     policy().check_plan(masked())
-    policy(require_secure_aggregation=True).check_plan(masked())
+    policy(require_secure_aggregation=True, approvals=(masked().plan.digest,)).check_plan(masked())
 
 
 def test_attack_plan_that_would_show_the_update_to_a_coordinator_where_masks_are_required() -> None:
@@ -239,7 +240,7 @@ def test_a_plan_waits_for_approval_where_the_silo_asks_for_it() -> None:
 
 def test_an_approval_holds_as_soon_as_it_is_given() -> None:
     given: list[str] = []
-    asking = SiloPolicy(rules=PolicyRules(approved_plans="ask"), silo=SILO, approvals=lambda: given)
+    asking = SiloPolicy(rules=PolicyRules(approved_plans="ask"), silo=SILO, record=lambda: Record(approved=given))
     assert refusal_of(asking, PLAIN).rule == "approved_plans"
     given.append(PLAIN.plan.digest)
     asking.check_plan(PLAIN)
@@ -393,3 +394,119 @@ def test_noise_of_the_silos_counts_half_in_a_silos_own_budget() -> None:
 
 def test_noise_of_the_coordinators_is_not_this_silos_and_costs_nothing_of_its_budget() -> None:
     policy(max_epsilon=1e-6).check_plan(small_bundle(**SILO_LEVEL, aggregation=CAPPED))
+
+
+# --- what required masks bring with them -------------------------------------------------------------------------------
+
+
+def lineage(bundle: PlanBundle, *models: str, layout: str | None = "its own", round: int = 1) -> Lineage:
+    return Lineage(
+        plan=bundle.plan.digest,
+        name="before",
+        layout=bundle.layout.digest if layout == "its own" else layout,
+        round=round,
+        models=frozenset(models or (bundle.plan.initial_model,)),
+    )
+
+
+def remembering(
+    *lineages: Lineage, compared: tuple[str, ...] = (), pairs: tuple[frozenset[str], ...] = ()
+) -> SiloPolicy:
+    record = Record(compared=compared, pairs=pairs, lineages=lineages)
+    return SiloPolicy(rules=PolicyRules(), silo=SILO, record=lambda: record)
+
+
+def test_required_masks_have_people_approve_plans_without_a_key_and_a_key_still_says_otherwise() -> None:
+    assert PolicyRules().approved_plans == "any"
+    assert PolicyRules(require_secure_aggregation=False).approved_plans == "any"
+    assert PolicyRules(require_secure_aggregation=True).approved_plans == "ask"
+    assert refusal_of(policy(require_secure_aggregation=True), masked()).rule == "approved_plans"
+    for chosen in ("any", [masked().plan.digest]):
+        policy(require_secure_aggregation=True, approved_plans=chosen).check_plan(masked())
+
+
+def test_what_a_silo_loosened_of_required_masks_is_named_by_its_key() -> None:
+    def keys(*, pinned: int = 3, on_first_use: int = 0, record: Record = Record(), **rules: object) -> list[str]:  # noqa: B008
+        said = PolicyRules.model_validate({"require_secure_aggregation": True, **rules})
+        return [key for key, _ in loosened(said, pinned=pinned, on_first_use=on_first_use, record=record)]
+
+    assert keys() == []
+    assert keys(require_secure_aggregation=False, approved_plans="any", trust_on_first_use=True) == []
+    assert keys(approved_plans="any") == ["approved_plans"]
+    assert keys(approved_plans=["ab" * 32]) == ["approved_plans"]
+    assert keys(trust_on_first_use=True) == keys(on_first_use=1) == ["trust_on_first_use"]
+    assert keys(pinned=4) == ["colluders"]
+    assert keys(pinned=4, colluders=1) == []
+    assert keys(record=Record(approved=["ab"])) == ["--without-comparing-the-model"]
+    assert keys(record=Record(approved=["ab"], compared=["ab"])) == []
+    assert keys(record=Record(pairs=[frozenset({"ab", "cd"})])) == ["--although"]
+
+
+# --- models and lineages -----------------------------------------------------------------------------------------------
+
+OTHER_MODEL = digest_of(b"another model")
+
+
+def test_attack_another_model_than_the_plans_in_the_first_round() -> None:
+    bundle = masked()
+    own = Digest(bundle.plan.model.initial)
+    policy().check_model(bundle, own, latest_round=0)
+    with pytest.raises(
+        PolicyRefusal, match=f"begins from model {own}, the coordinator hands out {OTHER_MODEL}"
+    ) as refusal:
+        policy().check_model(bundle, OTHER_MODEL, latest_round=0)
+    assert refusal.value.rule == "initial_model"
+    policy().check_model(bundle, OTHER_MODEL, latest_round=1)  # what the first sum made, for all that is known here
+    policy().check_model(PLAIN, OTHER_MODEL, latest_round=0)  # the coordinator sees each update anyhow
+
+
+def test_the_model_of_the_first_round_is_the_one_in_the_type_that_silos_are_handed() -> None:
+    bundle = masked()
+    values = bundle.plan.model_dump(mode="json")
+    values["wire"] |= {"model": "bfloat16"}
+    halved = PlanBundle(Plan.model_validate(values), bundle.files)
+    policy().check_model(halved, Digest(str(bundle.plan.model.initial_bfloat16)), latest_round=0)
+    with pytest.raises(PolicyRefusal, match="begins from model"):
+        policy().check_model(halved, Digest(bundle.plan.model.initial), latest_round=0)
+    del values["model"]["initial_bfloat16"]
+    with pytest.raises(ValidationError, match="initial_bfloat16"):
+        Plan.model_validate(values)
+
+
+def test_attack_second_plan_from_a_model_that_this_silo_masked_under_another() -> None:
+    """One silo late in one of the two, and the difference of the sums is its delta."""
+    first, second = masked(), masked(max_weight=7.0)
+    assert first.plan.digest != second.plan.digest
+    refusal = refusal_of(remembering(lineage(first)), second)
+    assert refusal.rule == "one_lineage"
+    assert f"--although {first.plan.digest}" in str(refusal)
+    assert "both have the same model" in str(refusal)
+    remembering(lineage(first)).check_plan(first)  # going on with its own
+    remembering(lineage(first, round=0)).check_plan(second)  # nothing was masked under it
+    pair = frozenset({first.plan.digest, second.plan.digest})
+    remembering(lineage(first), pairs=(pair,)).check_plan(second)
+    third = masked(max_weight=8.0)
+    assert refusal_of(remembering(lineage(first), pairs=(pair,)), third).rule == "one_lineage"
+
+
+def test_attack_second_plan_whose_model_nobody_compared_could_be_all_but_the_same_one() -> None:
+    first, second = masked(), masked(max_weight=7.0)
+    both = (first.plan.digest, second.plan.digest)
+    for layout in (first.layout.digest, None):
+        before = lineage(first, OTHER_MODEL, layout=layout)
+        assert "nobody compared" in str(refusal_of(remembering(before), second))
+        assert "nobody compared" in str(refusal_of(remembering(before, compared=both[:1]), second))
+        remembering(before, compared=both).check_plan(second)
+    remembering(lineage(first, OTHER_MODEL, layout="ab" * 32)).check_plan(second)  # of another shape
+
+
+def test_attack_model_of_another_plans_in_a_later_round() -> None:
+    first, second = masked(), masked(max_weight=7.0)
+    before = lineage(first, first.plan.initial_model, OTHER_MODEL)
+    both = (first.plan.digest, second.plan.digest)
+    with pytest.raises(PolicyRefusal, match="is of both") as refusal:
+        remembering(before, compared=both).check_model(second, OTHER_MODEL, latest_round=5)
+    assert refusal.value.rule == "one_lineage"
+    remembering(before, pairs=(frozenset(both),)).check_model(second, OTHER_MODEL, latest_round=5)
+    remembering(before).check_model(first, OTHER_MODEL, latest_round=5)
+    remembering(replace(before, round=0)).check_model(second, OTHER_MODEL, latest_round=5)

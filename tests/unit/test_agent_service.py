@@ -186,6 +186,7 @@ class Silo:
                     coordinator=coordinator,
                     party=party_of(self.folder, self.credentials, policy, self.log),
                     newer_groups=no_newer_groups,
+                    unmasks=audit.unmasks,
                 ),
                 privacy=guard_of(self.folder, self.credentials, policy, self.journal),
                 display=self.notes,

@@ -337,3 +337,29 @@ def test_a_device_that_is_not_there_is_named(tmp_path: Path, device: str) -> Non
     silo = Silo(tmp_path)
     with pytest.raises(ConfigurationError, match=f"device = '{device}'"):
         SiloTrainer(silo.bundle, silo_data(PAIRS), "clinic", DeviceSettings(device=device))
+
+
+MASKED = {"aggregation": {"secure_aggregation": True}, "schedule": {"rounds": 3, "min_silos": 3}}
+
+
+def masked_update(folder: Path, entropy: bytes | None, **sections: Any) -> bytes:
+    """Of one training with dropout, by a trainer of its own."""
+    folder.mkdir()
+    silo = Silo(folder, **sections)
+    trainer = SiloTrainer(silo.bundle, silo_data(PAIRS, PAIRS), "clinic", CPU, own_entropy=entropy)
+    silo.train(trainer)
+    return (folder / "update").read_bytes()
+
+
+def test_attack_the_plans_seed_tells_nothing_of_order_and_dropout_under_masks(tmp_path: Path) -> None:
+    """Whoever knows plan, round and silo could else try out what a guessed record does to the delta."""
+    mine, again, other = (bytes([number]) * 32 for number in (1, 1, 2))
+    first = masked_update(tmp_path / "first", mine, **MASKED)
+    assert masked_update(tmp_path / "again", again, **MASKED) == first, "a killed training comes to the same bits"
+    assert masked_update(tmp_path / "other", other, **MASKED) != first
+    drawn = {masked_update(tmp_path / f"drawn-{number}", None, **MASKED) for number in range(2)}
+    assert len({first, *drawn}) == 3, "without a word it is drawn"
+
+
+def test_without_masks_the_plans_seed_decides_as_ever(tmp_path: Path) -> None:
+    assert masked_update(tmp_path / "one", bytes(32)) == masked_update(tmp_path / "other", bytes([1]) * 32)

@@ -1,0 +1,131 @@
+"""Under which plans this silo has masked, and every model that it saw under them, in `lineages.json` of its folder.
+
+It stands apart from `masking/memory` and notes that file's sequence number, so that each of the two shows that the other was
+lost, or comes from a backup: a silo that forgot could be led into two sums over one delta.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from security.errors import PolicyRefusal
+from silo_agent.edges.private_record import PrivateRecord
+from silo_agent.policy import Lineage
+from silo_wire.canonical import Digest
+from silo_wire.plan import DigestText, PlanBundle
+from silo_wire.strict_toml import NameText, Section
+
+if TYPE_CHECKING:
+    from security.secure_aggregation.silo_memory import SiloMemory
+
+MASKING_MEMORY = "masking_memory"
+"""The rule by which a silo whose memory is not whole takes no masked round."""
+RESET = "silo-agent trust reset-memory"
+_SPENT = (1 << 31) - 1
+"""As an attempt's number: no further attempt of that round."""
+
+
+class _Plan(Section):
+    name: NameText | None = None
+    layout: DigestText | None = None  # None: of a plan that an earlier release masked under
+    round: Annotated[int, Field(ge=0)] = 0  # the last that was joined; 0: none was
+    models: list[DigestText] = Field(default_factory=list)
+
+
+class _Lineages(Section):
+    version: Literal[1] = 1
+    sequence: Annotated[int, Field(ge=0)] = 0
+    plans: dict[DigestText, _Plan] = Field(default_factory=dict)
+
+
+class Lineages:
+    """Each call reads the file. Raises ConfigurationError naming it when it is damaged, StorageError."""
+
+    def __init__(self, path: Path) -> None:
+        self._record = PrivateRecord(
+            path,
+            _Lineages,
+            check=lambda _content: None,
+            remedy=f"restore it from a backup of today, or remove it and look at `{RESET} --help`",
+        )
+
+    def all(self) -> Sequence[Lineage]:
+        return [
+            Lineage(
+                plan=Digest(plan), name=it.name or "", layout=it.layout, round=it.round, models=frozenset(it.models)
+            )
+            for plan, it in self._record.read().plans.items()
+        ]
+
+    def saw(self, bundle: PlanBundle, model: Digest) -> None:
+        """Note, durably, that `model` is a model of this plan, which has masks."""
+        plan = bundle.plan
+
+        def edit(content: _Lineages) -> _Lineages:
+            known = content.plans.get(plan.digest, _Plan())
+            models = known.models if model in known.models else [*known.models, model]
+            noted = known.model_copy(update={"name": plan.name, "layout": bundle.layout.digest, "models": models})
+            return content.model_copy(update={"plans": {**content.plans, plan.digest: noted}})
+
+        self._record.change(edit)
+
+    def mark(self, memory: "SiloMemory") -> None:
+        """Note, durably, that this is what the silo remembers now."""
+
+        def edit(content: _Lineages) -> _Lineages:
+            plans = dict(content.plans)
+            for it in memory.plans:
+                known = plans.get(it.plan.hex(), _Plan())
+                plans[it.plan.hex()] = known.model_copy(update={"round": max(it.round, known.round)})
+            return content.model_copy(update={"sequence": memory.sequence, "plans": plans})
+
+        self._record.change(edit)
+
+    def check(self, memory: "SiloMemory | None") -> None:
+        """Raise PolicyRefusal unless `memory` is as new as this file, and this file as new as it; None: it is lost.
+
+        The memory is written first, so that a crash between the two leaves it one change ahead.
+        """
+        content = self._record.read()
+        joined = any(plan.round for plan in content.plans.values())
+        if memory is None and (content.sequence or joined):
+            raise lost("masking/memory is missing, and lineages.json says that this silo has masked")
+        if memory is None or memory.sequence == content.sequence == 0:
+            return  # a new silo, or one that an earlier release wrote the memory of
+        if memory.sequence < content.sequence:
+            raise lost(
+                f"masking/memory is of change {memory.sequence}, lineages.json knows of change {content.sequence}: it "
+                "comes from a backup"
+            )
+        unknown = [it.plan for it in memory.plans if it.plan.hex() not in content.plans]
+        if memory.sequence > content.sequence + 1 or unknown:
+            raise lost(
+                f"lineages.json is missing or comes from a backup: it is of change {content.sequence}, masking/memory of "
+                f"change {memory.sequence}"
+            )
+
+    def joined(self, memory: "SiloMemory") -> "SiloMemory":
+        """`memory` with every round that either file knows of taken for answered, under a number that neither has had."""
+        # Here, not above: it brings numpy, which commands that only look need not wait for.
+        from security.secure_aggregation.silo_memory import PlanMemory, SiloMemory
+
+        content = self._record.read()
+        plans = {bytes.fromhex(plan): it.round for plan, it in content.plans.items() if it.round}
+        for it in memory.plans:
+            plans[it.plan] = max(it.round, plans.get(it.plan, 0))
+        known = {it.plan: it.ranges for it in memory.plans}
+        answered = (
+            PlanMemory(plan=plan, round=at, number=_SPENT, answered=True, ranges=known.get(plan))
+            for plan, at in plans.items()
+        )
+        return SiloMemory(tuple(answered), max(memory.sequence, content.sequence) + 1)
+
+
+def lost(what: str) -> PolicyRefusal:
+    return PolicyRefusal(
+        MASKING_MEMORY,
+        f"{what}, in the folder of this silo, which could be led into two sums over one delta: restore both from a backup of "
+        f"today, or have its people decide with `{RESET}`",
+    )

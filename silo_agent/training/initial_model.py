@@ -1,0 +1,143 @@
+"""A plan's initial model, made or read by the silo itself and compared bit for bit with what the plan names.
+
+A model of a size is made again from the plan's seed, and so are adapters. Any other is compared with a copy that the silo's
+people fetched by a way of their own: a Hugging Face folder, its parameters in one safetensors file or in several.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+
+from security.errors import ConfigurationError, IntegrityError
+from silo_agent.training.model import CONFIG_FILE, bind, t5_config, vector_blocks
+from silo_wire.manifest import Layout, Manifest, manifest_of
+from silo_wire.plan import PlanBundle
+from silo_wire.seeded_model import seeded_adapters, seeded_t5
+
+SIZE = "size:"
+"""The beginning of the source of a model that a seed makes."""
+_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_EMBEDDINGS = ("shared.weight", "decoder.embed_tokens.weight", "encoder.embed_tokens.weight")
+"""What files call the one parameter that a T5's embedding is."""
+_TIED = dict.fromkeys(_EMBEDDINGS, _EMBEDDINGS)
+
+
+def is_from_seed(bundle: PlanBundle) -> bool:
+    """Whether everything of the initial model follows from the plan's seed."""
+    return bundle.plan.model.source.startswith(SIZE)
+
+
+def compare(bundle: PlanBundle, folder: Path | None) -> None:
+    """Raise unless the plan's initial model is that in `folder`; None: the one that the plan's seed makes.
+
+    IntegrityError for another model, ConfigurationError for a folder that holds none of this shape. Takes the model's memory
+    where it is made, a few tensors' where it is read.
+    """
+    model = bundle.plan.model
+    named = model.base or model.initial
+    if folder is None:
+        found = _made(bundle)
+        problem = (
+            f"the seed of plan {bundle.plan.name} makes model {found.digest} here, the plan names {named}: either the plan has "
+            "another model, or it was made by another release of torch or on a processor whose vector instructions differ; "
+            f"compare a copy of the model with --model DIR, on this machine or on one like the operator's. {_NOTHING}"
+        )
+    else:
+        found = manifest_of(bundle.whole_layout, _read(folder, bundle.whole_layout))
+        problem = (
+            f"{folder} holds model {found.digest}, plan {bundle.plan.name} names {named}: it is not the plan's initial model; "
+            f"fetch revision {model.revision or '(none is named)'} of {model.source} again, or ask the operator. {_NOTHING}"
+        )
+    if found.digest != named:
+        raise IntegrityError(problem)
+    _compare_what_follows(bundle, folder)
+
+
+_NOTHING = "Nothing was approved"
+
+
+def _compare_what_follows(bundle: PlanBundle, folder: Path | None) -> None:
+    """Adapters, which the seed makes, and the model as silos are handed it."""
+    plan = bundle.plan
+
+    def vector() -> Iterable[bytes | memoryview]:
+        if bundle.base_layout is not None:
+            return seeded_adapters(bundle.layout, plan.seed)
+        return _made_vector(bundle) if folder is None else _read(folder, bundle.layout)
+
+    if bundle.base_layout is not None and manifest_of(bundle.layout, vector()).digest != plan.model.initial:
+        raise IntegrityError(f"the adapters of plan {plan.name} are not those that its seed makes. {_NOTHING}")
+    if plan.wire.model == "bfloat16":
+        handed = manifest_of(bundle.model_layout, map(_in_bfloat16, vector()))
+        if handed.digest != plan.initial_model:
+            raise IntegrityError(
+                f"plan {plan.name} names {plan.initial_model} for its initial model in bfloat16, which is {handed.digest}. "
+                f"{_NOTHING}"
+            )
+
+
+def _made(bundle: PlanBundle) -> Manifest:
+    return manifest_of(bundle.whole_layout, _made_vector(bundle))
+
+
+def _made_vector(bundle: PlanBundle) -> Iterator[bytes]:
+    config = t5_config(bundle.files[CONFIG_FILE])
+    if getattr(config, "initializer_factor", 1.0) != 1.0:
+        raise IntegrityError(
+            f"{CONFIG_FILE} of plan {bundle.plan.name} has initializer_factor {config.initializer_factor}: no model of a size is "
+            f"begun so. {_NOTHING}"
+        )
+    return vector_blocks(bind(seeded_t5(config, bundle.plan.seed), bundle.whole_layout))
+
+
+def _read(folder: Path, layout: Layout) -> Iterator[memoryview]:
+    """The parameters of `layout` from the files of `folder`, as float32, in order. What the files hold beside them is not used."""
+    files = _files(folder)
+    for tensor in layout.tensors:
+        name = next((it for it in _TIED.get(tensor.name, (tensor.name,)) if it in files), None)
+        if name is None:
+            raise ConfigurationError(
+                f"{folder} has no tensor {tensor.name}: it is not a copy of the plan's initial model"
+            )
+        try:
+            with safe_open(files[name], framework="pt") as file:
+                values = file.get_tensor(name)
+        except (OSError, SafetensorError, RuntimeError) as error:
+            raise ConfigurationError(f"{files[name]} cannot be read: {' '.join(str(error).split())[:200]}") from error
+        if tuple(values.shape) != tensor.shape or not values.is_floating_point():
+            raise ConfigurationError(
+                f"{files[name]}: tensor {name} is {tuple(values.shape)} of {values.dtype}, the plan's is {tensor.shape}: it is not "
+                "a copy of the plan's initial model"
+            )
+        yield values.to(torch.float32).contiguous().reshape(-1).numpy().data.cast("B")
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """Where each tensor lies. Only files of `folder` itself are opened."""
+    try:
+        if (folder / _WHOLE).exists():
+            names = [_WHOLE]
+        else:
+            names = sorted(set(json.loads((folder / _INDEX).read_bytes())["weight_map"].values()))
+        found: dict[str, Path] = {}
+        for name in names:
+            if Path(name).name != name:
+                raise ConfigurationError(f"{folder / _INDEX} names {name!r}, which is not in its folder")
+            with safe_open(folder / name, framework="pt") as file:
+                found.update(dict.fromkeys(file.keys(), folder / name))
+        return found
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            f"{folder} has no {_WHOLE}: give the folder that the silo's people fetched the model into"
+        ) from error
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError, RecursionError) as error:
+        raise ConfigurationError(f"{folder} holds no model: {' '.join(str(error).split())[:200]}") from error
+
+
+def _in_bfloat16(block: bytes | memoryview) -> memoryview:
+    values = torch.from_numpy(np.frombuffer(block, dtype="<f4").copy())
+    return values.to(torch.bfloat16).view(torch.uint8).numpy().data

@@ -1,0 +1,144 @@
+"""A coordinator that chooses models and plans under masks, and a silo that lost its memory, against real agents over gRPC.
+
+With what each of these attacks is after, two sums come out over one set of deltas but for one silo's.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from security.audit.entry import Event
+from security.audit.reading import read_log
+from silo_agent.edges.audit_report import report_of
+from silo_agent.edges.plan_approvals import Comparison, PlanApprovals
+from silo_agent.policy import PolicyRules
+from silo_wire.messages import DeclineReason, Prepare, Train
+from silo_wire.plan import PlanBundle
+from tests.support.federation_peer import TestNet, vector_of
+from tests.support.hostile_masks import BANK, CLINIC, HOSPITAL, SILOS, HostileCoordinator, attacked, masked_bundle
+
+NET = TestNet.create()
+POLICY = DeclineReason.POLICY
+SECOND = masked_bundle(seed=1)
+"""A second plan from the model that the first begins from."""
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+
+async def whole_round(at: HostileCoordinator) -> None:
+    await at.train()
+    at.open()
+    await at.play("unmasked")
+    at.require_sum_of(*SILOS)
+
+
+async def offered(at: HostileCoordinator, bundle: PlanBundle, says: str, rule: str) -> None:
+    """BANK is asked for a round of `bundle`, and refuses it by `rule` before it trains."""
+    model = at.peer.offer(bundle, vector_of(bundle.layout, 0))
+    trained = list(at.silos[BANK].trainer.trained)
+    at.key = replace(at.key, plan=bundle.plan.digest, round=1)
+    await at.peer.order(Prepare(bundle.plan.digest), BANK)
+    await at.refused(BANK, rule, says)
+    await at.peer.order(Train(key=at.key, model=model.digest, seconds_left=60.0), BANK)
+    await at.declined(BANK, POLICY, says)
+    assert at.silos[BANK].trainer.trained == trained
+
+
+@pytest.mark.parametrize("number", [1, 2, 250])
+async def test_hands_out_another_model_than_the_plans_in_the_first_round(tmp_path: Path, number: int) -> None:
+    async with attacked(tmp_path, NET) as at:
+        crafted = at.offer(number)
+        for silo in SILOS:
+            await at.peer.order(Train(key=at.key, model=crafted.digest, seconds_left=60.0), silo)
+            says = f"begins from model {at.model.digest}, the coordinator hands out {crafted.digest}"
+            await at.refused(silo, "initial_model", says, declined=POLICY)
+            assert at.silos[silo].trainer.trained == []
+            assert at.silos[silo].trainer.scored == []
+
+
+async def test_offers_a_second_plan_from_the_same_model_until_people_approve_the_two_beside_each_other(
+    tmp_path: Path,
+) -> None:
+    async with attacked(tmp_path, NET) as at:
+        await whole_round(at)
+        first = at.key.plan
+        await offered(at, SECOND, "masked under plan small up to round 1, and both have the same model", "one_lineage")
+        PlanApprovals(at.silos[BANK].folder.approvals).approve(SECOND.plan.digest, although=[first])
+        await at.peer.order(Prepare(SECOND.plan.digest), BANK)
+        await at.silos[BANK].restart()
+        at.silos[BANK].seen = len(at.silos[BANK].refusals)
+        await at.peer.until(lambda: at.peer.readiness[-1] == (SECOND.plan.digest, True, ""), within_s=20)
+
+
+async def test_hands_out_a_model_of_another_plan_in_a_later_round(tmp_path: Path) -> None:
+    """The second plan begins elsewhere, as people made sure; in its second round comes a model of the first."""
+    values = masked_bundle().plan.model_dump(mode="json")
+    values["model"] |= {"initial": "ab" * 32}
+    elsewhere = PlanBundle(type(SECOND.plan).model_validate(values), SECOND.files)
+    async with attacked(tmp_path, NET) as at:
+        await whole_round(at)
+        approvals = PlanApprovals(at.silos[BANK].folder.approvals)
+        for plan in (at.key.plan, elsewhere.plan.digest):
+            approvals.approve(plan, model=Comparison.COPY)
+        model = at.peer.offer(elsewhere, vector_of(elsewhere.layout, 0))
+        assert model.digest == at.model.digest
+        at.key = replace(at.key, plan=elsewhere.plan.digest, round=2)
+        await at.peer.order(Train(key=at.key, model=model.digest, seconds_left=60.0), BANK)
+        await at.refused(BANK, "one_lineage", f"and model {model.digest} is of both", declined=POLICY)
+
+
+@pytest.mark.parametrize("lost", ["masking/memory", "lineages.json"])
+async def test_asks_a_silo_that_lost_its_memory_for_a_second_sum(tmp_path: Path, lost: str) -> None:
+    async with attacked(tmp_path, NET) as at:
+        await whole_round(at)
+        victim = at.silos[BANK]
+        await victim.kill()
+        (victim.folder.root / lost).unlink()
+        await victim.start()
+        victim.seen = len(victim.refusals)
+        at.key = replace(at.key, attempt=2)
+        trained = list(victim.trainer.trained)
+        await at.peer.order(Prepare(at.key.plan), BANK)
+        await at.refused(BANK, "masking_memory", f"{lost} is missing")
+        await at.peer.order(Train(key=at.key, model=at.model.digest, seconds_left=60.0), BANK)
+        await at.declined(BANK, POLICY, "silo-agent trust reset-memory")
+        assert victim.trainer.trained == trained
+
+
+async def test_asks_for_a_plan_that_nobody_approved_where_masks_are_required_and_no_key_says_more(
+    tmp_path: Path,
+) -> None:
+    rules = {BANK: PolicyRules(require_secure_aggregation=True)}
+    async with attacked(tmp_path, NET, rules=rules) as at:
+        await offered(at, SECOND, "waits for approval by this silo's people", "approved_plans")
+        assert at.silos[HOSPITAL].trainer.trained == []
+
+
+async def test_each_sum_stands_in_the_audit_log_with_plan_model_survivors_and_release_groups(tmp_path: Path) -> None:
+    async with attacked(tmp_path, NET) as at:
+        await at.train()
+        at.open()
+        await at.play("masked input")
+        await at.deny(CLINIC)
+        await at.play("unmasked")
+        rest = [silo for silo in SILOS if silo != CLINIC]
+        at.require_sum_of(*rest)
+        for name in rest:
+            silo = at.silos[name]
+            log = read_log(silo.folder.audit, keys=[silo.credentials.identity_key.public_key()])
+            (entry,) = log.of(Event.SUM_UNMASKED)
+            assert (entry.text("plan"), entry.number("round")) == (at.key.plan, 1)
+            assert entry.text("model") == at.model.digest
+            assert entry.text("survivors").split() == sorted(rest)
+            assert entry.number("silos") == len(rest)
+            assert entry.text("groups") == at.link.digest.hex()
+            told = [it.event for it in log.entries]
+            reveal = next(it for it in log.of(Event.KEYS_LEAVE) if it.text("message") == "Reveal")
+            assert told.index(Event.SUM_UNMASKED) < log.entries.index(reveal), "it is told before the share leaves"
+            (part,) = report_of(log.entries).parts
+            assert (part.model, part.survivors.split()) == (at.model.digest, sorted(rest))
