@@ -11,7 +11,7 @@ from security.identifiers import FederationName, SiloName
 from security.pki.identity_key import public_key_from_bytes
 from security.secure_aggregation.attempt import ATTEMPT_ID_BYTES, Attempt
 from security.secure_aggregation.fixed_point import EXTRA_WORDS
-from security.secure_aggregation.key_agreement import KEY_BYTES
+from security.secure_aggregation.key_agreement import CIPHERTEXT_BYTES, KEM_KEY_BYTES, X25519_BYTES
 from security.secure_aggregation.messages import (
     Advertisement,
     Agreement,
@@ -26,11 +26,12 @@ from security.secure_aggregation.messages import (
     SurvivorSet,
     UnmaskRequest,
 )
+from security.secure_aggregation.pair_secret import PAIR_SECRET_BYTES, PairCopy
 from security.secure_aggregation.parameters import Terms
 from security.secure_aggregation.release_groups import Partition, first_link
 from security.secure_aggregation.roster import Roster
 from security.secure_aggregation.secret_sharing import SALT_BYTES, SHARE_BYTES
-from security.secure_aggregation.share_box import BOX_BYTES
+from security.secure_aggregation.share_box import box_bytes
 from security.secure_aggregation.transcript import DIGEST_BYTES
 from silo_wire.masked_ranges import first_ranges
 from silo_wire.messages import Mask, MaskAnswer, RoundKey
@@ -39,7 +40,8 @@ from silo_wire.plan import PlanBundle
 from silo_wire.secure_codec import mask_answer_to_wire, mask_to_wire, masked_input_to_wire
 
 _DIGEST = b"\x01" * DIGEST_BYTES
-_BOX = b"\x01" * BOX_BYTES
+_CIPHERTEXT = b"\x01" * CIPHERTEXT_BYTES
+_COPY = PairCopy(ciphertext=_CIPHERTEXT, covered=b"\x01" * PAIR_SECRET_BYTES, commitment=_DIGEST)
 _LINE = DealtLine(self_mask=_DIGEST, mask_key=_DIGEST, box=_DIGEST)
 
 
@@ -134,12 +136,23 @@ class _Cohort:
 
     def _advertisement(self, number: int) -> Advertisement:
         """Of the silo at place `number`; no two keys of a roster are alike."""
-        mask_key, box_key = ((2 * number + half).to_bytes(KEY_BYTES, "big") for half in (1, 2))
+        mask_key, box_key = (
+            b"".join((2 * number + key).to_bytes(size, "big") for size in (KEM_KEY_BYTES, X25519_BYTES))
+            for key in (1, 2)
+        )
         return Advertisement(attempt=self._attempt, silo=self._silos[number], mask_key=mask_key, box_key=box_key)
 
     def _boxes(self, silo: SiloName, *, dealt: bool) -> tuple[SealedShare, ...]:
         """What `silo` sends, or gets: one for each of the others."""
         others = [other for other in self._silos if other != silo]
-        if dealt:
-            return tuple(SealedShare(dealer=silo, holder=other, box=_BOX) for other in others)
-        return tuple(SealedShare(dealer=other, holder=silo, box=_BOX) for other in others)
+        return tuple(_sealed(silo, other) if dealt else _sealed(other, silo) for other in others)
+
+
+def _sealed(dealer: SiloName, holder: SiloName) -> SealedShare:
+    return SealedShare(
+        dealer=dealer,
+        holder=holder,
+        ciphertext=_CIPHERTEXT,
+        box=b"\x01" * box_bytes(dealer, holder),
+        copy=_COPY if dealer < holder else None,
+    )

@@ -33,7 +33,7 @@ from silo_wire.manifest import Manifest, masked_layout
 if TYPE_CHECKING:  # it brings numpy, which is for plans with masks alone
     from security.secure_aggregation.roster import Roster
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 MAX_DETAIL_CHARACTERS = 500
 MAX_EXAMPLES = 1 << 40
 MAX_OPTIMIZER_STEPS = 1 << 40

@@ -39,6 +39,7 @@ from security.secure_aggregation.messages import (
     UnmaskRequest,
     check_names,
 )
+from security.secure_aggregation.pair_secret import PairCopy
 from security.secure_aggregation.parameters import Parameters, Terms
 from security.secure_aggregation.range_rule import SeenRanges
 from security.secure_aggregation.roster import Roster
@@ -231,8 +232,24 @@ def shared_keys_to_wire(shared: SharedKeys) -> pb.SharedKeys:
     return pb.SharedKeys(
         roster=shared.dealing.roster,
         dealing=_dealing_to_wire(shared.dealing),
-        boxes=[pb.SealedShare(peer=share.holder, box=share.box) for share in shared.boxes],
+        boxes=[_sealed_share_to_wire(share, share.holder) for share in shared.boxes],
     )
+
+
+def _sealed_share_to_wire(share: SealedShare, peer: SiloName) -> pb.SealedShare:
+    copy = None
+    if share.copy is not None:
+        it = share.copy
+        copy = pb.PairCopy(ciphertext=it.ciphertext, covered=it.covered, commitment=it.commitment)
+    return pb.SealedShare(peer=peer, box=share.box, ciphertext=share.ciphertext, copy=copy)
+
+
+def _sealed_share_from_wire(message: pb.SealedShare, *, dealer: SiloName, holder: SiloName) -> SealedShare:
+    copy = None
+    if message.HasField("copy"):
+        it = message.copy
+        copy = PairCopy(ciphertext=it.ciphertext, covered=it.covered, commitment=it.commitment)
+    return SealedShare(dealer=dealer, holder=holder, ciphertext=message.ciphertext, box=message.box, copy=copy)
 
 
 def shared_keys_from_wire(message: pb.SharedKeys) -> SharedKeys:
@@ -241,7 +258,7 @@ def shared_keys_from_wire(message: pb.SharedKeys) -> SharedKeys:
     return SharedKeys(
         dealing=dealing,
         boxes=tuple(
-            SealedShare(dealer=dealing.silo, holder=_silo(share.peer), box=share.box) for share in message.boxes
+            _sealed_share_from_wire(share, dealer=dealing.silo, holder=_silo(share.peer)) for share in message.boxes
         ),
     )
 
@@ -254,7 +271,7 @@ def delivery_to_wire(delivery: Delivery) -> pb.Delivery:
         roster=delivery.roster,
         holder=delivery.holder,
         dealings=[_dealing_to_wire(dealing) for dealing in delivery.dealings],
-        boxes=[pb.SealedShare(peer=share.dealer, box=share.box) for share in delivery.boxes],
+        boxes=[_sealed_share_to_wire(share, share.dealer) for share in delivery.boxes],
     )
 
 
@@ -267,7 +284,7 @@ def delivery_from_wire(message: pb.Delivery) -> Delivery:
         roster=message.roster,
         holder=holder,
         dealings=tuple(_dealing_from_wire(dealing, message.roster) for dealing in message.dealings),
-        boxes=tuple(SealedShare(dealer=_silo(share.peer), holder=holder, box=share.box) for share in message.boxes),
+        boxes=tuple(_sealed_share_from_wire(share, dealer=_silo(share.peer), holder=holder) for share in message.boxes),
     )
 
 
@@ -576,6 +593,8 @@ def _event_to_stored(event: silo_machine.Event) -> pb.SiloEvent:
             return pb.SiloEvent(plan_digest=event.attempt.plan, opening=opening)
         case Roster():
             return pb.SiloEvent(plan_digest=event.attempt.plan, roster=roster_to_wire(event))
+        case SharedKeys():
+            return pb.SiloEvent(shared_keys=shared_keys_to_wire(event))
         case Delivery():
             return pb.SiloEvent(delivery=delivery_to_wire(event))
         case silo_machine.VectorMasked():
@@ -596,6 +615,8 @@ def event_from_bytes(data: bytes, federation: FederationName) -> silo_machine.Ev
             return _opening_from_stored(message.opening, federation=federation, plan=message.plan_digest)
         case "roster":
             return roster_from_wire(message.roster, federation=federation, plan=message.plan_digest)
+        case "shared_keys":
+            return shared_keys_from_wire(message.shared_keys)
         case "delivery":
             return delivery_from_wire(message.delivery)
         case "masked_vector":

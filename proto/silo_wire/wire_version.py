@@ -25,7 +25,7 @@ class WireVersion:
         return f"{self.major}.{self.minor}"
 
 
-OURS: Final = WireVersion(WIRE_VERSION, 1)
+OURS: Final = WireVersion(WIRE_VERSION, 0)
 
 
 @dataclass(frozen=True, slots=True)

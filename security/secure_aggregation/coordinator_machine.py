@@ -27,11 +27,13 @@ from typing import Any
 
 from security.errors import Conflict, LoricaError, MalformedMessage, WrongTime
 from security.identifiers import SiloName
-from security.secure_aggregation import key_agreement, secret_sharing, share_box
+from security.secure_aggregation import key_agreement, pair_secret, secret_sharing, share_box
 from security.secure_aggregation.attempt import Attempt
 from security.secure_aggregation.fixed_point import FixedPoint
+from security.secure_aggregation.key_agreement import KeyPair, halves
 from security.secure_aggregation.mask_stream import KeyStream, MaskSum
 from security.secure_aggregation.messages import (
+    OWN_BOX,
     Advertisement,
     Agreement,
     Complaint,
@@ -45,7 +47,6 @@ from security.secure_aggregation.messages import (
     SharedKeys,
     SurvivorSet,
     UnmaskRequest,
-    box_digest,
     check_names,
     check_signed,
     dealings_digest,
@@ -289,8 +290,9 @@ def _advertise(state: Advertising, event: Advertisement, identities: Identities)
         return state, ()
     try:
         check_signed(event, identities)
-        held = {key for it in state.advertisements for key in (it.mask_key, it.box_key)}
-        if event.mask_key == event.box_key or held & {event.mask_key, event.box_key}:
+        held = {half for it in state.advertisements for half in (*halves(it.mask_key), *halves(it.box_key))}
+        fresh = {*halves(event.mask_key), *halves(event.box_key)}
+        if len(fresh) != 4 or held & fresh:
             raise MalformedMessage(f"silo {event.silo} advertised a key that is in use: each silo makes two fresh ones")
         key_agreement.check_public(event.silo, event.mask_key, event.box_key)
     except LoricaError as error:
@@ -332,7 +334,7 @@ def _share(state: Sharing, event: SharedKeys, identities: Identities) -> Step:
         others = tuple(silo for silo in state.roster.silos if silo != event.silo)
         if tuple(share.holder for share in event.boxes) != others:
             raise MalformedMessage(f"silo {event.silo} sent boxes for other holders than the rest of the roster")
-        digests = {share.holder: share.digest for share in event.boxes} | {event.silo: box_digest(b"")}
+        digests = {share.holder: share.digest for share in event.boxes} | {event.silo: OWN_BOX}
         if any(line.box != digests[silo] for silo, line in zip(state.roster.silos, event.dealing.lines, strict=True)):
             raise MalformedMessage(f"silo {event.silo} sent other boxes than it signed")
     except LoricaError as error:
@@ -543,21 +545,28 @@ def _is_as_committed(state: Unmasking, holder: SiloName, revealed: RevealedShare
     )
 
 
+class _FalseDealing(MalformedMessage):
+    """What `dealer` dealt does not lead to what it advertised or committed to."""
+
+    def __init__(self, dealer: SiloName, message: str) -> None:
+        super().__init__(message)
+        self.dealer = dealer
+
+
 def _to_unmasked(state: Unmasking) -> Step:
-    """Put the secrets together; a dealer whose shares do not give back what it advertised ends the attempt."""
+    """Put the secrets together; a dealer whose shares or copies do not give back what it committed to ends the attempt."""
     recovered: dict[SiloName, Secret] = {}
     try:
         for dealer in _dealers(state):
             recovered[dealer] = _recovered(state, dealer)
-    except MalformedMessage as error:
-        for secret in recovered.values():
-            secret.erase()
-        blame = Blame(silo=dealer, offence=Offence.BAD_SHARE, detail=str(error))
+        masks = _mask_sum(state, recovered)
+    except _FalseDealing as error:
+        blame = Blame(silo=error.dealer, offence=Offence.BAD_SHARE, detail=str(error))
         after, effects = _abandoned(state, str(error))
         return after, (blame, *effects)
-    masks = _mask_sum(state, recovered)
-    for secret in recovered.values():
-        secret.erase()
+    finally:
+        for secret in recovered.values():
+            secret.erase()
     survivors = state.survivors.silos
     unmask = Unmask(
         attempt=state.attempt,
@@ -577,16 +586,19 @@ def _recovered(state: Unmasking, dealer: SiloName) -> Secret:
         for share in reveal.shares
         if share.dealer == dealer
     }
-    secret = secret_sharing.combined(shares, threshold=threshold)
+    try:
+        secret = secret_sharing.combined(shares, threshold=threshold)
+    except MalformedMessage as error:
+        raise _FalseDealing(dealer, str(error)) from error
     if dealer in state.survivors.silos:
         dealing = next(item.dealing for item in state.shared if item.silo == dealer)
         committed = secret_sharing.seed_commitment(roster=state.roster.digest, dealer=dealer, seed=secret)
         sound = committed == dealing.seed_commitment
     else:
-        sound = key_agreement.public_key(secret) == state.roster.member(dealer).mask_key
+        sound = KeyPair(secret).public == state.roster.member(dealer).mask_key
     if not sound:
         secret.erase()
-        raise MalformedMessage(f"the shares of silo {dealer} give back another secret than it committed to")
+        raise _FalseDealing(dealer, f"the shares of silo {dealer} give back another secret than it committed to")
     return secret
 
 
@@ -595,22 +607,40 @@ def _mask_sum(state: Unmasking, recovered: Mapping[SiloName, Secret]) -> MaskSum
     roster, dealings, survivors = state.roster, state.dealings_digest, state.survivors.silos
     added: list[KeyStream] = []
     subtracted: list[KeyStream] = []
-    for dealer, secret in recovered.items():
-        if dealer in survivors:
-            key = key_agreement.self_mask_key(secret, own=dealer, roster=roster.digest, dealings=dealings)
-            subtracted.append(KeyStream(key))
-            continue
-        for survivor in survivors:
-            key = key_agreement.pairwise_mask_key(
-                secret,
-                roster.member(survivor).mask_key,
-                own=dealer,
-                peer=survivor,
-                roster=roster.digest,
-                dealings=dealings,
-            )
-            (subtracted if survivor < dealer else added).append(KeyStream(key))
+    try:
+        for dealer, secret in recovered.items():
+            if dealer in survivors:
+                key = key_agreement.self_mask_key(secret, own=dealer, roster=roster.digest, dealings=dealings)
+                subtracted.append(KeyStream(key))
+                continue
+            keys = KeyPair(secret)
+            for survivor in survivors:
+                key = _pairwise_key(state, dealer, survivor, secret, keys)
+                (subtracted if survivor < dealer else added).append(KeyStream(key))
+    except _FalseDealing:
+        MaskSum(added=tuple(added), subtracted=tuple(subtracted)).erase()
+        raise
     return MaskSum(added=tuple(added), subtracted=tuple(subtracted))
+
+
+def _pairwise_key(state: Unmasking, dropped: SiloName, survivor: SiloName, secret: Secret, keys: KeyPair) -> Secret:
+    """By the recovered mask secret of `dropped`, and its keys. Where it was the second, the first's copy has the pair secret."""
+    link = state.roster.pair_link(dropped, survivor)
+    first, second = link.silos
+    dealt = next(item for item in state.shared if item.silo == first)
+    copy = next(share for share in dealt.boxes if share.holder == second).copy
+    assert copy is not None, "the first by name of two sends a pair copy"
+    shared = pair_secret.pair_secret(secret, link) if dropped == first else pair_secret.uncovered(copy, link, keys)
+    try:
+        if not pair_secret.is_committed(shared, copy, link):
+            raise _FalseDealing(
+                first, f"silo {first} gave silo {second} another pair secret than the one it committed to"
+            )
+        return key_agreement.pairwise_mask_key(
+            keys, link, own=dropped, pair_secret=shared, copy=copy.digest, dealings=state.dealings_digest
+        )
+    finally:
+        shared.erase()
 
 
 def _to_nothing(state: Unmasking) -> Step:

@@ -27,9 +27,10 @@ from security.errors import AuthenticationError, ConfigurationError, IntegrityEr
 from security.identifiers import SiloName, silo_name
 from security.pki.identity_key import SIGNATURE_BYTES, sign, verify
 from security.secure_aggregation.attempt import Attempt
-from security.secure_aggregation.key_agreement import KEY_BYTES
+from security.secure_aggregation.key_agreement import CIPHERTEXT_BYTES, KEY_BYTES, PUBLIC_KEY_BYTES, X25519_BYTES
+from security.secure_aggregation.pair_secret import PairCopy
 from security.secure_aggregation.secret_sharing import SALT_BYTES, check_share
-from security.secure_aggregation.share_box import BOX_BYTES
+from security.secure_aggregation.share_box import box_bytes
 from security.secure_aggregation.transcript import DIGEST_BYTES, check_bytes, digest, framed
 
 UNSIGNED = bytes(SIGNATURE_BYTES)
@@ -50,7 +51,7 @@ def check_names(owner: str, *names: SiloName) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Advertisement:
-    """Two fresh X25519 keys: masks are agreed with `mask_key`, boxes sealed with `box_key`."""
+    """Two fresh public keys, each of ML-KEM-768 and X25519: `mask_key` for masks, `box_key` for sealed shares."""
 
     attempt: Attempt
     silo: SiloName
@@ -62,7 +63,11 @@ class Advertisement:
 
     def __post_init__(self) -> None:
         check_names("advertisement", self.silo)
-        check_bytes("advertisement", KEY_BYTES, mask_key=self.mask_key, box_key=self.box_key)
+        if X25519_BYTES in (len(self.mask_key), len(self.box_key)):
+            raise MalformedMessage(
+                f"silo {self.silo} advertised X25519 keys without ML-KEM-768: upgrade its agent, masks need both"
+            )
+        check_bytes("advertisement", PUBLIC_KEY_BYTES, mask_key=self.mask_key, box_key=self.box_key)
         check_bytes("advertisement", SIGNATURE_BYTES, signature=self.signature)
 
     @cached_property
@@ -73,7 +78,7 @@ class Advertisement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DealtLine:
-    """What a dealer says in public of what one holder gets: two commitments, and the digest of the sealed box."""
+    """What a dealer says in public of what one holder gets: two commitments, and the digest of the sealed share."""
 
     self_mask: bytes
     mask_key: bytes
@@ -108,23 +113,32 @@ class Dealing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealedShare:
+    """A box and what its key was encapsulated in; from the first by name of the two also the copy of their pair secret."""
+
     dealer: SiloName
     holder: SiloName
+    ciphertext: bytes
     box: bytes
+    copy: PairCopy | None
 
     def __post_init__(self) -> None:
         check_names("sealed share", self.dealer)
         check_names("sealed share", self.holder)
-        check_bytes("sealed share", BOX_BYTES, box=self.box)
+        check_bytes("sealed share", CIPHERTEXT_BYTES, ciphertext=self.ciphertext)
+        check_bytes("sealed share", box_bytes(self.dealer, self.holder), box=self.box)
+        if (self.copy is not None) != (self.dealer < self.holder):
+            raise MalformedMessage(
+                f"the sealed share from silo {self.dealer} to silo {self.holder} has "
+                f"{'no' if self.copy is None else 'a'} pair copy: the first by name of two sends one"
+            )
 
     @property
     def digest(self) -> bytes:
-        return box_digest(self.box)
+        return digest("box", self.ciphertext, self.box, b"" if self.copy is None else self.copy.digest)
 
 
-def box_digest(box: bytes) -> bytes:
-    """Of a sealed box, or of b"" for the share that a dealer keeps itself."""
-    return digest("box", box)
+OWN_BOX = digest("box", b"", b"", b"")
+"""Stands in a dealing for the share that the dealer keeps itself."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from functools import cached_property
 from security.errors import MalformedMessage
 from security.identifiers import SiloName
 from security.secure_aggregation.attempt import Attempt
+from security.secure_aggregation.key_agreement import Link, halves
 from security.secure_aggregation.messages import Advertisement, check_names
 from security.secure_aggregation.parameters import Parameters
 from security.secure_aggregation.transcript import DIGEST_BYTES, check_bytes, digest
@@ -37,7 +38,7 @@ class Roster:
             )
         if any(member.attempt != self.attempt for member in self.members):
             raise MalformedMessage(f"roster of {self.attempt} has keys that were advertised for another attempt")
-        keys = [key for member in self.members for key in (member.mask_key, member.box_key)]
+        keys = [half for member in self.members for key in (member.mask_key, member.box_key) for half in halves(key)]
         if len(set(keys)) != len(keys):
             raise MalformedMessage("roster has one public key twice: each silo makes two fresh ones")
 
@@ -54,6 +55,16 @@ class Roster:
     def place(self, silo: SiloName) -> int:
         """Where the share polynomials are evaluated for this silo: 1 for the first by name."""
         return self.silos.index(silo) + 1
+
+    def box_link(self, dealer: SiloName, holder: SiloName) -> Link:
+        return self._link((dealer, holder), (self.member(dealer).box_key, self.member(holder).box_key))
+
+    def pair_link(self, one: SiloName, other: SiloName) -> Link:
+        first, second = sorted((one, other))
+        return self._link((first, second), (self.member(first).mask_key, self.member(second).mask_key))
+
+    def _link(self, silos: tuple[SiloName, SiloName], keys: tuple[bytes, bytes]) -> Link:
+        return Link(roster=self.digest, silos=silos, keys=keys)
 
     @cached_property
     def digest(self) -> bytes:

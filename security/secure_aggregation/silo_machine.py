@@ -1,7 +1,8 @@
 """A silo's side of secure aggregation: `step(state, event, party) -> (state, effects)`, by one table.
 
     Resting     --OpenAttempt--> Advertised     remember the attempt, journal; send the Advertisement
-    Advertised  --Roster-------> Dealt          check the roster; remember its ranges, journal; send SharedKeys
+    Advertised  --Roster-------> Sharing        check the roster; remember its ranges, journal; encapsulate to all keys, seal the boxes
+    Sharing     --SharedKeys---> Dealt          journal what was made; send it
     Dealt       --Delivery-----> Masking        check all dealings and boxes; journal; mask the vector
     Dealt       --Delivery-----> Resting        a dealer dealt falsely: send a Complaint, erase
     Masking     --VectorMasked-> Masked         journal the digest; send the MaskedInput
@@ -14,7 +15,7 @@ Conflict. All else raises and changes nothing. A handler checks everything, then
 
 Effects stand in the order in which they must be done: `Remember` and `Journal` are durable before anything is sent. The
 journal of an attempt is the list of its events; `restored` replays it, and since all that is random comes from the root in
-OpenAttempt, gives the same state and the same bytes. `Erase` ends it: root and journal go, in memory and on disk. The root
+OpenAttempt, but for what was encapsulated, which is in the journalled SharedKeys, gives the same state and the same bytes. `Erase` ends it: root and journal go, in memory and on disk. The root
 must not outlive the attempt; whoever has it and the boxes can open them.
 
 What this machine holds a coordinator to (DESIGN section 4), by rule:
@@ -42,12 +43,13 @@ from security.errors import (
     WrongTime,
 )
 from security.identifiers import FederationName, SiloName
-from security.secure_aggregation import key_agreement, secret_sharing, share_box
+from security.secure_aggregation import key_agreement, pair_secret, secret_sharing, share_box
 from security.secure_aggregation.attempt import Attempt
 from security.secure_aggregation.fixed_point import FixedPoint
-from security.secure_aggregation.key_agreement import ROOT_BYTES
+from security.secure_aggregation.key_agreement import ROOT_BYTES, Encapsulate, Encapsulation, KeyPair
 from security.secure_aggregation.mask_stream import KeyStream, MaskSum
 from security.secure_aggregation.messages import (
+    OWN_BOX,
     Advertisement,
     Agreement,
     Complaint,
@@ -64,7 +66,6 @@ from security.secure_aggregation.messages import (
     SharedKeys,
     SurvivorSet,
     UnmaskRequest,
-    box_digest,
     check_signed,
     signed,
 )
@@ -164,7 +165,7 @@ class AttemptEnded:
     attempt: Attempt
 
 
-Event = OpenAttempt | Roster | Delivery | VectorMasked | SurvivorSet | UnmaskRequest | AttemptEnded
+Event = OpenAttempt | Roster | SharedKeys | Delivery | VectorMasked | SurvivorSet | UnmaskRequest | AttemptEnded
 
 
 # --- effects ----------------------------------------------------------------------------------------------------------
@@ -187,6 +188,11 @@ class Journal:
 @dataclass(frozen=True, slots=True)
 class Send:
     message: Advertisement | SharedKeys | Complaint | MaskedInput | Agreement | Reveal
+
+
+@dataclass(frozen=True, slots=True)
+class ShareKeys:
+    """Have `shared_keys` make what this silo deals, with fresh encapsulations: gives SharedKeys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +225,7 @@ class Erase:
     root: Secret
 
 
-Effect = Remember | Journal | Send | MaskVector | Erase
+Effect = Remember | Journal | Send | ShareKeys | MaskVector | Erase
 
 
 # --- states -----------------------------------------------------------------------------------------------------------
@@ -241,8 +247,13 @@ class Advertised:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dealt(Advertised):
+class Sharing(Advertised):
     roster: Roster
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dealt(Sharing):
+    shared: SharedKeys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,11 +276,12 @@ class Revealed(Agreed):
     pass
 
 
-State = Resting | Advertised | Dealt | Masking | Masked | Agreed | Revealed
-STATES: tuple[type[State], ...] = (Resting, Advertised, Dealt, Masking, Masked, Agreed, Revealed)
+State = Resting | Advertised | Sharing | Dealt | Masking | Masked | Agreed | Revealed
+STATES: tuple[type[State], ...] = (Resting, Advertised, Sharing, Dealt, Masking, Masked, Agreed, Revealed)
 EVENTS: tuple[type[Event], ...] = (
     OpenAttempt,
     Roster,
+    SharedKeys,
     Delivery,
     VectorMasked,
     SurvivorSet,
@@ -339,15 +351,10 @@ def _open_again(state: Advertised, event: OpenAttempt, party: Party) -> Step:
 
 
 def _advertisement(opening: OpenAttempt, party: Party) -> Advertisement:
-    mask_key = key_agreement.mask_private_key(opening.root, opening.attempt)
-    box_key = key_agreement.box_private_key(opening.root, opening.attempt)
-    advertisement = Advertisement(
-        attempt=opening.attempt,
-        silo=party.silo,
-        mask_key=key_agreement.public_key(mask_key),
-        box_key=key_agreement.public_key(box_key),
-    )
-    _erase(mask_key, box_key)
+    masks = KeyPair(key_agreement.mask_secret(opening.root, opening.attempt))
+    boxes = KeyPair(key_agreement.box_secret(opening.root, opening.attempt))
+    advertisement = Advertisement(attempt=opening.attempt, silo=party.silo, mask_key=masks.public, box_key=boxes.public)
+    _erase(masks, boxes)
     return signed(advertisement, party.identity_key)
 
 
@@ -357,8 +364,8 @@ def _advertisement(opening: OpenAttempt, party: Party) -> Advertisement:
 def _deal(state: Advertised, roster: Roster, party: Party) -> Step:
     check_roster(roster, state.opening, party)
     memory = state.memory.dealt(roster.attempt, roster.parameters.fixed_point.ranges)
-    after = Dealt(memory=memory, opening=state.opening, roster=roster)
-    return after, (Remember(memory), Journal(roster), Send(_shared_keys(after, party)))
+    after = Sharing(memory=memory, opening=state.opening, roster=roster)
+    return after, (Remember(memory), Journal(roster), ShareKeys())
 
 
 def check_roster(roster: Roster, opening: OpenAttempt, party: Party) -> None:
@@ -438,33 +445,48 @@ def too_few(partition: Partition, parameters: Parameters, silos: Collection[Silo
     return None
 
 
-def _deal_again(state: Dealt, roster: Roster, party: Party) -> Step:
+def _deal_again(state: Sharing, roster: Roster, party: Party) -> Step:
+    _check_same_roster(state, roster)
+    return state, (ShareKeys(),)
+
+
+def _share_again(state: Dealt, roster: Roster, party: Party) -> Step:
+    _check_same_roster(state, roster)
+    return state, (Send(state.shared),)
+
+
+def _check_same_roster(state: Sharing, roster: Roster) -> None:
     if roster != state.roster:
-        raise Conflict(f"a second roster came for {state.attempt}: this silo has dealt to the first")
-    return state, (Send(_shared_keys(state, party)),)
+        raise Conflict(f"a second roster came for {state.attempt}: this silo deals to the first")
 
 
-def _shared_keys(state: Dealt, party: Party) -> SharedKeys:
-    """All of it expanded from the root, so that it is the same whenever it is made."""
+def _share(state: Sharing, shared: SharedKeys, party: Party) -> Step:
+    """From `shared_keys`, which took it from the root but for its encapsulations: these are in no other place than here."""
+    check_dealing(state.roster, shared.dealing, party.identities)
+    if shared.silo != party.silo:
+        raise IntegrityError(f"what silo {shared.silo} dealt stands for what this silo dealt: forfeit the attempt")
+    after = Dealt(memory=state.memory, opening=state.opening, roster=state.roster, shared=shared)
+    return after, (Journal(shared), Send(shared))
+
+
+def _share_once(state: Dealt, shared: SharedKeys, party: Party) -> Step:
+    if shared != state.shared:
+        raise Conflict(f"keys were shared a second time for {state.attempt}: what was dealt first stands")
+    return state, (Send(shared),)
+
+
+def shared_keys(state: Sharing, party: Party, encapsulate: Encapsulate) -> SharedKeys:
+    """What this silo deals: expanded from the root, but for what `encapsulate` draws."""
     roster, root = state.roster, state.opening.root
-    box_private = key_agreement.box_private_key(root, state.attempt)
+    keys = _box_keys(state)
     seed = key_agreement.self_mask_seed(root, state.attempt, roster.digest)
     lines, boxes = [], []
-    for member, shares in zip(roster.members, _dealt_shares(state), strict=True):
-        box = b""
-        if member.silo != party.silo:
-            key = key_agreement.box_key(
-                box_private,
-                member.box_key,
-                peer=member.silo,
-                roster=roster.digest,
-                sender=party.silo,
-                receiver=member.silo,
-            )
-            box = share_box.sealed(shares, key, roster=roster.digest, dealer=party.silo, holder=member.silo)
-            key.erase()
-            boxes.append(SealedShare(dealer=party.silo, holder=member.silo, box=box))
-        lines.append(_dealt_line(roster, party.silo, member.silo, shares, box_digest(box)))
+    for holder, shares in zip(roster.silos, _dealt_shares(state, party.silo), strict=True):
+        box = OWN_BOX
+        if holder != party.silo:
+            boxes.append(_sealed(roster, party.silo, holder, shares, keys, encapsulate))
+            box = boxes[-1].digest
+        lines.append(_dealt_line(roster, party.silo, holder, shares, box))
         shares.erase()
     dealing = Dealing(
         roster=roster.digest,
@@ -472,18 +494,38 @@ def _shared_keys(state: Dealt, party: Party) -> SharedKeys:
         seed_commitment=secret_sharing.seed_commitment(roster=roster.digest, dealer=party.silo, seed=seed),
         lines=tuple(lines),
     )
-    _erase(box_private, seed)
+    _erase(keys, seed)
     return SharedKeys(dealing=signed(dealing, party.identity_key), boxes=tuple(boxes))
 
 
-def _dealt_shares(state: Dealt) -> tuple[KeyShares, ...]:
+def _sealed(
+    roster: Roster, dealer: SiloName, holder: SiloName, shares: KeyShares, keys: KeyPair, encapsulate: Encapsulate
+) -> SealedShare:
+    link = roster.box_link(dealer, holder)
+    kem = encapsulate(roster.member(holder).box_key)
+    key = key_agreement.box_key(keys, link, own=dealer, kem=kem)
+    box = share_box.sealed(shares, key, roster=roster.digest, dealer=dealer, holder=holder)
+    _erase(key, kem.secret)
+    copy = None
+    if shares.pair_secret is not None:
+        copy_kem = encapsulate(roster.member(holder).mask_key)
+        copy = pair_secret.copied(shares.pair_secret, roster.pair_link(dealer, holder), copy_kem)
+        copy_kem.secret.erase()
+    return SealedShare(dealer=dealer, holder=holder, ciphertext=kem.ciphertext, box=box, copy=copy)
+
+
+def _dealt_shares(state: Sharing, dealer: SiloName) -> tuple[KeyShares, ...]:
     """What this silo deals, in the order of the roster."""
     roster, root = state.roster, state.opening.root
     threshold, holders = roster.parameters.threshold, len(roster.members)
     secrets = {
         SELF_MASK: key_agreement.self_mask_seed(root, state.attempt, roster.digest),
-        MASK_KEY: key_agreement.mask_private_key(root, state.attempt),
+        MASK_KEY: key_agreement.mask_secret(root, state.attempt),
     }
+    pairs = [
+        pair_secret.pair_secret(secrets[MASK_KEY], roster.pair_link(dealer, holder)) if dealer < holder else None
+        for holder in roster.silos
+    ]
     shares, salts = {}, {}
     for kind, secret in secrets.items():
         size = secret_sharing.coefficients_bytes(threshold)
@@ -499,6 +541,7 @@ def _dealt_shares(state: Dealt) -> tuple[KeyShares, ...]:
             self_mask_salt=salts[SELF_MASK][index],
             mask_key=shares[MASK_KEY][index],
             mask_key_salt=salts[MASK_KEY][index],
+            pair_secret=pairs[index],
         )
         for index in range(holders)
     )
@@ -537,18 +580,22 @@ def _dealt_line(roster: Roster, dealer: SiloName, holder: SiloName, shares: KeyS
 
 def _receive(state: Dealt, delivery: Delivery, party: Party) -> Step:
     check_delivery(state, delivery, party)
+    keys = _box_keys(state)
     for share in delivery.boxes:
-        key = _key_of_box(state, share.dealer, party)
+        key = _key_of_box(state, share, keys)
         sound = box_is_sound(state.roster, _dealing(delivery, share.dealer), share, key)
         if not sound:
             complaint = Complaint(
                 roster=state.roster.digest, silo=party.silo, dealer=share.dealer, key=bytes(key.buffer)
             )
-            key.erase()
+            _erase(key, keys)
             ended, effects = _end(state, AttemptEnded(state.attempt), party)
             return ended, (Send(signed(complaint, party.identity_key)), *effects)
         key.erase()
-    after = Masking(memory=state.memory, opening=state.opening, roster=state.roster, delivery=delivery)
+    keys.erase()
+    after = Masking(
+        memory=state.memory, opening=state.opening, roster=state.roster, shared=state.shared, delivery=delivery
+    )
     return after, (Journal(delivery), _mask_vector(after, party))
 
 
@@ -559,8 +606,7 @@ def check_delivery(state: Dealt, delivery: Delivery, party: Party) -> None:
         raise WrongTime(f"a delivery for silo {delivery.holder} and another roster came for {state.attempt}")
     for dealing in delivery.dealings:
         check_dealing(roster, dealing, party.identities)
-    own = _shared_keys(state, party).dealing
-    if party.silo not in delivery.dealers or _dealing(delivery, party.silo) != own:
+    if party.silo not in delivery.dealers or _dealing(delivery, party.silo) != state.shared.dealing:
         raise IntegrityError("the delivery does not hold what this silo dealt: it was altered or left out")
     lacking = too_few(check_groups(roster, party), roster.parameters, delivery.dealers)
     if lacking is not None:
@@ -584,7 +630,7 @@ def check_dealing(roster: Roster, dealing: Dealing, identities: Identities) -> N
 
 
 def box_is_sound(roster: Roster, dealing: Dealing, share: SealedShare, key: Secret) -> bool:
-    """Whether the box opens with `key` and holds the shares that its dealer signed commitments to."""
+    """Whether the box opens with `key` and holds the shares, and the pair secret, that its dealer signed commitments to."""
     try:
         shares = share_box.opened(share.box, key, roster=roster.digest, dealer=share.dealer, holder=share.holder)
     except IntegrityError:
@@ -597,6 +643,10 @@ def box_is_sound(roster: Roster, dealing: Dealing, share: SealedShare, key: Secr
         secret_sharing.check_share(bytes(shares.mask_key.buffer))
     except MalformedMessage:
         sound = False
+    if shares.pair_secret is not None:
+        assert share.copy is not None, "a sealed share has a copy where its box has a pair secret"
+        link = roster.pair_link(share.dealer, share.holder)
+        sound = sound and pair_secret.is_committed(shares.pair_secret, share.copy, link)
     shares.erase()
     return sound
 
@@ -609,18 +659,24 @@ def _dealing(delivery: Delivery, dealer: SiloName) -> Dealing:
     return delivery.dealings[delivery.dealers.index(dealer)]
 
 
-def _key_of_box(state: Dealt, dealer: SiloName, party: Party) -> Secret:
-    private = key_agreement.box_private_key(state.opening.root, state.attempt)
-    key = key_agreement.box_key(
-        private,
-        state.roster.member(dealer).box_key,
-        peer=dealer,
-        roster=state.roster.digest,
-        sender=dealer,
-        receiver=party.silo,
-    )
-    private.erase()
+def _box_keys(state: Sharing) -> KeyPair:
+    return KeyPair(key_agreement.box_secret(state.opening.root, state.attempt))
+
+
+def _key_of_box(state: Sharing, share: SealedShare, keys: KeyPair) -> Secret:
+    """By the box keys of the holder."""
+    kem = Encapsulation(keys.decapsulated(share.ciphertext), share.ciphertext)
+    link = state.roster.box_link(share.dealer, share.holder)
+    key = key_agreement.box_key(keys, link, own=share.holder, kem=kem)
+    kem.secret.erase()
     return key
+
+
+def _opened(state: Masking, share: SealedShare, keys: KeyPair) -> KeyShares:
+    key = _key_of_box(state, share, keys)
+    shares = share_box.opened(share.box, key, roster=state.roster.digest, dealer=share.dealer, holder=share.holder)
+    key.erase()
+    return shares
 
 
 def _receive_again(state: Masking, delivery: Delivery, party: Party) -> Step:
@@ -641,22 +697,26 @@ def _check_same_delivery(state: Masking, delivery: Delivery) -> None:
 def _mask_vector(state: Masking, party: Party) -> MaskVector:
     roster, root = state.roster, state.opening.root
     seed = key_agreement.self_mask_seed(root, state.attempt, roster.digest)
-    private = key_agreement.mask_private_key(root, state.attempt)
+    secret = key_agreement.mask_secret(root, state.attempt)
     dealings = state.delivery.dealings_digest
     added = [KeyStream(key_agreement.self_mask_key(seed, own=party.silo, roster=roster.digest, dealings=dealings))]
     subtracted: list[KeyStream] = []
-    for peer in state.delivery.dealers:
-        if peer != party.silo:
-            key = key_agreement.pairwise_mask_key(
-                private,
-                roster.member(peer).mask_key,
-                own=party.silo,
-                peer=peer,
-                roster=roster.digest,
-                dealings=dealings,
-            )
-            (added if party.silo < peer else subtracted).append(KeyStream(key))
-    _erase(seed, private)
+    keys, box_keys = KeyPair(secret), _box_keys(state)
+    sent = {share.holder: share for share in state.shared.boxes}
+    for share in state.delivery.boxes:
+        peer = share.dealer
+        link = roster.pair_link(party.silo, peer)
+        if party.silo < peer:
+            pair, copy = pair_secret.pair_secret(secret, link), sent[peer].copy
+        else:
+            pair, copy = _received_pair_secret(state, share, box_keys), share.copy
+        assert copy is not None, "the first by name of two sends a copy of their pair secret"
+        key = key_agreement.pairwise_mask_key(
+            keys, link, own=party.silo, pair_secret=pair, copy=copy.digest, dealings=dealings
+        )
+        pair.erase()
+        (added if party.silo < peer else subtracted).append(KeyStream(key))
+    _erase(seed, keys, box_keys)
     return MaskVector(
         parameters=roster.parameters,
         rounding=KeyStream(key_agreement.rounding_key(root, state.attempt, roster.model)),
@@ -665,11 +725,20 @@ def _mask_vector(state: Masking, party: Party) -> MaskVector:
     )
 
 
+def _received_pair_secret(state: Masking, share: SealedShare, keys: KeyPair) -> Secret:
+    shares = _opened(state, share, keys)
+    assert shares.pair_secret is not None, "the first by name of two sends their pair secret"
+    pair = Secret(shares.pair_secret.buffer)
+    shares.erase()
+    return pair
+
+
 def _upload(state: Masking, event: VectorMasked, party: Party) -> Step:
     after = Masked(
         memory=state.memory,
         opening=state.opening,
         roster=state.roster,
+        shared=state.shared,
         delivery=state.delivery,
         vector=event.vector,
     )
@@ -724,6 +793,7 @@ def _agree(state: Masked, survivors: SurvivorSet, party: Party) -> Step:
         memory=state.memory,
         opening=state.opening,
         roster=state.roster,
+        shared=state.shared,
         delivery=state.delivery,
         vector=state.vector,
         survivors=survivors,
@@ -753,6 +823,7 @@ def _reveal(state: Agreed, request: UnmaskRequest, party: Party) -> Step:
         memory=memory,
         opening=state.opening,
         roster=state.roster,
+        shared=state.shared,
         delivery=state.delivery,
         vector=state.vector,
         survivors=state.survivors,
@@ -787,19 +858,15 @@ def _reveal_again(state: Revealed, request: UnmaskRequest, party: Party) -> Step
 
 
 def _revealed(state: Agreed, party: Party) -> Reveal:
-    dealt = _dealt_shares(state)
+    dealt = _dealt_shares(state, party.silo)
     own = dealt[state.roster.place(party.silo) - 1]
     revealed: list[RevealedShare] = []
-    boxes = {share.dealer: share for share in state.delivery.boxes}
+    boxes, keys = {share.dealer: share for share in state.delivery.boxes}, _box_keys(state)
     for dealer in state.delivery.dealers:
         if dealer == party.silo:
             shares = own
         else:
-            key = _key_of_box(state, dealer, party)
-            shares = share_box.opened(
-                boxes[dealer].box, key, roster=state.roster.digest, dealer=dealer, holder=party.silo
-            )
-            key.erase()
+            shares = _opened(state, boxes[dealer], keys)
         if dealer in state.survivors.silos:
             share, salt = shares.self_mask, shares.self_mask_salt
             revealed.append(SelfMaskShare(dealer=dealer, share=bytes(share.buffer), salt=bytes(salt.buffer)))
@@ -809,6 +876,7 @@ def _revealed(state: Agreed, party: Party) -> Reveal:
         shares.erase()
     for shares in dealt:
         shares.erase()
+    keys.erase()
     reveal = Reveal(roster=state.roster.digest, silo=party.silo, shares=tuple(revealed))
     return signed(reveal, party.identity_key)
 
@@ -826,7 +894,7 @@ def _ended_already(state: Resting, event: AttemptEnded, party: Party) -> Step:
     return state, ()
 
 
-def _erase(*secrets: Secret) -> None:
+def _erase(*secrets: Secret | KeyPair) -> None:
     for secret in secrets:
         secret.erase()
 
@@ -837,7 +905,11 @@ TABLE: dict[tuple[type[State], type[Event]], Callable[[Any, Any, Party], Step]] 
     (Advertised, OpenAttempt): _open_again,
     (Advertised, Roster): _deal,
     (Advertised, AttemptEnded): _end,
-    (Dealt, Roster): _deal_again,
+    (Sharing, Roster): _deal_again,
+    (Sharing, SharedKeys): _share,
+    (Sharing, AttemptEnded): _end,
+    (Dealt, Roster): _share_again,
+    (Dealt, SharedKeys): _share_once,
     (Dealt, Delivery): _receive,
     (Dealt, AttemptEnded): _end,
     (Masking, Delivery): _receive_again,

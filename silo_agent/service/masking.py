@@ -14,7 +14,7 @@ from typing import Any
 from security.errors import IntegrityError, PolicyRefusal
 from security.identifiers import SiloName
 from security.secure_aggregation import silo_machine as protocol
-from security.secure_aggregation.key_agreement import ROOT_BYTES
+from security.secure_aggregation.key_agreement import ROOT_BYTES, encapsulated
 from security.secure_aggregation.messages import MaskedInput, Reveal, SurvivorSet
 from security.secure_aggregation.parameters import Parameters, default_threshold
 from security.secure_aggregation.release_groups import Link
@@ -163,6 +163,9 @@ class Masking:
                     root.erase()
                     self._state, durable = state, True
                     self._erase()
+                case protocol.ShareKeys():
+                    self._state, durable = state, True
+                    sent = await self._share(key, party, mask, progress)
                 case protocol.MaskVector():
                     self._state, durable = state, True
                     sent = await self._mask(key, effect, party, mask, progress)
@@ -174,6 +177,13 @@ class Masking:
                     await self._send(key, message, progress)
                     sent = message
         return sent
+
+    async def _share(self, key: RoundKey, party: protocol.Party, mask: Masker, progress: Progress) -> Any:
+        at = self._restored(party)
+        assert isinstance(at, protocol.Sharing), "keys are shared by a roster"
+        shared = await asyncio.to_thread(protocol.shared_keys, at, party, encapsulated)
+        state, effects = protocol.step(at, shared, party)
+        return await self._do(key, state, effects, party, mask, progress)
 
     async def _mask(
         self, key: RoundKey, work: protocol.MaskVector, party: protocol.Party, mask: Masker, progress: Progress

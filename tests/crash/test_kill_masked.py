@@ -62,7 +62,7 @@ def _silo(death: Death) -> AgentRecords:
     return death.agent
 
 
-EVENTS = ("OpenAttempt", "Roster", "Delivery", "VectorMasked", "SurvivorSet", "UnmaskRequest")
+EVENTS = ("OpenAttempt", "Roster", "SharedKeys", "Delivery", "VectorMasked", "SurvivorSet", "UnmaskRequest")
 
 
 def _journalled(last: str, *, answered: bool = False, vector: bool | None = None) -> Callable[[Death], None]:
@@ -128,6 +128,7 @@ WHERE_THE_COORDINATOR_DIED: Mapping[str, Callable[[Death], None]] = {
 WHERE_A_SILO_DIED: Mapping[str, Callable[[Death], None]] = {
     "root-journalled": _journalled("OpenAttempt"),
     "roster-journalled": _journalled("Roster", vector=False),
+    "boxes-journalled": _journalled("SharedKeys", vector=False),
     "delivery-journalled": _journalled("Delivery", vector=False),
     "vector-written": _journalled("Delivery", vector=True),
     "vector-journalled": _journalled("VectorMasked", vector=True),

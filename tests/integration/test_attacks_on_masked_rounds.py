@@ -23,19 +23,22 @@ from security.audit.signed_head import SignedHead
 from security.chain import Head
 from security.errors import AuthorisationError, Conflict, IntegrityError, LoricaError, MalformedMessage, WrongTime
 from security.identifiers import Role, SiloName
-from security.secure_aggregation import share_box, silo_machine
+from security.secure_aggregation import silo_machine
 from security.secure_aggregation.coordinator_machine import is_awaited
 from security.secure_aggregation.fixed_point import EXTRA_WORDS
+from security.secure_aggregation.key_agreement import KEM_KEY_BYTES, PUBLIC_KEY_BYTES
 from security.secure_aggregation.messages import (
     Advertisement,
     Agreement,
     Complaint,
     MaskedInput,
     Reveal,
+    SealedShare,
     SharedKeys,
     signed,
 )
 from security.secure_aggregation.secret import Secret
+from security.secure_aggregation.share_box import KeyShares
 from silo_wire import codec
 from silo_wire.manifest import manifest_of, masked_layout
 from silo_wire.messages import MaskedHeader, RoundKey
@@ -195,11 +198,21 @@ async def test_bad_signature_of_a_complaint(playing: Playing) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda silo, it: silo.signed(it, mask_key=bytes(32)),
-        lambda silo, it: silo.signed(it, box_key=bytes(31) + b"\x80"),
+        lambda silo, it: silo.signed(it, mask_key=it.mask_key[:KEM_KEY_BYTES] + bytes(32)),
+        lambda silo, it: silo.signed(it, box_key=it.box_key[:KEM_KEY_BYTES] + bytes(31) + b"\x80"),
         lambda silo, it: silo.signed(it, mask_key=it.box_key),
+        lambda silo, it: silo.signed(it, mask_key=it.mask_key[:KEM_KEY_BYTES] + it.box_key[KEM_KEY_BYTES:]),
+        lambda silo, it: silo.signed(it, mask_key=it.box_key[:KEM_KEY_BYTES] + it.mask_key[KEM_KEY_BYTES:]),
+        lambda silo, it: silo.signed(it, box_key=b"\xff" * KEM_KEY_BYTES + it.box_key[KEM_KEY_BYTES:]),
     ],
-    ids=["of-small-order", "of-small-order-in-disguise", "one-key-twice"],
+    ids=[
+        "of-small-order",
+        "of-small-order-in-disguise",
+        "one-key-twice",
+        "one-x25519-key-twice",
+        "one-ml-kem-key-twice",
+        "no-ml-kem-key",
+    ],
 )
 async def test_keys_that_agree_on_no_secret(playing: Playing, change: Callable[[PlayedSilo, Any], Any]) -> None:
     async with playing(instead(Advertisement, change)) as play:
@@ -244,10 +257,12 @@ async def test_a_silo_that_was_caught_and_then_declines_stays_named(playing: Pla
 # --- false shares --------------------------------------------------------------------------------------------------
 
 
-def with_box(silo: PlayedSilo, shared: SharedKeys, holder: SiloName, box: bytes) -> SharedKeys:
-    """Another box for one holder, and signed for."""
+def with_box(
+    silo: PlayedSilo, shared: SharedKeys, holder: SiloName, change: Callable[[SealedShare], SealedShare]
+) -> SharedKeys:
+    """Another sealed share for one holder, and signed for."""
     (index,) = [index for index, one in enumerate(shared.boxes) if one.holder == holder]
-    sealed = replace(shared.boxes[index], box=box)
+    sealed = change(shared.boxes[index])
     place = silo.at.roster.place(holder) - 1
     lines = list(shared.dealing.lines)
     lines[place] = replace(lines[place], box=sealed.digest)
@@ -259,15 +274,11 @@ def with_box(silo: PlayedSilo, shared: SharedKeys, holder: SiloName, box: bytes)
 
 def with_false_shares(silo: PlayedSilo, shared: SharedKeys) -> SharedKeys:
     """hospital-a's box opens, and one bit of a share in it is another."""
-    key = silo.key_of_box(HOSPITAL, to=HOSPITAL)
-    bound_to = {"roster": silo.at.roster.digest, "dealer": ROGUE, "holder": HOSPITAL}
-    (box,) = [one.box for one in shared.boxes if one.holder == HOSPITAL]
-    shares = share_box.opened(box, key, **bound_to)
-    shares.mask_key.buffer[-1] ^= 1
-    false = with_box(silo, shared, HOSPITAL, share_box.sealed(shares, key, **bound_to))
-    key.erase()
-    shares.erase()
-    return false
+
+    def spoil(shares: KeyShares) -> None:
+        shares.mask_key.buffer[-1] ^= 1
+
+    return with_box(silo, shared, HOSPITAL, lambda share: silo.resealed(share, spoil))
 
 
 async def test_bad_shares_in_a_box(playing: Playing) -> None:
@@ -286,8 +297,7 @@ async def test_boxes_that_do_not_open(playing: Playing) -> None:
 
     def noise(silo: PlayedSilo, shared: SharedKeys) -> SharedKeys:
         victim = HOSPITAL if HOSPITAL in silo.at.roster else BANK
-        (box,) = [one.box for one in shared.boxes if one.holder == victim]
-        return with_box(silo, shared, victim, box[::-1])
+        return with_box(silo, shared, victim, lambda share: replace(share, box=share.box[::-1]))
 
     async with playing(instead(SharedKeys, noise)) as play:
         row = await play.closed(1)
@@ -311,11 +321,11 @@ async def test_shares_of_another_secret(playing: Playing, monkeypatch: pytest.Mo
     have revealed theirs for this round, so that the plan goes on with the next."""
     deal, plays = silo_machine._dealt_shares, list[Play]()
 
-    def deal_another(state: silo_machine.Dealt) -> Any:
+    def deal_another(state: silo_machine.Sharing, dealer: SiloName) -> Any:
         at = plays[0].rogue.at
         if isinstance(at, silo_machine.Advertised) and state.opening is at.opening:
             state = replace(state, opening=replace(state.opening, root=Secret(bytes(32))))
-        return deal(state)
+        return deal(state, dealer)
 
     monkeypatch.setattr(silo_machine, "_dealt_shares", deal_another)
     async with playing(honestly) as play:
@@ -348,7 +358,7 @@ async def test_a_false_complaint(playing: Playing) -> None:
     """It shows the true key of a sound box."""
 
     def complaint(silo: PlayedSilo, message: Any) -> Complaint:
-        return complaint_about(silo, CLINIC, bytes(silo.key_of_box(CLINIC, to=ROGUE).buffer))
+        return complaint_about(silo, CLINIC, bytes(silo.key_of_box(CLINIC).buffer))
 
     async with playing(instead(MaskedInput, complaint)) as play:
         offence = "false complaint: nothing is wrong in the box from silo clinic-c to silo rogue-d"
@@ -573,7 +583,7 @@ async def test_a_second_and_different_answer(playing: Playing) -> None:
         await silo.send(key, message)
         if key.round == 1 and isinstance(message, Advertisement):
             async with silo.play.refused(Conflict):
-                await silo.client.send(key, silo.signed(message, mask_key=bytes(31) + b"\x09"))
+                await silo.client.send(key, silo.signed(message, mask_key=bytes(PUBLIC_KEY_BYTES - 1) + b"\x09"))
             tried.set()
 
     async def waits(silo: PlayedSilo, key: RoundKey, message: Any) -> None:

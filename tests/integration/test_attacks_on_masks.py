@@ -9,15 +9,16 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from secrets import token_bytes
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from security.audit.entry import Event
 from security.audit.reading import read_log
 from security.identifiers import SiloName
 from security.pki.identity_key import new_identity_key
+from security.secure_aggregation.key_agreement import KeyPair
 from security.secure_aggregation.messages import (
     Advertisement,
     Agreement,
@@ -34,6 +35,7 @@ from security.secure_aggregation.messages import (
 from security.secure_aggregation.parameters import Terms
 from security.secure_aggregation.release_groups import Partition, first_link
 from security.secure_aggregation.roster import Roster
+from security.secure_aggregation.secret import Secret
 from silo_agent.policy import PolicyRules
 from silo_wire.messages import DeclineReason, Prepare, Standby, StandbyReason, Train
 from silo_wire.v1 import federation_pb2, secure_aggregation_pb2
@@ -102,7 +104,7 @@ def swapped(roster: Roster, member: Advertisement) -> Roster:
 
 def a_public_key() -> bytes:
     """Whose private key the coordinator has."""
-    return X25519PrivateKey.generate().public_key().public_bytes_raw()
+    return KeyPair(Secret(token_bytes(32))).public
 
 
 # --- an honest coordinator, to compare with ---------------------------------------------------------------------------
@@ -212,7 +214,7 @@ async def test_hands_different_rosters_to_different_silos(tmp_path: Path) -> Non
         await at.ask(BANK, forged_delivery(BANK, roster, dealt))
         await at.refused(BANK, "MalformedMessage", f"silo {HOSPITAL} has 3 lines for 4 members", declined=INTEGRITY)
         await at.ask(CLINIC, smaller)
-        await at.refused(CLINIC, "Conflict", "this silo has dealt to the first", declined=INTEGRITY)
+        await at.refused(CLINIC, "Conflict", "this silo deals to the first", declined=INTEGRITY)
         assert at.peer.masked == {}
 
 

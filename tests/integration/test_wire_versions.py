@@ -85,13 +85,23 @@ def test_one_minor_version_apart_is_the_most() -> None:
             )
 
 
+@pytest.mark.parametrize("minor", [0, 1])
+def test_another_major_version_is_told_to_upgrade(minor: int) -> None:
+    """Version 2 has other messages under masks; one that speaks 1 would fail in the midst of a round."""
+    old, new = WireVersion(1, minor), WireVersion(2, 0)
+    with pytest.raises(StateError, match=r"upgrade the agent of silo a to a release that speaks 2\.0 or newer$"):
+        require_compatible(agent=old, coordinator=new, silo="a")
+    with pytest.raises(StateError, match=r"upgrade the coordinator to a release that speaks 2\.0 or newer$"):
+        require_compatible(agent=new, coordinator=old, silo="a")
+
+
 async def test_agents_of_other_releases_at_the_real_coordinator(
     federation_template: FederationTemplate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "models").mkdir()
     folder = federation_template.copy(tmp_path / "coordinator")
     async with running(folder) as at:
-        for minor in (OURS.minor - 1, OURS.minor, OURS.minor + 1):
+        for minor in range(max(0, OURS.minor - 1), OURS.minor + 2):
             monkeypatch.setattr(grpc_client, "wire_version", Apart(minor))
             async with agent(at, federation_template, tmp_path) as one:
                 async for order in one.client.orders():
@@ -100,7 +110,7 @@ async def test_agents_of_other_releases_at_the_real_coordinator(
                 assert [speaker.wire for speaker in one.speakers] == [OURS]
                 assert one.refusals.empty()
             (standing,) = [silo for silo in (await at.service.status()).silos if silo.silo == HOSPITAL]
-            assert (standing.agent_version, standing.agent_wire) == ("9.9", f"1.{minor}")
+            assert (standing.agent_version, standing.agent_wire) == ("9.9", f"{OURS.major}.{minor}")
         monkeypatch.setattr(grpc_client, "wire_version", Apart(OURS.minor + 2))
         async with agent(at, federation_template, tmp_path) as far:
             waiting = asyncio.ensure_future(anext(aiter(far.client.orders())))
@@ -109,7 +119,7 @@ async def test_agents_of_other_releases_at_the_real_coordinator(
             waiting.cancel()
             assert isinstance(problem, StateError)
             assert problem.told_by_peer
-            assert "upgrade the coordinator to a release that speaks 1.2 or newer" in str(problem)
+            assert "upgrade the coordinator to a release that speaks 2.1 or newer" in str(problem)
         shown = await asyncio.to_thread(run_command, main, "status", "--dir", folder.root)
         assert f"(wire {OURS})" in shown.out
         assert "9.9" in shown.out
@@ -130,7 +140,7 @@ async def test_a_coordinator_that_is_too_far_ahead_refuses_and_one_that_does_not
             waiting = asyncio.ensure_future(anext(aiter(far.client.orders())))
             problem = await far.refusals.get()
             waiting.cancel()
-            assert f"upgrade the agent of silo {HOSPITAL} to a release that speaks 1.2 or newer" in str(problem)
+            assert f"upgrade the agent of silo {HOSPITAL} to a release that speaks 2.1 or newer" in str(problem)
         monkeypatch.setattr(federation_servicer, "wire_version", Apart(0))  # of a release that knows no minor versions
         monkeypatch.setattr(federation_servicer, "require_compatible", lambda **_: None)
         monkeypatch.setattr(grpc_client, "wire_version", Apart(2))
@@ -140,6 +150,6 @@ async def test_a_coordinator_that_is_too_far_ahead_refuses_and_one_that_does_not
             waiting.cancel()
             assert isinstance(problem, StateError)
             assert not problem.told_by_peer, "the agent's own finding"
-            assert "upgrade the coordinator to a release that speaks 1.1 or newer" in str(problem)
+            assert "upgrade the coordinator to a release that speaks 2.1 or newer" in str(problem)
             assert newer.speakers == []
         assert wire_version.OURS == OURS

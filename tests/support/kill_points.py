@@ -304,7 +304,8 @@ SILO_AGENT: Mapping[str, Point] = {
         side="after",
     ),
     "root-journalled": _masking_journalled("the root of the attempt is journalled, no key has left", "OpenAttempt"),
-    "roster-journalled": _masking_journalled("the roster is journalled, no box has left", "Roster"),
+    "roster-journalled": _masking_journalled("the roster is journalled, nothing is dealt", "Roster"),
+    "boxes-journalled": _masking_journalled("what the silo deals is journalled, no box has left", "SharedKeys"),
     "delivery-journalled": _masking_journalled("the boxes are journalled, nothing is masked", "Delivery"),
     "vector-written": Point(
         meaning="the masked vector is durable, the journal does not know it",

@@ -41,6 +41,7 @@ KILLS = (
     Kill(process=COORDINATOR, point="attempt-opened", round=2),
     Kill(process=COORDINATOR, point="keys-shared", round=2),
     Kill(process=INSURER, point="roster-journalled", round=2),
+    Kill(process=HOSPITAL, point="boxes-journalled", round=2),
     Kill(process=INSURER, point="erased", round=2),
     Kill(process=COORDINATOR, point="roster-made", round=3),
     Kill(process=COORDINATOR, point="vector-accepted", round=3),

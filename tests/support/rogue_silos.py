@@ -29,12 +29,13 @@ from security.errors import LoricaError
 from security.file_mark import FileMark
 from security.identifiers import SiloName
 from security.secure_aggregation import coordinator_machine as protocol
-from security.secure_aggregation import silo_machine
+from security.secure_aggregation import share_box, silo_machine
 from security.secure_aggregation.coordinator_machine import is_awaited
-from security.secure_aggregation.key_agreement import box_key, box_private_key
-from security.secure_aggregation.messages import MaskedInput, Reveal, SharedKeys, signed
+from security.secure_aggregation.key_agreement import Encapsulation, KeyPair, box_key, box_secret, encapsulated
+from security.secure_aggregation.messages import MaskedInput, Reveal, SealedShare, SharedKeys, signed
 from security.secure_aggregation.release_groups import signature_of
 from security.secure_aggregation.secret import Secret
+from security.secure_aggregation.share_box import KeyShares
 from silo_agent.edges.backoff import Backoff
 from silo_agent.edges.channel import mutual_channel
 from silo_agent.edges.grpc_client import GrpcCoordinator
@@ -345,21 +346,26 @@ class PlayedSilo:
         """Where its half of the protocol stands; it has all secrets of the attempt."""
         return self.masking._state
 
-    def key_of_box(self, peer: SiloName, *, to: SiloName) -> Secret:
-        """Of the box from this silo to `peer`, or the other way."""
+    def key_of_box(self, dealer: SiloName) -> Secret:
+        """Of the box from `dealer` to this silo."""
         at = self.at
+        assert isinstance(at, silo_machine.Masking)
+        share = next(share for share in at.delivery.boxes if share.dealer == dealer)
+        keys = KeyPair(box_secret(at.opening.root, at.attempt))
+        kem = Encapsulation(keys.decapsulated(share.ciphertext), share.ciphertext)
+        return box_key(keys, at.roster.box_link(dealer, self.name), own=self.name, kem=kem)
+
+    def resealed(self, share: SealedShare, alter: Callable[[KeyShares], None]) -> SealedShare:
+        """What this silo has for the holder of `share`, altered, in another box that opens."""
+        at, holder = self.at, share.holder
         assert isinstance(at, silo_machine.Dealt)
-        private = box_private_key(at.opening.root, at.attempt)
-        key = box_key(
-            private,
-            at.roster.member(peer).box_key,
-            peer=peer,
-            roster=at.roster.digest,
-            sender=self.name if to == peer else peer,
-            receiver=to,
-        )
-        private.erase()
-        return key
+        keys = KeyPair(box_secret(at.opening.root, at.attempt))
+        kem = encapsulated(at.roster.member(holder).box_key)
+        key = box_key(keys, at.roster.box_link(self.name, holder), own=self.name, kem=kem)
+        shares = silo_machine._dealt_shares(at, self.name)[at.roster.place(holder) - 1]
+        alter(shares)
+        box = share_box.sealed(shares, key, roster=at.roster.digest, dealer=self.name, holder=holder)
+        return replace(share, ciphertext=kem.ciphertext, box=box)
 
     async def start(self) -> None:
         """A process of the agent's begins."""

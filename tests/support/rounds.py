@@ -50,7 +50,7 @@ from security.secure_aggregation.parameters import Terms
 from security.secure_aggregation.release_groups import Partition, first_link
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.messages import DeclineReason, Evaluation, RoundKey, TrainingSummary
-from tests.support.secagg_federation import entropy, identity_key, ranges
+from tests.support.secagg_federation import entropy, identity_key, public_key, ranges
 
 FEDERATION = FederationName("health-net")
 A, B, C = SiloName("bank-a"), SiloName("bank-b"), SiloName("clinic-c")
@@ -187,7 +187,7 @@ def masking_opened(
 
 def mask_answered(silo: SiloName, at: RoundKey | None = None, *, now: float = T0) -> MaskAnswered:
     """With keys that nobody signed."""
-    answer = Advertisement(attempt=attempt(at), silo=silo, mask_key=entropy("mask"), box_key=entropy("box"))
+    answer = Advertisement(attempt=attempt(at), silo=silo, mask_key=public_key("mask"), box_key=public_key("box"))
     return MaskAnswered(now=now, key=at or key(), answer=answer)
 
 

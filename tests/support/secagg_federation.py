@@ -5,6 +5,7 @@ All randomness is expanded from a text, so that a run can be repeated byte for b
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from security.errors import WrongTime
 from security.identifiers import FederationName, SiloName
 from security.secure_aggregation import coordinator_machine as coordinator
-from security.secure_aggregation import mask_stream
+from security.secure_aggregation import key_agreement, mask_stream
 from security.secure_aggregation import silo_machine as silo
 from security.secure_aggregation.attempt import Attempt
 from security.secure_aggregation.fixed_point import EXTRA_WORDS, Encoder, FixedPoint, Ranges, Workspace
 from security.secure_aggregation.mask_stream import Words
-from security.secure_aggregation.messages import Reveal, SelfMaskShare
+from security.secure_aggregation.messages import Reveal, SelfMaskShare, SharedKeys
 from security.secure_aggregation.parameters import Terms
 from security.secure_aggregation.release_groups import Link, Partition, first_link
 from security.secure_aggregation.scores import NO_SCORES, Scores
@@ -136,6 +137,29 @@ def encoded(
     return words
 
 
+@cache
+def _encapsulated(dealer: SiloName, public: bytes) -> tuple[bytes, bytes]:
+    made = key_agreement.encapsulated(public)
+    secret = bytes(made.secret.buffer)
+    made.secret.erase()
+    return secret, made.ciphertext
+
+
+def encapsulate_of(dealer: SiloName) -> key_agreement.Encapsulate:
+    """To each key the same throughout a run of the tests, so that an attempt can be repeated; by each dealer another."""
+
+    def encapsulate(public: bytes) -> key_agreement.Encapsulation:
+        secret, ciphertext = _encapsulated(dealer, public)
+        return key_agreement.Encapsulation(Secret(secret), ciphertext)
+
+    return encapsulate
+
+
+def public_key(*names: object) -> bytes:
+    """A sound public key that only the names decide."""
+    return key_agreement.KeyPair(Secret(entropy(*names))).public
+
+
 @dataclass
 class Silo:
     """One silo: its machine, its disk (memory and journal) and the vectors that it made."""
@@ -158,6 +182,10 @@ class Silo:
         self.state, effects = silo.step(self.state, event, self.party)
         return self.do(effects)
 
+    def shared_keys(self) -> SharedKeys:
+        assert isinstance(self.state, silo.Sharing)
+        return silo.shared_keys(self.state, self.party, encapsulate_of(self.name))
+
     def do(self, effects: Sequence[silo.Effect]) -> list[Any]:
         messages = []
         for effect in effects:
@@ -168,6 +196,8 @@ class Silo:
                     self.journal.append(effect.event)
                 case silo.Send():
                     messages.append(effect.message)
+                case silo.ShareKeys():
+                    messages += self.take(self.shared_keys())
                 case silo.MaskVector():
                     messages += self.take(silo.VectorMasked(self.mask(effect)))
                 case silo.Erase():

@@ -25,6 +25,7 @@ from security.secure_aggregation import (
     key_agreement,
     mask_stream,
     messages,
+    pair_secret,
     parameters,
     range_rule,
     release_groups,
@@ -37,9 +38,11 @@ from security.secure_aggregation import (
 )
 from security.secure_aggregation import silo_machine as silo
 from security.secure_aggregation.secret import Secret
+from tests.support import ml_kem
 from tests.support.secagg_federation import (
     MODEL,
     Federation,
+    Silo,
     alone,
     attempt,
     delta_of,
@@ -55,7 +58,7 @@ from tests.support.secagg_federation import (
 FOLDER = Path(__file__).resolve().parents[1] / "vectors" / "secure_aggregation"
 
 _SHARED = (
-    *(attempt_module, fixed_point, mask_stream, messages, parameters),
+    *(attempt_module, fixed_point, key_agreement, mask_stream, messages, pair_secret, parameters),
     *(range_rule, release_groups, roster, scores, silo_memory),
 )
 TYPES = {
@@ -124,29 +127,52 @@ def _transcript() -> list[dict[str, Any]]:
 def _keys() -> dict[str, Any]:
     of, (one, other, *_) = attempt(), silo_names(3)
     roots = {name: Secret(entropy("vector root", name)) for name in (one, other)}
-    private = {name: key_agreement.mask_private_key(root, of) for name, root in roots.items()}
-    public = {name: key_agreement.public_key(key) for name, key in private.items()}
+    secrets = {
+        "mask": {name: key_agreement.mask_secret(root, of) for name, root in roots.items()},
+        "box": {name: key_agreement.box_secret(root, of) for name, root in roots.items()},
+    }
+    keys = {kind: {name: key_agreement.KeyPair(each) for name, each in held.items()} for kind, held in secrets.items()}
+    public = {kind: {name: pair.public for name, pair in held.items()} for kind, held in keys.items()}
     bound_to = {"roster": entropy("roster"), "dealings": entropy("dealings")}
-    pairwise = key_agreement.pairwise_mask_key(private[one], public[other], own=one, peer=other, **bound_to)
-    box = key_agreement.box_key(
-        private[one], public[other], peer=other, roster=entropy("roster"), sender=one, receiver=other
+    links = {
+        kind: key_agreement.Link(roster=entropy("roster"), silos=(one, other), keys=(held[one], held[other]))
+        for kind, held in public.items()
+    }
+    copy_kem, box_kem = (encapsulated_with(public[kind][other], entropy("coins", kind)) for kind in ("mask", "box"))
+    pair = pair_secret.pair_secret(secrets["mask"][one], links["mask"])
+    copy = pair_secret.copied(pair, links["mask"], copy_kem)
+    pairwise = key_agreement.pairwise_mask_key(
+        keys["mask"][one], links["mask"], own=one, pair_secret=pair, copy=copy.digest, dealings=entropy("dealings")
     )
     seed = key_agreement.self_mask_seed(roots[one], of, entropy("roster"))
     return {
         "attempt": to_json(of),
         "attempt_digest": to_json(of.digest),
         "roots": {name: to_json(root) for name, root in roots.items()},
-        "mask_private_keys": {name: to_json(key) for name, key in private.items()},
-        "mask_public_keys": {name: to_json(key) for name, key in public.items()},
+        "secrets": {kind: {name: to_json(each) for name, each in held.items()} for kind, held in secrets.items()},
+        "public_keys": {kind: {name: to_json(key) for name, key in held.items()} for kind, held in public.items()},
         "roster": to_json(entropy("roster")),
         "dealings": to_json(entropy("dealings")),
+        "box_coins": to_json(entropy("coins", "box")),
+        "box_encapsulation": to_json(box_kem),
+        "box_key": to_json(key_agreement.box_key(keys["box"][one], links["box"], own=one, kem=box_kem)),
+        "pair_secret": to_json(pair),
+        "pair_copy_coins": to_json(entropy("coins", "mask")),
+        "pair_copy": to_json(copy),
+        "pair_copy_digest": to_json(copy.digest),
         "pairwise_mask_key": to_json(pairwise),
-        "box_key": to_json(box),
         "self_mask_seed": to_json(seed),
         "self_mask_key": to_json(key_agreement.self_mask_key(seed, own=one, **bound_to)),
         "rounding_key": to_json(key_agreement.rounding_key(roots[one], of, MODEL)),
         "small_order": [to_json(bytes(32)), to_json(b"\x01" + bytes(31))],
     }
+
+
+def encapsulated_with(public: bytes, coins: bytes) -> key_agreement.Encapsulation:
+    """What `key_agreement.encapsulated` would make, had OpenSSL drawn these coins."""
+    kem, _ = key_agreement.halves(public)
+    secret, ciphertext = ml_kem.encapsulate(kem, coins)
+    return key_agreement.Encapsulation(Secret(secret), ciphertext)
 
 
 def _sharing() -> dict[str, Any]:
@@ -185,6 +211,7 @@ def _box() -> dict[str, Any]:
         self_mask_salt=Secret(entropy("salt")),
         mask_key=Secret(bytes(34) + entropy("other share")),
         mask_key_salt=Secret(entropy("other salt")),
+        pair_secret=Secret(entropy("pair secret")),
     )
     bound_to = {"roster": entropy("roster"), "dealer": one, "holder": other}
     key = Secret(entropy("box key"))
@@ -257,11 +284,23 @@ DROPPED = silo_names(COUNT)[2]
 LINK = alone(silo_names(COUNT))
 
 
+class WithCoins(Silo):
+    """Encapsulates with coins that only the names and the key decide."""
+
+    def shared_keys(self) -> messages.SharedKeys:
+        def encapsulate(public: bytes) -> key_agreement.Encapsulation:
+            return encapsulated_with(public, entropy("coins", self.name, public.hex()))
+
+        assert isinstance(self.state, silo.Sharing)
+        return silo.shared_keys(self.state, self.party, encapsulate)
+
+
 class Recorded(Federation):
     """A federation that writes down each event and its effects."""
 
     def __init__(self) -> None:
-        super().__init__(COUNT, link=LINK)
+        names = silo_names(COUNT)
+        super().__init__(COUNT, link=LINK, silos={name: WithCoins(party(name, names, link=LINK)) for name in names})
         self.steps: list[dict[str, Any]] = []
 
     def tell_coordinator(self, event: coordinator.Event) -> None:
@@ -274,6 +313,10 @@ class Recorded(Federation):
         state, effects = silo.step(each.state, event, each.party)
         self.steps.append({"actor": name, "event": to_json(event), "effects": to_json(effects)})
         super().tell_silo(name, event)
+        if any(isinstance(effect, silo.ShareKeys) for effect in effects):
+            shared = each.state.shared  # type: ignore[union-attr]
+            _, effects = silo.step(state, shared, each.party)
+            self.steps.append({"actor": name, "event": to_json(shared), "effects": to_json(effects)})
         if any(isinstance(effect, silo.MaskVector) for effect in effects):
             masked = silo.VectorMasked(each.state.vector)  # type: ignore[union-attr]
             _, effects = silo.step(state, masked, each.party)
@@ -346,6 +389,10 @@ def tampered(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
     case("a commitment is altered", INTEGRITY, "Delivery", "dealings", 1, "lines", 0, "self_mask")
     case("the own dealing is altered", INTEGRITY, "Delivery", "dealings", 0, "seed_commitment")
     case("a box is altered", INTEGRITY, "Delivery", "boxes", 0, "box")
+    case("a box's ciphertext is altered", INTEGRITY, "Delivery", "boxes", 0, "ciphertext")
+    for field in ("ciphertext", "covered", "commitment"):
+        name = f"the {field} of a pair copy is altered"
+        case(name, INTEGRITY, "Delivery", "boxes", 0, "copy", field, actor=silo_names(COUNT)[3])
     case("a box of another dealer", MALFORMED, "Delivery", "boxes", 0, "dealer", value="silo-00")
     for name, outcome_, *silos in (
         ("the survivors leave out the silo and are too few", POLICY, "silo-01", "silo-03"),

@@ -58,7 +58,7 @@ from tests.support.rounds import (
     started,
     trained,
 )
-from tests.support.secagg_federation import SIZES, identity_key
+from tests.support.secagg_federation import SIZES, identity_key, public_key
 
 
 def opened(**terms: object) -> MaskedRounds:
@@ -462,7 +462,7 @@ def test_a_second_and_different_answer_is_refused_and_the_first_counts() -> None
     rounds = opened()
     (keys,) = rounds.answers_of(A)
     rounds.happen(MaskAnswered(now=T0, key=rounds.key, answer=keys))
-    other = signed(replace(keys, mask_key=bytes(31) + b"\x09"), identity_key(A))
+    other = signed(replace(keys, mask_key=public_key("another")), identity_key(A))
     rounds.refused(MaskAnswered(now=T0, key=rounds.key, answer=other), Conflict)
 
 

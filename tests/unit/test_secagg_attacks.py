@@ -16,6 +16,7 @@ from security.errors import (
 from security.identifiers import SiloName
 from security.secure_aggregation import silo_machine as silo
 from security.secure_aggregation.fixed_point import FixedPoint
+from security.secure_aggregation.key_agreement import halves
 from security.secure_aggregation.messages import (
     Advertisement,
     Agreement,
@@ -36,10 +37,10 @@ from tests.support.secagg_federation import (
     Silo,
     alone,
     attempt,
-    entropy,
     identity_key,
     opening,
     party,
+    public_key,
     silo_names,
     terms,
 )
@@ -91,21 +92,21 @@ def with_survivors(survivors: SurvivorSet, silos: tuple[SiloName, ...]) -> Survi
 def test_swapping_a_silos_public_key_is_refused() -> None:
     _, victim, roster = at("share keys")
     for field in ("mask_key", "box_key"):
-        swapped = replace(roster.members[2], **{field: entropy("another key")})
+        swapped = replace(roster.members[2], **{field: public_key("another key")})
         members = (*roster.members[:2], swapped, *roster.members[3:])
         refused(victim, replace(roster, members=members), IntegrityError, f"{NAMES[2]} is not signed")
 
 
 def test_swapping_a_key_with_a_signature_of_the_coordinators_own_making_is_refused() -> None:
     _, victim, roster = at("share keys")
-    swapped = signed(replace(roster.members[2], mask_key=entropy("another key")), identity_key("coordinator"))
+    swapped = signed(replace(roster.members[2], mask_key=public_key("another key")), identity_key("coordinator"))
     members = (*roster.members[:2], swapped, *roster.members[3:])
     refused(victim, replace(roster, members=members), IntegrityError, "not signed by its pinned identity key")
 
 
 def test_swapping_the_victims_own_key_is_refused() -> None:
     _, victim, roster = at("share keys")
-    own = signed(replace(roster.members[0], mask_key=entropy("another key")), identity_key(VICTIM))
+    own = signed(replace(roster.members[0], mask_key=public_key("another key")), identity_key(VICTIM))
     refused(victim, replace(roster, members=(own, *roster.members[1:])), IntegrityError, "does not hold the keys")
     refused(victim, with_members(roster, *roster.members[1:]), IntegrityError, "swapped or left out")
 
@@ -117,8 +118,8 @@ def test_phantom_silos_do_not_fill_a_cohort() -> None:
             Advertisement(
                 attempt=roster.attempt,
                 silo=SiloName(f"phantom-{index}"),
-                mask_key=entropy("phantom mask", index),
-                box_key=entropy("phantom box", index),
+                mask_key=public_key("phantom mask", index),
+                box_key=public_key("phantom box", index),
             ),
             identity_key(f"phantom-{index}"),
         )
@@ -133,7 +134,9 @@ def test_phantom_silos_do_not_fill_a_cohort() -> None:
 
 def test_a_phantom_cannot_borrow_a_pinned_name() -> None:
     _, victim, roster = at("share keys")
-    borrowed = signed(replace(roster.members[1], mask_key=entropy("x"), box_key=entropy("y")), identity_key("phantom"))
+    borrowed = signed(
+        replace(roster.members[1], mask_key=public_key("x"), box_key=public_key("y")), identity_key("phantom")
+    )
     members = (roster.members[0], borrowed, *roster.members[2:])
     refused(victim, replace(roster, members=members), IntegrityError, "not signed by its pinned")
 
@@ -227,7 +230,8 @@ def test_a_second_roster_is_refused() -> None:
 
 def test_a_key_of_small_order_is_refused() -> None:
     _, victim, roster = at("share keys")
-    weak = signed(replace(roster.members[3], mask_key=bytes(32)), identity_key(NAMES[3]))
+    kem, _ = halves(roster.members[3].mask_key)
+    weak = signed(replace(roster.members[3], mask_key=kem + bytes(32)), identity_key(NAMES[3]))
     members = (*roster.members[:3], weak, roster.members[4])
     refused(victim, replace(roster, members=members), MalformedMessage, f"{NAMES[3]} advertised")
 

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from security.errors import Conflict, WrongTime
+from security.identifiers import SiloName
 from security.secure_aggregation import coordinator_machine as coordinator
 from security.secure_aggregation import share_box
 from security.secure_aggregation import silo_machine as silo
 from security.secure_aggregation.coordinator_machine import Offence
-from security.secure_aggregation.key_agreement import box_key, box_private_key
+from security.secure_aggregation.key_agreement import KEM_KEY_BYTES, Encapsulation, KeyPair, box_key, box_secret
 from security.secure_aggregation.messages import (
     Advertisement,
     Agreement,
@@ -20,13 +21,21 @@ from security.secure_aggregation.messages import (
     Delivery,
     MaskedInput,
     Reveal,
-    SealedShare,
     SharedKeys,
     signed,
 )
 from security.secure_aggregation.secret import Secret
 from security.secure_aggregation.secret_sharing import MASK_KEY, share_commitment
-from tests.support.secagg_federation import Federation, attempt, entropy, identity_key, opening, silo_names
+from tests.support.secagg_federation import (
+    Federation,
+    attempt,
+    encapsulate_of,
+    entropy,
+    identity_key,
+    opening,
+    public_key,
+    silo_names,
+)
 
 NAMES = silo_names(6)
 ROGUE = NAMES[3]
@@ -77,8 +86,8 @@ def fewer_lines(shared: SharedKeys) -> SharedKeys:
     ("kind", "change", "offence"),
     [
         (Advertisement, lambda it: replace(it, signature=spoilt(it.signature)), Offence.BAD_SIGNATURE),
-        (Advertisement, lambda it: replace(it, mask_key=entropy("other")), Offence.BAD_SIGNATURE),
-        (Advertisement, lambda it: resigned(it, mask_key=bytes(32)), Offence.BAD_MESSAGE),
+        (Advertisement, lambda it: replace(it, mask_key=public_key("other")), Offence.BAD_SIGNATURE),
+        (Advertisement, lambda it: resigned(it, mask_key=it.mask_key[:KEM_KEY_BYTES] + bytes(32)), Offence.BAD_MESSAGE),
         (Advertisement, lambda it: resigned(it, mask_key=it.box_key), Offence.BAD_MESSAGE),
         (SharedKeys, lambda it: replace(it, dealing=replace(it.dealing, signature=bytes(64))), Offence.BAD_SIGNATURE),
         (SharedKeys, unsigned_box, Offence.BAD_MESSAGE),
@@ -126,21 +135,15 @@ def dealt_falsely(victim: int, *, commit: bool, right_key: bool = True) -> Feder
             return message
         holder = NAMES[victim]
         roster = federation.coordinator.roster  # type: ignore[union-attr]
-        root = opening(ROGUE, federation.attempt).root
-        key = box_key(
-            box_private_key(root, federation.attempt),
-            roster.member(holder).box_key,
-            peer=holder,
-            roster=roster.digest,
-            sender=ROGUE,
-            receiver=holder,
-        )
+        keys = KeyPair(box_secret(opening(ROGUE, federation.attempt).root, federation.attempt))
+        kem = encapsulate_of(ROGUE)(roster.member(holder).box_key)
+        key = box_key(keys, roster.box_link(ROGUE, holder), own=ROGUE, kem=kem)
         index = next(index for index, box in enumerate(message.boxes) if box.holder == holder)
         bound_to = {"roster": roster.digest, "dealer": ROGUE, "holder": holder}
         shares = share_box.opened(message.boxes[index].box, key, **bound_to)
         shares.mask_key.buffer[-1] ^= 1
         sealing = key if right_key else Secret(bytes(32))
-        box = SealedShare(dealer=ROGUE, holder=holder, box=share_box.sealed(shares, sealing, **bound_to))
+        box = replace(message.boxes[index], box=share_box.sealed(shares, sealing, **bound_to))
         place = roster.place(holder) - 1
         line = replace(message.dealing.lines[place], box=box.digest)
         if commit:
@@ -201,14 +204,11 @@ def test_shares_of_no_one_secret_convict_the_dealer_when_they_are_put_together()
 def test_a_complaint_about_a_sound_box_names_the_accuser() -> None:
     federation = Federation(6).run(until="masked input")
     roster = federation.coordinator.roster  # type: ignore[union-attr]
-    key = box_key(
-        box_private_key(opening(ROGUE, federation.attempt).root, federation.attempt),
-        roster.member(NAMES[0]).box_key,
-        peer=NAMES[0],
-        roster=roster.digest,
-        sender=NAMES[0],
-        receiver=ROGUE,
-    )
+    keys = KeyPair(box_secret(opening(ROGUE, federation.attempt).root, federation.attempt))
+    dealt = next(item for item in federation.coordinator.shared if item.silo == NAMES[0])  # type: ignore[union-attr]
+    ciphertext = next(box for box in dealt.boxes if box.holder == ROGUE).ciphertext
+    kem = Encapsulation(keys.decapsulated(ciphertext), ciphertext)
+    key = box_key(keys, roster.box_link(NAMES[0], ROGUE), own=ROGUE, kem=kem)
     complaint = Complaint(roster=roster.digest, silo=ROGUE, dealer=NAMES[0], key=bytes(key.buffer))
     federation.tell_coordinator(signed(complaint, identity_key(ROGUE)))
     assert [(it.silo, it.offence) for it in federation.blames] == [(ROGUE, Offence.FALSE_COMPLAINT)]
@@ -258,10 +258,10 @@ def test_sound_shares_of_another_secret_convict_the_dealer(drops: bool, monkeypa
     """All boxes and commitments fit each other; what they give back is not what the rogue committed to or advertised."""
     deal = silo._dealt_shares
 
-    def deal_another_secret(state: silo.Dealt) -> tuple[share_box.KeyShares, ...]:
+    def deal_another_secret(state: silo.Sharing, dealer: SiloName) -> tuple[share_box.KeyShares, ...]:
         if state.opening.root == opening(ROGUE, state.attempt).root:
             state = replace(state, opening=replace(state.opening, root=Secret(entropy("another root"))))
-        return deal(state)
+        return deal(state, dealer)
 
     monkeypatch.setattr(silo, "_dealt_shares", deal_another_secret)
     federation = Federation(6).run(drops={ROGUE: "masked input"} if drops else {})

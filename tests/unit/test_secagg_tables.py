@@ -15,7 +15,8 @@ from tests.support.secagg_federation import Federation, Silo, identity_key, open
 SILO_ACCEPTS = {
     "Resting": "OpenAttempt AttemptEnded",
     "Advertised": "OpenAttempt Roster AttemptEnded",
-    "Dealt": "Roster Delivery AttemptEnded",
+    "Sharing": "Roster SharedKeys AttemptEnded",
+    "Dealt": "Roster SharedKeys Delivery AttemptEnded",
     "Masking": "Delivery VectorMasked AttemptEnded",
     "Masked": "Delivery VectorMasked SurvivorSet AttemptEnded",
     "Agreed": "SurvivorSet UnmaskRequest AttemptEnded",

@@ -12,10 +12,12 @@ from security.secure_aggregation import (
     fixed_point,
     key_agreement,
     mask_stream,
+    pair_secret,
     secret_sharing,
     share_box,
     transcript,
 )
+from security.secure_aggregation.key_agreement import KEM_KEY_BYTES, KeyPair, Link
 from security.secure_aggregation.secret import Secret
 from tests.support import secagg_vectors as vectors
 from tests.support.secagg_federation import MODEL, encoded, entropy
@@ -48,34 +50,59 @@ def test_different_parts_have_different_digests() -> None:
 
 def test_both_sides_of_a_pair_derive_the_same_keys() -> None:
     it = of(PRIMITIVES["keys"])
-    attempt, roots, public = it["attempt"], it["roots"], it["mask_public_keys"]
+    attempt, roots = it["attempt"], it["roots"]
     assert attempt.digest == it["attempt_digest"]
-    private = {name: key_agreement.mask_private_key(root, attempt) for name, root in roots.items()}
-    (one, one_key), (other, other_key) = private.items()
-    one, other = SiloName(one), SiloName(other)
-    assert private == it["mask_private_keys"]
-    assert {name: key_agreement.public_key(key) for name, key in private.items()} == public
-    bound_to = {"roster": it["roster"], "dealings": it["dealings"]}
-    for key, own, peer in ((one_key, one, other), (other_key, other, one)):
+    made = {"mask": key_agreement.mask_secret, "box": key_agreement.box_secret}
+    secrets = {kind: {name: make(root, attempt) for name, root in roots.items()} for kind, make in made.items()}
+    assert secrets == it["secrets"]
+    keys = {kind: {name: KeyPair(each) for name, each in held.items()} for kind, held in secrets.items()}
+    assert {kind: {name: pair.public for name, pair in held.items()} for kind, held in keys.items()} == it[
+        "public_keys"
+    ]
+    one, other = map(SiloName, roots)
+    links = {
+        kind: Link(roster=it["roster"], silos=(one, other), keys=(held[one], held[other]))
+        for kind, held in it["public_keys"].items()
+    }
+    masks, boxes = keys["mask"], keys["box"]
+
+    sent = it["box_encapsulation"]
+    assert boxes[other].decapsulated(sent.ciphertext) == sent.secret
+    assert vectors.encapsulated_with(boxes[other].public, it["box_coins"]) == sent
+    for own in (one, other):
+        assert key_agreement.box_key(boxes[own], links["box"], own=own, kem=sent) == it["box_key"]
+    turned = Link(roster=it["roster"], silos=(other, one), keys=links["box"].keys[::-1])
+    assert key_agreement.box_key(boxes[one], turned, own=one, kem=sent) != it["box_key"]
+
+    pair, copy = pair_secret.pair_secret(secrets["mask"][one], links["mask"]), it["pair_copy"]
+    assert pair == it["pair_secret"]
+    assert copy.digest == it["pair_copy_digest"]
+    kem = vectors.encapsulated_with(masks[other].public, it["pair_copy_coins"])
+    assert pair_secret.copied(pair, links["mask"], kem) == copy
+    assert pair_secret.uncovered(copy, links["mask"], masks[other]) == pair, "the second's mask secret leads there too"
+    assert pair_secret.is_committed(pair, copy, links["mask"])
+    bound_to = {"pair_secret": pair, "copy": copy.digest, "dealings": it["dealings"]}
+    for own in (one, other):
         assert (
-            key_agreement.pairwise_mask_key(key, public[peer], own=own, peer=peer, **bound_to)
-            == it["pairwise_mask_key"]
+            key_agreement.pairwise_mask_key(masks[own], links["mask"], own=own, **bound_to) == it["pairwise_mask_key"]
         )
-        boxed = {"roster": it["roster"], "sender": one, "receiver": other}
-        assert key_agreement.box_key(key, public[peer], peer=peer, **boxed) == it["box_key"]
-        turned = {"roster": it["roster"], "sender": other, "receiver": one}
-        assert key_agreement.box_key(key, public[peer], peer=peer, **turned) != it["box_key"]
+    for field, value in {
+        "pair_secret": Secret(entropy("elsewhere")),
+        "copy": entropy("elsewhere"),
+        "dealings": entropy("elsewhere"),
+    }.items():
+        elsewhere = {**bound_to, field: value}
+        key = key_agreement.pairwise_mask_key(masks[one], links["mask"], own=one, **elsewhere)
+        assert key != it["pairwise_mask_key"], field
+
     seed = key_agreement.self_mask_seed(roots[one], attempt, it["roster"])
     assert seed == it["self_mask_seed"]
-    assert key_agreement.self_mask_key(seed, own=one, **bound_to) == it["self_mask_key"]
+    made_key = key_agreement.self_mask_key(seed, own=one, roster=it["roster"], dealings=it["dealings"])
+    assert made_key == it["self_mask_key"]
     assert key_agreement.rounding_key(roots[one], attempt, MODEL) == it["rounding_key"]
-    for field in ("roster", "dealings"):
-        elsewhere = {**bound_to, field: entropy("elsewhere")}
-        other_mask = key_agreement.pairwise_mask_key(one_key, public[other], own=one, peer=other, **elsewhere)
-        assert other_mask != it["pairwise_mask_key"]
     for weak in it["small_order"]:
         with pytest.raises(MalformedMessage, match="agrees on no secret"):
-            key_agreement.agreed(one_key, weak, other)
+            masks[one].agreed(masks[other].public[:KEM_KEY_BYTES] + weak, other)
 
 
 def test_any_threshold_of_shares_gives_the_secret_back_and_altered_or_fewer_ones_do_not() -> None:

@@ -92,6 +92,7 @@ COVERED: dict[str, Why] = {
             *("MaskedInput.roster", "MaskedInput.dealings", "MaskedInput.signature"),
             *("MemberKeys.mask_key", "MemberKeys.box_key", "MemberKeys.signature", "SharedKeys.roster"),
             *("Dealing.seed_commitment", "Dealing.signature", "DealtLine.self_mask", "DealtLine.mask_key"),
+            *("SealedShare.ciphertext", "PairCopy.ciphertext", "PairCopy.covered", "PairCopy.commitment"),
             *("DealtLine.box", "SealedShare.box", "Complaint.roster", "Complaint.key", "Complaint.signature"),
             *("Agreement.roster", "Agreement.survivors", "Agreement.signature", "Reveal.roster", "Reveal.signature"),
             *("RevealedShare.self_mask", "RevealedShare.mask_key", "RevealedShare.salt"),

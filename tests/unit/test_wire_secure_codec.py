@@ -27,6 +27,7 @@ from security.secure_aggregation.fixed_point import (
     Ranges,
     TensorRange,
 )
+from security.secure_aggregation.key_agreement import CIPHERTEXT_BYTES, PUBLIC_KEY_BYTES
 from security.secure_aggregation.messages import (
     Advertisement,
     Agreement,
@@ -45,12 +46,13 @@ from security.secure_aggregation.messages import (
     check_signed,
     signed,
 )
+from security.secure_aggregation.pair_secret import PairCopy
 from security.secure_aggregation.parameters import Parameters, Terms, default_threshold
 from security.secure_aggregation.release_groups import Partition, first_link
 from security.secure_aggregation.roster import Roster
 from security.secure_aggregation.secret import Secret
 from security.secure_aggregation.secret_sharing import PRIME, SHARE_BYTES
-from security.secure_aggregation.share_box import BOX_BYTES
+from security.secure_aggregation.share_box import box_bytes
 from security.secure_aggregation.silo_memory import PlanMemory, SiloMemory
 from silo_wire import codec, secure_codec
 from silo_wire.canonical import Digest, digest_of
@@ -128,7 +130,9 @@ names = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", fullmatch=True).map
 digests = st.binary(min_size=32, max_size=32)
 signatures = st.binary(min_size=64, max_size=64)
 shares = st.integers(0, PRIME - 1).map(lambda value: value.to_bytes(SHARE_BYTES, "big"))
-boxes = st.binary(min_size=BOX_BYTES, max_size=BOX_BYTES)
+public_keys = digests.map(lambda digest: digest * (PUBLIC_KEY_BYTES // 32))
+ciphertexts = digests.map(lambda digest: digest * (CIPHERTEXT_BYTES // 32))
+copies = st.builds(PairCopy, ciphertext=ciphertexts, covered=digests, commitment=digests)
 bounds = st.floats(SMALLEST_BOUND, LARGEST_BOUND)
 tensor_ranges = st.builds(TensorRange, st.integers(1, MAX_ELEMENTS), bounds)
 any_ranges = st.builds(Ranges, weight_cap=bounds, tensors=st.lists(tensor_ranges, min_size=1, max_size=6).map(tuple))
@@ -167,7 +171,7 @@ def any_parameters(draw: st.DrawFn, cohort: int | None = None) -> Parameters:
 def any_rosters(draw: st.DrawFn, at: Attempt | None = None, model: bytes | None = None) -> Roster:
     of = at or draw(any_attempts)
     silos = sorted(draw(st.lists(names, min_size=3, max_size=5, unique=True)))
-    keys = iter(draw(st.lists(digests, min_size=2 * len(silos), max_size=2 * len(silos), unique=True)))
+    keys = iter(draw(st.lists(public_keys, min_size=2 * len(silos), max_size=2 * len(silos), unique=True)))
     return Roster(
         attempt=of,
         model=model or draw(digests),
@@ -193,11 +197,23 @@ def any_dealings(roster: bytes, dealer: SiloName) -> st.SearchStrategy[Dealing]:
 
 
 @st.composite
+def sealed_shares(draw: st.DrawFn, dealer: SiloName, holder: SiloName) -> SealedShare:
+    size = box_bytes(dealer, holder)
+    return SealedShare(
+        dealer=dealer,
+        holder=holder,
+        ciphertext=draw(ciphertexts),
+        box=draw(st.binary(min_size=size, max_size=size)),
+        copy=draw(copies) if dealer < holder else None,
+    )
+
+
+@st.composite
 def any_shared_keys(draw: st.DrawFn) -> SharedKeys:
     dealer = draw(names)
     return SharedKeys(
         dealing=draw(any_dealings(draw(digests), dealer)),
-        boxes=tuple(SealedShare(dealer=dealer, holder=name, box=draw(boxes)) for name in draw(members)),
+        boxes=tuple(draw(sealed_shares(dealer, name)) for name in draw(members)),
     )
 
 
@@ -208,7 +224,7 @@ def any_deliveries(draw: st.DrawFn) -> Delivery:
         roster=roster,
         holder=holder,
         dealings=tuple(draw(any_dealings(roster, name)) for name in draw(members)),
-        boxes=tuple(SealedShare(dealer=name, holder=holder, box=draw(boxes)) for name in draw(members)),
+        boxes=tuple(draw(sealed_shares(name, holder)) for name in draw(members)),
     )
 
 
@@ -236,7 +252,7 @@ VALUES: dict[type, st.SearchStrategy[Any]] = {
     Attempt: any_attempts,
     Parameters: any_parameters(),
     Advertisement: st.builds(
-        Advertisement, attempt=any_attempts, silo=names, mask_key=digests, box_key=digests, signature=signatures
+        Advertisement, attempt=any_attempts, silo=names, mask_key=public_keys, box_key=public_keys, signature=signatures
     ),
     Roster: any_rosters(),
     SharedKeys: any_shared_keys(),
@@ -668,18 +684,29 @@ def test_ranges_of_more_tensors_than_a_model_has_are_refused() -> None:
         secure_codec.parameters_from_wire(message)
 
 
+def sealed(dealer: SiloName, holder: SiloName) -> SealedShare:
+    copy = PairCopy(ciphertext=bytes(CIPHERTEXT_BYTES), covered=bytes(32), commitment=bytes(32))
+    return SealedShare(
+        dealer=dealer,
+        holder=holder,
+        ciphertext=bytes(CIPHERTEXT_BYTES),
+        box=bytes(box_bytes(dealer, holder)),
+        copy=copy if dealer < holder else None,
+    )
+
+
 def test_the_largest_cohort_s_messages_fit_into_one_message() -> None:
     """A delivery grows with the square of the cohort; the names here are as long as names can be."""
     silos = tuple(sorted(SiloName(f"{index:03}".ljust(63, "x")) for index in range(MAX_COHORT)))
     line = DealtLine(self_mask=bytes(32), mask_key=bytes(32), box=bytes(32))
     delivery = Delivery(
         roster=bytes(32),
-        holder=silos[0],
+        holder=silos[-1],  # with a copy from each of the others
         dealings=tuple(
             Dealing(roster=bytes(32), silo=name, seed_commitment=bytes(32), lines=(line,) * MAX_COHORT)
             for name in silos
         ),
-        boxes=tuple(SealedShare(dealer=name, holder=silos[0], box=bytes(BOX_BYTES)) for name in silos[1:]),
+        boxes=tuple(sealed(name, silos[-1]) for name in silos[:-1]),
     )
     raw = notice_of(delivery).SerializeToString()
     assert len(raw) < MAX_MESSAGE_BYTES

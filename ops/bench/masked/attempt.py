@@ -12,7 +12,7 @@ from security.identifiers import FederationName, SiloName
 from security.secure_aggregation import coordinator_machine, silo_machine
 from security.secure_aggregation.attempt import ATTEMPT_ID_BYTES, Attempt
 from security.secure_aggregation.coordinator_machine import Unmask
-from security.secure_aggregation.key_agreement import ROOT_BYTES
+from security.secure_aggregation.key_agreement import ROOT_BYTES, encapsulated
 from security.secure_aggregation.messages import Identities
 from security.secure_aggregation.parameters import Terms
 from security.secure_aggregation.secret import Secret
@@ -94,6 +94,10 @@ class AttemptInMemory:
                 else states.coordinator_takes(event, self._identities)
             ):
                 match effect:
+                    case silo_machine.ShareKeys():
+                        name = SiloName(to)
+                        shared = silo_machine.shared_keys(states.sharing(name), self._parties[name], encapsulated)
+                        queue.append((to, shared))
                     case silo_machine.Send():
                         queue.append(("", effect.message))
                     case coordinator_machine.Send():
@@ -110,6 +114,11 @@ class _States:
         self.silos = silos
         self.works: dict[SiloName, MaskVector] = {}
         self.unmask: Unmask | None = None
+
+    def sharing(self, name: SiloName) -> silo_machine.Sharing:
+        state = self.silos[name]
+        assert isinstance(state, silo_machine.Sharing), f"{name} has no roster"
+        return state
 
     def silo_takes(self, party: silo_machine.Party, event: Any) -> tuple[silo_machine.Effect, ...]:
         self.silos[party.silo], effects = silo_machine.step(self.silos[party.silo], event, party)

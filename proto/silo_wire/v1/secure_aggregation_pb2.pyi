@@ -137,9 +137,9 @@ class MemberKeys(_message.Message):
     SIGNATURE_FIELD_NUMBER: _builtins.int
     silo: _builtins.str
     mask_key: _builtins.bytes
-    """X25519, 32 bytes"""
+    """ML-KEM-768, 1184 bytes, then X25519, 32"""
     box_key: _builtins.bytes
-    """X25519, 32 bytes"""
+    """the same"""
     signature: _builtins.bytes
     def __init__(
         self,
@@ -231,7 +231,7 @@ class DealtLine(_message.Message):
     """commitments to the two shares of one holder"""
     mask_key: _builtins.bytes
     box: _builtins.bytes
-    """digest of the sealed box"""
+    """digest of the sealed share"""
     def __init__(
         self,
         *,
@@ -286,22 +286,60 @@ class SealedShare(_message.Message):
 
     PEER_FIELD_NUMBER: _builtins.int
     BOX_FIELD_NUMBER: _builtins.int
+    CIPHERTEXT_FIELD_NUMBER: _builtins.int
+    COPY_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
     """in SharedKeys the holder, in a Delivery the dealer: the other one is told there"""
     box: _builtins.bytes
+    ciphertext: _builtins.bytes
+    """ML-KEM-768, 1088 bytes: what the box's key was encapsulated in"""
+    @_builtins.property
+    def copy(self) -> Global___PairCopy:
+        """where the dealer is the first by name"""
+
     def __init__(
         self,
         *,
         peer: _builtins.str = ...,
         box: _builtins.bytes = ...,
+        ciphertext: _builtins.bytes = ...,
+        copy: Global___PairCopy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["copy", b"copy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["box", b"box", "peer", b"peer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["box", b"box", "ciphertext", b"ciphertext", "copy", b"copy", "peer", b"peer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SealedShare: _TypeAlias = SealedShare  # noqa: Y015
+
+@_typing.final
+class PairCopy(_message.Message):
+    """The pair secret of two silos under the mask key of the second by name."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CIPHERTEXT_FIELD_NUMBER: _builtins.int
+    COVERED_FIELD_NUMBER: _builtins.int
+    COMMITMENT_FIELD_NUMBER: _builtins.int
+    ciphertext: _builtins.bytes
+    """ML-KEM-768, 1088 bytes"""
+    covered: _builtins.bytes
+    commitment: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        ciphertext: _builtins.bytes = ...,
+        covered: _builtins.bytes = ...,
+        commitment: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ciphertext", b"ciphertext", "commitment", b"commitment", "covered", b"covered"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PairCopy: _TypeAlias = PairCopy  # noqa: Y015
 
 @_typing.final
 class SharedKeys(_message.Message):
@@ -915,6 +953,7 @@ class SiloEvent(_message.Message):
     SURVIVORS_FIELD_NUMBER: _builtins.int
     UNMASK_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
+    SHARED_KEYS_FIELD_NUMBER: _builtins.int
     plan_digest: _builtins.bytes
     """beside opening, roster and ended"""
     masked_vector: _builtins.bytes
@@ -931,6 +970,8 @@ class SiloEvent(_message.Message):
     def unmask(self) -> Global___UnmaskRequest: ...
     @_builtins.property
     def ended(self) -> Global___Attempt: ...
+    @_builtins.property
+    def shared_keys(self) -> Global___SharedKeys: ...
     def __init__(
         self,
         *,
@@ -942,12 +983,13 @@ class SiloEvent(_message.Message):
         survivors: Global___SurvivorSet | None = ...,
         unmask: Global___UnmaskRequest | None = ...,
         ended: Global___Attempt | None = ...,
+        shared_keys: Global___SharedKeys | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["delivery", b"delivery", "ended", b"ended", "event", b"event", "masked_vector", b"masked_vector", "opening", b"opening", "roster", b"roster", "survivors", b"survivors", "unmask", b"unmask"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delivery", b"delivery", "ended", b"ended", "event", b"event", "masked_vector", b"masked_vector", "opening", b"opening", "roster", b"roster", "shared_keys", b"shared_keys", "survivors", b"survivors", "unmask", b"unmask"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delivery", b"delivery", "ended", b"ended", "event", b"event", "masked_vector", b"masked_vector", "opening", b"opening", "plan_digest", b"plan_digest", "roster", b"roster", "survivors", b"survivors", "unmask", b"unmask"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delivery", b"delivery", "ended", b"ended", "event", b"event", "masked_vector", b"masked_vector", "opening", b"opening", "plan_digest", b"plan_digest", "roster", b"roster", "shared_keys", b"shared_keys", "survivors", b"survivors", "unmask", b"unmask"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["opening", "roster", "delivery", "masked_vector", "survivors", "unmask", "ended"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["opening", "roster", "delivery", "masked_vector", "survivors", "unmask", "ended", "shared_keys"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
