@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from security.secure_aggregation import coordinator_machine, silo_machine
-from security.secure_aggregation.messages import Delivery, SealedShare, SharedKeys, signed
+from security.secure_aggregation.messages import Delivery, SharedKeys, signed
 from tests.support.secagg_federation import PHASES, Federation, identity_key
 
 PAGE = Path(__file__).parents[2] / "ops/docs/secure-aggregation.md"
@@ -72,7 +72,7 @@ def false_box() -> None:
     def spoilt(to: str, message: Any) -> Any:
         if isinstance(message, SharedKeys) and message.silo == run.names[0]:
             *others, last = message.boxes
-            box = SealedShare(dealer=last.dealer, holder=last.holder, box=bytes(len(last.box)))
+            box = replace(last, box=bytes(len(last.box)))
             lines = (*message.dealing.lines[:-1], replace(message.dealing.lines[-1], box=box.digest))
             dealing = signed(replace(message.dealing, lines=lines), identity_key(message.silo))
             return SharedKeys(dealing=dealing, boxes=(*others, box))

@@ -147,7 +147,7 @@ def test_error_while_a_model_is_made_leaves_nothing(store: ModelStore, state: Pa
 
 def test_what_a_killed_process_left_is_cleared(store: ModelStore, state: Path, made: tuple[Path, PlanBundle]) -> None:
     store.initial()
-    folder = next((state / "models").iterdir())
+    folder = next(path for path in (state / "models").iterdir() if path.is_dir())
     (folder / ".new-0123" / "optimizer").mkdir(parents=True)
     (folder / ".new-0123" / "model.safetensors").write_bytes(b"half")
     model_store(state, made[1])
@@ -159,7 +159,7 @@ def test_retain_deletes_other_models_and_their_state(store: ModelStore, state: P
     store.retain({initial, kept})
     assert (store.exists(initial), store.exists(kept), store.exists(gone)) == (True, True, False)
     assert store.state(kept).steps == 1
-    folder = next((state / "models").iterdir())
+    folder = next(path for path in (state / "models").iterdir() if path.is_dir())
     assert {path.name.partition(".")[0] for path in folder.iterdir()} - {"spare"} == {initial, kept}
     with pytest.raises(StorageError, match=f"model {gone} is not stored"):
         store.read_chunk(gone, 0)
@@ -168,7 +168,7 @@ def test_retain_deletes_other_models_and_their_state(store: ModelStore, state: P
 
 def test_next_model_is_written_over_the_files_of_a_deleted_one(store: ModelStore, state: Path) -> None:
     initial, first = store.initial(), add(store, store._layout, 1)
-    folder = next((state / "models").iterdir())
+    folder = next(path for path in (state / "models").iterdir() if path.is_dir())
     files_of_first = {(folder / f"{first}.safetensors").stat().st_ino, *inodes(folder / f"{first}.optimizer", "*.f32")}
     store.retain({initial})
     assert inodes(folder / "spare", "*") == files_of_first
@@ -187,7 +187,7 @@ def test_spares_are_those_of_one_model_and_can_be_cleared(store: ModelStore, sta
     for seed in range(3):
         add(store, store._layout, seed)
     store.retain({initial})
-    folder = next((state / "models").iterdir())
+    folder = next(path for path in (state / "models").iterdir() if path.is_dir())
     assert len(inodes(folder / "spare", "*")) == 2
     store.clear_spares()
     assert not inodes(folder / "spare", "*")
