@@ -69,7 +69,9 @@ def test_every_rule_that_the_code_refuses_by_is_in_the_closed_set_and_no_other()
                 match rule:
                     case ast.Constant(value=str() as text):
                         named.add(text)
-                    case ast.Name(id="TRUSTED_PEERS" | "RELEASE_GROUPS" | "RANGES" | "VERIFY" | "MASKING_MEMORY" as constant):
+                    case ast.Name(
+                        id="TRUSTED_PEERS" | "RELEASE_GROUPS" | "RANGES" | "VERIFY" | "MASKING_MEMORY" as constant
+                    ):
                         named.add(constant.lower())
                     case ast.Name(id="rule"):  # of a list beside it; all of them are keys of [policy]
                         pass
