@@ -146,6 +146,18 @@ class Mistake(Enum):
         "`masking/memory` or `lineages.json` is missing, damaged, or comes from a backup",
         "restore both from a backup of today; else silo-agent trust reset-memory",
     )
+    GROUPS_DAMAGED = Misconfiguration(
+        "groups-damaged",
+        "release groups",
+        "`release-groups.json` does not parse, or others can read it",
+        "restore it from a backup of today: without it this silo would sign a second successor",
+    )
+    GROUPS_WAIT = Misconfiguration(
+        "groups-wait",
+        "release groups",
+        "proposed release groups wait for this silo's people",
+        "look with silo-agent groups show, allow them with silo-agent groups approve, or have the operator propose others",
+    )
     BUDGET_UNSET = Misconfiguration(
         "budget-unset",
         "privacy budget",

@@ -41,6 +41,7 @@ from silo_agent.edges.masking_journal import MaskingJournal
 from silo_agent.edges.misconfigurations import Mistake
 from silo_agent.edges.plan_store import PlanStore
 from silo_agent.edges.privacy_ledger import guard_of
+from silo_agent.edges.release_groups import group_chain
 from silo_agent.edges.round_journal import RoundJournal
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.edges.silo_record import record_of
@@ -101,7 +102,8 @@ async def preflight(ground: Ground) -> Sequence[Check]:
     if not await run("settings", read_settings) or settings is None:
         settings = None
     bundle: PlanBundle | None = None
-    rules_checked = ("plan and policy", "pinned silos", "memory of masked rounds", "privacy budget")
+    masked_checks = ("pinned silos", "memory of masked rounds", "release groups")
+    rules_checked = ("plan and policy", *masked_checks, "privacy budget")
     if enrolled:
         credentials = load_credentials(folder)
         bundle = _last_plan(folder, credentials)
@@ -125,8 +127,9 @@ async def preflight(ground: Ground) -> Sequence[Check]:
             if rules.require_secure_aggregation or (bundle and bundle.plan.aggregation.secure_aggregation):
                 await run("pinned silos", lambda: _peers(folder, credentials, rules, bundle))
                 await run("memory of masked rounds", lambda: _masked(folder, credentials))
+                await run("release groups", lambda: _groups(folder, credentials, policy))
             else:
-                checks.skip("pinned silos", "memory of masked rounds", because="neither policy nor plan asks for masks")
+                checks.skip(*masked_checks, because="neither policy nor plan asks for masks")
             for key, cost in await asyncio.to_thread(_loosened, folder, credentials, policy):
                 checks.notice("masks loosened", f"{key}: {cost}")
             await run("privacy budget", lambda: _budget(folder, credentials, policy, bundle))
@@ -328,6 +331,20 @@ def _masked(folder: SiloFolder, credentials: SiloCredentials) -> str:
     with meaning(Mistake.MASKING_MEMORY.value):
         memory = MaskingJournal(folder.masking, credentials.federation).memory()
     return f"whole: {len(memory.plans)} plans, {memory.sequence} changes"
+
+
+def _groups(folder: SiloFolder, credentials: SiloCredentials, policy: SiloPolicy) -> str:
+    with meaning(Mistake.GROUPS_DAMAGED.value):
+        standing = group_chain(folder, credentials, policy).standing()
+    if standing.objection is not None:
+        raise misconfigured(Mistake.GROUPS_WAIT.value, standing.objection)
+    if standing.held is None:
+        return "none yet: the first masked round proposes them"
+    link = standing.held.link
+    group = next((it for it in link.partition.groups if credentials.silo in it), None)
+    if group is None:
+        return f"number {link.number}: this silo is in none of them, and masks nothing"
+    return f"number {link.number}: summed together or not at all are {', '.join(group)}"
 
 
 def _loosened(folder: SiloFolder, credentials: SiloCredentials, policy: SiloPolicy) -> Sequence[tuple[str, str]]:

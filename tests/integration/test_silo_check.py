@@ -16,15 +16,18 @@ from security.pki import key_file
 from security.pki.identity_key import new_identity_key
 from security.pki.trust_bundle import TrustBundle
 from security.preflight import Outcome
+from security.secure_aggregation.release_groups import Partition, SignedLink, first_link
 from security.secure_aggregation.silo_memory import SiloMemory
 from silo_agent.cli import main
 from silo_agent.command_line import Choice
+from silo_agent.edges.group_chain import GroupChain
 from silo_agent.edges.key_store import load_credentials, store_credentials
 from silo_agent.edges.masking_journal import MaskingJournal
 from silo_agent.edges.misconfigurations import Mistake
 from silo_agent.edges.plan_store import PlanStore
 from silo_agent.edges.preflight import Ground, preflight
 from silo_agent.edges.privacy_ledger import guard_of
+from silo_agent.edges.release_groups import group_chain
 from silo_agent.edges.round_journal import RoundJournal
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.edges.silo_sources import SiloSources
@@ -32,6 +35,7 @@ from silo_agent.edges.trust_store import trust_store
 from silo_agent.policy import PolicyRules, SiloPolicy
 from silo_agent.task.effects import JournalOutcome
 from silo_agent.task.effects import Outcome as RoundOutcome
+from silo_wire.groups_codec import GroupsOffer
 from silo_wire.messages import RoundKey
 from tests.integration.test_agent_process import data_folder
 from tests.support.command_line import run_command
@@ -42,6 +46,7 @@ from tests.unit.test_agent_private_rounds import BUNDLE as PRIVATE
 
 NET, OTHER = TestNet.create(age=timedelta(days=30)), TestNet.create()
 NOW = datetime.now(UTC)
+PEERS = tuple(map(SiloName, ("bank-b", "clinic-c", "insurer-d")))
 PASSPHRASE = "a passphrase of thirty characters"
 
 
@@ -249,11 +254,31 @@ def nobody_pinned(case: Case) -> None:
 
 @makes(Mistake.MASKING_MEMORY)
 def memory_of_masked_rounds_that_was_deleted(case: Case) -> None:
-    case.settings("[policy]\nrequire_secure_aggregation = true\nmin_cohort = 3\n")
-    for name in ("bank-b", "clinic-c"):
-        trust_store(case.folder, load_credentials(case.folder)).add(SiloName(name), new_identity_key().public_key())
+    masked_and_pinned(case)
     MaskingJournal(case.folder.masking, FEDERATION).remember(SiloMemory().joined(attempt()))
     (case.folder.masking / "memory").unlink()
+
+
+def masked_and_pinned(case: Case) -> GroupChain:
+    """As the silo is before its first masked round, with all that this wants but release groups."""
+    case.settings("[policy]\nrequire_secure_aggregation = true\nmin_cohort = 3\n")
+    credentials = load_credentials(case.folder)
+    for name in PEERS:
+        trust_store(case.folder, credentials).add(name, new_identity_key().public_key())
+    return group_chain(case.folder, credentials, SiloPolicy(rules=PolicyRules(), silo=SILO))
+
+
+@makes(Mistake.GROUPS_DAMAGED)
+def groups_that_do_not_parse(case: Case) -> None:
+    masked_and_pinned(case)
+    write_private(case.folder.release_groups, b"{")
+
+
+@makes(Mistake.GROUPS_WAIT)
+def groups_that_leave_out_a_pinned_silo(case: Case) -> None:
+    chain = masked_and_pinned(case)
+    few = first_link(FEDERATION, Partition.of([[SILO, *PEERS[:2]]]))
+    chain.take(GroupsOffer(links=(), proposed=SignedLink(link=few), identities=()))
 
 
 @makes(Mistake.BUDGET_UNSET)
@@ -415,6 +440,6 @@ def test_the_command_names_them_with_the_exit_code(tmp_path: Path) -> None:
     (tmp_path / "silo").mkdir(mode=0o700)
     done = run_command(main, "check", "--json", "--dir", tmp_path / "silo", "--data", tmp_path / "nowhere")
     assert done.code == 3
-    assert done.err == "silo-agent: 2 of 17 checks failed: files and permissions, data\n"
+    assert done.err == "silo-agent: 2 of 18 checks failed: files and permissions, data\n"
     assert '"misconfiguration": "not-enrolled"' in done.out
     assert '"misconfiguration": "data-missing"' in done.out
