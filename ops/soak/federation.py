@@ -4,6 +4,7 @@ The coordinator and every agent are processes of their own, over mutual TLS on l
 operator and a silo would type. The quorum is all silos, so that every run has the same committed updates in each round.
 """
 
+import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,7 @@ from ops.demo.processes import Processes, run
 from ops.demo.silos import SILOS, write_silo
 from ops.soak.comparison import Result
 from security.errors import StateError
+from security.files import write_private
 from silo_agent.edges.silo_folder import SiloFolder
 
 COORDINATOR = "coordinator"
@@ -86,6 +88,8 @@ class MortalFederation:
                 self.agent(silo).settings.write_text(
                     '[policy]\nrequire_secure_aggregation = true\napproved_plans = "any"\ntrust_on_first_use = true\n'
                 )
+                # The same in the run that nobody disturbs: else the two come to other models.
+                write_private(self.agent(silo).own_entropy, hashlib.sha256(silo.encode()).digest())
         ports = free_ports(3)
         run(
             "coordinator.cli",
@@ -172,7 +176,7 @@ class MortalFederation:
                     self.connected.add(str(record["silo"]))
                 case "silo disconnected":
                     self.connected.discard(str(record["silo"]))
-            if "phase" in record and "round" in record:
+            if record.get("phase") is not None and record.get("round") is not None:  # neither is known at the start
                 self.place = Place(phase=str(record["phase"]), round=int(record["round"]))
         for silo in self.shape.silos:
             if any(record.get("activity") == "finished" for record in self._new_records(silo)):

@@ -134,6 +134,7 @@ WHERE_A_SILO_DIED: Mapping[str, Callable[[Death], None]] = {
     "vector-journalled": _journalled("VectorMasked", vector=True),
     "mid-upload": _journalled("VectorMasked", vector=True),
     "survivors-journalled": _journalled("SurvivorSet", vector=True),
+    "answer-not-marked": _journalled("SurvivorSet", answered=True),
     "answer-remembered": _journalled("SurvivorSet", answered=True),
     "shares-journalled": _journalled("UnmaskRequest", answered=True),
     "shares-delivered": _journalled("UnmaskRequest", answered=True),

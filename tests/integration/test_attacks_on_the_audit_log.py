@@ -435,7 +435,7 @@ def test_what_people_do_by_command_is_in_the_log(story: Story, tmp_path: Path) -
         ("trust", "remove", "bank-b"),
         ("pause",),
         ("resume",),
-        ("plan", "approve", "ab" * 32, "--config", side.root / "ask.toml"),
+        ("plan", "approve", "ab" * 32, "--without-comparing-the-model", "--config", side.root / "ask.toml"),
     ]
     write_private(side.root / "ask.toml", b'[policy]\napproved_plans = "ask"\n')
     for command in commands:

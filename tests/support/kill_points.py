@@ -313,6 +313,12 @@ SILO_AGENT: Mapping[str, Point] = {
         side="after",
     ),
     "vector-journalled": _masking_journalled("the masked vector is journalled, not announced", "VectorMasked"),
+    "answer-not-marked": Point(
+        meaning="the memory has the answer, lineages.json is one change behind",
+        where="silo_agent.edges.lineages:Lineages.mark",
+        side="before",
+        only=lambda arguments: arguments[1].plans[0].answered,
+    ),
     "survivors-journalled": _masking_journalled("the survivors are journalled, not signed", "SurvivorSet"),
     "answer-remembered": Point(
         meaning="that shares are shown is remembered, not yet journalled",

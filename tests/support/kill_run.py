@@ -254,6 +254,8 @@ def agent_records(folder: SiloFolder, silo: SiloName) -> AgentRecords:
             shutil.copy(part, copy)
         if folder.masking.exists():
             shutil.copytree(folder.masking, Path(copy) / "masking")
+        if folder.lineages.exists():
+            shutil.copy(folder.lineages, copy)
         journal = RoundJournal(Path(copy) / "journal.sqlite", updates=folder.updates, silo=silo)
         masking = MaskingJournal(Path(copy) / "masking", load_credentials(folder).federation)
         try:

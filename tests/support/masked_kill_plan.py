@@ -48,6 +48,7 @@ KILLS = (
     Kill(process=CLINIC, point="delivery-journalled", round=3),
     Kill(process=HOSPITAL, point="vector-written", round=3),
     Kill(process=HOSPITAL, point="shares-delivered", round=3),
+    Kill(process=INSURER, point="answer-not-marked", round=3),
     Kill(process=COORDINATOR, point="boxes-delivered", round=4),
     Kill(process=COORDINATOR, point="survivors-signed", round=4),
     Kill(process=INSURER, point="vector-journalled", round=4),

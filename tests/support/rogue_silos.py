@@ -353,7 +353,10 @@ class PlayedSilo:
         share = next(share for share in at.delivery.boxes if share.dealer == dealer)
         keys = KeyPair(box_secret(at.opening.root, at.attempt))
         kem = Encapsulation(keys.decapsulated(share.ciphertext), share.ciphertext)
-        return box_key(keys, at.roster.box_link(dealer, self.name), own=self.name, kem=kem)
+        key = box_key(keys, at.roster.box_link(dealer, self.name), own=self.name, kem=kem)
+        for secret in (keys, kem.secret):
+            secret.erase()
+        return key
 
     def resealed(self, share: SealedShare, alter: Callable[[KeyShares], None]) -> SealedShare:
         """What this silo has for the holder of `share`, altered, in another box that opens."""
@@ -362,9 +365,12 @@ class PlayedSilo:
         keys = KeyPair(box_secret(at.opening.root, at.attempt))
         kem = encapsulated(at.roster.member(holder).box_key)
         key = box_key(keys, at.roster.box_link(self.name, holder), own=self.name, kem=kem)
-        shares = silo_machine._dealt_shares(at, self.name)[at.roster.place(holder) - 1]
+        dealt = silo_machine._dealt_shares(at, self.name)
+        shares = dealt[at.roster.place(holder) - 1]
         alter(shares)
         box = share_box.sealed(shares, key, roster=at.roster.digest, dealer=self.name, holder=holder)
+        for secret in (keys, kem.secret, key, shares, *dealt):
+            secret.erase()
         return replace(share, ciphertext=kem.ciphertext, box=box)
 
     async def start(self) -> None:
