@@ -75,7 +75,7 @@ def test_a_silo_whose_disk_is_put_back_reveals_for_one_survivor_set_all_the_same
 def test_a_silo_keeps_its_promises_over_two_attempts_of_two_rounds_of_two_plans(plan: int, round_: int) -> None:
     """Each round is watched by itself, since each promise is of one round; the messages of all are delivered."""
     pool = Pool(plans=2, rounds=2, attempts=2, size="lean")
-    check_covered(Exploration(pool, watched=(plan, round_)).run(own_promises_broken), 50_000)
+    check_covered(Exploration(pool, watched=(plan, round_)).run(own_promises_broken), 25_000)
 
 
 @whole_alone
