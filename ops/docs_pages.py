@@ -60,7 +60,6 @@ PLAN_UNITS: Final[dict[str, str]] = {
     "aggregation.threshold": "silos",
     "aggregation.colluders": "silos",
     "aggregation.min_survivors": "silos",
-    "aggregation.first_weight_bound": "that of the weighting",
     "training.weight_decay": "per step",
     "training.epochs": "passes",
     "training.batch_size": "examples",

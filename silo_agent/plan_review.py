@@ -28,8 +28,7 @@ SERVER_KEYS = (
     "max_weight_share",
     "max_weight_ratio",
     "max_delta_norm",
-    "first_delta_bound",
-    "first_weight_bound",
+    "delta_bound",
 )
 
 
@@ -142,8 +141,8 @@ def _server(plan: Plan) -> Iterator[str]:
     if server.max_delta_norm:
         yield from _outside("[aggregation] max_delta_norm", server.max_delta_norm, (0.01, 1e6))
     if server.secure_aggregation:
-        yield from _outside("[aggregation] max_weight_ratio", server.max_weight_ratio, (1.0, 10.0))
-        yield from _outside("[aggregation] first_delta_bound", server.first_delta_bound, (1e-3, 100.0))
+        yield from _outside("[aggregation] max_weight_ratio", server.max_weight_ratio, (1.0, 100.0))
+        yield from _outside("[aggregation] delta_bound", server.delta_bound, (1e-3, 100.0))
 
 
 def _scores(plan: Plan) -> Iterator[str]:

@@ -36,7 +36,6 @@ from security.errors import ConfigurationError, IntegrityError, MalformedMessage
 from security.identifiers import SiloName
 from security.privacy.noise_streams import NoiseStream
 from security.secure_aggregation.coordinator_machine import Unmask
-from security.secure_aggregation.fixed_point import Ranges
 from silo_wire.canonical import Digest
 from silo_wire.lorar import Weighting, raw_weight
 from silo_wire.manifest import ParameterDtype, masked_layout
@@ -201,17 +200,13 @@ class Aggregator:
         )
         if not tail.weight_sum > 0.0:
             return told
-        weight_sum, ranges = tail.weight_sum, unmask.fixed_point.ranges
+        weight_sum = tail.weight_sum
         if self._privacy is not None:  # weights are shares of the cap, and the sum of them is nobody's to know
-            weight_sum = ranges.weight_cap * self._privacy.nominal_silos
+            weight_sum = unmask.fixed_point.ranges.weight_cap * self._privacy.nominal_silos
         with closing(
             MeanReader(vectors, weight_sum=weight_sum, slab_elements=min(self._slab_elements, elements))
         ) as mean:
-            ratio = self._section.max_weight_ratio
-            model = self._next_model(
-                replace(work, deltas=[lambda: mean]),
-                (lambda: mean.next_ranges(weight_ratio=ratio)) if self._privacy is None else lambda: ranges,
-            )
+            model = self._next_model(replace(work, deltas=[lambda: mean]))
         return replace(told, model=model, outcome=Outcome.APPLIED)
 
     def score_masked(self, key: RoundKey, base_model: Digest, masked: MaskedSum) -> AggregationResult:
@@ -244,10 +239,10 @@ class Aggregator:
         state = self._models.state(base_model)
         return _Work(self._models.master(base_model, state), state, deltas, dtype, cohort, slots(self._optimizer))
 
-    def _next_model(self, work: "_Work", ranges: Callable[[], Ranges] | None = None) -> Digest:
+    def _next_model(self, work: "_Work") -> Digest:
         with closing(self._slabs(work)) as slabs:
             names = (*work.fills, *((MASTER,) if self._models.keeps_master else ()))
-            return self._models.add(slabs, slots=names, steps=work.state.steps + 1, ranges=ranges)
+            return self._models.add(slabs, slots=names, steps=work.state.steps + 1)
 
     def _committed(self, key: RoundKey, silo: SiloName, digest: Digest) -> StoredVector:
         try:

@@ -25,8 +25,6 @@ from security.secure_aggregation import mask_stream
 from security.secure_aggregation.fixed_point import (
     EXTRA_WORDS,
     FixedPoint,
-    Peaks,
-    Ranges,
     SumTail,
     averaged,
     decode,
@@ -98,12 +96,8 @@ class MeanReader:
     def __init__(
         self, vectors: MaskedVectors, *, weight_sum: float, slab_elements: int, threads: int | None = None
     ) -> None:
-        self._fixed_point = vectors.fixed_point
-        self._weight_sum = weight_sum
-        self._silos = len(vectors.spools)
         ranges = vectors.fixed_point.ranges
         self._mean = averaged(vectors.fixed_point, weight_sum)
-        self._peaks = Peaks(ranges)
         pieces = tuple(_pieces(ranges.elements, slab_elements))
         self._left = iter(pieces)
         longest = max(last - first for first, last in pieces)
@@ -131,22 +125,11 @@ class MeanReader:
             total, *others = (_words(part, last - first) for part in parts)
             for other in others:
                 np.add(total, other, out=total)
-            self._peaks.take(total, first)
             with np.errstate(over="ignore"):  # the step tells what leaves float32
                 decode(self._mean, total, first, out[: last - first])
             for pool, part in zip(self._pools, parts, strict=True):
                 pool.give(part)
             out = out[last - first :]
-
-    def next_ranges(self, *, weight_ratio: float) -> Ranges:
-        """Those of the next round, once all was read; `weight_ratio` is the plan's max_weight_ratio."""
-        point = self._fixed_point
-        return point.ranges.after(
-            peaks=self._peaks.values,
-            levels=point.levels,
-            mean_weight=self._weight_sum / self._silos,
-            weight_ratio=weight_ratio,
-        )
 
     def close(self) -> None:
         """May be repeated."""

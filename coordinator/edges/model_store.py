@@ -2,8 +2,7 @@
 
     <digest>.safetensors      the parameters as they are published (coordinator/model_file.py)
     <digest>.manifest.json    their manifest, whose digest is the file's name
-    <digest>.optimizer/       state.json and one file per slot, all float32; under secure aggregation state.json has the
-                              ranges, too, that updates of this model are encoded with
+    <digest>.optimizer/       state.json and one file per slot, all float32
     initial.json              the digest of the initial model, and of the file that it was made from
     spare/                    files of deleted models, to be written over (spare_files.py)
     base/                     with adapters: a store of the same kind, of the model that they are for
@@ -18,7 +17,7 @@ a round happens to give a model that is already there, that model keeps the stat
 
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,17 +31,14 @@ from coordinator.edges.stored_vector import (
     manifest_fields,
     manifest_from_fields,
     manifest_to_json,
-    ranges_fields,
-    ranges_from_fields,
     read_json,
     read_record,
     write_record,
 )
 from coordinator.vector_file import VectorWriter
 from security import files
-from security.errors import IntegrityError, StateError, StorageError
+from security.errors import IntegrityError, StorageError
 from security.file_mark import FileMark
-from security.secure_aggregation.fixed_point import Ranges
 from silo_wire.canonical import Digest
 from silo_wire.manifest import Layout, Manifest
 
@@ -79,8 +75,7 @@ class ModelStore:
 
     `layout` is of float32, `model_layout` of the type in which models are published. `initial_file` is the plan folder's
     model, needed until it was imported; `initial` is its manifest digest, `published` that of what silos are handed where the
-    plan names it. `first` are the ranges of the first round, None
-    where updates are not masked.
+    plan names it.
     """
 
     def __init__(
@@ -92,7 +87,6 @@ class ModelStore:
         initial: Digest,
         initial_file: Path,
         published: Digest | None = None,
-        first: Ranges | None = None,
     ) -> None:
         self._folder = folder
         self._layout = layout
@@ -100,7 +94,6 @@ class ModelStore:
         self._initial = initial
         self._initial_file = initial_file
         self._published = published
-        self._first = first
         self._manifests: dict[Digest, Manifest] = {}
         self._marks: dict[Path, FileMark] = {}
         """Of the files that this process wrote."""
@@ -170,37 +163,19 @@ class ModelStore:
             vectors[name] = StoredVector(path, 0, manifest, self._marks.get(path))
         return OptimizerState(record["steps"], vectors)
 
-    def ranges(self, model: Digest) -> Ranges:
-        """What secure aggregation of updates of `model` can express: from the sum that made it, or those of the first round.
-
-        Raises StateError under a plan without secure aggregation, and what `state` raises.
-        """
-        if self._first is None:
-            raise StateError(f"{self._folder} is of a plan without secure aggregation: its models have no ranges")
-        record = {"steps": 0} if model == self._initial else self._record(model)
-        if record["steps"] == 0:
-            return self._first
-        where = self._state_folder(model) / "state.json"
-        ranges = ranges_from_fields(record.get("ranges"), where)
-        if ranges.sizes != self._first.sizes:
-            raise IntegrityError(f"{where} has ranges for other tensors than the model's: restore it from a backup")
-        return ranges
-
     def add(
         self,
         slabs: Iterable[Slab],
         *,
         slots: Iterable[str],
         steps: int,
-        ranges: Callable[[], Ranges] | None = None,
     ) -> Digest:
         """Store the next model and its optimizer state as they are made, slab by slab, in one pass.
 
-        `ranges`, under secure aggregation, is asked once all slabs are made. Nothing shows before everything is durable;
-        whatever an error leaves behind is removed.
+        Nothing shows before everything is durable; whatever an error leaves behind is removed.
         """
         with self._work_folder() as work:
-            manifest = self._write(work, slabs, slots=tuple(slots), steps=steps, ranges=ranges)
+            manifest = self._write(work, slabs, slots=tuple(slots), steps=steps)
             self._publish(work, manifest, with_state=True)
         return manifest.digest
 
@@ -283,7 +258,6 @@ class ModelStore:
         *,
         slots: tuple[str, ...],
         steps: int,
-        ranges: Callable[[], Ranges] | None = None,
     ) -> Manifest:
         """Model and state, durably, in the folder `work`; the model's manifest."""
         state = work / "optimizer"
@@ -298,12 +272,7 @@ class ModelStore:
                 for name, content in slab.slots.items():
                     of_slots[name].write(content)
             manifests = {name: writer.finish() for name, writer in of_slots.items()}
-            record: dict[str, object] = {
-                "slots": {name: manifest_fields(one) for name, one in manifests.items()},
-                "steps": steps,
-            }
-            if ranges is not None:
-                record["ranges"] = ranges_fields(ranges())
+            record = {"slots": {name: manifest_fields(one) for name, one in manifests.items()}, "steps": steps}
             write_record(state / "state.json", record)
             manifest = model.finish()
             # Under the names that they will have: a rename leaves the mark as it is.

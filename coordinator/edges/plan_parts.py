@@ -10,11 +10,8 @@ from coordinator.model_file import BASE_FILE, MODEL_FILE
 from coordinator.rounds.secure_attempt import MaskedSum
 from coordinator.rounds.updates import AggregationResult, CommittedUpdate
 from coordinator.service.ports import Aggregator, PlanParts
-from security.secure_aggregation.fixed_point import Ranges
 from silo_wire.canonical import Digest
-from silo_wire.masked_ranges import first_ranges
 from silo_wire.messages import RoundKey
-from silo_wire.noised_masks import noised_ranges
 from silo_wire.plan import PlanBundle
 
 MakeAggregator = Callable[[PlanBundle, ModelStore, Spools], Aggregator]
@@ -30,7 +27,6 @@ def model_store(state: Path, bundle: PlanBundle) -> ModelStore:
         initial=Digest(plan.model.initial),
         initial_file=state / "plans" / plan.name / MODEL_FILE,
         published=plan.initial_model,
-        first=_ranges(bundle) if plan.aggregation.secure_aggregation else None,
     )
 
 
@@ -46,12 +42,6 @@ def base_store(state: Path, bundle: PlanBundle) -> ModelStore | None:
         initial=Digest(str(plan.model.base)),
         initial_file=state / "plans" / plan.name / BASE_FILE,
     )
-
-
-def _ranges(bundle: PlanBundle) -> Ranges:
-    """Of the first round; where silos make noise, of every one."""
-    of = noised_ranges if bundle.plan.noise_at == "silos" else first_ranges
-    return of(bundle.plan.aggregation, bundle.layout)
 
 
 def plan_parts(state: Path, *, spools: Spools, make_aggregator: MakeAggregator) -> Callable[[PlanBundle], PlanParts]:

@@ -16,7 +16,6 @@ from coordinator.edges.spool_key import SpoolKey
 from security import files
 from security.errors import IntegrityError, MalformedMessage, StorageError
 from security.file_mark import FileMark
-from security.secure_aggregation.fixed_point import Ranges, TensorRange
 from silo_wire.canonical import Digest, canonical_json, digest_of
 from silo_wire.manifest import Manifest
 
@@ -172,25 +171,6 @@ def manifest_from_fields(fields: object, where: Path) -> Manifest:
         raise IntegrityError(
             f"{where} was damaged: it holds no manifest ({error}); restore it from a backup"
         ) from error
-
-
-def ranges_fields(ranges: Ranges) -> dict[str, object]:
-    """Numbers as hexadecimal text, which is exact."""
-    return {
-        "tensors": [[tensor.elements, tensor.bound.hex()] for tensor in ranges.tensors],
-        "weight_cap": ranges.weight_cap.hex(),
-    }
-
-
-def ranges_from_fields(fields: object, where: Path) -> Ranges:
-    """The inverse of `ranges_fields`; raises IntegrityError naming the file `where`."""
-    try:
-        if not isinstance(fields, dict):
-            raise TypeError("not an object")
-        tensors = tuple(TensorRange(elements, float.fromhex(bound)) for elements, bound in fields["tensors"])
-        return Ranges(weight_cap=float.fromhex(fields["weight_cap"]), tensors=tensors)
-    except (KeyError, TypeError, ValueError, OverflowError, MalformedMessage) as error:
-        raise IntegrityError(f"{where} was damaged: it holds no ranges ({error}); restore it from a backup") from error
 
 
 def write_record(path: Path, fields: Mapping[str, object]) -> None:

@@ -31,7 +31,6 @@ from security.errors import IntegrityError, StateError
 from security.identifiers import Identity, SiloName
 from security.pki.authority_succession import AuthoritySuccession
 from security.pki.succession import Succession
-from security.secure_aggregation.fixed_point import Ranges
 from security.secure_aggregation.release_groups import SignedLink
 from security.secure_aggregation.scores import Scores
 from silo_wire.canonical import Digest
@@ -70,9 +69,6 @@ class ModelStore(Protocol):
 
     def read_chunk(self, model: Digest, index: int) -> bytes:
         """Chunk `index`, checked; raises IntegrityError naming the file when it was damaged."""
-
-    def ranges(self, model: Digest) -> Ranges:
-        """What secure aggregation of updates of this model can express."""
 
     def retain(self, models: set[Digest]) -> None:
         """Delete every model of this plan, and its optimizer state, that is not in `models`."""

@@ -45,17 +45,14 @@ from security.identifiers import FederationName
 from security.pki.identity_key import public_key_from_bytes
 from security.secure_aggregation.attempt import ATTEMPT_ID_BYTES, Attempt
 from security.secure_aggregation.coordinator_machine import OpenAttempt
-from security.secure_aggregation.fixed_point import Ranges
 from security.secure_aggregation.parameters import Terms
 from silo_wire.canonical import Digest
-from silo_wire.manifest import SCORES_ALONE
+from silo_wire.masked_ranges import CLOSING_RANGES, ranges_of
 from silo_wire.messages import RoundKey
 from silo_wire.statements import MODEL_DOMAIN, model_statement
 
 RETRY_S = 10.0
 _CLOSED_ATTEMPTS_TO_CLEAR = 4
-_CLOSING = Ranges.conservative(sizes=(SCORES_ALONE.parameters,), largest_delta=(1.0,), largest_weight=1.0)
-"""Of a closing round, whose vectors have scores and no delta that moves."""
 
 _log = structlog.get_logger(__name__)
 
@@ -320,9 +317,7 @@ class RoundLoop:
         )
         terms = Terms(
             model=bytes.fromhex(command.model),
-            ranges=_CLOSING
-            if command.closing
-            else await self._threads.transfer(opened.parts.models.ranges, command.model),
+            ranges=CLOSING_RANGES if command.closing else ranges_of(opened.bundle),
             link=self._groups.require_head(),
             min_cohort=schedule.min_silos,
             min_survivors=section.min_survivors,

@@ -52,6 +52,7 @@ _VALUES: Mapping[str, str | int | float] = {
 
 _SECURE_VALUES: Mapping[str, str | int | float] = {
     "aggregation.secure_aggregation": "true",
+    "aggregation.max_weight": 1000.0,
     "schedule.masking_deadline_s": LONGEST_ROUND_S,
 }
 

@@ -67,11 +67,17 @@ DEMO_PLAN = (*("--size", SIZE), *set_arguments(_VALUES))
 MASKED_PLAN = (
     *("--size", SIZE),
     *set_arguments({key: value for key, value in _VALUES.items() if not key.startswith("training.overrides.")}),
+    *set_arguments({"aggregation.max_weight": 1000.0}),
 )
-"""Without overrides, which silos refuse under masks."""
+"""Without overrides, which silos refuse under masks, and with a cap on weights, which masked sums need."""
 
 
 def private_plan(model: Path, *, silos: int, records: int, epsilon: float) -> Sequence[str]:
     """From the public `model`, for `silos` of `records` records each."""
-    own = {"schedule.min_silos": silos, "privacy.nominal_records": records, "privacy.target_epsilon": epsilon}
+    own = {
+        "schedule.min_silos": silos,
+        "aggregation.max_weight": records * float(str(_PRIVATE_VALUES["privacy.loss_bound"])),
+        "privacy.nominal_records": records,
+        "privacy.target_epsilon": epsilon,
+    }
     return (*("--model", str(model)), *set_arguments({**_PRIVATE_VALUES, **own}))

@@ -33,9 +33,8 @@ from security.secure_aggregation.roster import Roster
 from security.secure_aggregation.secret_sharing import SALT_BYTES, SHARE_BYTES
 from security.secure_aggregation.share_box import box_bytes
 from security.secure_aggregation.transcript import DIGEST_BYTES
-from silo_wire.masked_ranges import first_ranges
+from silo_wire.masked_ranges import ranges_of
 from silo_wire.messages import Mask, MaskAnswer, RoundKey
-from silo_wire.noised_masks import noised_ranges
 from silo_wire.plan import PlanBundle
 from silo_wire.secure_codec import mask_answer_to_wire, mask_to_wire, masked_input_to_wire
 
@@ -76,7 +75,7 @@ class _Cohort:
         terms = Terms(
             model=bytes.fromhex(self._model),
             link=first_link(FederationName(plan.federation), Partition.of([silos])),
-            ranges=(noised_ranges if noised else first_ranges)(section, bundle.layout),
+            ranges=ranges_of(bundle),
             min_cohort=plan.schedule.min_silos,
             min_survivors=section.min_survivors,
             colluders=section.colluders,

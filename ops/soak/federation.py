@@ -111,7 +111,7 @@ class MortalFederation:
         values = {
             "schedule.min_silos": len(shape.silos),
             "schedule.start_when_ready": "true",
-            **({"aggregation.secure_aggregation": "true"} if shape.secure else {}),
+            **({"aggregation.secure_aggregation": "true", "aggregation.max_weight": 100.0} if shape.secure else {}),
             **shape.values,
         }
         settings = (argument for key, value in values.items() for argument in ("--set", f"{key}={value}"))

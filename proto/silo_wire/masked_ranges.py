@@ -1,29 +1,44 @@
-"""The ranges of masked sums that follow from a plan, here because both sides must agree on them.
+"""The ranges of masked sums: constants of a plan, in every round. Both sides must agree on them; a silo takes no others.
 
-A coordinator begins with `first_ranges`; a silo holds every roster to them and to the ranges that it saw last.
+What a silo puts into a sum is then a function of its delta and its weight alone. Ranges that moved from round to round would cut
+the same deltas and weights at different places, and the differences of such sums are those of single silos.
 """
 
+from typing import Final
+
+from security.errors import PolicyRefusal
 from security.secure_aggregation.fixed_point import Ranges
-from security.secure_aggregation.range_rule import RangeRule, SeenRanges
-from silo_wire.manifest import Layout
+from silo_wire.manifest import SCORES_ALONE, Layout
 from silo_wire.plan import AggregationSection, PlanBundle
 
-
-def first_ranges(section: AggregationSection, layout: Layout) -> Ranges:
-    """What the first round of secure aggregation can express: the plan's bounds, for every tensor of `layout` alike."""
-    sizes = [tensor.elements for tensor in layout.tensors]
-    return Ranges.conservative(
-        sizes=sizes,
-        largest_delta=[section.first_delta_bound] * len(sizes),
-        largest_weight=section.largest_first_weight,
-    )
+RANGES: Final = "ranges"
+CLOSING_RANGES: Final = Ranges.of(sizes=(SCORES_ALONE.parameters,), largest_delta=(1.0,), largest_weight=1.0)
+"""Of the closing round, in which nobody trains and the one coordinate is 0."""
 
 
-def check_ranges(bundle: PlanBundle, offered: Ranges, *, round_number: int, seen: SeenRanges | None) -> None:
-    """Raise PolicyRefusal for ranges of a roster that no sums of this plan can have led to.
+def plan_ranges(section: AggregationSection, layout: Layout, *, noised: bool = False) -> Ranges:
+    """What a round of the plan can express, for every tensor of `layout` alike.
 
-    Not for plans whose silos make noise: the ranges of those are constants (`noised_masks.check_noise_fits`).
+    `noised` is whether the silos make noise, which is sized for a delta that is clipped and not cut: no coordinate of it is larger than it is
+    long. Else the smaller of both bounds stands.
     """
-    section = bundle.plan.aggregation
-    rule = RangeRule(first=first_ranges(section, bundle.layout), weight_ratio=section.max_weight_ratio)
-    rule.check(offered, round_number=round_number, seen=seen)
+    bounds = [section.max_delta_norm] if section.max_delta_norm else []
+    if not noised:
+        bounds.append(section.delta_bound)
+    sizes = [tensor.elements for tensor in layout.tensors]
+    return Ranges.of(sizes=sizes, largest_delta=[min(bounds)] * len(sizes), largest_weight=section.weight_cap)
+
+
+def ranges_of(bundle: PlanBundle) -> Ranges:
+    plan = bundle.plan
+    return plan_ranges(plan.aggregation, bundle.layout, noised=plan.noise_at == "silos")
+
+
+def check_ranges(bundle: PlanBundle, offered: Ranges, *, closing: bool) -> None:
+    """Raise PolicyRefusal for ranges of a roster that are not the plan's, or not those of a closing round."""
+    if offered != (CLOSING_RANGES if closing else ranges_of(bundle)):
+        raise PolicyRefusal(
+            RANGES,
+            f"the roster's ranges are not those that follow from plan {bundle.plan.name}, which are the same in every round: this "
+            "silo masks nothing by them; have the operator look at the coordinator",
+        )

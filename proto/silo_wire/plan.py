@@ -92,11 +92,8 @@ class AggregationSection(Section):
     threshold: Annotated[int, Field(ge=0, le=10_000)] = 0  # shares that open a secret; 0: the cohort's default
     colluders: Annotated[int, Field(ge=0, le=10_000)] = 0
     min_survivors: Annotated[int, Field(ge=3, le=10_000)] = 3
-    first_delta_bound: Bound = 1.0  # largest coordinate of a delta that the first round can express
-    first_weight_bound: Bound = 1e6  # largest weight of a silo in the first round
-    max_weight_ratio: Annotated[float, Field(ge=1, le=30, allow_inf_nan=False)] = (
-        10.0  # of a silo's weight to the mean of the last sum, either way
-    )
+    delta_bound: Bound = 1.0  # largest coordinate of a delta that a masked sum can express
+    max_weight_ratio: Annotated[float, Field(ge=1, le=900, allow_inf_nan=False)] = 100.0  # of two silos in a masked sum
 
     @model_validator(mode="after")
     def _no_value_near_zero(self) -> Self:
@@ -116,20 +113,24 @@ class AggregationSection(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _masked_weights_have_a_cap(self) -> Self:
+        if self.secure_aggregation and not self.weight_cap:
+            raise ValueError(
+                f'[aggregation] max_weight = 0 with secure_aggregation = true and weighting = "{self.weighting}": a masked sum '
+                "has one cap on weights for the whole plan; set max_weight to what the largest silo may weigh"
+            )
+        return self
+
     @property
     def weight_cap(self) -> float:
-        """What a silo's weight is bounded by where it is taken as a share of that, as under silo-level privacy."""
+        """What a silo's weight is bounded by where it is taken as a share of that: in masked sums, under silo-level privacy."""
         return 1.0 if self.weighting == "equal" else self.max_weight
 
     @property
-    def largest_first_weight(self) -> float:
-        """What a silo's weight is bounded by in the first round under secure aggregation."""
-        bounds = [self.first_weight_bound]
-        if self.max_weight:
-            bounds.append(self.max_weight)
-        if self.weighting == "equal":
-            bounds.append(1.0)
-        return min(bounds)
+    def least_weight(self) -> float:
+        """What a silo weighs at least in a masked sum, so that nobody's delta counts `max_weight_ratio` times another's."""
+        return self.weight_cap / self.max_weight_ratio
 
 
 class WireSection(Section):

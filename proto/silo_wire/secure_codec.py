@@ -41,7 +41,6 @@ from security.secure_aggregation.messages import (
 )
 from security.secure_aggregation.pair_secret import PairCopy
 from security.secure_aggregation.parameters import Parameters, Terms
-from security.secure_aggregation.range_rule import SeenRanges
 from security.secure_aggregation.roster import Roster
 from security.secure_aggregation.secret import Secret
 from security.secure_aggregation.silo_memory import PlanMemory, SiloMemory
@@ -657,7 +656,6 @@ def memory_to_bytes(memory: SiloMemory) -> bytes:
                     round=it.round,
                     number=it.number,
                     answered=it.answered,
-                    seen=None if it.ranges is None else _seen_to_stored(it.ranges),
                 )
                 for it in memory.plans
             ],
@@ -687,24 +685,11 @@ def memory_from_bytes(data: bytes) -> SiloMemory:
                 round=item.round,
                 number=item.number,
                 answered=item.answered,
-                ranges=_seen_from_stored(item),
             )
             for item in message.plans
         ),
         message.sequence,
     )
-
-
-def _seen_to_stored(seen: SeenRanges) -> pb.SeenRanges:
-    return pb.SeenRanges(round=seen.round, ranges=_ranges_to_wire(seen.ranges))
-
-
-def _seen_from_stored(item: pb.PlanMemory) -> SeenRanges | None:
-    if not item.HasField("seen"):
-        return None
-    if not 1 <= item.seen.round <= item.round:
-        raise MalformedMessage(f"memory of ranges in round {item.seen.round}: round {item.round} was the last")
-    return SeenRanges(round=item.seen.round, ranges=_ranges_from_wire(item.seen.ranges))
 
 
 def coordinator_event_to_bytes(event: coordinator_machine.Event) -> bytes:

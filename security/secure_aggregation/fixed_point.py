@@ -9,9 +9,7 @@ Overflow is impossible, not unlikely: |integer| <= levels + 1 (one for the round
 unless cohort * (levels + 1) <= 2^31 - 1, so a sum of `cohort` of them read as a signed word is the sum over the integers;
 likewise cohort * saturation_limit <= 2^32 - 1 for the counts.
 
-How ranges come about: in the first round from conservative bounds (`Ranges.conservative`); from then on from the last public
-sum (`Ranges.after`), HEADROOM times its largest coordinate. No silo believes them: `range_rule`. The levels are so many (2^31 / cohort) that even 32 silos keep
-the relative error far under 1e-4 at that headroom, while a silo whose delta is cancelled by others' does not saturate.
+Ranges are constants of a plan (`silo_wire.masked_ranges`), so what a silo puts into a sum follows from its own delta and weight.
 
 Error: the rounding of one silo adds at most half a level to the standard deviation of a coordinate, so a tensor's sum over n
 silos is off by at most sqrt(n) / 2 * R_k / levels in root mean square.
@@ -45,17 +43,6 @@ LEAST_LEVELS = 1 << 16
 """Below this many levels an aggregate's error is visible: the cohort is too large for 32-bit words."""
 SMALLEST_BOUND, LARGEST_BOUND = 2.0**-200, 2.0**200
 MAX_ELEMENTS = 1 << 38
-
-LEAST_RANGE, LARGEST_RANGE = 2.0**-60, 2.0**60
-"""What the ranges of a later round stay within, and its cap on weights: what leaves a silo is in between or is nothing."""
-
-HEADROOM = 32.0
-"""How far above the largest coordinate of the last sum a single silo's may lie before it is clipped; and how far a range grows in
-one round at most."""
-MOST_LEVELS = SIGNED_MAX // 3 - 1
-"""Of the smallest cohort: no peak that is not zero is a smaller part of the levels than one of these."""
-SHRINK_OF_ZEROS = 2.0**-10
-"""A tensor whose sum was all zeros: its range shrinks by this, since nothing is known of its size but that it is small."""
 
 EXTRA_WORDS = 2 + SCORE_WORDS
 """Behind the delta: the weight, the count of saturated coordinates, the scores."""
@@ -126,44 +113,13 @@ class Ranges:
             start, index = end, index + 1
 
     @classmethod
-    def conservative(cls, *, sizes: Sequence[int], largest_delta: Sequence[float], largest_weight: float) -> "Ranges":
-        """For the first round: bounds that no honest silo exceeds, per tensor on |delta|, and on the weight."""
+    def of(cls, *, sizes: Sequence[int], largest_delta: Sequence[float], largest_weight: float) -> "Ranges":
+        """From bounds per tensor on |delta|, and on the weight."""
         tensors = tuple(
             TensorRange(size, _between(SMALLEST_BOUND, float(bound), LARGEST_BOUND))
             for size, bound in zip(sizes, largest_delta, strict=True)
         )
         return cls(weight_cap=_between(SMALLEST_BOUND, float(largest_weight), LARGEST_BOUND), tensors=tensors)
-
-    def least_weight(self, weight_ratio: float) -> float:
-        """What a silo weighs at least: `weight_ratio` below the mean, which is as far below the cap."""
-        return self.weight_cap / weight_ratio / weight_ratio
-
-    def after(self, *, peaks: Sequence[int], levels: int, mean_weight: float, weight_ratio: float) -> "Ranges":
-        """The ranges of the next round, from the last public sum.
-
-        `peaks` is the largest magnitude per tensor of the summed integers (`Peaks`), `levels` the levels they were encoded
-        with, `mean_weight` the sum of the weights over the survivors. The cap is `weight_ratio` times that mean, which counts
-        as no further away than honest weights let it be. A mean of zero tells nothing: all stays as it is.
-        """
-        if len(peaks) != len(self.tensors):
-            raise ValueError(f"{len(peaks)} peaks for {len(self.tensors)} tensors")
-        if not mean_weight > 0:
-            return self
-        mean = _between(self.least_weight(weight_ratio), mean_weight, self.weight_cap)
-        cap = _between(LEAST_RANGE, weight_ratio * mean, LARGEST_RANGE)
-        recap = self.weight_cap / cap
-        tensors = tuple(
-            TensorRange(
-                tensor.elements,
-                _between(LEAST_RANGE, tensor.bound * recap * _growth(peak, levels), LARGEST_RANGE),
-            )
-            for tensor, peak in zip(self.tensors, peaks, strict=True)
-        )
-        return Ranges(weight_cap=cap, tensors=tensors)
-
-
-def _growth(peak: int, levels: int) -> float:
-    return min(HEADROOM * peak / levels, HEADROOM) if peak else SHRINK_OF_ZEROS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -360,18 +316,3 @@ def decode(fixed_point: FixedPoint, words: Words, start: int, out: NDArray[np.fl
         unit = ranges.tensors[tensor].bound / fixed_point.levels * ranges.weight_cap
         here = slice(first - start, last - start)
         np.multiply(words[here].view("<i4"), unit, out=out[here], dtype=np.float64, casting="same_kind")
-
-
-class Peaks:
-    """The largest magnitude per tensor of the summed integers, as blocks of the sum pass by: what the next ranges need."""
-
-    __slots__ = ("_ranges", "values")
-
-    def __init__(self, ranges: Ranges) -> None:
-        self._ranges = ranges
-        self.values = [0] * len(ranges.tensors)
-
-    def take(self, words: Words, start: int) -> None:
-        for tensor, first, last in self._ranges.pieces(start, start + len(words)):
-            signed = words[first - start : last - start].view("<i4")
-            self.values[tensor] = max(self.values[tensor], int(signed.max()), -int(signed.min()))

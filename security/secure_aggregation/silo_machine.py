@@ -1,7 +1,7 @@
 """A silo's side of secure aggregation: `step(state, event, party) -> (state, effects)`, by one table.
 
     Resting     --OpenAttempt--> Advertised     remember the attempt, journal; send the Advertisement
-    Advertised  --Roster-------> Sharing        check the roster; remember its ranges, journal; encapsulate to all keys, seal the boxes
+    Advertised  --Roster-------> Sharing        check the roster, journal; encapsulate to all keys, seal the boxes
     Sharing     --SharedKeys---> Dealt          journal what was made; send it
     Dealt       --Delivery-----> Masking        check all dealings and boxes; journal; mask the vector
     Dealt       --Delivery-----> Resting        a dealer dealt falsely: send a Complaint, erase
@@ -363,9 +363,8 @@ def _advertisement(opening: OpenAttempt, party: Party) -> Advertisement:
 
 def _deal(state: Advertised, roster: Roster, party: Party) -> Step:
     check_roster(roster, state.opening, party)
-    memory = state.memory.dealt(roster.attempt, roster.parameters.fixed_point.ranges)
-    after = Sharing(memory=memory, opening=state.opening, roster=roster)
-    return after, (Remember(memory), Journal(roster), ShareKeys())
+    after = Sharing(memory=state.memory, opening=state.opening, roster=roster)
+    return after, (Journal(roster), ShareKeys())
 
 
 def check_roster(roster: Roster, opening: OpenAttempt, party: Party) -> None:

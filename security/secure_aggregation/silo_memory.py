@@ -1,8 +1,7 @@
 """What a silo remembers across attempts, so that it is never in two sums over the same delta.
 
 Rules, per plan: a silo takes no lower round than it took before; in one round, each attempt number once and ascending; and
-once it has answered an unmask request, no further attempt of that round. It also remembers the ranges that it encoded by last,
-which those of later rosters follow from (`range_rule`).
+once it has answered an unmask request, no further attempt of that round.
 
 Why that is enough: let the attempts of a round be 1..k, with survivor sets S_1..S_k of which sums came out, and A_i the
 honest silos that answered in attempt i: at least t - c of them, which is 2 or more (2t > n + c gives t - c > n - t; for
@@ -19,22 +18,16 @@ from dataclasses import dataclass, replace
 
 from security.errors import PolicyRefusal
 from security.secure_aggregation.attempt import Attempt
-from security.secure_aggregation.fixed_point import Ranges
-from security.secure_aggregation.range_rule import SeenRanges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanMemory:
-    """`round` and `number` of the last attempt that was joined; `answered` is whether that round was unmasked.
-
-    `ranges` are those of the last roster that was dealt to; None before the first.
-    """
+    """`round` and `number` of the last attempt that was joined; `answered` is whether that round was unmasked."""
 
     plan: bytes
     round: int
     number: int
     answered: bool
-    ranges: SeenRanges | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,25 +62,14 @@ class SiloMemory:
                 "each number is used once",
             )
 
-    def ranges_of(self, plan: bytes) -> SeenRanges | None:
-        held = self.of(plan)
-        return held.ranges if held is not None else None
-
     def joined(self, attempt: Attempt) -> "SiloMemory":
-        return self._at(attempt, answered=False, ranges=self.ranges_of(attempt.plan))
-
-    def dealt(self, attempt: Attempt, ranges: Ranges) -> "SiloMemory":
-        return self._at(attempt, answered=False, ranges=SeenRanges(round=attempt.round, ranges=ranges))
+        return self._at(attempt, answered=False)
 
     def answered(self, attempt: Attempt) -> "SiloMemory":
-        return self._at(attempt, answered=True, ranges=self.ranges_of(attempt.plan))
+        return self._at(attempt, answered=True)
 
-    def _at(self, attempt: Attempt, *, answered: bool, ranges: SeenRanges | None) -> "SiloMemory":
-        return self._with(
-            PlanMemory(plan=attempt.plan, round=attempt.round, number=attempt.number, answered=answered, ranges=ranges)
-        )
-
-    def _with(self, memory: PlanMemory) -> "SiloMemory":
+    def _at(self, attempt: Attempt, *, answered: bool) -> "SiloMemory":
+        memory = PlanMemory(plan=attempt.plan, round=attempt.round, number=attempt.number, answered=answered)
         if self.of(memory.plan) == memory:
             return self
         others = (held for held in self.plans if held.plan != memory.plan)

@@ -115,11 +115,7 @@ class Lineages:
         plans = {bytes.fromhex(plan): it.round for plan, it in content.plans.items() if it.round}
         for it in memory.plans:
             plans[it.plan] = max(it.round, plans.get(it.plan, 0))
-        known = {it.plan: it.ranges for it in memory.plans}
-        answered = (
-            PlanMemory(plan=plan, round=at, number=_SPENT, answered=True, ranges=known.get(plan))
-            for plan, at in plans.items()
-        )
+        answered = (PlanMemory(plan=plan, round=at, number=_SPENT, answered=True) for plan, at in plans.items())
         return SiloMemory(tuple(answered), max(memory.sequence, content.sequence) + 1)
 
 

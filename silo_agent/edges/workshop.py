@@ -149,7 +149,7 @@ class Workshop:
                 out,
                 work,
                 KeptDelta(file=update_file, manifest=update.manifest, mark=mark),
-                weight=own_weight(section, update.summary, work.fixed_point.ranges),
+                weight=own_weight(section, update.summary),
                 scores=update.scores,
                 clipping_norm=section.max_delta_norm,
                 noise=noise_shares(bundle, work.parameters) if bundle.plan.noise_at == "silos" else None,

@@ -20,7 +20,6 @@ from security.secure_aggregation.parameters import Parameters, default_threshold
 from security.secure_aggregation.release_groups import Link
 from security.secure_aggregation.roster import Roster
 from security.secure_aggregation.secret import Secret
-from security.secure_aggregation.silo_memory import SiloMemory
 from silo_agent.service.ports import CoordinatorPort, MaskedFile, MaskingJournalPort, Progress
 from silo_agent.task.events import SavedUpdate
 from silo_wire.canonical import Digest
@@ -102,7 +101,7 @@ class Masking:
                 party = self._party(order)
             at = await asyncio.to_thread(self._restored, party)
             if isinstance(order.message, Roster):
-                _check_roster(bundle, order.message, at.memory)
+                _check_roster(bundle, order.message)
                 if party.link is not None:  # without, the machine refuses by a name of its own
                     check_work_of_groups(bundle.plan, party.link)
             event = self._event(at, order, update, bundle)
@@ -220,18 +219,14 @@ class Masking:
         self._journal.erase()
 
 
-def _check_roster(bundle: PlanBundle, roster: Roster, memory: SiloMemory) -> None:
-    """Raise PolicyRefusal for a roster that does not keep what the plan says, or what followed from it in earlier rounds."""
+def _check_roster(bundle: PlanBundle, roster: Roster) -> None:
+    """Raise PolicyRefusal for a roster that does not keep what the plan says."""
     _check_promises(bundle.plan, roster.parameters)
-    if bundle.plan.noise_at == "silos":
+    closing = bundle.plan.timetable.is_closing(roster.attempt.round)
+    if bundle.plan.noise_at == "silos" and not closing:
         check_noise_fits(bundle, roster.parameters)
-    elif roster.parameters.fixed_point.ranges.sizes == tuple(tensor.elements for tensor in bundle.layout.tensors):
-        check_ranges(
-            bundle,
-            roster.parameters.fixed_point.ranges,
-            round_number=roster.attempt.round,
-            seen=memory.ranges_of(roster.attempt.plan),
-        )  # ranges for other tensors the machine refuses, by a name of their own
+    else:
+        check_ranges(bundle, roster.parameters.fixed_point.ranges, closing=closing)
 
 
 def check_work_of_groups(plan: Plan, link: Link) -> None:

@@ -27,7 +27,7 @@ from security.file_mark import FileMark
 from security.privacy.noise_streams import BLOCK_ELEMENTS as NOISE_ELEMENTS
 from security.privacy.noise_streams import NoiseStream
 from security.secure_aggregation import fixed_point, mask_stream
-from security.secure_aggregation.fixed_point import EXTRA_WORDS, Encoder, Ranges
+from security.secure_aggregation.fixed_point import EXTRA_WORDS, Encoder
 from security.secure_aggregation.mask_stream import Words
 from security.secure_aggregation.noise_shares import CLIPPED_TO, NoiseShares
 from security.secure_aggregation.scores import NO_SCORES, Scores
@@ -66,15 +66,14 @@ class MaskedVector:
     saturated: int
 
 
-def own_weight(section: AggregationSection, summary: TrainingSummary, ranges: Ranges) -> float:
-    """What this silo's delta counts in the sum: the plan's weighting, with the plan's cap, and no less than `ranges` have it.
+def own_weight(section: AggregationSection, summary: TrainingSummary) -> float:
+    """What this silo's delta counts in the sum: the plan's weighting, at least the plan's least weight. The encoding caps it, and counts that.
 
-    What is above the cap of `ranges` the encoder cuts and counts. So whatever model a silo was handed, nobody's delta counts more
-    than max_weight_ratio squared times another's.
+    Both bounds are the same in every round. So whatever model a silo was handed, nobody's delta counts more than max_weight_ratio times
+    another's.
     """
     weight = raw_weight(Weighting(section.weighting), examples=summary.examples, loss_reduction=summary.loss_reduction)
-    weight = min(weight, section.max_weight) if section.max_weight else weight
-    return max(weight, ranges.least_weight(section.max_weight_ratio))
+    return max(weight, section.least_weight)
 
 
 def write_masked_vector(

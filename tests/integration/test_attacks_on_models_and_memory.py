@@ -5,18 +5,31 @@ With what each of these attacks is after, two sums come out over one set of delt
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from security.audit.entry import Event
 from security.audit.reading import read_log
+from security.secure_aggregation.fixed_point import TensorRange
+from security.secure_aggregation.roster import Roster
 from silo_agent.edges.audit_report import report_of
 from silo_agent.edges.plan_approvals import Comparison, PlanApprovals
 from silo_agent.policy import PolicyRules
+from silo_wire.masked_ranges import ranges_of
 from silo_wire.messages import DeclineReason, Prepare, Train
 from silo_wire.plan import PlanBundle
 from tests.support.federation_peer import TestNet, vector_of
-from tests.support.hostile_masks import BANK, CLINIC, HOSPITAL, SILOS, HostileCoordinator, attacked, masked_bundle
+from tests.support.hostile_masks import (
+    BANK,
+    CLINIC,
+    ELEMENTS,
+    HOSPITAL,
+    SILOS,
+    HostileCoordinator,
+    attacked,
+    masked_bundle,
+)
 
 NET = TestNet.create()
 POLICY = DeclineReason.POLICY
@@ -73,6 +86,24 @@ async def test_offers_a_second_plan_from_the_same_model_until_people_approve_the
         await at.silos[BANK].restart()
         at.silos[BANK].seen = len(at.silos[BANK].refusals)
         await at.peer.until(lambda: at.peer.readiness[-1] == (SECOND.plan.digest, True, ""), within_s=20)
+
+
+@pytest.mark.parametrize("change", [{"weight_cap": 12.0}, {"tensors": (TensorRange(ELEMENTS, 0.01),)}])
+async def test_moves_the_cap_or_the_bounds_in_a_later_round(tmp_path: Path, change: dict[str, Any]) -> None:
+    """What silos put into the sums would be cut at other places, and the differences of the sums be those of single silos."""
+    async with attacked(tmp_path, NET) as at:
+        await whole_round(at)
+        at.key = replace(at.key, round=2)
+        at.model = at.offer(2)
+        await at.train()
+        at.open(ranges=replace(ranges_of(at.bundle), **change))
+        await at.play("share keys")
+        for silo in SILOS:
+            await at.ask(silo, at.requested(Roster, silo))
+            await at.refused(silo, "ranges", "are the same in every round", declined=POLICY)
+        at.key = replace(at.key, round=3)
+        at.model = at.offer(3)
+        await whole_round(at)
 
 
 async def test_hands_out_a_model_of_another_plan_in_a_later_round(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ VALUES: dict[str, object] = {
     "aggregation.momentum": 0.0,
     "aggregation.max_delta_norm": 0.0,
     "aggregation.secure_aggregation": True,
-    "aggregation.first_weight_bound": WEIGHT_CAP,
+    "aggregation.max_weight": WEIGHT_CAP,
     "training.epochs": 1,
     "training.max_grad_norm": 1.0,
     "privacy.level": "record",

@@ -55,6 +55,7 @@ VALUES = {
     "schedule.min_silos": len(SILOS),
     "schedule.start_when_ready": "true",
     "aggregation.secure_aggregation": "true",
+    "aggregation.max_weight": 100.0,
     "aggregation.max_delta_norm": 0.0,
     "aggregation.server_optimizer": "sgd",
     "aggregation.momentum": 0.0,

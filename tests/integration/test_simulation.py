@@ -75,7 +75,12 @@ def networked(tmp_path_factory: pytest.TempPathFactory, silos: Path) -> Iterator
         yield it
 
 
-MASKED = {"aggregation.secure_aggregation": "true", "schedule.min_silos": 3, "schedule.rounds": 1}
+MASKED = {
+    "aggregation.secure_aggregation": "true",
+    "aggregation.max_weight": 100.0,
+    "schedule.min_silos": 3,
+    "schedule.rounds": 1,
+}
 
 
 def simulated(plan: Path, silos: Path, out: Path, *more: str) -> str:

@@ -53,7 +53,8 @@ HOSPITAL, BANK, CLINIC = SiloName("hospital-a"), SiloName("bank-b"), SiloName("c
 PLAN = small_bundle()
 DIGEST = PLAN.plan.digest
 MASKED = small_bundle(
-    schedule={"rounds": 3, "min_silos": 4}, aggregation={"secure_aggregation": True, "min_survivors": 4}
+    schedule={"rounds": 3, "min_silos": 4},
+    aggregation={"secure_aggregation": True, "max_weight": 100.0, "min_survivors": 4},
 )
 
 
@@ -326,7 +327,9 @@ def test_a_plan_with_masks_is_approved_with_a_copy_of_its_model_or_by_a_named_fl
     silo: SiloFolder, tmp_path: Path
 ) -> None:
     model = random_model()
-    values = bundle_of(model, aggregation={"secure_aggregation": True}, schedule={"rounds": 3, "min_silos": 3})
+    values = bundle_of(
+        model, aggregation={"secure_aggregation": True, "max_weight": 100.0}, schedule={"rounds": 3, "min_silos": 3}
+    )
     plan = values.plan.model_dump(mode="json")
     plan["model"]["source"] = "hub:somebody/model"
     bundle = PlanBundle(type(values.plan).model_validate(plan), values.files)

@@ -27,7 +27,7 @@ from security.identifiers import SiloName
 from security.secure_aggregation import coordinator_machine as protocol
 from security.secure_aggregation import fixed_point, mask_stream
 from security.secure_aggregation.attempt import Attempt
-from security.secure_aggregation.fixed_point import EXTRA_WORDS, Ranges
+from security.secure_aggregation.fixed_point import EXTRA_WORDS
 from security.secure_aggregation.messages import MaskedInput, Reveal, SurvivorSet
 from security.secure_aggregation.parameters import Terms
 from security.secure_aggregation.release_groups import Link
@@ -71,6 +71,7 @@ from silo_agent.training.masked_vector import KeptDelta, own_weight, write_maske
 from silo_wire import codec
 from silo_wire.canonical import Digest
 from silo_wire.manifest import manifest_of
+from silo_wire.masked_ranges import CLOSING_RANGES, ranges_of
 from silo_wire.messages import (
     DeclineReason,
     Evaluation,
@@ -105,7 +106,7 @@ def masked_bundle(**sections: Any) -> PlanBundle:
     aggregation = {
         "secure_aggregation": True,
         "weighting": "size",
-        "first_weight_bound": 100.0,
+        "max_weight": 100.0,
         **sections.pop("aggregation", {}),
     }
     schedule = {"rounds": 3, "min_silos": 3, **sections.pop("schedule", {})}
@@ -197,7 +198,7 @@ class DeltaTrainer:
             out,
             work,
             KeptDelta(file=update_file, manifest=update.manifest, mark=mark),
-            weight=own_weight(section, update.summary, work.fixed_point.ranges),
+            weight=own_weight(section, update.summary),
             scores=update.scores,
             clipping_norm=section.max_delta_norm,
             threads=1,
@@ -400,8 +401,8 @@ class HostileCoordinator:
             number=number,
             id=id or entropy("attempt", self.key.round, number),
         )
-        sizes = [1 if self.bundle.plan.timetable.is_closing(self.key.round) else ELEMENTS]
-        ranges = Ranges.conservative(sizes=sizes, largest_delta=[1.0], largest_weight=100.0)
+        closing = self.bundle.plan.timetable.is_closing(self.key.round)
+        ranges = CLOSING_RANGES if closing else ranges_of(self.bundle)
         opening = protocol.OpenAttempt(
             attempt=self.attempt,
             terms=Terms(**{"model": bytes.fromhex(self.model.digest), "ranges": ranges, "link": self.link, **terms}),

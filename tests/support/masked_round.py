@@ -32,7 +32,7 @@ from security.secure_aggregation.secret import Secret
 from silo_agent.training.masked_vector import KeptDelta, own_weight, write_masked_vector
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.manifest import Layout, Manifest, ParameterDtype, TensorSpec, manifest_of, masked_layout
-from silo_wire.masked_ranges import first_ranges
+from silo_wire.masked_ranges import plan_ranges
 from silo_wire.messages import MaskedHeader, RoundKey, TrainingSummary, UpdateHeader
 from silo_wire.plan import AggregationSection
 from silo_wire.secure_codec import coordinator_event_to_bytes
@@ -105,7 +105,7 @@ class FileSilo(Silo):
 
     def mask(self, effect: silo.MaskVector) -> bytes:
         assert self.trained is not None
-        weight = own_weight(self.section, self.trained.summary, effect.fixed_point.ranges)
+        weight = own_weight(self.section, self.trained.summary)
         # In memory, for comparison; the masks and the rounding are gone once the file is written.
         self.encoded = encoded(effect.fixed_point, effect.rounding, self.trained.delta, weight)
         written = write_masked_vector(
@@ -192,7 +192,9 @@ class MaskedPlace:
         unchecked: Mapping[str, Any] | None = None,
     ) -> "MaskedPlace":
         """`unchecked` is what no plan may say."""
-        section = AggregationSection.model_validate({"secure_aggregation": True, "momentum": 0.0, **(changes or {})})
+        section = AggregationSection.model_validate(
+            {"secure_aggregation": True, "max_weight": 1000.0, "momentum": 0.0, **(changes or {})}
+        )
         section = section.model_copy(update=unchecked)
         state.mkdir(parents=True, exist_ok=True)
         begin = state / "initial.safetensors"
@@ -203,7 +205,6 @@ class MaskedPlace:
             model_layout=LAYOUT.as_type(published),
             initial=manifest.digest,
             initial_file=begin,
-            first=first_ranges(section, LAYOUT),
         )
         return cls(state, models, Spools(state / "spools"), section)
 
@@ -240,7 +241,7 @@ class MaskedPlace:
                 federation=FEDERATION, plan=bytes.fromhex(key.plan), round=key.round, number=1, id=entropy(key.round)
             ),
             model=base,
-            ranges=self.models.ranges(base),
+            ranges=plan_ranges(self.section, LAYOUT),
             section=self.section,
         ).run(drops=drops)
         assert federation.unmask is not None, federation.blames

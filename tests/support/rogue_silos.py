@@ -175,7 +175,7 @@ class DrawingTrainer:
             out,
             work,
             KeptDelta(file=update_file, manifest=update.manifest, mark=mark),
-            weight=own_weight(bundle.plan.aggregation, update.summary, work.fixed_point.ranges),
+            weight=own_weight(bundle.plan.aggregation, update.summary),
             clipping_norm=bundle.plan.aggregation.max_delta_norm,
             noise=noise_shares(bundle, work.parameters) if bundle.plan.noise_at == "silos" else None,
             threads=1,
@@ -597,7 +597,7 @@ def make_rogue_template(root: Path) -> FederationTemplate:
     masked = {
         **values,
         "aggregation.secure_aggregation": True,
-        "aggregation.first_weight_bound": WEIGHT_CAP,
+        "aggregation.max_weight": WEIGHT_CAP,
     }
     noised = {
         **masked,

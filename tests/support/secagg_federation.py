@@ -86,9 +86,7 @@ def attempt(*, round: int = 1, number: int = 1, salt: str = "attempt", plan: byt
 
 
 def ranges(sizes: Sequence[int] = SIZES) -> Ranges:
-    return Ranges.conservative(
-        sizes=sizes, largest_delta=[2.0**-index for index in range(len(sizes))], largest_weight=64
-    )
+    return Ranges.of(sizes=sizes, largest_delta=[2.0**-index for index in range(len(sizes))], largest_weight=64)
 
 
 def terms(**more: Any) -> Terms:

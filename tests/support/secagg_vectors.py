@@ -27,7 +27,6 @@ from security.secure_aggregation import (
     messages,
     pair_secret,
     parameters,
-    range_rule,
     release_groups,
     roster,
     scores,
@@ -59,7 +58,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "vectors" / "secure_aggregation"
 
 _SHARED = (
     *(attempt_module, fixed_point, key_agreement, mask_stream, messages, pair_secret, parameters),
-    *(range_rule, release_groups, roster, scores, silo_memory),
+    *(release_groups, roster, scores, silo_memory),
 )
 TYPES = {
     name: {
@@ -253,7 +252,7 @@ def _stream() -> list[dict[str, Any]]:
 def _encoding() -> list[dict[str, Any]]:
     cases = []
     for cohort, weight in ((3, 1.5), (8, 64.0), (32, 1e9)):
-        ranges = fixed_point.Ranges.conservative(sizes=(3, 2), largest_delta=(0.5, 1e-3), largest_weight=64)
+        ranges = fixed_point.Ranges.of(sizes=(3, 2), largest_delta=(0.5, 1e-3), largest_weight=64)
         encoding = fixed_point.FixedPoint.of(cohort=cohort, ranges=ranges)
         key = Secret(entropy("rounding", cohort))
         delta = np.array([0.25, -0.125, 0.75, 1e-4, -1e-3], dtype=np.float32)

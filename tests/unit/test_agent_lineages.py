@@ -16,7 +16,9 @@ from silo_wire.secure_codec import memory_to_bytes
 from tests.support.federation_peer import small_bundle
 from tests.support.secagg_federation import FEDERATION, attempt
 
-BUNDLE = small_bundle(aggregation={"secure_aggregation": True}, schedule={"rounds": 9, "min_silos": 3})
+BUNDLE = small_bundle(
+    aggregation={"secure_aggregation": True, "max_weight": 100.0}, schedule={"rounds": 9, "min_silos": 3}
+)
 PLAN = bytes.fromhex(BUNDLE.plan.digest)
 MODEL = BUNDLE.plan.initial_model
 

@@ -23,7 +23,8 @@ PLAIN = small_bundle()
 
 def masked(*, min_silos: int = 3, **aggregation: Any) -> PlanBundle:
     return small_bundle(
-        schedule={"rounds": 3, "min_silos": min_silos}, aggregation={"secure_aggregation": True, **aggregation}
+        schedule={"rounds": 3, "min_silos": min_silos},
+        aggregation={"secure_aggregation": True, "max_weight": 100.0, **aggregation},
     )
 
 
@@ -42,7 +43,7 @@ def refusal_of(policy: SiloPolicy, bundle: PlanBundle) -> PolicyRefusal:
 
 @pytest.mark.parametrize("masks", [True, False])
 def test_attack_plan_whose_scores_are_of_single_records(masks: bool) -> None:
-    aggregation = {"secure_aggregation": masks}
+    aggregation = {"secure_aggregation": masks, "max_weight": 100.0}
     schedule = {"rounds": 3, "min_silos": 3}
 
     def limited(most: int, **evaluation: Any) -> PlanBundle:
@@ -108,7 +109,7 @@ def test_attack_upload_larger_than_may_leave_with_or_without_a_mask(masks: bool)
 
 def test_what_leaves_under_masks_is_the_words_of_fixed_point() -> None:
     bundle = masked()
-    ranges = Ranges.conservative(sizes=(1000,), largest_delta=(1.0,), largest_weight=1.0)
+    ranges = Ranges.of(sizes=(1000,), largest_delta=(1.0,), largest_weight=1.0)
     words = FixedPoint.of(cohort=3, ranges=ranges).words
     assert bundle.update_bytes == 4 * words
     assert PLAIN.update_bytes == 4000
@@ -158,7 +159,7 @@ def test_no_policy_goes_below_three(rule: str) -> None:
 def test_the_rules_go_into_every_roster() -> None:
     demands = policy(min_cohort=4, min_threshold=5, min_survivors=6, colluders=1).demands()
     assert demands == Demands(min_cohort=4, min_threshold=5, min_survivors=6, colluders=1)
-    ranges = Ranges.conservative(sizes=(1,), largest_delta=(1.0,), largest_weight=1.0)
+    ranges = Ranges.of(sizes=(1,), largest_delta=(1.0,), largest_weight=1.0)
     offered = Parameters(
         cohort=6,
         threshold=5,

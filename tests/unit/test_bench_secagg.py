@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations, islice, pairwise
+from itertools import combinations, islice
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,7 @@ from security.errors import ConfigurationError, StateError
 from security.identifiers import SiloName
 from security.secure_aggregation import mask_stream
 from security.secure_aggregation.coordinator_machine import Unmask
-from security.secure_aggregation.fixed_point import EXTRA_WORDS, FixedPoint, Ranges, decode, decode_tail
+from security.secure_aggregation.fixed_point import EXTRA_WORDS, Ranges, decode, decode_tail
 from security.secure_aggregation.mask_stream import KeyStream, MaskSum, Words
 from security.secure_aggregation.parameters import Terms
 from security.secure_aggregation.release_groups import Partition, first_link
@@ -40,7 +40,7 @@ from tests.support.secagg_federation import ALONE
 PARAMETERS = 2_000_000
 SIZES = (3, PERIOD + 5, 1, 300_001)
 LAYOUT = Layout("float32", tuple(TensorSpec(f"tensor {index}", (size,)) for index, size in enumerate(SIZES)))
-RANGES = Ranges.conservative(sizes=SIZES, largest_delta=[1.0] * len(SIZES), largest_weight=500.0)
+RANGES = Ranges.of(sizes=SIZES, largest_delta=[1.0] * len(SIZES), largest_weight=500.0)
 KEYS_OF_THE_OTHER_BENCHMARK = (
     *("system", "silos", "parameters", "wall_s", "cpu_s", "coordinator_peak_bytes", "agent_peak_bytes"),
     *("wire_bytes", "growth_bytes_per_round"),
@@ -154,10 +154,6 @@ def test_too_few_survivors_give_no_sum() -> None:
 # --- the deltas
 
 
-def second_ranges(deltas: Deltas) -> Ranges:
-    return deltas.second_ranges(RANGES, weight_ratio=10.0)
-
-
 def read(deltas: Deltas, silo: int) -> np.ndarray:
     out = np.zeros(deltas.elements, dtype="<f4")
     for first, last in ((0, 1), (1, 900_000), (900_000, deltas.elements)):
@@ -184,22 +180,6 @@ def test_deltas_differ_from_silo_to_silo_and_their_tensors_in_scale() -> None:
     assert max(deltas.weights) / min(deltas.weights) == pytest.approx(50)
 
 
-def test_the_ranges_are_those_after_a_first_round() -> None:
-    """The peaks of the true sum, as the integers of a first round would have it, and one more for each silo."""
-    deltas = Deltas(4, SIZES)
-    levels = FixedPoint.of(cohort=4, ranges=RANGES).levels
-    total = sum(deltas.weights[silo] * read(deltas, silo).astype(np.float64) for silo in range(4))
-    ends = np.cumsum((0, *SIZES))
-    peaks = [
-        int(np.ceil(np.abs(total[first:last]).max() / RANGES.weight_cap * levels)) + 4 for first, last in pairwise(ends)
-    ]
-    expected = RANGES.after(peaks=peaks, levels=levels, mean_weight=sum(deltas.weights) / 4, weight_ratio=10.0)
-    found = second_ranges(deltas)
-    assert found.weight_cap == expected.weight_cap
-    assert [tensor.elements for tensor in found.tensors] == list(SIZES)
-    assert [tensor.bound for tensor in found.tensors] == pytest.approx([tensor.bound for tensor in expected.tensors])
-
-
 # --- the stand-ins
 
 
@@ -217,9 +197,7 @@ def copied(work: MaskVector) -> MaskVector:
 
 def test_a_stand_in_is_the_sum_of_the_vectors_that_the_silos_would_have_sent(tmp_path: Path) -> None:
     deltas = Deltas(5, SIZES)
-    attempt = AttemptInMemory(
-        silo_names(5), Terms(model=bytes(32), link=ALONE, ranges=second_ranges(deltas), min_survivors=3)
-    )
+    attempt = AttemptInMemory(silo_names(5), Terms(model=bytes(32), link=ALONE, ranges=RANGES, min_survivors=3))
     works = [attempt.works[name] for name in silo_names(5)]
     expected: Words = np.zeros(deltas.elements + EXTRA_WORDS, dtype="<u4")
     for silo in (1, 2, 4):
@@ -236,7 +214,7 @@ def test_a_stand_in_is_the_sum_of_the_vectors_that_the_silos_would_have_sent(tmp
 def test_the_sum_of_all_stand_ins_decodes_to_the_mean(tmp_path: Path) -> None:
     """Without an aggregator: the words, the masks of the protocol, the decoding."""
     deltas = Deltas(4, SIZES)
-    attempt = AttemptInMemory(silo_names(4), Terms(model=bytes(32), link=ALONE, ranges=second_ranges(deltas)))
+    attempt = AttemptInMemory(silo_names(4), Terms(model=bytes(32), link=ALONE, ranges=RANGES))
     works = [Encoded(silo, attempt.works[name]) for silo, name in enumerate(silo_names(4))]
     write_sum(tmp_path / "some", deltas, works[:1])
     write_sum(tmp_path / "others", deltas, works[1:])
@@ -248,7 +226,7 @@ def test_the_sum_of_all_stand_ins_decodes_to_the_mean(tmp_path: Path) -> None:
     found, expected = np.zeros(deltas.elements), np.zeros(deltas.elements)
     decode(unmask.fixed_point, total[:-EXTRA_WORDS], 0, found)
     deltas.mean(range(4))(expected, 0)
-    assert np.linalg.norm(found / weight_sum - expected) < 1e-5 * np.linalg.norm(expected)
+    assert np.linalg.norm(found / weight_sum - expected) < 1e-3 * np.linalg.norm(expected)
 
 
 def test_masks_among_those_who_stand_together_cancel() -> None:

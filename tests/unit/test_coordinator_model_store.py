@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,10 @@ from coordinator.edges.aggregator import Aggregator
 from coordinator.edges.model_store import ModelStore, Slab
 from coordinator.edges.plan_parts import model_store, plan_parts
 from coordinator.edges.spool import Spools
-from security.errors import ConfigurationError, IntegrityError, StateError, StorageError
-from security.secure_aggregation.fixed_point import Ranges, TensorRange
+from security.errors import ConfigurationError, IntegrityError, StorageError
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.manifest import CHUNK_BYTES, Layout, ParameterDtype, TensorSpec, manifest_of
-from silo_wire.masked_ranges import first_ranges
-from silo_wire.plan import AggregationSection, PlanBundle
+from silo_wire.plan import PlanBundle
 from tests.support.coordinator_edges import content_of, make_plan, random_vector, stored_vector
 
 LAYOUT = Layout("float32", (TensorSpec("a", (2, 3)), TensorSpec("b", (4,))))
@@ -51,7 +48,6 @@ def small_store(
     folder: Path,
     vector: np.ndarray[Any, np.dtype[np.float32]],
     published: ParameterDtype = "float32",
-    first: Ranges | None = None,
 ) -> ModelStore:
     """A store of LAYOUT whose initial model is `vector`."""
     manifest = model_file.write(folder / "initial.safetensors", LAYOUT, [vector.tobytes()])
@@ -61,7 +57,6 @@ def small_store(
         model_layout=LAYOUT.as_type(published),
         initial=manifest.digest,
         initial_file=folder / "initial.safetensors",
-        first=first,
     )
 
 
@@ -236,90 +231,6 @@ def test_manifest_of_another_model_is_refused(store: ModelStore, state: Path, ma
     paths[one].write_bytes(paths[other].read_bytes())
     with pytest.raises(IntegrityError, match="its digest is not its name"):
         model_store(state, made[1]).read_chunk(one, 0)
-
-
-# --- ranges of secure aggregation
-
-
-MASKS = AggregationSection(secure_aggregation=True, first_delta_bound=0.25, first_weight_bound=300.0)
-RANGES = Ranges(weight_cap=0.1, tensors=(TensorRange(6, 1 / 3), TensorRange(4, 2.0**-200)))
-"""Numbers that have no short form, and one that is very small."""
-
-
-def masked_store(folder: Path, published: ParameterDtype = "float32") -> ModelStore:
-    return small_store(folder, np.linspace(-1, 1, 10, dtype="<f4"), published, first=first_ranges(MASKS, LAYOUT))
-
-
-def add_masked(store: ModelStore, ranges: Ranges = RANGES, seed: int = 5) -> Digest:
-    slabs = [Slab(random_vector(LAYOUT, seed).tobytes(), {})]
-    return store.add(slabs, slots=(), steps=1, ranges=lambda: ranges)
-
-
-def test_ranges_of_a_model_are_the_very_same_when_read_again(tmp_path: Path) -> None:
-    store = masked_store(tmp_path)
-    model = add_masked(store)
-    assert store.ranges(model) == RANGES
-    assert masked_store(tmp_path).ranges(model) == RANGES
-
-
-@pytest.mark.parametrize("published", ["float32", "bfloat16"])
-def test_ranges_of_the_initial_model_are_the_plans(tmp_path: Path, published: ParameterDtype) -> None:
-    store = masked_store(tmp_path, published)
-    assert store.ranges(store.initial()) == Ranges(
-        weight_cap=300.0, tensors=(TensorRange(6, 0.25), TensorRange(4, 0.25))
-    )
-
-
-def test_ranges_are_asked_for_once_the_model_is_made(tmp_path: Path) -> None:
-    order: list[str] = []
-
-    def slabs() -> Iterator[Slab]:
-        for at in (0, 20):
-            order.append("slab")
-            yield Slab(random_vector(LAYOUT, 5).tobytes()[at : at + 20], {})
-
-    def ranges() -> Ranges:
-        order.append("ranges")
-        return RANGES
-
-    masked_store(tmp_path).add(slabs(), slots=(), steps=1, ranges=ranges)
-    assert order == ["slab", "slab", "ranges"]
-
-
-def test_model_keeps_the_ranges_it_had_first_and_loses_them_with_its_state(tmp_path: Path) -> None:
-    store = masked_store(tmp_path)
-    model = add_masked(store)
-    assert add_masked(store, replace(RANGES, weight_cap=9.0)) == model
-    assert store.ranges(model) == RANGES
-    store.retain(set())
-    with pytest.raises(StorageError, match=r"state\.json is missing"):
-        store.ranges(model)
-
-
-@pytest.mark.parametrize("change", [lambda raw: raw.replace(b"0x1.5", b"0x1.6", 1), lambda raw: raw[:-9]])
-def test_damaged_ranges_are_refused_by_name(tmp_path: Path, change: Any) -> None:
-    store = masked_store(tmp_path)
-    path = tmp_path / "models" / f"{add_masked(store)}.optimizer" / "state.json"
-    raw = path.read_bytes()
-    assert change(raw) != raw
-    path.write_bytes(change(raw))
-    with pytest.raises(IntegrityError, match=re.escape(str(path))):
-        store.ranges(Digest(path.parent.name.removesuffix(".optimizer")))
-
-
-def test_state_without_ranges_or_with_those_of_another_model_is_refused(tmp_path: Path) -> None:
-    store = masked_store(tmp_path)
-    model = store.add([Slab(random_vector(LAYOUT, 5).tobytes(), {})], slots=(), steps=1)
-    with pytest.raises(IntegrityError, match="it holds no ranges"):
-        store.ranges(model)
-    other = add_masked(store, Ranges(weight_cap=1.0, tensors=RANGES.tensors[:1]), seed=6)
-    with pytest.raises(IntegrityError, match="ranges for other tensors than the model's"):
-        store.ranges(other)
-
-
-def test_plan_without_masks_has_no_ranges(store: ModelStore) -> None:
-    with pytest.raises(StateError, match="without secure aggregation"):
-        store.ranges(store.initial())
 
 
 # --- models in bfloat16

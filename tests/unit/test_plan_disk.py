@@ -23,7 +23,7 @@ def test_models_that_travel_in_bfloat16_have_a_master_in_float32() -> None:
 
 def test_masked_updates_are_words() -> None:
     masked = small_bundle(
-        aggregation={"momentum": 0.0, "secure_aggregation": True, "max_delta_norm": 1.0},
+        aggregation={"momentum": 0.0, "secure_aggregation": True, "max_weight": 100.0, "max_delta_norm": 1.0},
         schedule={"rounds": 3, "min_silos": 3},
     )
     assert plan_disk(masked, 5) == 5 * masked.update_bytes + 4 * ONE > 9 * ONE

@@ -23,7 +23,8 @@ from security.secure_aggregation.secret import Secret
 from security.secure_aggregation.silo_machine import MaskVector
 from silo_agent.training.masked_vector import BLOCK_ELEMENTS, write_masked_vector
 from silo_wire.manifest import Layout, TensorSpec
-from silo_wire.noised_masks import check_noise_fits, noised_ranges
+from silo_wire.masked_ranges import plan_ranges, ranges_of
+from silo_wire.noised_masks import check_noise_fits
 from silo_wire.plan import AggregationSection
 from tests.support.coordinator_edges import make_plan
 from tests.support.masked_round import kept
@@ -32,7 +33,7 @@ from tests.support.secagg_federation import ALONE, MODEL, attempt, entropy, silo
 NORM, CAP, NOISE = 0.5, 20.0, 3.0
 SECTION = AggregationSection(max_delta_norm=NORM, max_weight=CAP, secure_aggregation=True)
 LAYOUT = Layout("float32", (TensorSpec("a", (7,)), TensorSpec("b", (BLOCK_ELEMENTS, 1)), TensorSpec("c", (5001,))))
-RANGES = noised_ranges(SECTION, LAYOUT)
+RANGES = plan_ranges(SECTION, LAYOUT, noised=True)
 ELEMENTS = LAYOUT.parameters
 TERMS = Terms(model=MODEL, link=ALONE, ranges=RANGES, colluders=1, noise_multiplier=NOISE)
 COHORT = 5
@@ -215,7 +216,7 @@ def test_a_roster_that_encodes_otherwise_than_the_plan_is_refused(tmp_path: Path
             "privacy.max_noise_to_signal": 1e6,
         },
     )
-    ranges = noised_ranges(bundle.plan.aggregation, bundle.layout)
+    ranges = ranges_of(bundle)
     noise = bundle.plan.privacy.noise_multiplier
     good = Terms(model=MODEL, link=ALONE, ranges=ranges, noise_multiplier=noise).parameters(silo_names(4))
     check_noise_fits(bundle, good)
@@ -244,7 +245,7 @@ def _with_colluders(good: Parameters) -> Parameters:
 
 
 def test_ranges_hold_any_clipped_delta() -> None:
-    assert Ranges.conservative(sizes=RANGES.sizes, largest_delta=[NORM] * 3, largest_weight=CAP) == RANGES
+    assert Ranges.of(sizes=RANGES.sizes, largest_delta=[NORM] * 3, largest_weight=CAP) == RANGES
 
 
 @pytest.mark.parametrize("noise", [0.5, 1.0, 3.0, 10.0])

@@ -16,7 +16,7 @@ from security.secure_aggregation.scores import LOSS_UNITS, NO_SCORES, SCORE_WORD
 from security.secure_aggregation.secret import Secret
 from tests.support.secagg_federation import Federation, entropy, scores_of
 
-RANGES = Ranges.conservative(sizes=[1], largest_delta=[1.0], largest_weight=1.0)
+RANGES = Ranges.of(sizes=[1], largest_delta=[1.0], largest_weight=1.0)
 
 
 def tail_of(fixed_point: FixedPoint, told: Scores) -> Words:

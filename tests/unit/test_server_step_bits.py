@@ -40,7 +40,7 @@ import numpy as np
 from blake3 import blake3
 from security.secure_aggregation.fixed_point import FixedPoint, Ranges, averaged, decode
 sizes = [3, 1000, 70001]
-ranges = Ranges.conservative(sizes=sizes, largest_delta=[0.3, 1e-30, 7e-4], largest_weight=12345.678)
+ranges = Ranges.of(sizes=sizes, largest_delta=[0.3, 1e-30, 7e-4], largest_weight=12345.678)
 point = averaged(FixedPoint.of(cohort=7, ranges=ranges), 1e-2)
 words = np.random.default_rng(3).integers(0, 2**32, ranges.elements, dtype="<u4")
 for stretch in (ranges.elements, 1003):

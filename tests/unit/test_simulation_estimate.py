@@ -27,7 +27,7 @@ from silo_agent.training.local_trainer import optimizer_steps
 from silo_agent.training.model import bind, layout_of
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.manifest import Layout, TensorSpec
-from silo_wire.masked_ranges import first_ranges
+from silo_wire.masked_ranges import ranges_of
 from silo_wire.messages import Mask, RoundKey
 from silo_wire.plan import Plan, PlanBundle, TrainingSection
 from silo_wire.secure_codec import mask_answer_to_wire, mask_to_wire, masked_input_to_wire
@@ -43,7 +43,7 @@ TIMES = {
     BANK: SiloTimes(step_s=2.0, beside_steps_s=1.0, example_s=0.5, peak_bytes=1000),
     CLINIC: SiloTimes(step_s=4.0, beside_steps_s=3.0, example_s=0.25, peak_bytes=0),
 }
-MASKED: dict[str, Any] = {"secure_aggregation": True}
+MASKED: dict[str, Any] = {"secure_aggregation": True, "max_weight": 100.0}
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +193,7 @@ def test_messages_of_masks_are_as_long_as_those_of_a_real_attempt() -> None:
     plan = bundle.plan
     attempt = secagg_federation.attempt(plan=bytes.fromhex(plan.digest))
     key = RoundKey(federation=attempt.federation, plan=plan.digest, round=1, attempt=1)
-    ranges = first_ranges(plan.aggregation, bundle.layout)
+    ranges = ranges_of(bundle)
     federation = secagg_federation.Federation(5, of=attempt, terms_=secagg_federation.terms(ranges=ranges))
     identities = tuple(federation.identities.items())
     down, up = Counter[SiloName](), Counter[SiloName]()

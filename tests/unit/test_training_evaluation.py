@@ -339,7 +339,7 @@ def test_a_device_that_is_not_there_is_named(tmp_path: Path, device: str) -> Non
         SiloTrainer(silo.bundle, silo_data(PAIRS), "clinic", DeviceSettings(device=device))
 
 
-MASKED = {"aggregation": {"secure_aggregation": True}, "schedule": {"rounds": 3, "min_silos": 3}}
+MASKED = {"aggregation": {"secure_aggregation": True, "max_weight": 100.0}, "schedule": {"rounds": 3, "min_silos": 3}}
 
 
 def masked_update(folder: Path, entropy: bytes | None, **sections: Any) -> bytes:

@@ -35,7 +35,7 @@ from tests.support.secagg_federation import encoded, entropy
 SIZES = (3, 2 * BLOCK_ELEMENTS, 1, 70_001)
 ELEMENTS = sum(SIZES)
 POINT = FixedPoint.of(
-    cohort=5, ranges=Ranges.conservative(sizes=SIZES, largest_delta=[1.0, 0.5, 1.0, 1e-2], largest_weight=100.0)
+    cohort=5, ranges=Ranges.of(sizes=SIZES, largest_delta=[1.0, 0.5, 1.0, 1e-2], largest_weight=100.0)
 )
 DELTA: Vector = np.random.default_rng(1).normal(0, 1e-3, ELEMENTS).astype("<f4")
 
@@ -122,24 +122,33 @@ def test_the_mark_is_of_the_file_that_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("weighting", Weighting)
-@pytest.mark.parametrize("cap", [0.0, 3.0])
+@pytest.mark.parametrize("cap", [3.0, 50.0])
 def test_a_silo_weighs_itself_as_the_coordinator_would(weighting: Weighting, cap: float) -> None:
     told = summary(examples=40, reduction=0.75)
     section = AggregationSection(weighting=weighting.value, max_weight=cap)
-    ranges = Ranges.conservative(sizes=[1], largest_delta=[1.0], largest_weight=50.0)
     one = SiloSummary(silo=SiloName("a"), examples=told.examples, loss_reduction=told.loss_reduction, delta_norm=1.0)
-    cohort = weigh([one], weighting=weighting, caps=WeightCaps(max_weight=cap or None))
-    assert own_weight(section, told, ranges) == cohort.total
+    cohort = weigh([one], weighting=weighting, caps=WeightCaps(max_weight=cap))
+    assert min(own_weight(section, told), section.weight_cap) == cohort.total
 
 
 @pytest.mark.parametrize(
-    ("ratio", "reduction", "weight"), [(10.0, 0.0, 5.0), (10.0, 0.1, 5.0), (10.0, 0.2, 8.0), (2.0, 0.2, 125.0)]
+    ("ratio", "reduction", "weight"),
+    [(100.0, 0.0, 5.0), (100.0, 0.1, 5.0), (100.0, 0.2, 8.0), (4.0, 0.2, 125.0), (100.0, 90.0, 500.0)],
 )
-def test_a_silo_weighs_no_less_than_the_ratio_below_the_mean(ratio: float, reduction: float, weight: float) -> None:
-    """The cap is `ratio` times the mean, so the least is `ratio` squared below the cap. Also of no loss reduction."""
-    section = AggregationSection(max_weight_ratio=ratio)
-    ranges = Ranges.conservative(sizes=[1], largest_delta=[1.0], largest_weight=500.0)
-    assert own_weight(section, summary(examples=40, reduction=reduction), ranges) == weight
+def test_a_silo_weighs_neither_more_than_the_cap_nor_less_than_the_ratio_below_it(
+    tmp_path: Path, ratio: float, reduction: float, weight: float
+) -> None:
+    """Also of no loss reduction. What is above the cap counts as one coordinate that was cut."""
+    section = AggregationSection(secure_aggregation=True, max_weight=500.0, max_weight_ratio=ratio)
+    ranges = Ranges.of(sizes=SIZES, largest_delta=[1e6] * len(SIZES), largest_weight=section.weight_cap)
+    point = FixedPoint.of(cohort=5, ranges=ranges)
+    own = own_weight(section, summary(examples=40, reduction=reduction))
+    write_masked_vector(tmp_path / "update", work(point), kept(tmp_path / "delta", DELTA), weight=own)
+    words = np.fromfile(tmp_path / "update", dtype="<u4")
+    MaskSum(added=masks().subtracted, subtracted=masks().added).apply(words, 0, mask_stream.Workspace())
+    told, cut = words[-EXTRA_WORDS:][:2]
+    assert told / point.levels * section.weight_cap == pytest.approx(weight, rel=1e-6)
+    assert cut == (reduction == 90.0)
 
 
 def test_weights_by_hand() -> None:

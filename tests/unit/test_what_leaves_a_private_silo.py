@@ -16,7 +16,6 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from security.secure_aggregation.fixed_point import Ranges
 from silo_agent.edges.privacy_ledger import PrivacyLedgerFile
 from silo_agent.edges.silo_sources import SiloSources
 from silo_agent.edges.workshop import Workshop
@@ -299,11 +298,10 @@ async def test_the_summary_is_the_released_weight_and_numbers_of_the_plan(tmp_pa
     peer, _ = await played(tmp_path, SIX)
     (update,) = peer.updates.values()
     summary, privacy = update.header.summary, BUNDLE.plan.privacy
-    ranges = Ranges.conservative(sizes=(1,), largest_delta=(1.0,), largest_weight=privacy.weight_cap)
-    weight = own_weight(BUNDLE.plan.aggregation, summary, ranges)  # what a masked sum would count it by
+    section = BUNDLE.plan.aggregation.model_copy(update={"max_weight": privacy.weight_cap})
+    weight = own_weight(section, summary)  # what a masked sum would count it by
     assert summary == privacy.summary(summary.loss_reduction * privacy.nominal_records)
-    least = ranges.least_weight(BUNDLE.plan.aggregation.max_weight_ratio)  # from what is public
-    assert weight == pytest.approx(max(summary.loss_reduction * privacy.nominal_records, least))
+    assert weight == pytest.approx(max(summary.loss_reduction * privacy.nominal_records, section.least_weight))
     assert weight <= privacy.weight_cap
 
 

@@ -92,7 +92,7 @@ def test_a_malformed_plan_is_refused_naming_key_and_value(changes: dict[str, Any
     assert "\n" not in str(caught.value)
 
 
-MASKS = {"schedule__min_silos": 4, "aggregation__secure_aggregation": True}
+MASKS = {"schedule__min_silos": 4, "aggregation__secure_aggregation": True, "aggregation__max_weight": 100.0}
 
 
 @pytest.mark.parametrize(
@@ -107,6 +107,11 @@ MASKS = {"schedule__min_silos": 4, "aggregation__secure_aggregation": True}
             {"aggregation__max_weight_share": 0.5},
             "[aggregation] max_weight_share = 0.5 cannot be applied to masked updates, of which only the sum is seen: set "
             "it to 0",
+        ),
+        (
+            {"aggregation__max_weight": 0.0},
+            '[aggregation] max_weight = 0 with secure_aggregation = true and weighting = "lorar": a masked sum has one cap on '
+            "weights for the whole plan; set max_weight to what the largest silo may weigh",
         ),
         ({"wire__update": "bfloat16"}, '[wire] update = "bfloat16" does not go with secure_aggregation'),
         (
@@ -126,10 +131,10 @@ MASKS = {"schedule__min_silos": 4, "aggregation__secure_aggregation": True}
         ({"aggregation__threshold": -1}, "aggregation.threshold = -1"),
         ({"aggregation__colluders": -1}, "aggregation.colluders = -1"),
         (
-            {"aggregation__first_delta_bound": 0.0},
-            "aggregation.first_delta_bound = 0.0: input should be greater than or equal to 0.000000001",
+            {"aggregation__delta_bound": 0.0},
+            "aggregation.delta_bound = 0.0: input should be greater than or equal to 0.000000001",
         ),
-        ({"aggregation__first_weight_bound": float("inf")}, "aggregation.first_weight_bound = inf"),
+        ({"aggregation__delta_bound": float("inf")}, "aggregation.delta_bound = inf"),
         ({"schedule__masking_deadline_s": 0.0}, "schedule.masking_deadline_s = 0.0: input should be greater than 0"),
     ],
 )
@@ -144,7 +149,7 @@ def test_a_plan_whose_masks_could_not_hold_is_refused(changes: dict[str, Any], s
 @pytest.mark.parametrize("threshold", [0, 3, 5, 8])
 def test_what_a_plan_allows_holds_for_every_cohort_from_min_silos_on(colluders: int, threshold: int) -> None:
     survivors = least_survivors(colluders)
-    ranges = Ranges.conservative(sizes=[1], largest_delta=[1.0], largest_weight=1.0)
+    ranges = Ranges.of(sizes=[1], largest_delta=[1.0], largest_weight=1.0)
     terms = Terms(
         model=bytes(32),
         link=ALONE,
@@ -184,18 +189,17 @@ def test_keys_of_secure_aggregation_bind_nobody_without_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "bound"),
+    ("changes", "cap", "least"),
     [
-        ({}, 1e6),
-        ({"first_weight_bound": 50.0}, 50.0),
-        ({"max_weight": 20.0}, 20.0),
-        ({"first_weight_bound": 5.0, "max_weight": 20.0}, 5.0),
-        ({"weighting": "equal"}, 1.0),
-        ({"weighting": "equal", "max_weight": 0.5}, 0.5),
+        ({"max_weight": 20.0}, 20.0, 0.2),
+        ({"max_weight": 20.0, "max_weight_ratio": 4.0}, 20.0, 5.0),
+        ({"weighting": "equal"}, 1.0, 0.01),
+        ({"weighting": "equal", "max_weight": 0.5}, 1.0, 0.01),
     ],
 )
-def test_the_first_bound_on_a_weight_is_the_tightest_that_is_known(changes: dict[str, Any], bound: float) -> None:
-    assert AggregationSection.model_validate(changes).largest_first_weight == bound
+def test_weights_lie_within_the_ratio_below_the_cap(changes: dict[str, Any], cap: float, least: float) -> None:
+    section = AggregationSection.model_validate(changes)
+    assert (section.weight_cap, section.least_weight) == (cap, pytest.approx(least))
 
 
 def test_a_file_that_is_not_toml_is_refused_with_its_line() -> None:

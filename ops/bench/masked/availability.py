@@ -20,7 +20,7 @@ from security.secure_aggregation.transcript import DIGEST_BYTES
 SILOS = tuple(range(3, 13))
 DROP_OUT = 0.02
 LEAST_GROUP = 3
-_RANGES = Ranges.conservative(sizes=(1,), largest_delta=(1.0,), largest_weight=1.0)
+_RANGES = Ranges.of(sizes=(1,), largest_delta=(1.0,), largest_weight=1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

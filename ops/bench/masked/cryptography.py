@@ -42,7 +42,7 @@ from security.secure_aggregation.release_groups import Partition, first_link
 from silo_agent.training.masked_vector import KeptDelta, write_masked_vector
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.manifest import Layout, TensorSpec
-from silo_wire.masked_ranges import first_ranges
+from silo_wire.masked_ranges import plan_ranges
 from silo_wire.messages import RoundKey, TrainingSummary
 from silo_wire.plan import AggregationSection
 from silo_wire.transport import give_memory_back
@@ -136,12 +136,10 @@ class _Cohort:
                 "secure_aggregation": True,
                 "momentum": 0.0,
                 "weighting": "size",
-                "first_weight_bound": max(self._deltas.weights),
+                "max_weight": max(self._deltas.weights),
             }
         )
-        self._weight_ratio = section.max_weight_ratio
-        first = first_ranges(section, self._layout)
-        self.ranges = self._deltas.second_ranges(first, weight_ratio=self._weight_ratio)
+        self.ranges = plan_ranges(section, self._layout)
         self._models = _models(work, self._layout)
         self.base = self._models.initial()
         self._spools = _Spools(work / "spools")
@@ -208,7 +206,7 @@ class _Cohort:
         return Unmasked(mean=mean, aggregate=aggregate, relative_l2_error=error)
 
     def _mean(self, unmask: Unmask, survivors: range) -> None:
-        """The sum of the vectors with its masks taken off, as the aggregator reads it, and the ranges that follow."""
+        """The sum of the vectors with its masks taken off, as the aggregator reads it."""
         vectors = MaskedVectors(
             fixed_point=unmask.fixed_point, masks=unmask.masks, spools=list(self._spools.vectors.items())
         )
@@ -219,7 +217,6 @@ class _Cohort:
         with closing(MeanReader(vectors, weight_sum=weight_sum, slab_elements=len(out))) as mean:
             for first in range(0, self._deltas.elements, len(out)):
                 mean.read_into(out[: self._deltas.elements - first].data.cast("B"))
-            mean.next_ranges(weight_ratio=self._weight_ratio)
 
     def _error(self, model: Digest, silos: range) -> float:
         """Relative L2 error of a model that began as zeros, beside the mean of these silos' deltas."""

@@ -1,11 +1,10 @@
-"""Deltas of any size whose weighted sum is known without adding them up, and the ranges of the round after the first.
+"""Deltas of any size whose weighted sum is known without adding them up.
 
 Coordinate j of a silo's delta is the scale of its tensor times number j mod PERIOD of the silo's own table. Scales are powers of
 two, so each float32 of it is exact, and the weighted sum is the scale times the sum of the tables. Tables are heavy-tailed and partly
 alike, tensors and weights lie orders of magnitude apart, as those of a T5 that is fine-tuned at several silos do.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import cycle
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from security.secure_aggregation.fixed_point import FixedPoint, FloatBlock, Ranges, WideBlock
+from security.secure_aggregation.fixed_point import FloatBlock, WideBlock
 
 PERIOD = 1_048_573
 """A prime, so that tensors of one shape differ."""
@@ -48,20 +47,6 @@ class Deltas:
     def mean(self, silos: Iterable[int]) -> Callable[[WideBlock, int], None]:
         """As `read`, of these silos' weighted mean."""
         return partial(self._fill, self._mean_table(silos))
-
-    def second_ranges(self, first: Ranges, *, weight_ratio: float) -> Ranges:
-        """What follows from a first round of all these deltas with the ranges `first`.
-
-        The sum's peaks are taken as one higher for each silo: no rounding of the first round lifts them further.
-        """
-        total, cohort = sum(self.weights), len(self.weights)
-        levels = FixedPoint.of(cohort=cohort, ranges=first).levels
-        mean = self._mean_table(range(cohort))
-        peaks = []
-        for tensor, (scale, begin, end) in zip(first.tensors, self._tensors, strict=True):
-            largest = max(float(np.abs(piece).max()) for piece in _pieces(mean, begin, end))
-            peaks.append(math.ceil(largest * scale * total / first.weight_cap / tensor.bound * levels) + cohort)
-        return first.after(peaks=peaks, levels=levels, mean_weight=total / cohort, weight_ratio=weight_ratio)
 
     def _mean_table(self, silos: Iterable[int]) -> WideBlock:
         table: WideBlock = np.zeros(PERIOD)

@@ -1215,15 +1215,10 @@ class PlanMemory(_message.Message):
     ROUND_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     ANSWERED_FIELD_NUMBER: _builtins.int
-    SEEN_FIELD_NUMBER: _builtins.int
     plan_digest: _builtins.bytes
     round: _builtins.int
     number: _builtins.int
     answered: _builtins.bool
-    @_builtins.property
-    def seen(self) -> Global___SeenRanges:
-        """absent before the first roster"""
-
     def __init__(
         self,
         *,
@@ -1231,35 +1226,11 @@ class PlanMemory(_message.Message):
         round: _builtins.int = ...,
         number: _builtins.int = ...,
         answered: _builtins.bool = ...,
-        seen: Global___SeenRanges | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["seen", b"seen"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "number", b"number", "plan_digest", b"plan_digest", "round", b"round", "seen", b"seen"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "number", b"number", "plan_digest", b"plan_digest", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PlanMemory: _TypeAlias = PlanMemory  # noqa: Y015
-
-@_typing.final
-class SeenRanges(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ROUND_FIELD_NUMBER: _builtins.int
-    RANGES_FIELD_NUMBER: _builtins.int
-    round: _builtins.int
-    @_builtins.property
-    def ranges(self) -> Global___Ranges: ...
-    def __init__(
-        self,
-        *,
-        round: _builtins.int = ...,
-        ranges: Global___Ranges | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ranges", b"ranges"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ranges", b"ranges", "round", b"round"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___SeenRanges: _TypeAlias = SeenRanges  # noqa: Y015
