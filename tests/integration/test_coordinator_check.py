@@ -93,6 +93,10 @@ def makes(mistake: Mistake) -> Callable[[Spoil], Spoil]:
     return noted
 
 
+MASKED = (("secure_aggregation = false", "secure_aggregation = true"), ("max_weight = 0.0", "max_weight = 100.0"))
+"""What a plan's text needs to have masked sums."""
+
+
 @makes(Mistake.SETTINGS)
 def misspelt_key(folder: CoordinatorFolder, patch: pytest.MonkeyPatch) -> None:
     edit(folder.settings, "validity_hours", "validity_hour")
@@ -256,9 +260,8 @@ def plan_that_was_never_made(folder: CoordinatorFolder, patch: pytest.MonkeyPatc
 def threshold_above_the_cohort(folder: CoordinatorFolder, patch: pytest.MonkeyPatch) -> None:
     text = plan_file(folder).read_text()
     section = text.index("[aggregation]")
-    text = text[:section] + text[section:].replace(
-        "secure_aggregation = false", "secure_aggregation = true", 1
-    ).replace("threshold = 0", "threshold = 7", 1)
+    for old, new in (*MASKED, ("threshold = 0", "threshold = 7")):
+        text = text[:section] + text[section:].replace(old, new, 1)
     plan_file(folder).write_text(text.replace("min_silos = 1", "min_silos = 4", 1))
 
 
@@ -318,7 +321,8 @@ def cohort_beyond_secure_aggregation(folder: CoordinatorFolder, patch: pytest.Mo
                 secret_digest=secret,
             )
     edit(plan_file(folder), "min_silos = 1", "min_silos = 3")
-    edit(plan_file(folder), "secure_aggregation = false", "secure_aggregation = true")
+    for old, new in MASKED:
+        edit(plan_file(folder), old, new)
 
 
 @makes(Mistake.DISK)

@@ -601,7 +601,6 @@ def make_rogue_template(root: Path) -> FederationTemplate:
     }
     noised = {
         **masked,
-        "aggregation.max_weight": WEIGHT_CAP,
         "aggregation.max_delta_norm": CLIPPING_NORM,
         "evaluation.initial": False,
         "privacy.level": "silo",
