@@ -265,8 +265,11 @@ def objection(
     is with whom: by itself passes one group of all that are pinned, or what tells nobody apart who was together before.
     """
     group = link.partition.group_of(silo)
-    if group is None:
-        return None  # a leaver masks nothing under it
+    if group is None and (previous is None or silo not in previous.members):
+        return None  # it is in neither, and has no say
+    group = (
+        group or ()
+    )  # a leaver masks nothing under it, but its voice counts: it tells nobody apart without its people
     peers = frozenset(pinned) - {silo}
     if unknown := [peer for peer in group if peer != silo and peer not in peers]:
         return f"{', '.join(unknown)} in this silo's release group have no key that its people pinned: somebody may have made them up"

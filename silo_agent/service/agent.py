@@ -144,7 +144,7 @@ class AgentService:
             models=journal.round_models(),
         )
         self._bundle: PlanBundle | None = None
-        self._under_privacy = False  # of the plan that was looked at last
+        self._private, self._masked = False, False  # of the plan that was looked at last
         self._model: RoundModel | None = None
         self._written: tuple[Digest | None, FileMark | None] = None, None  # of the update that this process wrote last
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
@@ -271,7 +271,7 @@ class AgentService:
             self._display.note("work-failed", work=type(work).__name__, error=type(error).__name__, detail=str(error))
             if (rule := rule_of(error)) is not None:
                 self._observer.refused(rule, str(error))
-            result = _failure(work, error, private=self._under_privacy)
+            result = _failure(work, error, private=self._private, masked=self._masked)
         self._inbox.put_nowait((asyncio.current_task(), result))
 
     async def _perform(self, work: Work) -> Result:
@@ -310,7 +310,7 @@ class AgentService:
                 f"plan {bundle.plan.name} is of federation {bundle.plan.federation}, this silo is of {self._federation}"
             )
         releases = bundle.plan.releases_of_round
-        self._under_privacy = bool(releases)
+        self._private, self._masked = bool(releases), bundle.plan.aggregation.secure_aggregation
         try:
             await self._in_thread(
                 lambda _cancelled: self._gate.check_plan(bundle)
@@ -615,9 +615,9 @@ def _steps_are_told(bundle: PlanBundle) -> bool:
     return plan.privacy.level == "record" or not (plan.aggregation.secure_aggregation or plan.privacy.level == "silo")
 
 
-def _failure(work: Work, error: LoricaError, *, private: bool) -> Result:
+def _failure(work: Work, error: LoricaError, *, private: bool, masked: bool) -> Result:
     """The event that a piece of work ended with; what the coordinator no longer wants is no failure of this silo."""
-    why, heard = reason(error, private=private), told(error, private=private)
+    why, heard = reason(error, private=private, masked=masked), told(error, private=private, masked=masked)
     match work:
         case FetchPlan(plan):
             return PlanRefused(plan=plan, reason=why, detail=str(error), told=heard)

@@ -1,7 +1,8 @@
 """What the coordinator hears of an error that ended a piece of work; the rest stays in this silo's own log.
 
 Under a plan with differential privacy it hears one of a few sentences that are always the same: how a record is broken, or how
-many are, is nobody's to learn. That the work failed at all, and when, it sees.
+many are, is nobody's to learn. Under masks it does not hear why training failed either: a model can be made so that training
+fails in one way where a record has some word, and in another where not. That the work failed at all, and when, it sees.
 """
 
 from typing import Final
@@ -25,7 +26,7 @@ TOLD_UNDER_PRIVACY: Final = (BUDGET_SPENT, NOT_INTACT, FAILED)
 """All that is ever told under differential privacy, but for what a policy says of a plan."""
 
 
-def told(error: LoricaError, *, private: bool) -> str:
+def told(error: LoricaError, *, private: bool, masked: bool) -> str:
     """All of it about the coordinator's own plan and bytes, nothing of this silo's files and data."""
     match error:
         case BudgetSpent():
@@ -34,7 +35,7 @@ def told(error: LoricaError, *, private: bool) -> str:
             return str(error)
         case MalformedMessage() | IntegrityError() | AuthenticationError() | Conflict():
             return NOT_INTACT if private else str(error)
-        case _ if private:
+        case _ if private or masked:
             return FAILED
         case DataError():
             return "this silo's data or database cannot be used; its own log says why"
@@ -42,13 +43,13 @@ def told(error: LoricaError, *, private: bool) -> str:
             return f"the work failed here ({type(error).__name__}); this silo's own log says why"
 
 
-def reason(error: LoricaError, *, private: bool) -> DeclineReason:
+def reason(error: LoricaError, *, private: bool, masked: bool) -> DeclineReason:
     match error:
         case PolicyRefusal():
             return DeclineReason.POLICY
         case IntegrityError() | MalformedMessage() | AuthenticationError() | Conflict():
             return DeclineReason.INTEGRITY
-        case DataError() if not private:
+        case DataError() if not (private or masked):
             return DeclineReason.DATA
         case _:
             return DeclineReason.TRAINING_FAILED

@@ -3,6 +3,7 @@
 With what each of these attacks is after, two sums come out over one set of deltas but for one silo's.
 """
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ import pytest
 
 from security.audit.entry import Event
 from security.audit.reading import read_log
+from security.errors import DataError, LoricaError, StorageError
 from security.secure_aggregation.fixed_point import TensorRange
 from security.secure_aggregation.roster import Roster
 from silo_agent.edges.audit_report import report_of
 from silo_agent.edges.plan_approvals import Comparison, PlanApprovals
 from silo_agent.policy import PolicyRules
+from silo_agent.service.told import FAILED
+from silo_agent.task.update import TrainingDiverged
 from silo_wire.masked_ranges import ranges_of
 from silo_wire.messages import DeclineReason, Prepare, Train
 from silo_wire.plan import PlanBundle
@@ -173,3 +177,20 @@ async def test_each_sum_stands_in_the_audit_log_with_plan_model_survivors_and_re
             assert told.index(Event.SUM_UNMASKED) < log.entries.index(reveal), "it is told before the share leaves"
             (part,) = report_of(log.entries).parts
             assert (part.model, part.survivors.split()) == (at.model.digest, sorted(rest))
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [TrainingDiverged("loss is nan at step 3 of 400"), DataError("train.jsonl line 7: mr smith"), StorageError("full")],
+    ids=["diverges", "data", "disk"],
+)
+async def test_makes_training_fail_and_hears_no_more_than_that_it_failed(tmp_path: Path, failure: LoricaError) -> None:
+    """A model can be made so that training fails in one way where a record has some word, in another where not."""
+    async with attacked(tmp_path, NET) as at:
+
+        def fails(**_: Any) -> Any:
+            raise failure
+
+        at.silos[BANK].trainer.train = fails  # type: ignore[method-assign]
+        await at.peer.order(Train(key=at.key, model=at.model.digest, seconds_left=60.0), BANK)
+        await at.declined(BANK, DeclineReason.TRAINING_FAILED, f"^{re.escape(FAILED)}$")

@@ -228,6 +228,37 @@ def test_splitting_a_group_is_for_the_people_of_that_group() -> None:
     assert objects(first, split, of=NAMES[7]) == ""
 
 
+def test_who_leaves_votes_nobody_apart_by_itself() -> None:
+    """Four of seven, who are enough to sign, leave the other three behind; or a whole group leaves, and one of another with it."""
+    first = link_of(7)
+    left = successor(first, Partition.of([NAMES[4:7]]))
+    assert "of silo-00, silo-01, silo-02, silo-03 alone" in objects(first, left)
+    two = link_of(3, 4)
+    assert "of silo-06 alone" in objects(two, successor(two, Partition.of([NAMES[3:6]])))
+    assert objects(two, successor(two, Partition.of([NAMES[3:7]]))) == "", "a whole group"
+    assert objects(two, successor(two, groups(3)), of=NAMES[9]) == "", "who was never in has no say"
+
+
+@settings(max_examples=200)
+@given(data=st.data())
+def test_no_link_passes_by_itself_that_tells_apart_whom_its_signers_were_one_with(data: st.DataObject) -> None:
+    """Any two divisions: where no silo of the first objects, the atoms of the first are atoms of the second, or none was told apart."""
+
+    def division(names: list[SiloName]) -> Partition:
+        places = data.draw(st.lists(st.integers(0, 3), min_size=len(names), max_size=len(names)))
+        drawn = [[name for name, at in zip(names, places, strict=True) if at == place] for place in range(3)]
+        return Partition.of([group for group in drawn if group] or [names])
+
+    first = first_link(FEDERATION, division(list(NAMES[:7])))
+    link = successor(first, division(list(NAMES[: data.draw(st.integers(1, 9))])))
+    consenting = [name for name in first.members if not objects(first, link, of=name)]
+    if len(consenting) == len(first.members):
+        assert set(first.atoms) <= set(link.atoms)
+    for name in consenting:
+        assert link.atom_of(name) == first.atom_of(name)
+        assert not [atom for atom in link.atoms if len(atom) < 3 and atom not in first.atoms]
+
+
 def test_who_comes_later_is_asked_who_it_is_summed_with() -> None:
     first = link_of(3)
     later = successor(first, groups(3, 3))
