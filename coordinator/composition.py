@@ -235,6 +235,10 @@ class Coordinator:
         if self.settings.aggregation.threads:
             torch.set_num_threads(self.settings.aggregation.threads)
         device = aggregator.device_for(self.settings.aggregation.device)
+        if bundle.plan.aggregation.secure_aggregation:
+            device = torch.device(
+                "cpu"
+            )  # silos make the step again, on theirs: that a GPU's has the same bits is not shown
         return aggregator.Aggregator(
             bundle.plan.aggregation,
             models=models,

@@ -109,6 +109,8 @@ SILO_MEANINGS: Final[dict[str, str]] = {
     "policy.max_epochs": "Most epochs of local training in one round.",
     "policy.require_secure_aggregation": "Whether updates leave masked or not at all: a plan without secure aggregation "
     "is refused, and so is an upload without masks.",
+    "policy.verify": 'How round models are checked under masks before this silo trains from them: `"joint"`, the default with '
+    '`require_secure_aggregation`: every chunk, divided among the silos; `"spot"`: a few, by its own choice; `"off"`: not at all.',
     "policy.min_cohort": "Under secure aggregation: fewest silos of a cohort, this one among them.",
     "policy.min_threshold": "Under secure aggregation: fewest silos that have to help to open a secret.",
     "policy.min_survivors": "Under secure aggregation: fewest silos of a sum.",

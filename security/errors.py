@@ -35,6 +35,10 @@ class IntegrityError(LoricaError):
     """Stored or received bytes differ from their digest or signature."""
 
 
+class FalseModel(IntegrityError):
+    """A round model is not what the masked sum makes that it is said to come from; there is proof of it."""
+
+
 class StorageError(LoricaError):
     """A disk that is full, a file that cannot be read or written."""
 
@@ -105,6 +109,7 @@ EXIT_CODES: dict[type[LoricaError], int] = {
     Conflict: 13,
     UnsafeSql: 14,
     Unreachable: 15,
+    FalseModel: 16,
 }
 """What a command exits with; 1 is a defect of Lorica, 2 a mistyped command line (ops/docs/exit-codes.md)."""
 

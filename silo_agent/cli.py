@@ -220,6 +220,7 @@ async def _run_agent(
     from silo_agent.edges.masking_party import party_of
     from silo_agent.edges.metrics import metrics_served
     from silo_agent.edges.model_cache import ModelCache
+    from silo_agent.edges.model_checking import model_checks
     from silo_agent.edges.observer import SiloObserver
     from silo_agent.edges.own_entropy import own_entropy
     from silo_agent.edges.plan_store import PlanStore
@@ -315,6 +316,14 @@ async def _run_agent(
                     party=party_of(folder, credentials, policy, log),
                     newer_groups=groups.sync,
                     unmasks=audit.unmasks,
+                ),
+                checks=model_checks(
+                    folder,
+                    credentials,
+                    policy,
+                    coordinator=client,
+                    proves=audit.proves,
+                    checked=metrics.checked_chunks.inc,
                 ),
                 privacy=guard_of(folder, credentials, policy, journal),
                 display=display,

@@ -57,6 +57,10 @@ class PolicyRules(Section):
     approved_plans: Literal["any", "ask"] | Annotated[list[DigestText], Field(min_length=1)] = Field(
         default_factory=lambda given: "ask" if given.get("require_secure_aggregation") else "any"
     )
+    # of round models under masks, before this silo trains from them
+    verify: Literal["joint", "spot", "off"] = Field(
+        default_factory=lambda given: "joint" if given.get("require_secure_aggregation") else "spot"
+    )
     min_cohort: Silos = LEAST_SILOS
     min_threshold: Silos = LEAST_SILOS
     min_survivors: Silos = LEAST_SILOS
@@ -382,6 +386,13 @@ def loosened(rules: PolicyRules, *, pinned: int, on_first_use: int, record: Reco
         yield (
             "approved_plans",
             'it lists plans: nobody here compared their initial models, as "ask" would have people do',
+        )
+    if rules.verify != "joint":
+        yield (
+            "verify",
+            'it is "off": nobody here finds out whether a round model is one that was made to single out a silo'
+            if rules.verify == "off"
+            else 'it is "spot": a round model that is wrong in one place, to single out a silo, is mostly not found out',
         )
     if rules.trust_on_first_use:
         yield (

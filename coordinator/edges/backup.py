@@ -22,7 +22,7 @@ from coordinator.edges.backup_file import About, BackupWriter, is_fit, new_backu
 from coordinator.edges.coordinator_folder import CoordinatorFolder
 from coordinator.edges.database_copy import copy_database
 from coordinator.edges.held_models import holding_models
-from coordinator.edges.model_store import BASE, INITIAL, MODEL
+from coordinator.edges.model_store import BASE, EVIDENCE, INITIAL, MODEL
 from coordinator.edges.round_store import SqlRoundStore
 from coordinator.edges.round_tables import TABLES_REVISION
 from coordinator.rounds.without_updates import without_updates
@@ -116,6 +116,8 @@ def _add_models(backup: BackupWriter, name: str, folder: Path) -> None:
         _add_below(backup, f"{name}/{model}.optimizer", folder / f"{model}.optimizer")
     if (folder / INITIAL).exists():
         _add_file(backup, f"{name}/{INITIAL}", folder / INITIAL)
+    if (folder / EVIDENCE).is_dir():
+        _add_below(backup, f"{name}/{EVIDENCE}", folder / EVIDENCE)
     if (folder / BASE).is_dir():
         _add_models(backup, f"{name}/{BASE}", folder / BASE)
 

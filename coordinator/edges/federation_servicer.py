@@ -1,6 +1,6 @@
 """The Federation service over gRPC: messages in, values to the service, values out. No decision is made here."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from typing import Any
 
@@ -232,6 +232,46 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         silo = self._caller(request.key)
         await self._service.groups.sign(silo, request.groups, request.signature)
         return federation_pb2.Ack()
+
+    async def FetchEvidence(
+        self, request: federation_pb2.EvidenceRequest, context: Any
+    ) -> AsyncIterator[common_pb2.Chunk]:
+        self._caller(request.key)
+        evidence = await self._service.evidence(
+            digest_from_wire(request.key.plan_digest, "plan_digest"),
+            digest_from_wire(request.model_digest, "model_digest"),
+        )
+        async for chunk in self._sent(evidence[at : at + CHUNK_BYTES] for at in range(0, len(evidence), CHUNK_BYTES)):
+            yield chunk
+
+    async def FetchPieces(self, request: federation_pb2.PiecesRequest, context: Any) -> AsyncIterator[common_pb2.Chunk]:
+        self._caller(request.key)
+        pieces = await self._service.pieces(
+            digest_from_wire(request.key.plan_digest, "plan_digest"),
+            digest_from_wire(request.model_digest, "model_digest"),
+            request.chunk,
+        )
+        async for chunk in self._sent(pieces):
+            yield chunk
+
+    async def _sent(self, pieces: Iterable[bytes]) -> AsyncIterator[common_pb2.Chunk]:
+        async with self._places.place() as place:
+            for index, piece in enumerate(pieces):
+                await place.keep()
+                with place.waiting_for_peer():
+                    yield common_pb2.Chunk(index=index, data=piece)
+                self._on_sent(len(piece))
+
+    async def ShareVerdict(self, request: federation_pb2.VerdictRequest, context: Any) -> federation_pb2.VerdictsReply:
+        silo = self._caller(request.key)
+        verdicts, known = await self._service.share_verdict(
+            silo,
+            digest_from_wire(request.key.plan_digest, "plan_digest"),
+            digest_from_wire(request.model_digest, "model_digest"),
+            secure_codec.verdict_from_wire(request.verdict),
+            request.known,
+        )
+        return federation_pb2.VerdictsReply(verdicts=map(secure_codec.verdict_to_wire, verdicts), known=known)
 
     async def RenewCertificate(
         self, request: federation_pb2.RenewalRequest, context: Any

@@ -21,7 +21,7 @@ from pathlib import Path
 from coordinator.edges.backup import WORK_PREFIX
 from coordinator.edges.export_scratch import ExportScratch
 from coordinator.edges.held_models import letting_models_go
-from coordinator.edges.model_store import BASE, INITIAL, MODEL, SPARE
+from coordinator.edges.model_store import BASE, EVIDENCE, INITIAL, MODEL, SPARE
 from coordinator.edges.round_store import SqlRoundStore
 from coordinator.edges.spool_key import destroy_keys_below
 from coordinator.edges.upgrade_copies import copied_at
@@ -147,7 +147,7 @@ def _all_but(folder: Path, present: PresentPlan) -> Iterator[Garbage]:
     for path in sorted(_entries(folder), key=lambda path: path.suffix != MODEL):
         if path.name == SPARE:
             yield _garbage("models", path, "no further model is made of the plan")
-        elif path.name not in (INITIAL, BASE) and path.name.partition(".")[0] not in present.models:
+        elif path.name not in (INITIAL, BASE, EVIDENCE) and path.name.partition(".")[0] not in present.models:
             yield _garbage("models", path, "neither the last nor the best model of the plan")
 
 

@@ -76,6 +76,10 @@ class MaskedVectors:
 
     def tail(self) -> SumTail:
         """What the words behind the delta say of the sum; raises UnusableUpdate."""
+        return decode_tail(self.fixed_point, self.last_words())
+
+    def last_words(self) -> Words:
+        """The words behind the delta, of the sum; raises UnusableUpdate."""
         elements = self.fixed_point.ranges.elements
         total: Words = np.zeros(EXTRA_WORDS, dtype="<u4")
         for silo, vector in self.spools:
@@ -84,7 +88,7 @@ class MaskedVectors:
         workspace = mask_stream.Workspace()
         self.masks.apply(total, elements, workspace)
         workspace.erase()
-        return decode_tail(self.fixed_point, total)
+        return total
 
 
 class MeanReader:

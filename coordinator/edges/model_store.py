@@ -6,6 +6,7 @@
     initial.json              the digest of the initial model, and of the file that it was made from
     spare/                    files of deleted models, to be written over (spare_files.py)
     base/                     with adapters: a store of the same kind, of the model that they are for
+    evidence/                 under masks: what shows that the sums made the models (round_evidence.py)
 
 Where models are published in bfloat16, the float32 numbers that the next step begins from are one more slot, `master`; else
 the published model is its own master, and the initial one has no state.
@@ -49,6 +50,8 @@ BASE = "base"
 _WORK = ".new-"
 SPARE = "spare"
 INITIAL = "initial.json"
+EVIDENCE = "evidence"
+"""The folder, in that of a plan, of what shows that masked sums made its models (round_evidence.py)."""
 MODEL = ".safetensors"
 """Of the file of a model's parameters, behind its digest."""
 _SLOT = ".f32"
@@ -332,7 +335,7 @@ class ModelStore:
 
 
 def _belongs_to_none(path: Path) -> bool:
-    return path.name.startswith(_WORK) or path.name in (INITIAL, SPARE, BASE)
+    return path.name.startswith(_WORK) or path.name in (INITIAL, SPARE, BASE, EVIDENCE)
 
 
 def _model_of(path: Path) -> Digest:

@@ -11,13 +11,17 @@ MODELS_KEPT: Final = 4
 
 
 def plan_disk(bundle: PlanBundle, silos: int) -> int:
-    """Bytes: an update of each silo, models with the server optimizer's state, what adapters are for."""
+    """Bytes: an update of each silo, models with the server optimizer's state, what adapters are for.
+
+    Under masks there is another update of each, and another model: what the present model is checked with.
+    """
+    masked = bundle.plan.aggregation.secure_aggregation
     layout = bundle.layout
     master = bundle.model_layout.dtype != layout.dtype
     state = len(slots(optimizer_of(bundle.plan.aggregation))) + master
     base = bundle.base_layout.total_bytes if bundle.base_layout else 0
     return (
-        silos * bundle.update_bytes
-        + MODELS_KEPT * (bundle.model_layout.total_bytes + state * layout.total_bytes)
+        silos * bundle.update_bytes * (1 + masked)
+        + (MODELS_KEPT + masked) * (bundle.model_layout.total_bytes + state * layout.total_bytes)
         + base
     )

@@ -5,11 +5,13 @@ from pathlib import Path
 
 from coordinator.edges.model_store import BASE, ModelStore
 from coordinator.edges.release_ledger import ReleaseLedger
+from coordinator.edges.round_evidence import RoundEvidence
 from coordinator.edges.spool import Spools
 from coordinator.model_file import BASE_FILE, MODEL_FILE
 from coordinator.rounds.secure_attempt import MaskedSum
 from coordinator.rounds.updates import AggregationResult, CommittedUpdate
 from coordinator.service.ports import Aggregator, PlanParts
+from security.identifiers import FederationName
 from silo_wire.canonical import Digest
 from silo_wire.messages import RoundKey
 from silo_wire.plan import PlanBundle
@@ -53,6 +55,13 @@ def plan_parts(state: Path, *, spools: Spools, make_aggregator: MakeAggregator) 
             models=models,
             base=base_store(state, bundle),
             aggregator=_OnDemand(lambda: make_aggregator(bundle, models, spools)),
+            evidence=RoundEvidence(
+                state / "models" / bundle.plan.digest,
+                federation=FederationName(bundle.plan.federation),
+                plan=bundle.plan.digest,
+                models=models,
+                spools=spools,
+            ),
             spent=lambda: ReleaseLedger(state / "privacy").spent(bundle.plan),
         )
 

@@ -47,7 +47,7 @@ class SecureAttempt:
     def state(self) -> protocol.State:
         if self.held is not None:
             return self.held
-        state, effects = protocol.restored(self._events(), self._identities())
+        state, effects = protocol.restored(self.events, self._identities())
         _erase_masks(effects)
         return state
 
@@ -97,11 +97,13 @@ class SecureAttempt:
 
     def unmask(self) -> protocol.Unmask:
         """How to unmask the sum, of an attempt that is unmasked. The caller erases its masks."""
-        _, effects = protocol.restored(self._events(), self._identities())
+        _, effects = protocol.restored(self.events, self._identities())
         (unmask,) = (it for it in effects if isinstance(it, protocol.Unmask))
         return unmask
 
-    def _events(self) -> tuple[protocol.Event, ...]:
+    @property
+    def events(self) -> tuple[protocol.Event, ...]:
+        """The journal, decoded."""
         return tuple(coordinator_event_from_bytes(b64decode(item), self.federation) for item in self.journal)
 
     def _identities(self) -> Identities:

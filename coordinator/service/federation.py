@@ -4,7 +4,7 @@
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -51,6 +51,7 @@ from coordinator.service.records import PresentPlan, RoundRow
 from coordinator.service.register import Register
 from coordinator.service.release_groups import ReleaseGroups
 from coordinator.service.renewal import Renewal, Renewed
+from coordinator.service.round_checks import RoundChecks
 from coordinator.service.round_loop import RETRY_S, RoundLoop
 from coordinator.service.standing import Standing, standing
 from coordinator.service.threads import Threads
@@ -67,6 +68,7 @@ from security.errors import (
 )
 from security.identifiers import FederationName, Identity, Role, SiloName
 from security.pki.identity_key import public_key_from_bytes
+from security.secure_aggregation.verdicts import Verdict
 from silo_wire.canonical import Digest
 from silo_wire.groups_codec import GroupsOffer, KnownIdentity
 from silo_wire.ledger_receipt import LEDGER_DOMAIN, LedgerReceipt, ledger_statement
@@ -135,9 +137,11 @@ class Federation:
         self._threads = Threads()
         self._chunks = ChunkCache(self._threads)
         self.groups = ReleaseGroups(federation=federation, store=store, threads=self._threads)
+        self.checks = RoundChecks(desk=self._desk, keys=keys, spools=spools)
         self._loop = RoundLoop(
             store=store,
             desk=self._desk,
+            checks=self.checks,
             groups=self.groups,
             spools=spools,
             keys=keys,
@@ -331,6 +335,28 @@ class Federation:
         header = ModelHeader(manifest=manifest, round=signed.round, signature=signed.signature)
         return ModelSource(header, opened.parts.models, self._chunks)
 
+    async def evidence(self, plan: Digest, model: Digest) -> bytes:
+        """What shows that a masked sum made `model`, as it travels; raises WrongTime for another plan, StateError where none did."""
+        self._check_plan(plan)
+        return await self.checks.evidence(plan, model)
+
+    async def pieces(self, plan: Digest, model: Digest, chunk: int) -> tuple[bytes, ...]:
+        """What one chunk of the round that made the present model is made again with.
+
+        Raises WrongTime for another plan, StateError for another model, MalformedMessage for a chunk that there is not.
+        """
+        self._check_plan(plan)
+        return await self.checks.pieces(plan, model, chunk)
+
+    async def share_verdict(
+        self, silo: SiloName, plan: Digest, model: Digest, verdict: Verdict, known: int
+    ) -> tuple[Collection[Verdict], int]:
+        """As RoundChecks.share; raises WrongTime for another plan or model than the present one."""
+        course = self._check_plan(plan)
+        if course.model != model:
+            raise WrongTime(f"model {model} is not the present one, {course.model} is: wait for the next order")
+        return await self.checks.share(silo, model, verdict, known)
+
     async def declare_trained(self, silo: SiloName, key: RoundKey, model: Digest) -> None:
         """The silo holds a delta from `model` for the masked sum of this attempt; raises WrongTime or Conflict."""
         await self._loop.post(SiloTrained(now=self._clock(), key=key, silo=silo, model=model))
@@ -441,10 +467,14 @@ class Federation:
             course = course_of(self._loop.state)
             present = PresentPlan(
                 plan=None if course is None else course.terms.plan,
-                models=frozenset() if course is None else frozenset({course.model, course.best_model}),
+                models=frozenset() if course is None else await self._kept_models(course),
                 under_way=course is not None and not isinstance(self._loop.state, Finished),
             )
             return await asyncio.to_thread(collect, present)
+
+    async def _kept_models(self, course: Course) -> frozenset[Digest]:
+        opened = await self._desk.opened(course.terms.plan)
+        return frozenset({course.model, course.best_model, *await asyncio.to_thread(self.checks.bases, opened)})
 
     async def start_plan(self, name: str) -> tuple[Digest, str]:
         """Start the plan folder `name`, or go on with it after a stop; its digest, and what it waits for.

@@ -31,6 +31,7 @@ from security.errors import IntegrityError, StateError
 from security.identifiers import Identity, SiloName
 from security.pki.authority_succession import AuthoritySuccession
 from security.pki.succession import Succession
+from security.secure_aggregation.evidence import Evidence, SignedEvidence
 from security.secure_aggregation.release_groups import SignedLink
 from security.secure_aggregation.scores import Scores
 from silo_wire.canonical import Digest
@@ -107,6 +108,44 @@ class Aggregator(Protocol):
         """Of a closing round's masked vectors: the scores in their sum."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptRound:
+    """A masked round whose chunks can be made again: it made `model` of `base`, by the vectors of the attempt `key`."""
+
+    model: Digest
+    base: Digest
+    key: RoundKey
+
+
+class RoundEvidence(Protocol):
+    """What shows that masked sums made the models of one plan."""
+
+    def make(
+        self,
+        key: RoundKey,
+        base_model: Digest,
+        masked: MaskedSum,
+        model: Digest,
+        sign: Callable[[Evidence], SignedEvidence],
+    ) -> None:
+        """Keep what shows that the sum of `masked` made `model` of `base_model`; the same again changes nothing."""
+
+    def read(self, model: Digest) -> bytes:
+        """A CheckableRound as it travels; raises StateError where no masked sum made `model`."""
+
+    def pieces(self, model: Digest, chunk: int) -> tuple[bytes, ...]:
+        """What chunk `chunk` of the round that made `model` is made again with, as it travels.
+
+        Raises StateError where that is there no more, MalformedMessage for a chunk that it does not have.
+        """
+
+    def kept(self) -> tuple[KeptRound, ...]:
+        """The rounds whose chunks can be made again."""
+
+    def let_go(self, model: Digest) -> None:
+        """The round that made `model` is made again no more; its evidence stays."""
+
+
 @dataclass(frozen=True)
 class PlanParts:
     """What works for one plan alone."""
@@ -115,6 +154,7 @@ class PlanParts:
     base: ModelStore | None
     """Of the one model that the plan's adapters are for, where it has adapters."""
     aggregator: Aggregator
+    evidence: RoundEvidence
     spent: Callable[[], float] = lambda: 0.0
     """Epsilon of what the coordinator released of this plan with noise of its own. Reads the disk."""
 

@@ -35,10 +35,12 @@ from coordinator.rounds.events import (
 )
 from coordinator.rounds.machine import step
 from coordinator.rounds.states import Aggregating, Finished, Idle, Masking, State, course_of
+from coordinator.rounds.updates import Outcome
 from coordinator.service.journal import Journal
-from coordinator.service.plan_desk import PlanDesk
+from coordinator.service.plan_desk import OpenedPlan, PlanDesk
 from coordinator.service.ports import BudgetSpent, Clock, Keys, Observer, RoundStore, Spools, UnusableUpdate
 from coordinator.service.release_groups import ReleaseGroups
+from coordinator.service.round_checks import RoundChecks
 from coordinator.service.threads import Threads
 from security.errors import ConfigurationError, LoricaError, MalformedMessage, StateError, StorageError, kind_of
 from security.identifiers import FederationName
@@ -71,8 +73,10 @@ class RoundLoop:
         observer: Observer,
         clock: Clock,
         threads: Threads,
+        checks: RoundChecks,
         retry_s: float = RETRY_S,
     ) -> None:
+        self._checks = checks
         self._store = store
         self._threads = threads
         self._desk = desk
@@ -204,7 +208,7 @@ class RoundLoop:
                 assert self._tasks is not None
                 self._tasks.create_task(self._aggregate(command))
             case DiscardUpdates(key=key):
-                await self._tidy(lambda: self._spools.discard(key))
+                await self._discard(key)
             case RetainModels(plan=plan, models=models):
                 await self._retain(plan, set(models))
 
@@ -212,21 +216,40 @@ class RoundLoop:
         """What is kept for further rounds goes with the plan that has ended: its spools, and files to write over."""
         plan = _under_way(self._state)
         await self._tidy(lambda: self._spools.retain(plan))
-        if ended is not None:
-            try:
-                opened = await self._desk.opened(ended)
-            except LoricaError as error:
-                self._complain("models could not be tidied", error)
-                return
+        if ended is not None and (opened := await self._opened(ended)) is not None:
             await self._tidy(opened.parts.models.clear_spares)
 
+    async def _discard(self, key: RoundKey) -> None:
+        """Let the updates of an attempt go, unless they are what the present model can be checked with."""
+
+        def discard(opened: OpenedPlan | None) -> None:
+            if opened is None or not self._checks.is_kept(opened, key, self._present_model):
+                self._spools.discard(key)
+
+        course = course_of(self._state)
+        opened = await self._opened(key.plan) if course is not None and course.terms.plan == key.plan else None
+        await self._tidy(lambda: discard(opened))
+
     async def _retain(self, plan: Digest, models: set[Digest]) -> None:
+        opened = await self._opened(plan)
+        if opened is not None:
+            await self._tidy(lambda: self._keep_alone(opened, models))
+
+    def _keep_alone(self, opened: OpenedPlan, models: set[Digest]) -> None:
+        self._checks.let_go(opened, but=self._present_model)
+        opened.parts.models.retain(models | self._checks.bases(opened))
+
+    @property
+    def _present_model(self) -> Digest | None:
+        course = course_of(self._state)
+        return None if course is None else course.model
+
+    async def _opened(self, plan: Digest) -> OpenedPlan | None:
         try:
-            opened = await self._desk.opened(plan)
+            return await self._desk.opened(plan)
         except LoricaError as error:
             self._complain("models could not be tidied", error)
-            return
-        await self._tidy(lambda: opened.parts.models.retain(models))
+            return None
 
     def _fault(self, why: str | None) -> None:
         self.fault = why
@@ -370,6 +393,8 @@ class RoundLoop:
                 aggregator = opened.parts.aggregator
                 summed = aggregator.score_masked if command.closing else aggregator.aggregate_masked
                 result = await asyncio.to_thread(summed, command.key, command.base_model, command.masked)
+                if result.outcome is Outcome.APPLIED:
+                    await asyncio.to_thread(self._checks.keep, opened, command, result.model)
         except UnusableUpdate as error:
             self._complain("update cannot be used", error)
             return AggregationFailed(now=self._clock(), key=command.key, silo=error.silo, reason=str(error))

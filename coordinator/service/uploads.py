@@ -30,7 +30,7 @@ from security.errors import AuthorisationError, Conflict, IntegrityError, Malfor
 from security.identifiers import SiloName
 from security.pki import identity_key
 from silo_wire.canonical import Digest
-from silo_wire.manifest import Layout, masked_layout
+from silo_wire.manifest import CHUNK_BYTES, Layout, masked_layout
 from silo_wire.messages import MaskedHeader, RoundKey, UpdateHeader
 from silo_wire.statements import UPDATE_DOMAIN, update_statement
 from silo_wire.update_receipt import UpdateReceipt
@@ -197,6 +197,10 @@ class Uploads:
             raise MalformedMessage(f"the manifest of silo {silo} is not the one that its announcement is signed for")
         layout = masked_layout(secure.words)
         header.manifest.check_layout(layout)
+        if header.manifest.chunk_bytes != CHUNK_BYTES:  # who checks the model takes the same chunk of every vector
+            raise MalformedMessage(
+                f"masked vector of silo {silo} is in chunks of {header.manifest.chunk_bytes} bytes: use {CHUNK_BYTES}"
+            )
         return layout
 
     async def offset(self, silo: SiloName, key: RoundKey, update: Digest) -> tuple[int, bool]:

@@ -38,6 +38,8 @@ from silo_agent.service.masking import Masking
 from silo_agent.service.ports import TrainerPort
 from silo_agent.settings import Settings
 from silo_agent.task.effects import JournalActivity
+from silo_wire.canonical import Digest
+from silo_wire.plan import PlanBundle
 
 _VALID_S = 3600
 
@@ -160,10 +162,18 @@ class SimulatedSilo(AbstractContextManager["SimulatedSilo"]):
                 newer_groups=self.groups(coordinator).sync,
                 unmasks=lambda *_told: None,  # nobody's audit log: this is no federation
             ),
+            checks=_Unchecked(),
             privacy=guard_of(self.folder, self.credentials, self.policy, self.journal),
             display=display,
             observer=SiloObserver(journal=self.journal, metrics=SiloMetrics(CollectorRegistry()), display=display),
         )
+
+
+class _Unchecked:
+    """The coordinator is in this very process: nobody could check it."""
+
+    async def require(self, bundle: PlanBundle, model: Digest, /) -> None:
+        return
 
 
 def settings_of(data: Path, *, device: str, threads: int) -> Settings:

@@ -10,7 +10,7 @@ shows nothing. A chunk that comes out otherwise is FalseChunk: evidence, manifes
 signed the evidence, for anybody who has the plan and the silos' keys.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,7 +19,7 @@ import torch
 from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from security.errors import ConfigurationError, IntegrityError, MalformedMessage, PolicyRefusal
+from security.errors import ConfigurationError, FalseModel, IntegrityError, MalformedMessage, PolicyRefusal
 from security.identifiers import SiloName
 from security.secure_aggregation import mask_stream
 from security.secure_aggregation.evidence import Evidence, ModelState, OpenedSum, SignedEvidence, refused
@@ -41,7 +41,7 @@ MASTER = "master"
 TAIL = "sum of weights"
 
 
-class FalseChunk(IntegrityError):
+class FalseChunk(FalseModel):
     """Chunk `chunk` of `part` is not what the sum and the step make: the coordinator's evidence is false."""
 
     def __init__(self, evidence: Evidence, chunk: int, part: str, detail: str) -> None:
@@ -104,13 +104,53 @@ class StateManifests:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckableRound:
+    """Evidence, and the manifests of all that it names."""
+
+    signed: SignedEvidence
+    masked: Mapping[SiloName, Manifest]
+    before: StateManifests
+    after: StateManifests
+
+    @property
+    def evidence(self) -> Evidence:
+        return self.signed.evidence
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pieces:
-    """What one chunk is checked with. `model` is of the model handed out after the step; None where that is the master."""
+    """What one chunk is checked with. `model` is of the model handed out after the step; None where that is the master.
+
+    `master` and `slots` are empty where `chunk` has words of the tail alone.
+    """
 
     masked: Mapping[SiloName, bytes]
     master: bytes
     slots: Mapping[str, bytes]
     model: bytes | None = None
+
+    @property
+    def in_order(self) -> tuple[bytes, ...]:
+        """As they travel: masked by silo, master, slots by name, model."""
+        masked = (self.masked[silo] for silo in sorted(self.masked))
+        slots = (self.slots[name] for name in sorted(self.slots))
+        return (*masked, self.master, *slots, *(() if self.model is None else (self.model,)))
+
+    @classmethod
+    def of(cls, checkable: CheckableRound, in_order: Sequence[bytes]) -> "Pieces":
+        """What `in_order` gave; raises MalformedMessage for another number of pieces than this round has."""
+        silos, names = sorted(checkable.masked), sorted(checkable.before.slots)
+        least = len(silos) + 1 + len(names)
+        if not least <= len(in_order) <= least + 1:
+            raise MalformedMessage(
+                f"{len(in_order)} pieces came of a chunk of {checkable.evidence.attempt}: it has {least}"
+            )
+        return cls(
+            masked=dict(zip(silos, in_order, strict=False)),
+            master=in_order[len(silos)],
+            slots=dict(zip(names, in_order[len(silos) + 1 :], strict=False)),
+            model=in_order[least] if len(in_order) > least else None,
+        )
 
 
 class CheckedRound:
@@ -119,23 +159,14 @@ class CheckedRound:
     Raises PolicyRefusal for manifests that are not those of the evidence, or do not fit the plan or each other.
     """
 
-    def __init__(
-        self,
-        rule: StepRule,
-        evidence: Evidence,
-        opened: OpenedSum,
-        *,
-        masked: Mapping[SiloName, Manifest],
-        before: StateManifests,
-        after: StateManifests,
-    ) -> None:
-        self._rule, self._evidence, self._opened = rule, evidence, opened
-        self._masked, self._before, self._after = masked, before, after
+    def __init__(self, rule: StepRule, checkable: CheckableRound, opened: OpenedSum) -> None:
+        self._rule, self._evidence, self._opened = rule, checkable.evidence, opened
+        self._masked, self._before, self._after = checkable.masked, checkable.before, checkable.after
         try:
             self._check_manifests()
         except MalformedMessage as error:
             raise self._refused(str(error)) from error
-        weight_sum = rule.weight_sum(self._fixed_point, evidence.tail)
+        weight_sum = rule.weight_sum(self._fixed_point, self._evidence.tail)
         if not weight_sum > 0.0:
             raise self._refused(f"its sum of weights is {weight_sum}, which makes no step")
         self._mean = averaged(self._fixed_point, weight_sum)
@@ -312,11 +343,8 @@ def _check_piece(what: str, manifest: Manifest, chunk: int, piece: bytes) -> Non
 class Proof:
     """That chunk `chunk` of signed evidence is false: whoever has the plan and the keys can see for itself (`examined`)."""
 
-    signed: SignedEvidence
+    checkable: CheckableRound
     chunk: int
-    masked: Mapping[SiloName, Manifest]
-    before: StateManifests
-    after: StateManifests
     pieces: Pieces
 
 
@@ -328,12 +356,12 @@ def examined(
     Raises IntegrityError where the coordinator did not sign it, or where the chunk is right; PolicyRefusal or MalformedMessage for
     what no evidence is: then it proves nothing.
     """
-    evidence = proof.signed.evidence
-    proof.signed.check(coordinator)
+    evidence = proof.checkable.evidence
+    proof.checkable.signed.check(coordinator)
     opened = open_evidence(evidence, identities, demands)
     workspace = mask_stream.Workspace()
     try:
-        check = CheckedRound(rule, evidence, opened, masked=proof.masked, before=proof.before, after=proof.after)
+        check = CheckedRound(rule, proof.checkable, opened)
         check.check(proof.chunk, proof.pieces, workspace)
     except FalseChunk as false:
         return false

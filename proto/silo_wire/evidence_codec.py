@@ -3,9 +3,10 @@
 A proof is one file, which anybody with the plan and the keys can examine (checked_chunk.examined).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeVar
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from security.errors import MalformedMessage
 from security.identifiers import FederationName, SiloName
@@ -20,7 +21,7 @@ from security.secure_aggregation.evidence import (
 )
 from security.secure_aggregation.messages import check_names
 from security.secure_aggregation.transcript import DIGEST_BYTES, check_bytes
-from silo_wire.checked_chunk import Pieces, Proof, StateManifests
+from silo_wire.checked_chunk import CheckableRound, Pieces, Proof, StateManifests
 from silo_wire.codec import manifest_from_wire, manifest_to_wire
 from silo_wire.manifest import MAX_CHUNK_BYTES, Manifest
 from silo_wire.secure_codec import (
@@ -34,8 +35,12 @@ from silo_wire.secure_codec import (
 )
 from silo_wire.v1 import secure_aggregation_pb2 as pb
 
-MAX_PROOF_BYTES = 1 << 30
-"""Of 200 silos: a chunk and a manifest of each, which for the largest vector are 5 MiB, and what they dealt each other."""
+MAX_CHECKABLE_BYTES: Final = 1 << 28
+"""Of 200 silos: a manifest of each, and what they dealt each other."""
+MAX_PROOF_BYTES: Final = 1 << 30
+"""With a chunk of each vector."""
+
+M = TypeVar("M", bound=Message)
 
 
 def evidence_to_wire(signed: SignedEvidence) -> pb.Evidence:
@@ -69,46 +74,63 @@ def evidence_from_wire(message: pb.Evidence, federation: FederationName) -> Sign
     return SignedEvidence(evidence=evidence, signature=message.signature)
 
 
+def checkable_to_bytes(checkable: CheckableRound) -> bytes:
+    return _checkable_to_wire(checkable).SerializeToString(deterministic=True)
+
+
+def checkable_from_bytes(data: bytes, federation: FederationName) -> CheckableRound:
+    """Raises MalformedMessage; checks no signature, and not that the manifests are those of the evidence."""
+    return _checkable_from_wire(_parsed(pb.CheckableRound, data, "evidence", MAX_CHECKABLE_BYTES), federation)
+
+
 def proof_to_bytes(proof: Proof) -> bytes:
-    before, after, pieces = proof.before, proof.after, proof.pieces
     return pb.Proof(
-        evidence=evidence_to_wire(proof.signed),
-        chunk=proof.chunk,
-        masked=[_vector(silo, proof.masked[silo], pieces.masked.get(silo)) for silo in sorted(proof.masked)],
-        model_before=_vector("", before.model, None),
-        master_before=_vector("", before.master, pieces.master),
-        slots_before=[_vector(name, before.slots[name], pieces.slots.get(name)) for name in sorted(before.slots)],
-        model_after=_vector("", after.model, pieces.model),
-        master_after=_vector("", after.master, None),
-        slots_after=[_vector(name, after.slots[name], None) for name in sorted(after.slots)],
+        round=_checkable_to_wire(proof.checkable), chunk=proof.chunk, pieces=proof.pieces.in_order
     ).SerializeToString(deterministic=True)
 
 
 def proof_from_bytes(data: bytes, federation: FederationName) -> Proof:
     """What `proof_to_bytes` gave; raises MalformedMessage. It proves nothing before it was `examined`."""
-    if len(data) > MAX_PROOF_BYTES:
-        raise MalformedMessage(f"a proof of {len(data)} bytes: at most {MAX_PROOF_BYTES} are allowed")
+    message = _parsed(pb.Proof, data, "a proof", MAX_PROOF_BYTES)
+    checkable = _checkable_from_wire(message.round, federation)
+    if any(len(piece) > MAX_CHUNK_BYTES for piece in message.pieces):
+        raise MalformedMessage(f"a proof has a piece of more than the {MAX_CHUNK_BYTES} bytes allowed")
+    return Proof(checkable=checkable, chunk=message.chunk, pieces=Pieces.of(checkable, message.pieces))
+
+
+def _parsed(kind: type[M], data: bytes, what: str, most: int) -> M:
+    if len(data) > most:
+        raise MalformedMessage(f"{what} of {len(data)} bytes: at most {most} are allowed")
     try:
-        message = pb.Proof.FromString(data)
+        return kind.FromString(data)
     except DecodeError as error:
-        raise MalformedMessage(f"a proof of {len(data)} bytes does not parse") from error
+        raise MalformedMessage(f"{what} of {len(data)} bytes does not parse") from error
+
+
+def _checkable_to_wire(checkable: CheckableRound) -> pb.CheckableRound:
+    before, after = checkable.before, checkable.after
+    return pb.CheckableRound(
+        evidence=evidence_to_wire(checkable.signed),
+        masked=_named_to_wire(checkable.masked),
+        model_before=manifest_to_wire(before.model),
+        master_before=manifest_to_wire(before.master),
+        slots_before=_named_to_wire(before.slots),
+        model_after=manifest_to_wire(after.model),
+        master_after=manifest_to_wire(after.master),
+        slots_after=_named_to_wire(after.slots),
+    )
+
+
+def _checkable_from_wire(message: pb.CheckableRound, federation: FederationName) -> CheckableRound:
     if len(message.masked) > MAX_COHORT:
-        raise MalformedMessage(f"a proof has {len(message.masked)} masked vectors: at most {MAX_COHORT} are allowed")
-    masked = {SiloName(name): it for name, it in _named(message.masked).items()}
-    check_names("proof", *masked)
-    slots = _named(message.slots_before)
-    return Proof(
+        raise MalformedMessage(f"evidence has {len(message.masked)} masked vectors: at most {MAX_COHORT} are allowed")
+    masked = {SiloName(name): manifest for name, manifest in _named_from_wire(message.masked).items()}
+    check_names("evidence", *masked)
+    return CheckableRound(
         signed=evidence_from_wire(message.evidence, federation),
-        chunk=message.chunk,
-        masked={silo: manifest_from_wire(it.manifest) for silo, it in masked.items()},
+        masked=masked,
         before=_manifests(message.model_before, message.master_before, message.slots_before),
         after=_manifests(message.model_after, message.master_after, message.slots_after),
-        pieces=Pieces(
-            masked={silo: it.piece for silo, it in masked.items()},
-            master=message.master_before.piece,
-            slots={name: it.piece for name, it in slots.items()},
-            model=message.model_after.piece or None,
-        ),
     )
 
 
@@ -128,32 +150,24 @@ def _state_from_wire(message: pb.ModelState) -> ModelState:
     )
 
 
-def _vector(name: str, manifest: Manifest, piece: bytes | None) -> pb.CheckedVector:
-    return pb.CheckedVector(name=name, manifest=manifest_to_wire(manifest), piece=piece or b"")
-
-
-def _manifests(model: pb.CheckedVector, master: pb.CheckedVector, slots: Sequence[pb.CheckedVector]) -> StateManifests:
+def _manifests(model: Any, master: Any, slots: Sequence[pb.NamedManifest]) -> StateManifests:
     if len(slots) > MAX_SLOTS:
-        raise MalformedMessage(f"a proof has {len(slots)} slots: at most {MAX_SLOTS} are allowed")
-    _check_pieces((model, master, *slots))
+        raise MalformedMessage(f"evidence has {len(slots)} slots: at most {MAX_SLOTS} are allowed")
     return StateManifests(
-        model=manifest_from_wire(model.manifest),
-        master=manifest_from_wire(master.manifest),
-        slots={name: manifest_from_wire(it.manifest) for name, it in _named(slots).items()},
+        model=manifest_from_wire(model), master=manifest_from_wire(master), slots=_named_from_wire(slots)
     )
 
 
-def _named(vectors: Sequence[pb.CheckedVector]) -> Mapping[str, pb.CheckedVector]:
+def _named_to_wire(manifests: Mapping[SiloName, Manifest] | Mapping[str, Manifest]) -> list[pb.NamedManifest]:
+    return [
+        pb.NamedManifest(name=name, manifest=manifest_to_wire(manifest)) for name, manifest in sorted(manifests.items())
+    ]
+
+
+def _named_from_wire(vectors: Sequence[pb.NamedManifest]) -> Mapping[str, Manifest]:
     names = [it.name for it in vectors]
     if names != sorted(set(names)) or any(len(name) > MAX_SLOT_NAME for name in names):
-        raise MalformedMessage(f"a proof names {len(names)} vectors out of order, twice or by long names: sort by name")
-    _check_pieces(vectors)
-    return {it.name: it for it in vectors}
-
-
-def _check_pieces(vectors: Iterable[pb.CheckedVector]) -> None:
-    for it in vectors:
-        if len(it.piece) > MAX_CHUNK_BYTES:
-            raise MalformedMessage(
-                f"a piece of a proof has {len(it.piece)} bytes: at most {MAX_CHUNK_BYTES} are allowed"
-            )
+        raise MalformedMessage(
+            f"evidence names {len(names)} vectors out of order, twice or by long names: sort by name"
+        )
+    return {it.name: manifest_from_wire(it.manifest) for it in vectors}

@@ -45,6 +45,7 @@ from security.secure_aggregation.roster import Roster
 from security.secure_aggregation.secret import Secret
 from security.secure_aggregation.silo_memory import PlanMemory, SiloMemory
 from security.secure_aggregation.transcript import check_bytes
+from security.secure_aggregation.verdicts import Verdict
 from silo_wire.canonical import DIGEST_BYTES, digest_from_wire, digest_of, digest_to_wire
 from silo_wire.codec import (
     log_from_wire,
@@ -689,6 +690,17 @@ def memory_from_bytes(data: bytes) -> SiloMemory:
             for item in message.plans
         ),
         message.sequence,
+    )
+
+
+def verdict_to_wire(verdict: Verdict) -> pb.Verdict:
+    return pb.Verdict(silo=verdict.silo, evidence=verdict.evidence, chunks=verdict.chunks, signature=verdict.signature)
+
+
+def verdict_from_wire(message: pb.Verdict) -> Verdict:
+    """Raises MalformedMessage; checks no signature."""
+    return Verdict(
+        silo=SiloName(message.silo), evidence=message.evidence, chunks=message.chunks, signature=message.signature
     )
 
 

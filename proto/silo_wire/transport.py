@@ -22,6 +22,7 @@ _STATUS: Final[dict[type[LoricaError], grpc.StatusCode]] = {
     errors.ConfigurationError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.StateError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.IntegrityError: grpc.StatusCode.DATA_LOSS,
+    errors.FalseModel: grpc.StatusCode.DATA_LOSS,
     errors.StorageError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.DataError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.PolicyRefusal: grpc.StatusCode.PERMISSION_DENIED,

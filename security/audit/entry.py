@@ -66,6 +66,7 @@ class Event(Enum):
     RECEIPT = "receipt"  # signed by the coordinator, for an update that it holds
     KEYS_LEAVE = "keys leave"  # a message of secure aggregation
     SUM_UNMASKED = "sum unmasked"  # before this silo's share of it leaves: of which model, over which silos
+    FALSE_MODEL = "false model"  # a chunk of a round model that the sum did not make; the proof lies beside the log
     SCORES_LEAVE = "scores leave"
     DECLINED = "declined"  # a round; the reason leaves the silo
     ROUND_ENDED = "round ended"  # this silo's part of it

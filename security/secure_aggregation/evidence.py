@@ -14,7 +14,7 @@ A reader of evidence sees what the coordinator sees: it counts as a colluder. Ev
 works with it, which can still send any vector within its ranges.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -181,11 +181,15 @@ def opened(evidence: Evidence, identities: Identities, demands: Demands) -> Open
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """A state that a silo accepted: made in `round`, 0 for the plan's initial model, by the evidence with this digest."""
+    """A state that a silo accepted: made in `round`, 0 for the plan's initial model, by the evidence with this digest.
+
+    `checked` is whether chunks of it were; else the silo was not there, and took the word of those that trained from it.
+    """
 
     round: int
     state: ModelState
     evidence: bytes
+    checked: bool = True
 
     def __post_init__(self) -> None:
         check_bytes("accepted state", DIGEST_BYTES, evidence=self.evidence)
@@ -210,8 +214,12 @@ class Lineage:
         return cls(federation=federation, plan=plan, accepted=(first,))
 
     def holds(self, model: bytes) -> bool:
-        """Whether this round model, by the digest of its manifest, is one that was accepted."""
-        return any(one.state.model == model for one in self.accepted)
+        """Whether this round model, by the digest of its manifest, is one that was accepted and checked."""
+        return any(one.state.model == model and one.checked for one in self.accepted)
+
+    def begins(self, evidence: Evidence) -> bool:
+        """Whether it begins at a state that was accepted."""
+        return any(one.state == evidence.before for one in self.accepted)
 
     def goes_back(self, evidence: Evidence) -> bool:
         """Whether it begins at an older state than the newest, as after a restore."""
@@ -231,23 +239,24 @@ class Lineage:
                     f"another sum of round {attempt.round} was accepted before, {one.evidence.hex()[:12]}",
                     "nothing was changed; compare `silo-agent audit report` with the other silos",
                 )
-        begins = [one for one in self.accepted if one.state == evidence.before]
-        if not begins:
+        if not self.begins(evidence):
             raise refused(
                 attempt,
                 f"it begins at step {evidence.before.steps} with a model or optimizer state that no accepted evidence led to",
                 _ASK,
             )
-        if all(one.round >= attempt.round for one in begins):
-            raise refused(attempt, f"it begins where round {begins[0].round} ended, which is no round before it", _ASK)
+        earliest = min(one.round for one in self.accepted if one.state == evidence.before)
+        if earliest >= attempt.round:
+            raise refused(attempt, f"it begins where round {earliest} ended, which is no round before it", _ASK)
 
-    def after(self, evidence: Evidence) -> "Lineage":
-        """With the state that `evidence` led to; the same again changes nothing. Call it when `opened` and the checks agreed.
+    def after(self, evidence: Evidence, *, checked: bool = True) -> "Lineage":
+        """With the state that `evidence` led to. Call it when `opened` agreed, and the checks of chunks where they were `checked`.
 
-        Raises what `require_next` raises.
+        The same again changes nothing but that it is checked now. Raises what `require_next` raises.
         """
         self.require_next(evidence)
-        if any(one.evidence == evidence.digest for one in self.accepted):
-            return self
-        added = Accepted(round=evidence.attempt.round, state=evidence.after, evidence=evidence.digest)
-        return Lineage(federation=self.federation, plan=self.plan, accepted=(*self.accepted, added))
+        known = [one for one in self.accepted if one.evidence == evidence.digest]
+        checked = checked or any(one.checked for one in known)
+        added = Accepted(round=evidence.attempt.round, state=evidence.after, evidence=evidence.digest, checked=checked)
+        kept = tuple(added if one in known else one for one in self.accepted)
+        return replace(self, accepted=kept if known else (*kept, added))

@@ -35,7 +35,10 @@ class Part:
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """`bytes` counts each update once; `refused` and `declined` count by rule and by reason; `pins` are changes of trust."""
+    """`bytes` counts each update once; `refused` and `declined` count by rule and by reason; `pins` are changes of trust.
+
+    `false_models` are those that the coordinator was shown to have handed out, with the file that proves it.
+    """
 
     since: int
     until: int
@@ -46,6 +49,7 @@ class Report:
     latest_refusals: list[str] = field(default_factory=list)
     declined: dict[str, int] = field(default_factory=dict)
     pins: list[str] = field(default_factory=list)
+    false_models: list[str] = field(default_factory=list)
     counted: list[str] = field(default_factory=list)
 
     @property
@@ -122,6 +126,11 @@ def report_of(entries: Iterable[Entry], *, since: int = 0) -> Report:
                 report.pins.append(
                     f"{instant(entry.at)} {entry.event.value}: {entry.text('silo')}{how and f' ({how})'}, by {entry.who}"
                 )
+            case Event.FALSE_MODEL:
+                report.false_models.append(
+                    f"{instant(entry.at)} round {entry.number('round')} of plan {entry.text('plan')[:16]}: model {entry.text('model')[:16]} "
+                    f"in chunk {entry.number('chunk')}; proofs/{entry.text('proof')}, SHA-256 {entry.text('proof_sha256')}"
+                )
             case Event.REPEATED:
                 report.counted.append(f"{instant(entry.at)} {entry.text('what')}: {entry.number('times')} more")
             case _:
@@ -179,5 +188,7 @@ def page(report: Report, silo: str) -> str:
         "declined: " + (", ".join(f"{reason} {count} times" for reason, count in report.declined.items()) or "nothing")
     )
     out += ["trust: " + ("" if report.pins else "no change"), *(f"  {line}" for line in report.pins)]
+    if report.false_models:
+        out += ["FALSE MODELS from the coordinator:", *(f"  {line}" for line in report.false_models)]
     out += [f"counted alone, of a flood: {line}" for line in report.counted]
     return "\n".join(line.rstrip() for line in out)

@@ -10,11 +10,11 @@ import asyncio
 import functools
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
@@ -35,6 +35,7 @@ from security.file_mark import FileMark
 from security.pki.identity_key import verify
 from security.pki.succession import Succession
 from security.secure_aggregation.messages import MaskedInput
+from security.secure_aggregation.verdicts import Verdict
 from silo_agent.edges.backoff import Backoff
 from silo_agent.edges.key_store import SiloCredentials
 from silo_agent.edges.model_cache import ModelCache
@@ -44,6 +45,7 @@ from silo_agent.service.ports import Progress, RoundModel
 from silo_agent.task.events import SavedUpdate
 from silo_wire import wire_version
 from silo_wire.canonical import Digest, digest_to_wire
+from silo_wire.checked_chunk import CheckableRound
 from silo_wire.chunk_piece import ChunkPiece, chunk_piece, reader
 from silo_wire.codec import (
     NO_DIGEST,
@@ -57,6 +59,7 @@ from silo_wire.codec import (
     round_call_key,
     update_header_to_wire,
 )
+from silo_wire.evidence_codec import MAX_CHECKABLE_BYTES, MAX_PROOF_BYTES, checkable_from_bytes
 from silo_wire.groups_codec import GroupsOffer, offer_from_wire
 from silo_wire.ledger_receipt import LedgerReceipt, receipt_from_wire, report_to_wire
 from silo_wire.manifest import Layout, Manifest
@@ -81,7 +84,13 @@ from silo_wire.renewal import (
     succession_request,
     trust_digest_from_wire,
 )
-from silo_wire.secure_codec import mask_answer_to_wire, masked_header_to_wire
+from silo_wire.secure_codec import (
+    MAX_COHORT,
+    mask_answer_to_wire,
+    masked_header_to_wire,
+    verdict_from_wire,
+    verdict_to_wire,
+)
 from silo_wire.statements import MODEL_DOMAIN, model_statement
 from silo_wire.transport import answer_to, error_of, give_memory_back
 from silo_wire.update_receipt import UpdateReceipt
@@ -95,6 +104,7 @@ import grpc.aio  # isort: skip  # after silo_wire, which leaves TLS 1.3 alone
 CALL_TIMEOUT_S = 30.0
 BATCH_BYTES = 2 << 20
 """Chunks come from the disk so many bytes at a time, and no more than twice as many wait in memory."""
+_MOST_PIECES = 1 << 10
 _THREADS = ThreadPoolExecutor(1, thread_name_prefix="chunks")
 """For what arrives: an agent fetches one model at a time."""
 _ENDS_THE_AGENT = (AuthenticationError, AuthorisationError, Conflict)
@@ -411,6 +421,62 @@ class GrpcCoordinator:
             ),
             signature=header.signature,
         )
+
+    # ---- what round models are checked with ------------------------------------------------------------------------
+
+    async def fetch_evidence(self, plan: Digest, model: Digest) -> CheckableRound:
+        """What the coordinator says made `model`; raises what it says, MalformedMessage."""
+        request = federation_pb2.EvidenceRequest(key=self._key(plan), model_digest=digest_to_wire(model))
+
+        async def attempt(wire: Wire) -> Sequence[bytes]:
+            return await self._fetch_pieces(
+                wire.stub.FetchEvidence(request), "evidence", most_bytes=MAX_CHECKABLE_BYTES
+            )
+
+        pieces = await self._until_answered(attempt)
+        return await asyncio.to_thread(checkable_from_bytes, b"".join(pieces), self._credentials.federation)
+
+    async def fetch_pieces(self, plan: Digest, model: Digest, chunk: int) -> Sequence[bytes]:
+        """What chunk `chunk` of the round that made `model` is made again with; raises what the coordinator says, MalformedMessage."""
+        request = federation_pb2.PiecesRequest(key=self._key(plan), model_digest=digest_to_wire(model), chunk=chunk)
+
+        async def attempt(wire: Wire) -> Sequence[bytes]:
+            call = wire.stub.FetchPieces(request)
+            return await self._fetch_pieces(call, f"chunk {chunk} of a round", most_bytes=MAX_PROOF_BYTES)
+
+        return await self._until_answered(attempt)
+
+    async def _fetch_pieces(
+        self, call: grpc.aio.UnaryStreamCall[Any, common_pb2.Chunk], what: str, *, most_bytes: int
+    ) -> Sequence[bytes]:
+        pieces: list[bytes] = []
+        held = 0
+        try:
+            async for piece in call:
+                if piece.index != len(pieces):
+                    raise MalformedMessage(f"{what}: piece {piece.index} came where {len(pieces)} was due")
+                held += len(piece.data)
+                if held > most_bytes or len(pieces) == _MOST_PIECES:
+                    raise MalformedMessage(
+                        f"{what} has more than the {most_bytes} bytes or {_MOST_PIECES} pieces allowed"
+                    )
+                pieces.append(piece.data)
+                self._traffic.received(len(piece.data))
+            return pieces
+        finally:
+            call.cancel()
+
+    async def share_verdict(
+        self, plan: Digest, model: Digest, verdict: Verdict, known: int
+    ) -> tuple[Collection[Verdict], int]:
+        """As EvidencePort has it. Raises what the coordinator says, MalformedMessage."""
+        request = federation_pb2.VerdictRequest(
+            key=self._key(plan), model_digest=digest_to_wire(model), verdict=verdict_to_wire(verdict), known=known
+        )
+        reply = await self._until_answered(lambda wire: wire.stub.ShareVerdict(request, timeout=CALL_TIMEOUT_S))
+        if len(reply.verdicts) > MAX_COHORT:
+            raise MalformedMessage(f"{len(reply.verdicts)} verdicts came: at most {MAX_COHORT} are allowed")
+        return tuple(map(verdict_from_wire, reply.verdicts)), reply.known
 
     # ---- what leaves the silo -----------------------------------------------------------------------------------
 

@@ -74,6 +74,11 @@ class SiloMetrics:
             ["rule"],
             registry=registry,
         )
+        self.checked_chunks = Counter(
+            "lorica_silo_checked_chunks",
+            "Chunks of round models that this silo made again from the masked sum, and found right.",
+            registry=registry,
+        )
         self.rounds = Counter(
             "lorica_silo_rounds",
             "This silo's parts of rounds that ended, by work and outcome.",

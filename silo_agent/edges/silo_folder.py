@@ -80,6 +80,16 @@ class SiloFolder:
         return self.root / "audit"
 
     @property
+    def accepted(self) -> Path:
+        """The round models that this silo accepted under masks."""
+        return self.root / "accepted.json"
+
+    @property
+    def proofs(self) -> Path:
+        """That the coordinator handed out false models: nothing in it is ever deleted."""
+        return self.root / "proofs"
+
+    @property
     def privacy_ledger(self) -> Path:
         return self.root / "privacy" / "ledger"
 

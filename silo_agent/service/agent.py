@@ -17,6 +17,7 @@ from typing import TypeVar
 from security.errors import (
     Conflict,
     DataError,
+    FalseModel,
     IntegrityError,
     LoricaError,
     PolicyRefusal,
@@ -33,6 +34,7 @@ from silo_agent.service.ports import (
     DisplayPort,
     JournalPort,
     MaskedFile,
+    ModelChecksPort,
     Notice,
     ObserverPort,
     PlanGatePort,
@@ -108,7 +110,7 @@ T = TypeVar("T")
 
 
 class AgentService:
-    """One silo's agent. Raises what `CoordinatorPort.orders` raises, StorageError of the journal, and defects."""
+    """One silo's agent. Raises what `CoordinatorPort.orders` raises, FalseModel, StorageError of the journal, and defects."""
 
     def __init__(
         self,
@@ -120,6 +122,7 @@ class AgentService:
         gate: PlanGatePort,
         trainer: TrainerPort,
         masking: Masking,
+        checks: ModelChecksPort,
         privacy: PrivacyGuard,
         display: DisplayPort,
         observer: ObserverPort,
@@ -131,6 +134,8 @@ class AgentService:
         self._gate = gate
         self._trainer = trainer
         self._masking = masking
+        self._checks = checks
+        self._false_model: FalseModel | None = None
         self._privacy = privacy
         self._display = display
         self._observer = observer
@@ -200,6 +205,8 @@ class AgentService:
             raise _sole(errors) from errors
         finally:
             self._thread.shutdown()
+        if self._false_model is not None:
+            raise self._false_model
 
     def _take(self, group: asyncio.TaskGroup, event: Event) -> None:
         if not isinstance(event, Result):
@@ -272,7 +279,11 @@ class AgentService:
             if (rule := rule_of(error)) is not None:
                 self._observer.refused(rule, str(error))
             result = _failure(work, error, private=self._private, masked=self._masked)
+            if isinstance(error, FalseModel):
+                self._false_model = error
         self._inbox.put_nowait((asyncio.current_task(), result))
+        if self._false_model is not None:
+            self.stop()  # with a coordinator that was caught people decide what goes on
 
     async def _perform(self, work: Work) -> Result:
         match work:
@@ -361,6 +372,8 @@ class AgentService:
         self._gate.check_model(bundle, model, latest_round=latest)
         if bundle.plan.aggregation.secure_aggregation:
             self._masking.saw(bundle, model)
+        if isinstance(order, Train):
+            await self._checks.require(bundle, model)
         self._model = await self._coordinator.fetch_model(
             plan=bundle.plan.digest,
             layout=bundle.model_layout,

@@ -4,6 +4,7 @@ What leaves the silo is durable in the log before its first byte leaves: a crash
 the other way round. What is refused or declined is the coordinator's to bring about, so the log counts a flood of it.
 """
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -21,6 +22,7 @@ from silo_agent.service.refusals import rule_of
 from silo_agent.task.effects import JournalOutcome
 from silo_agent.task.events import SavedUpdate
 from silo_wire.canonical import Digest
+from silo_wire.checked_chunk import Proof
 from silo_wire.manifest import Manifest
 from silo_wire.messages import DeclineReason, Evaluation, MaskAnswer, RoundKey
 from silo_wire.plan import Plan, PlanBundle
@@ -88,6 +90,21 @@ class SiloAudit:
                 roster=survivors.roster.hex(),
             )
             self._unmasked = key, survivors
+
+    def proves(self, proof: Proof, file: Path) -> None:
+        """Enter that the coordinator handed out a false model, and which file proves it."""
+        evidence = proof.checkable.evidence
+        self.log.append(
+            Event.FALSE_MODEL,
+            who=self.coordinator,
+            plan=evidence.attempt.plan.hex(),
+            round=evidence.attempt.round,
+            model=evidence.after.model.hex(),
+            chunk=proof.chunk,
+            evidence=evidence.digest.hex(),
+            proof=file.name,
+            proof_sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
+        )
 
     def covered_by(self, key: RoundKey, *, masked: bool) -> str:
         return self.promises.get(key.plan, MASKED if masked else PLAIN)

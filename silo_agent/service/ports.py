@@ -202,6 +202,14 @@ class CoordinatorPort(CountersignPort, Protocol):
     async def report_evaluation(self, key: RoundKey, model: Digest, evaluation: Evaluation) -> None: ...
 
 
+class ModelChecksPort(Protocol):
+    async def require(self, bundle: PlanBundle, model: Digest, /) -> None:
+        """Return once `model` is shown to be what the plan and its masked sums make.
+
+        Raises PolicyRefusal by the rule `verify`, FalseModel where it is shown that it is not, and what the coordinator says.
+        """
+
+
 class JournalPort(Protocol):
     """What survives this process. Each call is durable when it returns."""
 

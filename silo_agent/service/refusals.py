@@ -9,6 +9,7 @@ from typing import Final
 from security.errors import (
     AuthenticationError,
     Conflict,
+    FalseModel,
     IntegrityError,
     LoricaError,
     MalformedMessage,
@@ -16,11 +17,12 @@ from security.errors import (
     WrongTime,
     kind_of,
 )
+from security.secure_aggregation.evidence import VERIFY
 from silo_agent.policy import PolicyRules
 
 PROTOCOL_RULES: Final = (
     *("federation", "trusted_peers", "one_model", "release_groups", "one_sum_per_round"),
-    *("ranges", "as_planned", "initial_model", "one_lineage", "masking_memory", "verify"),
+    *("ranges", "as_planned", "initial_model", "one_lineage", "masking_memory"),
 )
 """Of secure aggregation, and of what a plan has: nothing in silo.toml turns them off."""
 REFUSED_AS: Final[tuple[type[LoricaError], ...]] = (
@@ -41,4 +43,6 @@ def rule_of(error: LoricaError) -> str | None:
         return None
     if isinstance(error, PolicyRefusal):
         return error.rule
+    if isinstance(error, FalseModel):
+        return VERIFY
     return kind_of(error).__name__ if isinstance(error, REFUSED_AS) else None

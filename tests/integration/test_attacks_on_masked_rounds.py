@@ -631,7 +631,7 @@ async def test_masked_messages_in_a_plain_round(playing: Playing) -> None:
                 await silo.client.send(key, Declared(message.update.model))
             async with silo.play.refused(WrongTime):
                 await silo.client.send(key, silo.signed(Agreement(roster=digest, silo=ROGUE, survivors=digest)))
-            manifest = manifest_of(masked_layout(5), [bytes(20)], 1 << 14)
+            manifest = manifest_of(masked_layout(5), [bytes(20)])
             vector = MaskedInput(
                 roster=digest, dealings=digest, silo=ROGUE, words=5, vector=bytes.fromhex(manifest.digest)
             )

@@ -19,6 +19,7 @@ from coordinator.edges.key_store import KeyStore
 from coordinator.edges.metrics import CoordinatorMetrics
 from coordinator.edges.plan_parts import model_store
 from coordinator.edges.release_ledger import ReleaseLedger
+from coordinator.edges.round_evidence import RoundEvidence
 from coordinator.edges.round_store import SqlRoundStore
 from coordinator.edges.spool import Spools
 from coordinator.plans.plan_folder import PLAN_FILE
@@ -160,7 +161,14 @@ async def running(folder: Path, *, clock: AdjustableClock | None = None) -> Asyn
             privacy=bundle.plan.privacy,
             releases=ReleaseLedger(folder / "privacy"),
         )
-        return PlanParts(models=models, base=None, aggregator=aggregator)
+        evidence = RoundEvidence(
+            folder / "models" / bundle.plan.digest,
+            federation=FEDERATION,
+            plan=bundle.plan.digest,
+            models=models,
+            spools=spools,
+        )
+        return PlanParts(models=models, base=None, aggregator=aggregator, evidence=evidence)
 
     service = Federation(
         federation=FEDERATION,

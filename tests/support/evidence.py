@@ -9,17 +9,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
 from security.identifiers import SiloName
 from security.secure_aggregation import coordinator_machine as coordinator
 from security.secure_aggregation import mask_stream
 from security.secure_aggregation import silo_machine as silo
-from security.secure_aggregation.evidence import Evidence, Lineage, OpenedSum, opened
+from security.secure_aggregation.evidence import Evidence, Lineage, OpenedSum, opened, signed_evidence
 from security.secure_aggregation.fixed_point import EXTRA_WORDS, averaged, decode
 from security.secure_aggregation.mask_stream import Workspace
 from security.secure_aggregation.silo_machine import Demands
-from silo_wire.checked_chunk import CheckedRound, Pieces, StateManifests, StepRule
+from silo_wire.checked_chunk import CheckableRound, CheckedRound, Pieces, StateManifests, StepRule
 from silo_wire.manifest import Layout, Manifest, ParameterDtype, TensorSpec, manifest_of, masked_layout
 from silo_wire.server_step.apply_mean import apply_mean
 from silo_wire.server_step.rounding import round_to_bfloat16
@@ -33,6 +34,7 @@ from tests.support.secagg_federation import (
     delta_of,
     encoded,
     entropy,
+    identity_key,
     opening,
     party,
     ranges,
@@ -120,10 +122,12 @@ class Made:
         return opened(self.evidence, self.federation.identities, Demands())
 
     def check(self) -> CheckedRound:
-        return CheckedRound(
-            self.rule,
-            self.evidence,
-            self.opened(),
+        return CheckedRound(self.rule, self.checkable(), self.opened())
+
+    def checkable(self, coordinator: Ed25519PrivateKey | None = None) -> CheckableRound:
+        """As `coordinator` signed it."""
+        return CheckableRound(
+            signed=signed_evidence(self.evidence, coordinator or identity_key("coordinator")),
             masked=self.masked,
             before=self.manifests(self.before),
             after=self.manifests(self.after),

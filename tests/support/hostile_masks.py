@@ -42,6 +42,7 @@ from silo_agent.edges.masking_journal import MaskingJournal
 from silo_agent.edges.masking_party import party_of
 from silo_agent.edges.metrics import SiloMetrics
 from silo_agent.edges.model_cache import ModelCache
+from silo_agent.edges.model_checking import model_checks
 from silo_agent.edges.observer import SiloObserver
 from silo_agent.edges.plan_store import PlanStore
 from silo_agent.edges.privacy_ledger import guard_of
@@ -56,6 +57,7 @@ from silo_agent.service.agent import AgentService
 from silo_agent.service.audited import AuditedCoordinator, AuditedGate, AuditedObserver, SiloAudit
 from silo_agent.service.group_keeper import GroupKeeper
 from silo_agent.service.masking import Masking
+from silo_agent.service.model_checks import Mode
 from silo_agent.service.ports import (
     Cancelled,
     DataSummary,
@@ -300,6 +302,7 @@ class AttackedSilo:
                 newer_groups=self.groups.sync,
                 unmasks=audit.unmasks,
             ),
+            checks=model_checks(self.folder, self.credentials, policy, coordinator=client, proves=audit.proves),
             privacy=guard_of(self.folder, self.credentials, policy, self.journal),
             display=self.notes,
             observer=observer,
@@ -622,10 +625,12 @@ async def attacked(
     phantoms: Sequence[SiloName] = (),
     rules: Mapping[SiloName, PolicyRules] | None = None,
     groups: Sequence[Sequence[SiloName]] | None = None,
+    verify: Mode = "off",
 ) -> AsyncIterator[HostileCoordinator]:
     """Agents that run, with nothing ordered yet. Silos pin each other's keys, and phantoms everybody's: nobody pins theirs.
 
-    They hold `groups`, by default each silo for itself, as their people may allow.
+    They hold `groups`, by default each silo for itself, as their people may allow. The models of later rounds come of no sum, so
+    that agents that `verify` them refuse them.
     """
     async with FederationPeer(net) as peer:
         credentials = {name: net.credentials(peer.address, name) for name in (*silos, *phantoms)}
@@ -637,7 +642,7 @@ async def attacked(
                 folder / name,
                 credentials[name],
                 pins={peer_name: keys[peer_name] for peer_name in known if peer_name != name},
-                rules=(rules or {}).get(name, PolicyRules()),
+                rules=(rules or {}).get(name, PolicyRules()).model_copy(update={"verify": verify}),
             )
         held = [(agents[name].folder, credentials[name]) for name in silos]
         link = hold_groups(held, groups).link

@@ -45,6 +45,7 @@ from silo_agent.edges.masking_journal import MaskingJournal
 from silo_agent.edges.masking_party import party_of
 from silo_agent.edges.metrics import SiloMetrics
 from silo_agent.edges.model_cache import ModelCache
+from silo_agent.edges.model_checking import model_checks
 from silo_agent.edges.observer import SiloObserver
 from silo_agent.edges.plan_store import PlanStore
 from silo_agent.edges.privacy_ledger import guard_of
@@ -55,6 +56,7 @@ from silo_agent.edges.workshop import Workshop
 from silo_agent.policy import PolicyRules, SiloPolicy
 from silo_agent.service.agent import AgentService
 from silo_agent.service.masking import Masking as SiloMasking
+from silo_agent.service.model_checks import Mode
 from silo_agent.service.ports import (
     Cancelled,
     DataSummary,
@@ -67,6 +69,7 @@ from silo_agent.service.ports import (
 from silo_agent.task.events import SavedUpdate
 from silo_agent.training.masked_vector import KeptDelta, own_weight, write_masked_vector
 from silo_wire.canonical import Digest
+from silo_wire.manifest import CHUNK_BYTES as MASKED_CHUNK_BYTES
 from silo_wire.manifest import Manifest, manifest_of, masked_layout
 from silo_wire.messages import Evaluation, RoundKey, TrainingSummary
 from silo_wire.noised_masks import noise_shares
@@ -251,11 +254,12 @@ class Vectors:
 
     manifest: Manifest
     file: Path
+    chunk_bytes: int = MASKED_CHUNK_BYTES
 
     def replaced(self, words: NDArray[Any]) -> "Vectors":
         content = words.astype("<u4").tobytes()
         self.file.write_bytes(content)
-        return Vectors(manifest=manifest_of(masked_layout(len(words)), [content], CHUNK_BYTES), file=self.file)
+        return Vectors(manifest=manifest_of(masked_layout(len(words)), [content], self.chunk_bytes), file=self.file)
 
     @property
     def words(self) -> NDArray[np.uint32]:
@@ -273,7 +277,15 @@ async def honestly(silo: "PlayedSilo", key: RoundKey, message: Any) -> None:
 class PlayedSilo:
     """One silo's folder and its agent. `said` is everything that it sent, with the key that it was sent for."""
 
-    def __init__(self, folder: Path, credentials: SiloCredentials, pins: Mapping[SiloName, SiloCredentials]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        credentials: SiloCredentials,
+        pins: Mapping[SiloName, SiloCredentials],
+        *,
+        verify: Mode = "spot",
+    ) -> None:
+        self.rules = PolicyRules(verify=verify)
         self.folder = SiloFolder(folder)
         self.folder.make()
         self.credentials = credentials
@@ -378,7 +390,7 @@ class PlayedSilo:
         self.journal = RoundJournal(self.folder.journal, updates=self.folder.updates, silo=self.name)
         self._parts.callback(self.journal.close)
         observer = SiloObserver(journal=self.journal, metrics=SiloMetrics(CollectorRegistry()), display=self.notes)
-        policy = SiloPolicy(rules=PolicyRules(), silo=self.name)
+        policy = SiloPolicy(rules=self.rules, silo=self.name)
         self.client = Client(
             channel=await self._parts.enter_async_context(mutual_channel(self.credentials)),
             credentials=self.credentials,
@@ -404,6 +416,9 @@ class PlayedSilo:
             gate=policy,
             trainer=self.trainer,
             masking=self.masking,
+            checks=model_checks(
+                self.folder, self.credentials, policy, coordinator=self.client, proves=lambda *_told: None
+            ),
             privacy=guard_of(self.folder, self.credentials, policy, self.journal),
             display=self.notes,
             observer=observer,
@@ -633,9 +648,18 @@ def make_rogue_template(root: Path) -> FederationTemplate:
 
 @asynccontextmanager
 async def played(
-    template: FederationTemplate, folder: Path, attack: Attack, *, plan: str = MASKED
+    template: FederationTemplate,
+    folder: Path,
+    attack: Attack,
+    *,
+    plan: str = MASKED,
+    verify: Mode = "spot",
+    before: Callable[[RunningCoordinator], None] = lambda at: None,
 ) -> AsyncIterator[Play]:
-    """The federation at work, its rogue with this attack. An attack that fails by itself fails the test."""
+    """The federation at work, its rogue with this attack. An attack that fails by itself fails the test.
+
+    `before` is done to the coordinator before any agent begins; agents check round models as `verify` says.
+    """
     failures: list[BaseException] = []
 
     async def watched(silo: PlayedSilo, key: RoundKey, message: Any) -> None:
@@ -653,6 +677,7 @@ async def played(
                 folder / name,
                 replace(credentials, address=at.address),
                 template.silos,
+                verify=verify,
             )
             for name, credentials in template.silos.items()
         }
@@ -661,6 +686,7 @@ async def played(
         play = Play(at=at, bundle=at.coordinator.shelf.compile(plan), silos=silos, made={})
         for silo in silos.values():
             silo.play = play
+        before(at)
         play.keep_model()
         at.service._loop.on_change.append(play.keep_model)
         async with AsyncExitStack() as stack:

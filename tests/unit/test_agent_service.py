@@ -26,6 +26,7 @@ from silo_agent.edges.masking_journal import MaskingJournal
 from silo_agent.edges.masking_party import party_of
 from silo_agent.edges.metrics import SiloMetrics
 from silo_agent.edges.model_cache import ModelCache
+from silo_agent.edges.model_checking import model_checks
 from silo_agent.edges.observer import SiloObserver
 from silo_agent.edges.plan_store import PlanStore
 from silo_agent.edges.privacy_ledger import guard_of
@@ -188,6 +189,7 @@ class Silo:
                     newer_groups=no_newer_groups,
                     unmasks=audit.unmasks,
                 ),
+                checks=model_checks(self.folder, self.credentials, policy, coordinator=client, proves=audit.proves),
                 privacy=guard_of(self.folder, self.credentials, policy, self.journal),
                 display=self.notes,
                 observer=observer,

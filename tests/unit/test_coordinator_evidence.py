@@ -6,23 +6,22 @@ from typing import Any
 
 import pytest
 
-from coordinator.edges.model_store import MASTER
-from coordinator.edges.model_store import OptimizerState as StoredState
-from coordinator.edges.stored_vector import StoredVector
-from security.identifiers import SiloName
-from security.secure_aggregation.coordinator_machine import Unmasked
-from security.secure_aggregation.evidence import Evidence, Lineage, opened
-from security.secure_aggregation.fixed_point import EXTRA_WORDS
+from coordinator.edges.round_evidence import RoundEvidence
+from coordinator.service.ports import KeptRound
+from security.errors import MalformedMessage, StateError
+from security.secure_aggregation.evidence import Evidence, Lineage, SignedEvidence, opened, signed_evidence
 from security.secure_aggregation.mask_stream import Workspace
 from security.secure_aggregation.silo_machine import Demands
 from silo_wire.canonical import Digest
 from silo_wire.checked_chunk import MASTER as MASTER_PART
-from silo_wire.checked_chunk import CheckedRound, FalseChunk, Pieces, StateManifests, StepRule
+from silo_wire.checked_chunk import CheckedRound, FalseChunk, Pieces, StepRule
+from silo_wire.evidence_codec import checkable_from_bytes
 from silo_wire.manifest import ParameterDtype
 from silo_wire.plan_optimizer import optimizer_of
-from tests.support.masked_round import LAYOUT, PLAN, MaskedPlace, t5_deltas
-from tests.support.secagg_federation import FEDERATION, silo_names
+from tests.support.masked_round import LAYOUT, PLAN, FileFederation, MaskedPlace, t5_deltas
+from tests.support.secagg_federation import FEDERATION, identity_key, silo_names
 
+COORDINATOR = identity_key("coordinator")
 OPTIMIZERS: list[dict[str, Any]] = [
     {"server_optimizer": "sgd", "momentum": 0.9},
     {"server_optimizer": "adam", "server_learning_rate": 0.01},
@@ -31,19 +30,35 @@ OPTIMIZERS: list[dict[str, Any]] = [
 ]
 
 
-class Files:
-    """A model of a store, with what the next step begins from."""
+def sign(evidence: Evidence) -> SignedEvidence:
+    return signed_evidence(evidence, COORDINATOR)
 
-    def __init__(self, place: MaskedPlace, model: Digest) -> None:
-        self.state: StoredState = place.models.state(model)
-        self.model: StoredVector = place.models.vector(model)
-        self.master: StoredVector = place.models.master(model, self.state)
-        self.slots = {name: vector for name, vector in self.state.slots.items() if name != MASTER}
-        self.manifests = StateManifests(
-            model=self.model.manifest,
-            master=self.master.manifest,
-            slots={name: vector.manifest for name, vector in self.slots.items()},
-        )
+
+def store_of(place: MaskedPlace) -> RoundEvidence:
+    return RoundEvidence(
+        place.state / "models", federation=FEDERATION, plan=Digest(PLAN), models=place.models, spools=place.spools
+    )
+
+
+def lineage_of(place: MaskedPlace) -> Lineage:
+    model = place.models.initial()
+    master = place.models.master(model, place.models.state(model))
+    return Lineage.of_plan(
+        federation=FEDERATION,
+        plan=bytes.fromhex(PLAN),
+        master=bytes.fromhex(master.manifest.digest),
+        model=bytes.fromhex(model),
+    )
+
+
+def next_round(place: MaskedPlace, store: RoundEvidence, number: int, base: Digest) -> tuple[FileFederation, Digest]:
+    """One of the real aggregator in slabs that are no chunks; in the second a masked vector is lost."""
+    drops = {silo_names(4)[2]: "masked input"} if number == 2 else None
+    federation, digests = place.masked(number, base, t5_deltas(4, number), drops)
+    masked = federation.sum_of(digests)
+    made = place.aggregator(400_004).aggregate_masked(place.key(number), base, masked)
+    store.make(place.key(number), base, masked, made.model, sign)
+    return federation, made.model
 
 
 @pytest.mark.parametrize("published", ["float32", "bfloat16"])
@@ -51,71 +66,63 @@ class Files:
 def test_every_chunk_of_the_coordinators_files_is_made_again(
     tmp_path: Path, changes: dict[str, Any], published: ParameterDtype
 ) -> None:
-    """Two rounds of the real aggregator in slabs that are no chunks; in the second one a masked vector is lost."""
+    """From what it serves of two rounds alone, also after another process took its files over."""
     place = MaskedPlace.at(tmp_path / "state", changes, published=published)
+    store, model, lineage = store_of(place), place.models.initial(), lineage_of(place)
     rule = StepRule(optimizer=optimizer_of(place.section), layout=LAYOUT, model_layout=LAYOUT.as_type(published))
-    before = Files(place, place.models.initial())
-    lineage = Lineage.of_plan(
-        federation=FEDERATION,
-        plan=bytes.fromhex(PLAN),
-        master=bytes.fromhex(before.master.manifest.digest),
-        model=bytes.fromhex(before.model.manifest.digest),
-    )
     for number in (1, 2):
-        drops = {silo_names(4)[2]: "masked input"} if number == 2 else None
-        base = before.manifests.model.digest
-        federation, digests = place.masked(number, base, t5_deltas(4, number), drops)
-        told = place.aggregator(400_004).aggregate_masked(place.key(number), base, federation.sum_of(digests))
-        after = Files(place, told.model)
-        spools = {silo: place.spools.committed(place.key(number), silo, it) for silo, it in digests.items()}
-        total = federation.true_sum()
-        assert isinstance(federation.coordinator, Unmasked)
-        evidence = Evidence(
-            attempt=federation.attempt,
-            survivors=federation.coordinator.survivors,
-            before=before.manifests.state(before.state.steps),
-            after=after.manifests.state(after.state.steps),
-            tail=tuple(int(word) for word in total[-EXTRA_WORDS:]),
-            journal=tuple(federation.journal),
-        )
+        base = model
+        federation, model = next_round(place, store, number, base)
+        store = store_of(place.reopened())
+        checkable = checkable_from_bytes(store.read(model), FEDERATION)
+        checkable.signed.check(COORDINATOR.public_key())
+        evidence = checkable.evidence
+        assert (evidence.before.model.hex(), evidence.after.model.hex()) == (base, model)
         lineage = lineage.after(evidence)
-        check = CheckedRound(
-            rule,
-            evidence,
-            opened(evidence, federation.identities, Demands()),
-            masked={silo: vector.manifest for silo, vector in spools.items()},
-            before=before.manifests,
-            after=after.manifests,
-        )
+        check = CheckedRound(rule, checkable, opened(evidence, federation.identities, Demands()))
         assert check.chunks == range(3)
         for chunk in check.chunks:
-            check.check(chunk, pieces_of(check, chunk, spools, before, after), Workspace())
+            check.check(chunk, Pieces.of(checkable, store.pieces(model, chunk)), Workspace())
         if number == 2:
             # The optimizer's own state, as it was a step before.
             lie = replace(
                 evidence, before=replace(evidence.before, steps=0, slots=()), after=replace(evidence.after, steps=1)
             )
-            false = CheckedRound(
-                rule,
-                lie,
-                opened(lie, federation.identities, Demands()),
-                masked={silo: vector.manifest for silo, vector in spools.items()},
-                before=replace(before.manifests, slots={}),
-                after=after.manifests,
-            )
+            other = replace(checkable, signed=sign(lie), before=replace(checkable.before, slots={}))
+            false = CheckedRound(rule, other, opened(lie, federation.identities, Demands()))
+            pieces = Pieces.of(checkable, store.pieces(model, 0))
             with pytest.raises(FalseChunk) as caught:
-                false.check(0, replace(pieces_of(check, 0, spools, before, after), slots={}), Workspace())
+                false.check(0, replace(pieces, slots={}), Workspace())
             assert caught.value.part == MASTER_PART
-        before = after
 
 
-def pieces_of(
-    check: CheckedRound, chunk: int, spools: dict[SiloName, StoredVector], before: Files, after: Files
-) -> Pieces:
-    at = check.model_chunk(chunk)
-    return Pieces(
-        masked={silo: vector.chunk(chunk) for silo, vector in spools.items()},
-        master=before.master.chunk(chunk),
-        slots={name: vector.chunk(chunk) for name, vector in before.slots.items()},
-        model=None if at is None else after.model.chunk(at),
-    )
+def test_what_is_let_go_is_made_again_no_more_and_its_evidence_stays(tmp_path: Path) -> None:
+    place = MaskedPlace.at(tmp_path / "state", OPTIMIZERS[0])
+    store, initial = store_of(place), place.models.initial()
+    _, model = next_round(place, store, 1, initial)
+    assert store.kept() == (KeptRound(model=model, base=initial, key=place.key(1)),)
+    store.let_go(model)
+    assert store.kept() == ()
+    assert checkable_from_bytes(store.read(model), FEDERATION).evidence.after.model.hex() == model
+    with pytest.raises(StateError, match="there no more"):
+        store.pieces(model, 0)
+    with pytest.raises(StateError, match="no masked sum of this plan made it"):
+        store.read(initial)
+
+
+@pytest.mark.parametrize("chunk", [3, 1 << 31])
+def test_a_chunk_that_there_is_not_is_malformed(tmp_path: Path, chunk: int) -> None:
+    place = MaskedPlace.at(tmp_path / "state", OPTIMIZERS[0])
+    store = store_of(place)
+    _, model = next_round(place, store, 1, place.models.initial())
+    with pytest.raises(MalformedMessage, match=str(chunk)):
+        store.pieces(model, chunk)
+
+
+def test_vectors_that_are_lost_are_told_by_name(tmp_path: Path) -> None:
+    place = MaskedPlace.at(tmp_path / "state", OPTIMIZERS[0])
+    store = store_of(place)
+    _, model = next_round(place, store, 1, place.models.initial())
+    place.spools.discard(place.key(1))
+    with pytest.raises(StateError, match=f"made model {model} cannot be used"):
+        store.pieces(model, 0)

@@ -338,7 +338,19 @@ def test_rounds_that_a_silo_missed_join_one_after_the_other_and_none_can_be_left
         lineage.after(third)
     lineage = lineage.after(second).after(third)
     assert [one.round for one in lineage.accepted] == [0, 1, 2, 3]
-    assert lineage.after(second) is lineage
+    assert lineage.after(second) == lineage
+
+
+def test_a_model_whose_chunks_were_not_checked_is_no_model_to_train_from_until_they_are() -> None:
+    rounds = Rounds()
+    first, second = (rounds.next(number).evidence for number in (1, 2))
+    lineage = rounds.lineage().after(first, checked=False)
+    assert not lineage.holds(first.after.model)
+    assert lineage.begins(second)
+    assert lineage.after(second).holds(second.after.model)
+    checked = lineage.after(first)
+    assert checked.holds(first.after.model)
+    assert checked.after(first, checked=False) == checked, "what was checked stays so"
 
 
 def test_a_round_without_a_step_is_no_link_and_the_next_begins_where_the_last_ended() -> None:
@@ -470,18 +482,18 @@ def test_manifests_that_do_not_fit_evidence_or_plan_make_no_check() -> None:
     rounds = Rounds()
     rounds.next(1)
     made = rounds.next(2)
-    right = {"masked": made.masked, "before": made.manifests(made.before), "after": made.manifests(made.after)}
+    right = made.checkable()
     wider = replace(made, chunk_bytes=32)
     for changes, match in (
-        ({"before": right["after"]}, "not those that it names"),
-        ({"after": right["before"]}, "not those that it names"),
+        ({"before": right.after}, "not those that it names"),
+        ({"after": right.before}, "not those that it names"),
         ({"after": wider.manifests(made.after)}, "not those that it names"),
     ):
         with pytest.raises(PolicyRefusal, match=match):
-            CheckedRound(made.rule, made.evidence, made.opened(), **{**right, **changes})
+            CheckedRound(made.rule, replace(right, **changes), made.opened())
     told = wider.told(made.after)
     with pytest.raises(PolicyRefusal, match="not in chunks of one size"):
-        CheckedRound(made.rule, told.evidence, told.opened(), **{**right, "after": wider.manifests(made.after)})
+        CheckedRound(made.rule, replace(told.checkable(), before=right.before, masked=right.masked), told.opened())
     for rule, match in (
         (replace(made.rule, optimizer=OPTIMIZERS["adam"]), "the plan's optimizer has"),
         (Rounds(sizes=(3, 7, 1, 11)).rule, "the plan's model 22 parameters"),
@@ -489,7 +501,7 @@ def test_manifests_that_do_not_fit_evidence_or_plan_make_no_check() -> None:
         (Rounds(published="bfloat16").rule, "another layout"),
     ):
         with pytest.raises(PolicyRefusal, match=match):
-            CheckedRound(rule, made.evidence, made.opened(), **right)
+            CheckedRound(rule, right, made.opened())
 
 
 def test_a_model_in_float32_is_its_own_master() -> None:

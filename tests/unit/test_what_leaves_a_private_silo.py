@@ -57,7 +57,7 @@ COVERED: dict[str, Why] = {
                 "AttendRequest.agent_version",
             ),
             *("MaskedInput.silo", "MemberKeys.silo", "Dealing.silo", "Complaint.silo", "Complaint.dealer"),
-            *("Agreement.silo", "Reveal.silo", "RevealedShare.dealer", "SealedShare.peer"),
+            *("Verdict.silo", "Agreement.silo", "Reveal.silo", "RevealedShare.dealer", "SealedShare.peer"),
             *("EnrolRequest.federation", "EnrolRequest.silo", "EnrolRequest.agent_version", "EnrolRequest.csr_der"),
             "RenewalRequest.csr_der",
         ),
@@ -72,6 +72,8 @@ COVERED: dict[str, Why] = {
             *("TrainingSummary.examples", "TrainingSummary.optimizer_steps", "TrainingSummary.seconds"),
             *("TrainingSummary.loss_min", "TrainingSummary.loss_last", "MaskedInput.words"),
             *("Attempt.round", "Attempt.number", "Attempt.id", "LedgerHead.sequence"),
+            *("EvidenceRequest.model_digest", "PiecesRequest.model_digest", "VerdictRequest.model_digest"),
+            *("PiecesRequest.chunk", "Verdict.chunks", "VerdictRequest.known"),  # drawn, or dealt by names: not by data
             "GroupsRequest.after",  # the number of the release groups that it holds
             "AuditHead.sequence",  # entries of orders, answers and people's commands, and seals by the clock
         ),
@@ -97,6 +99,7 @@ COVERED: dict[str, Why] = {
             *("RevealedShare.self_mask", "RevealedShare.mask_key", "RevealedShare.salt"),
             *("EnrolRequest.token_secret", "EnrolRequest.identity_public_key", "EnrolRequest.identity_endorsement"),
             *("SignGroupsRequest.groups", "SignGroupsRequest.signature"),  # over what the coordinator has shown
+            *("Verdict.evidence", "Verdict.signature"),  # over what the coordinator has shown
             "EnrolRequest.trust_bundle",  # of authorities that the coordinator has just told
             *("RenewalRequest.identity_endorsement", "SuccessionRequest.possession"),
             *("Succession.predecessor", "Succession.successor", "Succession.statement"),

@@ -38,14 +38,7 @@ def lying(made: Made) -> Made:
 
 def proof_of(made: Made, chunk: int) -> Proof:
     check = made.check()
-    return Proof(
-        signed=signed_evidence(made.evidence, COORDINATOR),
-        chunk=chunk,
-        masked=made.masked,
-        before=made.manifests(made.before),
-        after=made.manifests(made.after),
-        pieces=made.pieces(check, chunk),
-    )
+    return Proof(checkable=made.checkable(COORDINATOR), chunk=chunk, pieces=made.pieces(check, chunk))
 
 
 def convicted(proof: Proof, made: Made, **changes: Any) -> FalseChunk:
@@ -83,8 +76,9 @@ def test_only_the_coordinator_that_signed_is_convicted() -> None:
     proof = proof_of(made, 0)
     with pytest.raises(IntegrityError, match="round-evidence"):
         convicted(proof, made, coordinator=identity_key("another").public_key())
+    unsigned = replace(proof.checkable, signed=replace(proof.checkable.signed, signature=bytes(64)))
     with pytest.raises(IntegrityError, match="round-evidence"):
-        convicted(replace(proof, signed=replace(proof.signed, signature=bytes(64))), made)
+        convicted(replace(proof, checkable=unsigned), made)
     with pytest.raises(PolicyRefusal):
         convicted(proof, made, identities=identities(SILOS[:2]))
 

@@ -1240,6 +1240,114 @@ class SignGroupsRequest(_message.Message):
 Global___SignGroupsRequest: _TypeAlias = SignGroupsRequest  # noqa: Y015
 
 @_typing.final
+class EvidenceRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    model_digest: _builtins.bytes
+    """of a model that a masked sum made"""
+    @_builtins.property
+    def key(self) -> _common_pb2.CallKey:
+        """plan_digest names the plan"""
+
+    def __init__(
+        self,
+        *,
+        key: _common_pb2.CallKey | None = ...,
+        model_digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "model_digest", b"model_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvidenceRequest: _TypeAlias = EvidenceRequest  # noqa: Y015
+
+@_typing.final
+class PiecesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
+    model_digest: _builtins.bytes
+    chunk: _builtins.int
+    """of the masked vectors"""
+    @_builtins.property
+    def key(self) -> _common_pb2.CallKey: ...
+    def __init__(
+        self,
+        *,
+        key: _common_pb2.CallKey | None = ...,
+        model_digest: _builtins.bytes = ...,
+        chunk: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "key", b"key", "model_digest", b"model_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PiecesRequest: _TypeAlias = PiecesRequest  # noqa: Y015
+
+@_typing.final
+class VerdictRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
+    model_digest: _builtins.bytes
+    known: _builtins.int
+    """what stood for those that came last; 0: none came"""
+    @_builtins.property
+    def key(self) -> _common_pb2.CallKey: ...
+    @_builtins.property
+    def verdict(self) -> _secure_aggregation_pb2.Verdict: ...
+    def __init__(
+        self,
+        *,
+        key: _common_pb2.CallKey | None = ...,
+        model_digest: _builtins.bytes = ...,
+        verdict: _secure_aggregation_pb2.Verdict | None = ...,
+        known: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "verdict", b"verdict"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "known", b"known", "model_digest", b"model_digest", "verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerdictRequest: _TypeAlias = VerdictRequest  # noqa: Y015
+
+@_typing.final
+class VerdictsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERDICTS_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
+    known: _builtins.int
+    """stands for them"""
+    @_builtins.property
+    def verdicts(self) -> _containers.RepeatedCompositeFieldContainer[_secure_aggregation_pb2.Verdict]: ...
+    def __init__(
+        self,
+        *,
+        verdicts: _abc.Iterable[_secure_aggregation_pb2.Verdict] | None = ...,
+        known: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "verdicts", b"verdicts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerdictsReply: _TypeAlias = VerdictsReply  # noqa: Y015
+
+@_typing.final
 class RenewalRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -107,6 +107,21 @@ class FederationStub:
                 request_serializer=silo__wire_dot_v1_dot_federation__pb2.SignGroupsRequest.SerializeToString,
                 response_deserializer=silo__wire_dot_v1_dot_federation__pb2.Ack.FromString,
                 _registered_method=True)
+        self.FetchEvidence = channel.unary_stream(
+                '/silo_wire.v1.Federation/FetchEvidence',
+                request_serializer=silo__wire_dot_v1_dot_federation__pb2.EvidenceRequest.SerializeToString,
+                response_deserializer=silo__wire_dot_v1_dot_common__pb2.Chunk.FromString,
+                _registered_method=True)
+        self.FetchPieces = channel.unary_stream(
+                '/silo_wire.v1.Federation/FetchPieces',
+                request_serializer=silo__wire_dot_v1_dot_federation__pb2.PiecesRequest.SerializeToString,
+                response_deserializer=silo__wire_dot_v1_dot_common__pb2.Chunk.FromString,
+                _registered_method=True)
+        self.ShareVerdict = channel.unary_unary(
+                '/silo_wire.v1.Federation/ShareVerdict',
+                request_serializer=silo__wire_dot_v1_dot_federation__pb2.VerdictRequest.SerializeToString,
+                response_deserializer=silo__wire_dot_v1_dot_federation__pb2.VerdictsReply.FromString,
+                _registered_method=True)
         self.RenewCertificate = channel.unary_unary(
                 '/silo_wire.v1.Federation/RenewCertificate',
                 request_serializer=silo__wire_dot_v1_dot_federation__pb2.RenewalRequest.SerializeToString,
@@ -216,6 +231,27 @@ class FederationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FetchEvidence(self, request, context):
+        """What shows that the last masked sum made this model: a CheckableRound, in chunks.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FetchPieces(self, request, context):
+        """What one chunk of it is made again with, in the order of Proof.pieces. Of the newest model alone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ShareVerdict(self, request, context):
+        """This silo's verdict, and those of others; answered when there are more than the silo knows, or after some seconds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RenewCertificate(self, request, context):
         """A new certificate for a new TLS key, and the authorities that are trusted now. Takes the present certificate, which
         the connection shows, and the identity key's word.
@@ -303,6 +339,21 @@ def add_FederationServicer_to_server(servicer, server):
                     servicer.SignGroups,
                     request_deserializer=silo__wire_dot_v1_dot_federation__pb2.SignGroupsRequest.FromString,
                     response_serializer=silo__wire_dot_v1_dot_federation__pb2.Ack.SerializeToString,
+            ),
+            'FetchEvidence': grpc.unary_stream_rpc_method_handler(
+                    servicer.FetchEvidence,
+                    request_deserializer=silo__wire_dot_v1_dot_federation__pb2.EvidenceRequest.FromString,
+                    response_serializer=silo__wire_dot_v1_dot_common__pb2.Chunk.SerializeToString,
+            ),
+            'FetchPieces': grpc.unary_stream_rpc_method_handler(
+                    servicer.FetchPieces,
+                    request_deserializer=silo__wire_dot_v1_dot_federation__pb2.PiecesRequest.FromString,
+                    response_serializer=silo__wire_dot_v1_dot_common__pb2.Chunk.SerializeToString,
+            ),
+            'ShareVerdict': grpc.unary_unary_rpc_method_handler(
+                    servicer.ShareVerdict,
+                    request_deserializer=silo__wire_dot_v1_dot_federation__pb2.VerdictRequest.FromString,
+                    response_serializer=silo__wire_dot_v1_dot_federation__pb2.VerdictsReply.SerializeToString,
             ),
             'RenewCertificate': grpc.unary_unary_rpc_method_handler(
                     servicer.RenewCertificate,
@@ -695,6 +746,87 @@ class Federation:
             '/silo_wire.v1.Federation/SignGroups',
             silo__wire_dot_v1_dot_federation__pb2.SignGroupsRequest.SerializeToString,
             silo__wire_dot_v1_dot_federation__pb2.Ack.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchEvidence(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/silo_wire.v1.Federation/FetchEvidence',
+            silo__wire_dot_v1_dot_federation__pb2.EvidenceRequest.SerializeToString,
+            silo__wire_dot_v1_dot_common__pb2.Chunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchPieces(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/silo_wire.v1.Federation/FetchPieces',
+            silo__wire_dot_v1_dot_federation__pb2.PiecesRequest.SerializeToString,
+            silo__wire_dot_v1_dot_common__pb2.Chunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ShareVerdict(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/silo_wire.v1.Federation/ShareVerdict',
+            silo__wire_dot_v1_dot_federation__pb2.VerdictRequest.SerializeToString,
+            silo__wire_dot_v1_dot_federation__pb2.VerdictsReply.FromString,
             options,
             channel_credentials,
             insecure,

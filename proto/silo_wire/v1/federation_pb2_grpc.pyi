@@ -59,6 +59,12 @@ class FederationStub:
     FetchGroups: _grpc.UnaryUnaryMultiCallable[_federation_pb2.GroupsRequest, _federation_pb2.GroupsReply]
     """The chain of release groups, and what is proposed to follow it; a silo signs what it, or its people, allow."""
     SignGroups: _grpc.UnaryUnaryMultiCallable[_federation_pb2.SignGroupsRequest, _federation_pb2.Ack]
+    FetchEvidence: _grpc.UnaryStreamMultiCallable[_federation_pb2.EvidenceRequest, _common_pb2.Chunk]
+    """What shows that the last masked sum made this model: a CheckableRound, in chunks."""
+    FetchPieces: _grpc.UnaryStreamMultiCallable[_federation_pb2.PiecesRequest, _common_pb2.Chunk]
+    """What one chunk of it is made again with, in the order of Proof.pieces. Of the newest model alone."""
+    ShareVerdict: _grpc.UnaryUnaryMultiCallable[_federation_pb2.VerdictRequest, _federation_pb2.VerdictsReply]
+    """This silo's verdict, and those of others; answered when there are more than the silo knows, or after some seconds."""
     RenewCertificate: _grpc.UnaryUnaryMultiCallable[_federation_pb2.RenewalRequest, _federation_pb2.RenewalReply]
     """A new certificate for a new TLS key, and the authorities that are trusted now. Takes the present certificate, which
     the connection shows, and the identity key's word.
@@ -96,6 +102,12 @@ class FederationAsyncStub(FederationStub):
     FetchGroups: _aio.UnaryUnaryMultiCallable[_federation_pb2.GroupsRequest, _federation_pb2.GroupsReply]  # type: ignore[assignment]
     """The chain of release groups, and what is proposed to follow it; a silo signs what it, or its people, allow."""
     SignGroups: _aio.UnaryUnaryMultiCallable[_federation_pb2.SignGroupsRequest, _federation_pb2.Ack]  # type: ignore[assignment]
+    FetchEvidence: _aio.UnaryStreamMultiCallable[_federation_pb2.EvidenceRequest, _common_pb2.Chunk]  # type: ignore[assignment]
+    """What shows that the last masked sum made this model: a CheckableRound, in chunks."""
+    FetchPieces: _aio.UnaryStreamMultiCallable[_federation_pb2.PiecesRequest, _common_pb2.Chunk]  # type: ignore[assignment]
+    """What one chunk of it is made again with, in the order of Proof.pieces. Of the newest model alone."""
+    ShareVerdict: _aio.UnaryUnaryMultiCallable[_federation_pb2.VerdictRequest, _federation_pb2.VerdictsReply]  # type: ignore[assignment]
+    """This silo's verdict, and those of others; answered when there are more than the silo knows, or after some seconds."""
     RenewCertificate: _aio.UnaryUnaryMultiCallable[_federation_pb2.RenewalRequest, _federation_pb2.RenewalReply]  # type: ignore[assignment]
     """A new certificate for a new TLS key, and the authorities that are trusted now. Takes the present certificate, which
     the connection shows, and the identity key's word.
@@ -214,6 +226,30 @@ class FederationServicer(metaclass=_abc_1.ABCMeta):
         request: _federation_pb2.SignGroupsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_federation_pb2.Ack, _abc.Awaitable[_federation_pb2.Ack]]: ...
+
+    @_abc_1.abstractmethod
+    def FetchEvidence(
+        self,
+        request: _federation_pb2.EvidenceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_common_pb2.Chunk], _abc.AsyncIterator[_common_pb2.Chunk]]:
+        """What shows that the last masked sum made this model: a CheckableRound, in chunks."""
+
+    @_abc_1.abstractmethod
+    def FetchPieces(
+        self,
+        request: _federation_pb2.PiecesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_common_pb2.Chunk], _abc.AsyncIterator[_common_pb2.Chunk]]:
+        """What one chunk of it is made again with, in the order of Proof.pieces. Of the newest model alone."""
+
+    @_abc_1.abstractmethod
+    def ShareVerdict(
+        self,
+        request: _federation_pb2.VerdictRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_federation_pb2.VerdictsReply, _abc.Awaitable[_federation_pb2.VerdictsReply]]:
+        """This silo's verdict, and those of others; answered when there are more than the silo knows, or after some seconds."""
 
     @_abc_1.abstractmethod
     def RenewCertificate(

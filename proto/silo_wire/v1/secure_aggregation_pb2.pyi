@@ -851,18 +851,13 @@ class Evidence(_message.Message):
 Global___Evidence: _TypeAlias = Evidence  # noqa: Y015
 
 @_typing.final
-class CheckedVector(_message.Message):
-    """A manifest, and the piece of its vector that a check of one chunk needs."""
-
+class NamedManifest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     MANIFEST_FIELD_NUMBER: _builtins.int
-    PIECE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """a silo, or a slot"""
-    piece: _builtins.bytes
-    """none: nothing fills it before the first step, or the check needs none"""
     @_builtins.property
     def manifest(self) -> _common_pb2.Manifest: ...
     def __init__(
@@ -870,22 +865,22 @@ class CheckedVector(_message.Message):
         *,
         name: _builtins.str = ...,
         manifest: _common_pb2.Manifest | None = ...,
-        piece: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "name", b"name", "piece", b"piece"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___CheckedVector: _TypeAlias = CheckedVector  # noqa: Y015
+Global___NamedManifest: _TypeAlias = NamedManifest  # noqa: Y015
 
 @_typing.final
-class Proof(_message.Message):
+class CheckableRound(_message.Message):
+    """Evidence, and the manifests of all that it names."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     EVIDENCE_FIELD_NUMBER: _builtins.int
-    CHUNK_FIELD_NUMBER: _builtins.int
     MASKED_FIELD_NUMBER: _builtins.int
     MODEL_BEFORE_FIELD_NUMBER: _builtins.int
     MASTER_BEFORE_FIELD_NUMBER: _builtins.int
@@ -893,47 +888,107 @@ class Proof(_message.Message):
     MODEL_AFTER_FIELD_NUMBER: _builtins.int
     MASTER_AFTER_FIELD_NUMBER: _builtins.int
     SLOTS_AFTER_FIELD_NUMBER: _builtins.int
-    chunk: _builtins.int
     @_builtins.property
     def evidence(self) -> Global___Evidence: ...
     @_builtins.property
-    def masked(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckedVector]:
+    def masked(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamedManifest]:
         """by silo"""
 
     @_builtins.property
-    def model_before(self) -> Global___CheckedVector: ...
+    def model_before(self) -> _common_pb2.Manifest: ...
     @_builtins.property
-    def master_before(self) -> Global___CheckedVector: ...
+    def master_before(self) -> _common_pb2.Manifest: ...
     @_builtins.property
-    def slots_before(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckedVector]:
+    def slots_before(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamedManifest]:
         """by name"""
 
     @_builtins.property
-    def model_after(self) -> Global___CheckedVector: ...
+    def model_after(self) -> _common_pb2.Manifest: ...
     @_builtins.property
-    def master_after(self) -> Global___CheckedVector: ...
+    def master_after(self) -> _common_pb2.Manifest: ...
     @_builtins.property
-    def slots_after(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckedVector]: ...
+    def slots_after(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamedManifest]: ...
     def __init__(
         self,
         *,
         evidence: Global___Evidence | None = ...,
-        chunk: _builtins.int = ...,
-        masked: _abc.Iterable[Global___CheckedVector] | None = ...,
-        model_before: Global___CheckedVector | None = ...,
-        master_before: Global___CheckedVector | None = ...,
-        slots_before: _abc.Iterable[Global___CheckedVector] | None = ...,
-        model_after: Global___CheckedVector | None = ...,
-        master_after: Global___CheckedVector | None = ...,
-        slots_after: _abc.Iterable[Global___CheckedVector] | None = ...,
+        masked: _abc.Iterable[Global___NamedManifest] | None = ...,
+        model_before: _common_pb2.Manifest | None = ...,
+        master_before: _common_pb2.Manifest | None = ...,
+        slots_before: _abc.Iterable[Global___NamedManifest] | None = ...,
+        model_after: _common_pb2.Manifest | None = ...,
+        master_after: _common_pb2.Manifest | None = ...,
+        slots_after: _abc.Iterable[Global___NamedManifest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["evidence", b"evidence", "master_after", b"master_after", "master_before", b"master_before", "model_after", b"model_after", "model_before", b"model_before"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "evidence", b"evidence", "masked", b"masked", "master_after", b"master_after", "master_before", b"master_before", "model_after", b"model_after", "model_before", b"model_before", "slots_after", b"slots_after", "slots_before", b"slots_before"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evidence", b"evidence", "masked", b"masked", "master_after", b"master_after", "master_before", b"master_before", "model_after", b"model_after", "model_before", b"model_before", "slots_after", b"slots_after", "slots_before", b"slots_before"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckableRound: _TypeAlias = CheckableRound  # noqa: Y015
+
+@_typing.final
+class Proof(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
+    PIECES_FIELD_NUMBER: _builtins.int
+    chunk: _builtins.int
+    @_builtins.property
+    def round(self) -> Global___CheckableRound: ...
+    @_builtins.property
+    def pieces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """of the masked vectors by silo, the master before, its slots by name, where needed the model after"""
+
+    def __init__(
+        self,
+        *,
+        round: Global___CheckableRound | None = ...,
+        chunk: _builtins.int = ...,
+        pieces: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["round", b"round"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "pieces", b"pieces", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Proof: _TypeAlias = Proof  # noqa: Y015
+
+@_typing.final
+class Verdict(_message.Message):
+    """One silo made chunks of a round again, and they came out as the evidence says."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SILO_FIELD_NUMBER: _builtins.int
+    EVIDENCE_FIELD_NUMBER: _builtins.int
+    CHUNKS_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    silo: _builtins.str
+    evidence: _builtins.bytes
+    """its digest"""
+    chunks: _builtins.bytes
+    """a bit for each, the first one lowest in the first byte"""
+    signature: _builtins.bytes
+    """the silo's identity key"""
+    def __init__(
+        self,
+        *,
+        silo: _builtins.str = ...,
+        evidence: _builtins.bytes = ...,
+        chunks: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "evidence", b"evidence", "signature", b"signature", "silo", b"silo"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Verdict: _TypeAlias = Verdict  # noqa: Y015
 
 @_typing.final
 class SiloEvent(_message.Message):

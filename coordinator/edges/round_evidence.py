@@ -1,0 +1,183 @@
+"""Evidence of masked rounds on disk, beside the models of its plan; what a chunk of the newest round is made again with.
+
+    evidence/<model>.evidence     a CheckableRound (silo_wire/evidence_codec.py): kept as long as the plan's models
+    evidence/<model>.json         from which model it came, in which attempt: while its chunks can be made again
+
+For the latter the masked vectors of that attempt stay in the spools, and the model before stays stored.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coordinator.edges.model_store import EVIDENCE, MASTER, ModelStore
+from coordinator.edges.spool import Spools
+from coordinator.edges.stored_vector import read_record, write_record
+from coordinator.rounds.secure_attempt import MaskedSum
+from coordinator.service.ports import KeptRound
+from security import files
+from security.errors import IntegrityError, StateError, StorageError
+from security.identifiers import FederationName
+from security.secure_aggregation.coordinator_machine import Unmasked
+from security.secure_aggregation.evidence import Evidence, SignedEvidence
+from silo_wire.canonical import Digest
+from silo_wire.messages import RoundKey
+
+if TYPE_CHECKING:
+    from silo_wire.checked_chunk import CheckableRound, StateManifests
+
+_SUFFIX = ".evidence"
+_RECORD = ".json"
+
+
+class RoundEvidence:
+    """`folder` is that of the plan's models. What brings torch is imported where it is used: commands that only look need not wait for it."""
+
+    def __init__(
+        self, folder: Path, *, federation: FederationName, plan: Digest, models: ModelStore, spools: Spools
+    ) -> None:
+        self._folder = folder / EVIDENCE
+        self._federation = federation
+        self._plan = plan
+        self._models = models
+        self._spools = spools
+        self._parsed = lru_cache(maxsize=1)(self._parse)
+
+    def make(
+        self,
+        key: RoundKey,
+        base_model: Digest,
+        masked: MaskedSum,
+        model: Digest,
+        sign: Callable[[Evidence], SignedEvidence],
+    ) -> None:
+        """Keep what shows that the sum of `masked` made `model` of `base_model`; the same again changes nothing.
+
+        A step that gave a model that was there before makes no link: whoever checks models has that one. Raises StorageError.
+        """
+        from coordinator.edges.masked_sum import MaskedVectors
+        from silo_wire.checked_chunk import CheckableRound
+        from silo_wire.evidence_codec import checkable_to_bytes
+
+        before, steps = self._manifests(base_model)
+        after, steps_after = self._manifests(model)
+        if steps_after != steps + 1:
+            return
+        state = masked.attempt.state
+        assert isinstance(state, Unmasked), "a model is made once the sum is unmasked"
+        vectors = {it.silo: self._spools.committed(key, it.silo, it.digest) for it in masked.vectors}
+        unmask = masked.attempt.unmask()
+        try:
+            summed = MaskedVectors(fixed_point=unmask.fixed_point, masks=unmask.masks, spools=tuple(vectors.items()))
+            tail = tuple(int(word) for word in summed.last_words())
+        finally:
+            unmask.masks.erase()
+        evidence = Evidence(
+            attempt=state.attempt,
+            survivors=state.survivors,
+            before=before.state(steps),
+            after=after.state(steps_after),
+            tail=tail,
+            journal=masked.attempt.events,
+        )
+        checkable = CheckableRound(
+            signed=sign(evidence),
+            masked={silo: vector.manifest for silo, vector in vectors.items()},
+            before=before,
+            after=after,
+        )
+        record = {"base": base_model, "round": key.round, "attempt": key.attempt}
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            files.replace(self._path(model), checkable_to_bytes(checkable))
+            write_record(self._record(model), record)
+            files.sync_folder(self._folder)
+        except OSError as error:
+            raise StorageError(f"{self._folder} cannot be written: {error.strerror or error}") from error
+
+    def read(self, model: Digest) -> bytes:
+        """The evidence that led to `model`; raises StateError where there is none."""
+        try:
+            return self._path(model).read_bytes()
+        except FileNotFoundError as error:
+            raise StateError(f"there is no evidence of model {model}: no masked sum of this plan made it") from error
+        except OSError as error:
+            raise StorageError(f"{self._path(model)} cannot be read: {error.strerror or error}") from error
+
+    def pieces(self, model: Digest, chunk: int) -> tuple[bytes, ...]:
+        """What chunk `chunk` of the round that made `model` is made again with (Pieces.in_order).
+
+        Raises StateError where its vectors are there no more, MalformedMessage for a chunk that it does not have, IntegrityError.
+        """
+        from silo_wire.checked_chunk import Pieces
+
+        kept = next((it for it in self.kept() if it.model == model), None)
+        if kept is None:
+            raise StateError(
+                f"the masked vectors that made model {model} are there no more: only the newest round's are kept"
+            )
+        checkable = self._parsed(model)
+        next(iter(checkable.masked.values())).chunk_size(chunk)
+        try:
+            masked = {
+                silo: self._spools.committed(kept.key, silo, manifest.digest).chunk(chunk)
+                for silo, manifest in checkable.masked.items()
+            }
+        except (IntegrityError, StorageError) as error:
+            raise StateError(f"the masked vectors that made model {model} cannot be used: {error}") from error
+        master, slots, of_model = b"", dict.fromkeys(checkable.before.slots, b""), None
+        if chunk < checkable.before.master.chunks:
+            state = self._models.state(kept.base)
+            master = self._models.master(kept.base, state).chunk(chunk)
+            slots = {name: state.slots[name].chunk(chunk) for name in slots}
+            if self._models.keeps_master:
+                # All vectors are in chunks of one size, the model handed out as well.
+                of_model = self._models.vector(model).chunk(chunk * self._models.model_layout.item_bytes // 4)
+        return Pieces(masked=masked, master=master, slots=slots, model=of_model).in_order
+
+    def kept(self) -> tuple[KeptRound, ...]:
+        """The rounds whose chunks can be made again. Raises IntegrityError for a damaged record."""
+        found = []
+        for path in sorted(self._folder.glob(f"*{_RECORD}")):
+            record = read_record(path)
+            try:
+                key = RoundKey(
+                    federation=self._federation,
+                    plan=self._plan,
+                    round=int(record["round"]),
+                    attempt=int(record["attempt"]),
+                )
+                found.append(KeptRound(model=Digest(path.stem), base=Digest(str(record["base"])), key=key))
+            except (KeyError, ValueError) as error:
+                raise IntegrityError(f"{path} was damaged: restore it from a backup") from error
+        return tuple(found)
+
+    def let_go(self, model: Digest) -> None:
+        """The round that made `model` is made again no more; its evidence stays."""
+        try:
+            self._record(model).unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageError(f"{self._record(model)} cannot be deleted: {error.strerror or error}") from error
+
+    def _manifests(self, model: Digest) -> "tuple[StateManifests, int]":
+        from silo_wire.checked_chunk import StateManifests
+
+        state = self._models.state(model)
+        manifests = StateManifests(
+            model=self._models.manifest(model),
+            master=self._models.master(model, state).manifest,
+            slots={name: vector.manifest for name, vector in state.slots.items() if name != MASTER},
+        )
+        return manifests, state.steps
+
+    def _parse(self, model: Digest) -> "CheckableRound":
+        from silo_wire.evidence_codec import checkable_from_bytes
+
+        return checkable_from_bytes(self.read(model), self._federation)
+
+    def _path(self, model: Digest) -> Path:
+        return self._folder / f"{model}{_SUFFIX}"
+
+    def _record(self, model: Digest) -> Path:
+        return self._folder / f"{model}{_RECORD}"

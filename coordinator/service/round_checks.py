@@ -1,0 +1,93 @@
+"""What silos need to check round models: the evidence of masked rounds, pieces of the newest, and each other's verdicts.
+
+The masked vectors of the round that made the present model stay until another model takes its place, and so does the model
+before. Verdicts are for the present model alone and are kept in memory: a silo brings its own with each call.
+"""
+
+import asyncio
+from collections.abc import Collection
+
+from coordinator.rounds.effects import Aggregate
+from coordinator.service.plan_desk import OpenedPlan, PlanDesk
+from coordinator.service.ports import Keys, Spools
+from security.errors import AuthorisationError
+from security.identifiers import SiloName
+from security.secure_aggregation.evidence import EVIDENCE_DOMAIN, Evidence, SignedEvidence
+from security.secure_aggregation.verdicts import Verdict
+from silo_wire.canonical import Digest
+from silo_wire.messages import RoundKey
+
+WAIT_S = 10.0
+"""So long a silo that knows all verdicts waits for another one."""
+
+
+class RoundChecks:
+    """Methods that read or write run in worker threads; the verdicts are of one event loop."""
+
+    def __init__(self, *, desk: PlanDesk, keys: Keys, spools: Spools, wait_s: float = WAIT_S) -> None:
+        self._desk = desk
+        self._keys = keys
+        self._spools = spools
+        self._wait_s = wait_s
+        self._model: Digest | None = None
+        self._verdicts: dict[SiloName, Verdict] = {}
+        self._changes = 0
+        self._changed = asyncio.Condition()
+
+    def keep(self, opened: OpenedPlan, command: Aggregate, model: Digest) -> None:
+        """Keep what shows that the masked sum of `command` made `model`. Raises StorageError or IntegrityError."""
+        assert command.masked is not None, "a sum of updates in the clear has no evidence"
+        opened.parts.evidence.make(command.key, command.base_model, command.masked, model, self._sign)
+
+    def _sign(self, evidence: Evidence) -> SignedEvidence:
+        return SignedEvidence(evidence=evidence, signature=self._keys.sign(EVIDENCE_DOMAIN.decode(), evidence.digest))
+
+    def is_kept(self, opened: OpenedPlan, key: RoundKey, present: Digest | None) -> bool:
+        """Whether the vectors of this attempt are those that the present model can be checked with."""
+        return any((it.model, it.key) == (present, key) for it in opened.parts.evidence.kept())
+
+    def let_go(self, opened: OpenedPlan, *, but: Digest | None) -> None:
+        """Nothing but what made the model `but` is made again: vectors of other rounds go."""
+        for kept in opened.parts.evidence.kept():
+            if kept.model != but:
+                opened.parts.evidence.let_go(kept.model)
+                self._spools.discard(kept.key)
+
+    def bases(self, opened: OpenedPlan) -> frozenset[Digest]:
+        """Models that a check begins from."""
+        return frozenset(it.base for it in opened.parts.evidence.kept())
+
+    async def evidence(self, plan: Digest, model: Digest) -> bytes:
+        """As it travels; raises StateError where no masked sum made `model`."""
+        opened = await self._desk.opened(plan)
+        return await asyncio.to_thread(opened.parts.evidence.read, model)
+
+    async def pieces(self, plan: Digest, model: Digest, chunk: int) -> tuple[bytes, ...]:
+        opened = await self._desk.opened(plan)
+        return await asyncio.to_thread(opened.parts.evidence.pieces, model, chunk)
+
+    async def share(
+        self, silo: SiloName, model: Digest, verdict: Verdict, known: int
+    ) -> tuple[Collection[Verdict], int]:
+        """Take the silo's verdict on the present model; all there are, and a number that stands for them.
+
+        It answers at once where that is not `known`, else when there is another one, or after some seconds. Raises AuthorisationError
+        for another silo's verdict.
+        """
+        if verdict.silo != silo:
+            raise AuthorisationError(f"silo {silo} brings a verdict of silo {verdict.silo}: only its own is taken")
+        async with self._changed:
+            if self._model != model:
+                self._model = model
+                self._verdicts.clear()
+            if self._verdicts.get(silo) != verdict:
+                self._verdicts[silo] = verdict
+                self._changes += 1
+                self._changed.notify_all()
+            elif self._changes == known:
+                try:
+                    async with asyncio.timeout(self._wait_s):
+                        await self._changed.wait()
+                except TimeoutError:
+                    pass
+            return (tuple(self._verdicts.values()) if self._model == model else ()), self._changes

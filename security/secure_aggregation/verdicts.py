@@ -1,0 +1,99 @@
+"""Silos check a round model together: each makes some of its chunks again, and signs which came out as the evidence says.
+
+Every chunk is one that `checkers` of the survivors are to check; who is to check what follows from their names, so nobody deals it out. A
+silo takes a chunk for right that it checked itself, or that so many others did whose keys its people pinned: of `colluders`
++ 1 others at least one is honest. What others leave out it checks itself.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from security.errors import IntegrityError, MalformedMessage
+from security.identifiers import SiloName
+from security.pki.identity_key import SIGNATURE_BYTES, sign, verify
+from security.secure_aggregation.messages import Identities, check_names
+from security.secure_aggregation.transcript import DIGEST_BYTES, check_bytes, framed
+
+VERDICT_DOMAIN = b"round-verdict"
+MAX_CHUNKS = 1 << 20
+
+
+def checkers(colluders: int) -> int:
+    """How many others have to have checked a chunk that a silo did not check itself."""
+    return max(2, colluders + 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """`silo` found these chunks of the round right: in `chunks` a bit for each, the first one lowest in the first byte. Raises MalformedMessage."""
+
+    silo: SiloName
+    evidence: bytes
+    chunks: bytes
+    signature: bytes
+
+    def __post_init__(self) -> None:
+        check_names("verdict", self.silo)
+        check_bytes("verdict", DIGEST_BYTES, evidence=self.evidence)
+        check_bytes("verdict", SIGNATURE_BYTES, signature=self.signature)
+        if len(self.chunks) > MAX_CHUNKS // 8:
+            raise MalformedMessage(
+                f"verdict of silo {self.silo} is on {8 * len(self.chunks)} chunks: at most {MAX_CHUNKS}"
+            )
+
+    @property
+    def numbers(self) -> frozenset[int]:
+        """The chunks that were found right."""
+        return frozenset(8 * at + bit for at, byte in enumerate(self.chunks) for bit in range(8) if byte >> bit & 1)
+
+    def check(self, key: Ed25519PublicKey) -> None:
+        """Raise IntegrityError unless the owner of `key` signed it."""
+        payload = framed(self.silo.encode(), self.evidence, self.chunks)
+        verify(key, domain=VERDICT_DOMAIN, payload=payload, signature=self.signature)
+
+
+def signed_verdict(evidence: bytes, silo: SiloName, chunks: Iterable[int], key: Ed25519PrivateKey) -> Verdict:
+    bits = bytearray(0)
+    for chunk in sorted(chunks):
+        bits.extend(bytes(chunk // 8 + 1 - len(bits)))
+        bits[chunk // 8] |= 1 << chunk % 8
+    signature = sign(key, domain=VERDICT_DOMAIN, payload=framed(silo.encode(), evidence, bytes(bits)))
+    return Verdict(silo=silo, evidence=evidence, chunks=bytes(bits), signature=signature)
+
+
+def part_of(silo: SiloName, survivors: Sequence[SiloName], chunks: int, *, each: int) -> frozenset[int]:
+    """Which of `chunks` chunks `silo` is to check, where `each` of the survivors check every one; none where it is not among them."""
+    names = sorted(survivors)
+    if silo not in names:
+        return frozenset()
+    own, silos = names.index(silo), len(names)
+    return frozenset(chunk for chunk in range(chunks) if (own - chunk) % silos < each)
+
+
+def uncovered(
+    own: Iterable[int], others: Iterable[Verdict], *, evidence: bytes, chunks: int, pinned: Identities, each: int
+) -> frozenset[int]:
+    """Chunks that this silo did not check, nor `each` others of those `pinned`. Verdicts that nobody pinned signed count for nothing."""
+    of_silo: dict[SiloName, frozenset[int]] = {}
+    for verdict in others:
+        key = pinned.get(verdict.silo)
+        if key is None or verdict.evidence != evidence:
+            continue
+        try:
+            verdict.check(key)
+        except IntegrityError:
+            continue
+        of_silo[verdict.silo] = of_silo.get(verdict.silo, frozenset()) | verdict.numbers
+    counts = _counts(of_silo)
+    checked = frozenset(own)
+    return frozenset(at for at in range(chunks) if at not in checked and counts.get(at, 0) < each)
+
+
+def _counts(of_silo: Mapping[SiloName, frozenset[int]]) -> Mapping[int, int]:
+    counts: dict[int, int] = {}
+    for numbers in of_silo.values():
+        for number in numbers:
+            counts[number] = counts.get(number, 0) + 1
+    return counts

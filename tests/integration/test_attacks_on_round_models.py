@@ -1,0 +1,166 @@
+"""A coordinator that hands out another model than its masked sum makes, or shows no evidence of it, against real agents over gRPC."""
+
+from collections.abc import Callable, Generator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinator.edges.aggregator import Aggregator
+from coordinator.edges.model_store import Slab
+from coordinator.edges.round_evidence import RoundEvidence
+from coordinator.rounds.states import Collecting, Gathering
+from coordinator.service.round_checks import RoundChecks
+from security.errors import EXIT_CODES, FalseModel, StateError, exit_code
+from security.secure_aggregation.silo_machine import Demands
+from silo_agent.service.model_checks import Mode
+from silo_wire.canonical import Digest
+from silo_wire.checked_chunk import StepRule, examined
+from silo_wire.evidence_codec import checkable_from_bytes, checkable_to_bytes, proof_from_bytes
+from silo_wire.messages import DeclineReason
+from tests.support.coordinator import FEDERATION, FederationTemplate
+from tests.support.rogue_silos import SILOS, Play, honestly, make_rogue_template, played
+
+Playing = Callable[..., AbstractAsyncContextManager[Play]]
+BOTH = pytest.mark.parametrize("mode", ["spot", "joint"])
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> FederationTemplate:
+    return make_rogue_template(tmp_path_factory.mktemp("rogue") / "coordinator")
+
+
+@pytest.fixture
+def playing(template: FederationTemplate, tmp_path: Path) -> Playing:
+    return lambda mode: played(template, tmp_path, honestly, verify=mode)
+
+
+def one_number_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each model that the coordinator makes, by a bit or so."""
+    honest = Aggregator._slabs
+
+    def slabs(self: Aggregator, work: Any) -> Generator[Slab, None, None]:
+        for slab in honest(self, work):
+            values = np.frombuffer(bytes(slab.model), dtype="<f4").copy()
+            values[17] = np.nextafter(values[17], np.float32(np.inf))
+            yield replace(slab, model=values.tobytes())
+
+    monkeypatch.setattr(Aggregator, "_slabs", slabs)
+
+
+@BOTH
+async def test_silos_check_the_model_of_an_honest_round_and_go_on(playing: Playing, mode: Mode) -> None:
+    async with playing(mode) as play:
+        for number in (1, 2):
+            play.check_made_by(await play.closed(number), *SILOS)
+        play.check_nobody_else_was_named()
+        for silo in play.silos.values():
+            assert silo.folder.accepted.exists()
+            assert not silo.folder.proofs.exists()
+
+
+@BOTH
+async def test_hands_out_a_model_that_is_another_in_the_last_bit_of_one_number(
+    playing: Playing, mode: Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every agent keeps a proof, declines, and ends with an exit code of its own; nobody trains from that model."""
+    one_number_is_another(monkeypatch)
+    async with playing(mode) as play:
+        row = await play.closed(1)
+        for silo in play.silos.values():
+            error = await silo.ended()
+            assert isinstance(error, FalseModel), error
+            assert exit_code(error) == EXIT_CODES[FalseModel] == 16
+            assert silo.said_in(2, object) is None, "it trained, or said something of the next round"
+            (refusal,) = silo.notes.of("refused")
+            assert refusal["rule"] == "verify"
+            (file,) = silo.folder.proofs.iterdir()
+            found = examined(
+                proof_from_bytes(file.read_bytes(), FEDERATION),
+                StepRule.of(play.bundle),
+                identities={name: it.credentials.identity_key.public_key() for name, it in play.silos.items()},
+                coordinator=silo.credentials.coordinator_key,
+                demands=Demands(),
+            )
+            assert found.evidence.after.model.hex() == row.model
+        assert isinstance(play.state, Gathering | Collecting)
+
+
+async def test_agents_that_found_a_false_model_find_it_again_after_a_restart(
+    playing: Playing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_number_is_another(monkeypatch)
+    async with playing("spot") as play:
+        for silo in play.silos.values():
+            assert isinstance(await silo.ended(), FalseModel)
+        for silo in play.silos.values():
+            await silo.restart()
+        for silo in play.silos.values():
+            assert isinstance(await silo.ended(), FalseModel)
+        assert [row.round for row in play.rows() if row.outcome == "applied"] == [1]
+
+
+def shows_none(self: RoundEvidence, model: Digest) -> bytes:
+    raise StateError("there is no evidence of that model")
+
+
+def cut_off(self: RoundEvidence, model: Digest) -> bytes:
+    checkable = checkable_from_bytes(HONESTLY_READ(self, model), FEDERATION)
+    evidence = replace(checkable.evidence, journal=checkable.evidence.journal[:-1])
+    return checkable_to_bytes(replace(checkable, signed=replace(checkable.signed, evidence=evidence)))
+
+
+def without_manifests(self: RoundEvidence, model: Digest) -> bytes:
+    return checkable_to_bytes(replace(checkable_from_bytes(HONESTLY_READ(self, model), FEDERATION), masked={}))
+
+
+def garbage(self: RoundEvidence, model: Digest) -> bytes:
+    return b"\xff" * 100
+
+
+HONESTLY_READ = RoundEvidence.read
+
+
+@pytest.mark.parametrize(
+    ("says", "reason", "match"),
+    [
+        (shows_none, DeclineReason.POLICY, "shows no evidence"),
+        (cut_off, DeclineReason.POLICY, "without a sum"),
+        (without_manifests, DeclineReason.POLICY, "not those that its survivors signed"),
+        (garbage, DeclineReason.INTEGRITY, "does not parse"),
+    ],
+)
+async def test_evidence_that_is_none_is_a_refusal_and_no_more(
+    playing: Playing, monkeypatch: pytest.MonkeyPatch, says: Any, reason: DeclineReason, match: str
+) -> None:
+    """The agents stay; once the coordinator shows it, the round goes on where it was."""
+    monkeypatch.setattr(RoundEvidence, "read", says)
+    async with playing("spot") as play:
+        await play.closed(1)
+        await play.until(lambda: any((row.round, row.outcome) == (2, "abandoned") for row in play.rows()))
+        row = play.row(2, 1)
+        told = [item.detail for item in row.silos if item.outcome == "declined"]
+        assert told
+        assert all(detail.startswith(reason.value) for detail in told), told
+        for silo in play.silos.values():
+            await silo.notes.until(lambda silo=silo: bool(silo.notes.of("refused")))  # type: ignore[misc]
+            assert match in silo.notes.of("refused")[0]["detail"]
+            assert not silo.folder.accepted.exists()
+        monkeypatch.setattr(RoundEvidence, "read", HONESTLY_READ)
+        for silo in play.silos.values():
+            await silo.restart()
+        play.check_made_by(await play.closed(2), *SILOS)
+
+
+async def test_a_coordinator_that_keeps_no_vectors_is_refused(
+    playing: Playing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RoundChecks, "is_kept", lambda *_: False)
+    async with playing("spot") as play:
+        await play.closed(1)
+        for silo in play.silos.values():
+            await silo.notes.until(lambda silo=silo: bool(silo.notes.of("refused")))  # type: ignore[misc]
+            assert "shows nothing of chunk" in silo.notes.of("refused")[0]["detail"]

@@ -1,0 +1,478 @@
+"""A silo that checks round models: what it takes, what it refuses, what it remembers; rounds in memory, any lie of the coordinator."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from security.errors import FalseModel, IntegrityError, LoricaError, MalformedMessage, PolicyRefusal, StateError
+from security.identifiers import SiloName
+from security.secure_aggregation.evidence import VERIFY, Lineage, signed_evidence
+from security.secure_aggregation.silo_machine import Demands
+from security.secure_aggregation.verdicts import Verdict, checkers, part_of, signed_verdict, uncovered
+from silo_agent.edges.accepted_models import AcceptedModels, keep_proof
+from silo_agent.service import model_checks
+from silo_agent.service.model_checks import CheckParty, Mode, ModelChecks
+from silo_wire.canonical import Digest
+from silo_wire.checked_chunk import CheckableRound, FalseChunk, Proof, examined
+from silo_wire.evidence_codec import proof_from_bytes
+from silo_wire.plan import PlanBundle
+from tests.support.evidence import OPTIMIZERS, Made, Rounds, Vectors, bits_of
+from tests.support.secagg_federation import FEDERATION, PLAN, identities, identity_key, silo_names
+
+COORDINATOR = identity_key("coordinator")
+SILOS = silo_names(4)
+OWN = SILOS[0]
+SIZES = (30, 7, 1, 40)
+"""In chunks of 16 bytes: 20 of the model, the last of them with the first words of the tail, and two more."""
+
+
+def rounds_of(**changes: Any) -> Rounds:
+    return Rounds(**{"optimizer": OPTIMIZERS["adam"], "sizes": SIZES, **changes})
+
+
+def model_of(made: Made) -> Digest:
+    return Digest(made.evidence.after.model.hex())
+
+
+@dataclass
+class Memory:
+    """In the place of accepted.json."""
+
+    begins: Lineage
+    kept: Lineage | None = None
+    draws: dict[bytes, Sequence[int]] = field(default_factory=dict)
+
+    def lineage(self, bundle: Any) -> Lineage:
+        return self.kept or self.begins
+
+    def save(self, lineage: Lineage) -> None:
+        self.kept = lineage
+
+    def drawn(self, evidence: bytes, draw: Callable[[], Sequence[int]]) -> Sequence[int]:
+        return self.draws.setdefault(evidence, draw())
+
+
+@dataclass
+class Says:
+    """What the coordinator says; honest where nothing is changed. `asked` has every chunk that was asked for."""
+
+    rounds: Sequence[Made]
+    others: Collection[Verdict] = ()
+    asked: list[int] = field(default_factory=list)
+    evidence: Callable[[CheckableRound], CheckableRound] = lambda checkable: checkable
+    pieces: Callable[[int, Sequence[bytes]], Sequence[bytes]] = lambda chunk, pieces: pieces
+    shared: list[Verdict] = field(default_factory=list)
+
+    def made(self, model: Digest) -> Made:
+        for made in self.rounds:
+            if model_of(made) == model:
+                return made
+        raise StateError("no masked sum of this plan made it")
+
+    async def fetch_evidence(self, plan: Digest, model: Digest) -> CheckableRound:
+        return self.evidence(self.made(model).checkable(COORDINATOR))
+
+    async def fetch_pieces(self, plan: Digest, model: Digest, chunk: int) -> Sequence[bytes]:
+        self.asked.append(chunk)
+        made = self.made(model)
+        pieces = made.pieces(made.check(), chunk)
+        return self.pieces(chunk, pieces.in_order)
+
+    async def share_verdict(
+        self, plan: Digest, model: Digest, verdict: Verdict, known: int
+    ) -> tuple[Collection[Verdict], int]:
+        self.shared.append(verdict)
+        return (*self.others, verdict), len(self.shared)
+
+
+@dataclass
+class Checker:
+    """`ModelChecks` of one silo over `says`."""
+
+    says: Says
+    memory: Memory
+    mode: Mode = "joint"
+    colluders: int = 0
+    by_hand: Collection[SiloName] = SILOS
+    silo: SiloName = OWN
+    proofs: list[Proof] = field(default_factory=list)
+
+    async def require(self, made: Made) -> None:
+        known = identities(SILOS)
+        checks = ModelChecks(
+            self.mode,
+            coordinator=self.says,
+            accepted=self.memory,
+            party=lambda: CheckParty(
+                silo=self.silo,
+                identity_key=identity_key(self.silo),
+                keys={silo: (identity_key("a later one").public_key(), key) for silo, key in known.items()},
+                by_hand={silo: known[silo] for silo in self.by_hand if silo != self.silo},
+                demands=Demands(colluders=self.colluders),
+                coordinator=COORDINATOR.public_key(),
+            ),
+            keep=self.proofs.append,
+            patience_s=0.0,
+        )
+        plan = SimpleNamespace(digest=Digest(PLAN.hex()), aggregation=SimpleNamespace(secure_aggregation=True))
+        await checks.require(cast(PlanBundle, SimpleNamespace(plan=plan, rule=made.rule)), model_of(made))
+
+
+@pytest.fixture(autouse=True)
+def _rule_of_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_checks, "StepRule", SimpleNamespace(of=lambda bundle: bundle.rule))
+
+
+def checker(*made: Made, rounds: Rounds, **changes: Any) -> Checker:
+    return Checker(says=Says(made), memory=Memory(rounds.lineage()), **changes)
+
+
+def verdicts(made: Made, silos: Collection[SiloName], chunks: Collection[int] | None = None) -> list[Verdict]:
+    """Each of what it is to check, or of `chunks`."""
+    survivors, count = made.evidence.survivors.silos, len(made.check().chunks)
+    return [
+        signed_verdict(
+            made.evidence.digest,
+            silo,
+            part_of(silo, survivors, count, each=2) if chunks is None else chunks,
+            identity_key(silo),
+        )
+        for silo in silos
+    ]
+
+
+def crafted(made: Made, element: int) -> Made:
+    """It hands out a model that is another one in one element."""
+    master = made.after.master.clone()
+    master[element] += 1.0
+    return made.told(Vectors(model=master, master=master, slots=made.after.slots))
+
+
+# --- what is taken
+
+
+@pytest.mark.parametrize("mode", ["spot", "joint"])
+async def test_models_of_true_rounds_are_taken_and_remembered(mode: Mode) -> None:
+    rounds = rounds_of()
+    first, second = rounds.next(1), rounds.next(2)
+    at = checker(first, second, rounds=rounds, mode=mode)
+    for made in (first, second):
+        await at.require(made)
+        assert at.memory.lineage(None).holds(made.evidence.after.model)
+    at.says.asked.clear()
+    await at.require(second)
+    assert at.says.asked == [], "what was accepted needs no second check"
+    await Checker(says=Says(()), memory=Memory(rounds.lineage()), mode="off").require(first)
+
+
+async def test_the_plans_own_model_needs_no_evidence() -> None:
+    rounds = rounds_of()
+    begins = rounds.lineage()
+    initial = rounds.next(1)
+    at = Checker(says=Says(()), memory=Memory(begins))
+    own = replace(initial, evidence=replace(initial.evidence, after=replace(initial.evidence.before, steps=1)))
+    await at.require(own)
+
+
+async def test_a_spot_check_draws_once_and_always_takes_the_sum_of_weights() -> None:
+    rounds = rounds_of()
+    made = rounds.next(1)
+    tail = set(made.check().tail_chunks)
+    drawn = set[int]()
+    for _ in range(60):
+        at = checker(made, rounds=rounds, mode="spot")
+        for _ in range(2):
+            at.memory.kept = None
+            await at.require(made)
+        asked = at.says.asked
+        assert tail <= set(asked)
+        assert asked[: len(asked) // 2] == asked[len(asked) // 2 :], "drawn a second time"
+        drawn |= set(asked)
+    assert len(drawn) > 10, "it is no secret draw"
+
+
+async def test_of_rounds_that_were_missed_the_newest_alone_is_checked() -> None:
+    rounds = rounds_of()
+    first, second, third = (rounds.next(number) for number in (1, 2, 3))
+    at = checker(first, second, third, rounds=rounds)
+    await at.require(third)
+    lineage = at.memory.lineage(None)
+    assert [one.checked for one in lineage.accepted] == [True, False, False, True]
+    assert not lineage.holds(second.evidence.after.model), "nobody here has looked at it"
+    await at.require(second)
+    assert at.memory.lineage(None).holds(second.evidence.after.model)
+
+
+# --- what others find
+
+
+async def test_chunks_that_others_checked_are_not_fetched() -> None:
+    rounds = rounds_of()
+    made = rounds.next(1)
+    at = checker(made, rounds=rounds)
+    at.says.others = verdicts(made, SILOS[1:])
+    await at.require(made)
+    own = {*part_of(OWN, made.evidence.survivors.silos, 22, each=2), *made.check().tail_chunks}
+    assert set(at.says.asked) == own
+    assert len(own) < 16
+    assert {verdict.silo for verdict in at.says.shared} == {OWN}
+    assert at.says.shared[0].numbers == own
+
+
+LIES: dict[str, Callable[[Made], list[Verdict]]] = {
+    "nobody": lambda made: [],
+    "one alone": lambda made: verdicts(made, SILOS[1:2], range(22)),
+    "one, twice": lambda made: verdicts(made, SILOS[1:2], range(22)) * 2,
+    "strangers": lambda made: verdicts(made, [SiloName("mallory"), SiloName("mallet")], range(22)),
+    "of other evidence": lambda made: [
+        signed_verdict(bytes(32), silo, range(22), identity_key(silo)) for silo in SILOS[1:]
+    ],
+    "forged": lambda made: [replace(one, signature=bytes(64)) for one in verdicts(made, SILOS[1:], range(22))],
+    "more than they signed": lambda made: [
+        replace(one, chunks=b"\xff" * 3) for one in verdicts(made, SILOS[1:], range(4))
+    ],
+    "under another name": lambda made: (
+        [replace(one, silo=SILOS[2]) for one in verdicts(made, SILOS[1:2], range(22))]
+        + verdicts(made, SILOS[1:2], range(22))
+    ),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+async def test_verdicts_that_prove_nothing_leave_all_chunks_to_this_silo(lie: str) -> None:
+    rounds = rounds_of()
+    made = rounds.next(1)
+    at = checker(made, rounds=rounds)
+    at.says.others = LIES[lie](made)
+    await at.require(made)
+    assert set(at.says.asked) == set(made.check().chunks)
+
+
+async def test_verdicts_of_silos_that_nobody_compared_count_for_nothing() -> None:
+    """Pinned on first use: they may be made up."""
+    rounds = rounds_of()
+    made = rounds.next(1)
+    at = checker(made, rounds=rounds, by_hand=[OWN, SILOS[1]])
+    at.says.others = verdicts(made, SILOS[1:], range(22))
+    await at.require(made)
+    assert set(at.says.asked) == set(made.check().chunks)
+
+
+async def test_a_verdict_more_is_needed_for_each_colluder() -> None:
+    rounds = rounds_of()
+    made = rounds.next(1)
+    at = checker(made, rounds=rounds, colluders=2)
+    at.says.others = verdicts(made, SILOS[1:3], range(22))
+    with pytest.raises(PolicyRefusal):  # the cohort does not withstand as many
+        await at.require(made)
+    assert checkers(2) == 3
+    assert checkers(0) == checkers(1) == 2
+
+
+@settings(max_examples=100)
+@given(silos=st.integers(1, 12), chunks=st.integers(1, 60), each=st.integers(1, 4))
+def test_every_chunk_is_dealt_to_as_many_silos_as_are_to_check_it(silos: int, chunks: int, each: int) -> None:
+    names = silo_names(silos)
+    dealt = [part_of(name, names, chunks, each=each) for name in names]
+    for chunk in range(chunks):
+        assert sum(chunk in part for part in dealt) == min(each, silos)
+    assert max(map(len, dealt)) <= -(-chunks * min(each, silos) // silos) + each
+    assert part_of(SiloName("a-stranger"), names, chunks, each=each) == frozenset()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_a_chunk_is_covered_by_own_work_or_by_as_many_others_and_by_nothing_else(data: st.DataObject) -> None:
+    evidence, count, each = bytes(32), 9, data.draw(st.integers(1, 4))
+    own = data.draw(st.sets(st.integers(0, count - 1)))
+    said = {
+        silo: data.draw(st.sets(st.integers(0, count - 1)), label=silo)
+        for silo in (*silo_names(5), SiloName("mallory"))
+    }
+    others = [signed_verdict(evidence, silo, chunks, identity_key(silo)) for silo, chunks in said.items()]
+    left = uncovered(own, others * 2, evidence=evidence, chunks=count, pinned=identities(silo_names(5)), each=each)
+    for chunk in range(count):
+        witnesses = sum(chunk in said[silo] for silo in silo_names(5))
+        assert (chunk in left) == (chunk not in own and witnesses < each)
+
+
+# --- false models
+
+
+@pytest.mark.parametrize("element", [0, 17, 41, 77])
+async def test_a_model_that_is_false_in_one_number_is_found_by_every_silo_together(
+    element: int, tmp_path: Path
+) -> None:
+    """Whoever is to check the chunk finds it; the others miss verdicts on it, look themselves, and find it, too."""
+    rounds = rounds_of()
+    false = crafted(rounds.next(1), element)
+    chunk = element // 4
+    honest = verdicts(false, SILOS)
+    for silo in SILOS:
+        told = [  # of those who found it nothing comes
+            one for one in honest if one.silo != silo and chunk not in one.numbers
+        ]
+        at = checker(false, rounds=rounds_of(), silo=silo)
+        at.says.others = told
+        with pytest.raises(FalseModel, match=f"chunk {chunk} "):
+            await at.require(false)
+        assert at.memory.kept is None
+        (proof,) = at.proofs
+        file = keep_proof(tmp_path / silo, proof)
+        again = proof_from_bytes(file.read_bytes(), FEDERATION)
+        found = examined(
+            again,
+            false.rule,
+            identities=identities(SILOS),
+            coordinator=COORDINATOR.public_key(),
+            demands=Demands(),
+        )
+        assert isinstance(found, FalseChunk)
+        assert found.chunk == chunk
+        assert (tmp_path / silo).stat().st_mode & 0o777 == 0o700
+
+
+async def test_colluders_who_vouch_for_a_false_chunk_are_one_too_few() -> None:
+    """One colluder, as the silo's policy has it; two honest silos said nothing of the chunk."""
+    rounds = rounds_of()
+    false = crafted(rounds.next(1), 17)
+    chunk = 17 // 4
+    outside = next(silo for silo in SILOS if chunk not in part_of(silo, SILOS, 22, each=2))
+    liar = next(silo for silo in SILOS if chunk in part_of(silo, SILOS, 22, each=2))
+    at = checker(false, rounds=rounds_of(), silo=outside)
+    at.says.others = [
+        *verdicts(false, [liar], range(22)),
+        *verdicts(false, [silo for silo in SILOS if silo not in (liar, outside)], set(range(22)) - {chunk}),
+    ]
+    with pytest.raises(FalseModel):
+        await at.require(false)
+
+
+async def test_a_false_sum_of_weights_is_found_by_every_spot_check() -> None:
+    rounds = rounds_of()
+    made = rounds.next(1)
+    false = replace(made, evidence=replace(made.evidence, tail=(made.evidence.tail[0] - 1, *made.evidence.tail[1:])))
+    at = checker(false, rounds=rounds_of(), mode="spot")
+    with pytest.raises(FalseModel):
+        await at.require(false)
+
+
+async def test_a_model_that_is_false_everywhere_is_found_by_every_spot_check() -> None:
+    rounds = rounds_of()
+    made = rounds.next(1)
+    zeros = torch.zeros_like(made.after.master)
+    false = made.told(Vectors(model=zeros, master=zeros, slots=made.after.slots))
+    for _ in range(20):
+        at = checker(false, rounds=rounds_of(), mode="spot")
+        with pytest.raises(FalseModel):
+            await at.require(false)
+
+
+# --- what is no evidence
+
+
+def other_evidence(**changes: Any) -> Callable[[CheckableRound], CheckableRound]:
+    def change(checkable: CheckableRound) -> CheckableRound:
+        return replace(checkable, signed=signed_evidence(replace(checkable.evidence, **changes), COORDINATOR))
+
+    return change
+
+
+async def refused(at: Checker, made: Made, error: type[LoricaError], match: str) -> None:
+    before = at.memory.kept
+    with pytest.raises(error, match=match) as caught:
+        await at.require(made)
+    if isinstance(caught.value, PolicyRefusal):
+        assert caught.value.rule == VERIFY
+        assert "nothing was changed" in str(caught.value)
+    assert not isinstance(caught.value, FalseModel), "that proves nothing"
+    assert at.proofs == []
+    assert at.memory.kept == before
+
+
+@pytest.mark.parametrize("mode", ["spot", "joint"])
+async def test_evidence_that_is_missing_of_another_round_or_unsigned_is_refused_by_name(mode: Mode) -> None:
+    rounds = rounds_of()
+    first, second = rounds.next(1), rounds.next(2)
+
+    def at(**changes: Any) -> Checker:
+        made = checker(first, second, rounds=rounds, mode=mode)
+        made.says = replace(made.says, **changes)
+        return made
+
+    await refused(at(rounds=()), first, PolicyRefusal, "shows no evidence")
+    await refused(at(rounds=(second,)), second, PolicyRefusal, "shows no evidence")
+    await refused(
+        at(evidence=lambda checkable: first.checkable(COORDINATOR)), second, PolicyRefusal, "of another model or state"
+    )
+    await refused(
+        at(evidence=lambda checkable: replace(checkable, signed=replace(checkable.signed, signature=bytes(64)))),
+        first,
+        IntegrityError,
+        "round-evidence",
+    )
+    await refused(
+        at(evidence=other_evidence(journal=first.evidence.journal[:-1])), first, PolicyRefusal, "without a sum"
+    )
+    await refused(
+        at(evidence=lambda checkable: replace(checkable, masked={})),
+        first,
+        PolicyRefusal,
+        "not those that its survivors",
+    )
+
+
+@pytest.mark.parametrize("mode", ["spot", "joint"])
+async def test_pieces_that_are_not_what_the_evidence_names_are_refused_and_prove_nothing(mode: Mode) -> None:
+    rounds = rounds_of()
+    made = rounds.next(1)
+
+    def no_more(chunk: int, pieces: Sequence[bytes]) -> Sequence[bytes]:
+        raise StateError("they are there no more")
+
+    for change, error, match in (
+        (lambda chunk, pieces: [bytes(len(one)) for one in pieces], PolicyRefusal, "is not what the evidence names"),
+        (lambda chunk, pieces: pieces[:-1], MalformedMessage, "pieces came"),
+        (lambda chunk, pieces: (*pieces, b"", b""), MalformedMessage, "pieces came"),
+        (lambda chunk, pieces: (pieces[1], pieces[0], *pieces[2:]), PolicyRefusal, "is not what the evidence names"),
+        (no_more, PolicyRefusal, "shows nothing of chunk"),
+    ):
+        at = checker(made, rounds=rounds, mode=mode)
+        at.says.pieces = change  # type: ignore[assignment]
+        await refused(at, made, error, match)
+
+
+# --- the file
+
+
+def test_what_was_accepted_and_drawn_outlives_the_process(tmp_path: Path) -> None:
+    rounds = rounds_of()
+    first, second = rounds.next(1), rounds.next(2)
+    lineage = rounds.lineage()
+    initial: Mapping[str, str] = {"initial": lineage.accepted[0].state.master.hex()}
+    plan = SimpleNamespace(
+        digest=PLAN.hex(), model=SimpleNamespace(**initial), initial_model=lineage.accepted[0].state.model.hex()
+    )
+    bundle = cast(PlanBundle, SimpleNamespace(plan=plan))
+    path = tmp_path / "accepted.json"
+    assert AcceptedModels(path, FEDERATION).lineage(bundle) == lineage
+    lineage = lineage.after(first.evidence, checked=False).after(second.evidence)
+    AcceptedModels(path, FEDERATION).save(lineage)
+    assert AcceptedModels(path, FEDERATION).lineage(bundle) == lineage
+    assert AcceptedModels(path, FEDERATION).drawn(bytes(32), lambda: [4, 2]) == [4, 2]
+    assert AcceptedModels(path, FEDERATION).drawn(bytes(32), lambda: [9, 9]) == [4, 2]
+    assert AcceptedModels(path, FEDERATION).lineage(bundle) == lineage
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_bits_of_a_verdict_come_back() -> None:
+    for chunks in ([], [0], [7], [8], [0, 9, 849]):
+        assert signed_verdict(bytes(32), OWN, chunks, identity_key(OWN)).numbers == frozenset(chunks)
+    assert bits_of(torch.zeros(1)) == bytes(4)
