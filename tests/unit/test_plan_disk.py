@@ -21,9 +21,9 @@ def test_models_that_travel_in_bfloat16_have_a_master_in_float32() -> None:
     assert plan_disk(half, 5) == 5 * ONE // 2 + 4 * (ONE // 2 + ONE + 2 * ONE)
 
 
-def test_masked_updates_are_words() -> None:
+def test_masked_updates_are_words_and_those_of_the_newest_round_stay_with_the_model_before() -> None:
     masked = small_bundle(
         aggregation={"momentum": 0.0, "secure_aggregation": True, "max_weight": 100.0, "max_delta_norm": 1.0},
         schedule={"rounds": 3, "min_silos": 3},
     )
-    assert plan_disk(masked, 5) == 5 * masked.update_bytes + 4 * ONE > 9 * ONE
+    assert plan_disk(masked, 5) == 2 * 5 * masked.update_bytes + 5 * ONE > 15 * ONE
