@@ -711,3 +711,17 @@ async def test_revoked_silo_of_a_masked_round_is_a_drop_out_and_the_sum_comes_ou
         ended = await play.rogue.ended()
         assert isinstance(ended, AuthorisationError)
         assert "revoked" in str(ended)
+
+
+async def test_a_vector_in_chunks_of_another_size_is_not_taken(playing: Playing) -> None:
+    """Nobody could check the round's model chunk by chunk with it; without its vector the sum is the others'."""
+
+    async def other_chunks(silo: PlayedSilo, key: RoundKey, it: MaskedInput) -> None:
+        silo.vector = replace(silo.vector, chunk_bytes=1 << 14).replaced(silo.vector.words)
+        announced = silo.signed(it, vector=bytes.fromhex(silo.vector.manifest.digest))
+        async with silo.play.refused(MalformedMessage):
+            await silo.send(key, announced)
+
+    async with playing(in_its_place(MaskedInput, other_chunks)) as play:
+        await play.deadline("masked input")
+        await check_late(play, "masked input")

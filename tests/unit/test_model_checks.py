@@ -12,11 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from security.errors import FalseModel, IntegrityError, LoricaError, MalformedMessage, PolicyRefusal, StateError
-from security.identifiers import SiloName
+from security.identifiers import Identity, Role, SiloName
+from security.pki.identity_key import public_key_bytes
+from security.pki.succession import succession_statement
 from security.secure_aggregation.evidence import VERIFY, Lineage, signed_evidence
 from security.secure_aggregation.silo_machine import Demands
 from security.secure_aggregation.verdicts import Verdict, checkers, part_of, signed_verdict, uncovered
 from silo_agent.edges.accepted_models import AcceptedModels, keep_proof
+from silo_agent.edges.model_checking import check_party_of
+from silo_agent.edges.silo_folder import SiloFolder
+from silo_agent.edges.trust_store import trust_store
+from silo_agent.policy import PolicyRules, SiloPolicy
 from silo_agent.service import model_checks
 from silo_agent.service.model_checks import CheckParty, Mode, ModelChecks
 from silo_wire.canonical import Digest
@@ -24,6 +30,7 @@ from silo_wire.checked_chunk import CheckableRound, FalseChunk, Proof, examined
 from silo_wire.evidence_codec import proof_from_bytes
 from silo_wire.plan import PlanBundle
 from tests.support.evidence import OPTIMIZERS, Made, Rounds, Vectors, bits_of
+from tests.support.federation_peer import TestNet
 from tests.support.secagg_federation import FEDERATION, PLAN, identities, identity_key, silo_names
 
 COORDINATOR = identity_key("coordinator")
@@ -476,3 +483,32 @@ def test_bits_of_a_verdict_come_back() -> None:
     for chunks in ([], [0], [7], [8], [0, 9, 849]):
         assert signed_verdict(bytes(32), OWN, chunks, identity_key(OWN)).numbers == frozenset(chunks)
     assert bits_of(torch.zeros(1)) == bytes(4)
+
+
+def test_verdicts_count_of_silos_that_people_compared_and_old_keys_for_old_evidence(tmp_path: Path) -> None:
+    """Real pins: one by hand, one on first use, one that named a successor."""
+    net = TestNet.create()
+    folder = SiloFolder(tmp_path / "silo")
+    folder.make()
+    own = net.credentials("127.0.0.1:1", OWN)
+    store = trust_store(folder, own, first_use=True)
+    keys = [identity_key(f"peer {number}") for number in range(4)]
+    store.add(SILOS[1], keys[0].public_key())
+    store.trusted_on_first_use(SILOS[2], keys[1].public_key())
+    store.add(SILOS[3], keys[2].public_key())
+    named = succession_statement(
+        keys[2], identity=Identity(own.federation, Role.SILO, SILOS[3]), new_key=keys[3].public_key()
+    )
+    store.add(SILOS[3], keys[3].public_key(), succession=named)
+    policy = SiloPolicy(rules=PolicyRules(colluders=2), silo=OWN)
+    party = check_party_of(folder, own, policy)()
+    assert set(party.by_hand) == {SILOS[1], SILOS[3]}
+    raw = {silo: [public_key_bytes(key) for key in held] for silo, held in party.keys.items()}
+    assert raw == {
+        OWN: [public_key_bytes(own.identity_key.public_key())],
+        SILOS[1]: [public_key_bytes(keys[0].public_key())],
+        SILOS[2]: [public_key_bytes(keys[1].public_key())],
+        SILOS[3]: [public_key_bytes(keys[3].public_key()), public_key_bytes(keys[2].public_key())],
+    }
+    assert party.checkers == 3
+    assert party.demands == policy.demands()
