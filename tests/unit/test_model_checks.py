@@ -1,5 +1,6 @@
 """A silo that checks round models: what it takes, what it refuses, what it remembers; rounds in memory, any lie of the coordinator."""
 
+import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from security.audit.log_file import AuditLog
+from security.audit.reading import read_log
+from security.chain import Head
 from security.errors import FalseModel, IntegrityError, LoricaError, MalformedMessage, PolicyRefusal, StateError
 from security.identifiers import Identity, Role, SiloName
 from security.pki.identity_key import public_key_bytes
@@ -19,16 +23,19 @@ from security.secure_aggregation.evidence import VERIFY, Lineage, signed_evidenc
 from security.secure_aggregation.silo_machine import Demands
 from security.secure_aggregation.verdicts import Verdict, checkers, part_of, signed_verdict, uncovered
 from silo_agent.edges.accepted_models import AcceptedModels, keep_proof
+from silo_agent.edges.audit_report import page, report_of
 from silo_agent.edges.model_checking import check_party_of
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.edges.trust_store import trust_store
 from silo_agent.policy import PolicyRules, SiloPolicy
 from silo_agent.service import model_checks
+from silo_agent.service.audited import SiloAudit
 from silo_agent.service.model_checks import CheckParty, Mode, ModelChecks
 from silo_wire.canonical import Digest
 from silo_wire.checked_chunk import CheckableRound, FalseChunk, Proof, examined
 from silo_wire.evidence_codec import proof_from_bytes
 from silo_wire.plan import PlanBundle
+from silo_wire.update_receipt import silo_uri
 from tests.support.evidence import OPTIMIZERS, Made, Rounds, Vectors, bits_of
 from tests.support.federation_peer import TestNet
 from tests.support.secagg_federation import FEDERATION, PLAN, identities, identity_key, silo_names
@@ -512,3 +519,21 @@ def test_verdicts_count_of_silos_that_people_compared_and_old_keys_for_old_evide
     }
     assert party.checkers == 3
     assert party.demands == policy.demands()
+
+
+async def test_the_proof_stands_in_the_audit_log_and_in_its_report(tmp_path: Path) -> None:
+    at = checker(crafted(rounds_of().next(1), 17), rounds=rounds_of())
+    with pytest.raises(FalseModel):
+        await at.require(at.says.rounds[0])
+    (proof,) = at.proofs
+    file = keep_proof(tmp_path / "proofs", proof)
+    log = AuditLog(tmp_path / "audit", writer=silo_uri(FEDERATION, OWN), key=identity_key(OWN), clock=lambda: 0.0)
+    audit = SiloAudit(log, federation=FEDERATION, silo=OWN, ledger_head=Head, clock=lambda: 0.0)
+    audit.proves(proof, file)
+    report = report_of(read_log(tmp_path / "audit").entries)
+    (line,) = report.false_models
+    assert file.name in line
+    assert hashlib.sha256(file.read_bytes()).hexdigest() in line
+    assert line in page(report, OWN)
+    assert "FALSE MODELS" in page(report, OWN)
+    assert "FALSE MODELS" not in page(report_of([]), OWN)
