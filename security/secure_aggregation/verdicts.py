@@ -72,6 +72,15 @@ def part_of(silo: SiloName, survivors: Sequence[SiloName], chunks: int, *, each:
     return frozenset(chunk for chunk in range(chunks) if (own - chunk) % silos < each)
 
 
+def beyond_others(
+    silo: SiloName, survivors: Sequence[SiloName], chunks: int, *, pinned: Iterable[SiloName], each: int
+) -> frozenset[int]:
+    """Chunks that fewer than `each` others of those `pinned` are to check: there is nothing to wait for."""
+    trusted = frozenset(pinned) - {silo}
+    parts = [part_of(other, survivors, chunks, each=each) for other in survivors if other in trusted]
+    return frozenset(chunk for chunk in range(chunks) if sum(chunk in part for part in parts) < each)
+
+
 def uncovered(
     own: Iterable[int], others: Iterable[Verdict], *, evidence: bytes, chunks: int, pinned: Identities, each: int
 ) -> frozenset[int]:

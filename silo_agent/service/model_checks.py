@@ -22,7 +22,7 @@ from security.secure_aggregation import mask_stream
 from security.secure_aggregation.evidence import VERIFY, Evidence, Lineage, opened, refused
 from security.secure_aggregation.messages import Advertisement, Identities, check_signed
 from security.secure_aggregation.silo_machine import Demands
-from security.secure_aggregation.verdicts import Verdict, checkers, part_of, signed_verdict, uncovered
+from security.secure_aggregation.verdicts import Verdict, beyond_others, checkers, part_of, signed_verdict, uncovered
 from silo_wire.canonical import Digest
 from silo_wire.checked_chunk import CheckableRound, CheckedRound, FalseChunk, Pieces, Proof, StepRule
 from silo_wire.plan import PlanBundle
@@ -155,7 +155,7 @@ class ModelChecks:
                 raise _refused_model(wanted, f"the coordinator shows no evidence ({error})") from error
             checkable.signed.check(party.coordinator)
             evidence = checkable.evidence
-            if evidence.after.model.hex() != wanted or (path and path[0].evidence.before != evidence.after):
+            if evidence.after.model.hex() != wanted:
                 raise _refused_model(wanted, "the evidence that came is of another model or state")
             path.insert(0, checkable)
             if lineage.begins(evidence) or not evidence.before.steps:
@@ -176,15 +176,18 @@ class ModelChecks:
             await make_again(sorted({*drawn, *check.tail_chunks}))
             return
         each, survivors = party.checkers, evidence.survivors.silos
-        own = {*part_of(party.silo, survivors, len(check.chunks), each=each), *check.tail_chunks}
+        chunks = len(check.chunks)
+        own = {
+            *part_of(party.silo, survivors, chunks, each=each),
+            *beyond_others(party.silo, survivors, chunks, pinned=party.by_hand, each=each),
+            *check.tail_chunks,
+        }
         await make_again(sorted(own))
         until, known = time.monotonic() + self._patience_s, 0
         while True:
             verdict = signed_verdict(evidence.digest, party.silo, own, party.identity_key)
             others, known = await self._coordinator.share_verdict(bundle.plan.digest, model, verdict, known)
-            left = uncovered(
-                own, others, evidence=evidence.digest, chunks=len(check.chunks), pinned=party.by_hand, each=each
-            )
+            left = uncovered(own, others, evidence=evidence.digest, chunks=chunks, pinned=party.by_hand, each=each)
             if not left:
                 return
             if time.monotonic() >= until:

@@ -21,7 +21,14 @@ from security.pki.identity_key import public_key_bytes
 from security.pki.succession import succession_statement
 from security.secure_aggregation.evidence import VERIFY, Lineage, signed_evidence
 from security.secure_aggregation.silo_machine import Demands
-from security.secure_aggregation.verdicts import Verdict, checkers, part_of, signed_verdict, uncovered
+from security.secure_aggregation.verdicts import (
+    Verdict,
+    beyond_others,
+    checkers,
+    part_of,
+    signed_verdict,
+    uncovered,
+)
 from silo_agent.edges.accepted_models import AcceptedModels, keep_proof
 from silo_agent.edges.audit_report import page, report_of
 from silo_agent.edges.model_checking import check_party_of
@@ -267,6 +274,7 @@ async def test_verdicts_that_prove_nothing_leave_all_chunks_to_this_silo(lie: st
     at.says.others = LIES[lie](made)
     await at.require(made)
     assert set(at.says.asked) == set(made.check().chunks)
+    assert at.says.shared[-1].numbers == set(made.check().chunks), "the others hear of what it did in their place"
 
 
 async def test_verdicts_of_silos_that_nobody_compared_count_for_nothing() -> None:
@@ -277,6 +285,7 @@ async def test_verdicts_of_silos_that_nobody_compared_count_for_nothing() -> Non
     at.says.others = verdicts(made, SILOS[1:], range(22))
     await at.require(made)
     assert set(at.says.asked) == set(made.check().chunks)
+    assert len(at.says.shared) == 1, "it waits for nobody whose word would not count"
 
 
 async def test_a_verdict_more_is_needed_for_each_colluder() -> None:
@@ -299,6 +308,19 @@ def test_every_chunk_is_dealt_to_as_many_silos_as_are_to_check_it(silos: int, ch
         assert sum(chunk in part for part in dealt) == min(each, silos)
     assert max(map(len, dealt)) <= -(-chunks * min(each, silos) // silos) + each
     assert part_of(SiloName("a-stranger"), names, chunks, each=each) == frozenset()
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_what_others_cannot_vouch_for_is_known_before_and_all_else_they_can(data: st.DataObject) -> None:
+    """Where every silo that is pinned does its part, what is left is what nobody could be waited for."""
+    names = silo_names(data.draw(st.integers(1, 7)))
+    pinned = data.draw(st.sets(st.sampled_from(names)))
+    count, each = 13, data.draw(st.integers(2, 4))
+    parts = {silo: part_of(silo, names, count, each=each) for silo in names}
+    others = [signed_verdict(bytes(32), silo, parts[silo], identity_key(silo)) for silo in pinned if silo != names[0]]
+    left = uncovered((), others, evidence=bytes(32), chunks=count, pinned=identities(names), each=each)
+    assert left == beyond_others(names[0], names, count, pinned=pinned, each=each)
 
 
 @settings(max_examples=100, deadline=None)
@@ -461,6 +483,17 @@ async def test_pieces_that_are_not_what_the_evidence_names_are_refused_and_prove
         at = checker(made, rounds=rounds, mode=mode)
         at.says.pieces = change  # type: ignore[assignment]
         await refused(at, made, error, match)
+
+
+async def test_a_second_sum_of_a_round_is_refused_before_anything_of_it_is_fetched() -> None:
+    rounds = rounds_of()
+    first = rounds.next(1)
+    at = checker(first, rounds=rounds_of())
+    await at.require(first)
+    other = crafted(first, 3)
+    at.says = Says((other,))
+    await refused(at, other, PolicyRefusal, "another sum of round 1 was accepted before")
+    assert at.says.asked == []
 
 
 # --- the file
