@@ -37,7 +37,9 @@ from silo_agent.cli import main as agent_main
 from tests.integration.test_attacks_on_masked_rounds import rogue_template
 from tests.support.byte_search import Needles
 from tests.support.command_line import Done, run_command
+from tests.support.coordinator import FEDERATION as ROGUE_FEDERATION
 from tests.support.coordinator import FederationTemplate
+from tests.support.revealed_shares import but_revealed
 from tests.support.rogue_silos import honestly, played
 from tests.support.waiting import until
 from tests.support.warm_processes import WarmProcesses
@@ -273,4 +275,4 @@ async def test_what_secure_aggregation_keeps_secret_is_in_no_log_and_no_file_aft
     assert lines.getvalue()
     assert found_in(lines.getvalue().encode(), made) == []
     assert sum(path.is_file() for path in tmp_path.rglob("*")) > 10
-    assert Needles(made.values()).below(tmp_path) == {}
+    assert but_revealed(tmp_path, Needles(made.values()).below(tmp_path), ROGUE_FEDERATION) == {}

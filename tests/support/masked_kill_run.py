@@ -5,14 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ops.soak.federation import COORDINATOR, MortalFederation
-from security.identifiers import FederationName
-from security.secure_aggregation.messages import Reveal
-from silo_wire.evidence_codec import checkable_from_bytes
-from silo_wire.secure_codec import coordinator_event_to_bytes
 from tests.support.byte_search import Needles
 from tests.support.kill_run import Death, Executioner, Kill, KillRun
 from tests.support.masked_kill_plan import SHAPE as MASKED_SHAPE
 from tests.support.repeatable_draws import Draws
+from tests.support.revealed_shares import but_revealed
 
 Found = Mapping[str, set[bytes]]
 """By file, which secrets are in it."""
@@ -68,7 +65,7 @@ class MaskedRun:
             left={
                 f"{folder.name}/{name}": found
                 for folder in (self.federation.folder.root, self.federation.root / "agents")
-                for name, found in _but_revealed(folder, needles.below(folder)).items()
+                for name, found in but_revealed(folder, needles.below(folder), MASKED_SHAPE.federation).items()
             },
             draws={counter.name: counter.stat().st_size for counter in counters},
         )
@@ -90,24 +87,8 @@ class MaskedRun:
         parts = []
         for wanted in (range(death.at(), death.at() + 1), range(1, death.at())):
             needles = Needles(secret for secret, number in secrets.items() if number in wanted)
-            parts.append(_but_revealed(folder, needles.below(folder)))
+            parts.append(but_revealed(folder, needles.below(folder), MASKED_SHAPE.federation))
         self.traces[death.kill] = Traces(*parts)
 
     def _folder(self, process: str) -> Path:
         return self.federation.folder.root if process == COORDINATOR else self.federation.agent(process).root
-
-
-def _but_revealed(folder: Path, found: Found) -> Found:
-    """Without what is in evidence because it was revealed in the round that the evidence is of."""
-    left: dict[str, set[bytes]] = {}
-    for name, secrets in found.items():
-        path = folder / name
-        revealed = b""
-        if path.suffix == ".evidence":
-            evidence = checkable_from_bytes(path.read_bytes(), FederationName(MASKED_SHAPE.federation)).evidence
-            revealed = b"".join(
-                coordinator_event_to_bytes(event) for event in evidence.journal if isinstance(event, Reveal)
-            )
-        if hidden := {secret for secret in secrets if secret not in revealed}:
-            left[name] = hidden
-    return left
