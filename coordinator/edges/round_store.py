@@ -190,6 +190,15 @@ class SqlRoundStore:
         with self._transaction() as connection:
             connection.execute(update(silos).where(silos.c.silo == name).values(last_seen=at, **told))
 
+    def announced(self) -> dict[SiloName, bytes]:
+        with self._transaction() as connection:
+            rows = connection.execute(select(silos.c.silo, silos.c.announced).where(silos.c.announced.is_not(None)))
+            return {SiloName(row.silo): row.announced for row in rows}
+
+    def announce(self, name: SiloName, advertisement: bytes) -> None:
+        with self._transaction() as connection:
+            connection.execute(update(silos).where(silos.c.silo == name).values(announced=advertisement))
+
     def invite(self, invitation: Invitation) -> None:
         with self._transaction() as connection:
             still_open = and_(invitations.c.silo == invitation.silo, invitations.c.spent_at.is_(None))

@@ -21,7 +21,7 @@ from sqlalchemy import (
     Text,
 )
 
-TABLES_REVISION = "0006"
+TABLES_REVISION = "0007"
 FIRST_REVISION = "0004"
 """Of a database from before there were revisions, whose `schema` holds 4."""
 TABLES_VERSION = int(TABLES_REVISION)
@@ -56,6 +56,7 @@ silos = Table(
         "agent_version", String(64), nullable=False, default="", server_default=""
     ),  # "": it has not connected since
     Column("agent_wire", String(16), nullable=False, default="", server_default=""),
+    Column("announced", LargeBinary(32)),  # digest of its newest advertisement of secure aggregation
 )
 
 certificates = Table(  # all that were issued and have not expired long ago

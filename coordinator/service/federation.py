@@ -68,6 +68,7 @@ from security.errors import (
 )
 from security.identifiers import FederationName, Identity, Role, SiloName
 from security.pki.identity_key import public_key_from_bytes
+from security.secure_aggregation.messages import Advertisement
 from security.secure_aggregation.verdicts import Verdict
 from silo_wire.canonical import Digest
 from silo_wire.groups_codec import GroupsOffer, KnownIdentity
@@ -152,6 +153,8 @@ class Federation:
         )
         self._attendance = Attendance()
         self._last_seen: dict[SiloName, float] = {}
+        self._announced: dict[SiloName, bytes] = {}
+        """The digest of each silo's newest advertisement: one that does not remember it has lost its memory."""
         self._choosing = asyncio.Lock()  # which plan is the present one
         self._unattended: set[asyncio.Task[Any]] = set()
         self._leavings: set[asyncio.Task[None]] = set()
@@ -197,6 +200,7 @@ class Federation:
         await self.groups.load()
         await self._loop.resume()
         self._last_seen = {item.silo: item.last_seen_unix_s for item in await self._threads.store(self._store.silos)}
+        self._announced = await self._threads.store(self._store.announced)
         await self.register.reload()
         await self.held.load()
         await self.enrolment.resume()
@@ -275,6 +279,8 @@ class Federation:
             while not seat.taken_over:
                 seat.wake.clear()
                 order = order_for(self._loop.state, silo, self._clock())
+                if isinstance(order, Mask) and order.message is None:
+                    order = replace(order, seen=self._announced.get(silo))
                 if last is None or _essence(order) != _essence(last):
                     last, told = order, self._beside
                     seat.phase, seat.fraction = None, 0.0
@@ -371,6 +377,9 @@ class Federation:
                 f"silo {silo} brings a {type(answer).__name__} of silo {answer.silo}: only its own is taken"
             )
         await self._loop.post(MaskAnswered(now=self._clock(), key=key, answer=answer))
+        if isinstance(answer, Advertisement):
+            await self._threads.store(self._store.announce, silo, answer.digest)
+            self._announced[silo] = answer.digest
 
     async def groups_offer(self, after: int) -> GroupsOffer:
         """Release groups from number `after` on, what is proposed, and the keys that they are signed with."""

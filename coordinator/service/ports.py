@@ -218,6 +218,12 @@ class RoundStore(Protocol):
     def seen(self, name: SiloName, at: float, speaker: Speaker | None = None, /) -> None:
         """That the silo is connected at `at`, and with which release of the agent, where that is known."""
 
+    def announced(self) -> dict[SiloName, bytes]:
+        """The digest of each silo's newest advertisement of secure aggregation."""
+
+    def announce(self, name: SiloName, advertisement: bytes, /) -> None:
+        """The silo has advertised keys, by their digest."""
+
     def invite(self, invitation: Invitation) -> None:
         """Store it in place of any open one for the same silo."""
 

@@ -27,6 +27,7 @@ from security.secure_aggregation.messages import (
     SurvivorSet,
     UnmaskRequest,
 )
+from security.secure_aggregation.transcript import DIGEST_BYTES, check_bytes
 from silo_wire.canonical import Digest
 from silo_wire.manifest import Manifest, masked_layout
 
@@ -206,7 +207,8 @@ class Mask:
 
     `attempt` is one of the round of `key`; `model` is the one whose delta is to be masked. What the message itself says is
     for the protocol to judge. `identities`, beside a roster, are the coordinator's word alone; `successions` are signed by
-    the keys that led to them, and still unchecked.
+    the keys that led to them, and still unchecked. `seen`, beside no message, is the digest of the newest advertisement that
+    the coordinator has of this silo, None where it has none.
     """
 
     key: RoundKey
@@ -216,8 +218,11 @@ class Mask:
     message: "Roster | Delivery | SurvivorSet | UnmaskRequest | None" = None
     identities: tuple[tuple[SiloName, Ed25519PublicKey], ...] = ()
     successions: tuple[tuple[SiloName, tuple[Succession, ...]], ...] = ()
+    seen: bytes | None = None
 
     def __post_init__(self) -> None:
+        if self.seen is not None:
+            check_bytes("mask order", DIGEST_BYTES, seen=self.seen)
         at, key = self.attempt, self.key
         if (at.federation, at.plan.hex(), at.round) != (key.federation, key.plan, key.round):
             raise MalformedMessage(f"mask order for round {key.round} is of another round or plan: {at}")

@@ -43,7 +43,7 @@ from security.secure_aggregation.pair_secret import PairCopy
 from security.secure_aggregation.parameters import Parameters, Terms
 from security.secure_aggregation.roster import Roster
 from security.secure_aggregation.secret import Secret
-from security.secure_aggregation.silo_memory import PlanMemory, SiloMemory
+from security.secure_aggregation.silo_memory import MAX_ANNOUNCED, PlanMemory, Seen, SiloMemory
 from security.secure_aggregation.transcript import check_bytes
 from security.secure_aggregation.verdicts import Verdict
 from silo_wire.canonical import DIGEST_BYTES, digest_from_wire, digest_of, digest_to_wire
@@ -162,6 +162,7 @@ def _keys_to_wire(advertisement: Advertisement) -> pb.MemberKeys:
         mask_key=advertisement.mask_key,
         box_key=advertisement.box_key,
         signature=advertisement.signature,
+        seen=_seen_to_wire(advertisement.seen),
     )
 
 
@@ -172,7 +173,17 @@ def _keys_from_wire(message: pb.MemberKeys, attempt: Attempt) -> Advertisement:
         mask_key=message.mask_key,
         box_key=message.box_key,
         signature=message.signature,
+        seen=_seen_from_wire(message.seen),
     )
+
+
+def _seen_to_wire(seen: Seen) -> list[pb.SeenKeys]:
+    return [pb.SeenKeys(silo=silo, advertisement=digest) for silo, digest in seen]
+
+
+def _seen_from_wire(message: Sequence[pb.SeenKeys]) -> Seen:
+    _bounded("silos whose keys were seen", message, MAX_COHORT)
+    return tuple((_silo(item.silo), item.advertisement) for item in message)
 
 
 def advertisement_to_wire(advertisement: Advertisement) -> pb.Advertisement:
@@ -435,7 +446,7 @@ def mask_to_wire(order: Mask, silo: SiloName) -> federation_pb2.Mask:
     )
     match order.message:
         case None:
-            message.advertise.SetInParent()
+            message.advertise.CopyFrom(federation_pb2.AdvertiseKeys(seen=order.seen or b""))
         case Roster() as roster:
             message.roster.CopyFrom(roster_to_wire(roster))
             steps = dict(order.successions)
@@ -459,6 +470,7 @@ def mask_from_wire(message: federation_pb2.Mask) -> Mask:
         seconds_left=seconds_from_wire(message.seconds_left),
         attempt=attempt_from_wire(message.attempt, federation=federation, plan=plan),
         message=_step_from_wire(message, federation=federation, plan=plan),
+        seen=message.advertise.seen or None,
         identities=_identities_from_wire(message.identities),
         successions=tuple(
             (_silo(item.silo), successions_from_wire(item.successions))
@@ -589,6 +601,7 @@ def _event_to_stored(event: silo_machine.Event) -> pb.SiloEvent:
                 model_digest=event.model,
                 tensors=event.tensors,
                 root=bytes(event.root.buffer),
+                seen=_seen_to_wire(event.seen),
             )
             return pb.SiloEvent(plan_digest=event.attempt.plan, opening=opening)
         case Roster():
@@ -645,6 +658,7 @@ def _opening_from_stored(
         model=message.model_digest,
         tensors=tuple(message.tensors),
         root=Secret(message.root),
+        seen=_seen_from_wire(message.seen),
     )
 
 
@@ -661,6 +675,8 @@ def memory_to_bytes(memory: SiloMemory) -> bytes:
                 for it in memory.plans
             ],
             sequence=memory.sequence,
+            announced=memory.announced,
+            seen=_seen_to_wire(memory.seen),
         )
     )
 
@@ -679,6 +695,9 @@ def memory_from_bytes(data: bytes) -> SiloMemory:
         raise MalformedMessage("memory names a plan twice")
     if message.sequence >= MAX_NUMBER:
         raise MalformedMessage(f"memory has sequence number {message.sequence}: allowed are 0 to {MAX_NUMBER - 1}")
+    _bounded("advertisements of a memory", message.announced, MAX_ANNOUNCED)
+    for digest in (*message.announced, *(item.advertisement for item in message.seen)):
+        check_bytes("memory", DIGEST_BYTES, advertisement=digest)
     return SiloMemory(
         tuple(
             PlanMemory(
@@ -690,6 +709,8 @@ def memory_from_bytes(data: bytes) -> SiloMemory:
             for item in message.plans
         ),
         message.sequence,
+        tuple(message.announced),
+        _seen_from_wire(message.seen),
     )
 
 

@@ -51,12 +51,16 @@ def check_names(owner: str, *names: SiloName) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Advertisement:
-    """Two fresh public keys, each of ML-KEM-768 and X25519: `mask_key` for masks, `box_key` for sealed shares."""
+    """Two fresh public keys, each of ML-KEM-768 and X25519: `mask_key` for masks, `box_key` for sealed shares.
+
+    `seen`, by name: the digests of the advertisements that others of its release group last dealt by, as this silo saw.
+    """
 
     attempt: Attempt
     silo: SiloName
     mask_key: bytes
     box_key: bytes
+    seen: tuple[tuple[SiloName, bytes], ...] = ()
     signature: bytes = UNSIGNED
 
     domain = b"secure-aggregation/advertisement"
@@ -68,12 +72,20 @@ class Advertisement:
                 f"silo {self.silo} advertised X25519 keys without ML-KEM-768: upgrade its agent, masks need both"
             )
         check_bytes("advertisement", PUBLIC_KEY_BYTES, mask_key=self.mask_key, box_key=self.box_key)
+        check_names(f"advertisement of silo {self.silo}", *(silo for silo, _ in self.seen))
+        for silo, digest_seen in self.seen:
+            check_bytes(f"advertisement of silo {self.silo}, seen of {silo}:", DIGEST_BYTES, digest=digest_seen)
         check_bytes("advertisement", SIGNATURE_BYTES, signature=self.signature)
 
     @cached_property
     def statement(self) -> bytes:
         it = self.attempt
-        return framed(it.federation, it.plan, it.round, it.number, it.id, self.silo, self.mask_key, self.box_key)
+        parts = it.federation, it.plan, it.round, it.number, it.id, self.silo, self.mask_key, self.box_key
+        return framed(*parts, self.seen)
+
+    @cached_property
+    def digest(self) -> bytes:
+        return digest("advertisement", self.statement)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

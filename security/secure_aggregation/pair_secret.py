@@ -44,16 +44,14 @@ def pair_secret(mask_secret: Secret, link: Link) -> Secret:
 
 def copied(secret: Secret, link: Link, kem: Encapsulation) -> PairCopy:
     """`kem` was encapsulated to the second's mask key, and serves nothing else."""
-    held = _covered(secret.buffer, link, kem)
-    covered = bytes(held.buffer)
-    held.erase()
+    covered = bytes(_covered(secret.buffer, link, kem))
     return PairCopy(ciphertext=kem.ciphertext, covered=covered, commitment=pair_commitment(secret, link))
 
 
 def uncovered(copy: PairCopy, link: Link, keys: KeyPair) -> Secret:
     """By the mask keys of the second; whether it is what was committed to is `is_committed`'s to say."""
     kem = Encapsulation(keys.decapsulated(copy.ciphertext), copy.ciphertext)
-    secret = _covered(copy.covered, link, kem)
+    secret = Secret.taking(_covered(copy.covered, link, kem))
     kem.secret.erase()
     return secret
 
@@ -66,8 +64,9 @@ def pair_commitment(secret: Secret, link: Link) -> bytes:
     return digest("pair-commitment", *link.parts, secret.buffer)
 
 
-def _covered(data: bytes | bytearray, link: Link, kem: Encapsulation) -> Secret:
+def _covered(data: bytes | bytearray, link: Link, kem: Encapsulation) -> bytearray:
+    """`data` xor a key of what `kem` holds: of a secret what covers it, of that the secret."""
     cover = key_agreement.derived(kem.secret, "pair-cover", *link.parts, kem.ciphertext, length=PAIR_SECRET_BYTES)
     out = bytearray(one ^ other for one, other in zip(data, cover.buffer, strict=True))
     cover.erase()
-    return Secret.taking(out)
+    return out

@@ -68,5 +68,5 @@ class Roster:
 
     @cached_property
     def digest(self) -> bytes:
-        members = tuple((it.silo, it.mask_key, it.box_key, it.signature) for it in self.members)
+        members = tuple((it.silo, it.mask_key, it.box_key, it.seen, it.signature) for it in self.members)
         return digest("roster", self.attempt.digest, self.model, self.link, self.parameters.parts, members)

@@ -3,7 +3,7 @@
     Resting     --OpenAttempt--> Advertised     remember the attempt, journal; send the Advertisement
     Advertised  --Roster-------> Sharing        check the roster, journal; encapsulate to all keys, seal the boxes
     Sharing     --SharedKeys---> Dealt          journal what was made; send it
-    Dealt       --Delivery-----> Masking        check all dealings and boxes; journal; mask the vector
+    Dealt       --Delivery-----> Masking        check all dealings and boxes; remember who dealt, journal; mask the vector
     Dealt       --Delivery-----> Resting        a dealer dealt falsely: send a Complaint, erase
     Masking     --VectorMasked-> Masked         journal the digest; send the MaskedInput
     Masked      --SurvivorSet--> Agreed         journal the set; sign it, once
@@ -21,7 +21,8 @@ must not outlive the attempt; whoever has it and the boxes can open them.
 What this machine holds a coordinator to (DESIGN section 4), by rule:
 - every member's keys are signed by the identity key that this silo's own people pinned, so that phantoms cannot fill a cohort;
 - model, tensors and parameters are what this silo expects and demands, and are bound to every key by the roster digest;
-- the roster is bound to the newest release groups that this silo holds;
+- the roster is bound to the newest release groups that this silo holds, and nobody in its own has seen keys of this silo that
+  it does not remember: else it forgot what it took part in, or its disk went back;
 - masks go only to those who dealt, and are bound to who dealt what; survivors are whole release groups of them, with the vectors
   that they announced. A silo whose group is incomplete counts as dropped; it signs and reveals like the others;
 - one survivor set per attempt is signed, and nothing is revealed but for that set, signed by `threshold` dealers;
@@ -75,7 +76,7 @@ from security.secure_aggregation.roster import Roster
 from security.secure_aggregation.secret import Secret
 from security.secure_aggregation.secret_sharing import MASK_KEY, SALT_BYTES, SELF_MASK, share_commitment
 from security.secure_aggregation.share_box import KeyShares
-from security.secure_aggregation.silo_memory import SiloMemory
+from security.secure_aggregation.silo_memory import Seen, SiloMemory
 from security.secure_aggregation.transcript import DIGEST_BYTES, check_bytes
 
 
@@ -135,12 +136,16 @@ class Party:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenAttempt:
-    """The agent takes part: `model` and `tensors` are what it trained from; `root` is 32 fresh bytes of OS entropy."""
+    """The agent takes part: `model` and `tensors` are what it trained from; `root` is 32 fresh bytes of OS entropy.
+
+    `seen` is the machine's to fill in: what this silo says in its advertisement of others.
+    """
 
     attempt: Attempt
     model: bytes
     tensors: tuple[int, ...]
     root: Secret
+    seen: Seen = ()
 
     def __post_init__(self) -> None:
         check_bytes("attempt", DIGEST_BYTES, model=self.model)
@@ -337,9 +342,17 @@ def _open(state: Resting, event: OpenAttempt, party: Party) -> Step:
             "federation", f"attempt of federation {event.attempt.federation}: this silo is in {party.federation}"
         )
     state.memory.check_may_join(event.attempt)
-    memory = state.memory.joined(event.attempt)
-    after = Advertised(memory=memory, opening=event)
-    return after, (Remember(memory), Journal(event), Send(_advertisement(event, party)))
+    others = _own_group(party) - {party.silo}
+    opening = replace(event, seen=tuple((silo, digest) for silo, digest in state.memory.seen if silo in others))
+    advertisement = _advertisement(opening, party)
+    memory = state.memory.joined(event.attempt).with_announced(advertisement.digest)
+    after = Advertised(memory=memory, opening=opening)
+    return after, (Remember(memory), Journal(opening), Send(advertisement))
+
+
+def _own_group(party: Party) -> frozenset[SiloName]:
+    group = None if party.link is None else party.link.partition.group_of(party.silo)
+    return frozenset(group or ())
 
 
 def _open_again(state: Advertised, event: OpenAttempt, party: Party) -> Step:
@@ -353,7 +366,13 @@ def _open_again(state: Advertised, event: OpenAttempt, party: Party) -> Step:
 def _advertisement(opening: OpenAttempt, party: Party) -> Advertisement:
     masks = KeyPair(key_agreement.mask_secret(opening.root, opening.attempt))
     boxes = KeyPair(key_agreement.box_secret(opening.root, opening.attempt))
-    advertisement = Advertisement(attempt=opening.attempt, silo=party.silo, mask_key=masks.public, box_key=boxes.public)
+    advertisement = Advertisement(
+        attempt=opening.attempt,
+        silo=party.silo,
+        mask_key=masks.public,
+        box_key=boxes.public,
+        seen=opening.seen,
+    )
     _erase(masks, boxes)
     return signed(advertisement, party.identity_key)
 
@@ -363,6 +382,9 @@ def _advertisement(opening: OpenAttempt, party: Party) -> Advertisement:
 
 def _deal(state: Advertised, roster: Roster, party: Party) -> Step:
     check_roster(roster, state.opening, party)
+    others = [member for member in roster.members if member.silo in _own_group(party) - {party.silo}]
+    told = {f"silo {member.silo}": last for member in others if (last := dict(member.seen).get(party.silo))}
+    state.memory.check_remembers(told)
     after = Sharing(memory=state.memory, opening=state.opening, roster=roster)
     return after, (Journal(roster), ShareKeys())
 
@@ -592,10 +614,19 @@ def _receive(state: Dealt, delivery: Delivery, party: Party) -> Step:
             return ended, (Send(signed(complaint, party.identity_key)), *effects)
         key.erase()
     keys.erase()
-    after = Masking(
-        memory=state.memory, opening=state.opening, roster=state.roster, shared=state.shared, delivery=delivery
-    )
-    return after, (Journal(delivery), _mask_vector(after, party))
+    memory = _having_seen(state, delivery, party)
+    after = Masking(memory=memory, opening=state.opening, roster=state.roster, shared=state.shared, delivery=delivery)
+    return after, (Remember(memory), Journal(delivery), _mask_vector(after, party))
+
+
+def _having_seen(state: Dealt, delivery: Delivery, party: Party) -> SiloMemory:
+    """With the keys of those of its release group that dealt.
+
+    Of who did not deal an older advertisement stays: it may have forgotten that one, and this silo is to say so again.
+    """
+    dealt = (_own_group(party) - {party.silo}).intersection(delivery.dealers)
+    members = frozenset() if party.link is None else party.link.members
+    return state.memory.with_seen({silo: state.roster.member(silo).digest for silo in dealt}, members=members)
 
 
 def check_delivery(state: Dealt, delivery: Delivery, party: Party) -> None:

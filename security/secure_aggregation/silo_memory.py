@@ -10,14 +10,41 @@ sums with S_1 in it contains all of A_1. Leave S_1 out, and the same holds of A_
 sums thus contains all honest answerers of the first sum in it: one silo is never left alone.
 
 The memory is on the silo's disk, numbered by its changes, so that whoever noted the number elsewhere sees that it was lost or
-went back. A disk that is restored from a snapshot as a whole makes the silo one that may answer twice, which the parameter
-`colluders` covers (2t > n + c): the others' memories still hold.
+went back. A disk that is restored as a whole, with that number, is found out by others: a silo remembers every advertisement
+that it made, keys fresh from OS entropy in each, and the silos of its release group say in theirs which one they last saw it
+deal by. One that it does not remember was made after its memory. It deals by none while it is behind, so that no newer one
+takes that one's place. One silo of the group that works with nobody, and kept its own memory, is enough; the coordinator,
+which says the same before anything leaves, covers that all were restored together. What is not found out is a return to within the very attempt that the others saw last: that silo may answer twice in
+one round, which the parameter `colluders` covers (2t > n + c), the others' memories being whole.
 """
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from security.errors import PolicyRefusal
+from security.identifiers import SiloName
 from security.secure_aggregation.attempt import Attempt
+
+MASKING_MEMORY: Final = "masking_memory"
+"""The rule by which a silo whose memory is not whole takes no masked round."""
+MAX_ANNOUNCED: Final = 1000
+"""Of its own advertisements a silo remembers so many, the newest. The others know of one that was in a roster with theirs."""
+Seen = tuple[tuple[SiloName, bytes], ...]
+"""Digests of advertisements, by the names of their silos, ascending."""
+COORDINATOR: Final = "the coordinator"
+
+
+class Forgotten(PolicyRefusal):
+    """Others saw advertisements of this silo that it does not remember: `witnesses` by their digests."""
+
+    def __init__(self, witnesses: Mapping[bytes, str]) -> None:
+        self.witnesses = dict(witnesses)
+        super().__init__(
+            MASKING_MEMORY,
+            f"{' and '.join(sorted(set(witnesses.values())))} saw keys of this silo that its memory of masked rounds does not have: "
+            "the memory was lost or comes from a backup",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +59,16 @@ class PlanMemory:
 
 @dataclass(frozen=True, slots=True)
 class SiloMemory:
-    """`sequence` counts the changes since the first."""
+    """`sequence` counts the changes since the first.
+
+    `announced` are the digests of this silo's own advertisements, the newest last; `seen` those of the last ones that others
+    of its release group dealt by, by name.
+    """
 
     plans: tuple[PlanMemory, ...] = ()
     sequence: int = 0
+    announced: tuple[bytes, ...] = ()
+    seen: Seen = ()
 
     def of(self, plan: bytes) -> PlanMemory | None:
         return next((memory for memory in self.plans if memory.plan == plan), None)
@@ -61,6 +94,26 @@ class SiloMemory:
                 f"attempt {attempt.number} of round {attempt.round} was offered after attempt {last.number}: "
                 "each number is used once",
             )
+
+    def check_remembers(self, told: Mapping[str, bytes]) -> None:
+        """Raise Forgotten unless every advertisement that witnesses were `told` of, by their names, is one that this silo knows of."""
+        forgotten: dict[bytes, str] = {}
+        for witness, digest in told.items():
+            if digest not in self.announced:
+                forgotten[digest] = f"{forgotten[digest]} and {witness}" if digest in forgotten else witness
+        if forgotten:
+            raise Forgotten(forgotten)
+
+    def with_announced(self, *digests: bytes) -> "SiloMemory":
+        new = tuple(digest for digest in digests if digest not in self.announced)
+        if not new:
+            return self
+        return replace(self, announced=(*self.announced, *new)[-MAX_ANNOUNCED:], sequence=self.sequence + 1)
+
+    def with_seen(self, others: Mapping[SiloName, bytes], *, members: Collection[SiloName]) -> "SiloMemory":
+        """Of `members` of the release groups alone."""
+        seen = tuple(sorted((silo, last) for silo, last in {**dict(self.seen), **others}.items() if silo in members))
+        return self if seen == self.seen else replace(self, seen=seen, sequence=self.sequence + 1)
 
     def joined(self, attempt: Attempt) -> "SiloMemory":
         return self._at(attempt, answered=False)

@@ -1,27 +1,25 @@
 """Under which plans this silo has masked, and every model that it saw under them, in `lineages.json` of its folder.
 
 It stands apart from `masking/memory` and notes that file's sequence number, so that each of the two shows that the other was
-lost, or comes from a backup: a silo that forgot could be led into two sums over one delta.
+lost, or comes from a backup: a silo that forgot could be led into two sums over one delta. Where both were, others find it out
+(silo_memory.py), and it is noted here what they saw.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from security.errors import PolicyRefusal
+from security.secure_aggregation.silo_memory import MASKING_MEMORY, Forgotten, PlanMemory, SiloMemory
 from silo_agent.edges.private_record import PrivateRecord
 from silo_agent.policy import Lineage
 from silo_wire.canonical import Digest
 from silo_wire.plan import DigestText, PlanBundle
 from silo_wire.strict_toml import NameText, Section
 
-if TYPE_CHECKING:
-    from security.secure_aggregation.silo_memory import SiloMemory
-
-MASKING_MEMORY = "masking_memory"
-"""The rule by which a silo whose memory is not whole takes no masked round."""
 RESET = "silo-agent trust reset-memory"
 _SPENT = (1 << 31) - 1
 """As an attempt's number: no further attempt of that round."""
@@ -38,6 +36,7 @@ class _Lineages(Section):
     version: Literal[1] = 1
     sequence: Annotated[int, Field(ge=0)] = 0
     plans: dict[DigestText, _Plan] = Field(default_factory=dict)
+    forgotten: dict[DigestText, str] = Field(default_factory=dict)  # advertisements of this silo, and who saw them
 
 
 class Lineages:
@@ -71,7 +70,7 @@ class Lineages:
 
         self._record.change(edit)
 
-    def mark(self, memory: "SiloMemory") -> None:
+    def mark(self, memory: SiloMemory) -> None:
         """Note, durably, that this is what the silo remembers now."""
 
         def edit(content: _Lineages) -> _Lineages:
@@ -79,16 +78,21 @@ class Lineages:
             for it in memory.plans:
                 known = plans.get(it.plan.hex(), _Plan())
                 plans[it.plan.hex()] = known.model_copy(update={"round": max(it.round, known.round)})
-            return content.model_copy(update={"sequence": memory.sequence, "plans": plans})
+            forgotten = {Digest(digest.hex()): witness for digest, witness in _unknown(content, memory).items()}
+            changed = {"sequence": memory.sequence, "plans": plans, "forgotten": forgotten}
+            return content.model_copy(update=changed)
 
         self._record.change(edit)
 
-    def check(self, memory: "SiloMemory | None") -> None:
+    def check(self, memory: SiloMemory | None) -> None:
         """Raise PolicyRefusal unless `memory` is as new as this file, and this file as new as it; None: it is lost.
 
         The memory is written first, so that a crash between the two leaves it one change ahead.
         """
         content = self._record.read()
+        forgotten = _unknown(content, memory)
+        if forgotten:
+            raise lost(str(Forgotten(forgotten)))
         joined = any(plan.round for plan in content.plans.values())
         if memory is None and (content.sequence or joined):
             raise lost("masking/memory is missing, and lineages.json says that this silo has masked")
@@ -106,17 +110,29 @@ class Lineages:
                 f"change {memory.sequence}"
             )
 
-    def joined(self, memory: "SiloMemory") -> "SiloMemory":
-        """`memory` with every round that either file knows of taken for answered, under a number that neither has had."""
-        # Here, not above: it brings numpy, which commands that only look need not wait for.
-        from security.secure_aggregation.silo_memory import PlanMemory, SiloMemory
+    def note(self, forgotten: Forgotten) -> None:
+        """Note, durably, what others saw of this silo and it does not remember: until its people have spoken `check` refuses."""
+        told = {Digest(digest.hex()): witness for digest, witness in forgotten.witnesses.items()}
+        self._record.change(lambda content: content.model_copy(update={"forgotten": {**content.forgotten, **told}}))
 
+    def joined(self, memory: SiloMemory) -> SiloMemory:
+        """`memory` with every round that either file knows of taken for answered, under a number that neither has had.
+
+        What others saw of this silo is known to it from then on.
+        """
         content = self._record.read()
         plans = {bytes.fromhex(plan): it.round for plan, it in content.plans.items() if it.round}
         for it in memory.plans:
             plans[it.plan] = max(it.round, plans.get(it.plan, 0))
         answered = (PlanMemory(plan=plan, round=at, number=_SPENT, answered=True) for plan, at in plans.items())
-        return SiloMemory(tuple(answered), max(memory.sequence, content.sequence) + 1)
+        whole = replace(memory, plans=tuple(answered), sequence=max(memory.sequence, content.sequence) + 1)
+        return whole.with_announced(*map(bytes.fromhex, content.forgotten))
+
+
+def _unknown(content: _Lineages, memory: SiloMemory | None) -> dict[bytes, str]:
+    known = frozenset(() if memory is None else memory.announced)
+    told = {bytes.fromhex(digest): witness for digest, witness in content.forgotten.items()}
+    return {digest: witness for digest, witness in told.items() if digest not in known}
 
 
 def lost(what: str) -> PolicyRefusal:

@@ -17,7 +17,7 @@ from security.errors import IntegrityError, MalformedMessage, PolicyRefusal, Sto
 from security.files import append_private, make_private_folder, read_private, sync_folder, write_at, write_private
 from security.identifiers import FederationName
 from security.secure_aggregation.silo_machine import Event
-from security.secure_aggregation.silo_memory import SiloMemory
+from security.secure_aggregation.silo_memory import Forgotten, SiloMemory
 from silo_agent.edges.lineages import Lineages, lost
 from silo_wire.canonical import Digest
 from silo_wire.codec import manifest_from_wire, manifest_to_wire
@@ -59,6 +59,9 @@ class MaskingJournal:
 
     def saw(self, bundle: PlanBundle, model: Digest) -> None:
         self._lineages.saw(bundle, model)
+
+    def forgot(self, forgotten: Forgotten) -> None:
+        self._lineages.note(forgotten)
 
     def problem(self) -> PolicyRefusal | None:
         """Why this silo takes no masked round."""

@@ -20,6 +20,7 @@ from security.secure_aggregation.parameters import Parameters, default_threshold
 from security.secure_aggregation.release_groups import Link
 from security.secure_aggregation.roster import Roster
 from security.secure_aggregation.secret import Secret
+from security.secure_aggregation.silo_memory import COORDINATOR, Forgotten
 from silo_agent.service.ports import CoordinatorPort, MaskedFile, MaskingJournalPort, Progress
 from silo_agent.task.events import SavedUpdate
 from silo_wire.canonical import Digest
@@ -107,7 +108,12 @@ class Masking:
             event = self._event(at, order, update, bundle)
             state = at
             try:
+                if order.message is None and order.seen is not None:
+                    at.memory.check_remembers({COORDINATOR: order.seen})
                 state, effects = await asyncio.to_thread(protocol.step, self._restored(party), event, party)
+            except Forgotten as forgotten:
+                self._journal.forgot(forgotten)
+                raise
             finally:
                 if isinstance(event, protocol.OpenAttempt) and state == at:
                     event.root.erase()  # the attempt is open already, with another one, or is not to be opened

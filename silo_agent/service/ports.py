@@ -15,7 +15,7 @@ from security.file_mark import FileMark
 from security.secure_aggregation.messages import MaskedInput
 from security.secure_aggregation.silo_machine import Event as MaskingEvent
 from security.secure_aggregation.silo_machine import MaskVector
-from security.secure_aggregation.silo_memory import SiloMemory
+from security.secure_aggregation.silo_memory import Forgotten, SiloMemory
 from silo_agent.task.as_planned import ModelOf
 from silo_agent.task.effects import JournalActivity, JournalEffect, JournalOutcome
 from silo_agent.task.events import SavedUpdate
@@ -246,6 +246,9 @@ class MaskingJournalPort(Protocol):
         """Raises PolicyRefusal where it was lost or went back: only this silo's people may say that it goes on."""
 
     def remember(self, memory: SiloMemory, /) -> None: ...
+
+    def forgot(self, forgotten: Forgotten, /) -> None:
+        """Others know of this silo what it does not: `memory` raises from now on."""
 
     def saw(self, bundle: PlanBundle, model: Digest, /) -> None:
         """`model` is one of this plan, which has masks: kept for as long as the memory."""

@@ -70,7 +70,7 @@ class Pool:
     attempts: int
     size: str = "full"
     events: dict[Label, silo.Event] = field(default_factory=dict)
-    label_of: dict[int, Label] = field(default_factory=dict)
+    label_of: dict[object, Label] = field(default_factory=dict)
     when_of: dict[bytes, When] = field(default_factory=dict)
     signers: dict[Label, tuple[SiloName, ...]] = field(default_factory=dict)
 
@@ -90,7 +90,10 @@ class Pool:
 
     def _add(self, event: silo.Event, *label: Any) -> None:
         self.events[label] = event
-        self.label_of[id(event)] = label
+        self.label_of[_name(event)] = label
+
+    def label(self, event: silo.Event) -> Any:
+        return self.label_of[_name(event)]
 
     def _fill(self, when: When) -> None:
         of = attempt(round=when[1], number=when[2], plan=PLANS[when[0]], salt=f"explored/{when[0]}")
@@ -157,15 +160,20 @@ class Pool:
         key = state.roster.digest
         if key not in self.own:
             self.own[key] = silo.shared_keys(state, self.party, encapsulate_of(VICTIM))
-            self.label_of[id(self.own[key])] = (self.when_of[key], "shared", key)
+            self.label_of[_name(self.own[key])] = (self.when_of[key], "shared", key)
         return self.own[key]
 
     def masked(self, state: silo.Masking) -> silo.Event:
         key = state.delivery.dealings_digest
         if key not in self.own:
             self.own[key] = silo.VectorMasked(vector_of(VICTIM, key))
-            self.label_of[id(self.own[key])] = (self.when_of[state.roster.digest], "masked", key)
+            self.label_of[_name(self.own[key])] = (self.when_of[state.roster.digest], "masked", key)
         return self.own[key]
+
+
+def _name(event: silo.Event) -> object:
+    """The machine journals what it was brought, but for an opening, which it completes."""
+    return event.attempt.digest if isinstance(event, silo.OpenAttempt) else id(event)
 
 
 def vector_of(name: SiloName, dealings: bytes) -> bytes:
@@ -241,7 +249,7 @@ class Exploration:
 
     def node(self, state: silo.State, memory: SiloMemory, journal: tuple[silo.Event, ...]) -> Node:
         """`sequence` only numbers the changes of a memory: no rule of the machine reads it."""
-        labels = tuple(self.pool.label_of[id(event)] for event in journal)
+        labels = tuple(self.pool.label(event) for event in journal)
         key = (type(state).__name__, frozenset(state.memory.plans), frozenset(memory.plans), labels)
         if key not in self.nodes:
             self.nodes[key] = Node(state, memory, journal, key)
@@ -249,7 +257,7 @@ class Exploration:
 
     def restart(self, memory: SiloMemory, journal: tuple[silo.Event, ...]) -> tuple[Node, tuple[Any, ...]]:
         """From what is on the disk alone, hence once for each disk."""
-        disk = frozenset(memory.plans), tuple(self.pool.label_of[id(event)] for event in journal)
+        disk = frozenset(memory.plans), tuple(self.pool.label(event) for event in journal)
         if disk not in self.restarts:
             state, effects = silo.restored(memory, journal, self.pool.party)
             self.restarts[disk] = self._done(self.node(state, memory, journal), state, effects, len(effects))
@@ -310,10 +318,10 @@ class Exploration:
         yield from self.pool.events.items()
         if type(node.state) in (silo.Sharing, silo.Dealt):
             event = self.pool.shared(node.state)  # type: ignore[arg-type]
-            yield self.pool.label_of[id(event)], event
+            yield self.pool.label(event), event
         if type(node.state) in (silo.Masking, silo.Masked):
             event = self.pool.masked(node.state)  # type: ignore[arg-type]
-            yield self.pool.label_of[id(event)], event
+            yield self.pool.label(event), event
 
     def _same_answer(self, node: Node, sent: tuple[Any, ...], what: Label) -> None:
         """Whatever is sent with the same journal is the same, the first time, again and after a restart."""

@@ -384,12 +384,17 @@ Global___Mask: _TypeAlias = Mask  # noqa: Y015
 class AdvertiseKeys(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    SEEN_FIELD_NUMBER: _builtins.int
+    seen: _builtins.bytes
+    """digest of the newest advertisement that the coordinator has of this silo; empty: none"""
     def __init__(
         self,
+        *,
+        seen: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["seen", b"seen"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -135,12 +135,17 @@ class MemberKeys(_message.Message):
     MASK_KEY_FIELD_NUMBER: _builtins.int
     BOX_KEY_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
+    SEEN_FIELD_NUMBER: _builtins.int
     silo: _builtins.str
     mask_key: _builtins.bytes
     """ML-KEM-768, 1184 bytes, then X25519, 32"""
     box_key: _builtins.bytes
     """the same"""
     signature: _builtins.bytes
+    @_builtins.property
+    def seen(self) -> _containers.RepeatedCompositeFieldContainer[Global___SeenKeys]:
+        """of others of its release group, by name: what it saw last in a roster"""
+
     def __init__(
         self,
         *,
@@ -148,14 +153,38 @@ class MemberKeys(_message.Message):
         mask_key: _builtins.bytes = ...,
         box_key: _builtins.bytes = ...,
         signature: _builtins.bytes = ...,
+        seen: _abc.Iterable[Global___SeenKeys] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["box_key", b"box_key", "mask_key", b"mask_key", "signature", b"signature", "silo", b"silo"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["box_key", b"box_key", "mask_key", b"mask_key", "seen", b"seen", "signature", b"signature", "silo", b"silo"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MemberKeys: _TypeAlias = MemberKeys  # noqa: Y015
+
+@_typing.final
+class SeenKeys(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SILO_FIELD_NUMBER: _builtins.int
+    ADVERTISEMENT_FIELD_NUMBER: _builtins.int
+    silo: _builtins.str
+    advertisement: _builtins.bytes
+    """its digest, 32 bytes"""
+    def __init__(
+        self,
+        *,
+        silo: _builtins.str = ...,
+        advertisement: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advertisement", b"advertisement", "silo", b"silo"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SeenKeys: _TypeAlias = SeenKeys  # noqa: Y015
 
 @_typing.final
 class Advertisement(_message.Message):
@@ -1058,6 +1087,7 @@ class SiloOpening(_message.Message):
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     TENSORS_FIELD_NUMBER: _builtins.int
     ROOT_FIELD_NUMBER: _builtins.int
+    SEEN_FIELD_NUMBER: _builtins.int
     model_digest: _builtins.bytes
     root: _builtins.bytes
     """SECRET: all keys, seeds and masks of the attempt are expanded from it"""
@@ -1067,6 +1097,8 @@ class SiloOpening(_message.Message):
     def tensors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """elements of each"""
 
+    @_builtins.property
+    def seen(self) -> _containers.RepeatedCompositeFieldContainer[Global___SeenKeys]: ...
     def __init__(
         self,
         *,
@@ -1074,10 +1106,11 @@ class SiloOpening(_message.Message):
         model_digest: _builtins.bytes = ...,
         tensors: _abc.Iterable[_builtins.int] | None = ...,
         root: _builtins.bytes = ...,
+        seen: _abc.Iterable[Global___SeenKeys] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "model_digest", b"model_digest", "root", b"root", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "model_digest", b"model_digest", "root", b"root", "seen", b"seen", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1245,18 +1278,28 @@ class SiloMemory(_message.Message):
 
     PLANS_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
+    ANNOUNCED_FIELD_NUMBER: _builtins.int
+    SEEN_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     @_builtins.property
     def plans(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlanMemory]: ...
+    @_builtins.property
+    def announced(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """digests of its own advertisements, the newest last"""
+
+    @_builtins.property
+    def seen(self) -> _containers.RepeatedCompositeFieldContainer[Global___SeenKeys]: ...
     def __init__(
         self,
         *,
         plans: _abc.Iterable[Global___PlanMemory] | None = ...,
         sequence: _builtins.int = ...,
+        announced: _abc.Iterable[_builtins.bytes] | None = ...,
+        seen: _abc.Iterable[Global___SeenKeys] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["plans", b"plans", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["announced", b"announced", "plans", b"plans", "seen", b"seen", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
