@@ -113,6 +113,7 @@ class Masking:
                 state, effects = await asyncio.to_thread(protocol.step, self._restored(party), event, party)
             except Forgotten as forgotten:
                 self._journal.forgot(forgotten)
+                self.check_memory()  # says it with the remedy, as from now on
                 raise
             finally:
                 if isinstance(event, protocol.OpenAttempt) and state == at:

@@ -4,6 +4,7 @@ With what each of these attacks is after, two sums come out over one set of delt
 """
 
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from security.errors import DataError, LoricaError, StorageError
 from security.secure_aggregation.fixed_point import TensorRange
 from security.secure_aggregation.roster import Roster
 from silo_agent.edges.audit_report import report_of
+from silo_agent.edges.masking_journal import MaskingJournal
 from silo_agent.edges.plan_approvals import Comparison, PlanApprovals
 from silo_agent.policy import PolicyRules
 from silo_agent.service.told import FAILED
@@ -23,12 +25,13 @@ from silo_agent.task.update import TrainingDiverged
 from silo_wire.masked_ranges import ranges_of
 from silo_wire.messages import DeclineReason, Prepare, Train
 from silo_wire.plan import PlanBundle
-from tests.support.federation_peer import TestNet, vector_of
+from tests.support.federation_peer import FEDERATION, TestNet, vector_of
 from tests.support.hostile_masks import (
     BANK,
     CLINIC,
     ELEMENTS,
     HOSPITAL,
+    INSURER,
     SILOS,
     HostileCoordinator,
     attacked,
@@ -143,6 +146,72 @@ async def test_asks_a_silo_that_lost_its_memory_for_a_second_sum(tmp_path: Path,
         await at.peer.order(Train(key=at.key, model=at.model.digest, seconds_left=60.0), BANK)
         await at.declined(BANK, POLICY, "silo-agent trust reset-memory")
         assert victim.trainer.trained == trained
+
+
+@pytest.mark.parametrize("how", ["put back", "lost"])
+async def test_goes_on_with_a_silo_whose_disk_went_back_as_a_whole(tmp_path: Path, how: str) -> None:
+    """Its own two files agree; those that it was summed with say otherwise, whatever the coordinator says of it."""
+    bundle = masked_bundle(schedule={"rounds": 9})
+    snapshot = tmp_path / "snapshot"
+    async with attacked(tmp_path / "silos", NET, bundle=bundle, groups=[SILOS]) as at:
+        victim = at.silos[BANK]
+        await whole_round(at)
+        await victim.kill()
+        victim.snapshot(snapshot)
+        await victim.start()
+        at.key = replace(at.key, round=2)
+        await whole_round(at)
+
+        await victim.kill()
+        if how == "put back":
+            victim.restore(snapshot)
+        else:
+            shutil.rmtree(victim.folder.masking)
+            victim.folder.lineages.unlink()
+        await victim.start()
+        victim.seen = len(victim.refusals)
+        for round_ in (3, 4):  # attempts that come to nothing do not make up for it
+            at.key = replace(at.key, round=round_)
+            await at.train()
+            at.open()
+            await at.answer_to(BANK, None)
+        at.key = replace(at.key, round=5)
+        await at.train()
+        at.open()
+        await at.play("share keys")
+        await at.ask(BANK, at.requested(Roster, BANK))
+        says = f"silo {CLINIC} and silo {HOSPITAL} and silo {INSURER} saw keys of this silo"
+        await at.refused(BANK, "masking_memory", says, declined=POLICY)
+
+        await victim.restart()
+        victim.seen = len(victim.refusals)
+        at.key = replace(at.key, round=6)
+        await at.peer.order(Train(key=at.key, model=at.model.digest, seconds_left=60.0), BANK)
+        await at.refused(BANK, "masking_memory", "silo-agent trust reset-memory", declined=POLICY)
+
+        await victim.kill()
+        journal = MaskingJournal(victim.folder.masking, FEDERATION)
+        assert journal.problem() is not None
+        journal.reset()  # by its people
+        assert journal.problem() is None
+        await victim.start()
+        at.key = replace(at.key, round=7)
+        await whole_round(at)
+
+
+async def test_an_honest_coordinator_tells_a_silo_what_it_forgot_before_it_makes_any_keys(tmp_path: Path) -> None:
+    """Also where all of its group went back together, and nobody else knows."""
+    async with attacked(tmp_path, NET) as at:
+        await at.train()
+        at.open()
+        await at.ask(BANK, None, seen=bytes(32))
+        says = "the coordinator saw keys of this silo"
+        await at.refused(BANK, "masking_memory", says, declined=POLICY)
+        for silo in (HOSPITAL, CLINIC):
+            made = await at.answer_to(silo, None)
+            at.step(made)
+            await at.ask(silo, None, seen=made.digest)  # the same again: it knows them
+            assert await at.answer_of(silo) == made
 
 
 async def test_asks_for_a_plan_that_nobody_approved_where_masks_are_required_and_no_key_says_more(

@@ -405,7 +405,10 @@ def test_port_that_is_taken(folder: CoordinatorFolder, listener: str) -> None:
 @pytest.mark.parametrize("content", [b"this is no database" * 100, b""], ids=["garbage", "empty"])
 def test_damaged_state(folder: CoordinatorFolder, content: bytes) -> None:
     database = folder.root / "state" / "state.sqlite"
-    for beside in ("-wal", "-shm"):  # of a process that made the folder: SQLite would write what is in it over the garbage
+    for beside in (
+        "-wal",
+        "-shm",
+    ):  # of a process that made the folder: SQLite would write what is in it over the garbage
         database.with_name(database.name + beside).unlink(missing_ok=True)
     database.write_bytes(content)
     done = coordinator(folder, "status", "--json")

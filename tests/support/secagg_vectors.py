@@ -3,6 +3,7 @@
 tests/vectors/secure_aggregation/primitives.json   each building block, with tampered inputs and what they lead to
 tests/vectors/secure_aggregation/exchange.json     one attempt of four silos, of which one drops out, event by event; then
                                                    tampered events, with the outcome expected of each
+tests/vectors/secure_aggregation/sums.json, rounds.json     see secagg_round_vectors
 
 In the files, bytes are {"hex": ...}, secrets {"secret": ...}, a dataclass is its fields and its "type". A `Journal` effect
 repeats the event and is written without it. Everything random is expanded from texts, so the files come out byte for byte
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from security.errors import LoricaError
+from security.identifiers import SiloName
 from security.secure_aggregation import attempt as attempt_module
 from security.secure_aggregation import coordinator_machine as coordinator
 from security.secure_aggregation import (
@@ -53,6 +55,7 @@ from tests.support.secagg_federation import (
     silo_names,
     weight_of,
 )
+from tests.support.secagg_round_vectors import rounds, sums
 
 FOLDER = Path(__file__).resolve().parents[1] / "vectors" / "secure_aggregation"
 
@@ -294,6 +297,12 @@ class WithCoins(Silo):
         return silo.shared_keys(self.state, self.party, encapsulate)
 
 
+def with_coins(count: int, *, link: release_groups.Link, terms_: parameters.Terms | None) -> Federation:
+    names = silo_names(count)
+    silos: dict[SiloName, Silo] = {name: WithCoins(party(name, names, link=link)) for name in names}
+    return Federation(count, link=link, terms_=terms_, silos=silos)
+
+
 class Recorded(Federation):
     """A federation that writes down each event and its effects."""
 
@@ -451,7 +460,12 @@ def outcome(steps: list[dict[str, Any]], actor: str, at: int, event: Any) -> Any
 
 
 def files() -> dict[str, str]:
-    contents = {"primitives.json": primitives(), "exchange.json": exchange()}
+    contents = {
+        "primitives.json": primitives(),
+        "exchange.json": exchange(),
+        "sums.json": sums(with_coins, to_json),
+        "rounds.json": rounds(to_json),
+    }
     return {name: json.dumps(content, indent=1) + "\n" for name, content in contents.items()}
 
 

@@ -363,6 +363,19 @@ def test_expired_certificates_leave_the_register_a_month_later(store: SqlRoundSt
     assert {item.serial for item in store.certificates() if item.identity == identity} == {"b", "c"}
 
 
+def test_the_newest_keys_of_a_silo_are_kept_by_its_name(store: SqlRoundStore) -> None:
+    """Also where it is enrolled anew: whoever comes back under that name is told of them."""
+    assert store.announced() == {}
+    for digest in (b"a" * 32, b"b" * 32):
+        store.announce(A, digest)
+        assert store.announced() == {A: digest}
+    store.invite(invitation())
+    store.enrol(
+        replace(enrolled_silo(at=T0 + 9), identity_public_key=b"n" * 32), secret_digest=invitation().secret_digest
+    )
+    assert store.announced() == {A: b"b" * 32}
+
+
 def test_when_a_silo_was_last_seen_is_kept(store: SqlRoundStore) -> None:
     store.seen(A, T0 + 77)
     found = store.silo(A)
