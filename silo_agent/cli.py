@@ -216,7 +216,7 @@ async def _run_agent(
     from silo_agent.edges.display import LogDisplay, TerminalDisplay
     from silo_agent.edges.grpc_client import GrpcCoordinator, Traffic
     from silo_agent.edges.instance import next_instance
-    from silo_agent.edges.masking_journal import MaskingJournal
+    from silo_agent.edges.masking_journal import masking_journal
     from silo_agent.edges.masking_party import party_of
     from silo_agent.edges.metrics import metrics_served
     from silo_agent.edges.model_cache import ModelCache
@@ -311,7 +311,7 @@ async def _run_agent(
                 gate=AuditedGate(policy, audit, settings.policy),
                 trainer=trainer,
                 masking=Masking(
-                    journal=MaskingJournal(folder.masking, credentials.federation),
+                    journal=masking_journal(folder, credentials),
                     coordinator=coordinator,
                     party=party_of(folder, credentials, policy, log),
                     newer_groups=groups.sync,

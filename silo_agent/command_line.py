@@ -83,7 +83,7 @@ def policy_of(folder: SiloFolder, credentials: "SiloCredentials", settings: "Set
     from silo_agent.edges.silo_record import record_of
     from silo_agent.policy import SiloPolicy
 
-    return SiloPolicy(rules=settings.policy, silo=credentials.silo, record=record_of(folder))
+    return SiloPolicy(rules=settings.policy, silo=credentials.silo, record=record_of(folder, credentials))
 
 
 @contextmanager

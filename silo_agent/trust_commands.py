@@ -139,11 +139,11 @@ def reset_memory(
     from security.errors import ConfigurationError, StateError
     from silo_agent.command_line import tell_agent
     from silo_agent.edges.audit_log import audited
-    from silo_agent.edges.masking_journal import MaskingJournal
+    from silo_agent.edges.masking_journal import masking_journal
 
     folder = silo_folder(directory)
     credentials = credentials_of(folder)
-    journal = MaskingJournal(folder.masking, credentials.federation)
+    journal = masking_journal(folder, credentials)
     lost = journal.problem()
     if lost is None:
         raise StateError("the memory of masked rounds is whole: nothing was changed")

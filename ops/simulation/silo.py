@@ -21,7 +21,7 @@ from security.pki.tls_key import new_tls_key
 from security.pki.trust_bundle import TrustBundle
 from silo_agent.edges.backoff import Backoff
 from silo_agent.edges.key_store import SiloCredentials, load_credentials, store_credentials
-from silo_agent.edges.masking_journal import MaskingJournal
+from silo_agent.edges.masking_journal import masking_journal
 from silo_agent.edges.masking_party import party_of
 from silo_agent.edges.metrics import SiloMetrics
 from silo_agent.edges.observer import SiloObserver
@@ -156,7 +156,7 @@ class SimulatedSilo(AbstractContextManager["SimulatedSilo"]):
             gate=self.policy,
             trainer=trainer,
             masking=Masking(
-                journal=MaskingJournal(self.folder.masking, self.credentials.federation),
+                journal=masking_journal(self.folder, self.credentials),
                 coordinator=coordinator,
                 party=party_of(self.folder, self.credentials, self.policy),
                 newer_groups=self.groups(coordinator).sync,

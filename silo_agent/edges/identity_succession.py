@@ -3,8 +3,9 @@
     1. identity.next            the new key is durable before anybody hears of it
     2. the coordinator          takes it, at the old key's word and the new one's; it acknowledges the same again
     3. predecessors.json        how the old key named the new one, for whoever checks old signatures
-    4. identity.key             is replaced by the new key
-    5. identity.next            is deleted
+    4. what is sealed           is sealed by the new key: the memory of masked rounds
+    5. identity.key             is replaced by the new key
+    6. identity.next            is deleted
 
 While identity.next is there no agent starts: before step 2 the old key would still do, after it only the new one, and this
 silo cannot tell which it is. The same command again finishes what was begun.
@@ -29,10 +30,11 @@ from security.pki.identity_key import (
     public_key_from_bytes,
 )
 from security.pki.key_file import read_key, write_key
+from security.pki.seal import Seal
 from security.pki.succession import Succession, possession_statement, succession_statement
 from security.secure_aggregation.silo_machine import OpenAttempt
 from silo_agent.edges.key_store import SiloCredentials
-from silo_agent.edges.masking_journal import MaskingJournal
+from silo_agent.edges.masking_journal import masking_journal
 from silo_agent.edges.private_record import PrivateRecord
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_wire.strict_toml import Section
@@ -118,6 +120,7 @@ async def succeed(
     succession = Succession(predecessor=old.public_key(), successor=new.public_key(), statement=statement)
     await send(succession, possession_statement(new, identity=identity, old_key=old.public_key()))
     _remember(folder, succession, now())
+    masking_journal(folder, credentials).seal_anew(Seal(new))
     write_key(folder.identity_key, identity_key_to_pem(new), os.environ)
     erase(folder.next_identity_key)
     return replace(credentials, identity_key=new)
@@ -161,7 +164,7 @@ def _record(folder: SiloFolder) -> PrivateRecord[_Predecessors]:
 
 
 def _require_no_attempt(folder: SiloFolder, credentials: SiloCredentials) -> None:
-    events = MaskingJournal(folder.masking, credentials.federation).events()
+    events = masking_journal(folder, credentials).events()
     for event in events:
         if isinstance(event, OpenAttempt):
             event.root.erase()

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from security.errors import PolicyRefusal
+from security.pki.seal import Seal
 from security.secure_aggregation.silo_memory import MASKING_MEMORY, Forgotten, PlanMemory, SiloMemory
 from silo_agent.edges.private_record import PrivateRecord
 from silo_agent.policy import Lineage
@@ -42,12 +43,14 @@ class _Lineages(Section):
 class Lineages:
     """Each call reads the file. Raises ConfigurationError naming it when it is damaged, StorageError."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, seal: Seal) -> None:
+        self.path = path
         self._record = PrivateRecord(
             path,
             _Lineages,
             check=lambda _content: None,
-            remedy=f"restore it from a backup of today, or remove it and look at `{RESET} --help`",
+            remedy=f"restore it from a backup of today, or have this silo's people decide with `{RESET}`",
+            seal=seal,
         )
 
     def all(self) -> Sequence[Lineage]:
@@ -70,8 +73,8 @@ class Lineages:
 
         self._record.change(edit)
 
-    def mark(self, memory: SiloMemory) -> None:
-        """Note, durably, that this is what the silo remembers now."""
+    def mark(self, memory: SiloMemory, *, whoever_wrote_it: bool = False) -> None:
+        """Note, durably, that this is what the silo remembers now; `whoever_wrote_it`: people took over what is there."""
 
         def edit(content: _Lineages) -> _Lineages:
             plans = dict(content.plans)
@@ -82,7 +85,7 @@ class Lineages:
             changed = {"sequence": memory.sequence, "plans": plans, "forgotten": forgotten}
             return content.model_copy(update=changed)
 
-        self._record.change(edit)
+        self._record.change(edit, whoever_wrote_it=whoever_wrote_it)
 
     def check(self, memory: SiloMemory | None) -> None:
         """Raise PolicyRefusal unless `memory` is as new as this file, and this file as new as it; None: it is lost.
@@ -120,7 +123,7 @@ class Lineages:
 
         What others saw of this silo is known to it from then on.
         """
-        content = self._record.read()
+        content = self._record.read(whoever_wrote_it=True)
         plans = {bytes.fromhex(plan): it.round for plan, it in content.plans.items() if it.round}
         for it in memory.plans:
             plans[it.plan] = max(it.round, plans.get(it.plan, 0))

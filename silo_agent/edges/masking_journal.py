@@ -5,7 +5,7 @@
     vector      the masked vector that was made in it, and vector.manifest
     spare       the file of an earlier attempt's vector, of which nothing remains to be kept from anyone: it is written over
 
-An event is its length and its bytes, which hold a digest of their own. Everything is durable when a call returns.
+The memory has this silo's seal, and so has `lineages.json`. An event is its length and its bytes, which hold a digest of their own. Everything is durable when a call returns.
 """
 
 import os
@@ -13,12 +13,15 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from security.errors import IntegrityError, MalformedMessage, PolicyRefusal, StorageError
+from security.errors import ConfigurationError, IntegrityError, MalformedMessage, PolicyRefusal, StorageError
 from security.files import append_private, make_private_folder, read_private, sync_folder, write_at, write_private
 from security.identifiers import FederationName
+from security.pki.seal import Seal, unsealed
 from security.secure_aggregation.silo_machine import Event
 from security.secure_aggregation.silo_memory import Forgotten, SiloMemory
+from silo_agent.edges.key_store import SiloCredentials
 from silo_agent.edges.lineages import Lineages, lost
+from silo_agent.edges.silo_folder import SiloFolder
 from silo_wire.canonical import Digest
 from silo_wire.codec import manifest_from_wire, manifest_to_wire
 from silo_wire.manifest import Manifest
@@ -32,10 +35,11 @@ _LENGTH_BYTES = 4
 class MaskingJournal:
     """Raises StorageError when a file cannot be read or written, IntegrityError when one does not parse."""
 
-    def __init__(self, folder: Path, federation: FederationName) -> None:
-        """`folder` lies in the silo's own, where `lineages.json` notes each change of the memory."""
+    def __init__(self, folder: Path, federation: FederationName, seal: Seal) -> None:
+        """`folder` lies in the silo's own, where `lineages.json` notes each change of the memory; `seal` is put under both."""
         make_private_folder(folder)
-        self._lineages = Lineages(folder.parent / "lineages.json")
+        self._seal = seal
+        self._lineages = Lineages(folder.parent / "lineages.json", seal)
         self._memory = folder / "memory"
         self._attempt = folder / "attempt"
         self._manifest = folder / "vector.manifest"
@@ -45,17 +49,24 @@ class MaskingJournal:
 
     def memory(self) -> SiloMemory:
         """Raises PolicyRefusal, under the rule `masking_memory`, where it was lost, damaged or went back."""
-        memory = self._stored()
-        if memory is None and self._memory.exists():
-            raise lost("masking/memory does not parse")
-        self._lineages.check(memory)
-        if memory is not None and memory.plans and not memory.sequence:  # of an earlier release
-            self._lineages.mark(memory)
+        memory = None
+        if self._memory.exists():
+            try:
+                memory = memory_from_bytes(self._seal.opened(self._memory.name, read_private(self._memory)))
+            except (IntegrityError, MalformedMessage) as error:
+                raise lost(f"masking/memory cannot be believed ({error})") from error
+        try:
+            self._lineages.check(memory)
+        except ConfigurationError as error:
+            raise lost(str(error)) from error
         return memory or SiloMemory()
 
     def remember(self, memory: SiloMemory) -> None:
-        write_private(self._memory, memory_to_bytes(memory))
+        self._write(memory)
         self._lineages.mark(memory)
+
+    def _write(self, memory: SiloMemory) -> None:
+        write_private(self._memory, self._seal.sealed(self._memory.name, memory_to_bytes(memory)))
 
     def saw(self, bundle: PlanBundle, model: Digest) -> None:
         self._lineages.saw(bundle, model)
@@ -73,19 +84,30 @@ class MaskingJournal:
 
     def reset(self) -> SiloMemory:
         """Take what is left of memory and lineages for all there was, by word of people: what either knows of is answered."""
-        memory = self._lineages.joined(self._stored() or SiloMemory())
+        memory = self._lineages.joined(self._left())
         self.erase()  # an attempt under way was begun under the memory that is gone
-        self.remember(memory)
+        self._write(memory)
+        self._lineages.mark(memory, whoever_wrote_it=True)
         return memory
 
-    def _stored(self) -> SiloMemory | None:
-        """None where there is none that parses."""
+    def _left(self) -> SiloMemory:
+        """Whoever wrote it; an empty one where there is none that parses."""
         if not self._memory.exists():
-            return None
+            return SiloMemory()
         try:
-            return memory_from_bytes(read_private(self._memory))
+            return memory_from_bytes(unsealed(read_private(self._memory)))
         except MalformedMessage:
-            return None
+            return SiloMemory()
+
+    def seal_anew(self, successor: Seal) -> None:
+        """Both files, under the seal of the identity key that succeeds. One that was sealed so already, or by nobody, stays."""
+        for path in (self._memory, self._lineages.path):
+            if path.exists():
+                try:
+                    content = self._seal.opened(path.name, read_private(path))
+                except IntegrityError:
+                    continue
+                write_private(path, successor.sealed(path.name, content))
 
     def events(self) -> tuple[Event, ...]:
         """Of the attempt under way; an event that a crash tore was followed by nothing, and is cut off.
@@ -159,3 +181,7 @@ class MaskingJournal:
             os.truncate(self._attempt, size)
         except OSError as error:
             raise StorageError(f"{self._attempt} cannot be written: {error.strerror or error}") from error
+
+
+def masking_journal(folder: SiloFolder, credentials: SiloCredentials) -> MaskingJournal:
+    return MaskingJournal(folder.masking, credentials.federation, Seal(credentials.identity_key))

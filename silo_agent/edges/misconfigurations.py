@@ -143,7 +143,7 @@ class Mistake(Enum):
     MASKING_MEMORY = Misconfiguration(
         "masking-memory",
         "memory of masked rounds",
-        "`masking/memory` or `lineages.json` is missing, damaged, or comes from a backup",
+        "`masking/memory` or `lineages.json` is missing, edited, or comes from a backup, or others know of masked rounds that it does not",
         "restore both from a backup of today; else silo-agent trust reset-memory",
     )
     GROUPS_DAMAGED = Misconfiguration(

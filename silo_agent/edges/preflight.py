@@ -37,7 +37,7 @@ from security.preflight import Check, Checks, Misconfigured, meaning, mebibytes,
 from security.process_lock import holder
 from silo_agent.edges.channel import mutual_channel
 from silo_agent.edges.key_store import SiloCredentials, load_credentials
-from silo_agent.edges.masking_journal import MaskingJournal
+from silo_agent.edges.masking_journal import masking_journal
 from silo_agent.edges.misconfigurations import Mistake
 from silo_agent.edges.plan_store import PlanStore
 from silo_agent.edges.privacy_ledger import guard_of
@@ -118,7 +118,7 @@ async def preflight(ground: Ground) -> Sequence[Check]:
             checks.skip(*rules_checked, because="silo.toml cannot be used")
         else:
             rules = settings.policy
-            policy = SiloPolicy(rules=rules, silo=credentials.silo, record=record_of(folder))
+            policy = SiloPolicy(rules=rules, silo=credentials.silo, record=record_of(folder, credentials))
             if bundle is None:
                 checks.skip("plan and policy", because="no plan was offered yet")
             else:
@@ -329,7 +329,7 @@ def _peers(folder: SiloFolder, credentials: SiloCredentials, rules: PolicyRules,
 
 def _masked(folder: SiloFolder, credentials: SiloCredentials) -> str:
     with meaning(Mistake.MASKING_MEMORY.value):
-        memory = MaskingJournal(folder.masking, credentials.federation).memory()
+        memory = masking_journal(folder, credentials).memory()
     return f"whole: {len(memory.plans)} plans, {memory.sequence} changes"
 
 

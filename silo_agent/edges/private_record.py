@@ -15,29 +15,44 @@ from pydantic import BaseModel, ValidationError
 
 from security.errors import ConfigurationError, LoricaError, StorageError
 from security.files import read_private, write_private
+from security.pki.seal import Seal, unsealed
 from silo_wire.strict_toml import describe
 
 Content = TypeVar("Content", bound=BaseModel)
 
 
 class PrivateRecord(Generic[Content]):
-    """`check` raises a LoricaError for content that must not be believed; `remedy` is told with anything wrong."""
+    """`check` raises a LoricaError for content that must not be believed; `remedy` is told with anything wrong.
 
-    def __init__(self, path: Path, kind: type[Content], *, check: Callable[[Content], None], remedy: str) -> None:
+    With a `seal` the file is one that this silo alone can have written.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        kind: type[Content],
+        *,
+        check: Callable[[Content], None],
+        remedy: str,
+        seal: Seal | None = None,
+    ) -> None:
         self._path = path
         self._kind = kind
         self._check = check
         self._remedy = remedy
+        self._seal = seal
 
-    def read(self) -> Content:
-        """What the file says, and a new one of its kind where there is no file.
+    def read(self, *, whoever_wrote_it: bool = False) -> Content:
+        """What the file says, and a new one of its kind where there is no file; `whoever_wrote_it`: its seal does not matter.
 
-        Raises ConfigurationError naming the file when it is damaged or when others can read it, StorageError.
+        Raises ConfigurationError naming the file when it is damaged, edited, or when others can read it, StorageError.
         """
         if not self._path.exists():
             return self._kind()
         raw = read_private(self._path)
         try:
+            if self._seal is not None:
+                raw = unsealed(raw) if whoever_wrote_it else self._seal.opened(self._path.name, raw)
             content = self._kind.model_validate_json(raw)
             self._check(content)
         except ValidationError as error:
@@ -46,13 +61,14 @@ class PrivateRecord(Generic[Content]):
             raise ConfigurationError(f"{self._path} is damaged ({error}): {self._remedy}") from error
         return content
 
-    def change(self, edit: Callable[[Content], Content]) -> None:
+    def change(self, edit: Callable[[Content], Content], *, whoever_wrote_it: bool = False) -> None:
         """Replace what is there by what `edit` makes of it, durably; nothing is written when that is the same, or raises."""
         with self._alone():
-            before = self.read()
+            before = self.read(whoever_wrote_it=whoever_wrote_it)
             after = edit(before)
-            if after != before or not self._path.exists():
-                write_private(self._path, after.model_dump_json(indent=1).encode() + b"\n")
+            if after != before or whoever_wrote_it or not self._path.exists():
+                raw = after.model_dump_json(indent=1).encode() + b"\n"
+                write_private(self._path, raw if self._seal is None else self._seal.sealed(self._path.name, raw))
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

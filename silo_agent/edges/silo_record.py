@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 
+from security.pki.seal import Seal
+from silo_agent.edges.key_store import SiloCredentials
 from silo_agent.edges.lineages import Lineages
 from silo_agent.edges.plan_approvals import PlanApprovals
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.policy import Record
 
 
-def record_of(folder: SiloFolder) -> Callable[[], Record]:
-    approvals, lineages = PlanApprovals(folder.approvals), Lineages(folder.lineages)
+def record_of(folder: SiloFolder, credentials: SiloCredentials) -> Callable[[], Record]:
+    approvals = PlanApprovals(folder.approvals)
+    lineages = Lineages(folder.lineages, Seal(credentials.identity_key))
     return lambda: approvals.record(lineages.all())

@@ -17,7 +17,7 @@ from security.errors import DataError, LoricaError, StorageError
 from security.secure_aggregation.fixed_point import TensorRange
 from security.secure_aggregation.roster import Roster
 from silo_agent.edges.audit_report import report_of
-from silo_agent.edges.masking_journal import MaskingJournal
+from silo_agent.edges.masking_journal import masking_journal
 from silo_agent.edges.plan_approvals import Comparison, PlanApprovals
 from silo_agent.policy import PolicyRules
 from silo_agent.service.told import FAILED
@@ -25,7 +25,7 @@ from silo_agent.task.update import TrainingDiverged
 from silo_wire.masked_ranges import ranges_of
 from silo_wire.messages import DeclineReason, Prepare, Train
 from silo_wire.plan import PlanBundle
-from tests.support.federation_peer import FEDERATION, TestNet, vector_of
+from tests.support.federation_peer import TestNet, vector_of
 from tests.support.hostile_masks import (
     BANK,
     CLINIC,
@@ -190,7 +190,7 @@ async def test_goes_on_with_a_silo_whose_disk_went_back_as_a_whole(tmp_path: Pat
         await at.refused(BANK, "masking_memory", "silo-agent trust reset-memory", declined=POLICY)
 
         await victim.kill()
-        journal = MaskingJournal(victim.folder.masking, FEDERATION)
+        journal = masking_journal(victim.folder, victim.credentials)
         assert journal.problem() is not None
         journal.reset()  # by its people
         assert journal.problem() is None

@@ -22,7 +22,7 @@ from security.secure_aggregation.messages import Advertisement
 from silo_agent.cli import main as silo_main
 from silo_agent.edges.identity_succession import predecessors, require_settled, succeed
 from silo_agent.edges.key_store import load_credentials
-from silo_agent.edges.masking_journal import MaskingJournal
+from silo_agent.edges.masking_journal import masking_journal
 from silo_agent.edges.masking_party import party_of
 from silo_agent.edges.trust_store import How, trust_store
 from silo_agent.policy import PolicyRules, SiloPolicy
@@ -195,7 +195,7 @@ def test_rotate_while_an_attempt_is_journalled_here_is_refused(
 ) -> None:
     folder = silo_at(tmp_path / "silo", federation_template.silos[HOSPITAL], "127.0.0.1:1")
     event = opening(HOSPITAL, attempt())
-    MaskingJournal(folder.masking, event.attempt.federation).append(event)
+    masking_journal(folder, load_credentials(folder)).append(event)
     done = run_command(silo_main, "identity", "rotate", "--dir", folder.root)
     assert done.code != 0
     assert "secure aggregation is under way" in done.err
@@ -330,6 +330,7 @@ async def test_peers_follow_a_silo_that_changed_its_key_between_two_masked_round
             silo.credentials = await succeed(silo.folder, who, silo.client.succeed_identity)
             policy = SiloPolicy(rules=PolicyRules(), silo=silo.name)
             silo.masking._party = party_of(silo.folder, silo.credentials, policy)
+            silo.masking._journal = masking_journal(silo.folder, silo.credentials)
             silo.client._credentials = silo.credentials
         await silo.send(key, message)
 

@@ -22,7 +22,7 @@ from silo_agent.cli import main
 from silo_agent.command_line import Choice
 from silo_agent.edges.group_chain import GroupChain
 from silo_agent.edges.key_store import load_credentials, store_credentials
-from silo_agent.edges.masking_journal import MaskingJournal
+from silo_agent.edges.masking_journal import masking_journal
 from silo_agent.edges.misconfigurations import Mistake
 from silo_agent.edges.plan_store import PlanStore
 from silo_agent.edges.preflight import Ground, preflight
@@ -255,7 +255,7 @@ def nobody_pinned(case: Case) -> None:
 @makes(Mistake.MASKING_MEMORY)
 def memory_of_masked_rounds_that_was_deleted(case: Case) -> None:
     masked_and_pinned(case)
-    MaskingJournal(case.folder.masking, FEDERATION).remember(SiloMemory().joined(attempt()))
+    masking_journal(case.folder, load_credentials(case.folder)).remember(SiloMemory().joined(attempt()))
     (case.folder.masking / "memory").unlink()
 
 

@@ -34,7 +34,7 @@ from security.process_lock import ProcessLock
 from security.secure_aggregation.silo_memory import SiloMemory
 from silo_agent.cli import main
 from silo_agent.edges.key_store import SiloCredentials, load_credentials, store_credentials
-from silo_agent.edges.masking_journal import MaskingJournal
+from silo_agent.edges.masking_journal import masking_journal
 from silo_agent.edges.plan_approvals import PlanApprovals
 from silo_agent.edges.plan_store import PlanStore
 from silo_agent.edges.preflight import Ground, preflight
@@ -356,7 +356,7 @@ def test_a_plan_with_masks_is_approved_with_a_copy_of_its_model_or_by_a_named_fl
 def test_memory_that_was_lost_is_let_go_by_people_alone_and_stands_in_the_audit_log(silo: SiloFolder) -> None:
     agent(silo, "trust", "reset-memory").is_refusal(StateError, "is whole: nothing was changed")
     plan = bytes.fromhex(MASKED.plan.digest)
-    journal = MaskingJournal(silo.masking, FEDERATION)
+    journal = masking_journal(silo, load_credentials(silo))
     journal.remember(SiloMemory().joined(attempt(plan=plan)).answered(attempt(plan=plan)))
     (silo.masking / "memory").unlink()
     agent(silo, "trust", "reset-memory").is_refusal(ConfigurationError, "memory is missing", ALTHOUGH)

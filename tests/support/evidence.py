@@ -167,6 +167,7 @@ class Rounds:
     chunk_bytes: int = 16
     silos: int = 4
     nominal_silos: int | None = None
+    kind: type[ManifestSilo] = ManifestSilo
     steps: int = 0
     vectors: Vectors = field(init=False)
 
@@ -218,7 +219,7 @@ class Rounds:
             of=attempt(round=number),
             terms_=replace(terms(ranges=ranges(self.sizes), **terms_), model=bytes.fromhex(model.digest)),
             silos={
-                name: ManifestSilo(party(name, names), sizes=self.sizes, chunk_bytes=self.chunk_bytes) for name in names
+                name: self.kind(party(name, names), sizes=self.sizes, chunk_bytes=self.chunk_bytes) for name in names
             },
         ).run(drops=drops)
         assert isinstance(federation.coordinator, coordinator.Unmasked), federation.coordinator

@@ -38,7 +38,7 @@ from silo_agent.edges.backoff import Backoff
 from silo_agent.edges.channel import mutual_channel
 from silo_agent.edges.grpc_client import GrpcCoordinator
 from silo_agent.edges.key_store import SiloCredentials
-from silo_agent.edges.masking_journal import MaskingJournal
+from silo_agent.edges.masking_journal import masking_journal
 from silo_agent.edges.masking_party import party_of
 from silo_agent.edges.metrics import SiloMetrics
 from silo_agent.edges.model_cache import ModelCache
@@ -272,7 +272,7 @@ class AttackedSilo:
             log_head=log.head,
         )
         coordinator = AuditedCoordinator(client, audit)
-        policy = SiloPolicy(rules=self.rules, silo=self.name, record=record_of(self.folder))
+        policy = SiloPolicy(rules=self.rules, silo=self.name, record=record_of(self.folder, self.credentials))
         self.groups = GroupKeeper(
             ReleaseGroups(
                 group_chain(self.folder, self.credentials, policy),
@@ -296,7 +296,7 @@ class AttackedSilo:
             gate=AuditedGate(policy, audit, self.rules),
             trainer=self.trainer,
             masking=Masking(
-                journal=MaskingJournal(self.folder.masking, FEDERATION),
+                journal=masking_journal(self.folder, self.credentials),
                 coordinator=coordinator,
                 party=party_of(self.folder, self.credentials, policy, log),
                 newer_groups=self.groups.sync,

@@ -22,6 +22,7 @@ from ops.demo.processes import Processes
 from ops.soak.comparison import Result, timeless
 from ops.soak.federation import COORDINATOR, MortalFederation
 from security.identifiers import FederationName, SiloName
+from security.pki.seal import Seal
 from security.secure_aggregation.silo_memory import SiloMemory
 from silo_agent.edges.key_store import load_credentials
 from silo_agent.edges.masking_journal import MaskingJournal
@@ -257,7 +258,9 @@ def agent_records(folder: SiloFolder, silo: SiloName) -> AgentRecords:
         if folder.lineages.exists():
             shutil.copy(folder.lineages, copy)
         journal = RoundJournal(Path(copy) / "journal.sqlite", updates=folder.updates, silo=silo)
-        masking = MaskingJournal(Path(copy) / "masking", load_credentials(folder).federation)
+        masking = MaskingJournal(
+            Path(copy) / "masking", (who := load_credentials(folder)).federation, Seal(who.identity_key)
+        )
         try:
             return AgentRecords(
                 journal.saved_update(),

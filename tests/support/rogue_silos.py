@@ -41,7 +41,7 @@ from silo_agent.edges.channel import mutual_channel
 from silo_agent.edges.grpc_client import GrpcCoordinator
 from silo_agent.edges.instance import next_instance
 from silo_agent.edges.key_store import SiloCredentials
-from silo_agent.edges.masking_journal import MaskingJournal
+from silo_agent.edges.masking_journal import masking_journal
 from silo_agent.edges.masking_party import party_of
 from silo_agent.edges.metrics import SiloMetrics
 from silo_agent.edges.model_cache import ModelCache
@@ -402,7 +402,7 @@ class PlayedSilo:
         )
         self.client.silo = self
         self.masking = SiloMasking(
-            journal=MaskingJournal(self.folder.masking, FEDERATION),
+            journal=masking_journal(self.folder, self.credentials),
             coordinator=self.client,
             party=party_of(self.folder, self.credentials, policy),
             newer_groups=no_newer_groups,

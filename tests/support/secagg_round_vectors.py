@@ -16,7 +16,7 @@ from security.secure_aggregation.noise_shares import NoiseShares
 from security.secure_aggregation.parameters import Terms
 from security.secure_aggregation.release_groups import Link, Partition
 from security.secure_aggregation.verdicts import part_of, signed_verdict
-from tests.support.evidence import OPTIMIZERS, Made, Rounds, Vectors, bits_of
+from tests.support.evidence import OPTIMIZERS, Made, ManifestSilo, Rounds, Vectors, bits_of
 from tests.support.secagg_federation import FEDERATION, Federation, alone, entropy, identity_key, silo_names, terms
 
 Json = Callable[[Any], Any]
@@ -128,11 +128,16 @@ def _course(
 # --- rounds -----------------------------------------------------------------------------------------------------------
 
 
-def rounds(to_json: Json) -> dict[str, Any]:
+def rounds(kind: type[ManifestSilo], to_json: Json) -> dict[str, Any]:
     made = {
         name: [rounds_.next(number) for number in (1, 2)]
         for name, rounds_ in (
-            (name, Rounds(optimizer, sizes=(2, 3), silos=3, published="bfloat16" if name == "adam" else "float32"))
+            (
+                name,
+                Rounds(
+                    optimizer, sizes=(2, 3), silos=3, published="bfloat16" if name == "adam" else "float32", kind=kind
+                ),
+            )
             for name, optimizer in OPTIMIZERS.items()
         )
     }

@@ -40,6 +40,7 @@ from security.secure_aggregation import (
 from security.secure_aggregation import silo_machine as silo
 from security.secure_aggregation.secret import Secret
 from tests.support import ml_kem
+from tests.support.evidence import ManifestSilo
 from tests.support.secagg_federation import (
     MODEL,
     Federation,
@@ -286,7 +287,7 @@ DROPPED = silo_names(COUNT)[2]
 LINK = alone(silo_names(COUNT))
 
 
-class WithCoins(Silo):
+class Coins(Silo):
     """Encapsulates with coins that only the names and the key decide."""
 
     def shared_keys(self) -> messages.SharedKeys:
@@ -297,9 +298,13 @@ class WithCoins(Silo):
         return silo.shared_keys(self.state, self.party, encapsulate)
 
 
+class ManifestWithCoins(Coins, ManifestSilo):
+    """The same, of a silo that signs the manifest of its vector."""
+
+
 def with_coins(count: int, *, link: release_groups.Link, terms_: parameters.Terms | None) -> Federation:
     names = silo_names(count)
-    silos: dict[SiloName, Silo] = {name: WithCoins(party(name, names, link=link)) for name in names}
+    silos: dict[SiloName, Silo] = {name: Coins(party(name, names, link=link)) for name in names}
     return Federation(count, link=link, terms_=terms_, silos=silos)
 
 
@@ -308,7 +313,7 @@ class Recorded(Federation):
 
     def __init__(self) -> None:
         names = silo_names(COUNT)
-        super().__init__(COUNT, link=LINK, silos={name: WithCoins(party(name, names, link=LINK)) for name in names})
+        super().__init__(COUNT, link=LINK, silos={name: Coins(party(name, names, link=LINK)) for name in names})
         self.steps: list[dict[str, Any]] = []
 
     def tell_coordinator(self, event: coordinator.Event) -> None:
@@ -464,7 +469,7 @@ def files() -> dict[str, str]:
         "primitives.json": primitives(),
         "exchange.json": exchange(),
         "sums.json": sums(with_coins, to_json),
-        "rounds.json": rounds(to_json),
+        "rounds.json": rounds(ManifestWithCoins, to_json),
     }
     return {name: json.dumps(content, indent=1) + "\n" for name, content in contents.items()}
 

@@ -6,23 +6,25 @@ from pathlib import Path
 import pytest
 
 from security.errors import ConfigurationError, IntegrityError, PolicyRefusal
+from security.pki.seal import Seal
 from security.secure_aggregation.silo_machine import AttemptEnded, OpenAttempt, VectorMasked
 from security.secure_aggregation.silo_memory import SiloMemory
 from silo_agent.edges.masking_journal import MaskingJournal
 from silo_wire.manifest import manifest_of, masked_layout
-from tests.support.secagg_federation import FEDERATION, attempt, entropy, opening
+from tests.support.secagg_federation import FEDERATION, attempt, entropy, identity_key, opening
 
+SEAL = Seal(identity_key("silo-00"))
 VECTOR = VectorMasked(entropy("vector"))
 
 
 @pytest.fixture
 def journal(tmp_path: Path) -> MaskingJournal:
-    return MaskingJournal(tmp_path / "masking", FEDERATION)
+    return MaskingJournal(tmp_path / "masking", FEDERATION, SEAL)
 
 
 def again(journal: MaskingJournal) -> MaskingJournal:
     """As the next process opens it."""
-    return MaskingJournal(journal.vector_file.parent, FEDERATION)
+    return MaskingJournal(journal.vector_file.parent, FEDERATION, SEAL)
 
 
 def begun() -> OpenAttempt:
