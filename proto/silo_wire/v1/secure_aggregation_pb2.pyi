@@ -144,7 +144,7 @@ class MemberKeys(_message.Message):
     signature: _builtins.bytes
     @_builtins.property
     def seen(self) -> _containers.RepeatedCompositeFieldContainer[Global___SeenKeys]:
-        """of others of its release group, by name: what it saw last in a roster"""
+        """of others of its release group, by name: the last that it saw each deal by"""
 
     def __init__(
         self,
