@@ -10,7 +10,7 @@ import pytest
 from security.identifiers import SiloName
 from security.secure_aggregation.messages import Advertisement
 from silo_wire.messages import RoundKey
-from tests.support.coordinator import FederationTemplate
+from tests.support.coordinator import FederationTemplate, running
 from tests.support.rogue_silos import HONEST, ROGUE, PlayedSilo, honestly, make_rogue_template, played
 
 
@@ -55,3 +55,6 @@ async def test_the_coordinator_tells_a_silo_which_keys_it_forgot(
         finally:
             store.close()
         assert kept == {name: digests[-1] for name, digests in made.items()}
+        folder = play.at.coordinator.folder
+    async with running(folder) as again:
+        assert again.service._announced == kept
