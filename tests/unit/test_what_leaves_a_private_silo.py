@@ -56,7 +56,14 @@ COVERED: dict[str, Why] = {
                 "AttendRequest.wire_minor",
                 "AttendRequest.agent_version",
             ),
-            *("MaskedInput.silo", "MemberKeys.silo", "Dealing.silo", "Complaint.silo", "Complaint.dealer"),
+            *(
+                "MaskedInput.silo",
+                "MemberKeys.silo",
+                "SeenKeys.silo",
+                "Dealing.silo",
+                "Complaint.silo",
+                "Complaint.dealer",
+            ),
             *("Verdict.silo", "Agreement.silo", "Reveal.silo", "RevealedShare.dealer", "SealedShare.peer"),
             *("EnrolRequest.federation", "EnrolRequest.silo", "EnrolRequest.agent_version", "EnrolRequest.csr_der"),
             "RenewalRequest.csr_der",
@@ -92,6 +99,7 @@ COVERED: dict[str, Why] = {
             *("AuditHead.digest", "AuditHead.signature"),  # of entries that are salted
             *("MaskedInput.roster", "MaskedInput.dealings", "MaskedInput.signature"),
             *("MemberKeys.mask_key", "MemberKeys.box_key", "MemberKeys.signature", "SharedKeys.roster"),
+            "SeenKeys.advertisement",
             *("Dealing.seed_commitment", "Dealing.signature", "DealtLine.self_mask", "DealtLine.mask_key"),
             *("SealedShare.ciphertext", "PairCopy.ciphertext", "PairCopy.covered", "PairCopy.commitment"),
             *("DealtLine.box", "SealedShare.box", "Complaint.roster", "Complaint.key", "Complaint.signature"),
