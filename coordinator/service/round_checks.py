@@ -46,10 +46,14 @@ class RoundChecks:
         """Whether the vectors of this attempt are those that the present model can be checked with."""
         return any((it.model, it.key) == (present, key) for it in opened.parts.evidence.kept())
 
-    def let_go(self, opened: OpenedPlan, *, but: Digest | None) -> None:
-        """Nothing but what made the model `but` is made again: vectors of other rounds go."""
+    def let_go(self, opened: OpenedPlan, *, but: Digest | None, under_way: tuple[int, int]) -> None:
+        """Nothing but what made the model `but` is made again: vectors of other rounds go.
+
+        Those of the round and attempt `under_way` stay: their model may be there before the round is closed with it, and a
+        coordinator that died in between sums them once more.
+        """
         for kept in opened.parts.evidence.kept():
-            if kept.model != but:
+            if kept.model != but and (kept.key.round, kept.key.attempt) != under_way:
                 opened.parts.evidence.let_go(kept.model)
                 self._spools.discard(kept.key)
 

@@ -34,7 +34,7 @@ from coordinator.rounds.events import (
     SiloRevoked,
 )
 from coordinator.rounds.machine import step
-from coordinator.rounds.states import Aggregating, Finished, Idle, Masking, State, course_of
+from coordinator.rounds.states import Aggregating, Finished, Idle, Masking, State, course_of, round_of
 from coordinator.rounds.updates import Outcome
 from coordinator.service.journal import Journal
 from coordinator.service.plan_desk import OpenedPlan, PlanDesk
@@ -236,7 +236,7 @@ class RoundLoop:
             await self._tidy(lambda: self._keep_alone(opened, models))
 
     def _keep_alone(self, opened: OpenedPlan, models: set[Digest]) -> None:
-        self._checks.let_go(opened, but=self._present_model)
+        self._checks.let_go(opened, but=self._present_model, under_way=round_of(self._state))
         opened.parts.models.retain(models | self._checks.bases(opened))
 
     @property
