@@ -106,6 +106,35 @@ def _published(death: Death) -> None:
     assert len([name for name in models if "/.new-" not in name]) >= 2
 
 
+def _evidence(*, more: int) -> Callable[[Death], None]:
+    """Of the rounds before this one, and of `more`."""
+
+    def check(death: Death) -> None:
+        _unmasked(death)
+        kept = [name for name in death.files if name.endswith(".evidence")]
+        assert len(kept) == death.at() - 1 + more
+
+    return check
+
+
+def _gathering(death: Death) -> None:
+    """For the round whose silos check the model of the round before."""
+    state = _state(death)
+    assert isinstance(state, Gathering | Collecting), state
+
+
+def _checking(*, accepted: bool) -> Callable[[Death], None]:
+    """The model that came of the round that the silo trained last: nothing is trained of it yet."""
+
+    def check(death: Death) -> None:
+        assert death.agent is not None
+        assert death.agent.update is not None
+        assert death.agent.masking == [], "its part in the round before is over"
+        assert max(death.agent.accepted, default=0) == death.agent.update.key.round - (0 if accepted else 1)
+
+    return check
+
+
 WHERE_THE_COORDINATOR_DIED: Mapping[str, Callable[[Death], None]] = {
     "mid-upload": _spooled,
     "spool-durable": _spooled,
@@ -124,6 +153,10 @@ WHERE_THE_COORDINATOR_DIED: Mapping[str, Callable[[Death], None]] = {
     "unmasked": _unmasked,
     "mid-unmasking": _unmasked,
     "log-not-cleared": _closed,
+    "keys-not-announced": _protocol("advertise keys", "advertisements", 1),
+    "evidence-not-kept": _evidence(more=0),
+    "evidence-kept": _evidence(more=1),
+    "verdict-taken": _gathering,
 }
 WHERE_A_SILO_DIED: Mapping[str, Callable[[Death], None]] = {
     "root-journalled": _journalled("OpenAttempt"),
@@ -138,6 +171,10 @@ WHERE_A_SILO_DIED: Mapping[str, Callable[[Death], None]] = {
     "answer-remembered": _journalled("SurvivorSet", answered=True),
     "shares-journalled": _journalled("UnmaskRequest", answered=True),
     "shares-delivered": _journalled("UnmaskRequest", answered=True),
+    "pieces-fetched": _checking(accepted=False),
+    "verdict-shared": _checking(accepted=False),
+    "model-not-accepted": _checking(accepted=False),
+    "model-accepted": _checking(accepted=True),
     "erasing": _erasing,
     "erased": _erased,
 }
@@ -148,8 +185,12 @@ def test_a_process_is_killed_in_a_masked_round(
     kill: Kill, masked_run: MaskedEnd, masked_undisturbed: MaskedEnd
 ) -> None:
     where_it_died = WHERE_THE_COORDINATOR_DIED if kill.process == COORDINATOR else WHERE_A_SILO_DIED
-    where_it_died[kill.point](masked_run.run.death(kill))
-    check_the_round(kill.round, masked_run.run, masked_undisturbed.run)
+    death = masked_run.run.death(kill)
+    where_it_died[kill.point](death)
+    trained_last = death.agent.update.key.round if death.agent is not None and death.agent.update is not None else None
+    number = trained_last if kill.round is None else kill.round
+    assert number is not None
+    check_the_round(number, masked_run.run, masked_undisturbed.run)
 
 
 def test_all_rounds_are_those_of_the_undisturbed_run(masked_run: MaskedEnd, masked_undisturbed: MaskedEnd) -> None:

@@ -201,6 +201,26 @@ COORDINATOR: Mapping[str, Point] = {
         where="coordinator.edges.aggregator:apply_mean",
         side="after",
     ),
+    "keys-not-announced": Point(
+        meaning="a silo's keys are saved in the attempt, not as the newest that the others are told of",
+        where="coordinator.edges.round_store:SqlRoundStore.announce",
+        side="before",
+    ),
+    "evidence-not-kept": Point(
+        meaning="the masked round's model is stored, nothing shows what made it",
+        where="coordinator.edges.round_evidence:RoundEvidence.make",
+        side="before",
+    ),
+    "evidence-kept": Point(
+        meaning="what made the model is kept, the round is not closed",
+        where="coordinator.edges.round_evidence:RoundEvidence.make",
+        side="after",
+    ),
+    "verdict-taken": Point(
+        meaning="a silo said which chunks of the model it found right, no other has heard",
+        where="coordinator.service.round_checks:RoundChecks.share",
+        side="before",
+    ),
     "log-not-cleared": Point(
         meaning="the masked round is closed, the database's log still has its shares",
         where="coordinator.edges.round_store:SqlRoundStore._clear_log",
@@ -318,6 +338,26 @@ SILO_AGENT: Mapping[str, Point] = {
         where="silo_agent.edges.lineages:Lineages.mark",
         side="before",
         only=lambda arguments: arguments[1].plans[0].answered,
+    ),
+    "pieces-fetched": Point(
+        meaning="what a chunk of the round model is made again with is here, nothing is checked",
+        where="silo_agent.edges.grpc_client:GrpcCoordinator.fetch_pieces",
+        side="after",
+    ),
+    "verdict-shared": Point(
+        meaning="the others know which chunks this silo found right, it has not accepted the model",
+        where="silo_agent.edges.grpc_client:GrpcCoordinator.share_verdict",
+        side="after",
+    ),
+    "model-not-accepted": Point(
+        meaning="every chunk of the round model is found right, that it is accepted is not saved",
+        where="silo_agent.edges.accepted_models:AcceptedModels.save",
+        side="before",
+    ),
+    "model-accepted": Point(
+        meaning="that the round model is accepted is saved, no byte of it is fetched",
+        where="silo_agent.edges.accepted_models:AcceptedModels.save",
+        side="after",
     ),
     "survivors-journalled": _masking_journalled("the survivors are journalled, not signed", "SurvivorSet"),
     "answer-remembered": Point(

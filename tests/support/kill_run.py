@@ -56,12 +56,16 @@ class CoordinatorRecords:
 
 @dataclass(frozen=True, slots=True)
 class AgentRecords:
-    """`masking` has the kinds of the events that the journal of secure aggregation holds, as it can be read."""
+    """`masking` has the kinds of the events that the journal of secure aggregation holds, as it can be read.
+
+    `accepted`: the rounds whose models it accepted under masks.
+    """
 
     update: SavedUpdate | None
     outcomes: Sequence[RecordedOutcome]
     masking: Sequence[str]
     memory: SiloMemory
+    accepted: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,9 +271,17 @@ def agent_records(folder: SiloFolder, silo: SiloName) -> AgentRecords:
                 journal.history(MANY),
                 [type(event).__name__ for event in masking.events()],
                 masking.memory(),
+                _accepted(folder.accepted),
             )
         finally:
             journal.close()
+
+
+def _accepted(path: Path) -> Sequence[int]:
+    if not path.exists():
+        return ()
+    (plan,) = json.loads(path.read_text())["plans"].values()
+    return [one["round"] for one in plan]
 
 
 def processes_in(root: Path) -> Processes:

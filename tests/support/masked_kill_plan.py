@@ -38,11 +38,14 @@ KILLS = (
     Kill(process=COORDINATOR, point="keys-advertised", round=1),
     Kill(process=CLINIC, point="root-journalled", round=1),
     Kill(process=CLINIC, point="erasing", round=1),
+    Kill(process=CLINIC, point="model-not-accepted"),  # of the model of round 1, which its next order names
     Kill(process=COORDINATOR, point="attempt-opened", round=2),
+    Kill(process=COORDINATOR, point="keys-not-announced", round=2),
     Kill(process=COORDINATOR, point="keys-shared", round=2),
     Kill(process=INSURER, point="roster-journalled", round=2),
     Kill(process=HOSPITAL, point="boxes-journalled", round=2),
     Kill(process=INSURER, point="erased", round=2),
+    Kill(process=COORDINATOR, point="evidence-not-kept", round=2),
     Kill(process=COORDINATOR, point="roster-made", round=3),
     Kill(process=COORDINATOR, point="vector-accepted", round=3),
     Kill(process=CLINIC, point="delivery-journalled", round=3),
@@ -52,14 +55,19 @@ KILLS = (
     Kill(process=COORDINATOR, point="boxes-delivered", round=4),
     Kill(process=COORDINATOR, point="survivors-signed", round=4),
     Kill(process=INSURER, point="vector-journalled", round=4),
+    Kill(process=COORDINATOR, point="evidence-kept", round=4),
     Kill(process=CLINIC, point="mid-upload", round=4, nth=4),
+    Kill(process=INSURER, point="pieces-fetched"),  # of the model of round 4, which its next order names
     Kill(process=COORDINATOR, point="survivors-fixed", round=5),
     Kill(process=COORDINATOR, point="shares-revealed", round=5),
     Kill(process=HOSPITAL, point="survivors-journalled", round=5),
     Kill(process=CLINIC, point="answer-remembered", round=5),
+    Kill(process=COORDINATOR, point="verdict-taken", round=6),
     Kill(process=COORDINATOR, point="shares-asked", round=6),
     Kill(process=COORDINATOR, point="mid-unmasking", round=6),
     Kill(process=INSURER, point="shares-journalled", round=6),
+    Kill(process=CLINIC, point="verdict-shared"),  # of the model of round 5, which its next order names
+    Kill(process=HOSPITAL, point="model-accepted"),  # of the model of round 5, which its next order names
     # A silo whose shares came last may find the next round open when the coordinator is back: no silo's end is here.
     Kill(process=COORDINATOR, point="unmasked", round=7),
     Kill(process=COORDINATOR, point="log-not-cleared", round=7),
