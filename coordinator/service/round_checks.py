@@ -49,8 +49,8 @@ class RoundChecks:
     def let_go(self, opened: OpenedPlan, *, but: Digest | None, under_way: tuple[int, int]) -> None:
         """Nothing but what made the model `but` is made again: vectors of other rounds go.
 
-        Those of the round and attempt `under_way` stay: their model may be there before the round is closed with it, and a
-        coordinator that died in between sums them once more.
+        Those of the round and attempt `under_way` stay: their model may be there before the round is closed with it,
+        and a coordinator that died in between sums them once more.
         """
         for kept in opened.parts.evidence.kept():
             if kept.model != but and (kept.key.round, kept.key.attempt) != under_way:

@@ -156,7 +156,7 @@ WHERE_THE_COORDINATOR_DIED: Mapping[str, Callable[[Death], None]] = {
     "keys-not-announced": _protocol("advertise keys", "advertisements", 1),
     "evidence-not-kept": _evidence(more=0),
     "evidence-kept": _evidence(more=1),
-    "verdict-taken": _gathering,
+    "verdict-not-taken": _gathering,
 }
 WHERE_A_SILO_DIED: Mapping[str, Callable[[Death], None]] = {
     "root-journalled": _journalled("OpenAttempt"),

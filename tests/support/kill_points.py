@@ -216,8 +216,8 @@ COORDINATOR: Mapping[str, Point] = {
         where="coordinator.edges.round_evidence:RoundEvidence.make",
         side="after",
     ),
-    "verdict-taken": Point(
-        meaning="a silo said which chunks of the model it found right, no other has heard",
+    "verdict-not-taken": Point(
+        meaning="a silo says which chunks of the model it found right, nobody has taken it down",
         where="coordinator.service.round_checks:RoundChecks.share",
         side="before",
     ),

@@ -62,7 +62,7 @@ KILLS = (
     Kill(process=COORDINATOR, point="shares-revealed", round=5),
     Kill(process=HOSPITAL, point="survivors-journalled", round=5),
     Kill(process=CLINIC, point="answer-remembered", round=5),
-    Kill(process=COORDINATOR, point="verdict-taken", round=6),
+    Kill(process=COORDINATOR, point="verdict-not-taken", round=6),
     Kill(process=COORDINATOR, point="shares-asked", round=6),
     Kill(process=COORDINATOR, point="mid-unmasking", round=6),
     Kill(process=INSURER, point="shares-journalled", round=6),

@@ -1,7 +1,8 @@
-"""A second implementation of what ops/docs/secure-aggregation.md specifies meets the test vectors. It imports nothing of Lorica.
+"""A second implementation of what ops/docs/secure-aggregation.md specifies meets the test vectors. It imports nothing
+of Lorica.
 
-Each function is one line of a table of that page: where a formula there is wrong, the vectors do not come out. Whoever wrote it
-knew the code, so that it shows that the page is right, and not that it leaves nothing out.
+Each function is one line of a table of that page: where a formula there is wrong, the vectors do not come out. Whoever
+wrote it knew the code, so that it shows that the page is right, and not that it leaves nothing out.
 """
 
 import json
@@ -43,7 +44,7 @@ ROUNDS = read(json.loads((VECTORS / "rounds.json").read_text(encoding="utf-8")))
 COURSES = pytest.mark.parametrize("course", SUMS, ids=lambda course: course["name"])
 
 
-# --- numbers, digests, keys -----------------------------------------------------------------------------------------------
+# --- numbers, digests, keys -------------------------------------------------------------------------------------------
 
 
 def framed(*parts: Any) -> bytes:
@@ -96,7 +97,7 @@ def stream(key: bytes, words: int) -> np.ndarray:
     return np.frombuffer(cipher.update(bytes(4 * words)), dtype="<u4")
 
 
-# --- an attempt -------------------------------------------------------------------------------------------------------------
+# --- an attempt -------------------------------------------------------------------------------------------------------
 
 
 class Attempt:
@@ -367,7 +368,7 @@ def test_a_complaint_shows_who_lied_or_that_nothing_shows_it(course: dict[str, A
     assert course["abandoned"]
 
 
-# --- encoding ---------------------------------------------------------------------------------------------------------------
+# --- encoding ---------------------------------------------------------------------------------------------------------
 
 PRIMITIVES = read(json.loads((VECTORS / "primitives.json").read_text(encoding="utf-8")))
 
@@ -394,7 +395,7 @@ def test_numbers_become_words(case: dict[str, Any]) -> None:
     assert (signed[: len(y)] * (bounds / levels * cap)).tolist() == case["decoded"]
 
 
-# --- rounds -----------------------------------------------------------------------------------------------------------------
+# --- rounds -----------------------------------------------------------------------------------------------------------
 
 
 def manifest(layout: str, data: bytes, chunk_bytes: int) -> str:
