@@ -123,3 +123,23 @@ def report(
     made = report_of(reading.entries, since=begin)
     silo = reading.writer.rpartition("/")[2]
     print(json.dumps({"silo": silo, **made.json()}, indent=1) if as_json else page(made, silo))
+
+
+@audit_app.command()
+def examine(
+    file: Annotated[Path, typer.Argument(help="A proof from the folder `proofs` of this silo, or of another one.")],
+    directory: Dir = None,
+    as_json: Json = False,
+) -> None:
+    """Make the chunk of a proof again: does it show that the coordinator handed out a false model? Exit with 5 where it shows nothing."""
+    from silo_agent.edges.model_checking import examine as examine_proof
+
+    folder = silo_folder(directory)
+    found = examine_proof(folder, credentials_of(folder), file)
+    attempt, model = found.evidence.attempt, found.evidence.after.model.hex()
+    if as_json:
+        facts = {"plan": attempt.plan.hex(), "round": attempt.round, "attempt": attempt.number, "model": model}
+        print(json.dumps({**facts, "chunk": found.chunk, "part": found.part, "coordinator_signed": True}, indent=1))
+        return
+    print(f"proof of a false model: the coordinator signed that {attempt} made model {model}")
+    print(f"chunk {found.chunk} of its {found.part} is not what the sum and the plan's step make")

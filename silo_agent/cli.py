@@ -297,6 +297,7 @@ async def _run_agent(
                 backoff=Backoff(),
                 told=display.note,
                 refused=observer.refused,
+                waits=metrics.groups_wait.set,
             )
             client.on_groups = groups.heard
             client.on_speaker = lambda coordinator: journal.set_fact(

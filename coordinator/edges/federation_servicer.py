@@ -13,7 +13,7 @@ from silo_wire import codec, groups_codec, ledger_receipt, secure_codec, update_
 from silo_wire.canonical import Digest, digest_from_wire
 from silo_wire.chunk_piece import ChunkPiece, reader, write
 from silo_wire.manifest import CHUNK_BYTES
-from silo_wire.messages import MaskedHeader, UpdateHeader
+from silo_wire.messages import HeldPieces, MaskedHeader, UpdateHeader
 from silo_wire.renewal import succession_from_wire
 from silo_wire.software_version import software_version
 from silo_wire.transport import give_memory_back
@@ -245,11 +245,12 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
             yield chunk
 
     async def FetchPieces(self, request: federation_pb2.PiecesRequest, context: Any) -> AsyncIterator[common_pb2.Chunk]:
-        self._caller(request.key)
+        silo = self._caller(request.key)
         pieces = await self._service.pieces(
             digest_from_wire(request.key.plan_digest, "plan_digest"),
             digest_from_wire(request.model_digest, "model_digest"),
             request.chunk,
+            HeldPieces(vector_of=silo if request.without_vector else None, master=request.without_master),
         )
         async for chunk in self._sent(pieces):
             yield chunk

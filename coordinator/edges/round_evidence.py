@@ -22,7 +22,7 @@ from security.identifiers import FederationName
 from security.secure_aggregation.coordinator_machine import Unmasked
 from security.secure_aggregation.evidence import Evidence, SignedEvidence
 from silo_wire.canonical import Digest
-from silo_wire.messages import RoundKey
+from silo_wire.messages import NOTHING_HELD, HeldPieces, RoundKey
 
 if TYPE_CHECKING:
     from silo_wire.checked_chunk import CheckableRound, StateManifests
@@ -105,8 +105,8 @@ class RoundEvidence:
         except OSError as error:
             raise StorageError(f"{self._path(model)} cannot be read: {error.strerror or error}") from error
 
-    def pieces(self, model: Digest, chunk: int) -> tuple[bytes, ...]:
-        """What chunk `chunk` of the round that made `model` is made again with (Pieces.in_order).
+    def pieces(self, model: Digest, chunk: int, held: HeldPieces = NOTHING_HELD) -> tuple[bytes, ...]:
+        """What chunk `chunk` of the round that made `model` is made again with (Pieces.in_order), empty where it is `held`.
 
         Raises StateError where its vectors are there no more, MalformedMessage for a chunk that it does not have, IntegrityError.
         """
@@ -121,7 +121,9 @@ class RoundEvidence:
         next(iter(checkable.masked.values())).chunk_size(chunk)
         try:
             masked = {
-                silo: self._spools.committed(kept.key, silo, manifest.digest).chunk(chunk)
+                silo: b""
+                if silo == held.vector_of
+                else self._spools.committed(kept.key, silo, manifest.digest).chunk(chunk)
                 for silo, manifest in checkable.masked.items()
             }
         except (IntegrityError, StorageError) as error:
@@ -129,7 +131,8 @@ class RoundEvidence:
         master, slots, of_model = b"", dict.fromkeys(checkable.before.slots, b""), None
         if chunk < checkable.before.master.chunks:
             state = self._models.state(kept.base)
-            master = self._models.master(kept.base, state).chunk(chunk)
+            if not held.master:
+                master = self._models.master(kept.base, state).chunk(chunk)
             slots = {name: state.slots[name].chunk(chunk) for name in slots}
             if self._models.keeps_master:
                 # All vectors are in chunks of one size, the model handed out as well.

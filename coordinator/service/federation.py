@@ -78,6 +78,7 @@ from silo_wire.messages import (
     DeclineReason,
     Evaluate,
     Evaluation,
+    HeldPieces,
     Mask,
     MaskAnswer,
     MaskedHeader,
@@ -346,13 +347,13 @@ class Federation:
         self._check_plan(plan)
         return await self.checks.evidence(plan, model)
 
-    async def pieces(self, plan: Digest, model: Digest, chunk: int) -> tuple[bytes, ...]:
-        """What one chunk of the round that made the present model is made again with.
+    async def pieces(self, plan: Digest, model: Digest, chunk: int, held: HeldPieces) -> tuple[bytes, ...]:
+        """What one chunk of the round that made the present model is made again with, without what is `held`.
 
         Raises WrongTime for another plan, StateError for another model, MalformedMessage for a chunk that there is not.
         """
         self._check_plan(plan)
-        return await self.checks.pieces(plan, model, chunk)
+        return await self.checks.pieces(plan, model, chunk, held)
 
     async def share_verdict(
         self, silo: SiloName, plan: Digest, model: Digest, verdict: Verdict, known: int

@@ -36,7 +36,7 @@ from security.secure_aggregation.release_groups import SignedLink
 from security.secure_aggregation.scores import Scores
 from silo_wire.canonical import Digest
 from silo_wire.manifest import Layout, Manifest
-from silo_wire.messages import Evaluation, MaskedHeader, RoundKey, UpdateHeader
+from silo_wire.messages import Evaluation, HeldPieces, MaskedHeader, RoundKey, UpdateHeader
 from silo_wire.plan import PlanBundle
 from silo_wire.wire_version import Speaker
 
@@ -133,8 +133,8 @@ class RoundEvidence(Protocol):
     def read(self, model: Digest) -> bytes:
         """A CheckableRound as it travels; raises StateError where no masked sum made `model`."""
 
-    def pieces(self, model: Digest, chunk: int) -> tuple[bytes, ...]:
-        """What chunk `chunk` of the round that made `model` is made again with, as it travels.
+    def pieces(self, model: Digest, chunk: int, held: HeldPieces) -> tuple[bytes, ...]:
+        """What chunk `chunk` of the round that made `model` is made again with, as it travels to who has what is `held`.
 
         Raises StateError where that is there no more, MalformedMessage for a chunk that it does not have.
         """

@@ -7,6 +7,7 @@ opened with. A proposal can be replaced by another one; a silo that signed the f
 import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 
 import structlog
 
@@ -27,6 +28,15 @@ from security.secure_aggregation.release_groups import (
 from security.secure_aggregation.transcript import digest
 
 _log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupsStanding:
+    """For people: the link that stands, the one that is proposed to follow, and whose signatures that one waits for."""
+
+    stands: Link | None
+    proposed: Link | None
+    unsigned: frozenset[SiloName]
 
 
 class ReleaseGroups:
@@ -81,6 +91,11 @@ class ReleaseGroups:
         return missing_signatures(
             self.head, signed.link, [silo for silo, _ in signed.signatures], colluders=self._proposed.colluders
         )
+
+    def as_it_stands(self) -> GroupsStanding:
+        unsigned, _ = self.waits_for()
+        proposed = None if self._proposed is None else self._proposed.signed.link
+        return GroupsStanding(stands=self.head, proposed=proposed, unsigned=unsigned)
 
     def require_head(self) -> Link:
         """Raises StateError where masked rounds cannot begin: no groups stand."""

@@ -15,7 +15,7 @@ from security.identifiers import SiloName
 from security.secure_aggregation.evidence import EVIDENCE_DOMAIN, Evidence, SignedEvidence
 from security.secure_aggregation.verdicts import Verdict
 from silo_wire.canonical import Digest
-from silo_wire.messages import RoundKey
+from silo_wire.messages import HeldPieces, RoundKey
 
 WAIT_S = 10.0
 """So long a silo that knows all verdicts waits for another one."""
@@ -66,9 +66,9 @@ class RoundChecks:
         opened = await self._desk.opened(plan)
         return await asyncio.to_thread(opened.parts.evidence.read, model)
 
-    async def pieces(self, plan: Digest, model: Digest, chunk: int) -> tuple[bytes, ...]:
+    async def pieces(self, plan: Digest, model: Digest, chunk: int, held: HeldPieces) -> tuple[bytes, ...]:
         opened = await self._desk.opened(plan)
-        return await asyncio.to_thread(opened.parts.evidence.pieces, model, chunk)
+        return await asyncio.to_thread(opened.parts.evidence.pieces, model, chunk, held)
 
     async def share(
         self, silo: SiloName, model: Digest, verdict: Verdict, known: int

@@ -137,17 +137,28 @@ class Pieces:
         return (*masked, self.master, *slots, *(() if self.model is None else (self.model,)))
 
     @classmethod
-    def of(cls, checkable: CheckableRound, in_order: Sequence[bytes]) -> "Pieces":
-        """What `in_order` gave; raises MalformedMessage for another number of pieces than this round has."""
+    def of(
+        cls,
+        checkable: CheckableRound,
+        in_order: Sequence[bytes],
+        *,
+        vector: tuple[SiloName, bytes] | None = None,
+        master: bytes | None = None,
+    ) -> "Pieces":
+        """What `in_order` gave, with what came empty since it is held: `vector` of a silo, `master`.
+
+        Raises MalformedMessage for another number of pieces than this round has.
+        """
         silos, names = sorted(checkable.masked), sorted(checkable.before.slots)
         least = len(silos) + 1 + len(names)
         if not least <= len(in_order) <= least + 1:
             raise MalformedMessage(
                 f"{len(in_order)} pieces came of a chunk of {checkable.evidence.attempt}: it has {least}"
             )
+        own = {} if vector is None else dict([vector])
         return cls(
-            masked=dict(zip(silos, in_order, strict=False)),
-            master=in_order[len(silos)],
+            masked={**dict(zip(silos, in_order, strict=False)), **own},
+            master=in_order[len(silos)] if master is None else master,
             slots=dict(zip(names, in_order[len(silos) + 1 :], strict=False)),
             model=in_order[least] if len(in_order) > least else None,
         )

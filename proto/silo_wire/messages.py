@@ -251,3 +251,14 @@ class AgentPhase(Enum):
     UPLOADING = "uploading"
     EVALUATING = "evaluating"
     MASKING = "masking"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldPieces:
+    """Of a chunk that is made again: whose masked vector, and whether the master before, whoever checks it has itself; they travel empty."""
+
+    vector_of: SiloName | None = None
+    master: bool = False
+
+
+NOTHING_HELD = HeldPieces()

@@ -68,6 +68,7 @@ from silo_wire.messages import (
     DeclineReason,
     Evaluate,
     Evaluation,
+    HeldPieces,
     Mask,
     MaskAnswer,
     MaskedHeader,
@@ -436,9 +437,18 @@ class GrpcCoordinator:
         pieces = await self._until_answered(attempt)
         return await asyncio.to_thread(checkable_from_bytes, b"".join(pieces), self._credentials.federation)
 
-    async def fetch_pieces(self, plan: Digest, model: Digest, chunk: int) -> Sequence[bytes]:
-        """What chunk `chunk` of the round that made `model` is made again with; raises what the coordinator says, MalformedMessage."""
-        request = federation_pb2.PiecesRequest(key=self._key(plan), model_digest=digest_to_wire(model), chunk=chunk)
+    async def fetch_pieces(self, plan: Digest, model: Digest, chunk: int, held: HeldPieces) -> Sequence[bytes]:
+        """What chunk `chunk` of the round that made `model` is made again with, without what is `held`.
+
+        Raises what the coordinator says, MalformedMessage.
+        """
+        request = federation_pb2.PiecesRequest(
+            key=self._key(plan),
+            model_digest=digest_to_wire(model),
+            chunk=chunk,
+            without_vector=held.vector_of is not None,
+            without_master=held.master,
+        )
 
         async def attempt(wire: Wire) -> Sequence[bytes]:
             call = wire.stub.FetchPieces(request)

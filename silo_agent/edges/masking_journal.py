@@ -32,6 +32,11 @@ from silo_wire.v1 import common_pb2
 _LENGTH_BYTES = 4
 
 
+def vector_files(folder: Path) -> tuple[Path, Path]:
+    """Where the masked vector of the attempt is, and where that of an earlier one may be."""
+    return folder / "vector", folder / "spare"
+
+
 class MaskingJournal:
     """Raises StorageError when a file cannot be read or written, IntegrityError when one does not parse."""
 
@@ -44,8 +49,7 @@ class MaskingJournal:
         self._attempt = folder / "attempt"
         self._manifest = folder / "vector.manifest"
         self._federation = federation
-        self._spare = folder / "spare"
-        self.vector_file = folder / "vector"
+        self.vector_file, self._spare = vector_files(folder)
 
     def memory(self) -> SiloMemory:
         """Raises PolicyRefusal, under the rule `masking_memory`, where it was lost, damaged or went back."""

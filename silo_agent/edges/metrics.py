@@ -74,6 +74,11 @@ class SiloMetrics:
             ["rule"],
             registry=registry,
         )
+        self.groups_wait = Gauge(
+            "lorica_silo_release_groups_wait",
+            "1 while release groups wait for this silo's people, who look with `silo-agent groups show`; else 0.",
+            registry=registry,
+        )
         self.checked_chunks = Counter(
             "lorica_silo_checked_chunks",
             "Chunks of round models that this silo made again from the masked sum, and found right.",

@@ -32,6 +32,11 @@ from silo_wire.v1 import federation_pb2
 _BASE = "base"
 
 
+def model_file(folder: Path, model: Digest) -> Path:
+    """Where a cache in `folder` has a model that is whole."""
+    return folder / f"{model}.model"
+
+
 class PartialModel:
     """A model that is being fetched; `held` chunks are on disk and verified, some more may have arrived.
 
@@ -96,7 +101,7 @@ class ModelCache:
         return ModelCache(folder, kept=1)
 
     def file(self, model: Digest) -> Path:
-        return self._folder / f"{model}.model"
+        return model_file(self._folder, model)
 
     def header(self, model: Digest) -> ModelHeader | None:
         """What the coordinator said of this model; its signature is the caller's to check."""

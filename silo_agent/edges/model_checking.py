@@ -1,17 +1,26 @@
 """One silo's checks of round models, put together: its keys, its pins, what it accepted, where proofs go."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from security.errors import ConfigurationError, StateError
+from security.identifiers import SiloName
 from security.pki.identity_key import public_key_from_bytes
+from security.secure_aggregation.silo_machine import Demands
 from silo_agent.edges.accepted_models import AcceptedModels, keep_proof
 from silo_agent.edges.identity_succession import predecessors
 from silo_agent.edges.key_store import SiloCredentials
+from silo_agent.edges.own_copies import OwnFiles
+from silo_agent.edges.plan_store import PlanStore
 from silo_agent.edges.silo_folder import SiloFolder
-from silo_agent.edges.trust_store import How, trust_store
+from silo_agent.edges.trust_store import How, PinnedPeer, trust_store
 from silo_agent.policy import SiloPolicy
-from silo_agent.service.model_checks import CheckParty, EvidencePort, ModelChecks
-from silo_wire.checked_chunk import Proof
+from silo_agent.service.model_checks import CheckParty, EvidencePort, ModelChecks, identities_in
+from silo_wire.canonical import Digest
+from silo_wire.checked_chunk import FalseChunk, Proof, StepRule, examined
+from silo_wire.evidence_codec import MAX_PROOF_BYTES, proof_from_bytes
 
 
 def model_checks(
@@ -28,6 +37,7 @@ def model_checks(
         policy.rules.verify,
         coordinator=coordinator,
         accepted=AcceptedModels(folder.accepted, credentials.federation),
+        own=OwnFiles(folder),
         party=check_party_of(folder, credentials, policy),
         keep=lambda proof: proves(proof, keep_proof(folder.proofs, proof)),
         checked=checked,
@@ -40,18 +50,47 @@ def check_party_of(folder: SiloFolder, credentials: SiloCredentials, policy: Sil
 
     def party() -> CheckParty:
         peers = store.peers()
-        before = [public_key_from_bytes(it.key) for it in reversed(predecessors(folder))]
-        own = [credentials.identity_key.public_key(), *before]
         return CheckParty(
             silo=credentials.silo,
             identity_key=credentials.identity_key,
-            keys={
-                credentials.silo: own,
-                **{it.silo: (it.key, *(() if it.predecessor is None else (it.predecessor,))) for it in peers},
-            },
+            keys=_keys(folder, credentials, peers),
             by_hand={it.silo: it.key for it in peers if it.how is How.ADDED},
             demands=policy.demands(),
             coordinator=credentials.coordinator_key,
         )
 
     return party
+
+
+def examine(folder: SiloFolder, credentials: SiloCredentials, file: Path) -> FalseChunk:
+    """What the proof in `file`, this silo's or another one's, proves of the coordinator, by the keys that are pinned here.
+
+    Raises StateError where this silo has no such plan, ConfigurationError for a file that cannot be read, and as `examined` does.
+    """
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(MAX_PROOF_BYTES + 1)
+    except OSError as error:
+        raise ConfigurationError(f"{file} cannot be read: {error.strerror or error}") from error
+    proof = proof_from_bytes(content, credentials.federation)
+    evidence = proof.checkable.evidence
+    plan = Digest(evidence.attempt.plan.hex())
+    bundle = PlanStore(folder.plans).load(plan)
+    if bundle is None:
+        raise StateError(f"this silo has no plan {plan}: a proof is examined where its plan is")
+    return examined(
+        proof,
+        StepRule.of(bundle),
+        identities=identities_in(evidence, _keys(folder, credentials, trust_store(folder, credentials).peers())),
+        coordinator=credentials.coordinator_key,
+        demands=Demands(),  # whoever found it may ask for less than this silo
+    )
+
+
+def _keys(
+    folder: SiloFolder, credentials: SiloCredentials, peers: Iterable[PinnedPeer]
+) -> Mapping[SiloName, Sequence[Ed25519PublicKey]]:
+    """As CheckParty has them."""
+    before = [public_key_from_bytes(it.key) for it in reversed(predecessors(folder))]
+    own = {credentials.silo: (credentials.identity_key.public_key(), *before)}
+    return {**own, **{it.silo: (it.key, *(() if it.predecessor is None else (it.predecessor,))) for it in peers}}

@@ -19,7 +19,10 @@ class GroupsPort(Protocol):
 
 
 class GroupKeeper:
-    """`told` hears of failures and of what waits for people: an event, and fields to log; `refused` a rule and its detail."""
+    """`told` hears of failures and of what waits for people: an event, and fields to log; `refused` a rule and its detail.
+
+    `waits` hears, each time, whether anything waits for people.
+    """
 
     def __init__(
         self,
@@ -28,7 +31,9 @@ class GroupKeeper:
         backoff: Wait,
         told: Callable[..., None],
         refused: Callable[[str, str], None],
+        waits: Callable[[bool], None] = lambda waits: None,
     ) -> None:
+        self._tells_waiting = waits
         self._groups = groups
         self._backoff = backoff
         self._told = told
@@ -54,6 +59,7 @@ class GroupKeeper:
         if waits is not None and waits != self._waits:
             self._told("release-groups-wait", detail=waits, remedy="silo-agent groups show")
         self._waits = waits
+        self._tells_waiting(waits is not None)
 
     async def run(self) -> None:
         """Until cancelled."""

@@ -25,6 +25,8 @@ from security.secure_aggregation.silo_machine import Demands
 from security.secure_aggregation.verdicts import Verdict, beyond_others, checkers, part_of, signed_verdict, uncovered
 from silo_wire.canonical import Digest
 from silo_wire.checked_chunk import CheckableRound, CheckedRound, FalseChunk, Pieces, Proof, StepRule
+from silo_wire.manifest import Manifest
+from silo_wire.messages import HeldPieces
 from silo_wire.plan import PlanBundle
 
 Mode = Literal["joint", "spot", "off"]
@@ -42,12 +44,23 @@ class EvidencePort(Protocol):
 
     async def fetch_evidence(self, plan: Digest, model: Digest) -> CheckableRound: ...
 
-    async def fetch_pieces(self, plan: Digest, model: Digest, chunk: int) -> Sequence[bytes]: ...
+    async def fetch_pieces(self, plan: Digest, model: Digest, chunk: int, held: HeldPieces) -> Sequence[bytes]:
+        """Those that are `held` may come empty."""
 
     async def share_verdict(
         self, plan: Digest, model: Digest, verdict: Verdict, known: int
     ) -> tuple[Collection[Verdict], int]:
         """All verdicts on the model, this silo's own among them, once they are others than `known` stands for."""
+
+
+class OwnCopies(Protocol):
+    """What this silo still has of the round: each chunk is as its manifest says, or None."""
+
+    def vector(self, manifest: Manifest, chunk: int) -> bytes | None:
+        """Of the vector that it masked last."""
+
+    def model(self, manifest: Manifest, chunk: int) -> bytes | None:
+        """Of a round model that it was handed."""
 
 
 class AcceptedPort(Protocol):
@@ -79,16 +92,17 @@ class CheckParty:
     def checkers(self) -> int:
         return checkers(self.demands.colluders)
 
-    def identities(self, evidence: Evidence) -> Identities:
-        """The key of each silo that the evidence was signed with: it may have named a successor since."""
-        found = {silo: keys[0] for silo, keys in self.keys.items()}
-        for event in evidence.journal:
-            if isinstance(event, Advertisement):
-                for key in self.keys.get(event.silo, ()):
-                    if _signed(event, key):
-                        found[event.silo] = key
-                        break
-        return found
+
+def identities_in(evidence: Evidence, keys: Mapping[SiloName, Sequence[Ed25519PublicKey]]) -> Identities:
+    """The key of each silo that the evidence was signed with: it may have named a successor since. `keys` as CheckParty has them."""
+    found = {silo: of_silo[0] for silo, of_silo in keys.items()}
+    for event in evidence.journal:
+        if isinstance(event, Advertisement):
+            for key in keys.get(event.silo, ()):
+                if _signed(event, key):
+                    found[event.silo] = key
+                    break
+    return found
 
 
 def _signed(event: Advertisement, key: Ed25519PublicKey) -> bool:
@@ -108,6 +122,7 @@ class ModelChecks:
         *,
         coordinator: EvidencePort,
         accepted: AcceptedPort,
+        own: OwnCopies,
         party: Callable[[], CheckParty],
         keep: Keep,
         checked: Callable[[int], None] = lambda chunks: None,
@@ -116,6 +131,7 @@ class ModelChecks:
         self._mode = mode
         self._coordinator = coordinator
         self._accepted = accepted
+        self._own = own
         self._party = party
         self._keep = keep
         self._checked = checked
@@ -132,25 +148,27 @@ class ModelChecks:
         lineage = await asyncio.to_thread(self._accepted.lineage, bundle)
         if lineage.holds(bytes.fromhex(model)):
             return
+        led = await self.led_to(model, plan=bundle.plan.digest, rule=StepRule.of(bundle), lineage=lineage)
+        await asyncio.to_thread(self._accepted.save, led)
+
+    async def led_to(self, model: Digest, *, plan: Digest, rule: StepRule, lineage: Lineage) -> Lineage:
+        """`lineage` with the rounds that led to `model`, which it does not hold yet; raises what `require` does."""
         party = await asyncio.to_thread(self._party)
-        *missed, newest = await self._path(bundle, lineage, model, party)
-        rule = StepRule.of(bundle)
+        *missed, newest = await self._path(plan, lineage, model, party)
         for checkable in missed:
             with _Check(rule, checkable, party, lineage):
                 lineage = lineage.after(checkable.evidence, checked=False)
         with _Check(rule, newest, party, lineage) as check:
-            await self._check(bundle, model, newest, check, party)
-        await asyncio.to_thread(self._accepted.save, lineage.after(newest.evidence))
+            await self._check(plan, model, newest, check, party)
+        return lineage.after(newest.evidence)
 
-    async def _path(
-        self, bundle: PlanBundle, lineage: Lineage, model: Digest, party: CheckParty
-    ) -> Sequence[CheckableRound]:
+    async def _path(self, plan: Digest, lineage: Lineage, model: Digest, party: CheckParty) -> Sequence[CheckableRound]:
         """The rounds that led from an accepted state to `model`, oldest first, as the coordinator signed them."""
         path: list[CheckableRound] = []
         wanted = model
         while True:
             try:
-                checkable = await self._coordinator.fetch_evidence(bundle.plan.digest, wanted)
+                checkable = await self._coordinator.fetch_evidence(plan, wanted)
             except StateError as error:
                 raise _refused_model(wanted, f"the coordinator shows no evidence ({error})") from error
             checkable.signed.check(party.coordinator)
@@ -163,13 +181,13 @@ class ModelChecks:
             wanted = Digest(evidence.before.model.hex())
 
     async def _check(
-        self, bundle: PlanBundle, model: Digest, newest: CheckableRound, check: CheckedRound, party: CheckParty
+        self, plan: Digest, model: Digest, newest: CheckableRound, check: CheckedRound, party: CheckParty
     ) -> None:
         evidence = newest.evidence
 
         async def make_again(chunks: Iterable[int]) -> None:
             for chunk in chunks:
-                await self._make_again(bundle, model, newest, check, chunk)
+                await self._make_again(plan, model, newest, check, chunk, party.silo)
 
         if self._mode == "spot":
             drawn = await asyncio.to_thread(self._accepted.drawn, evidence.digest, lambda: _draw(check))
@@ -186,7 +204,7 @@ class ModelChecks:
         until, known = time.monotonic() + self._patience_s, 0
         while True:
             verdict = signed_verdict(evidence.digest, party.silo, own, party.identity_key)
-            others, known = await self._coordinator.share_verdict(bundle.plan.digest, model, verdict, known)
+            others, known = await self._coordinator.share_verdict(plan, model, verdict, known)
             left = uncovered(own, others, evidence=evidence.digest, chunks=chunks, pinned=party.by_hand, each=each)
             if not left:
                 return
@@ -195,13 +213,15 @@ class ModelChecks:
                 own |= left
 
     async def _make_again(
-        self, bundle: PlanBundle, model: Digest, newest: CheckableRound, check: CheckedRound, chunk: int
+        self, plan: Digest, model: Digest, newest: CheckableRound, check: CheckedRound, chunk: int, silo: SiloName
     ) -> None:
+        vector, master = await asyncio.to_thread(self._own_pieces, newest, chunk, silo)
+        held = HeldPieces(vector_of=None if vector is None else silo, master=master is not None)
         try:
-            sent = await self._coordinator.fetch_pieces(bundle.plan.digest, model, chunk)
+            sent = await self._coordinator.fetch_pieces(plan, model, chunk, held)
         except StateError as error:
             raise _refused_model(model, f"the coordinator shows nothing of chunk {chunk} ({error})") from error
-        pieces = Pieces.of(newest, sent)
+        pieces = Pieces.of(newest, sent, vector=None if vector is None else (silo, vector), master=master)
         try:
             await asyncio.to_thread(_made_again, check, chunk, pieces)
         except FalseChunk:
@@ -213,6 +233,14 @@ class ModelChecks:
             ) from error
         self._checked(1)
 
+    def _own_pieces(self, newest: CheckableRound, chunk: int, silo: SiloName) -> tuple[bytes | None, bytes | None]:
+        """Of this silo's masked vector, and of the master before where that is the model that was handed out."""
+        masked, before = newest.masked.get(silo), newest.before
+        vector = None if masked is None else self._own.vector(masked, chunk)
+        if before.master.digest != before.model.digest or chunk >= before.master.chunks:
+            return vector, None
+        return vector, self._own.model(before.model, chunk)
+
 
 class _Check:
     """A round whose evidence was replayed; its masks are erased at the end."""
@@ -220,7 +248,7 @@ class _Check:
     def __init__(self, rule: StepRule, checkable: CheckableRound, party: CheckParty, lineage: Lineage) -> None:
         evidence = checkable.evidence
         lineage.require_next(evidence)
-        self._opened = opened(evidence, party.identities(evidence), party.demands)
+        self._opened = opened(evidence, identities_in(evidence, party.keys), party.demands)
         try:
             self._check = CheckedRound(rule, checkable, self._opened)
         except BaseException:

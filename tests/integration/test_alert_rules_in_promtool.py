@@ -167,6 +167,12 @@ CASES = (
         quiet=("9m", "60m", "112m"),
     ),
     Case(
+        "LoricaSiloReleaseGroupsWait",
+        {silo("lorica_silo_release_groups_wait"): "0x9 1x40 0x20"},
+        fires=("30m",),
+        quiet=("9m", "20m", "55m"),
+    ),
+    Case(
         "LoricaBudgetNearlySpent",
         {coordinator("lorica_plan_epsilon_spent"): "0 4 6.3 6.5", coordinator("lorica_plan_epsilon_allowed"): "8x4"},
         fires=("3m",),

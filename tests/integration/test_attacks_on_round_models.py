@@ -1,5 +1,6 @@
 """A coordinator that hands out another model than its masked sum makes, or shows no evidence of it, against real agents over gRPC."""
 
+import json
 from collections.abc import Callable, Generator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -8,21 +9,36 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from typer.testing import CliRunner
 
 from coordinator.edges.aggregator import Aggregator
 from coordinator.edges.model_store import Slab
 from coordinator.edges.round_evidence import RoundEvidence
 from coordinator.rounds.states import Collecting, Gathering
 from coordinator.service.round_checks import RoundChecks
-from security.errors import EXIT_CODES, FalseModel, StateError, exit_code
+from security.errors import (
+    EXIT_CODES,
+    ConfigurationError,
+    FalseModel,
+    IntegrityError,
+    MalformedMessage,
+    StateError,
+    exit_code,
+)
+from security.secure_aggregation.evidence import signed_evidence
 from security.secure_aggregation.silo_machine import Demands
+from silo_agent.cli import app
+from silo_agent.edges.accepted_models import AcceptedModels
+from silo_agent.edges.key_store import store_credentials
+from silo_agent.edges.model_checking import examine
 from silo_agent.service.model_checks import Mode
 from silo_wire.canonical import Digest
-from silo_wire.checked_chunk import StepRule, examined
-from silo_wire.evidence_codec import checkable_from_bytes, checkable_to_bytes, proof_from_bytes
-from silo_wire.messages import DeclineReason
+from silo_wire.checked_chunk import CheckableRound, Pieces, Proof, StepRule, examined
+from silo_wire.evidence_codec import checkable_from_bytes, checkable_to_bytes, proof_from_bytes, proof_to_bytes
+from silo_wire.messages import DeclineReason, HeldPieces
 from tests.support.coordinator import FEDERATION, FederationTemplate
-from tests.support.rogue_silos import SILOS, Play, honestly, make_rogue_template, played
+from tests.support.rogue_silos import ADAPTED, SILOS, Play, honestly, make_rogue_template, played
 
 Playing = Callable[..., AbstractAsyncContextManager[Play]]
 BOTH = pytest.mark.parametrize("mode", ["spot", "joint"])
@@ -63,6 +79,26 @@ async def test_silos_check_the_model_of_an_honest_round_and_go_on(playing: Playi
 
 
 @BOTH
+async def test_adapters_in_bfloat16_that_step_with_momentum_are_checked(
+    template: FederationTemplate, tmp_path: Path, mode: Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the second round the step begins from momentum that the first one made; then a coordinator hands out a model that is false in one number."""
+    async with played(template, tmp_path / "honest", honestly, plan=ADAPTED, verify=mode) as play:
+        assert play.bundle.base_layout is not None
+        for number in (1, 2):
+            assert (await play.closed(number)).outcome == "applied"
+        for silo in play.silos.values():
+            lineage = AcceptedModels(silo.folder.accepted, FEDERATION).lineage(play.bundle)
+            assert [one.state.steps for one in lineage.accepted if one.checked] == [0, 1]
+            assert not silo.folder.proofs.exists()
+    one_number_is_another(monkeypatch)
+    async with played(template, tmp_path / "false", honestly, plan=ADAPTED, verify=mode) as play:
+        assert (await play.closed(1)).outcome == "applied"
+        for silo in play.silos.values():
+            assert isinstance(await silo.ended(), FalseModel)
+
+
+@BOTH
 async def test_hands_out_a_model_that_is_another_in_the_last_bit_of_one_number(
     playing: Playing, mode: Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,6 +123,62 @@ async def test_hands_out_a_model_that_is_another_in_the_last_bit_of_one_number(
             )
             assert found.evidence.after.model.hex() == row.model
         assert isinstance(play.state, Gathering | Collecting)
+        for silo in play.silos.values():
+            store_credentials(silo.folder, silo.credentials)
+            for other in play.silos.values():
+                (file,) = other.folder.proofs.iterdir()
+                done = CliRunner().invoke(
+                    app, ["audit", "examine", str(file), "--dir", str(silo.folder.root), "--json"]
+                )
+                assert json.loads(done.output)["model"] == row.model, done.output
+
+
+async def test_a_proof_that_shows_nothing_false_is_told_from_one_that_does(
+    playing: Playing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an honest round; of pieces that were changed; of a coordinator that is not the silo's; of a plan that it does not have."""
+    shown: list[tuple[CheckableRound, int, Pieces]] = []
+
+    def watched(self: RoundEvidence, model: Digest, chunk: int, held: HeldPieces) -> tuple[bytes, ...]:
+        checkable = checkable_from_bytes(self.read(model), FEDERATION)
+        shown.append((checkable, chunk, Pieces.of(checkable, shows(self, model, chunk))))
+        had.append(held)
+        return shows(self, model, chunk, held)
+
+    had: list[HeldPieces] = []
+    shows = RoundEvidence.pieces
+    monkeypatch.setattr(RoundEvidence, "pieces", watched)
+    async with playing("spot") as play:
+        await play.closed(2)
+        silo = next(iter(play.silos.values()))
+        checkable, chunk, pieces = shown[0]
+        assert {held.vector_of for held in had} == set(SILOS), "agents still have what they masked"
+        assert all(held.master for held in had), "and the model that they trained from"
+        honest = Proof(checkable=checkable, chunk=chunk, pieces=pieces)
+        changed = replace(pieces, master=bytes(len(pieces.master)))
+        stranger = signed_evidence(checkable.evidence, Ed25519PrivateKey.generate())
+        evidence = checkable.evidence
+        of_another = replace(evidence, attempt=replace(evidence.attempt, plan=bytes(32)))
+        for proof, error, words in (
+            (honest, IntegrityError, "shows nothing false"),
+            (replace(honest, pieces=changed), IntegrityError, "master before the step"),
+            (replace(honest, checkable=replace(checkable, signed=stranger)), IntegrityError, "signature"),
+            (
+                replace(honest, checkable=replace(checkable, signed=replace(checkable.signed, evidence=of_another))),
+                StateError,
+                "no plan",
+            ),
+        ):
+            file = tmp_path / "shown.proof"
+            file.write_bytes(proof_to_bytes(proof))
+            with pytest.raises(error, match=words):
+                examine(silo.folder, silo.credentials, file)
+        for content, words in ((b"", "evidence"), (b"\xff" * 40, "does not parse")):
+            file.write_bytes(content)
+            with pytest.raises(MalformedMessage, match=words):
+                examine(silo.folder, silo.credentials, file)
+        with pytest.raises(ConfigurationError, match="cannot be read"):
+            examine(silo.folder, silo.credentials, tmp_path / "none.proof")
 
 
 async def test_agents_that_found_a_false_model_find_it_again_after_a_restart(

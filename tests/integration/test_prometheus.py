@@ -281,7 +281,9 @@ def go_through_a_day(it: Watched) -> None:
     it.fires("LoricaSiloSilent", "LoricaQuorumAtRisk", "LoricaSiloAgentDown", of=lambda: processes.kill(BANK))
     federation.agent(LATE, "enroll", federation.coordinator("invite", LATE).strip())
     it.fires(
-        "LoricaReleaseGroupsWait", of=lambda: federation.coordinator("groups", "propose", ",".join((*SILOS, LATE)))
+        "LoricaReleaseGroupsWait",
+        "LoricaSiloReleaseGroupsWait",
+        of=lambda: federation.coordinator("groups", "propose", ",".join((*SILOS, LATE))),
     )
     it.fires("LoricaQuorumLost", "LoricaRoundStuck", of=lambda: processes.kill(INSURER))
     it.fires("LoricaCoordinatorDown", "LoricaSiloWithoutOrders", of=lambda: processes.kill("coordinator"))

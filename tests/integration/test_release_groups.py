@@ -38,12 +38,16 @@ HALVES = successor(EVERYBODY, Partition.of([NAMES[:3], NAMES[3:]]))
 
 @dataclass
 class GroupedSilo:
-    """An agent that attends and keeps its release groups; `waits` are the sentences that its people were told."""
+    """An agent that attends and keeps its release groups; `waits` are the sentences that its people were told.
+
+    `waiting`: whether something waited for them, each time that it looked.
+    """
 
     folder: SiloFolder
     keeper: GroupKeeper
     chain: GroupChain
     waits: list[str]
+    waiting: list[bool]
     refused: list[tuple[str, str]]
 
 
@@ -73,6 +77,7 @@ class Silos:
         chain = group_chain(folder, credentials, SiloPolicy(rules=PolicyRules(), silo=name))
         log = audit_log(folder, credentials)
         waits: list[str] = []
+        waiting: list[bool] = []
         refused: list[tuple[str, str]] = []
 
         def told(event: str, **fields: str) -> None:
@@ -87,10 +92,14 @@ class Silos:
             log=log,
         )
         keeper = GroupKeeper(
-            groups, backoff=Backoff(first_s=0.02, most_s=0.1), told=told, refused=lambda *one: refused.append(one)
+            groups,
+            backoff=Backoff(first_s=0.02, most_s=0.1),
+            told=told,
+            refused=lambda *one: refused.append(one),
+            waits=waiting.append,
         )
         agent.coordinator.on_groups = keeper.heard
-        return GroupedSilo(folder, keeper, chain, waits, refused)
+        return GroupedSilo(folder, keeper, chain, waits, waiting, refused)
 
     async def all_hold(self, link: Link, names: Iterable[SiloName] = NAMES) -> None:
         await until(lambda: all(self.silos[name].chain.head == link for name in names))
@@ -154,9 +163,11 @@ async def test_one_group_of_all_comes_to_stand_by_itself_and_halves_with_the_wor
     await silos.begin(*NAMES)
     assert json.loads((await propose(silos, NAMES)).out)["missing"] == list(NAMES)
     await silos.all_hold(EVERYBODY)
+    assert not any(any(one.waiting) for one in silos.silos.values())
 
     await propose(silos, NAMES[:3], NAMES[3:])
     await until(lambda: all(one.waits for one in silos.silos.values()))
+    assert all(one.waiting[-1] for one in silos.silos.values())
     assert all("alone" in one.waits[0] for one in silos.silos.values())
     shown = json.loads((await at_silo(silos, NAMES[0], "show", "--json")).out)
     assert shown["held"]["digest"] == EVERYBODY.digest.hex()
@@ -171,6 +182,7 @@ async def test_one_group_of_all_comes_to_stand_by_itself_and_halves_with_the_wor
     for name in NAMES[4:]:
         await at_silo(silos, name, "approve", HALVES.digest.hex()[:16])
     await silos.all_hold(HALVES)
+    await until(lambda: not any(one.waiting[-1] for one in silos.silos.values()))
     assert not any(one.refused for one in silos.silos.values())
     await until(lambda: len(silos.at.service.groups.after(2)[0].signatures) == len(NAMES))
 

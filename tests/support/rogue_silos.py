@@ -95,7 +95,7 @@ import grpc.aio  # isort: skip
 
 BANK, CLINIC, HOSPITAL, ROGUE = SILOS = tuple(map(SiloName, ("bank-b", "clinic-c", "hospital-a", "rogue-d")))
 HONEST = SILOS[:3]
-MASKED, PLAIN, NOISED = "masked", "plain", "noised"
+MASKED, PLAIN, NOISED, ADAPTED = "masked", "plain", "noised", "adapted"
 WEIGHT_CAP = 100.0
 LARGEST_DELTA = 0.25
 CLIPPING_NORM = 0.5
@@ -596,7 +596,9 @@ class Play:
 
 
 def make_rogue_template(root: Path) -> FederationTemplate:
-    """Four enrolled silos, a masked plan of two rounds, a plain one and one that is masked and noised, of a micro T5 that steps by the mean delta."""
+    """Four enrolled silos and plans of two rounds of a micro T5: a masked one, a plain one, one that is masked and noised, which step by
+    the mean delta, and a masked one of adapters that are handed out in bfloat16 and step with momentum.
+    """
     folder = initialise(root)
     values = {
         **PLAN_VALUES,
@@ -623,7 +625,8 @@ def make_rogue_template(root: Path) -> FederationTemplate:
         "privacy.nominal_silos": NOMINAL_SILOS,
         "privacy.max_noise_to_signal": 1e6,
     }
-    for name, settings in ((MASKED, masked), (PLAIN, values), (NOISED, noised)):
+    adapted = {**masked, "adapters.rank": 2, "wire.model": "bfloat16", "aggregation.momentum": 0.9}
+    for name, settings in ((MASKED, masked), (PLAIN, values), (NOISED, noised), (ADAPTED, adapted)):
         create_plan(
             Coordinator.load(folder).shelf.plans,
             name=name,

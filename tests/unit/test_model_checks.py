@@ -32,6 +32,7 @@ from security.secure_aggregation.verdicts import (
 from silo_agent.edges.accepted_models import AcceptedModels, keep_proof
 from silo_agent.edges.audit_report import page, report_of
 from silo_agent.edges.model_checking import check_party_of
+from silo_agent.edges.own_copies import OwnFiles
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.edges.trust_store import trust_store
 from silo_agent.policy import PolicyRules, SiloPolicy
@@ -41,6 +42,8 @@ from silo_agent.service.model_checks import CheckParty, Mode, ModelChecks
 from silo_wire.canonical import Digest
 from silo_wire.checked_chunk import CheckableRound, FalseChunk, Proof, examined
 from silo_wire.evidence_codec import proof_from_bytes
+from silo_wire.manifest import Layout, Manifest, ParameterDtype, TensorSpec, manifest_of
+from silo_wire.messages import HeldPieces
 from silo_wire.plan import PlanBundle
 from silo_wire.update_receipt import silo_uri
 from tests.support.evidence import OPTIMIZERS, Made, Rounds, Vectors, bits_of
@@ -90,6 +93,7 @@ class Says:
     evidence: Callable[[CheckableRound], CheckableRound] = lambda checkable: checkable
     pieces: Callable[[int, Sequence[bytes]], Sequence[bytes]] = lambda chunk, pieces: pieces
     shared: list[Verdict] = field(default_factory=list)
+    held: list[HeldPieces] = field(default_factory=list)
 
     def made(self, model: Digest) -> Made:
         for made in self.rounds:
@@ -100,10 +104,13 @@ class Says:
     async def fetch_evidence(self, plan: Digest, model: Digest) -> CheckableRound:
         return self.evidence(self.made(model).checkable(COORDINATOR))
 
-    async def fetch_pieces(self, plan: Digest, model: Digest, chunk: int) -> Sequence[bytes]:
+    async def fetch_pieces(self, plan: Digest, model: Digest, chunk: int, held: HeldPieces) -> Sequence[bytes]:
         self.asked.append(chunk)
+        self.held.append(held)
         made = self.made(model)
         pieces = made.pieces(made.check(), chunk)
+        own = {} if held.vector_of is None else {held.vector_of: b""}
+        pieces = replace(pieces, masked={**pieces.masked, **own}, master=b"" if held.master else pieces.master)
         return self.pieces(chunk, pieces.in_order)
 
     async def share_verdict(
@@ -111,6 +118,29 @@ class Says:
     ) -> tuple[Collection[Verdict], int]:
         self.shared.append(verdict)
         return (*self.others, verdict), len(self.shared)
+
+
+@dataclass(frozen=True)
+class Own:
+    """What the silo still has: whole vectors, by what it would ask for. Chunks that are not as the manifest says are not there."""
+
+    masked: bytes = b""
+    before: bytes = b""
+
+    def vector(self, manifest: Manifest, chunk: int) -> bytes | None:
+        return _chunk(self.masked, manifest, chunk)
+
+    def model(self, manifest: Manifest, chunk: int) -> bytes | None:
+        return _chunk(self.before, manifest, chunk)
+
+
+def _chunk(whole: bytes, manifest: Manifest, chunk: int) -> bytes | None:
+    found = whole[chunk * manifest.chunk_bytes : (chunk + 1) * manifest.chunk_bytes]
+    try:
+        manifest.check_chunk(chunk, found)
+    except LoricaError:
+        return None
+    return found
 
 
 @dataclass
@@ -124,6 +154,7 @@ class Checker:
     by_hand: Collection[SiloName] = SILOS
     silo: SiloName = OWN
     proofs: list[Proof] = field(default_factory=list)
+    own: Own = Own()
 
     async def require(self, made: Made) -> None:
         known = identities(SILOS)
@@ -131,6 +162,7 @@ class Checker:
             self.mode,
             coordinator=self.says,
             accepted=self.memory,
+            own=self.own,
             party=lambda: CheckParty(
                 silo=self.silo,
                 identity_key=identity_key(self.silo),
@@ -232,6 +264,75 @@ async def test_of_rounds_that_were_missed_the_newest_alone_is_checked() -> None:
 
 
 # --- what others find
+
+
+def own_of(made: Made, silo: SiloName = OWN) -> Own:
+    words = made.federation.silos[silo].masked
+    assert words is not None
+    return Own(masked=words.tobytes(), before=bits_of(made.before.master))
+
+
+@pytest.mark.parametrize("published", ["float32", "bfloat16"])
+async def test_what_this_silo_has_itself_does_not_travel(published: ParameterDtype) -> None:
+    rounds = rounds_of(published=published)
+    made = rounds.next(1)
+    at = checker(made, rounds=rounds, own=own_of(made), mode="spot")
+    await at.require(made)
+    with_master = [held.master for held in at.says.held]
+    assert all(held.vector_of == OWN for held in at.says.held)
+    chunks = made.manifests(made.before).master.chunks
+    assert chunks < made.check().chunks[-1], "chunks that have words of the tail alone"
+    assert with_master == [published == "float32" and chunk < chunks for chunk in at.says.asked]
+    assert at.memory.lineage(None).holds(made.evidence.after.model)
+
+
+async def test_copies_that_are_not_what_the_evidence_names_are_fetched() -> None:
+    """Of another round, cut off, of another silo, or gone: nothing of them is believed."""
+    rounds = rounds_of()
+    first, made = rounds.next(1), rounds.next(2)
+    whole = own_of(made)
+    for own in (own_of(first), own_of(made, SILOS[1]), Own(), Own(whole.masked[:9], whole.before[:9])):
+        at = checker(made, rounds=rounds, own=replace(own, before=b"x" * len(own.before)), mode="spot")
+        at.memory.kept = rounds.lineage().after(first.evidence)
+        await at.require(made)
+        assert at.says.held == [HeldPieces()] * len(at.says.asked)
+
+
+async def test_a_false_model_is_found_with_own_copies_and_the_proof_is_whole() -> None:
+    rounds = rounds_of()
+    honest = rounds.next(1)
+    made = crafted(honest, 5)
+    at = checker(made, rounds=rounds, own=own_of(honest))
+    with pytest.raises(FalseChunk):
+        await at.require(made)
+    (proof,) = at.proofs
+    found = examined(
+        proof,
+        made.rule,
+        identities=identities(SILOS),
+        coordinator=COORDINATOR.public_key(),
+        demands=Demands(),
+    )
+    assert found.chunk == proof.chunk
+
+
+def test_own_files_give_chunks_that_are_what_their_manifest_says(tmp_path: Path) -> None:
+    folder = SiloFolder(tmp_path)
+    content = bytes(range(40))
+    layout = Layout("float32", (TensorSpec("all", (10,)),))
+    manifest = manifest_of(layout, [content], chunk_bytes=16)
+    folder.masking.mkdir()
+    folder.models.mkdir()
+    own = OwnFiles(folder)
+    assert own.vector(manifest, 0) is None
+    assert own.model(manifest, 0) is None
+    (folder.masking / "spare").write_bytes(content)
+    (folder.models / f"{manifest.digest}.model").write_bytes(content[:20])
+    assert [own.vector(manifest, chunk) for chunk in range(3)] == [content[:16], content[16:32], content[32:]]
+    assert [own.model(manifest, chunk) for chunk in range(3)] == [content[:16], None, None]
+    (folder.masking / "vector").write_bytes(b"x" + content[1:])
+    assert own.vector(manifest, 0) == content[:16], "the newer file is of another attempt"
+    assert own.vector(manifest, 3) is None
 
 
 async def test_chunks_that_others_checked_are_not_fetched() -> None:

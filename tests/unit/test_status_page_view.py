@@ -15,8 +15,10 @@ from coordinator.plans.presets import preset
 from coordinator.service.disclosure import of_all_silos
 from coordinator.service.ports import AuthorityStanding
 from coordinator.service.records import MaskedTotals, RoundRow, SiloRow
+from coordinator.service.release_groups import GroupsStanding
 from coordinator.service.standing import SiloStanding, Standing
 from security.identifiers import FederationName, SiloName
+from security.secure_aggregation.release_groups import Partition, first_link
 from silo_wire.canonical import Digest
 from silo_wire.messages import Evaluation
 from silo_wire.plan import Plan
@@ -103,6 +105,7 @@ def view(**changes: object) -> PageView:
         "rows": [row(1), row(2), row(3)],
         "plan": None,
         "epsilon": None,
+        "groups": GroupsStanding(stands=None, proposed=None, unsigned=frozenset()),
         "refusals": (),
         "authorities": (),
         "own_certificate_expires": NOW + DAY,
@@ -189,6 +192,28 @@ def test_certificates_that_end_soon_stand_out(left_s: float, words: str, soon: b
     for line in shown.certificates:
         assert (line.expires.words, line.expires.soon) == (words, soon)
     assert ('class="soon"' in rendered(shown)) is soon
+
+
+def test_groups_are_whole_or_kept_out_by_who_is_absent() -> None:
+    first = first_link(FederationName("test-net"), Partition.of([NAMES]))
+    nothing = view()
+    assert nothing.groups is None
+    assert 'id="groups"' not in rendered(nothing)
+    waits = view(groups=GroupsStanding(stands=None, proposed=first, unsigned=frozenset(NAMES[1:])))
+    assert "No release groups stand" in rendered(waits)
+    assert "Signatures are awaited of clinic-c, hospital-a" in rendered(waits)
+    stands = view(groups=GroupsStanding(stands=first, proposed=None, unsigned=frozenset()))
+    assert stands.groups is not None
+    (line,) = stands.groups.lines
+    assert (line.silos, line.absent) == ("bank-b, clinic-c, hospital-a", "clinic-c")
+    Balanced(rendered(stands))
+    text = " ".join(rendered(stands).split())
+    assert "kept out</span> by clinic-c" in text
+    assert "Proposed to follow" not in text
+    here = standing(silos=tuple(silo(name, "ready") for name in NAMES))
+    whole = view(standing=here, groups=GroupsStanding(stands=first, proposed=None, unsigned=frozenset()))
+    assert "whole</td>" in rendered(whole)
+    assert "kept out" not in rendered(whole)
 
 
 def test_an_attempt_that_was_abandoned_gives_no_figures() -> None:

@@ -81,6 +81,10 @@ COVERED: dict[str, Why] = {
             *("Attempt.round", "Attempt.number", "Attempt.id", "LedgerHead.sequence"),
             *("EvidenceRequest.model_digest", "PiecesRequest.model_digest", "VerdictRequest.model_digest"),
             *("PiecesRequest.chunk", "Verdict.chunks", "VerdictRequest.known"),  # drawn, or dealt by names: not by data
+            *(
+                "PiecesRequest.without_vector",
+                "PiecesRequest.without_master",
+            ),  # whether files of the last round are there
             "GroupsRequest.after",  # the number of the release groups that it holds
             "AuditHead.sequence",  # entries of orders, answers and people's commands, and seals by the clock
         ),

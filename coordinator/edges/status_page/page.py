@@ -132,6 +132,7 @@ class StatusPage:
             rows=await self._service.rounds(MOST_ROUNDS),
             plan=plan,
             epsilon=None if plan is None else await asyncio.to_thread(self._epsilon, plan),
+            groups=self._service.groups.as_it_stands(),
             refusals=self._refusals.newest_first(),
             authorities=self._keys.authorities.standings(),
             own_certificate_expires=self._presented.pair.expires.timestamp(),

@@ -13,7 +13,9 @@ from coordinator.edges.status_page.charts import Chart, Points, figure, line_cha
 from coordinator.edges.status_page.refusals import SeenRefusal
 from coordinator.service.ports import AuthorityStanding
 from coordinator.service.records import RoundRow, SiloRow
+from coordinator.service.release_groups import GroupsStanding
 from coordinator.service.standing import SiloStanding, Standing
+from security.identifiers import SiloName
 from silo_wire.plan import Plan
 
 SOON_S: Final = 2 * 86_400.0
@@ -92,6 +94,24 @@ class CertificateLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupLine:
+    """Silos that enter a masked sum together or not at all; `absent` says who keeps the others of the group out now."""
+
+    silos: str
+    absent: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupsView:
+    """`number` "" where no release groups stand; `proposed` "" where none are proposed, `unsigned` whose signatures are awaited."""
+
+    number: str
+    lines: tuple[GroupLine, ...]
+    proposed: str
+    unsigned: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PageView:
     federation: str
     made_at: Moment
@@ -110,6 +130,7 @@ class PageView:
     scored_round: str
     silos: tuple[SiloLine, ...]
     at_work: str
+    groups: GroupsView | None
     charts: tuple[Chart, ...]
     history: tuple[RoundLine, ...]
     contributions: tuple[Contribution, ...]
@@ -125,6 +146,7 @@ def page_view(
     rows: Sequence[RoundRow],
     plan: Plan | None,
     epsilon: float | None,
+    groups: GroupsStanding,
     refusals: Iterable[SeenRefusal],
     authorities: Sequence[AuthorityStanding],
     own_certificate_expires: float,
@@ -153,6 +175,7 @@ def page_view(
         scored_round="" if scored is None else str(scored.round),
         silos=tuple(_silo(item, now, single=single) for item in standing.silos),
         at_work=_at_work(standing.silos),
+        groups=_groups(groups, standing.silos),
         charts=tuple(chart for chart in _charts(closed, single=single) if chart is not None),
         history=tuple(_round(row) for row in reversed(rows[-ROUNDS_LISTED:])),
         contributions=() if summed is None or not single else tuple(map(_contribution, summed.silos)),
@@ -231,9 +254,31 @@ def _rounds_percent(standing: Standing) -> int:
 
 
 def _at_work(silos: Sequence[SiloStanding]) -> str:
-    present = sum(item.state not in ("invited", "enrolled", "revoked", "absent") for item in silos)
+    present = len(_present(silos))
     enrolled = sum(item.state not in ("invited", "revoked") for item in silos)
     return f"{present} of {enrolled} connected"
+
+
+def _present(silos: Iterable[SiloStanding]) -> frozenset[SiloName]:
+    return frozenset(item.silo for item in silos if item.state not in ("invited", "enrolled", "revoked", "absent"))
+
+
+def _groups(groups: GroupsStanding, silos: Iterable[SiloStanding]) -> GroupsView | None:
+    """None where masks were never asked for."""
+    stands, proposed = groups.stands, groups.proposed
+    if stands is None and proposed is None:
+        return None
+    present = _present(silos)
+    parts = () if stands is None else stands.partition.groups
+    return GroupsView(
+        number="" if stands is None else str(stands.number),
+        lines=tuple(
+            GroupLine(silos=", ".join(group), absent=", ".join(silo for silo in group if silo not in present))
+            for group in parts
+        ),
+        proposed="" if proposed is None else "; ".join(", ".join(group) for group in proposed.partition.groups),
+        unsigned=", ".join(sorted(groups.unsigned)),
+    )
 
 
 def _silo(item: SiloStanding, now: float, *, single: bool) -> SiloLine:

@@ -1277,9 +1277,15 @@ class PiecesRequest(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
+    WITHOUT_VECTOR_FIELD_NUMBER: _builtins.int
+    WITHOUT_MASTER_FIELD_NUMBER: _builtins.int
     model_digest: _builtins.bytes
     chunk: _builtins.int
     """of the masked vectors"""
+    without_vector: _builtins.bool
+    """the piece of the silo's own masked vector comes empty: it has that itself"""
+    without_master: _builtins.bool
+    """the piece of the master before comes empty: it has that model itself"""
     @_builtins.property
     def key(self) -> _common_pb2.CallKey: ...
     def __init__(
@@ -1288,10 +1294,12 @@ class PiecesRequest(_message.Message):
         key: _common_pb2.CallKey | None = ...,
         model_digest: _builtins.bytes = ...,
         chunk: _builtins.int = ...,
+        without_vector: _builtins.bool = ...,
+        without_master: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "key", b"key", "model_digest", b"model_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "key", b"key", "model_digest", b"model_digest", "without_master", b"without_master", "without_vector", b"without_vector"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
