@@ -30,6 +30,7 @@ from ops.demo.processes import Processes, environment, run
 from ops.demo.silos import write_silo
 from security.errors import StateError
 from security.secure_aggregation.fixed_point import EXTRA_WORDS
+from silo_agent.service.model_checks import Mode
 
 PLAN = "bench"
 POLL_S = 0.02
@@ -55,28 +56,36 @@ _SECURE_VALUES: Mapping[str, str | int | float] = {
     "aggregation.max_weight": 1000.0,
     "schedule.masking_deadline_s": LONGEST_ROUND_S,
 }
+_NAMES: Mapping[Mode | None, Sequence[str]] = {
+    None: (),
+    "joint": ("masked",),
+    "spot": ("masked, spot checks",),
+    "off": ("masked, no checks",),
+}
+"""What systems are called: a masked federation checks jointly unless it is told otherwise."""
 
 
 def run_lorica(
-    work: Path, *, silos: int, parameters: int, rounds: int, wire: str = "float32", secure: bool = False
+    work: Path, *, silos: int, parameters: int, rounds: int, wire: str = "float32", masked: Mode | None = None
 ) -> Run:
     """Measure `rounds` rounds after one that is not counted; raises StateError when a process fails or the sum is wrong.
 
     1: the first round of all, from its opening. `parameters` is what is asked for, the result has what came out. `work` is
-    an empty folder for everything. `secure`: under secure aggregation, among silos that pin each other and send nothing else.
+    an empty folder for everything. `masked`: under secure aggregation, among silos that pin each other, send nothing else and
+    check round models in this way.
     """
     warm_up = 1 if rounds > 1 else 0
     names = [f"silo-{index:02}" for index in range(1, silos + 1)]
     home = work / "coordinator"
     made = write_model(work / "t5", parameters, seed=1, dtype=torch.bfloat16 if wire == "bfloat16" else torch.float32)
-    _set_up(work, home, silos=silos, rounds=rounds + warm_up, wire=wire, secure=secure)
+    _set_up(work, home, silos=silos, rounds=rounds + warm_up, wire=wire, masked=masked)
     with Processes(work) as processes:
         processes.start("coordinator", "coordinator.cli", ["serve", "--dir", str(home), "--plan", PLAN])
         view = FederationView(Coordinator.load(CoordinatorFolder(home)).operator_access())
         view.wait_until_serving(processes.check, LONGEST_ROUND_S)
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda name: _enrol(work, home, name, made, secure=secure), names))
-            if secure:
+            list(pool.map(lambda name: _enrol(work, home, name, made, masked=masked), names))
+            if masked:
                 keys = list(
                     pool.map(lambda name: run("silo_agent.cli", "trust", "own", "--dir", str(work / name)), names)
                 )
@@ -88,9 +97,9 @@ def run_lorica(
             coordinator=[processes.pid("coordinator")], agents=[[processes.pid(name)] for name in names]
         ) as meter:
             readings = _follow(home, _Watch(view, processes), meter, rounds + warm_up, opening=not warm_up)
-    _check(work, rounds + warm_up, secure=secure)
+    _check(work, rounds + warm_up, masked=masked)
     return Run(
-        system=" ".join(["lorica", *(["masked"] if secure else []), *([wire] if wire != "float32" else [])]),
+        system=" ".join(["lorica", *_NAMES[masked], *([wire] if wire != "float32" else [])]),
         silos=silos,
         parameters=made,
         readings=readings,
@@ -99,7 +108,7 @@ def run_lorica(
     )
 
 
-def _set_up(work: Path, home: Path, *, silos: int, rounds: int, wire: str, secure: bool) -> None:
+def _set_up(work: Path, home: Path, *, silos: int, rounds: int, wire: str, masked: Mode | None) -> None:
     ports = free_ports(3)
     where = ("--dir", str(home))
     model = work / "t5"
@@ -116,7 +125,7 @@ def _set_up(work: Path, home: Path, *, silos: int, rounds: int, wire: str, secur
         "schedule.min_silos": silos,
         "wire.model": wire,
         "wire.update": wire,
-        **(_SECURE_VALUES if secure else {}),
+        **(_SECURE_VALUES if masked else {}),
     }
     settings = (argument for key, value in values.items() for argument in ("--set", f"{key}={value}"))
     run("coordinator.cli", "plan", "new", PLAN, "--model", str(model), *settings, *where)
@@ -124,13 +133,13 @@ def _set_up(work: Path, home: Path, *, silos: int, rounds: int, wire: str, secur
     write_silo(work / "data", CLINIC, seed=1)  # read and tokenised, but nothing learns from it
 
 
-def _enrol(work: Path, home: Path, name: str, parameters: int, *, secure: bool) -> None:
+def _enrol(work: Path, home: Path, name: str, parameters: int, *, masked: Mode | None) -> None:
     token = run("coordinator.cli", "invite", name, "--dir", str(home))
     run("silo_agent.cli", "enroll", token.strip(), "--dir", str(work / name))
-    upload = 4 * (parameters + EXTRA_WORDS if secure else parameters)
+    upload = 4 * (parameters + EXTRA_WORDS if masked else parameters)
     policy = f"[policy]\nmax_parameters = {parameters}\nmax_upload_bytes = {upload}\n"
     (work / name / "silo.toml").write_text(
-        policy + ('require_secure_aggregation = true\napproved_plans = "any"\n' if secure else "")
+        policy + (f'require_secure_aggregation = true\napproved_plans = "any"\nverify = "{masked}"\n' if masked else "")
     )
 
 
@@ -206,12 +215,12 @@ def _changes(written: Path, watch: _Watch) -> Iterator[None]:
         time.sleep(POLL_S)
 
 
-def _check(work: Path, rounds: int, *, secure: bool) -> None:
+def _check(work: Path, rounds: int, *, masked: Mode | None) -> None:
     """Raise StateError unless every parameter of the global model has grown by `rounds` times the constant.
 
     Under secure aggregation by that to within what its integers can express.
     """
-    fine = 2.0**-16 if secure else 2.0**-20
+    fine = 2.0**-16 if masked else 2.0**-20
     home = work / "coordinator"
     run("coordinator.cli", "export", str(work / "model"), "--dir", str(home))
     initial = Coordinator.load(CoordinatorFolder(home)).settings.state_folder / "plans" / PLAN / MODEL_FILE

@@ -5,18 +5,23 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
 from rich.console import Console
 
 from ops.bench.figures import Figures, Run
 from ops.bench.masked import cryptography, run
 from ops.bench.masked.attempt import AttemptInMemory
 from ops.bench.masked.availability import DROP_OUT, availability
-from ops.bench.masked.cryptography import Cost, MaskFigures, Unmasked, measure
+from ops.bench.masked.checks import ModelCheck
+from ops.bench.masked.costs import Cost
+from ops.bench.masked.cryptography import MaskFigures, Unmasked, measure
 from ops.bench.masked.deltas import PERIOD, SCALES, Deltas
 from ops.bench.masked.figures import Entry, growth
+from ops.bench.masked.hybrid import watched
 from ops.bench.masked.run import FEDERATIONS, SILOS, choice, run_bench_secagg
 from ops.bench.masked.stand_ins import Encoded, net_masks, write_delta, write_sum, write_zeros
 from ops.bench.model import T5_BASE_PARAMETERS
@@ -24,16 +29,19 @@ from ops.bench.peers.app.constant_work import initial, relative_error
 from ops.bench.peers.flwr_secagg import PeerMasks
 from security.errors import ConfigurationError, StateError
 from security.identifiers import SiloName
-from security.secure_aggregation import mask_stream
+from security.secure_aggregation import key_agreement, mask_stream
 from security.secure_aggregation.coordinator_machine import Unmask
 from security.secure_aggregation.fixed_point import EXTRA_WORDS, Ranges, decode, decode_tail
+from security.secure_aggregation.key_agreement import KeyPair
 from security.secure_aggregation.mask_stream import KeyStream, MaskSum, Words
 from security.secure_aggregation.parameters import Terms
 from security.secure_aggregation.release_groups import Partition, first_link
 from security.secure_aggregation.secret import Secret
 from security.secure_aggregation.silo_machine import MaskVector
 from silo_agent.training.masked_vector import write_masked_vector
-from silo_wire.manifest import Layout, TensorSpec, manifest_of, masked_layout
+from silo_wire.checked_chunk import FalseChunk
+from silo_wire.manifest import CHUNK_BYTES, Layout, TensorSpec, manifest_of, masked_layout
+from silo_wire.server_step.apply_mean import apply_mean
 from tests.support import secagg_federation
 from tests.support.secagg_federation import ALONE
 
@@ -97,6 +105,45 @@ def test_three_silos_at_two_million_parameters(three: MaskFigures) -> None:
         assert cost.wall_s > 0
         assert cost.peak_bytes >= 0
     assert 0 < three.whole.relative_l2_error < 1e-5
+
+
+def test_a_silo_checks_the_model_of_that_round(three: MaskFigures) -> None:
+    """8 chunks, the last of them shorter; of each come the pieces of the two other silos: the rest it has itself."""
+    chunk, last = 2 * CHUNK_BYTES, 2 * (4 * PARAMETERS % CHUNK_BYTES)
+    assert three.spot.chunks in (1, 2), "one by choice, and the last one with the sum of weights"
+    assert three.joint.chunks == 6, "two of three silos check each chunk, and all check the last one"
+    for check in (three.spot, three.joint):
+        assert 0 < check.fetched_bytes - (check.chunks - 1) * chunk - last < 100_000, "evidence comes to the rest"
+        assert check.silo.cpu_s > 0
+        assert check.shown_cpu_s > 0
+    assert 0 < three.kem_cpu_s < three.keys.cpu_s
+
+
+def test_a_model_that_its_sum_did_not_make_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def another(*given: Any, **named: Any) -> None:
+        apply_mean(*given, **named)
+        given[0][0] += 1.0
+
+    monkeypatch.setattr("coordinator.edges.aggregator.apply_mean", another)
+    monkeypatch.setattr(cryptography, "WORST_ERROR", 1e9)
+    with pytest.raises(FalseChunk):
+        measure(tmp_path, silos=3, parameters=1_000_000)
+
+
+def test_only_the_work_given_is_watched_for_ml_kem() -> None:
+    pairs = (KeyPair(Secret(bytes(32))), KeyPair(Secret(bytes(range(32)))))
+
+    def work() -> bytes:
+        sent = key_agreement.encapsulated(pairs[0].public)
+        assert bytes(pairs[0].decapsulated(sent.ciphertext).buffer) == bytes(sent.secret.buffer)
+        return pairs[0].public
+
+    public, spent = watched(work)
+    assert public == pairs[0].public
+    assert spent > 0
+    assert key_agreement.MLKEM768PublicKey is MLKEM768PublicKey
+    _, nothing = watched(lambda: pairs[1].agreed(pairs[0].public, SiloName("a")))
+    assert nothing == 0
 
 
 def test_with_seven_silos_two_may_be_lost(tmp_path: Path) -> None:
@@ -256,8 +303,11 @@ def masks_of(silos: int, *, mask_s: float = 1.0, unmask_s: float = 2.0) -> MaskF
         silos=silos,
         parameters=PARAMETERS,
         keys=cost(0.1),
+        kem_cpu_s=0.002 * silos,
         mask=cost(mask_s),
         plain=cost(3.0),
+        spot=ModelCheck(silo=cost(0.05), shown_cpu_s=0.01, chunks=2, fetched_bytes=18_000_000),
+        joint=ModelCheck(silo=cost(3.0), shown_cpu_s=0.5, chunks=4, fetched_bytes=2 * 4 * PARAMETERS),
         whole=unmasked,
         lost=unmasked if silos >= 7 else None,
     )
@@ -292,6 +342,8 @@ def test_an_entry_has_the_keys_of_the_other_benchmark_and_its_own() -> None:
     }
     assert (entry["mask_cpu_s"], entry["unmask_cpu_s"], entry["relative_l2_error"]) == (1.0, 2.0, 1e-6)
     assert (entry["lost_unmask_cpu_s"], entry["plain_aggregate_cpu_s"]) == (2.0, 3.0)
+    assert (entry["spot_cpu_s"], entry["joint_fetched_bytes"]) == (0.05, 8 * PARAMETERS)
+    assert entry["kem_cpu_s_a_silo"] == 0.002
     json.dumps(entry)
 
 

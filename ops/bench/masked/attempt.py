@@ -1,14 +1,17 @@
 """One attempt of secure aggregation in memory, by the state machines that silos and coordinator run; messages arrive at once."""
 
 import secrets
+from base64 import b64encode
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from coordinator.rounds.secure_attempt import MaskedSum, MaskedVector, MemberKey, SecureAttempt
 from security.errors import StateError
 from security.identifiers import FederationName, SiloName
+from security.pki.identity_key import public_key_bytes
 from security.secure_aggregation import coordinator_machine, silo_machine
 from security.secure_aggregation.attempt import ATTEMPT_ID_BYTES, Attempt
 from security.secure_aggregation.coordinator_machine import Unmask
@@ -18,16 +21,19 @@ from security.secure_aggregation.parameters import Terms
 from security.secure_aggregation.secret import Secret
 from security.secure_aggregation.silo_machine import MaskVector
 from security.secure_aggregation.silo_memory import SiloMemory
-from security.secure_aggregation.transcript import DIGEST_BYTES
+from silo_wire.canonical import Digest, digest_of
+from silo_wire.secure_codec import coordinator_event_to_bytes
 
 FEDERATION = FederationName("bench")
+PLAN = digest_of(b"bench")
+ROUND = 2
 
 
 class AttemptInMemory:
     """Silos `names` have shared keys; `works` has what each is to encode and mask with. Fresh keys each time."""
 
     def __init__(self, names: Iterable[SiloName], terms: Terms) -> None:
-        keys = {name: Ed25519PrivateKey.generate() for name in names}
+        self.keys = keys = {name: Ed25519PrivateKey.generate() for name in names}
         self._identities: Identities = {name: key.public_key() for name, key in keys.items()}
         self._parties = {
             name: silo_machine.Party(
@@ -42,8 +48,8 @@ class AttemptInMemory:
         }
         attempt = Attempt(
             federation=FEDERATION,
-            plan=bytes(DIGEST_BYTES),
-            round=2,
+            plan=bytes.fromhex(PLAN),
+            round=ROUND,
             number=1,
             id=secrets.token_bytes(ATTEMPT_ID_BYTES),
         )
@@ -72,7 +78,24 @@ class AttemptInMemory:
 
         May be asked again, for other silos: states are values. Raises StateError where no sum comes out.
         """
-        states = _States(self._states.coordinator, dict(self._states.silos))
+        unmask = self._unmasked(vectors).unmask
+        assert unmask is not None
+        return unmask
+
+    def sum_of(self, vectors: Mapping[SiloName, Digest]) -> MaskedSum:
+        """As the round machine holds it: what evidence of the round is made of; raises StateError where no sum comes out."""
+        states = self._unmasked({name: bytes.fromhex(digest) for name, digest in vectors.items()})
+        assert states.unmask is not None
+        states.unmask.masks.erase()
+        members = tuple(MemberKey(silo=name, key=public_key_bytes(key).hex()) for name, key in self._identities.items())
+        journal = tuple(b64encode(coordinator_event_to_bytes(event)).decode() for event in states.journal)
+        return MaskedSum(
+            vectors=tuple(MaskedVector(silo=name, digest=digest) for name, digest in vectors.items()),
+            attempt=SecureAttempt(federation=FEDERATION, members=members, journal=journal),
+        )
+
+    def _unmasked(self, vectors: Mapping[SiloName, bytes]) -> "_States":
+        states = _States(self._states.coordinator, dict(self._states.silos), self._states.journal)
         lost = [name for name in self._parties if name not in vectors]
         self._tell(
             states,
@@ -81,7 +104,7 @@ class AttemptInMemory:
         )
         if states.unmask is None:
             raise StateError(f"no sum of {len(vectors)} of {len(self._parties)} silos comes out: {states.coordinator}")
-        return states.unmask
+        return states
 
     def _tell(self, states: "_States", *events: tuple[str, Any]) -> None:
         """`events` by whom they are for, "" for the coordinator, and all that follows from them."""
@@ -109,9 +132,15 @@ class AttemptInMemory:
 class _States:
     """Where everybody stands, what was to be masked, and how the sum is unmasked once that is known."""
 
-    def __init__(self, coordinator: coordinator_machine.State, silos: dict[SiloName, silo_machine.State]) -> None:
+    def __init__(
+        self,
+        coordinator: coordinator_machine.State,
+        silos: dict[SiloName, silo_machine.State],
+        journal: Iterable[coordinator_machine.Event] = (),
+    ) -> None:
         self.coordinator = coordinator
         self.silos = silos
+        self.journal = list(journal)
         self.works: dict[SiloName, MaskVector] = {}
         self.unmask: Unmask | None = None
 
@@ -132,4 +161,6 @@ class _States:
         for effect in effects:
             if isinstance(effect, Unmask):
                 self.unmask = effect
+            elif isinstance(effect, coordinator_machine.Journal):
+                self.journal.append(event)
         return effects

@@ -9,14 +9,11 @@ The two silos that are lost in the second sum are of those others, with a sum of
 """
 
 import math
-import os
 import shutil
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -25,14 +22,17 @@ from coordinator import model_file
 from coordinator.edges.aggregator import SLAB_BYTES, Aggregator
 from coordinator.edges.masked_sum import MaskedVectors, MeanReader
 from coordinator.edges.model_store import ModelStore
+from coordinator.edges.round_evidence import RoundEvidence
 from coordinator.edges.spool import Spools
 from coordinator.edges.stored_vector import StoredVector, VectorReader
 from coordinator.rounds.updates import CommittedUpdate
-from ops.bench.masked.attempt import FEDERATION, AttemptInMemory
+from ops.bench.masked.attempt import FEDERATION, PLAN, ROUND, AttemptInMemory
+from ops.bench.masked.checks import Coordinator, ModelCheck, Shown, checked_by
+from ops.bench.masked.costs import Cost, measured
 from ops.bench.masked.deltas import Deltas
+from ops.bench.masked.hybrid import watched
 from ops.bench.masked.stand_ins import BLOCK, Encoded, blocks, write_delta, write_sum, write_zeros
 from ops.bench.peers.layout import layout as t5_tensors
-from ops.bench.processes import memory_bytes, reset_peak
 from security.errors import StateError
 from security.identifiers import SiloName
 from security.secure_aggregation.coordinator_machine import Unmask
@@ -40,12 +40,13 @@ from security.secure_aggregation.fixed_point import FloatBlock, WideBlock
 from security.secure_aggregation.parameters import Terms
 from security.secure_aggregation.release_groups import Partition, first_link
 from silo_agent.training.masked_vector import KeptDelta, write_masked_vector
-from silo_wire.canonical import Digest, digest_of
+from silo_wire.canonical import Digest
+from silo_wire.checked_chunk import StepRule
 from silo_wire.manifest import Layout, TensorSpec
 from silo_wire.masked_ranges import plan_ranges
 from silo_wire.messages import RoundKey, TrainingSummary
 from silo_wire.plan import AggregationSection
-from silo_wire.transport import give_memory_back
+from silo_wire.plan_optimizer import optimizer_of
 
 MEASURED = 2
 """Silos that are masked one by one."""
@@ -54,19 +55,8 @@ WORST_ERROR = 1e-4
 """Relative L2 error from which on a sum counts as wrong."""
 FILES = 9
 """Vectors and models on disk, at most."""
-_KEY = RoundKey(federation=FEDERATION, plan=digest_of(b"bench"), round=2, attempt=1)
+_KEY = RoundKey(federation=FEDERATION, plan=PLAN, round=ROUND, attempt=1)
 _ZEROS = bytes(4 << 20)
-
-Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
-    """What a piece of work took; `peak_bytes` is the most memory that the process had during it beyond what it had before."""
-
-    cpu_s: float
-    wall_s: float
-    peak_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,14 +73,18 @@ class MaskFigures:
     """`keys` is of all silos and the coordinator together: everything but masking and unmasking.
 
     `mask` is the mean over the silos measured, from the delta on disk to the vector on disk; `plain` the aggregation of as many plain
-    updates. `lost`: with two silos lost after they had shared keys; None where so few silos give no sum then.
+    updates. `spot` and `joint`: what a silo does that checks the model of the whole sum. `lost`: with two silos lost after they
+    had shared keys; None where so few silos give no sum then.
     """
 
     silos: int
     parameters: int
     keys: Cost
+    kem_cpu_s: float
     mask: Cost
     plain: Cost
+    spot: ModelCheck
+    joint: ModelCheck
     whole: Unmasked
     lost: Unmasked | None
 
@@ -100,23 +94,27 @@ def measure(work: Path, *, silos: int, parameters: int) -> MaskFigures:
     cohort = _Cohort(work, silos, parameters)
     link = first_link(FEDERATION, Partition.singletons(cohort.names))
     terms = Terms(model=bytes.fromhex(cohort.base), ranges=cohort.ranges, link=link)
-    attempt, keys = _measured(lambda: AttemptInMemory(cohort.names, terms))
+    (attempt, kem_cpu_s), keys = measured(lambda: watched(lambda: AttemptInMemory(cohort.names, terms)))
     lost = LOST if silos - LOST >= max(terms.parameters(cohort.names).least_sum, MEASURED + 1) else 0
     masking = [cohort.mask(silo, attempt) for silo in range(MEASURED)]
     plain = cohort.sum_plain()
     cohort.stand_in(range(MEASURED, silos - lost), attempt)
     cohort.stand_in(range(silos - lost, silos), attempt)
+    whole, spot, joint = cohort.unmask(range(silos), attempt), *cohort.check(range(silos), attempt)
     return MaskFigures(
         silos=silos,
         parameters=cohort.parameters,
         keys=keys,
+        kem_cpu_s=kem_cpu_s,
         mask=Cost(
             cpu_s=sum(one.cpu_s for one in masking) / MEASURED,
             wall_s=sum(one.wall_s for one in masking) / MEASURED,
             peak_bytes=max(one.peak_bytes for one in masking),
         ),
         plain=plain,
-        whole=cohort.unmask(range(silos), attempt),
+        whole=whole,
+        spot=spot,
+        joint=joint,
         lost=cohort.unmask(range(silos - lost), attempt) if lost else None,
     )
 
@@ -139,6 +137,7 @@ class _Cohort:
                 "max_weight": max(self._deltas.weights),
             }
         )
+        self._section = section
         self.ranges = plan_ranges(section, self._layout)
         self._models = _models(work, self._layout)
         self.base = self._models.initial()
@@ -156,7 +155,7 @@ class _Cohort:
         path = self._work / f"{silo}.masked"
         shutil.copyfile(delta.file, path)
         work = attempt.works[self.names[silo]]
-        written, cost = _measured(lambda: write_masked_vector(path, work, delta, weight=self._deltas.weights[silo]))
+        written, cost = measured(lambda: write_masked_vector(path, work, delta, weight=self._deltas.weights[silo]))
         self._vectors[silo] = StoredVector(path, 0, written.manifest, written.mark)
         return cost
 
@@ -185,7 +184,7 @@ class _Cohort:
         ]
         self._aggregator.aggregate(_KEY, self.base, updates[:1])  # later rounds write over the files of earlier ones
         self._models.retain({self.base})
-        _, cost = _measured(lambda: self._aggregator.aggregate(_KEY, self.base, updates))
+        _, cost = measured(lambda: self._aggregator.aggregate(_KEY, self.base, updates))
         self._models.retain({self.base})
         return cost
 
@@ -195,8 +194,8 @@ class _Cohort:
         digests = {name: vector.manifest.digest for name, vector in self._spools.vectors.items()}
         unmask = attempt.unmask({name: bytes.fromhex(digest) for name, digest in digests.items()})
         try:
-            _, mean = _measured(lambda: self._mean(unmask, survivors))
-            result, aggregate = _measured(lambda: self._aggregator.apply_masked(_KEY, self.base, unmask, digests))
+            _, mean = measured(lambda: self._mean(unmask, survivors))
+            result, aggregate = measured(lambda: self._aggregator.apply_masked(_KEY, self.base, unmask, digests))
         finally:
             unmask.masks.erase()
         error = self._error(result.model, survivors)
@@ -204,6 +203,29 @@ class _Cohort:
             raise _wrong_sum(survivors, f"relative L2 error {error:.3g}, {result.saturated} coordinates cut")
         self._models.retain({self.base})
         return Unmasked(mean=mean, aggregate=aggregate, relative_l2_error=error)
+
+    def check(self, survivors: range, attempt: AttemptInMemory) -> tuple[ModelCheck, ModelCheck]:
+        """Spot and joint, by the first silo, of the model that the sum of these silos' vectors makes."""
+        self._spools.vectors = {self.names[silo]: self._vectors[silo] for silo in survivors}
+        masked = attempt.sum_of({name: vector.manifest.digest for name, vector in self._spools.vectors.items()})
+        model = self._aggregator.aggregate_masked(_KEY, self.base, masked).model
+        evidence = RoundEvidence(
+            self._work / "shown", federation=FEDERATION, plan=PLAN, models=self._models, spools=self._spools
+        )
+        coordinator = Coordinator()
+        evidence.make(_KEY, self.base, masked, model, coordinator.sign)
+        shown = Shown(
+            rule=StepRule(optimizer=optimizer_of(self._section), layout=self._layout, model_layout=self._layout),
+            models=self._models,
+            base=self.base,
+            model=model,
+            evidence=evidence,
+            attempt=attempt,
+            vectors=self._spools.vectors,
+        )
+        found = [checked_by(self.names[survivors[0]], shown, coordinator, mode) for mode in ("spot", "joint")]
+        self._models.retain({self.base})
+        return found[0], found[1]
 
     def _mean(self, unmask: Unmask, survivors: range) -> None:
         """The sum of the vectors with its masks taken off, as the aggregator reads it."""
@@ -258,16 +280,3 @@ def _models(work: Path, layout: Layout) -> ModelStore:
     return ModelStore(
         work / "models", layout=layout, model_layout=layout, initial=manifest.digest, initial_file=initial
     )
-
-
-def _measured(work: Callable[[], Result]) -> tuple[Result, Cost]:
-    """CPU time is of all threads of this process."""
-    pid = os.getpid()
-    give_memory_back()  # what was freed and kept for later would hide what is needed
-    reset_peak(pid)
-    before, _ = memory_bytes(pid)
-    cpu, wall = time.process_time(), time.monotonic()
-    result = work()
-    cpu, wall = time.process_time() - cpu, time.monotonic() - wall
-    _, peak = memory_bytes(pid)
-    return result, Cost(cpu_s=cpu, wall_s=wall, peak_bytes=max(peak - before, 0))

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from ops.bench.figures import Figures
+from ops.bench.masked.checks import ModelCheck
 from ops.bench.masked.cryptography import MaskFigures
 from ops.bench.peers.flwr_secagg import PeerMasks
 
@@ -91,6 +92,7 @@ def _of(masks: MaskFigures) -> Json:
     lost = masks.lost
     return {
         "keys_cpu_s": _rounded(masks.keys.cpu_s),
+        "kem_cpu_s_a_silo": round(masks.kem_cpu_s / masks.silos, 6),
         "mask_wall_s": _rounded(masks.mask.wall_s),
         "mask_peak_bytes": masks.mask.peak_bytes,
         "unmask_wall_s": _rounded(masks.whole.mean.wall_s),
@@ -98,8 +100,19 @@ def _of(masks: MaskFigures) -> Json:
         "aggregate_cpu_s": _rounded(masks.whole.aggregate.cpu_s),
         "aggregate_peak_bytes": masks.whole.aggregate.peak_bytes,
         "plain_aggregate_cpu_s": _rounded(masks.plain.cpu_s),
+        **_of_check("spot", masks.spot),
+        **_of_check("joint", masks.joint),
         "lost_unmask_cpu_s": None if lost is None else _rounded(lost.mean.cpu_s),
         "lost_relative_l2_error": None if lost is None else lost.relative_l2_error,
+    }
+
+
+def _of_check(name: str, check: ModelCheck) -> Json:
+    return {
+        f"{name}_cpu_s": _rounded(check.silo.cpu_s),
+        f"{name}_peak_bytes": check.silo.peak_bytes,
+        f"{name}_fetched_bytes": check.fetched_bytes,
+        f"{name}_shown_cpu_s": _rounded(check.shown_cpu_s),
     }
 
 

@@ -1,7 +1,7 @@
 """`lorica bench-secagg`: what masks cost, alone and in whole rounds, and on demand flwr's SecAgg+ beside them.
 
 For each size first the cryptography in this process (cryptography.py), then as many rounds of a whole federation, in the clear and
-masked (ops/bench/federation.py), then the peer.
+masked (ops/bench/federation.py), by how silos check round models, then the peer.
 """
 
 import json
@@ -16,16 +16,21 @@ from rich.table import Table
 from ops.bench.federation import run_lorica
 from ops.bench.figures import Figures, figures
 from ops.bench.masked import availability, cryptography
-from ops.bench.masked.cryptography import LOST, Cost, MaskFigures
+from ops.bench.masked.checks import ModelCheck
+from ops.bench.masked.costs import Cost
+from ops.bench.masked.cryptography import LOST, MaskFigures
 from ops.bench.masked.figures import Entry, growth
 from ops.bench.model import T5_BASE_PARAMETERS
 from ops.bench.peers.flwr_secagg import FlwrSecAgg, PeerMasks
 from ops.bench.run import BYTES_PER_PARAMETER, BYTES_PER_PARAMETER_AND_SILO, empty_folder, table_of
 from security.errors import ConfigurationError
+from silo_agent.service.model_checks import Mode
 
 SILOS = (3, 8, 16, 32)
 FEDERATIONS = (3, 8)
 """Those of SILOS of which every silo is also run as a process: a machine with few cores says nothing about more of them."""
+ROUNDS: tuple[Mode | None, ...] = (None, "off", "spot", "joint")
+"""In the clear, then masked: how silos check round models."""
 PARAMETERS = (T5_BASE_PARAMETERS,)
 PEER_SILOS = (3,)
 PEER_PARAMETERS = (2_000_000, 25_000_000)
@@ -123,16 +128,16 @@ def _measure(chosen: Choice, *, silos: int, parameters: int, console: Console) -
         return [masked]
     rounds = f"{what}, {chosen.rounds} rounds" + (" and one to warm up" if chosen.rounds > 1 else "")
     per_silo = BYTES_PER_PARAMETER_AND_SILO + _MASKED_VECTOR_BYTES
-    both: list[Figures] = []
-    for secure in (False, True):
+    of_rounds: list[Figures] = []
+    for masked_as in ROUNDS:
         place = empty_folder(chosen.work, "lorica", needed=parameters * (BYTES_PER_PARAMETER + silos * per_silo))
-        with console.status(f"lorica{' masked' if secure else ''}: {rounds}"):
-            run = run_lorica(place, silos=silos, parameters=parameters, rounds=chosen.rounds, secure=secure)
+        with console.status(f"lorica{f' masked, checks {masked_as}' if masked_as else ''}: {rounds}"):
+            run = run_lorica(place, silos=silos, parameters=parameters, rounds=chosen.rounds, masked=masked_as)
         shutil.rmtree(place)
-        both.append(figures(run))
-    plain, in_rounds = both
+        of_rounds.append(figures(run))
+    *others, in_rounds = of_rounds
     found = [
-        Entry(system=plain.system, silos=silos, parameters=plain.parameters, rounds=plain),
+        *(Entry(system=one.system, silos=silos, parameters=one.parameters, rounds=one) for one in others),
         replace(masked, rounds=in_rounds),
     ]
     if chosen.peer is not None:
@@ -142,14 +147,12 @@ def _measure(chosen: Choice, *, silos: int, parameters: int, console: Console) -
                 venv=_venv(chosen, chosen.peer),
                 work=place,
                 silos=silos,
-                parameters=plain.parameters,
+                parameters=in_rounds.parameters,
                 rounds=chosen.rounds,
             )
         shutil.rmtree(place)
-        of_rounds = figures(theirs.run)
-        found.append(
-            Entry(system=of_rounds.system, silos=silos, parameters=plain.parameters, rounds=of_rounds, masks=theirs)
-        )
+        peers = figures(theirs.run)
+        found.append(Entry(system=peers.system, silos=silos, parameters=parameters, rounds=peers, masks=theirs))
     return found
 
 
@@ -159,7 +162,8 @@ def _venv(chosen: Choice, peer: str) -> Path:
 
 
 def _tables(found: Sequence[Entry]) -> list[Table]:
-    tables = [_table_of_masks(one.masks) for one in found if isinstance(one.masks, MaskFigures)]
+    alone = [one.masks for one in found if isinstance(one.masks, MaskFigures)]
+    tables = [table(masks) for masks in alone for table in (_table_of_masks, _table_of_checks)]
     if in_rounds := [one.rounds for one in found if one.rounds is not None]:
         tables.append(table_of(in_rounds))
     if any(isinstance(one.masks, PeerMasks) for one in found):
@@ -191,6 +195,29 @@ def _table_of_masks(masks: MaskFigures) -> Table:
             f"{cost.peak_bytes / 1e6:.1f}",
             "" if error is None else f"{error:.1e}",
         )
+    return table
+
+
+def _table_of_checks(masks: MaskFigures) -> Table:
+    """`models` are bytes in whole float32 models."""
+    table = Table(title="a silo checks the model of that round, without transport", title_style="dim")
+    for column in ("", "CPU s", "memory MB", "fetched MB", "models", "CPU s a model", "coordinator's CPU s"):
+        table.add_column(column, justify="right" if column else "left")
+    checks: list[tuple[str, ModelCheck]] = [("spot", masks.spot), ("joint", masks.joint)]
+    for name, check in checks:
+        models = check.fetched_bytes / (4 * masks.parameters)
+        table.add_row(
+            f"{name}: {check.chunks} chunks",
+            f"{check.silo.cpu_s:.2f}",
+            f"{check.silo.peak_bytes / 1e6:.1f}",
+            f"{check.fetched_bytes / 1e6:.1f}",
+            f"{models:.2f}",
+            f"{check.silo.cpu_s / models:.2f}" if models >= 1 else "",
+            f"{check.shown_cpu_s:.2f}",
+        )
+    table.caption = (
+        f"ML-KEM-768 took {1000 * masks.kem_cpu_s / masks.silos:.2f} ms of CPU time a silo of its keys and shares"
+    )
     return table
 
 
