@@ -36,6 +36,7 @@ from security.pki.validity import Window
 from security.preflight import Check, Checks, Misconfigured, meaning, mebibytes, misconfigured
 from security.process_lock import holder
 from silo_agent.edges.channel import mutual_channel
+from silo_agent.edges.key_exchange import HYBRID, key_exchange
 from silo_agent.edges.key_store import SiloCredentials, load_credentials
 from silo_agent.edges.masking_journal import masking_journal
 from silo_agent.edges.misconfigurations import Mistake
@@ -63,6 +64,7 @@ import grpc.aio  # isort: skip  # after silo_wire, which leaves TLS 1.3 alone
 LEAST_CERTIFICATE_LIFE_S = 24 * 3600
 CLOCK_TOLERANCE_S = 300
 CALL_TIMEOUT_S = 15.0
+KEYS_OF_CONNECTION = "keys of the connection"
 BYTES_PER_PARAMETER = 4
 COPIES_IN_MEMORY = 6
 """Parameters, gradient, two moments of AdamW, and as much again for activations: a rough bound, said as such."""
@@ -111,9 +113,12 @@ async def preflight(ground: Ground) -> Sequence[Check]:
         await run("clock", lambda: _clock(folder, credentials, now))
         if await run("route and TLS interception", lambda: _route(credentials, now)):
             told = await _refusal(credentials)
-            await run("coordinator accepts this silo", lambda: _accepted(credentials, told))
+            if await run("coordinator accepts this silo", lambda: _accepted(credentials, told)):
+                await check_key_exchange(checks, credentials)
+            else:
+                checks.skip(KEYS_OF_CONNECTION, because="no connection")
         else:
-            checks.skip("coordinator accepts this silo", because="no route")
+            checks.skip("coordinator accepts this silo", KEYS_OF_CONNECTION, because="no route")
         if settings is None:
             checks.skip(*rules_checked, because="silo.toml cannot be used")
         else:
@@ -135,7 +140,7 @@ async def preflight(ground: Ground) -> Sequence[Check]:
             await run("privacy budget", lambda: _budget(folder, credentials, policy, bundle))
     else:
         names = ("certificate", "clock", "route and TLS interception", "coordinator accepts this silo")
-        checks.skip(*names, *rules_checked, because="the silo's files cannot be used")
+        checks.skip(*names, KEYS_OF_CONNECTION, *rules_checked, because="the silo's files cannot be used")
     if bundle is None:
         checks.skip("memory", because="no plan was offered yet")
     else:
@@ -277,6 +282,23 @@ async def _refusal(credentials: SiloCredentials) -> LoricaError | None:
             refused = isinstance(problem, AuthenticationError | Unreachable)
             return problem if refused or error.code() is grpc.StatusCode.PERMISSION_DENIED else None
     return None
+
+
+async def check_key_exchange(checks: Checks, credentials: SiloCredentials) -> None:
+    """Tells by what the keys of a connection with the coordinator are agreed; something else than a hybrid keeps nobody away."""
+    try:
+        agreed = await key_exchange(credentials)
+    except LoricaError as error:
+        checks.notice(KEYS_OF_CONNECTION, f"by what they are agreed was not seen: {error}")
+        return
+    if agreed == HYBRID:
+        checks.run(KEYS_OF_CONNECTION, lambda: f"agreed by {agreed}: no quantum computer opens what is recorded today")
+    else:
+        checks.notice(
+            KEYS_OF_CONNECTION,
+            f"agreed by {agreed}, not {HYBRID}: a quantum computer may open what is recorded today, up to the masks; "
+            "bring grpcio up to date on both sides, and look at what stands between",
+        )
 
 
 def _accepted(credentials: SiloCredentials, told: LoricaError | None) -> str:

@@ -39,7 +39,7 @@ def probe(address: str, server_name: str) -> Answer:
     context.set_alpn_protocols(["h2"])
     via = f" through the proxy {proxy.shown}" if proxy else ""
     try:
-        with _connected(host, port, proxy) as raw, context.wrap_socket(raw, server_hostname=server_name) as connection:
+        with connected(host, port, proxy) as raw, context.wrap_socket(raw, server_hostname=server_name) as connection:
             certificate = connection.getpeercert(binary_form=True)
     except ssl.SSLError as error:
         raise Unreachable(
@@ -55,7 +55,8 @@ def probe(address: str, server_name: str) -> Answer:
     return Answer(certificate=certificate, proxy=proxy)
 
 
-def _connected(host: str, port: int, proxy: ConnectProxy | None) -> socket.socket:
+def connected(host: str, port: int, proxy: ConnectProxy | None) -> socket.socket:
+    """A connection there, through `proxy` where there is one; raises OSError, EOFError, Unreachable, MalformedMessage."""
     if proxy is None:
         return socket.create_connection((host, port), TIMEOUT_S)
     connection = socket.create_connection((proxy.host, proxy.port), TIMEOUT_S)
