@@ -7,9 +7,11 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from blake3 import blake3
 
 from security.audit.entry import Event
 from security.audit.reading import read_log
@@ -22,9 +24,11 @@ from silo_agent.edges.plan_approvals import Comparison, PlanApprovals
 from silo_agent.policy import PolicyRules
 from silo_agent.service.told import FAILED
 from silo_agent.task.update import TrainingDiverged
+from silo_wire.canonical import Digest
 from silo_wire.masked_ranges import ranges_of
 from silo_wire.messages import DeclineReason, Prepare, Train
 from silo_wire.plan import PlanBundle
+from silo_wire.v1 import federation_pb2
 from tests.support.federation_peer import TestNet, vector_of
 from tests.support.hostile_masks import (
     BANK,
@@ -67,6 +71,57 @@ async def offered(at: HostileCoordinator, bundle: PlanBundle, says: str, rule: s
     await at.peer.order(Train(key=at.key, model=model.digest, seconds_left=60.0), BANK)
     await at.declined(BANK, POLICY, says)
     assert at.silos[BANK].trainer.trained == trained
+
+
+def kept_still(rate: str) -> PlanBundle:
+    """All silos but HOSPITAL train at `rate`, which the coordinator's own plan shelf might refuse: the sum would be HOSPITAL's delta."""
+    others = {silo: {"learning_rate": 1e-7} for silo in SILOS if silo != HOSPITAL}
+    bundle = masked_bundle(training={"learning_rate": 1e-3, "overrides": others})
+    text = bundle.plan.to_json()
+    assert text.count(b"1e-07") == len(others)
+    crafted = _Unchecked(bundle, text.replace(b"1e-07", rate.encode()))
+    return crafted  # type: ignore[return-value]
+
+
+class _Unchecked:
+    """A bundle whose plan no rule of Lorica has seen; what else is asked of it is the bundle's that it was made from."""
+
+    def __init__(self, bundle: PlanBundle, text: bytes) -> None:
+        self._bundle, self.text = bundle, text
+        self.digest = Digest(blake3(text).hexdigest())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bundle, name)
+
+    @property
+    def plan(self) -> Any:
+        return SimpleNamespace(digest=self.digest)
+
+    def encode(self) -> bytes:
+        message = federation_pb2.PlanBundle.FromString(self._bundle.encode())
+        message.plan_json = self.text
+        return message.SerializeToString(deterministic=True)
+
+
+@pytest.mark.parametrize("rate", ["1e-30", "9.9e-8", "0.0", "-1e-3"])
+async def test_keeps_all_silos_but_one_still_by_rates_near_zero(tmp_path: Path, rate: str) -> None:
+    """No plan at all, whoever wrote it: it is malformed, and nobody is ready for it."""
+    async with attacked(tmp_path, NET) as at:
+        crafted = kept_still(rate)
+        at.peer.offer(crafted, vector_of(crafted.layout, 0))
+        for silo in SILOS:
+            await at.peer.order(Prepare(crafted.digest), silo)
+            await at.refused(silo, "MalformedMessage", "learning_rate")
+            assert at.silos[silo].trainer.trained == []
+
+
+@pytest.mark.parametrize("ratio", [1.0, 4.0])
+async def test_keeps_all_silos_but_one_still_by_the_least_rates_that_there_are(tmp_path: Path, ratio: float) -> None:
+    """Also where people allow what they may, and though they approved the plan."""
+    async with attacked(tmp_path, NET, rules={BANK: PolicyRules(max_work_ratio=ratio)}) as at:
+        others = {silo: {"learning_rate": 1e-7} for silo in SILOS if silo != HOSPITAL}
+        bundle = masked_bundle(training={"learning_rate": 1e-3, "overrides": others})
+        await offered(at, bundle, "max_work_ratio", "max_work_ratio")
 
 
 @pytest.mark.parametrize("number", [1, 2, 250])
