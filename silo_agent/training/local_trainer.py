@@ -17,6 +17,7 @@ from silo_agent.task.update import TrainingDiverged, TrainingStopped
 from silo_agent.training.batches import EncodedExamples, collate, shuffled_batches
 from silo_agent.training.checkpoint import CheckpointFile, TrainingState
 from silo_agent.training.device import autocast
+from silo_agent.training.draws import Seed, begin_all, begun
 from silo_agent.training.local_optimizer import learning_rate_factor, local_optimizer
 from silo_agent.training.loss_log import LossLog
 from silo_agent.training.model import T5
@@ -34,7 +35,7 @@ def train_locally(
     examples: EncodedExamples,
     section: TrainingSection,
     *,
-    seed: int,
+    seed: Seed,
     round_parameters: Sequence[torch.Tensor] | None,
     checkpoint: CheckpointFile | None,
     on_progress: Progress,
@@ -49,13 +50,13 @@ def train_locally(
     """
     began = clock()
     device = parameters[0].device
-    generator = torch.Generator().manual_seed(seed)
+    generator = begun(torch.Generator(), seed)
     optimizer = local_optimizer(section, parameters)
     steps = optimizer_steps(len(examples), section)
     epoch, step, earlier_s, log = 0, 0, 0.0, LossLog.empty(section.loss_log_steps)
     model.train()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
+        begin_all(seed)
         if checkpoint is not None and (state := checkpoint.load(device)) is not None:
             _take_over(state, parameters, optimizer, generator)
             epoch, step, earlier_s, log = state.epochs, state.steps, state.seconds, state.log

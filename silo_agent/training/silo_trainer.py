@@ -25,6 +25,7 @@ from silo_agent.training.batches import EncodedExamples, encode_examples
 from silo_agent.training.checkpoint import CheckpointFile, training_identity
 from silo_agent.training.client_update import Feedback, write_update
 from silo_agent.training.device import DeviceSettings
+from silo_agent.training.draws import Seed
 from silo_agent.training.evaluation import SameResult, evaluate
 from silo_agent.training.generation import generated
 from silo_agent.training.local_trainer import Progress, train_locally
@@ -269,13 +270,12 @@ class SiloTrainer:
         chosen: list[int] = torch.randperm(count, generator=generator)[:most].tolist()
         return chosen
 
-    def _training_seed(self, round_number: int) -> int:
+    def _training_seed(self, round_number: int) -> Seed:
         """Under masks nobody but this silo knows it: who does can try out what a guessed record would change in the delta."""
         public = self._seed("train", round_number)
         if not self._plan.aggregation.secure_aggregation:
             return public
-        own = blake3(public.to_bytes(8, "little"), key=self._own_entropy)
-        return int.from_bytes(own.digest(length=8), "little") >> 1
+        return blake3(public.to_bytes(8, "little"), key=self._own_entropy).digest()
 
     def _seed(self, purpose: str, round_number: int) -> int:
         """63 bits of BLAKE3 over what the draws may depend on; the plan's digest covers its seed."""
