@@ -58,6 +58,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Files(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
+_internal_errors: list[str] = []
+
+
+def pytest_internalerror(excrepr: Any) -> None:
+    _internal_errors.append(str(excrepr))
+
+
+def pytest_unconfigure() -> None:
+    """The first internal error, a worker's own, is printed last: what it brings about in the other processes hides it else."""
+    if _internal_errors and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\nthe first internal error was:\n{_internal_errors[0]}")
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """What became of each false identity (tests/integration/test_identity_matrix.py), as a table."""
     reports = [*terminalreporter.stats.get("passed", ()), *terminalreporter.stats.get("failed", ())]
