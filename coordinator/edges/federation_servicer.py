@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 from coordinator.edges.gate import CALLER
 from coordinator.edges.places import Places
@@ -11,7 +11,7 @@ from security.errors import AuthorisationError, MalformedMessage
 from security.identifiers import FederationName, SiloName
 from silo_wire import codec, groups_codec, ledger_receipt, secure_codec, update_receipt, wire_version
 from silo_wire.canonical import Digest, digest_from_wire
-from silo_wire.chunk_piece import ChunkPiece, reader, write
+from silo_wire.chunk_piece import ChunkPiece, chunk_piece, reader, write
 from silo_wire.manifest import CHUNK_BYTES
 from silo_wire.messages import HeldPieces, MaskedHeader, UpdateHeader
 from silo_wire.renewal import succession_from_wire
@@ -24,6 +24,9 @@ import grpc  # isort: skip  # after silo_wire, which leaves TLS 1.3 alone
 
 INSTANCE_BYTES = 16
 SERVICE = federation_pb2.DESCRIPTOR.services_by_name["Federation"].full_name
+
+
+Sent = TypeVar("Sent")
 
 
 class FederationServicer(federation_pb2_grpc.FederationServicer):
@@ -44,12 +47,17 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         self._places = Places(on_end=give_memory_back)
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Serve on `server`; the two transfers read and write their chunks without protobuf's copies."""
+        """Serve on `server`; the transfers of chunks read and write them without protobuf's copies."""
         federation_pb2_grpc.add_FederationServicer_to_server(self, server)
         transfers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "FetchModel": grpc.unary_stream_rpc_method_handler(
                 self.FetchModel,
                 request_deserializer=federation_pb2.FetchModelRequest.FromString,
+                response_serializer=write,
+            ),
+            "FetchPieces": grpc.unary_stream_rpc_method_handler(
+                self.FetchPieces,
+                request_deserializer=federation_pb2.PiecesRequest.FromString,
                 response_serializer=write,
             ),
             "UploadUpdate": grpc.stream_unary_rpc_method_handler(
@@ -241,10 +249,11 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
             digest_from_wire(request.key.plan_digest, "plan_digest"),
             digest_from_wire(request.model_digest, "model_digest"),
         )
-        async for chunk in self._sent(evidence[at : at + CHUNK_BYTES] for at in range(0, len(evidence), CHUNK_BYTES)):
+        cut = (evidence[at : at + CHUNK_BYTES] for at in range(0, len(evidence), CHUNK_BYTES))
+        async for chunk in self._sent(cut, lambda index, data: common_pb2.Chunk(index=index, data=data)):
             yield chunk
 
-    async def FetchPieces(self, request: federation_pb2.PiecesRequest, context: Any) -> AsyncIterator[common_pb2.Chunk]:
+    async def FetchPieces(self, request: federation_pb2.PiecesRequest, context: Any) -> AsyncIterator[Any]:
         silo = self._caller(request.key)
         pieces = await self._service.pieces(
             digest_from_wire(request.key.plan_digest, "plan_digest"),
@@ -252,15 +261,15 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
             request.chunk,
             HeldPieces(vector_of=silo if request.without_vector else None, master=request.without_master),
         )
-        async for chunk in self._sent(pieces):
-            yield chunk
+        async for piece in self._sent(pieces, chunk_piece):
+            yield piece
 
-    async def _sent(self, pieces: Iterable[bytes]) -> AsyncIterator[common_pb2.Chunk]:
+    async def _sent(self, pieces: Iterable[bytes], message: Callable[[int, bytes], Sent]) -> AsyncIterator[Sent]:
         async with self._places.place() as place:
             for index, piece in enumerate(pieces):
                 await place.keep()
                 with place.waiting_for_peer():
-                    yield common_pb2.Chunk(index=index, data=piece)
+                    yield message(index, piece)
                 self._on_sent(len(piece))
 
     async def ShareVerdict(self, request: federation_pb2.VerdictRequest, context: Any) -> federation_pb2.VerdictsReply:

@@ -431,7 +431,7 @@ class GrpcCoordinator:
 
         async def attempt(wire: Wire) -> Sequence[bytes]:
             return await self._fetch_pieces(
-                wire.stub.FetchEvidence(request), "evidence", most_bytes=MAX_CHECKABLE_BYTES
+                wire.stub.FetchEvidence(request), "evidence", most_bytes=MAX_CHECKABLE_BYTES, read=_as_it_came
             )
 
         pieces = await self._until_answered(attempt)
@@ -451,18 +451,25 @@ class GrpcCoordinator:
         )
 
         async def attempt(wire: Wire) -> Sequence[bytes]:
-            call = wire.stub.FetchPieces(request)
-            return await self._fetch_pieces(call, f"chunk {chunk} of a round", most_bytes=MAX_PROOF_BYTES)
+            call = wire.chunk_pieces(request)
+            what = f"chunk {chunk} of a round"
+            return await self._fetch_pieces(call, what, most_bytes=MAX_PROOF_BYTES, read=_read_chunk)
 
         return await self._until_answered(attempt)
 
     async def _fetch_pieces(
-        self, call: grpc.aio.UnaryStreamCall[Any, common_pb2.Chunk], what: str, *, most_bytes: int
+        self,
+        call: grpc.aio.UnaryStreamCall[Any, T],
+        what: str,
+        *,
+        most_bytes: int,
+        read: Callable[[T], common_pb2.Chunk | ChunkPiece],
     ) -> Sequence[bytes]:
         pieces: list[bytes] = []
         held = 0
         try:
-            async for piece in call:
+            async for message in call:
+                piece = read(message)
                 if piece.index != len(pieces):
                     raise MalformedMessage(f"{what}: piece {piece.index} came where {len(pieces)} was due")
                 held += len(piece.data)
@@ -470,7 +477,7 @@ class GrpcCoordinator:
                     raise MalformedMessage(
                         f"{what} has more than the {most_bytes} bytes or {_MOST_PIECES} pieces allowed"
                     )
-                pieces.append(piece.data)
+                pieces.append(bytes(piece.data))
                 self._traffic.received(len(piece.data))
             return pieces
         finally:
@@ -714,6 +721,17 @@ def _read_piece(raw: bytes) -> federation_pb2.ModelPiece | ChunkPiece:
         return _parse_piece(raw)
     except DecodeError as error:
         raise MalformedMessage(f"the coordinator sends a piece of {len(raw)} bytes that does not parse") from error
+
+
+def _read_chunk(raw: bytes) -> ChunkPiece:
+    piece = _read_piece(raw)
+    if not isinstance(piece, ChunkPiece):
+        raise MalformedMessage("the coordinator sends something else than a chunk in the place of one")
+    return piece
+
+
+def _as_it_came(chunk: common_pb2.Chunk) -> common_pb2.Chunk:
+    return chunk
 
 
 async def _pieces(

@@ -35,10 +35,15 @@ class Wire:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.channel = channel
         self.stub: federation_pb2_grpc.FederationAsyncStub = federation_pb2_grpc.FederationStub(channel)
-        # The two transfers, without protobuf's copies of each chunk.
+        # The transfers of chunks, without protobuf's copies of each.
         self.model_pieces: grpc.aio.UnaryStreamMultiCallable[federation_pb2.FetchModelRequest, bytes] = (
             channel.unary_stream(
                 f"/{_SERVICE}/FetchModel", request_serializer=federation_pb2.FetchModelRequest.SerializeToString
+            )
+        )
+        self.chunk_pieces: grpc.aio.UnaryStreamMultiCallable[federation_pb2.PiecesRequest, bytes] = (
+            channel.unary_stream(
+                f"/{_SERVICE}/FetchPieces", request_serializer=federation_pb2.PiecesRequest.SerializeToString
             )
         )
         self.upload_update = channel.stream_unary(

@@ -115,7 +115,7 @@ class FederationStub:
         self.FetchPieces = channel.unary_stream(
                 '/silo_wire.v1.Federation/FetchPieces',
                 request_serializer=silo__wire_dot_v1_dot_federation__pb2.PiecesRequest.SerializeToString,
-                response_deserializer=silo__wire_dot_v1_dot_common__pb2.Chunk.FromString,
+                response_deserializer=silo__wire_dot_v1_dot_federation__pb2.ModelPiece.FromString,
                 _registered_method=True)
         self.ShareVerdict = channel.unary_unary(
                 '/silo_wire.v1.Federation/ShareVerdict',
@@ -239,7 +239,7 @@ class FederationServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FetchPieces(self, request, context):
-        """What one chunk of it is made again with, in the order of Proof.pieces. Of the newest model alone.
+        """What one chunk of it is made again with, in the order of Proof.pieces; chunks alone. Of the newest model alone.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -348,7 +348,7 @@ def add_FederationServicer_to_server(servicer, server):
             'FetchPieces': grpc.unary_stream_rpc_method_handler(
                     servicer.FetchPieces,
                     request_deserializer=silo__wire_dot_v1_dot_federation__pb2.PiecesRequest.FromString,
-                    response_serializer=silo__wire_dot_v1_dot_common__pb2.Chunk.SerializeToString,
+                    response_serializer=silo__wire_dot_v1_dot_federation__pb2.ModelPiece.SerializeToString,
             ),
             'ShareVerdict': grpc.unary_unary_rpc_method_handler(
                     servicer.ShareVerdict,
@@ -799,7 +799,7 @@ class Federation:
             target,
             '/silo_wire.v1.Federation/FetchPieces',
             silo__wire_dot_v1_dot_federation__pb2.PiecesRequest.SerializeToString,
-            silo__wire_dot_v1_dot_common__pb2.Chunk.FromString,
+            silo__wire_dot_v1_dot_federation__pb2.ModelPiece.FromString,
             options,
             channel_credentials,
             insecure,

@@ -61,8 +61,8 @@ class FederationStub:
     SignGroups: _grpc.UnaryUnaryMultiCallable[_federation_pb2.SignGroupsRequest, _federation_pb2.Ack]
     FetchEvidence: _grpc.UnaryStreamMultiCallable[_federation_pb2.EvidenceRequest, _common_pb2.Chunk]
     """What shows that the last masked sum made this model: a CheckableRound, in chunks."""
-    FetchPieces: _grpc.UnaryStreamMultiCallable[_federation_pb2.PiecesRequest, _common_pb2.Chunk]
-    """What one chunk of it is made again with, in the order of Proof.pieces. Of the newest model alone."""
+    FetchPieces: _grpc.UnaryStreamMultiCallable[_federation_pb2.PiecesRequest, _federation_pb2.ModelPiece]
+    """What one chunk of it is made again with, in the order of Proof.pieces; chunks alone. Of the newest model alone."""
     ShareVerdict: _grpc.UnaryUnaryMultiCallable[_federation_pb2.VerdictRequest, _federation_pb2.VerdictsReply]
     """This silo's verdict, and those of others; answered when there are more than the silo knows, or after some seconds."""
     RenewCertificate: _grpc.UnaryUnaryMultiCallable[_federation_pb2.RenewalRequest, _federation_pb2.RenewalReply]
@@ -104,8 +104,8 @@ class FederationAsyncStub(FederationStub):
     SignGroups: _aio.UnaryUnaryMultiCallable[_federation_pb2.SignGroupsRequest, _federation_pb2.Ack]  # type: ignore[assignment]
     FetchEvidence: _aio.UnaryStreamMultiCallable[_federation_pb2.EvidenceRequest, _common_pb2.Chunk]  # type: ignore[assignment]
     """What shows that the last masked sum made this model: a CheckableRound, in chunks."""
-    FetchPieces: _aio.UnaryStreamMultiCallable[_federation_pb2.PiecesRequest, _common_pb2.Chunk]  # type: ignore[assignment]
-    """What one chunk of it is made again with, in the order of Proof.pieces. Of the newest model alone."""
+    FetchPieces: _aio.UnaryStreamMultiCallable[_federation_pb2.PiecesRequest, _federation_pb2.ModelPiece]  # type: ignore[assignment]
+    """What one chunk of it is made again with, in the order of Proof.pieces; chunks alone. Of the newest model alone."""
     ShareVerdict: _aio.UnaryUnaryMultiCallable[_federation_pb2.VerdictRequest, _federation_pb2.VerdictsReply]  # type: ignore[assignment]
     """This silo's verdict, and those of others; answered when there are more than the silo knows, or after some seconds."""
     RenewCertificate: _aio.UnaryUnaryMultiCallable[_federation_pb2.RenewalRequest, _federation_pb2.RenewalReply]  # type: ignore[assignment]
@@ -240,8 +240,8 @@ class FederationServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _federation_pb2.PiecesRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_common_pb2.Chunk], _abc.AsyncIterator[_common_pb2.Chunk]]:
-        """What one chunk of it is made again with, in the order of Proof.pieces. Of the newest model alone."""
+    ) -> _typing.Union[_abc.Iterator[_federation_pb2.ModelPiece], _abc.AsyncIterator[_federation_pb2.ModelPiece]]:
+        """What one chunk of it is made again with, in the order of Proof.pieces; chunks alone. Of the newest model alone."""
 
     @_abc_1.abstractmethod
     def ShareVerdict(
