@@ -26,6 +26,7 @@ from silo_agent.task.update import (
 )
 from silo_agent.training.model import BoundParameters
 from silo_agent.training.residual import ResidualReader, Residuals, ResidualWriter
+from silo_agent.training.spread import Spread
 from silo_agent.training.vector_file import VectorReader, VectorWriter, blocks, new_vector_file
 from silo_wire.canonical import Digest
 from silo_wire.manifest import Layout, Manifest
@@ -56,10 +57,11 @@ def write_update(
     round_model: Callable[[], VectorReader],
     feedback: Feedback,
     clipping_norm: float = 0.0,
+    spread: Spread | None = None,
 ) -> WrittenUpdate:
     """Write the update that `parameters` make of `round_model` to `path`, of type and order of `layout`.
 
-    In bfloat16 the residual of `feedback.included` is added first, and what rounding leaves is kept for the new update.
+    Where it is to be masked, `spread` is what numbers that are too much alike are spread by. In bfloat16 the residual of `feedback.included` is added first, and what rounding leaves is kept for the new update.
     Raises TrainingDiverged for a value that is not finite or beyond bfloat16's range, IntegrityError and StorageError for
     the round model's file, StorageError for the update's. After an error there is no file.
     """
@@ -70,7 +72,7 @@ def write_update(
             round_model() as reader,
             feedback.residuals.opened(feedback.included) if narrow else nullcontext() as earlier,
         ):
-            yield from _deltas(parameters, reader, earlier)
+            yield from _deltas(parameters, reader, earlier, spread)
 
     norm = 0.0
     if clipping_norm:
@@ -108,9 +110,9 @@ def write_no_delta(path: Path, layout: Layout) -> WrittenUpdate:
 
 
 def _deltas(
-    parameters: BoundParameters, round_model: VectorReader, residual: ResidualReader | None
+    parameters: BoundParameters, round_model: VectorReader, residual: ResidualReader | None, spread: Spread | None
 ) -> Iterator[tuple[FloatBlock, float]]:
-    """Finite blocks of local - round model + residual, each in the memory of the one before, with their squared norms."""
+    """Finite blocks of local - round model + residual, spread, each in the memory of the one before, with their squared norms."""
     memory: FloatBlock = np.empty(BLOCK_ELEMENTS, dtype=np.float32)
     for begin, end in blocks(parameters.elements):
         values = memory[: end - begin]
@@ -119,6 +121,11 @@ def _deltas(
             np.subtract(local.cpu().numpy(), part, out=part)
         if residual is not None:
             residual.add_to(values, begin)
+        if spread is not None:
+            at = begin
+            for _, _, part in parameters.beside(values, begin):
+                spread.over(part, at)
+                at += len(part)
         square = squared_norm(values)
         if not math.isfinite(square):
             raise TrainingDiverged(

@@ -33,6 +33,7 @@ from silo_agent.training.plan_model import PlanModel
 from silo_agent.training.residual import Residuals
 from silo_agent.training.schema import serialise
 from silo_agent.training.serialisation import model_input
+from silo_agent.training.spread import Spread
 from silo_agent.training.text_to_sql_data import SiloData, Split
 from silo_wire.canonical import Digest, canonical_json
 from silo_wire.manifest import Manifest
@@ -149,6 +150,7 @@ class SiloTrainer:
             parameters=self._model.parameters,
             round_model=lambda: self._model.reader(model_path, model),
             feedback=Feedback(residuals=residuals, included=included_update),
+            spread=Spread(self._own_key("spread", round_number)) if self._plan.aggregation.secure_aggregation else None,
         )
         return LocalUpdate(summary=summary, manifest=written.manifest, delta_norm=written.norm, mark=written.mark)
 
@@ -272,10 +274,13 @@ class SiloTrainer:
 
     def _training_seed(self, round_number: int) -> Seed:
         """Under masks nobody but this silo knows it: who does can try out what a guessed record would change in the delta."""
-        public = self._seed("train", round_number)
         if not self._plan.aggregation.secure_aggregation:
-            return public
-        return blake3(public.to_bytes(8, "little"), key=self._own_entropy).digest()
+            return self._seed("train", round_number)
+        return self._own_key("train", round_number)
+
+    def _own_key(self, purpose: str, round_number: int) -> bytes:
+        """32 bytes that only this silo knows, and that a training which is done again has again."""
+        return blake3(self._seed(purpose, round_number).to_bytes(8, "little"), key=self._own_entropy).digest()
 
     def _seed(self, purpose: str, round_number: int) -> int:
         """63 bits of BLAKE3 over what the draws may depend on; the plan's digest covers its seed."""

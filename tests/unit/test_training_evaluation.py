@@ -29,6 +29,7 @@ from silo_agent.training.device import DeviceSettings
 from silo_agent.training.evaluation import in_sandbox
 from silo_agent.training.generation import generated
 from silo_agent.training.silo_trainer import SiloTrainer
+from silo_agent.training.spread import MOST_ALIKE, alike
 from silo_agent.training.text_to_sql_data import Example
 from silo_agent.training.tokenizer import SpecialTokens, TextTokenizer
 from silo_wire.manifest import Manifest, manifest_of
@@ -351,14 +352,29 @@ def masked_update(folder: Path, entropy: bytes | None, **sections: Any) -> bytes
     return (folder / "update").read_bytes()
 
 
-def test_attack_the_plans_seed_tells_nothing_of_order_and_dropout_under_masks(tmp_path: Path) -> None:
+def test_attack_the_plans_seed_tells_nothing_of_order_and_dropout_under_masks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever knows plan, round and silo could else try out what a guessed record does to the delta."""
+    monkeypatch.setattr("silo_agent.training.spread.MOST_ALIKE", 1.0)  # which comes of the silo's own entropy as well
     mine, again, other = (bytes([number]) * 32 for number in (1, 1, 2))
     first = masked_update(tmp_path / "first", mine, **MASKED)
     assert masked_update(tmp_path / "again", again, **MASKED) == first, "a killed training comes to the same bits"
     assert masked_update(tmp_path / "other", other, **MASKED) != first
     drawn = {masked_update(tmp_path / f"drawn-{number}", None, **MASKED) for number in range(2)}
     assert len({first, *drawn}) == 3, "without a word it is drawn"
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_attack_deltas_that_are_to_be_masked_are_not_all_of_one_size(tmp_path: Path, masked: bool) -> None:
+    """One step of AdamW moves each parameter by as much: of a weighted sum of such deltas each could be told."""
+    sections = {**(MASKED if masked else {}), "training": {"epochs": 1, "batch_size": 64, "dropout": 0.0}}
+    update = masked_update(tmp_path / "one", bytes(32), **sections)
+    assert masked_update(tmp_path / "again", bytes(32), **sections) == update, (
+        "a killed training comes to the same bits"
+    )
+    assert (masked_update(tmp_path / "other", bytes([1]) * 32, **sections) != update) == masked
+    assert (alike(np.frombuffer(update, dtype="<f4")) < MOST_ALIKE) == masked
 
 
 def test_without_masks_the_plans_seed_decides_as_ever(tmp_path: Path) -> None:
