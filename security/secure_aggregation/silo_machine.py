@@ -107,6 +107,11 @@ class Demands:
         """The fewest silos of a release group; all colluders may sit in one."""
         return max(self.smallest_group, least_group(self.colluders))
 
+    @property
+    def promise(self) -> Promise:
+        """What release groups have to promise, at least."""
+        return Promise(colluders=self.colluders, smallest_group=self.least_group)
+
     def check(self, parameters: Parameters) -> None:
         """Raises PolicyRefusal, which names the rule."""
         for rule, offered, demanded in (
@@ -456,7 +461,7 @@ def check_groups(roster: Roster, party: Party) -> Partition:
                 "larger groups, or `silo-agent groups approve`",
             )
     offered = roster.parameters
-    if reason := too_little(link, Promise(colluders=party.demands.colluders, smallest_group=least)):
+    if reason := too_little(link, party.demands.promise):
         raise PolicyRefusal(RELEASE_GROUPS, reason)
     if offered.colluders > link.promise.colluders:
         raise PolicyRefusal(

@@ -35,6 +35,7 @@ from security.pki.trust_bundle import TrustBundle
 from security.pki.validity import Window
 from security.preflight import Check, Checks, Misconfigured, meaning, mebibytes, misconfigured
 from security.process_lock import holder
+from security.secure_aggregation.release_groups import too_little
 from silo_agent.edges.channel import mutual_channel
 from silo_agent.edges.key_exchange import HYBRID, key_exchange
 from silo_agent.edges.key_store import SiloCredentials, load_credentials
@@ -364,6 +365,8 @@ def _groups(folder: SiloFolder, credentials: SiloCredentials, policy: SiloPolicy
     if standing.held is None:
         return "none yet: the first masked round proposes them"
     link = standing.held.link
+    if lacking := too_little(link, policy.demands().promise):
+        raise misconfigured(Mistake.GROUPS_PROMISE.value, lacking)
     group = next((it for it in link.partition.groups if credentials.silo in it), None)
     if group is None:
         return f"number {link.number}: this silo is in none of them, and masks nothing"
