@@ -27,13 +27,30 @@ def propose(
     groups: Annotated[
         list[str], typer.Argument(metavar="SILO,SILO,SILO ...", help="Each group: its silos, joined by commas.")
     ],
-    colluders: Annotated[int, typer.Option(min=0, max=10_000, help="Silos that may sign two successors.")] = 0,
+    colluders: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=10_000,
+            help="Silos that may sign two successors, at most; default: as the groups that stand, else 0.",
+            show_default=False,
+        ),
+    ] = None,
+    smallest_group: Annotated[
+        int | None,
+        typer.Option(
+            min=3,
+            max=10_002,
+            help="Sets of fewer silos are for people to allow; default: as the groups that stand, at least colluders + 2 and 3.",
+            show_default=False,
+        ),
+    ] = None,
     directory: Dir = None,
     as_json: AsJson = False,
 ) -> None:
     """Propose release groups; they stand once the silos have signed them."""
     wanted = [secure_pb2.ReleaseGroup(silos=_silos(group)) for group in groups]
-    request = operator_pb2.ProposeGroupsRequest(groups=wanted, colluders=colluders)
+    request = operator_pb2.ProposeGroupsRequest(groups=wanted, colluders=colluders, smallest_group=smallest_group)
     _print(reach(directory).ask(lambda stub: stub.ProposeGroups(request)), as_json)
 
 
@@ -54,7 +71,10 @@ def _print(reply: operator_pb2.GroupsStanding, as_json: bool) -> None:
     for title, signed in (("stand", reply.standing), ("proposed", reply.proposed)):
         if signed.groups.number:
             number, signatures = signed.groups.number, len(signed.signatures)
-            console.print(f"release groups {number} ({title}), signed by {signatures}:")
+            console.print(
+                f"release groups {number} ({title}), against {signed.groups.colluders} colluders, smallest group "
+                f"{signed.groups.smallest_group}, signed by {signatures}:"
+            )
             for group in signed.groups.groups:
                 console.print(f"  {', '.join(group.silos)}")
     if reply.needed:
@@ -69,6 +89,8 @@ def _value(reply: operator_pb2.GroupsStanding) -> dict[str, object]:
             "number": signed.groups.number,
             "groups": [list(group.silos) for group in signed.groups.groups],
             "atoms": [list(atom.silos) for atom in signed.groups.atoms],
+            "colluders": signed.groups.colluders,
+            "smallest_group": signed.groups.smallest_group,
             "signed_by": [one.silo for one in signed.signatures],
         }
 

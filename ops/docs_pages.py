@@ -115,8 +115,9 @@ SILO_MEANINGS: Final[dict[str, str]] = {
     "policy.min_threshold": "Under secure aggregation: fewest silos that have to help to open a secret.",
     "policy.min_survivors": "Under secure aggregation: fewest silos of a sum.",
     "policy.smallest_group": "Under secure aggregation: fewest silos of a release group, and of a set that sums can be subtracted down to; "
-    "never below `colluders` + 2.",
-    "policy.colluders": "Under secure aggregation: how many of a cohort may work together against this silo.",
+    "never below `colluders` + 2. Release groups that promise less are refused.",
+    "policy.colluders": "Under secure aggregation: how many of a cohort may work together against this silo. Plans and release groups that hold "
+    "against fewer are refused.",
     "policy.max_work_ratio": "Under secure aggregation: how far learning rate x optimizer steps of two silos may differ by "
     "`[training.overrides]`. 1: no override that changes work is taken.",
     "policy.require_privacy": 'The `[privacy] level` that a plan must have; `"none"`: any. With `"silo"` the noise may be the '

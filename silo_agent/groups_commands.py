@@ -11,8 +11,7 @@ from silo_agent.edges.silo_folder import SiloFolder, silo_folder
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from security.secure_aggregation.release_groups import SignedLink
-    from silo_agent.edges.group_chain import GroupChain
+    from silo_agent.edges.group_chain import CheckedLink, GroupChain
     from silo_agent.edges.key_store import SiloCredentials
 
 groups_app = typer.Typer(
@@ -20,9 +19,8 @@ groups_app = typer.Typer(
 )
 
 Digest = Annotated[
-    str, typer.Argument(metavar="DIGEST", help="From `groups show`; its first 16 characters do.", show_default=False)
+    str, typer.Argument(metavar="DIGEST", help="From `groups show`, all 64 characters.", show_default=False)
 ]
-LEAST_CHARACTERS = 16
 
 
 @groups_app.command()
@@ -40,12 +38,12 @@ def show(config: Config = None, directory: Dir = None, as_json: Json = False) ->
         return
     if standing.held is None:
         print("this silo holds no release groups: it masks nothing until the first ones stand")
-    for title, signed in (("held", standing.held), ("proposed", standing.proposed)):
-        if signed is not None:
-            print("\n".join(_described(title, signed)))
+    for title, checked in (("held", standing.held), ("proposed", standing.proposed)):
+        if checked is not None:
+            print("\n".join(_described(title, checked)))
     if standing.objection is not None:
         assert standing.proposed is not None, "an objection is to something"
-        digest = standing.proposed.link.digest.hex()[:LEAST_CHARACTERS]
+        digest = standing.proposed.link.digest.hex()
         print(f"waits for this silo's people: {standing.objection}")
         print(f"silo-agent groups approve {digest} allows it")
 
@@ -85,10 +83,10 @@ def _whole(digest: str) -> str:
     from security.errors import ConfigurationError
 
     text = digest.lower()
-    if not LEAST_CHARACTERS <= len(text) <= 64 or set(text) - set("0123456789abcdef"):
+    if len(text) != 64 or set(text) - set("0123456789abcdef"):
         raise ConfigurationError(
-            f"{digest[:80]!r} is not the digest of release groups, {LEAST_CHARACTERS} to 64 of 0-9 and a-f: "
-            "copy it from `silo-agent groups show`"
+            f"{digest[:80]!r} is not the whole digest of release groups, 64 of 0-9 and a-f: copy it from `silo-agent groups show`. "
+            "Two proposals can be made that begin alike"
         )
     return text
 
@@ -102,21 +100,34 @@ def _chain(directory: "Path | None", config: "Path | None") -> "tuple[SiloFolder
     return folder, credentials, group_chain(folder, credentials, policy)
 
 
-def _facts(signed: "SignedLink | None") -> dict[str, Any] | None:
-    if signed is None:
+def _facts(checked: "CheckedLink | None") -> dict[str, Any] | None:
+    if checked is None:
         return None
+    link = checked.link
     return {
-        "number": signed.link.number,
-        "digest": signed.link.digest.hex(),
-        "groups": [list(group) for group in signed.link.partition.groups],
-        "told_apart": [list(atom) for atom in signed.link.atoms],
-        "signed_by": [silo for silo, _ in signed.signatures],
+        "number": link.number,
+        "digest": link.digest.hex(),
+        "groups": [list(group) for group in link.partition.groups],
+        "told_apart": [list(atom) for atom in link.atoms],
+        "colluders": link.promise.colluders,
+        "smallest_group": link.promise.smallest_group,
+        "signed_by": list(checked.good),
+        "signatures_unchecked": list(checked.unchecked),
+        "signatures_false": list(checked.false),
     }
 
 
-def _described(title: str, signed: "SignedLink") -> list[str]:
-    link = signed.link
-    lines = [f"release groups {link.number} ({title}), {link.digest.hex()}, signed by {len(signed.signatures)}"]
+def _described(title: str, checked: "CheckedLink") -> list[str]:
+    link, promise = checked.link, checked.link.promise
+    by = f"signed by {len(checked.good)}" + (f": {', '.join(checked.good)}" if checked.good else "")
+    lines = [
+        f"release groups {link.number} ({title}), {link.digest.hex()}",
+        f"  against {promise.colluders} colluders, smallest group {promise.smallest_group}; {by}",
+    ]
+    if checked.unchecked:
+        lines.append(f"  not checked, no key is pinned: signatures of {', '.join(checked.unchecked)}")
+    if checked.false:
+        lines.append(f"  false: signatures of {', '.join(checked.false)}")
     lines += [f"  {', '.join(group)}" for group in link.partition.groups]
     if link.atoms != link.partition.groups:
         lines.append("  told apart over all groups so far:")

@@ -91,7 +91,11 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
     async def ProposeGroups(
         self, request: operator_pb2.ProposeGroupsRequest, context: Any
     ) -> operator_pb2.GroupsStanding:
-        await self._service.groups.propose(groups_from_request(request.groups), colluders=request.colluders)
+        await self._service.groups.propose(
+            groups_from_request(request.groups),
+            colluders=request.colluders if request.HasField("colluders") else None,
+            smallest_group=request.smallest_group if request.HasField("smallest_group") else None,
+        )
         return self._groups_standing()
 
     def _groups_standing(self) -> operator_pb2.GroupsStanding:
@@ -100,7 +104,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         missing, needed = groups.waits_for()
         return operator_pb2.GroupsStanding(
             standing=None if standing is None else signed_groups_to_wire(standing),
-            proposed=None if proposed is None else signed_groups_to_wire(proposed.signed),
+            proposed=None if proposed is None else signed_groups_to_wire(proposed),
             missing=sorted(missing),
             needed=needed,
         )

@@ -72,7 +72,7 @@ from coordinator.rounds.effects import (
     UpdateAccepted,
 )
 from coordinator.rounds.states import Idle, State
-from coordinator.service.ports import IssuedCertificate, Proposal
+from coordinator.service.ports import IssuedCertificate
 from coordinator.service.records import (
     COMPLETED,
     BegunPlan,
@@ -388,18 +388,18 @@ class SqlRoundStore:
 
     # --- release groups
 
-    def release_groups(self) -> tuple[tuple[SignedLink, ...], Proposal | None]:
+    def release_groups(self) -> tuple[tuple[SignedLink, ...], SignedLink | None]:
         with self._transaction() as connection:
             rows = connection.execute(select(release_groups).order_by(release_groups.c.number)).all()
         read = [(row, signed_groups_from_bytes(row.signed, self._federation)) for row in rows]
-        proposed = [Proposal(signed=signed, colluders=row.colluders) for row, signed in read if not row.stands]
+        proposed = [signed for row, signed in read if not row.stands]
         return tuple(signed for row, signed in read if row.stands), proposed[0] if proposed else None
 
-    def keep_release_groups(self, signed: SignedLink, *, stands: bool, colluders: int) -> None:
+    def keep_release_groups(self, signed: SignedLink, *, stands: bool) -> None:
         values = {
             "number": signed.link.number,
             "stands": stands,
-            "colluders": colluders,
+            "colluders": signed.link.promise.colluders,
             "signed": signed_groups_to_bytes(signed),
         }
         with self._transaction() as connection:

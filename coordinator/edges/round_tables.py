@@ -197,6 +197,6 @@ release_groups = Table(
     Column("digest", String(64), primary_key=True),
     Column("number", Integer, nullable=False),
     Column("stands", Boolean, nullable=False),  # false: it is proposed, of which there is one at most
-    Column("colluders", Integer, nullable=False),
+    Column("colluders", Integer, nullable=False),  # as the link has it
     Column("signed", LargeBinary, nullable=False),  # the link and its signatures, as they travel
 )

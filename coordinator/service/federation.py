@@ -384,8 +384,7 @@ class Federation:
 
     async def groups_offer(self, after: int) -> GroupsOffer:
         """Release groups from number `after` on, what is proposed, and the keys that they are signed with."""
-        links, proposal = self.groups.after(after), self.groups.proposed
-        proposed = None if proposal is None else proposal.signed
+        links, proposed = self.groups.after(after), self.groups.proposed
         named = {silo for one in links for silo, _ in one.signatures}
         named |= frozenset() if proposed is None else proposed.link.members
         identities = []

@@ -277,10 +277,10 @@ class RoundStore(Protocol):
         Where none is known, `head` is the first; one that does not follow is not stored, and the known one stays.
         """
 
-    def release_groups(self) -> tuple[tuple[SignedLink, ...], "Proposal | None"]:
+    def release_groups(self) -> tuple[tuple[SignedLink, ...], SignedLink | None]:
         """The chain, oldest link first, and what is proposed to follow."""
 
-    def keep_release_groups(self, signed: SignedLink, *, stands: bool, colluders: int) -> None:
+    def keep_release_groups(self, signed: SignedLink, *, stands: bool) -> None:
         """With these signatures; one that does not stand takes the place of what was proposed before."""
 
     def has_rounds(self, plan: Digest) -> bool:
@@ -298,14 +298,6 @@ class RoundStore(Protocol):
 
     def rounds(self, plan: Digest, last: int) -> tuple[RoundRow, ...]:
         """The last attempts of a plan, oldest first; 0: all."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal:
-    """Release groups that wait for signatures. `colluders`: how many silos may sign twice; each silo counts with its own number."""
-
-    signed: SignedLink
-    colluders: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,17 +11,20 @@ from dataclasses import dataclass
 
 import structlog
 
-from coordinator.service.ports import Proposal, RoundStore
+from coordinator.service.ports import RoundStore
 from coordinator.service.threads import Threads
 from security.errors import AuthorisationError, Conflict, StateError, WrongTime
 from security.identifiers import FederationName, SiloName
 from security.pki.identity_key import public_key_from_bytes
 from security.secure_aggregation.release_groups import (
+    LEAST_PROMISE,
     Link,
     Partition,
+    Promise,
     SignedLink,
     check_signature,
     first_link,
+    least_group,
     missing_signatures,
     successor,
 )
@@ -47,7 +50,7 @@ class ReleaseGroups:
         self._store = store
         self._threads = threads
         self._chain: tuple[SignedLink, ...] = ()
-        self._proposed: Proposal | None = None
+        self._proposed: SignedLink | None = None
         self._news = asyncio.Event()
         self._alone = asyncio.Lock()
         self.on_change: list[Callable[[], None]] = []
@@ -66,7 +69,7 @@ class ReleaseGroups:
         return None if self.standing is None else self.standing.link
 
     @property
-    def proposed(self) -> Proposal | None:
+    def proposed(self) -> SignedLink | None:
         return self._proposed
 
     @property
@@ -77,7 +80,7 @@ class ReleaseGroups:
 
     @property
     def _all(self) -> tuple[SignedLink, ...]:
-        return self._chain if self._proposed is None else (*self._chain, self._proposed.signed)
+        return self._chain if self._proposed is None else (*self._chain, self._proposed)
 
     def after(self, number: int) -> tuple[SignedLink, ...]:
         """The links from `number` on."""
@@ -87,53 +90,68 @@ class ReleaseGroups:
         """Of whom the proposal wants signatures, and how many; nobody where nothing is proposed."""
         if self._proposed is None:
             return frozenset(), 0
-        signed = self._proposed.signed
-        return missing_signatures(
-            self.head, signed.link, [silo for silo, _ in signed.signatures], colluders=self._proposed.colluders
-        )
+        return missing_signatures(self.head, self._proposed.link, [silo for silo, _ in self._proposed.signatures])
 
     def as_it_stands(self) -> GroupsStanding:
         unsigned, _ = self.waits_for()
-        proposed = None if self._proposed is None else self._proposed.signed.link
+        proposed = None if self._proposed is None else self._proposed.link
         return GroupsStanding(stands=self.head, proposed=proposed, unsigned=unsigned)
 
-    def require_head(self) -> Link:
-        """Raises StateError where masked rounds cannot begin: no groups stand."""
+    def require_head(self, *, colluders: int = 0) -> Link:
+        """Raises StateError where masked rounds cannot begin: no groups stand, or they hold against fewer colluders than the plan."""
         if (head := self.head) is not None:
+            if head.promise.colluders < colluders:
+                raise StateError(
+                    f"the plan is to hold against {colluders} colluders, release groups {head.number} hold against "
+                    f"{head.promise.colluders}: `coordinator groups propose` with --colluders {colluders}"
+                )
             return head
         if self._proposed is None:
             raise StateError("no release groups stand: `coordinator groups propose` says who is summed with whom")
         silos, _ = self.waits_for()
         raise StateError(
-            f"release groups {self._proposed.signed.link.digest.hex()[:16]} wait for the signatures of "
+            f"release groups {self._proposed.link.digest.hex()[:16]} wait for the signatures of "
             f"{', '.join(sorted(silos))}: their people look with `silo-agent groups show`"
         )
 
-    async def propose(self, groups: Iterable[Iterable[SiloName]], *, colluders: int) -> SignedLink:
-        """In the place of what is proposed. Raises MalformedMessage for groups that are none, StateError for a silo that is not enrolled."""
+    async def propose(
+        self,
+        groups: Iterable[Iterable[SiloName]],
+        *,
+        colluders: int | None = None,
+        smallest_group: int | None = None,
+    ) -> SignedLink:
+        """In the place of what is proposed; None: as the groups that stand promise, or what `colluders` ask for.
+
+        Raises MalformedMessage for groups or numbers that are none, StateError for a silo that is not enrolled.
+        """
         partition = Partition.of(groups)
         async with self._alone:
-            return await self._propose(partition, colluders)
+            before = LEAST_PROMISE if self.head is None else self.head.promise
+            against = before.colluders if colluders is None else colluders
+            least = max(before.smallest_group, least_group(against)) if smallest_group is None else smallest_group
+            return await self._propose(partition, Promise(colluders=against, smallest_group=least))
 
-    async def _propose(self, partition: Partition, colluders: int) -> SignedLink:
+    async def _propose(self, partition: Partition, promise: Promise) -> SignedLink:
         enrolled = {item.silo for item in await self._threads.store(self._store.silos)}
         if strangers := sorted(partition.members - enrolled):
             raise StateError(f"release groups name {', '.join(strangers)}, who are not enrolled: coordinator status")
         head = self.head
-        link = first_link(self._federation, partition) if head is None else successor(head, partition)
-        if head is not None and link.partition == head.partition:
+        link = first_link(self._federation, partition, promise) if head is None else successor(head, partition, promise)
+        if head is not None and (link.partition, link.promise) == (head.partition, head.promise):
             raise Conflict(f"release groups {head.number} are these groups already: nothing was changed")
-        if self._proposed is not None and self._proposed.signed.link == link:
-            return self._proposed.signed
-        await self._keep(Proposal(signed=SignedLink(link=link), colluders=colluders))
+        if self._proposed is not None and self._proposed.link == link:
+            return self._proposed
+        await self._keep(SignedLink(link=link))
         _log.info("release groups proposed", number=link.number, groups=len(partition.groups), silos=len(link.members))
         return SignedLink(link=link)
 
     async def propose_first(self, silos: Iterable[SiloName], *, colluders: int) -> None:
-        """One group of all, where nothing stands and nothing is proposed."""
+        """One group of all, where nothing stands and nothing is proposed; `colluders` are the plan's."""
         async with self._alone:
             if self.head is None and self._proposed is None:
-                await self._propose(Partition.of([silos]), colluders)
+                promise = Promise(colluders=colluders, smallest_group=least_group(colluders))
+                await self._propose(Partition.of([silos]), promise)
 
     async def sign(self, silo: SiloName, link: bytes, signature: bytes) -> None:
         """Raises WrongTime for a link that is not here, AuthorisationError for who has no say in it, IntegrityError for a false signature."""
@@ -154,29 +172,25 @@ class ReleaseGroups:
             raise AuthorisationError(f"silo {silo} is not enrolled in this federation")
         check_signature(signed.link, silo, signature, public_key_from_bytes(enrolled.identity_public_key))
         after = signed.signed_by(silo, signature)
-        if self._proposed is None or signed.link != self._proposed.signed.link:
-            await self._threads.store(self._store.keep_release_groups, after, stands=True, colluders=0)
+        if self._proposed is None or signed.link != self._proposed.link:
+            await self._threads.store(self._store.keep_release_groups, after, stands=True)
             self._chain = tuple(after if one.link == after.link else one for one in self._chain)
             self._tell()
             return
-        await self._keep(Proposal(signed=after, colluders=self._proposed.colluders))
+        await self._keep(after)
 
-    async def _keep(self, proposal: Proposal) -> None:
+    async def _keep(self, signed: SignedLink) -> None:
         """As proposed, or standing once it has the signatures that it needs."""
-        link, colluders = proposal.signed.link, proposal.colluders
-        _, missing = missing_signatures(
-            self.head, link, [silo for silo, _ in proposal.signed.signatures], colluders=colluders
-        )
+        link = signed.link
+        _, missing = missing_signatures(self.head, link, [silo for silo, _ in signed.signatures])
         if not missing:
             for told in self.on_standing:
-                told(proposal.signed)
-        await self._threads.store(
-            self._store.keep_release_groups, proposal.signed, stands=not missing, colluders=colluders
-        )
+                told(signed)
+        await self._threads.store(self._store.keep_release_groups, signed, stands=not missing)
         if missing:
-            self._proposed = proposal
+            self._proposed = signed
         else:
-            self._chain, self._proposed = (*self._chain, proposal.signed), None
+            self._chain, self._proposed = (*self._chain, signed), None
             _log.info("release groups stand", number=link.number, groups=len(link.partition.groups))
         self._tell()
 

@@ -341,7 +341,7 @@ class RoundLoop:
         terms = Terms(
             model=bytes.fromhex(command.model),
             ranges=CLOSING_RANGES if command.closing else ranges_of(opened.bundle),
-            link=self._groups.require_head(),
+            link=self._groups.require_head(colluders=section.colluders),
             min_cohort=schedule.min_silos,
             min_survivors=section.min_survivors,
             colluders=section.colluders,

@@ -10,7 +10,7 @@ from security.errors import MalformedMessage
 from security.identifiers import FederationName, SiloName
 from security.pki.identity_key import SIGNATURE_BYTES, public_key_bytes, public_key_from_bytes
 from security.pki.succession import Succession
-from security.secure_aggregation.release_groups import Group, Link, Partition, SignedLink
+from security.secure_aggregation.release_groups import Group, Link, Partition, Promise, SignedLink
 from silo_wire.renewal import succession_to_wire, successions_from_wire
 from silo_wire.v1 import federation_pb2
 from silo_wire.v1 import secure_aggregation_pb2 as pb
@@ -80,6 +80,8 @@ def groups_to_wire(link: Link) -> pb.ReleaseGroups:
         previous=link.previous,
         groups=_groups_to_wire(link.partition.groups),
         atoms=_groups_to_wire(link.atoms),
+        colluders=link.promise.colluders,
+        smallest_group=link.promise.smallest_group,
     )
 
 
@@ -91,6 +93,7 @@ def groups_from_wire(message: pb.ReleaseGroups, federation: FederationName) -> L
         previous=message.previous,
         partition=Partition(_groups_from_wire(message.groups)),
         atoms=_groups_from_wire(message.atoms),
+        promise=Promise(colluders=message.colluders, smallest_group=message.smallest_group),
     )
 
 

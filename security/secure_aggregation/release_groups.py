@@ -10,10 +10,11 @@ for the federation (So et al. 2023 fix their batches for good; a federation of y
 
 - A *link* names its predecessor, its partition, and the *atoms*: the common refinement of all partitions so far, in which
   leavers stay. Every sum ever made is constant on the atoms of the newest link.
-- The first link is signed by all its members. Each other one is signed by more than (N + c) / 2 of the predecessor's N members.
+- The first link is signed by all its members. Each other one is signed by more than (N + c) / 2 of the predecessor's N members,
+  where c is in the predecessor (`Promise`): all count with the same number, and no silo takes a link that promises less than its policy.
 - A silo signs one successor of a link, and takes part under the one head that it holds; rosters are bound to that head.
   Two successors of one link would need more than N + c signatures of N silos of which c sign twice.
-- What a change makes possible is what `new_small_atoms` and `split_atom` say. Where they say something, people decide.
+- What a change makes possible is what `group_changes.objection` says. Where it says something, people decide.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -34,6 +35,8 @@ RELEASE_GROUPS = "release_groups"
 NO_LINK = bytes(DIGEST_BYTES)
 """What the first link has for its predecessor."""
 MAX_LINKS = 1 << 20
+MOST_COLLUDERS = 10_000
+MOST_SMALLEST_GROUP = MOST_COLLUDERS + 2
 LINK_DOMAIN = b"secure-aggregation/release-groups"
 
 Group = tuple[SiloName, ...]
@@ -130,6 +133,41 @@ def refined(atoms: Iterable[Group], partition: Partition) -> tuple[Group, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Promise:
+    """What a link says that it holds against: `colluders` silos that sign two successors, and sets of fewer than `smallest_group`.
+
+    All members count signatures with these numbers, and none of them takes a link that says less than its own policy.
+    Raises MalformedMessage.
+    """
+
+    colluders: int = 0
+    smallest_group: int = 3
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.colluders <= MOST_COLLUDERS:
+            raise MalformedMessage(
+                f"release groups hold against {self.colluders} colluders: allowed are 0 to {MOST_COLLUDERS}"
+            )
+        if not least_group(self.colluders) <= self.smallest_group <= MOST_SMALLEST_GROUP:
+            raise MalformedMessage(
+                f"smallest_group of release groups is {self.smallest_group} with {self.colluders} colluders: "
+                f"allowed are {least_group(self.colluders)} to {MOST_SMALLEST_GROUP}"
+            )
+
+    def lacks(self, other: "Promise") -> tuple[str, ...]:
+        """Each number in which this promise is below `other`, in words."""
+        pairs = (
+            ("colluders", self.colluders, other.colluders),
+            ("smallest_group", self.smallest_group, other.smallest_group),
+        )
+        return tuple(f"{name} {own} instead of {asked}" for name, own, asked in pairs if own < asked)
+
+
+LEAST_PROMISE = Promise()
+"""What all release groups promise."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Link:
     """One partition in its place of the chain; `number` counts from 1. Raises MalformedMessage."""
 
@@ -138,6 +176,7 @@ class Link:
     previous: bytes
     partition: Partition
     atoms: tuple[Group, ...]
+    promise: Promise = LEAST_PROMISE
 
     def __post_init__(self) -> None:
         check_bytes("release groups", DIGEST_BYTES, previous=self.previous)
@@ -151,7 +190,16 @@ class Link:
 
     @cached_property
     def digest(self) -> bytes:
-        return digest("release-groups", self.federation, self.number, self.previous, self.partition.groups, self.atoms)
+        return digest(
+            "release-groups",
+            self.federation,
+            self.number,
+            self.previous,
+            self.partition.groups,
+            self.atoms,
+            self.promise.colluders,
+            self.promise.smallest_group,
+        )
 
     @property
     def members(self) -> frozenset[SiloName]:
@@ -161,40 +209,52 @@ class Link:
         return next((atom for atom in self.atoms if silo in atom), None)
 
 
-def first_link(federation: FederationName, partition: Partition) -> Link:
-    return Link(federation=federation, number=1, previous=NO_LINK, partition=partition, atoms=partition.groups)
+def first_link(federation: FederationName, partition: Partition, promise: Promise = LEAST_PROMISE) -> Link:
+    return Link(
+        federation=federation,
+        number=1,
+        previous=NO_LINK,
+        partition=partition,
+        atoms=partition.groups,
+        promise=promise,
+    )
 
 
-def successor(previous: Link, partition: Partition) -> Link:
+def successor(previous: Link, partition: Partition, promise: Promise | None = None) -> Link:
+    """`promise` None: the predecessor's."""
     return Link(
         federation=previous.federation,
         number=previous.number + 1,
         previous=previous.digest,
         partition=partition,
         atoms=refined(previous.atoms, partition),
+        promise=previous.promise if promise is None else promise,
+    )
+
+
+def too_little(link: Link, asked: Promise) -> str | None:
+    """What `link` promises less than a silo's policy asks for, with the remedy; None: nothing."""
+    if not (lacks := link.promise.lacks(asked)):
+        return None
+    return (
+        f"release groups {link.number} ({link.digest.hex()[:16]}) promise less than [policy] of this silo asks for: "
+        f"{', '.join(lacks)}. Have the operator run `coordinator groups propose` with --colluders {asked.colluders} "
+        f"--smallest-group {asked.smallest_group}, or lower [policy]"
     )
 
 
 def check_successor(previous: Link | None, link: Link) -> None:
     """Raise MalformedMessage unless `link` follows `previous` with the atoms that come of both; None: it is the first."""
-    expected = first_link(link.federation, link.partition) if previous is None else successor(previous, link.partition)
+    expected = (
+        first_link(link.federation, link.partition, link.promise)
+        if previous is None
+        else successor(previous, link.partition, link.promise)
+    )
     if link != expected:
         raise MalformedMessage(
             f"release groups {link.number} ({link.digest.hex()[:16]}) do not follow "
             f"{'nothing' if previous is None else previous.digest.hex()[:16]}: they name another predecessor or other atoms"
         )
-
-
-def new_small_atoms(previous: Link | None, link: Link, *, smallest_group: int) -> tuple[Group, ...]:
-    """Sets of fewer than `smallest_group` silos that `link` tells apart for the first time: sums can be subtracted down to them."""
-    before = frozenset(() if previous is None else previous.atoms)
-    return tuple(atom for atom in link.atoms if len(atom) < smallest_group and atom not in before)
-
-
-def split_atom(previous: Link, link: Link, silo: SiloName) -> Group | None:
-    """What is left of the set that `silo` could not be told apart from, where `link` makes it smaller."""
-    before, after = previous.atom_of(silo), link.atom_of(silo)
-    return after if before is not None and after != before else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,51 +302,15 @@ def signers(signed: SignedLink, identities: Mapping[SiloName, Ed25519PublicKey])
 
 
 def missing_signatures(
-    previous: Link | None, link: Link, signed: Collection[SiloName], *, colluders: int
+    previous: Link | None, link: Link, signed: Collection[SiloName]
 ) -> tuple[frozenset[SiloName], int]:
     """Of whom `link` still wants signatures, and how many; 0: it stands.
 
-    Of the first link all members; of another more than (N + colluders) / 2 of the predecessor's N members.
+    Of the first link all members; of another more than (N + c) / 2 of the predecessor's N members, c being the predecessor's colluders.
     """
     if previous is None:
         missing = link.members - frozenset(signed)
         return missing, len(missing)
-    least = (len(previous.members) + colluders) // 2 + 1
+    least = (len(previous.members) + previous.promise.colluders) // 2 + 1
     have = previous.members & frozenset(signed)
     return previous.members - have, max(0, least - len(have))
-
-
-def objection(
-    previous: Link | None, link: Link, silo: SiloName, *, pinned: Collection[SiloName], smallest_group: int
-) -> str | None:
-    """Why people of `silo` must decide about `link`, as a sentence that says what may be learnt of whom; None: it passes by itself.
-
-    `previous` is the link that the silo holds, `pinned` are the peers whose keys its people pinned. The coordinator does not choose who
-    is with whom: by itself passes one group of all that are pinned, or what tells nobody apart who was together before.
-    """
-    group = link.partition.group_of(silo)
-    if group is None and (previous is None or silo not in previous.members):
-        return None  # it is in neither, and has no say
-    group = (
-        group or ()
-    )  # a leaver masks nothing under it, but its voice counts: it tells nobody apart without its people
-    peers = frozenset(pinned) - {silo}
-    if unknown := [peer for peer in group if peer != silo and peer not in peers]:
-        return f"{', '.join(unknown)} in this silo's release group have no key that its people pinned: somebody may have made them up"
-    if previous is None or silo not in previous.members:
-        everybody = tuple(sorted({silo, *peers}))
-        if link.number == 1 and link.partition.groups == (everybody,):
-            small: tuple[Group, ...] = (everybody,) if len(everybody) < smallest_group else ()
-        else:
-            return (
-                f"somebody else chose that this silo is summed with {', '.join(peer for peer in group if peer != silo)}: who works "
-                "together among them learns the sum of the others"
-            )
-    else:
-        small = new_small_atoms(previous, link, smallest_group=smallest_group)
-        if (left := split_atom(previous, link, silo)) is not None:
-            return f"sums under the groups before and under these, subtracted, are of {', '.join(left)} alone"
-    if small:
-        sets = "; ".join(", ".join(atom) for atom in small)
-        return f"fewer than {smallest_group} silos can be told apart: sums, subtracted, are of {sets} alone"
-    return None

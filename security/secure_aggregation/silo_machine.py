@@ -71,7 +71,15 @@ from security.secure_aggregation.messages import (
     signed,
 )
 from security.secure_aggregation.parameters import LEAST_COHORT, Parameters
-from security.secure_aggregation.release_groups import RELEASE_GROUPS, Group, Link, Partition, least_group
+from security.secure_aggregation.release_groups import (
+    RELEASE_GROUPS,
+    Group,
+    Link,
+    Partition,
+    Promise,
+    least_group,
+    too_little,
+)
 from security.secure_aggregation.roster import Roster
 from security.secure_aggregation.secret import Secret
 from security.secure_aggregation.secret_sharing import MASK_KEY, SALT_BYTES, SELF_MASK, share_commitment
@@ -99,6 +107,11 @@ class Demands:
         """The fewest silos of a release group; all colluders may sit in one."""
         return max(self.smallest_group, least_group(self.colluders))
 
+    @property
+    def promise(self) -> Promise:
+        """What release groups have to promise, at least."""
+        return Promise(colluders=self.colluders, smallest_group=self.least_group)
+
     def check(self, parameters: Parameters) -> None:
         """Raises PolicyRefusal, which names the rule."""
         for rule, offered, demanded in (
@@ -115,7 +128,8 @@ class Demands:
 class Party:
     """Who this silo is, and whom its people pinned (itself need not be among them).
 
-    `link` has the newest release groups that this silo holds; `approved` are the smaller sets that its people allowed.
+    `link` has the newest release groups that this silo holds. `approved` are smaller groups, and `approved_atoms` smaller sets
+    that sums can be subtracted down to, that its people allowed.
     """
 
     federation: FederationName
@@ -125,6 +139,7 @@ class Party:
     demands: Demands = Demands()
     link: Link | None = None
     approved: frozenset[Group] = frozenset()
+    approved_atoms: frozenset[Group] = frozenset()
 
     @property
     def identities(self) -> Identities:
@@ -437,17 +452,26 @@ def check_groups(roster: Roster, party: Party) -> Partition:
             RELEASE_GROUPS, f"silo {party.silo} is in none of release groups {link.number}: it masks nothing"
         )
     least = party.demands.least_group
-    for group in (own, *link.partition.groups):
-        if len(group) < least and group not in party.approved:
+    allowed_atoms = party.approved | party.approved_atoms  # a group that is allowed may be told apart
+    for group, allowed in ((own, allowed_atoms), *((group, party.approved) for group in link.partition.groups)):
+        if len(group) < least and group not in allowed:
             raise PolicyRefusal(
                 RELEASE_GROUPS,
                 f"release group {', '.join(group)} has {len(group)} silos, smallest_group of this silo is {least}: "
                 "larger groups, or `silo-agent groups approve`",
             )
+    offered = roster.parameters
+    if reason := too_little(link, party.demands.promise):
+        raise PolicyRefusal(RELEASE_GROUPS, reason)
+    if offered.colluders > link.promise.colluders:
+        raise PolicyRefusal(
+            RELEASE_GROUPS,
+            f"the roster is to hold against {offered.colluders} colluders, release groups {link.number} hold against "
+            f"{link.promise.colluders}: have the operator propose others, with --colluders {offered.colluders}",
+        )
     outside = [silo for silo in roster.silos if silo not in link.members]
     if outside:
         raise PolicyRefusal(RELEASE_GROUPS, f"the roster names {', '.join(outside)}, who are in no release group")
-    offered = roster.parameters
     expected = link.partition.least_sum(roster.silos, threshold=offered.threshold, min_survivors=offered.min_survivors)
     if offered.least_sum != expected:
         raise PolicyRefusal(

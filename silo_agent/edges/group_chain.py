@@ -4,11 +4,12 @@ Rules that hold whatever the coordinator offers:
 
 - a link is taken only after the one that this silo holds, with the signatures that it needs, under the keys that are pinned here;
 - one successor of a link is signed, and that is on disk before the signature leaves; people alone take a signature back;
-- what `release_groups.objection` finds is for this silo's people: until they approve, the link is neither signed nor taken.
+- a link that promises less than this silo's policy asks for is refused, whoever signed it;
+- what `group_changes.objection` finds is for this silo's people: until they approve, the link is neither signed nor taken.
 """
 
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,22 +20,25 @@ from pydantic import AwareDatetime, Field
 
 from security.errors import ConfigurationError, MalformedMessage, PolicyRefusal, StateError
 from security.identifiers import FederationName, SiloName
+from security.secure_aggregation.group_changes import judged_by, objection
 from security.secure_aggregation.release_groups import (
     NO_LINK,
     RELEASE_GROUPS,
     Group,
     Link,
+    Promise,
     SignedLink,
     check_successor,
     missing_signatures,
-    objection,
     signers,
+    too_little,
 )
 from silo_agent.edges.private_record import PrivateRecord
 from silo_wire.groups_codec import MOST_SILOS, GroupsOffer, signed_groups_from_bytes, signed_groups_to_bytes
 from silo_wire.strict_toml import NameText, Section
 
 DigestText = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+ApprovedSets = Annotated[list[list[NameText]], Field(max_length=MOST_SILOS)]
 
 
 class _Chain(Section):
@@ -44,25 +48,40 @@ class _Chain(Section):
     proposed: str = ""  # what is to follow it, as it was offered last
     signed: dict[DigestText, DigestText] = Field(default_factory=dict)  # predecessor: the one successor
     approved: dict[DigestText, AwareDatetime] = Field(default_factory=dict)
-    approved_sets: Annotated[list[list[NameText]], Field(max_length=MOST_SILOS)] = Field(default_factory=list)
+    approved_atoms: ApprovedSets = Field(default_factory=list)
+    approved_groups: ApprovedSets = Field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedLink:
+    """A link, and whose signatures under it this silo finds good, cannot check for want of a pinned key, and finds false."""
+
+    link: Link
+    good: tuple[SiloName, ...]
+    unchecked: tuple[SiloName, ...]
+    false: tuple[SiloName, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
     """`objection` is why people must decide about `proposed`; None: nobody has to, or they have."""
 
-    held: SignedLink | None
-    proposed: SignedLink | None
+    held: CheckedLink | None
+    proposed: CheckedLink | None
     objection: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """What came of an offer: links that this silo holds now and did not before, what it has to sign, what waits for its people."""
+    """What came of an offer: links that this silo holds now and did not before, what it has to sign, what waits for its people.
+
+    `refused`: why what is proposed is refused, and is not for people to allow.
+    """
 
     links: tuple[Link, ...] = ()
     to_sign: tuple[Link, ...] = ()
     waits: str | None = None
+    refused: str | None = None
 
 
 class GroupChain:
@@ -88,7 +107,7 @@ class GroupChain:
         self._own_key = own_key
         self._pinned = pinned
         self._smallest_group = smallest_group
-        self._colluders = colluders
+        self._asks = Promise(colluders=colluders, smallest_group=smallest_group)
         self._now = now
         self._record = PrivateRecord(
             path, _Chain, check=self._check, remedy="restore it from a backup of today; nothing is masked without it"
@@ -100,17 +119,22 @@ class GroupChain:
         return None if held is None else held.link
 
     @property
-    def approved_sets(self) -> frozenset[Group]:
-        """Sets smaller than `smallest_group` that people allowed."""
-        return frozenset(tuple(map(SiloName, group)) for group in self._record.read().approved_sets)
+    def approved_atoms(self) -> frozenset[Group]:
+        """Small sets that people allowed to be told apart. A release group of such a set is not allowed by that."""
+        return _sets(self._record.read().approved_atoms)
+
+    @property
+    def approved_groups(self) -> frozenset[Group]:
+        """Small release groups that people allowed."""
+        return _sets(self._record.read().approved_groups)
 
     def standing(self) -> Standing:
         content = self._record.read()
         held, proposed = self._link(content.held), self._link(content.proposed)
         reason = None
-        if proposed is not None:
-            reason = self._objection(content, None if held is None else held.link, proposed.link)
-        return Standing(held=held, proposed=proposed, objection=reason)
+        if proposed is not None and proposed.link.digest.hex() not in content.approved:
+            reason = self._told(None if held is None else held.link, proposed)
+        return Standing(held=self._checked(held), proposed=self._checked(proposed), objection=reason)
 
     def take(self, offer: GroupsOffer) -> Taken:
         """Take the links that follow, and keep what is proposed; what is to be signed is on disk as signed when this returns.
@@ -122,9 +146,9 @@ class GroupChain:
         def edit(content: _Chain) -> _Chain:
             nonlocal taken
             content, new, waits = self._followed(content, offer)
-            content, proposed_waits = self._noted(content, offer)
+            content, proposed_waits, refused = self._noted(content, offer)
             content, to_sign = self._signed(content, offer)
-            taken = Taken(links=new, to_sign=to_sign, waits=waits or proposed_waits)
+            taken = Taken(links=new, to_sign=to_sign, waits=waits or proposed_waits, refused=refused)
             return content.model_copy(update={"federation": self._federation})
 
         self._record.change(edit)
@@ -137,20 +161,18 @@ class GroupChain:
         def edit(content: _Chain) -> _Chain:
             nonlocal told
             proposed, held = self._link(content.proposed), self._link(content.held)
-            if proposed is None or not digest or not proposed.link.digest.hex().startswith(digest):
+            if proposed is None or proposed.link.digest.hex() != digest:
                 raise StateError(
                     f"no release groups {digest} are proposed: `silo-agent groups show` has what is, with its digest"
                 )
-            before = None if held is None else held.link
-            reason = self._objection(content, before, proposed.link)
-            told = proposed.link, reason or "nothing that could not be learnt before"
-            sets = {tuple(group) for group in content.approved_sets}
-            small = (group for group in (*proposed.link.atoms, *proposed.link.partition.groups))
-            sets |= {group for group in small if len(group) < self._smallest_group}
+            link = proposed.link
+            reason = self._told(None if held is None else held.link, proposed)
+            told = link, reason or "nothing that could not be learnt before"
             return content.model_copy(
                 update={
-                    "approved": {**content.approved, proposed.link.digest.hex(): self._now()},
-                    "approved_sets": [list(group) for group in sorted(sets)],
+                    "approved": {**content.approved, digest: self._now()},
+                    "approved_atoms": self._with_small(content.approved_atoms, link, link.atoms),
+                    "approved_groups": self._with_small(content.approved_groups, link, link.partition.groups),
                 }
             )
 
@@ -168,7 +190,7 @@ class GroupChain:
         def edit(content: _Chain) -> _Chain:
             nonlocal link
             proposed = self._link(content.proposed)
-            signed = {before: after for before, after in content.signed.items() if digest and after.startswith(digest)}
+            signed = {before: after for before, after in content.signed.items() if after == digest}
             if proposed is None or proposed.link.digest.hex() not in signed.values():
                 raise StateError(
                     f"release groups {digest} are not proposed, or were not signed here: `silo-agent groups show`"
@@ -209,6 +231,8 @@ class GroupChain:
                 before = link  # from before this silo came: nothing was summed with it
                 continue
             self._check_signed(after, signed)
+            if reason := self._too_little(head, link):
+                raise PolicyRefusal(RELEASE_GROUPS, reason)
             if reason := self._objection(content, head, link):
                 return content.model_copy(update={"proposed": _text(signed)}), tuple(new), reason
             head = before = link
@@ -223,8 +247,8 @@ class GroupChain:
             raise PolicyRefusal(RELEASE_GROUPS, str(error)) from error
 
     def _check_signed(self, previous: Link | None, signed: SignedLink) -> None:
-        who = signers(signed, {**self._pinned(), self._silo: self._own_key})
-        silos, needed = missing_signatures(previous, signed.link, who, colluders=self._colluders)
+        who = signers(signed, self._keys())
+        silos, needed = missing_signatures(previous, signed.link, who)
         if needed:
             raise PolicyRefusal(
                 RELEASE_GROUPS,
@@ -232,17 +256,25 @@ class GroupChain:
                 f"check, of {', '.join(sorted(silos))}",
             )
 
-    def _noted(self, content: _Chain, offer: GroupsOffer) -> tuple[_Chain, str | None]:
-        """What is proposed, kept for people to look at, where it follows what this silo holds."""
+    def _noted(self, content: _Chain, offer: GroupsOffer) -> tuple[_Chain, str | None, str | None]:
+        """What is proposed, kept for people to look at, where it follows what this silo holds; why it waits, or is refused."""
         if offer.proposed is None:
-            return content, None
+            return content, None, None
         held = self._link(content.held)
         link = offer.proposed.link
         head = None if held is None else held.link
         if link.previous != (NO_LINK if head is None else head.digest):
-            return content, None  # of a chain that this silo is not so far in
+            return content, None, None  # of a chain that this silo is not so far in
         self._check_follows(head, link)
-        return content.model_copy(update={"proposed": _text(offer.proposed)}), self._objection(content, head, link)
+        if reason := self._too_little(head, link):
+            return content, None, reason
+        content = content.model_copy(update={"proposed": _text(offer.proposed)})
+        return content, self._objection(content, head, link), None
+
+    def _too_little(self, head: Link | None, link: Link) -> str | None:
+        """Why this silo has no part in a link that promises less than its policy asks for; None: it does not, or is no concern of it."""
+        concerned = self._silo in link.members or (head is not None and self._silo in head.members)
+        return too_little(link, self._asks) if concerned else None
 
     def _signed(self, content: _Chain, offer: GroupsOffer) -> tuple[_Chain, tuple[Link, ...]]:
         """With what this silo signs now noted: the newest link that it holds and what is to follow, where its signature is not there."""
@@ -276,6 +308,37 @@ class GroupChain:
             return None
         return objection(head, link, self._silo, pinned=self._pinned().keys(), smallest_group=self._smallest_group)
 
+    def _told(self, head: Link | None, proposed: SignedLink) -> str | None:
+        """What people are told about `proposed`, with those who have not signed it."""
+        keys = self._keys()
+        return objection(
+            head,
+            proposed.link,
+            self._silo,
+            pinned=keys.keys(),
+            smallest_group=self._smallest_group,
+            signed=signers(proposed, keys),
+        )
+
+    def _keys(self) -> dict[SiloName, Ed25519PublicKey]:
+        return {**self._pinned(), self._silo: self._own_key}
+
+    def _checked(self, signed: SignedLink | None) -> CheckedLink | None:
+        if signed is None:
+            return None
+        keys = self._keys()
+        good, names = signers(signed, keys), [silo for silo, _ in signed.signatures]
+        return CheckedLink(
+            link=signed.link,
+            good=tuple(sorted(good)),
+            unchecked=tuple(silo for silo in names if silo not in keys),
+            false=tuple(silo for silo in names if silo in keys and silo not in good),
+        )
+
+    def _with_small(self, allowed: list[list[NameText]], link: Link, sets: Iterable[Group]) -> list[list[str]]:
+        least = judged_by(link, self._smallest_group)
+        return [list(one) for one in sorted({*map(tuple, allowed), *(one for one in sets if len(one) < least)})]
+
     def _link(self, text: str) -> SignedLink | None:
         return signed_groups_from_bytes(b64decode(text), self._federation) if text else None
 
@@ -285,6 +348,10 @@ class GroupChain:
             raise ConfigurationError(f"it is of federation {content.federation!r}, this silo is in {self._federation}")
         for text in (content.held, content.proposed):
             self._link(text)
+
+
+def _sets(groups: Iterable[Iterable[str]]) -> frozenset[Group]:
+    return frozenset(tuple(map(SiloName, group)) for group in groups)
 
 
 def _text(signed: SignedLink) -> str:

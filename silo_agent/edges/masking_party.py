@@ -43,7 +43,8 @@ def party_of(
             pinned=store.identities(),
             demands=policy.demands(),
             link=chain.head,
-            approved=chain.approved_sets,
+            approved=chain.approved_groups,
+            approved_atoms=chain.approved_atoms,
         )
 
     return party

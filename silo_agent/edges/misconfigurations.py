@@ -158,6 +158,12 @@ class Mistake(Enum):
         "proposed release groups wait for this silo's people",
         "look with silo-agent groups show, allow them with silo-agent groups approve, or have the operator propose others",
     )
+    GROUPS_PROMISE = Misconfiguration(
+        "groups-promise",
+        "release groups",
+        "the release groups that this silo holds hold against fewer colluders, or allow smaller sets, than `[policy]` asks for",
+        "have the operator run coordinator groups propose with --colluders and --smallest-group, or lower `[policy]`",
+    )
     BUDGET_UNSET = Misconfiguration(
         "budget-unset",
         "privacy budget",

@@ -35,6 +35,7 @@ from security.pki.trust_bundle import TrustBundle
 from security.pki.validity import Window
 from security.preflight import Check, Checks, Misconfigured, meaning, mebibytes, misconfigured
 from security.process_lock import holder
+from security.secure_aggregation.release_groups import too_little
 from silo_agent.edges.channel import mutual_channel
 from silo_agent.edges.key_exchange import HYBRID, key_exchange
 from silo_agent.edges.key_store import SiloCredentials, load_credentials
@@ -42,7 +43,7 @@ from silo_agent.edges.masking_journal import masking_journal
 from silo_agent.edges.misconfigurations import Mistake
 from silo_agent.edges.plan_store import PlanStore
 from silo_agent.edges.privacy_ledger import guard_of
-from silo_agent.edges.release_groups import group_chain
+from silo_agent.edges.release_groups import group_chain, small_by_approval
 from silo_agent.edges.round_journal import RoundJournal
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.edges.silo_record import record_of
@@ -135,8 +136,9 @@ async def preflight(ground: Ground) -> Sequence[Check]:
                 await run("release groups", lambda: _groups(folder, credentials, policy))
             else:
                 checks.skip(*masked_checks, because="neither policy nor plan asks for masks")
-            for key, cost in await asyncio.to_thread(_loosened, folder, credentials, policy):
-                checks.notice("masks loosened", f"{key}: {cost}")
+            for look in (_loosened, small_by_approval):
+                for key, cost in await asyncio.to_thread(look, folder, credentials, policy):
+                    checks.notice("masks loosened", f"{key}: {cost}")
             await run("privacy budget", lambda: _budget(folder, credentials, policy, bundle))
     else:
         names = ("certificate", "clock", "route and TLS interception", "coordinator accepts this silo")
@@ -363,9 +365,13 @@ def _groups(folder: SiloFolder, credentials: SiloCredentials, policy: SiloPolicy
     if standing.held is None:
         return "none yet: the first masked round proposes them"
     link = standing.held.link
+    if lacking := too_little(link, policy.demands().promise):
+        raise misconfigured(Mistake.GROUPS_PROMISE.value, lacking)
     group = next((it for it in link.partition.groups if credentials.silo in it), None)
     if group is None:
         return f"number {link.number}: this silo is in none of them, and masks nothing"
+    if group == (credentials.silo,):
+        return f"number {link.number}: this silo is a group of its own; the coordinator chooses which sums it is in"
     return f"number {link.number}: summed together or not at all are {', '.join(group)}"
 
 

@@ -1,12 +1,14 @@
 """This silo's release groups between its folder and the coordinator. What it signs, and what its people decide, is in its audit log."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Protocol
 
 from security.audit.entry import Event
 from security.audit.log_file import AuditLog
+from security.errors import LoricaError, PolicyRefusal
 from security.pki.identity_key import public_key_bytes
-from security.secure_aggregation.release_groups import signature_of
+from security.secure_aggregation.release_groups import RELEASE_GROUPS, signature_of
 from silo_agent.edges.group_chain import GroupChain
 from silo_agent.edges.key_store import SiloCredentials
 from silo_agent.edges.silo_folder import SiloFolder
@@ -29,6 +31,26 @@ def group_chain(folder: SiloFolder, credentials: SiloCredentials, policy: SiloPo
         smallest_group=demands.least_group,
         colluders=demands.colluders,
     )
+
+
+def small_by_approval(
+    folder: SiloFolder, credentials: SiloCredentials, policy: SiloPolicy
+) -> Sequence[tuple[str, str]]:
+    """What it costs that its people approved a smaller group of this silo's than policy asks for; nothing of a file that is damaged."""
+    try:
+        link = group_chain(folder, credentials, policy).head
+    except LoricaError:
+        return ()
+    least = policy.demands().least_group
+    sets = () if link is None else (link.partition.group_of(credentials.silo), link.atom_of(credentials.silo))
+    small = min((one for one in sets if one is not None), key=len, default=None)
+    if small is None or len(small) >= least:
+        return ()
+    if small == (credentials.silo,):
+        cost = "this silo can be told apart from all others: two sums, subtracted, are of it alone"
+    else:
+        cost = f"{', '.join(small)} can be told apart from all others, smallest_group is {least}: sums, subtracted, are of these alone"
+    return (("groups approve", f"{cost}. Nothing but noise under silo-level privacy hides what it learnt then"),)
 
 
 class GroupsWire(Protocol):
@@ -69,6 +91,8 @@ class ReleaseGroups:
         for link in taken.to_sign:
             self._tell(Event.GROUPS_SIGNED, number=link.number, digest=link.digest.hex(), groups=described(link))
             await self._client.sign_groups(link.digest, signature_of(link, self._credentials.identity_key))
+        if taken.refused is not None:
+            raise PolicyRefusal(RELEASE_GROUPS, taken.refused)
         return taken.waits
 
     def _pin(self, offer: GroupsOffer, first: bool) -> None:

@@ -1,7 +1,7 @@
 """`silo-agent check` finds each misconfiguration of its table when that really is there, and nothing where all is well."""
 
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,15 +13,14 @@ from ops.demo.ports import free_ports
 from security.files import write_private
 from security.identifiers import SiloName
 from security.pki import key_file
-from security.pki.identity_key import new_identity_key
 from security.pki.trust_bundle import TrustBundle
-from security.preflight import Outcome
+from security.preflight import Check, Outcome
 from security.secure_aggregation.release_groups import Partition, SignedLink, first_link
 from security.secure_aggregation.silo_memory import SiloMemory
 from silo_agent.cli import main
 from silo_agent.command_line import Choice
 from silo_agent.edges.group_chain import GroupChain
-from silo_agent.edges.key_store import load_credentials, store_credentials
+from silo_agent.edges.key_store import SiloCredentials, load_credentials, store_credentials
 from silo_agent.edges.masking_journal import masking_journal
 from silo_agent.edges.misconfigurations import Mistake
 from silo_agent.edges.plan_store import PlanStore
@@ -41,6 +40,7 @@ from tests.integration.test_agent_process import data_folder
 from tests.support.command_line import run_command
 from tests.support.federation_peer import FEDERATION, SILO, FederationPeer, TestNet, small_bundle
 from tests.support.postgresql import running_postgresql
+from tests.support.release_groups import hold_groups
 from tests.support.secagg_federation import attempt
 from tests.unit.test_agent_private_rounds import BUNDLE as PRIVATE
 
@@ -99,6 +99,9 @@ class Case:
 
     async def wrong(self) -> list[tuple[str, str]]:
         """Check and name of everything that is wrong."""
+        return [(it.name, it.misconfiguration) for it in await self.checks() if it.outcome is Outcome.FAILED]
+
+    async def checks(self) -> Sequence[Check]:
         ground = Ground(
             folder=self.folder,
             settings=lambda enrolled: Choice(data=str(self.data)).settings(self.folder),
@@ -108,7 +111,7 @@ class Case:
         checks = await preflight(replace(ground, **self.ground))
         for check in checks:
             assert "\n" not in check.detail
-        return [(check.name, check.misconfiguration) for check in checks if check.outcome is Outcome.FAILED]
+        return checks
 
 
 @pytest.fixture
@@ -259,13 +262,30 @@ def memory_of_masked_rounds_that_was_deleted(case: Case) -> None:
     (case.folder.masking / "memory").unlink()
 
 
-def masked_and_pinned(case: Case) -> GroupChain:
+def masked_and_pinned(case: Case, peers: Sequence[SiloCredentials] = ()) -> GroupChain:
     """As the silo is before its first masked round, with all that this wants but release groups."""
     case.settings("[policy]\nrequire_secure_aggregation = true\nmin_cohort = 3\n")
     credentials = load_credentials(case.folder)
-    for name in PEERS:
-        trust_store(case.folder, credentials).add(name, new_identity_key().public_key())
+    for peer in peers or peers_of(case):
+        trust_store(case.folder, credentials).add(peer.silo, peer.identity_key.public_key())
     return group_chain(case.folder, credentials, SiloPolicy(rules=PolicyRules(), silo=SILO))
+
+
+def peers_of(case: Case) -> list[SiloCredentials]:
+    return [NET.credentials(case.peer.address, name) for name in PEERS]
+
+
+def holding(case: Case, *groups: Sequence[SiloName]) -> None:
+    """Its people approved them."""
+    peers = peers_of(case)
+    masked_and_pinned(case, peers)
+    hold_groups([(case.folder, load_credentials(case.folder))], groups, others=peers)
+
+
+@makes(Mistake.GROUPS_PROMISE)
+def groups_that_promise_less_than_policy(case: Case) -> None:
+    holding(case, [SILO, *PEERS])
+    case.settings("[policy]\nrequire_secure_aggregation = true\nmin_cohort = 3\nsmallest_group = 4\n")
 
 
 @makes(Mistake.GROUPS_DAMAGED)
@@ -379,6 +399,30 @@ async def test_the_clean_silo_that_all_of_these_spoil_has_nothing_wrong(case: Ca
     case.settings('[policy]\nrequire_privacy = "record"\nmax_epsilon = 12.0\n')
     PlanStore(case.folder.plans).keep_refused(PRIVATE)
     assert await case.wrong() == []
+
+
+@pytest.mark.parametrize(
+    ("groups", "shown", "cost"),
+    [
+        (([SILO, *PEERS],), f"not at all are {', '.join(sorted([SILO, *PEERS]))}", None),
+        (([SILO], PEERS), "this silo is a group of its own", "two sums, subtracted, are of it alone"),
+        (
+            ([SILO, PEERS[0]], PEERS[1:]),
+            "not at all are bank-b, hospital-a",
+            "bank-b, hospital-a can be told apart from all others",
+        ),
+    ],
+    ids=["large enough", "one", "two"],
+)
+async def test_a_group_that_is_smaller_than_policy_asks_for_is_noticed_with_what_it_costs(
+    case: Case, groups: tuple[Sequence[SiloName], ...], shown: str, cost: str | None
+) -> None:
+    holding(case, *groups)
+    checks = await case.checks()
+    assert shown in next(it.detail for it in checks if it.name == "release groups")
+    noticed = [it.detail for it in checks if it.name == "masks loosened" and it.detail.startswith("groups approve: ")]
+    assert len(noticed) == (cost is not None)
+    assert all(str(cost) in one and "silo-level privacy" in one for one in noticed)
 
 
 async def test_a_certificate_of_another_authority(case: Case) -> None:

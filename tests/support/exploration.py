@@ -35,6 +35,7 @@ from security.secure_aggregation.roster import Roster
 from security.secure_aggregation.silo_memory import SiloMemory
 from tests.support.secagg_federation import (
     Silo,
+    alone,
     attempt,
     encapsulate_of,
     entropy,
@@ -46,6 +47,7 @@ from tests.support.secagg_federation import (
 )
 
 COUNT, COLLUDERS, THRESHOLD = 4, 1, 3
+LINK = alone(silo_names(COUNT), colluders=COLLUDERS)
 NAMES = silo_names(COUNT)
 VICTIM, *PEERS = NAMES
 PLANS = (bytes(31) + b"\x01", bytes(31) + b"\x02")
@@ -76,8 +78,8 @@ class Pool:
 
     def __post_init__(self) -> None:
         demands = silo.Demands(colluders=COLLUDERS)
-        self.party = party(VICTIM, NAMES, demands=demands)
-        self.parties = {name: party(name, NAMES, demands=demands) for name in NAMES}
+        self.party = party(VICTIM, NAMES, demands=demands, link=LINK)
+        self.parties = {name: party(name, NAMES, demands=demands, link=LINK) for name in NAMES}
         self.own: dict[bytes, silo.Event] = {}
         for plan in range(self.plans):
             for round_ in range(1, self.rounds + 1):
@@ -106,7 +108,7 @@ class Pool:
     def _fill_roster(self, when: When, of: Attempt, members: tuple[SiloName, ...], name: str) -> None:
         silos = {it: Silo(self.parties[it]) for it in members}
         keys = tuple(message for it in members for message in silos[it].take(opening(it, of)))
-        offered = terms(colluders=COLLUDERS)
+        offered = terms(link=LINK, colluders=COLLUDERS)
         roster = Roster(
             attempt=of,
             model=offered.model,

@@ -645,13 +645,14 @@ async def attacked(
                 rules=(rules or {}).get(name, PolicyRules()).model_copy(update={"verify": verify}),
             )
         held = [(agents[name].folder, credentials[name]) for name in silos]
-        link = hold_groups(held, groups).link
+        offered = bundle or masked_bundle()
+        link = hold_groups(held, groups, colluders=offered.plan.aggregation.colluders).link
         pretended = [(agents[name].folder, credentials[name]) for name in phantoms]
         async with AsyncExitStack() as running:
             for agent in agents.values():
                 await agent.start()
                 running.push_async_callback(agent.stop)
-            coordinator = HostileCoordinator(peer, bundle or masked_bundle(), agents, link)
+            coordinator = HostileCoordinator(peer, offered, agents, link)
             if phantoms:
                 real = [credentials[name] for name in silos]
                 coordinator.with_phantoms = hold_groups(pretended, others=real).link

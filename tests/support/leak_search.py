@@ -2,7 +2,8 @@
 
 It picks plans, rounds, attempt numbers, models, cohorts, partitions and to whom they are shown, survivor sets (another one for each silo,
 if it likes), who is lost, and when honest silos restart. Colluding silos sign what it wants; people approve each partition
-that makes no atom too small. It collects each sum that comes out as a vector over the silos alone: a silo's delta is taken to be
+that makes no atom too small and promises no less than before. Silos come later and leave. In a mixed world policies differ, and what a
+silo's own policy says must hold for it, whatever the others' say. It collects each sum that comes out as a vector over the silos alone: a silo's delta is taken to be
 the same in all rounds, plans and models, which is the worst case.
 
 `least_support` then says, by rank, of how few honest silos some combination of those sums is: whoever collected them knows
@@ -39,8 +40,10 @@ from security.secure_aggregation.parameters import Terms
 from security.secure_aggregation.release_groups import (
     Link,
     Partition,
+    Promise,
     SignedLink,
     first_link,
+    least_group,
     signature_of,
     successor,
 )
@@ -81,6 +84,9 @@ class World:
     colluders: int
     smallest_group: int
     seed: int
+    strict_share: float = (
+        1.0  # of the honest silos after the first: they ask for the numbers above, the others for the least
+    )
     sums: set[frozenset[SiloName]] = field(default_factory=set)
     links: list[SignedLink] = field(default_factory=list)
     reached: dict[bytes, tuple[int, int]] = field(default_factory=dict)
@@ -91,7 +97,12 @@ class World:
         self.names = silo_names(self.count)
         self.honest = self.names[: self.count - self.colluders]
         keys = identities(self.names)
-        demands = silo.Demands(smallest_group=self.smallest_group, colluders=self.colluders)
+        strict = silo.Demands(smallest_group=self.smallest_group, colluders=self.colluders)
+        self.mixed = self.strict_share < 1
+        others = (name for name in self.honest[1:] if not self.mixed or self.draw.random() < self.strict_share)
+        self.strict = [self.names[0], *others]
+        self.demands = {name: strict if name in self.strict else silo.Demands() for name in self.names}
+        self.promise = Promise(colluders=self.colluders, smallest_group=strict.least_group)
         self.chains = {
             name: GroupChain(
                 self.folder / f"{self.seed}-{name}",
@@ -99,13 +110,13 @@ class World:
                 silo=name,
                 own_key=keys[name],
                 pinned=lambda name=name: {peer: key for peer, key in keys.items() if peer != name},  # type: ignore[misc]
-                smallest_group=demands.least_group,
-                colluders=self.colluders,
+                smallest_group=self.demands[name].least_group,
+                colluders=self.demands[name].colluders,
             )
             for name in self.honest
         }
-        self.silos = {name: PlayedSilo(party(name, self.names, demands=demands)) for name in self.names}
-        self.least_group = demands.least_group
+        self.silos = {name: PlayedSilo(party(name, self.names, demands=self.demands[name])) for name in self.names}
+        self.least_group = strict.least_group
         self.moves: Counter[str] = Counter()
         for name in self.names:
             self.follow(name)
@@ -115,7 +126,8 @@ class World:
         each = self.silos[name]
         chain = self.chains.get(name)
         if chain is not None:
-            each.party = replace(each.party, link=chain.head, approved=chain.approved_sets)
+            each.party = replace(each.party, link=chain.head, approved=chain.approved_groups)
+            each.party = replace(each.party, approved_atoms=chain.approved_atoms)
 
     def tends(self, habit: str) -> bool:
         """Each world has habits of its own, so that some of them scheme the same way all along."""
@@ -136,7 +148,7 @@ class World:
         try:
             taken = chain.take(offer)
             waiting = chain.standing().proposed if taken.waits else None
-            if waiting is not None and all(len(atom) >= self.least_group for atom in waiting.link.atoms):
+            if waiting is not None and self._harmless(name, waiting.link, chain.head):
                 chain.approve(waiting.link.digest.hex())
                 taken = chain.take(offer)
         except LoricaError:
@@ -146,14 +158,24 @@ class World:
         self.moves["links taken"] += len(taken.links)
         return list(taken.to_sign)
 
+    def _harmless(self, name: SiloName, link: Link, head: Link | None) -> bool:
+        """As people read it who allow no small set, and no promise that falls."""
+        least = max(self.demands[name].least_group, link.promise.smallest_group)
+        falls = head is not None and link.promise.lacks(head.promise)
+        return not falls and all(len(one) >= least for one in (*link.atoms, *link.partition.groups))
+
     def propose(self, link: Link, to: Iterable[SiloName]) -> None:
         """Collect what signatures there are, in two tellings, and keep the link whether or not it has enough."""
-        known = next((one for one in self.links if one.link == link), SignedLink(link=link))
+        known = self.signed(link)
         for name in to:
             for one in self.show(name, GroupsOffer(links=self.before(link), proposed=known, identities=())):
                 if one == link:
                     known = known.signed_by(name, signature_of(link, identity_key(name)))
         self.links = [*(one for one in self.links if one.link != link), known]
+
+    def signed(self, link: Link) -> SignedLink:
+        """With the signatures that were collected."""
+        return next((one for one in self.links if one.link == link), SignedLink(link=link))
 
     def before(self, link: Link) -> tuple[SignedLink, ...]:
         """The links that lead to `link`, oldest first, with the signatures that are there."""
@@ -190,7 +212,15 @@ class World:
             groups.append(members[:size])
             members = members[size:]
         partition = Partition.of(groups)
-        return first_link(FEDERATION, partition) if before is None else successor(before, partition)
+        promise = self.any_promise()
+        return first_link(FEDERATION, partition, promise) if before is None else successor(before, partition, promise)
+
+    def any_promise(self) -> Promise:
+        """Mostly what some silos ask for, and in a mixed world what others are content with."""
+        if not self.mixed or self.draw.random() < 0.7:
+            return self.promise
+        colluders = self.draw.randint(0, self.colluders)
+        return Promise(colluders=colluders, smallest_group=self.draw.randint(least_group(colluders), self.least_group))
 
     def told(self, link: Link) -> tuple[SiloName, ...]:
         """Everybody, some whole groups of a link, or just some."""
@@ -219,7 +249,7 @@ class World:
         round_, number = self._when(plan)
         of = attempt(round=round_, number=number, plan=plan, salt=str(draw.random()))
         if link is None:
-            shown = [one.link for one in self.links] or [first_link(FEDERATION, Partition.of([self.names]))]
+            shown = [one.link for one in self.links] or [self.everybody()]
             link = draw.choice(self.held if self.held and draw.random() < 0.8 else shown)
         cohort = cohort or self.told(link)
         model = draw.choice(MODELS)
@@ -228,7 +258,9 @@ class World:
             self._end(name)
             keys += self._take(name, opening(name, of, model=model), link)
         members = [it.silo for it in keys]
-        terms = Terms(model=model, ranges=ranges(), link=link, colluders=self.colluders, min_survivors=self.least_group)
+        against = link.promise.colluders if self.mixed else self.colluders
+        least = least_group(against) if self.mixed else self.least_group
+        terms = Terms(model=model, ranges=ranges(), link=link, colluders=against, min_survivors=least)
         try:
             roster = Roster(
                 attempt=of, model=model, link=link.digest, parameters=terms.parameters(members), members=tuple(keys)
@@ -338,13 +370,19 @@ class World:
         if isinstance(each.state, silo.Advertised):
             each.take(silo.AttemptEnded(each.state.attempt))
 
+    def everybody(self) -> Link:
+        return first_link(FEDERATION, Partition.of([self.names]), self.promise)
+
     # ---- a whole schedule -------------------------------------------------------------------------------------------
 
     def play(self, steps: int) -> "World":
-        everybody = first_link(FEDERATION, Partition.of([self.names]))
-        if self.draw.random() < 0.9:
-            self.propose(everybody, self.names)
-            self.stand(everybody, self.names)
+        if self.draw.random() < 0.9 or self.mixed:
+            first = self.everybody()
+            if self.mixed and self.draw.random() < 0.5:  # the others come later
+                some = self.some(self.names, least=self.least_group)
+                first = first_link(FEDERATION, Partition.of([some]), self.any_promise())
+            self.propose(first, self.names)
+            self.stand(first, self.names)
         for _ in range(steps):
             if self.draw.random() < 0.6 * self.habits["links"]:
                 link = self.any_link()
@@ -357,7 +395,7 @@ class World:
 
     def play_apart(self, steps: int) -> "World":
         """Each sum under another partition, which is shown to nobody but those who are in that sum."""
-        everybody = first_link(FEDERATION, Partition.of([self.names]))
+        everybody = self.everybody()
         for step in range(steps):
             link, told = everybody, self.names
             if step:
@@ -374,22 +412,29 @@ class World:
 
     @property
     def least_support(self) -> int | None:
-        """The fewest honest silos that some combination of the sums is of; None: there is no sum."""
-        return least_support(self.sums, self.honest)
+        """The fewest honest silos that some combination of the sums is of, where one of them is strict; None: there is no sum."""
+        return least_support(self.sums, self.honest, self.strict)
 
 
-def least_support(sums: Iterable[frozenset[SiloName]], honest: Sequence[SiloName]) -> int | None:
-    """By rank: a combination is of `silos` alone if and only if leaving their columns out loses a dimension."""
+def least_support(
+    sums: Iterable[frozenset[SiloName]], honest: Sequence[SiloName], with_one_of: Sequence[SiloName] | None = None
+) -> int | None:
+    """By rank: a combination is of `silos`, `name` among them, alone if and only if `name`'s column adds a dimension to all others'."""
     rows = np.array([[float(name in one) for name in honest] for one in sums])
-    if not rows.size or not rows.any():
+    wanted = range(len(honest)) if with_one_of is None else [honest.index(name) for name in with_one_of]
+    if not rows.size or not rows[:, list(wanted)].any():
         return None
-    whole = np.linalg.matrix_rank(rows)
     for size in range(1, len(honest) + 1):
         for silos in combinations(range(len(honest)), size):
             rest = [index for index in range(len(honest)) if index not in silos]
-            if (np.linalg.matrix_rank(rows[:, rest]) if rest else 0) < whole:
+            least = _rank(rows[:, rest])
+            if any(_rank(rows[:, [*rest, index]]) > least for index in silos if index in wanted):
                 return size
     raise AssertionError("leaving out everything loses every dimension")
+
+
+def _rank(rows: np.ndarray) -> int:
+    return int(np.linalg.matrix_rank(rows)) if rows.size else 0
 
 
 def seeded(*names: object) -> int:

@@ -3,7 +3,15 @@
 from collections.abc import Iterable, Sequence
 
 from security.identifiers import SiloName
-from security.secure_aggregation.release_groups import Link, Partition, SignedLink, first_link, signature_of
+from security.secure_aggregation.release_groups import (
+    Link,
+    Partition,
+    Promise,
+    SignedLink,
+    first_link,
+    least_group,
+    signature_of,
+)
 from silo_agent.edges.key_store import SiloCredentials
 from silo_agent.edges.release_groups import group_chain
 from silo_agent.edges.silo_folder import SiloFolder
@@ -21,6 +29,7 @@ def hold_groups(
     groups: Iterable[Iterable[SiloName]] | None = None,
     *,
     rules: PolicyRules | None = None,
+    colluders: int = 0,
     others: Sequence[SiloCredentials] = (),
 ) -> SignedLink:
     """Every silo's people have approved these groups, by default each silo for itself, and all hold them. Peers are pinned before.
@@ -29,7 +38,8 @@ def hold_groups(
     """
     everybody = [*(credentials for _, credentials in silos), *others]
     partition = Partition.singletons(it.silo for it in everybody) if groups is None else Partition.of(groups)
-    signed = signed_by_all(first_link(everybody[0].federation, partition), everybody)
+    promise = Promise(colluders=colluders, smallest_group=least_group(colluders))
+    signed = signed_by_all(first_link(everybody[0].federation, partition, promise), everybody)
     for folder, credentials in silos:
         chain = group_chain(folder, credentials, SiloPolicy(rules=rules or PolicyRules(), silo=credentials.silo))
         chain.take(GroupsOffer(links=(), proposed=SignedLink(link=signed.link), identities=()))

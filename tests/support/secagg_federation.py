@@ -22,7 +22,7 @@ from security.secure_aggregation.fixed_point import EXTRA_WORDS, Encoder, FixedP
 from security.secure_aggregation.mask_stream import Words
 from security.secure_aggregation.messages import Reveal, SelfMaskShare, SharedKeys
 from security.secure_aggregation.parameters import Terms
-from security.secure_aggregation.release_groups import Link, Partition, first_link
+from security.secure_aggregation.release_groups import Link, Partition, Promise, first_link, least_group
 from security.secure_aggregation.scores import NO_SCORES, Scores
 from security.secure_aggregation.secret import Secret
 from security.secure_aggregation.silo_memory import SiloMemory
@@ -59,8 +59,9 @@ def identities(names: Iterable[SiloName]) -> dict[SiloName, Ed25519PublicKey]:
     return {name: identity_key(name).public_key() for name in names}
 
 
-def alone(names: Iterable[SiloName]) -> Link:
-    return first_link(FEDERATION, Partition.singletons(names))
+def alone(names: Iterable[SiloName], *, colluders: int = 0) -> Link:
+    promise = Promise(colluders=colluders, smallest_group=least_group(colluders))
+    return first_link(FEDERATION, Partition.singletons(names), promise)
 
 
 ALONE = alone(silo_names(64))

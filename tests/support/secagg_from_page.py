@@ -304,7 +304,18 @@ def link_digest(l):
     def s(x):
         return sorted(sorted(g) for g in x)
 
-    return D("release-groups", l["federation"], l["number"], l["previous"], s(l["partition"]["groups"]), s(l["atoms"]))
+    p = l["promise"]
+    groups, atoms = s(l["partition"]["groups"]), s(l["atoms"])
+    return D(
+        "release-groups",
+        l["federation"],
+        l["number"],
+        l["previous"],
+        groups,
+        atoms,
+        p["colluders"],
+        p["smallest_group"],
+    )
 
 
 # ---------------------------------------------------------------- parameters
@@ -660,6 +671,8 @@ class Silo:
             raise PolicyRefusal("tensors")
         if r["link"] != link_digest(self.link):
             raise PolicyRefusal("release groups")
+        if c > self.link["promise"]["colluders"]:
+            raise PolicyRefusal("more colluders than the release groups hold against")
         for s in names:
             if s not in self.pins:
                 raise PolicyRefusal("nobody pinned " + s)
@@ -1318,7 +1331,17 @@ def next_atoms(atoms, groups):
     return sorted(sorted(x) for x in out if x)
 
 
-def make_link(federation, groups, predecessor=None):
+def make_promise(colluders=0, smallest_group=3):
+    if not 0 <= colluders <= 10_000 or not max(3, colluders + 2) <= smallest_group <= 10_002:
+        raise MalformedMessage("promise")
+    return {"type": "Promise", "colluders": colluders, "smallest_group": smallest_group}
+
+
+def below(promise, other):
+    return promise["colluders"] < other["colluders"] or promise["smallest_group"] < other["smallest_group"]
+
+
+def make_link(federation, groups, predecessor=None, promise=None):
     groups = sorted(sorted(g) for g in groups)
     return {
         "type": "Link",
@@ -1327,6 +1350,7 @@ def make_link(federation, groups, predecessor=None):
         "previous": link_digest(predecessor) if predecessor else bytes(32),
         "partition": {"type": "Partition", "groups": groups},
         "atoms": next_atoms(predecessor["atoms"], groups) if predecessor else groups,
+        "promise": promise or (predecessor["promise"] if predecessor else make_promise()),
     }
 
 
@@ -1334,28 +1358,39 @@ def members(link):
     return sorted(s for g in link["partition"]["groups"] for s in g)
 
 
-def signatures_needed(link, colluders, predecessor=None):
-    return (len(members(predecessor)) + colluders) // 2 + 1 if predecessor else len(members(link))
+def signatures_needed(link, predecessor=None):
+    if not predecessor:
+        return len(members(link))
+    return (len(members(predecessor)) + predecessor["promise"]["colluders"]) // 2 + 1
 
 
-def stands(link, signatures, pins, colluders, predecessor=None):
+def stands(link, signatures, pins, predecessor=None):
     """signatures: silo -> signature."""
-    if make_link(link["federation"], link["partition"]["groups"], predecessor) != link:
+    if make_link(link["federation"], link["partition"]["groups"], predecessor, link["promise"]) != link:
         return False
     who = members(predecessor or link)
     d = framed(link_digest(link))
     good = sum(s in pins and s in signatures and verify(pins[s], GROUPS_DOMAIN, d, signatures[s]) for s in who)
-    return good >= signatures_needed(link, colluders, predecessor)
+    return good >= signatures_needed(link, predecessor)
 
 
-def passes_without_word(link, me, pinned, smallest_group, predecessor=None):
+def passes_without_word(link, me, pinned, policy, predecessor=None):
+    """policy: as a promise."""
+    if below(link["promise"], policy):
+        return False
+    least = max(policy["smallest_group"], link["promise"]["smallest_group"])
+    groups = link["partition"]["groups"]
     if predecessor is None:
-        return link["partition"]["groups"] == [sorted({*pinned, me})]
-    if link["previous"] != link_digest(predecessor):
+        return groups == [sorted({*pinned, me})] and len(groups[0]) >= least
+    if link["previous"] != link_digest(predecessor) or below(link["promise"], predecessor["promise"]):
         return False
     own = next((a for a in predecessor["atoms"] if me in a), None)
-    return own in link["atoms"] and all(
-        len(a) >= smallest_group for a in link["atoms"] if a not in predecessor["atoms"]
+    group = next((g for g in groups if me in g), [])
+    return (
+        own in link["atoms"]
+        and {*group} <= {*pinned, me}
+        and all(len(a) >= least for a in link["atoms"] if a not in predecessor["atoms"])
+        and all(len(g) >= least for g in groups if g not in predecessor["partition"]["groups"])
     )
 
 

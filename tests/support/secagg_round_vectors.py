@@ -14,7 +14,7 @@ from security.secure_aggregation import messages, release_groups
 from security.secure_aggregation.evidence import ModelState
 from security.secure_aggregation.noise_shares import NoiseShares
 from security.secure_aggregation.parameters import Terms
-from security.secure_aggregation.release_groups import Link, Partition
+from security.secure_aggregation.release_groups import Link, Partition, Promise
 from security.secure_aggregation.verdicts import part_of, signed_verdict
 from tests.support.evidence import OPTIMIZERS, Made, ManifestSilo, Rounds, Vectors, bits_of
 from tests.support.secagg_federation import FEDERATION, Federation, alone, entropy, identity_key, silo_names, terms
@@ -206,21 +206,17 @@ def _verdicts(evidence: bytes, to_json: Json) -> dict[str, Any]:
 def _release_groups(to_json: Json) -> dict[str, Any]:
     names = silo_names(8)
     partitions = [[names[:7]], [names[:4], names[4:7]], [names[:3], names[4:]]]
-    links = [release_groups.first_link(FEDERATION, Partition.of(partitions[0]))]
-    for groups in partitions[1:]:
-        links.append(release_groups.successor(links[-1], Partition.of(groups)))
+    promises = [Promise(), Promise(colluders=2, smallest_group=4), Promise(colluders=2, smallest_group=5)]
+    links = [release_groups.first_link(FEDERATION, Partition.of(partitions[0]), promises[0])]
+    for groups, promise in zip(partitions[1:], promises[1:], strict=True):
+        links.append(release_groups.successor(links[-1], Partition.of(groups), promise))
     return {
         "links": [
             {
                 "link": to_json(link),
                 "digest": to_json(link.digest),
                 "signature": to_json(release_groups.signature_of(link, identity_key(names[0]))),
-                "signatures_needed": {
-                    f"{colluders} colluders": release_groups.missing_signatures(
-                        previous, link, (), colluders=colluders
-                    )[1]
-                    for colluders in (0, 1, 2)
-                },
+                "signatures_needed": release_groups.missing_signatures(previous, link, ())[1],
             }
             for previous, link in zip([None, *links], links, strict=False)
         ],

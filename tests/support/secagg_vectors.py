@@ -417,6 +417,7 @@ def tampered(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
     case("another vector of this silo survives", INTEGRITY, "SurvivorSet", "inputs", 0)
     case("a survivor without a vector", MALFORMED, "SurvivorSet", "inputs", value=[{"hex": "00" * 32}])
     case("the roster is for other release groups", POLICY, "Roster", "link")
+    case("more colluders than the release groups hold against", POLICY, *parameters_, "colluders", value=1)
     case("a sum of fewer silos than the groups allow", POLICY, "Roster", "parameters", "least_sum", value=4)
     case("the survivors are of other dealings", TIME, "SurvivorSet", "dealings")
     case("a forged agreement", INTEGRITY, "UnmaskRequest", "agreements", 1, "signature")

@@ -13,6 +13,7 @@ from security.identifiers import FederationName, SiloName
 from security.secure_aggregation.release_groups import (
     Link,
     Partition,
+    Promise,
     SignedLink,
     check_successor,
     first_link,
@@ -37,6 +38,7 @@ def chain_in(
     own: SiloName = OWN,
     pinned: Iterable[SiloName] = NAMES,
     colluders: int = 0,
+    smallest_group: int = 3,
     federation: FederationName = FEDERATION,
 ) -> GroupChain:
     keys = {name: key for name, key in identities(pinned).items() if name != own}
@@ -46,7 +48,7 @@ def chain_in(
         silo=own,
         own_key=identity_key(own).public_key(),
         pinned=lambda: keys,
-        smallest_group=max(3, colluders + 2),
+        smallest_group=max(smallest_group, colluders + 2),
         colluders=colluders,
     )
 
@@ -62,9 +64,9 @@ def offer(*links: SignedLink, proposed: Link | None = None) -> GroupsOffer:
     return GroupsOffer(links=links, proposed=None if proposed is None else SignedLink(link=proposed), identities=())
 
 
-def holding(folder: Path, *links: Link) -> GroupChain:
+def holding(folder: Path, *links: Link, own: SiloName = OWN) -> GroupChain:
     """After its people approved whatever came."""
-    chain = chain_in(folder)
+    chain = chain_in(folder, own=own)
     before: list[SignedLink] = []
     for link in links:
         before.append(signed(link, NAMES))
@@ -147,11 +149,14 @@ def test_what_may_be_learnt_is_said_and_neither_signed_nor_taken_before_people_a
 
 def test_only_sets_that_people_approved_may_be_small(tmp_path: Path) -> None:
     chain = holding(tmp_path, first_link(FEDERATION, Partition.of([NAMES[:2], NAMES[2:]])))
-    assert chain.approved_sets == {NAMES[:2]}
+    assert chain.approved_groups == {NAMES[:2]}
+    assert chain.approved_atoms == {NAMES[:2]}
 
 
 @pytest.mark.parametrize(
-    "digest", ["", "00", "ff" * 32, THIRDS.digest.hex()], ids=["none", "short", "another", "not offered"]
+    "digest",
+    ["", EVERYBODY.digest.hex()[:-1], "ff" * 32, THIRDS.digest.hex()],
+    ids=["none", "short", "another", "not offered"],
 )
 def test_people_approve_what_was_proposed_alone(tmp_path: Path, digest: str) -> None:
     chain = chain_in(tmp_path)
@@ -230,14 +235,111 @@ def test_signatures_of_who_is_not_pinned_and_of_other_keys_count_for_nothing(tmp
     assert chain.head is None
 
 
-def test_colluders_raise_the_number_of_signatures(tmp_path: Path) -> None:
-    holding(tmp_path, EVERYBODY)
-    chain = chain_in(tmp_path, colluders=1)
-    chain.take(offer(proposed=THIRDS))
-    chain.approve(THIRDS.digest.hex())
+@pytest.mark.parametrize("own", [OWN, NAMES[3]])
+def test_all_count_signatures_with_the_number_that_the_predecessor_says(tmp_path: Path, own: SiloName) -> None:
+    """A silo that asked for more than others in its policy was put apart by those who counted with theirs."""
+    first = first_link(FEDERATION, Partition.of([NAMES]), Promise(colluders=2, smallest_group=4))
+    link = successor(first, Partition.of([NAMES[:4], NAMES[4:]]))
+    chain = holding(tmp_path, first, own=own)  # its own policy says 0
+    chain.take(offer(proposed=link))
+    chain.approve(link.digest.hex())
     with pytest.raises(PolicyRefusal, match="lack 1 signatures"):
-        chain.take(offer(signed(EVERYBODY), signed(THIRDS, NAMES[:5])))
-    assert chain.take(offer(signed(EVERYBODY), signed(THIRDS, NAMES[:6]))).links == (THIRDS,)
+        chain.take(offer(signed(first), signed(link, NAMES[:5])))
+    assert chain.take(offer(signed(first), signed(link, NAMES[:6]))).links == (link,)
+
+
+# --- what a link promises ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        ({"colluders": 1}, "colluders 0 instead of 1"),
+        ({"smallest_group": 5}, "smallest_group 3 instead of 5"),
+        ({"colluders": 2}, "colluders 0 instead of 2, smallest_group 3 instead of 4"),
+    ],
+    ids=str,
+)
+def test_a_link_that_promises_less_than_policy_is_refused_and_waits_for_nobody(
+    tmp_path: Path, policy: dict[str, int], says: str
+) -> None:
+    chain = chain_in(tmp_path, **policy)
+    taken = chain.take(offer(proposed=EVERYBODY))
+    assert (taken.to_sign, taken.waits) == ((), None)
+    assert says in (taken.refused or "")
+    assert "coordinator groups propose" in (taken.refused or "")
+    assert chain.standing().proposed is None, "nobody is asked to allow it"
+    with pytest.raises(PolicyRefusal, match=says) as refused:
+        chain.take(offer(signed(EVERYBODY)))
+    assert refused.value.rule == "release_groups"
+    assert chain.head is None
+
+
+def test_a_proposal_that_promises_too_little_keeps_no_link_before_it_away(tmp_path: Path) -> None:
+    first = first_link(FEDERATION, Partition.of([NAMES]), Promise(colluders=1))
+    less = successor(first, first.partition, Promise())
+    taken = chain_in(tmp_path, colluders=1).take(offer(signed(first), proposed=less))
+    assert (taken.links, taken.to_sign) == ((first,), ())
+    assert "colluders 0 instead of 1" in (taken.refused or "")
+
+
+def test_what_was_promised_to_others_falls_with_peoples_word_alone(tmp_path: Path) -> None:
+    first = first_link(FEDERATION, Partition.of([NAMES]), Promise(colluders=1))
+    chain = holding(tmp_path, first)
+    more = successor(first, first.partition, Promise(colluders=2, smallest_group=5))
+    assert chain.take(offer(signed(first), proposed=more)).to_sign == (more,), "it rises by itself"
+    (tmp_path / "other").mkdir()
+    chain = holding(tmp_path / "other", first)
+    less = successor(first, first.partition, Promise())
+    assert "promise less than those before: colluders 0 instead of 1" in (chain.take(offer(proposed=less)).waits or "")
+    chain.approve(less.digest.hex())
+    assert chain.take(offer(proposed=less)).to_sign == (less,)
+
+
+# --- what people allowed ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("own", [NAMES[0], NAMES[3]])
+def test_a_newcomer_who_is_allowed_as_a_small_atom_is_not_allowed_as_a_group(tmp_path: Path, own: SiloName) -> None:
+    """It could be switched on and off: once its people had said that it joins, nobody was asked about that."""
+    three, x = NAMES[:3], NAMES[3]
+    first = first_link(FEDERATION, Partition.of([three]))
+    joined = successor(first, Partition.of([[*three, x]]))
+    chain = chain_in(tmp_path, own=own, pinned=NAMES[:4])
+    for links in ((first,), (first, joined)):
+        if chain.take(offer(*(signed(link, NAMES[:4]) for link in links))).waits is not None:
+            chain.approve(links[-1].digest.hex())
+            chain.take(offer(*(signed(link, NAMES[:4]) for link in links)))
+    assert chain.head == joined
+    assert (chain.approved_atoms, chain.approved_groups) == ({(x,)}, frozenset())
+    alone = successor(joined, Partition.of([three, [x]]))
+    taken = chain.take(offer(proposed=alone))
+    assert taken.to_sign == ()
+    assert taken.waits is not None
+    chain.approve(alone.digest.hex())
+    assert chain.approved_groups == {(x,)}
+
+
+def test_people_and_the_audit_log_are_told_who_has_not_signed(tmp_path: Path) -> None:
+    """Of an unpinned silo, and of who signed with another key, nothing is good."""
+    link = successor(EVERYBODY, Partition.of([NAMES[:4], NAMES[4:8]]))
+    holding(tmp_path, EVERYBODY)
+    chain = chain_in(tmp_path, pinned=NAMES[:-2])
+    false = SignedLink(
+        link=link,
+        signatures=(*signed(link, NAMES[1:4]).signatures, (NAMES[5], bytes(64)), *signed(link, NAMES[7:8]).signatures),
+    )
+    waits = chain.take(GroupsOffer(links=(), proposed=false, identities=())).waits or ""
+    standing = chain.standing()
+    assert standing.proposed is not None
+    assert standing.proposed.good == NAMES[1:4]
+    assert standing.proposed.unchecked == (NAMES[7],)
+    assert standing.proposed.false == (NAMES[5],)
+    told = standing.objection or ""
+    assert told.startswith(waits)
+    assert f"in none of these release groups: {NAMES[8]}; their own people may not have been asked" in told
+    assert f"no good signature is here of {', '.join(NAMES[4:8])}: their own people may not have been asked" in told
+    assert chain.approve(link.digest.hex()) == (link, told)
 
 
 def test_a_newcomer_takes_the_chain_from_where_it_comes_in(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from coordinator.service.threads import Threads
 from security.errors import AuthorisationError, Conflict, IntegrityError, MalformedMessage, StateError, WrongTime
 from security.identifiers import SiloName
 from security.pki.identity_key import public_key_bytes
-from security.secure_aggregation.release_groups import Link, Partition, first_link, signature_of, successor
+from security.secure_aggregation.release_groups import Link, Partition, Promise, first_link, signature_of, successor
 from silo_wire.canonical import digest_of
 from tests.support.rounds import T0
 from tests.support.secagg_federation import FEDERATION, identity_key, silo_names
@@ -100,38 +100,68 @@ async def test_no_signature_is_lost_where_silos_sign_at_the_same_time(store: Sql
 
 
 async def test_a_successor_stands_with_more_than_half_and_later_signatures_are_kept_too(store: SqlRoundStore) -> None:
-    groups = await standing(store)
-    proposed = (await groups.propose(HALVES, colluders=1)).link
-    assert proposed == successor(EVERYBODY, Partition.of(HALVES))
+    groups = await groups_of(store)
+    await groups.propose([NAMES], colluders=1)
+    first = first_link(FEDERATION, Partition.of([NAMES]), Promise(colluders=1))
+    await sign(groups, first, NAMES)
+    proposed = (await groups.propose(HALVES, colluders=0)).link
+    assert proposed == successor(first, Partition.of(HALVES), Promise())
     await sign(groups, proposed, NAMES[:3])
-    assert groups.head == EVERYBODY, "three of six, and one that may sign twice"
+    assert groups.head == first, "three of six, and one that may sign twice"
     await sign(groups, proposed, NAMES[3:4])
     assert groups.head == proposed
     await sign(groups, proposed, NAMES[4:])
     again = await groups_of(store)
-    assert [one.link for one in again.after(0)] == [EVERYBODY, proposed]
+    assert [one.link for one in again.after(0)] == [first, proposed]
     assert len(again.after(2)[0].signatures) == 6
+
+
+async def test_release_groups_promise_what_the_plan_and_the_operator_say_and_what_stands_else(
+    store: SqlRoundStore,
+) -> None:
+    groups = await groups_of(store)
+    await groups.propose_first(NAMES, colluders=2)
+    first = first_link(FEDERATION, Partition.of([NAMES]), Promise(colluders=2, smallest_group=4))
+    await sign(groups, first, NAMES)
+    assert groups.require_head(colluders=2) == first
+    with pytest.raises(
+        StateError, match=r"to hold against 3 colluders, release groups 1 hold against 2.*--colluders 3"
+    ):
+        groups.require_head(colluders=3)
+    with pytest.raises(Conflict, match="these groups already"):
+        await groups.propose([NAMES])
+    for asked, promise in (
+        ({}, first.promise),
+        ({"colluders": 4}, Promise(colluders=4, smallest_group=6)),
+        ({"smallest_group": 5}, Promise(colluders=2, smallest_group=5)),
+        ({"colluders": 0, "smallest_group": 3}, Promise()),
+    ):
+        assert (await groups.propose(HALVES, **asked)).link == successor(first, Partition.of(HALVES), promise)
+    more = (await groups.propose([NAMES], colluders=3)).link
+    assert (more.partition, more.promise.colluders) == (first.partition, 3)
+    with pytest.raises(MalformedMessage, match="allowed are 4 to"):
+        await groups.propose(HALVES, smallest_group=3)
 
 
 async def test_another_proposal_takes_the_place_of_one_that_does_not_stand(store: SqlRoundStore) -> None:
     groups = await standing(store)
-    first = (await groups.propose(HALVES, colluders=0)).link
+    first = (await groups.propose(HALVES)).link
     await sign(groups, first, NAMES[:2])
-    second = (await groups.propose([NAMES[::2], NAMES[1::2]], colluders=0)).link
+    second = (await groups.propose([NAMES[::2], NAMES[1::2]])).link
     again = await groups_of(store)
     for each in (groups, again):
         assert each.proposed is not None
-        assert each.proposed.signed.link == second
-        assert each.proposed.signed.signatures == ()
+        assert each.proposed.link == second
+        assert each.proposed.signatures == ()
         with pytest.raises(WrongTime, match="fetch them again"):
             await sign(each, first, NAMES[2:3])
 
 
 async def test_the_same_proposal_again_keeps_its_signatures(store: SqlRoundStore) -> None:
     groups = await standing(store)
-    link = (await groups.propose(HALVES, colluders=0)).link
+    link = (await groups.propose(HALVES)).link
     await sign(groups, link, NAMES[:2])
-    assert len((await groups.propose(HALVES, colluders=0)).signatures) == 2
+    assert len((await groups.propose(HALVES)).signatures) == 2
 
 
 async def test_what_is_told_to_silos_changes_with_every_signature(store: SqlRoundStore) -> None:
@@ -163,14 +193,14 @@ async def test_groups_that_are_none_are_not_proposed(
     groups = await standing(store)
     before = groups.digest
     with pytest.raises(error, match=says):
-        await groups.propose(divided, colluders=0)
+        await groups.propose(divided)
     assert groups.digest == before
     assert (await groups_of(store)).digest == before
 
 
 async def test_a_false_signature_and_one_of_a_stranger_are_refused(store: SqlRoundStore) -> None:
     groups = await groups_of(store)
-    link = (await groups.propose([NAMES[:3]], colluders=0)).link
+    link = (await groups.propose([NAMES[:3]])).link
     good = signature_of(link, identity_key(NAMES[0]))
     with pytest.raises(IntegrityError, match=f"silo {NAMES[1]} did not sign"):
         await groups.sign(NAMES[1], link.digest, good)

@@ -12,23 +12,22 @@ from hypothesis import strategies as st
 from security.errors import IntegrityError, MalformedMessage, PolicyRefusal, WrongTime
 from security.identifiers import SiloName
 from security.secure_aggregation import silo_machine as silo
+from security.secure_aggregation.group_changes import new_small_atoms, new_small_groups, objection, split_pieces
 from security.secure_aggregation.messages import MaskKeyShare, SurvivorSet
 from security.secure_aggregation.release_groups import (
     Link,
     Partition,
+    Promise,
     SignedLink,
     check_successor,
     first_link,
     missing_signatures,
-    new_small_atoms,
-    objection,
     refined,
     signature_of,
     signers,
-    split_atom,
     successor,
 )
-from tests.support.secagg_federation import FEDERATION, Federation, identities, identity_key, silo_names
+from tests.support.secagg_federation import FEDERATION, Federation, identities, identity_key, silo_names, terms
 
 NAMES = silo_names(12)
 
@@ -144,19 +143,40 @@ def test_every_part_of_a_link_is_in_its_digest() -> None:
         replace(first, federation="elsewhere"),
         successor(first, groups(3, 4, 3)),
         successor(link_of(4, 3), groups(3, 4, 3)),
+        replace(first, promise=Promise(colluders=1)),
+        replace(first, promise=Promise(smallest_group=4)),
     ]
-    assert len({it.digest for it in (first, *others)}) == 5
+    assert len({it.digest for it in (first, *others)}) == 7
 
 
 def test_the_first_link_wants_all_and_another_more_than_half_and_the_colluders() -> None:
     first = link_of(3, 4)
     second = successor(first, groups(3, 4, 3))
-    assert missing_signatures(None, first, NAMES[:6], colluders=0) == ({NAMES[6]}, 1)
-    assert missing_signatures(None, first, NAMES[:7], colluders=3)[1] == 0
+    assert missing_signatures(None, first, NAMES[:6]) == ({NAMES[6]}, 1)
+    assert missing_signatures(None, first, NAMES[:7])[1] == 0
+    assert missing_signatures(first, second, NAMES[7:10])[1] == 4, "newcomers have no say"
     for colluders, needed in ((0, 4), (1, 5), (2, 5), (3, 6)):
-        assert missing_signatures(first, second, NAMES[: needed - 1], colluders=colluders)[1] == 1
-        assert missing_signatures(first, second, NAMES[:needed], colluders=colluders)[1] == 0
-    assert missing_signatures(first, second, NAMES[7:10], colluders=0)[1] == 4, "newcomers have no say"
+        against = first_link(FEDERATION, groups(3, 4), Promise(colluders=colluders, smallest_group=5))
+        second = successor(against, groups(3, 4, 3), Promise(colluders=4, smallest_group=6))
+        assert missing_signatures(against, second, NAMES[: needed - 1])[1] == 1
+        assert missing_signatures(against, second, NAMES[:needed])[1] == 0, "the predecessor's number counts"
+
+
+@pytest.mark.parametrize(
+    ("colluders", "smallest_group"), [(-1, 3), (0, 2), (2, 3), (10_001, 10_003), (0, 10_003)], ids=str
+)
+def test_what_is_no_promise_is_refused(colluders: int, smallest_group: int) -> None:
+    with pytest.raises(MalformedMessage, match="allowed are"):
+        Promise(colluders=colluders, smallest_group=smallest_group)
+
+
+def test_a_successor_promises_what_its_predecessor_did_unless_it_says_otherwise() -> None:
+    first = first_link(FEDERATION, groups(4, 4), Promise(colluders=2, smallest_group=4))
+    assert successor(first, groups(8)).promise == first.promise
+    more = successor(first, groups(8), Promise(colluders=3, smallest_group=5))
+    check_successor(first, more)
+    assert more.promise.lacks(first.promise) == ()
+    assert first.promise.lacks(more.promise) == ("colluders 2 instead of 3", "smallest_group 4 instead of 5")
 
 
 def test_a_signature_is_of_one_link_and_of_one_silo() -> None:
@@ -177,7 +197,7 @@ def test_the_counterexample_of_memories_of_single_silos_needs_people() -> None:
     right = successor(left, Partition.of([[one, two, three, four], [five, six, seven]]))
     assert new_small_atoms(first, left, smallest_group=3) == ()
     assert new_small_atoms(left, right, smallest_group=3) == ((one,),)
-    assert split_atom(first, left, one) == (one, five, six, seven)
+    assert split_pieces(first, left, one) == ((one, five, six, seven), (two, three, four))
     for name in (one, two, five):
         assert objection(first, left, name, pinned=NAMES[:7], smallest_group=3) is not None
         assert objection(left, right, name, pinned=NAMES[:7], smallest_group=3) is not None
@@ -257,6 +277,106 @@ def test_no_link_passes_by_itself_that_tells_apart_whom_its_signers_were_one_wit
     for name in consenting:
         assert link.atom_of(name) == first.atom_of(name)
         assert not [atom for atom in link.atoms if len(atom) < 3 and atom not in first.atoms]
+
+
+def test_who_is_left_behind_is_named_to_those_who_would_leave_it() -> None:
+    """The victim is said to have left for good; three of four signatures are enough, and its delta is the difference of two sums."""
+    first = link_of(4)
+    told = objects(first, successor(first, groups(3)))
+    assert "are of silo-00, silo-01, silo-02 alone, of silo-03 alone (fewer than 3 silos)" in told
+    assert "in none of these release groups: silo-03; their own people may not have been asked" in told
+
+
+def test_everything_that_is_learnt_is_said_at_once_the_own_silo_first() -> None:
+    """Each finding once hid those after it: an unpinned silo the split of the own atom, that one the silo that is split off elsewhere."""
+    first = link_of(8)
+    split = Partition.of([[*NAMES[:2], NAMES[10]], NAMES[2:5], NAMES[5:7], [NAMES[7], *NAMES[8:10]]])
+    told = objects(first, successor(first, split), of=NAMES[1], pinned=NAMES[:10])
+    in_order = (
+        f"{NAMES[10]} in this silo's release group have no key",
+        f"are of {NAMES[0]}, {NAMES[1]} alone (fewer than 3 silos), of {', '.join(NAMES[2:5])} alone, ",
+        f"of {NAMES[5]}, {NAMES[6]} alone (fewer than 3 silos), of {NAMES[7]} alone (fewer than 3 silos), ",
+        f"of {NAMES[8]}, {NAMES[9]} alone (fewer than 3 silos), of {NAMES[10]} alone (fewer than 3 silos)",
+        f"these release groups of fewer than 3 silos are in: {NAMES[5]}, {NAMES[6]}",
+    )
+    places = [told.find(each) for each in in_order]
+    assert -1 not in places
+    assert places == sorted(places)
+
+
+def test_a_newcomer_is_told_that_it_is_a_small_set_of_its_own() -> None:
+    first = link_of(3)
+    grown = successor(first, groups(4))
+    told = objects(None, grown, of=NAMES[3])
+    assert "somebody else chose that this silo is summed with silo-00, silo-01, silo-02" in told
+    assert "of silo-03 alone (fewer than 3 silos)" in told
+    assert "of silo-03 alone (fewer than 3 silos)" in objects(first, grown), "so are the others"
+    back = successor(successor(link_of(8), groups(3)), Partition.of([NAMES[:3], [*NAMES[3:5], NAMES[9]]]))
+    told = objects(successor(link_of(8), groups(3)), back, of=NAMES[3])
+    assert f"are of {NAMES[3]}, {NAMES[4]} alone (fewer than 3 silos), of {', '.join(NAMES[5:8])} alone" in told
+
+
+def test_small_sets_of_the_first_link_are_named_to_all_who_sign_it() -> None:
+    told = objects(None, link_of(4, 2, 1))
+    assert "of silo-04, silo-05 alone (fewer than 3 silos), of silo-06 alone (fewer than 3 silos)" in told
+    assert "groups of fewer than 3 silos are in: silo-04, silo-05; silo-06" in told
+
+
+def test_a_group_of_one_has_words_of_its_own() -> None:
+    told = objects(None, link_of(1, 3))
+    assert told.startswith("this silo is a release group of its own: the coordinator chooses which sums it is in")
+    assert "two sums, subtracted, are of silo-00 alone" in told
+    assert "summed with" not in told
+
+
+def test_a_small_group_of_old_small_atoms_is_for_people_too() -> None:
+    """An atom is told once; a group can be switched on and off. Who allowed the first has not allowed the second."""
+    joined = successor(link_of(3), groups(4))
+    alone = successor(joined, groups(3, 1))
+    assert alone.atoms == joined.atoms
+    assert new_small_atoms(joined, alone, smallest_group=3) == ()
+    assert new_small_groups(joined, alone, smallest_group=3) == ((NAMES[3],),)
+    for name in NAMES[:3]:
+        assert "of fewer than 3 silos are in: silo-03" in objects(joined, alone, of=name)
+    assert "this silo is a release group of its own" in objects(joined, alone, of=NAMES[3])
+    two = successor(joined, groups(5))
+    pair = successor(two, groups(3, 2))
+    assert pair.atoms == two.atoms
+    for name in NAMES[:5]:
+        assert "of fewer than 3 silos are in: silo-03, silo-04" in objects(two, pair, of=name)
+    assert objects(pair, successor(pair, groups(3, 2, 3))) == "", "it is a group already"
+
+
+def test_whose_word_is_missing_is_said() -> None:
+    first = link_of(7)
+    link = successor(first, Partition.of([NAMES[:3], NAMES[3:6]]))
+
+    def told(*signed: SiloName) -> str:
+        return objection(first, link, NAMES[0], pinned=ALL, smallest_group=3, signed=signed) or ""
+
+    assert "in none of these release groups: silo-06; their own people" in told(*NAMES[1:4])
+    assert "no good signature is here of silo-04, silo-05: their own people may not have been asked" in told(
+        *NAMES[1:4]
+    )
+    assert "may not have been asked" not in told(*NAMES[1:7])
+
+
+def test_sets_are_judged_by_the_larger_of_policy_and_promise() -> None:
+    """Three at a silo, five in the link: what the silo with five was promised is told to all, and told to be small."""
+    first = first_link(FEDERATION, groups(6), Promise(smallest_group=5))
+    halves = successor(first, groups(3, 3))
+    assert "of silo-03, silo-04, silo-05 alone (fewer than 5 silos)" in objects(first, halves)
+    grown = successor(first, Partition.of([NAMES[:6], NAMES[6:10]]))
+    assert "of silo-06, silo-07, silo-08, silo-09 alone (fewer than 5 silos)" in objects(first, grown)
+    assert "fewer than 5" in objects(link_of(3), successor(link_of(3), groups(3, 3), Promise(smallest_group=5)))
+    assert "fewer than 5" in objects(first, successor(first, groups(3, 3), Promise()))
+
+
+def test_a_promise_rises_by_itself_and_falls_with_peoples_word_alone() -> None:
+    first = first_link(FEDERATION, groups(6), Promise(colluders=1))
+    assert objects(first, successor(first, groups(6), Promise(colluders=2, smallest_group=5))) == ""
+    less = objects(first, successor(first, groups(6), Promise()))
+    assert less == "these release groups promise less than those before: colluders 0 instead of 1"
 
 
 def test_who_comes_later_is_asked_who_it_is_summed_with() -> None:
@@ -358,6 +478,42 @@ def test_no_groups_or_other_ones_or_smaller_ones_share_no_keys() -> None:
             silo.step(each.state, roster, replace(each.party, **change))
         assert refused.value.rule == "release_groups"
     silo.step(each.state, roster, replace(each.party, demands=silo.Demands(smallest_group=3)))
+
+
+def test_no_keys_are_shared_where_the_groups_promise_less_than_policy_or_roster() -> None:
+    federation = grouped(4, 4).run(until="share keys")
+    roster = next(message for to, message in federation.queue if to == NAMES[0])
+    each = federation.silos[NAMES[0]]
+    asked = {"colluders": 1, "smallest_group": 4}
+    for demands, says in (
+        (silo.Demands(smallest_group=4), "smallest_group 3 instead of 4"),
+        (silo.Demands(), "the roster is to hold against 1 colluders, release groups 1 hold against 0"),
+        (silo.Demands(**asked), "colluders 0 instead of 1, smallest_group 3 instead of 4"),
+    ):
+        parameters = replace(roster.parameters, colluders=1)
+        with pytest.raises(PolicyRefusal, match=says) as refused:
+            silo.step(each.state, replace(roster, parameters=parameters), replace(each.party, demands=demands))
+        assert refused.value.rule == "release_groups"
+        assert "--colluders" in str(refused.value), "the remedy"
+    link = first_link(FEDERATION, groups(4, 4), Promise(**asked))
+    promised = Federation(8, link=link, terms_=terms(link=link, colluders=1)).run()
+    assert promised.unmask is not None
+
+
+def test_an_atom_that_people_allowed_is_no_group_that_they_allowed() -> None:
+    alone = link_of(1, 3)
+    federation = Federation(4, link=alone).run(until="share keys")
+    roster = next(message for to, message in federation.queue if to == NAMES[0])
+    each = federation.silos[NAMES[0]]
+    own = frozenset({NAMES[:1]})
+    with pytest.raises(PolicyRefusal, match="has 1 silos"):
+        silo.step(each.state, roster, replace(each.party, approved=frozenset(), approved_atoms=own))
+    silo.step(each.state, roster, replace(each.party, approved=own, approved_atoms=frozenset()))
+    joined = successor(link_of(3), groups(4))
+    federation = Federation(4, link=joined).run(until="share keys")
+    roster = next(message for to, message in federation.queue if to == NAMES[3])
+    each = federation.silos[NAMES[3]]
+    silo.step(each.state, roster, replace(each.party, approved=frozenset(), approved_atoms=frozenset({NAMES[3:4]})))
 
 
 def test_colluders_raise_the_least_size_of_a_group() -> None:

@@ -6,7 +6,7 @@ search finds the leak that the rule is there for. `make leak-search` plays hundr
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ import pytest
 
 from security.identifiers import SiloName
 from security.secure_aggregation import release_groups, silo_machine
-from security.secure_aggregation.release_groups import Group, Link, Partition
+from security.secure_aggregation.release_groups import Group, Link, Partition, successor
 from silo_agent.edges import group_chain
+from silo_wire.groups_codec import GroupsOffer
 from tests.support.leak_search import World, least_support, seeded
 from tests.support.secagg_federation import silo_names
 
@@ -29,14 +30,15 @@ class Shape:
     count: int
     colluders: int
     smallest_group: int
+    strict_share: float = 1.0
 
     @property
     def bound(self) -> int:
-        """Of the fewest honest silos that a sum, or a combination of sums, is of."""
+        """Of the fewest honest silos that a sum, or a combination of sums, is of; of a mixed world, where a strict one is among them."""
         return max(self.smallest_group, self.colluders + 2) - self.colluders
 
     def world(self, folder: Path, seed: int) -> World:
-        return World(folder, self.count, self.colluders, self.smallest_group, seed)
+        return World(folder, self.count, self.colluders, self.smallest_group, seed, self.strict_share)
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +47,10 @@ def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
-SHAPES = (Shape(7, 0, 3), Shape(8, 1, 3), Shape(9, 0, 3), Shape(9, 2, 4))
+SHAPES = (
+    *(Shape(7, 0, 3), Shape(8, 1, 3), Shape(9, 0, 3), Shape(9, 2, 4)),
+    *(Shape(10, 0, 5, strict_share=0.4), Shape(9, 2, 4, strict_share=0.4)),
+)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -97,7 +102,7 @@ def test_the_search_finds_what_partitions_of_the_coordinators_choice_tell_apart(
 ) -> None:
     """Where neither people nor what a silo knows of its own atom stands in the way."""
     monkeypatch.setattr(group_chain, "objection", nobody_objects)
-    monkeypatch.setattr(group_chain.GroupChain, "approved_sets", property(lambda self: every_set(self.head)))
+    monkeypatch.setattr(group_chain.GroupChain, "approved_groups", property(lambda self: every_set(self.head)))
     assert found(tmp_path, SHAPES[0], "no objections")
 
 
@@ -131,6 +136,58 @@ def test_partitions_that_are_shown_to_some_alone_bring_nothing_apart(shape: Shap
     assert came_out, "nothing came out: nothing was looked at"
 
 
+class OwnNumbers(group_chain.GroupChain):
+    """Counts and judges with its own policy's numbers, whatever the link says, as each silo did at first."""
+
+    def _check_signed(self, previous: Any, signed: Any) -> None:
+        if previous is not None:
+            previous = replace(previous, promise=self._asks)
+        super()._check_signed(previous, signed)
+
+    def _too_little(self, head: Any, link: Any) -> None:
+        """What the link says is nothing to it."""
+
+
+def forked(folder: Path) -> World:
+    """Nine silos of which the first asks for two colluders, and the others for none. The last two show each half of the others another
+    division in which they are together; the first silo is in neither, and its people say nothing."""
+    world = Shape(9, 2, 4, strict_share=0.0).world(folder, seeded("forked"))
+    strict, *others = world.honest
+    colluders = world.names[7:]
+    halves = others[:3], others[3:]
+    apart = [
+        successor(world.everybody(), Partition.of([[*half, *colluders], [strict, *rest]]))
+        for half, rest in (halves, halves[::-1])
+    ]
+    for link, told in (
+        (world.everybody(), world.names),
+        *zip(apart, ((*half, *colluders) for half in halves), strict=True),
+    ):
+        world.propose(link, told)
+        for name in told:
+            world.show(name, GroupsOffer(links=(*world.before(link), world.signed(link)), proposed=None, identities=()))
+        for _ in range(40):
+            if frozenset(told) not in world.sums:
+                world.run_attempt(link, told)
+    return world
+
+
+def test_who_asks_for_less_is_led_to_no_division_that_the_others_did_not_sign(tmp_path: Path) -> None:
+    world = forked(tmp_path)
+    assert [len(one) for one in world.sums] == [9]
+    assert {world.chains[name].head for name in world.honest} == {world.everybody()}
+
+
+def test_the_fork_comes_out_where_each_silo_counts_with_numbers_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five of nine are a majority for those who count no colluders."""
+    monkeypatch.setattr("tests.support.leak_search.GroupChain", OwnNumbers)
+    world = forked(tmp_path)
+    assert sorted(len(one) for one in world.sums) == [5, 5, 9]
+    assert world.least_support == 1
+
+
 def test_the_search_finds_two_survivor_sets_of_one_attempt_where_few_signatures_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,3 +205,6 @@ def test_rank_tells_what_can_be_subtracted() -> None:
     assert least_support([frozenset((a, b)), frozenset((b, c)), frozenset((a, c))], names) == 1
     assert least_support([frozenset(names)], (a, b, c)) == 3, "what colluders put in is known"
     assert least_support([], names) is None
+    assert least_support([frozenset((a, b)), frozenset((c, d)), frozenset((a, b, c))], names) == 1
+    assert least_support([frozenset((a, b)), frozenset((c, d)), frozenset((a, b, c))], names, (a,)) == 2
+    assert least_support([frozenset((a, b))], names, (c, d)) is None

@@ -215,10 +215,11 @@ def test_links():
     before = None
     for l in g["links"]:
         link = l["link"]
-        assert I.make_link(link["federation"], link["partition"]["groups"], before) == link
+        promise = I.make_promise(link["promise"]["colluders"], link["promise"]["smallest_group"])
+        assert I.make_link(link["federation"], link["partition"]["groups"], before, promise) == link
         assert I.link_digest(link) == l["digest"]
         assert I.sign(g["identity_key"], I.GROUPS_DOMAIN, I.framed(l["digest"])) == l["signature"]
-        assert {f"{c} colluders": I.signatures_needed(link, c, before) for c in range(3)} == l["signatures_needed"]
+        assert I.signatures_needed(link, before) == l["signatures_needed"]
         before = link
     for x in g["least_sums"]:
         assert I.least_sum(x["groups"], x["cohort"], x["threshold"], x["min_survivors"]) == x["least_sum"], x
@@ -467,14 +468,22 @@ def test_own_blame(kind):
 def test_links_pass():
     n = [f"silo-{i:02}" for i in range(10)]
     a = I.make_link("test", [n[:4]])
-    assert I.passes_without_word(a, n[0], n[1:4], 3)
-    assert not I.passes_without_word(a, n[0], n[1:5], 3)
+    least = I.make_promise()
+    assert I.passes_without_word(a, n[0], n[1:4], least)
+    assert not I.passes_without_word(a, n[0], n[1:5], least)
+    assert not I.passes_without_word(a, n[0], n[1:4], I.make_promise(1))
     b = I.make_link("test", [n[:4], n[4:7]], a)
-    assert I.passes_without_word(b, n[0], n[1:4], 3, a)
+    assert I.passes_without_word(b, n[0], n[1:4], least, a)
     d = I.make_link("test", [n[:4], n[4:6]], a)
-    assert not I.passes_without_word(d, n[0], n[1:4], 3, a)
+    assert not I.passes_without_word(d, n[0], n[1:4], least, a)
     e = I.make_link("test", [n[:3]], a)
-    assert not I.passes_without_word(e, n[0], n[1:4], 3, a)
+    assert not I.passes_without_word(e, n[0], n[1:4], least, a)
+    more = I.make_link("test", [n[:4]], a, I.make_promise(2, 4))
+    assert I.passes_without_word(more, n[0], n[1:4], least, a)
+    less = I.make_link("test", [n[:4]], more, least)
+    assert not I.passes_without_word(less, n[0], n[1:4], least, more)
+    with_one = I.make_link("test", [n[:4], n[4:5]], I.make_link("test", [n[:5]], a))
+    assert not I.passes_without_word(with_one, n[0], n[1:5], least, I.make_link("test", [n[:5]], a))
 
 
 def test_replay_of_sums():

@@ -40,21 +40,32 @@ class ProposeGroupsRequest(_message.Message):
 
     GROUPS_FIELD_NUMBER: _builtins.int
     COLLUDERS_FIELD_NUMBER: _builtins.int
+    SMALLEST_GROUP_FIELD_NUMBER: _builtins.int
     colluders: _builtins.int
-    """silos that may sign twice"""
+    """silos that may sign two successors; absent: as the groups that stand"""
+    smallest_group: _builtins.int
+    """sets of fewer are for people to allow; absent: the same, or what colluders ask for"""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[_secure_aggregation_pb2.ReleaseGroup]: ...
     def __init__(
         self,
         *,
         groups: _abc.Iterable[_secure_aggregation_pb2.ReleaseGroup] | None = ...,
-        colluders: _builtins.int = ...,
+        colluders: _builtins.int | None = ...,
+        smallest_group: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_colluders", b"_colluders", "_smallest_group", b"_smallest_group", "colluders", b"colluders", "smallest_group", b"smallest_group"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["colluders", b"colluders", "groups", b"groups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_colluders", b"_colluders", "_smallest_group", b"_smallest_group", "colluders", b"colluders", "groups", b"groups", "smallest_group", b"smallest_group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__colluders: _TypeAlias = _typing.Literal["colluders"]  # noqa: Y015
+    _WhichOneofArgType__colluders: _TypeAlias = _typing.Literal["_colluders", b"_colluders"]  # noqa: Y015
+    _WhichOneofReturnType__smallest_group: _TypeAlias = _typing.Literal["smallest_group"]  # noqa: Y015
+    _WhichOneofArgType__smallest_group: _TypeAlias = _typing.Literal["_smallest_group", b"_smallest_group"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__colluders) -> _WhichOneofReturnType__colluders | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__smallest_group) -> _WhichOneofReturnType__smallest_group | None: ...
 
 Global___ProposeGroupsRequest: _TypeAlias = ProposeGroupsRequest  # noqa: Y015
 

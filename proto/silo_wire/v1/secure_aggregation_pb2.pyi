@@ -692,10 +692,16 @@ class ReleaseGroups(_message.Message):
     PREVIOUS_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
     ATOMS_FIELD_NUMBER: _builtins.int
+    COLLUDERS_FIELD_NUMBER: _builtins.int
+    SMALLEST_GROUP_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """from 1"""
     previous: _builtins.bytes
     """digest of the link before; 32 zeros: there is none"""
+    colluders: _builtins.int
+    """silos that may sign two successors of it"""
+    smallest_group: _builtins.int
+    """sets of fewer silos are for people to allow"""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReleaseGroup]: ...
     @_builtins.property
@@ -709,10 +715,12 @@ class ReleaseGroups(_message.Message):
         previous: _builtins.bytes = ...,
         groups: _abc.Iterable[Global___ReleaseGroup] | None = ...,
         atoms: _abc.Iterable[Global___ReleaseGroup] | None = ...,
+        colluders: _builtins.int = ...,
+        smallest_group: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["atoms", b"atoms", "groups", b"groups", "number", b"number", "previous", b"previous"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atoms", b"atoms", "colluders", b"colluders", "groups", b"groups", "number", b"number", "previous", b"previous", "smallest_group", b"smallest_group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
