@@ -417,7 +417,12 @@ class PlayedSilo:
             trainer=self.trainer,
             masking=self.masking,
             checks=model_checks(
-                self.folder, self.credentials, policy, coordinator=self.client, proves=lambda *_told: None
+                self.folder,
+                self.credentials,
+                policy,
+                coordinator=self.client,
+                proves=lambda *_told: None,
+                goes_back=lambda *_told: None,
             ),
             privacy=guard_of(self.folder, self.credentials, policy, self.journal),
             display=self.notes,

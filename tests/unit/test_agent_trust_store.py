@@ -128,7 +128,9 @@ def test_a_successor_that_the_pinned_key_signed_takes_its_place(tmp_path: Path) 
     store.add(BANK, BANK_KEY.public_key())
     assert store.add(BANK, NEXT_KEY.public_key(), succession=succession(BANK_KEY, NEXT_KEY)) is Taken.SUCCEEDED
     assert store.peers() == (
-        PinnedPeer(silo=BANK, key=NEXT_KEY.public_key(), how=How.ADDED, since=NOW, predecessor=BANK_KEY.public_key()),
+        PinnedPeer(
+            silo=BANK, key=NEXT_KEY.public_key(), how=How.ADDED, since=NOW, predecessors=(BANK_KEY.public_key(),)
+        ),
     )
 
 
