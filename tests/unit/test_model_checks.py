@@ -1,6 +1,7 @@
 """A silo that checks round models: what it takes, what it refuses, what it remembers; rounds in memory, any lie of the coordinator."""
 
 import hashlib
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +16,17 @@ from hypothesis import strategies as st
 from security.audit.log_file import AuditLog
 from security.audit.reading import read_log
 from security.chain import Head
-from security.errors import FalseModel, IntegrityError, LoricaError, MalformedMessage, PolicyRefusal, StateError
+from security.errors import (
+    EXIT_CODES,
+    FalseModel,
+    IntegrityError,
+    LoricaError,
+    MalformedMessage,
+    PolicyRefusal,
+    StateError,
+    StorageError,
+    exit_code,
+)
 from security.identifiers import Identity, Role, SiloName
 from security.pki.identity_key import public_key_bytes
 from security.pki.succession import succession_statement
@@ -184,6 +195,7 @@ class Checker:
     proofs: list[Proof] = field(default_factory=list)
     own: Own = Own()
     keep: Callable[[Proof], None] | None = None
+    later: Sequence[str] = ("a later one",)
     plan: Mapping[str, int] = field(default_factory=dict)
     back: list[tuple[Digest, int, int]] = field(default_factory=list)
 
@@ -197,7 +209,10 @@ class Checker:
             party=lambda: CheckParty(
                 silo=self.silo,
                 identity_key=identity_key(self.silo),
-                keys={silo: (identity_key("a later one").public_key(), key) for silo, key in known.items()},
+                keys={
+                    silo: (*(identity_key(f"{later} of {silo}").public_key() for later in self.later), key)
+                    for silo, key in known.items()
+                },
                 by_hand={silo: known[silo] for silo in self.by_hand if silo != self.silo},
                 demands=Demands(colluders=self.colluders),
                 coordinator=COORDINATOR.public_key(),
@@ -971,21 +986,22 @@ def test_bits_of_a_verdict_come_back() -> None:
 
 
 def test_verdicts_count_of_silos_that_people_compared_and_old_keys_for_old_evidence(tmp_path: Path) -> None:
-    """Real pins: one by hand, one on first use, one that named a successor."""
+    """Real pins: one by hand, one on first use, one that named a successor, and that one another."""
     net = TestNet.create()
     folder = SiloFolder(tmp_path / "silo")
     folder.make()
     own = net.credentials("127.0.0.1:1", OWN)
     store = trust_store(folder, own, first_use=True)
-    keys = [identity_key(f"peer {number}") for number in range(4)]
+    keys = [identity_key(f"peer {number}") for number in range(5)]
     store.add(SILOS[1], keys[0].public_key())
     store.trusted_on_first_use(SILOS[2], keys[1].public_key())
     store.add(SILOS[3], keys[2].public_key())
-    named = succession_statement(
-        keys[2], identity=Identity(own.federation, Role.SILO, SILOS[3]), new_key=keys[3].public_key()
-    )
-    store.add(SILOS[3], keys[3].public_key(), succession=named)
-    policy = SiloPolicy(rules=PolicyRules(colluders=2), silo=OWN)
+    for old, new in itertools.pairwise(keys[2:]):
+        named = succession_statement(
+            old, identity=Identity(own.federation, Role.SILO, SILOS[3]), new_key=new.public_key()
+        )
+        store.add(SILOS[3], new.public_key(), succession=named)
+    policy = SiloPolicy(rules=PolicyRules(colluders=2, trust_on_first_use=True), silo=OWN)
     party = check_party_of(folder, own, policy)()
     assert set(party.by_hand) == {SILOS[1], SILOS[3]}
     raw = {silo: [public_key_bytes(key) for key in held] for silo, held in party.keys.items()}
@@ -993,10 +1009,64 @@ def test_verdicts_count_of_silos_that_people_compared_and_old_keys_for_old_evide
         OWN: [public_key_bytes(own.identity_key.public_key())],
         SILOS[1]: [public_key_bytes(keys[0].public_key())],
         SILOS[2]: [public_key_bytes(keys[1].public_key())],
-        SILOS[3]: [public_key_bytes(keys[3].public_key()), public_key_bytes(keys[2].public_key())],
+        SILOS[3]: [public_key_bytes(key.public_key()) for key in reversed(keys[2:])],
     }
+    without = check_party_of(folder, own, SiloPolicy(rules=PolicyRules(), silo=OWN))()
+    assert set(without.keys) == {OWN, SILOS[1], SILOS[3]}, "as in release groups"
     assert party.checkers == 3
     assert party.demands == policy.demands()
+
+
+async def test_evidence_and_verdicts_are_read_by_keys_that_were_succeeded_twice() -> None:
+    rounds = rounds_of()
+    first, second = rounds.next(1), rounds.next(2)
+    at = checker(first, second, rounds=rounds)
+    at.later = ["a later one", "the latest"]
+    at.says.kept = verdicts(first, SILOS[1:3], range(22))
+    await at.require(second)
+    assert at.memory.lineage(None).holds(first.evidence.after.model, Checked.JOINT)
+    false = crafted(first, 17)
+    at = checker(false, rounds=rounds)
+    at.later = ["a later one", "the latest"]
+    with pytest.raises(FalseModel):
+        await at.require(false)
+
+
+async def test_a_false_model_ends_the_agent_also_where_its_proof_cannot_be_kept(tmp_path: Path) -> None:
+    def full(proof: Proof) -> None:
+        raise StorageError("proofs cannot be written: no space left on device")
+
+    false = crafted(rounds_of().next(1), 17)
+    at = checker(false, rounds=rounds_of(), keep=full)
+    with pytest.raises(FalseModel, match=r"chunk 4 .*could not be kept: .*no space left") as caught:
+        await at.require(false)
+    assert exit_code(caught.value) == EXIT_CODES[FalseModel]
+
+
+async def test_proofs_of_two_attempts_of_a_round_are_kept_beside_each_other(tmp_path: Path) -> None:
+    files = set[Path]()
+    for attempt in (crafted(rounds_of().next(1), 17), crafted(rounds_of(optimizer=OPTIMIZERS["yogi"]).next(1), 17)):
+        at = checker(attempt, rounds=rounds_of())
+        with pytest.raises(FalseModel):
+            await at.require(attempt)
+        for _ in range(2):
+            files.add(keep_proof(tmp_path, at.proofs[0]))
+        kept = proof_from_bytes(max(files, key=lambda file: file.stat().st_mtime_ns).read_bytes(), FEDERATION)
+        assert kept == at.proofs[0]
+    assert len(files) == 2
+    assert {*tmp_path.iterdir()} == files
+
+
+def test_that_a_model_went_back_stands_in_the_audit_log_and_in_its_report(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path / "audit", writer=silo_uri(FEDERATION, OWN), key=identity_key(OWN), clock=lambda: 0.0)
+    audit = SiloAudit(log, federation=FEDERATION, silo=OWN, ledger_head=Head, clock=lambda: 0.0)
+    for _ in range(200):
+        audit.goes_back(Digest(PLAN.hex()), Digest("ab" * 32), 1, 3)
+    report = report_of(read_log(tmp_path / "audit").entries)
+    assert len(report.went_back) == 100, "of a flood the log counts the rest"
+    line = report.went_back[0]
+    assert f"back to model {'ab' * 8} of round 1, after one of round 3 was accepted" in line
+    assert line in page(report, OWN)
 
 
 async def test_the_proof_stands_in_the_audit_log_and_in_its_report(tmp_path: Path) -> None:
