@@ -137,7 +137,7 @@ class RoundEvidence:
                 f"{checkable.evidence.digest.hex()[:12]}"
             )
         chunks = next(iter(checkable.masked.values())).chunks
-        if any(number >= chunks for number in verdict.numbers):
+        if 8 * len(verdict.chunks) >= chunks + 8 or any(number >= chunks for number in verdict.numbers):
             raise MalformedMessage(
                 f"the verdict of silo {verdict.silo} is on more than the {chunks} chunks of the round"
             )
