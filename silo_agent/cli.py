@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from silo_agent.policy import SiloPolicy
     from silo_agent.service.ports import RoundModel
     from silo_agent.settings import Settings
+    from silo_wire.canonical import Digest
     from silo_wire.plan import PlanBundle
 
 MOST_RENEWAL_WAIT_S = 300.0
@@ -284,6 +285,11 @@ async def _run_agent(
                 expires=metrics.certificate_expiry.set,
             )
             client.on_trust = keeper.heard
+
+            def goes_back(plan: "Digest", model: "Digest", made: int, newest: int) -> None:
+                audit.goes_back(plan, model, made, newest)
+                display.note("model-went-back", plan=plan, model=model, round=made, accepted_round=newest)
+
             first_use = settings.policy.trust_on_first_use
             groups = GroupKeeper(
                 ReleaseGroups(
@@ -324,6 +330,7 @@ async def _run_agent(
                     policy,
                     coordinator=client,
                     proves=audit.proves,
+                    goes_back=goes_back,
                     checked=metrics.checked_chunks.inc,
                 ),
                 privacy=guard_of(folder, credentials, policy, journal),

@@ -28,6 +28,7 @@ ALLOWED: Final[dict[str, frozenset[Role]]] = {
     "/silo_wire.v1.Federation/FetchEvidence": _SILO,
     "/silo_wire.v1.Federation/FetchPieces": _SILO,
     "/silo_wire.v1.Federation/ShareVerdict": _SILO,
+    "/silo_wire.v1.Federation/FetchVerdicts": _SILO,
     "/silo_wire.v1.Federation/RenewCertificate": _SILO,
     "/silo_wire.v1.Federation/SucceedIdentity": _SILO,
     "/silo_wire.v1.Operator/GetStatus": _READER,

@@ -283,6 +283,16 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         )
         return federation_pb2.VerdictsReply(verdicts=map(secure_codec.verdict_to_wire, verdicts), known=known)
 
+    async def FetchVerdicts(
+        self, request: federation_pb2.EvidenceRequest, context: Any
+    ) -> federation_pb2.VerdictsReply:
+        self._caller(request.key)
+        verdicts = await self._service.verdicts(
+            digest_from_wire(request.key.plan_digest, "plan_digest"),
+            digest_from_wire(request.model_digest, "model_digest"),
+        )
+        return federation_pb2.VerdictsReply(verdicts=map(secure_codec.verdict_to_wire, verdicts))
+
     async def RenewCertificate(
         self, request: federation_pb2.RenewalRequest, context: Any
     ) -> federation_pb2.RenewalReply:

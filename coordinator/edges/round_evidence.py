@@ -1,9 +1,10 @@
 """Evidence of masked rounds on disk, beside the models of its plan; what a chunk of the newest round is made again with.
 
     evidence/<model>.evidence     a CheckableRound (silo_wire/evidence_codec.py): kept as long as the plan's models
+    evidence/<model>.verdicts     what silos found right of it (silo_wire/evidence_codec.py): kept as long, for silos that missed the round
     evidence/<model>.json         from which model it came, in which attempt: while its chunks can be made again
 
-For the latter the masked vectors of that attempt stay in the spools, and the model before stays stored.
+For the last one the masked vectors of that attempt stay in the spools, and the model before stays stored.
 """
 
 from collections.abc import Callable
@@ -17,10 +18,11 @@ from coordinator.edges.stored_vector import read_record, write_record
 from coordinator.rounds.secure_attempt import MaskedSum
 from coordinator.service.ports import KeptRound
 from security import files
-from security.errors import IntegrityError, StateError, StorageError
+from security.errors import IntegrityError, MalformedMessage, StateError, StorageError
 from security.identifiers import FederationName
 from security.secure_aggregation.coordinator_machine import Unmasked
 from security.secure_aggregation.evidence import Evidence, SignedEvidence
+from security.secure_aggregation.verdicts import Verdict
 from silo_wire.canonical import Digest
 from silo_wire.messages import NOTHING_HELD, HeldPieces, RoundKey
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from silo_wire.checked_chunk import CheckableRound, StateManifests
 
 _SUFFIX = ".evidence"
+_VERDICTS = ".verdicts"
 _RECORD = ".json"
 
 
@@ -105,6 +108,46 @@ class RoundEvidence:
         except OSError as error:
             raise StorageError(f"{self._path(model)} cannot be read: {error.strerror or error}") from error
 
+    def verdicts(self, model: Digest) -> tuple[Verdict, ...]:
+        """Those that were kept on `model`, none where there are none. Raises IntegrityError for a damaged file."""
+        from silo_wire.evidence_codec import verdicts_from_bytes
+
+        path = self._verdicts(model)
+        try:
+            return verdicts_from_bytes(path.read_bytes())
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
+        except MalformedMessage as error:
+            raise IntegrityError(f"{path} was damaged ({error}): restore it from a backup") from error
+
+    def keep_verdict(self, model: Digest, verdict: Verdict) -> tuple[Verdict, ...]:
+        """Keep, durably, what a silo found right of `model`, one verdict of each: the one on the most chunks. All that are kept.
+
+        Raises StateError where there is no evidence of `model`, or the verdict is on other evidence, MalformedMessage for chunks that there
+        are not.
+        """
+        from silo_wire.evidence_codec import verdicts_to_bytes
+
+        checkable = self._parsed(model)
+        if verdict.evidence != checkable.evidence.digest:
+            raise StateError(
+                f"the verdict of silo {verdict.silo} is on evidence {verdict.evidence.hex()[:12]}, that of model {model} is "
+                f"{checkable.evidence.digest.hex()[:12]}"
+            )
+        chunks = next(iter(checkable.masked.values())).chunks
+        if 8 * len(verdict.chunks) >= chunks + 8 or any(number >= chunks for number in verdict.numbers):
+            raise MalformedMessage(
+                f"the verdict of silo {verdict.silo} is on more than the {chunks} chunks of the round"
+            )
+        kept = {it.silo: it for it in self.verdicts(model)}
+        before = kept.get(verdict.silo)
+        if before is None or (before != verdict and len(before.numbers) <= len(verdict.numbers)):
+            kept[verdict.silo] = verdict
+            files.replace(self._verdicts(model), verdicts_to_bytes(kept[silo] for silo in sorted(kept)))
+        return tuple(kept[silo] for silo in sorted(kept))
+
     def pieces(self, model: Digest, chunk: int, held: HeldPieces = NOTHING_HELD) -> tuple[bytes, ...]:
         """What chunk `chunk` of the round that made `model` is made again with (Pieces.in_order), empty where it is `held`.
 
@@ -181,6 +224,9 @@ class RoundEvidence:
 
     def _path(self, model: Digest) -> Path:
         return self._folder / f"{model}{_SUFFIX}"
+
+    def _verdicts(self, model: Digest) -> Path:
+        return self._folder / f"{model}{_VERDICTS}"
 
     def _record(self, model: Digest) -> Path:
         return self._folder / f"{model}{_RECORD}"

@@ -362,7 +362,12 @@ class Federation:
         course = self._check_plan(plan)
         if course.model != model:
             raise WrongTime(f"model {model} is not the present one, {course.model} is: wait for the next order")
-        return await self.checks.share(silo, model, verdict, known)
+        return await self.checks.share(silo, plan, model, verdict, known)
+
+    async def verdicts(self, plan: Digest, model: Digest) -> Collection[Verdict]:
+        """Those that are kept on `model`; raises WrongTime for another plan."""
+        self._check_plan(plan)
+        return await self.checks.verdicts(plan, model)
 
     async def declare_trained(self, silo: SiloName, key: RoundKey, model: Digest) -> None:
         """The silo holds a delta from `model` for the masked sum of this attempt; raises WrongTime or Conflict."""

@@ -34,6 +34,7 @@ from security.pki.succession import Succession
 from security.secure_aggregation.evidence import Evidence, SignedEvidence
 from security.secure_aggregation.release_groups import SignedLink
 from security.secure_aggregation.scores import Scores
+from security.secure_aggregation.verdicts import Verdict
 from silo_wire.canonical import Digest
 from silo_wire.manifest import Layout, Manifest
 from silo_wire.messages import Evaluation, HeldPieces, MaskedHeader, RoundKey, UpdateHeader
@@ -138,6 +139,12 @@ class RoundEvidence(Protocol):
 
         Raises StateError where that is there no more, MalformedMessage for a chunk that it does not have.
         """
+
+    def verdicts(self, model: Digest) -> tuple[Verdict, ...]:
+        """What silos found right of `model`."""
+
+    def keep_verdict(self, model: Digest, verdict: Verdict) -> tuple[Verdict, ...]:
+        """Keep it durably; all that are kept on `model`. Raises StateError for a verdict on other evidence, MalformedMessage."""
 
     def kept(self) -> tuple[KeptRound, ...]:
         """The rounds whose chunks can be made again."""

@@ -1,7 +1,8 @@
 """What silos need to check round models: the evidence of masked rounds, pieces of the newest, and each other's verdicts.
 
 The masked vectors of the round that made the present model stay until another model takes its place, and so does the model
-before. Verdicts are for the present model alone and are kept in memory: a silo brings its own with each call.
+before. Silos bring verdicts on the present model alone; they stay with its evidence, since a silo that misses the round has
+nothing else by which it could tell that the model was checked.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ class RoundChecks:
         self._spools = spools
         self._wait_s = wait_s
         self._model: Digest | None = None
-        self._verdicts: dict[SiloName, Verdict] = {}
+        self._verdicts: tuple[Verdict, ...] = ()
         self._changes = 0
         self._changed = asyncio.Condition()
 
@@ -70,22 +71,26 @@ class RoundChecks:
         opened = await self._desk.opened(plan)
         return await asyncio.to_thread(opened.parts.evidence.pieces, model, chunk, held)
 
+    async def verdicts(self, plan: Digest, model: Digest) -> Collection[Verdict]:
+        """Those that are kept on `model`, which need not be the present one."""
+        opened = await self._desk.opened(plan)
+        return await asyncio.to_thread(opened.parts.evidence.verdicts, model)
+
     async def share(
-        self, silo: SiloName, model: Digest, verdict: Verdict, known: int
+        self, silo: SiloName, plan: Digest, model: Digest, verdict: Verdict, known: int
     ) -> tuple[Collection[Verdict], int]:
-        """Take the silo's verdict on the present model; all there are, and a number that stands for them.
+        """Keep the silo's verdict on the present model; all there are, and a number that stands for them.
 
         It answers at once where that is not `known`, else when there is another one, or after some seconds. Raises AuthorisationError
-        for another silo's verdict.
+        for another silo's verdict, StateError for one on other evidence, MalformedMessage, StorageError.
         """
         if verdict.silo != silo:
             raise AuthorisationError(f"silo {silo} brings a verdict of silo {verdict.silo}: only its own is taken")
+        evidence = (await self._desk.opened(plan)).parts.evidence
         async with self._changed:
-            if self._model != model:
-                self._model = model
-                self._verdicts.clear()
-            if self._verdicts.get(silo) != verdict:
-                self._verdicts[silo] = verdict
+            kept = await asyncio.to_thread(evidence.keep_verdict, model, verdict)
+            if (self._model, self._verdicts) != (model, kept):
+                self._model, self._verdicts = model, kept
                 self._changes += 1
                 self._changed.notify_all()
             elif self._changes == known:
@@ -94,4 +99,4 @@ class RoundChecks:
                         await self._changed.wait()
                 except TimeoutError:
                     pass
-            return (tuple(self._verdicts.values()) if self._model == model else ()), self._changes
+            return (self._verdicts if self._model == model else ()), self._changes

@@ -3,7 +3,7 @@
 A proof is one file, which anybody with the plan and the keys can examine (checked_chunk.examined).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -21,6 +21,7 @@ from security.secure_aggregation.evidence import (
 )
 from security.secure_aggregation.messages import check_names
 from security.secure_aggregation.transcript import DIGEST_BYTES, check_bytes
+from security.secure_aggregation.verdicts import Verdict
 from silo_wire.checked_chunk import CheckableRound, Pieces, Proof, StateManifests
 from silo_wire.codec import manifest_from_wire, manifest_to_wire
 from silo_wire.manifest import MAX_CHUNK_BYTES, Manifest
@@ -32,6 +33,8 @@ from silo_wire.secure_codec import (
     coordinator_event_to_bytes,
     survivor_set_from_wire,
     survivor_set_to_wire,
+    verdict_from_wire,
+    verdict_to_wire,
 )
 from silo_wire.v1 import secure_aggregation_pb2 as pb
 
@@ -81,6 +84,17 @@ def checkable_to_bytes(checkable: CheckableRound) -> bytes:
 def checkable_from_bytes(data: bytes, federation: FederationName) -> CheckableRound:
     """Raises MalformedMessage; checks no signature, and not that the manifests are those of the evidence."""
     return _checkable_from_wire(_parsed(pb.CheckableRound, data, "evidence", MAX_CHECKABLE_BYTES), federation)
+
+
+def verdicts_to_bytes(verdicts: Iterable[Verdict]) -> bytes:
+    """As a coordinator keeps them."""
+    return pb.Verdicts(verdicts=map(verdict_to_wire, verdicts)).SerializeToString(deterministic=True)
+
+
+def verdicts_from_bytes(data: bytes) -> tuple[Verdict, ...]:
+    """What `verdicts_to_bytes` gave; raises MalformedMessage, and checks no signature."""
+    message = _parsed(pb.Verdicts, data, "verdicts", MAX_CHECKABLE_BYTES)
+    return tuple(map(verdict_from_wire, message.verdicts))
 
 
 def proof_to_bytes(proof: Proof) -> bytes:

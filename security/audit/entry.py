@@ -67,6 +67,9 @@ class Event(Enum):
     KEYS_LEAVE = "keys leave"  # a message of secure aggregation
     SUM_UNMASKED = "sum unmasked"  # before this silo's share of it leaves: of which model, over which silos
     FALSE_MODEL = "false model"  # a chunk of a round model that the sum did not make; the proof lies beside the log
+    MODEL_WENT_BACK = (
+        "model went back"  # an older one of the plan than this silo accepted is trained from, as after a restore
+    )
     SCORES_LEAVE = "scores leave"
     DECLINED = "declined"  # a round; the reason leaves the silo
     ROUND_ENDED = "round ended"  # this silo's part of it

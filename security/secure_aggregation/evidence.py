@@ -7,7 +7,7 @@ threshold is checked by the very machine that ran the attempt, and the masks of 
 the vectors can be made again, and the server's step of that stretch (silo_wire.checked_chunk).
 
 States form a `Lineage`: it begins with constants of the plan, and a state joins it by evidence whose `before` is in it. Rounds that
-a silo missed join in the same way. A round without a step (zero weight, abandoned, stopped) leaves model and state as they are and
+a silo missed join in the same way. With each state stands how far the silo knows that it is true. A round without a step (zero weight, abandoned, stopped) leaves model and state as they are and
 needs none; after a restore the next evidence begins at an older state of the lineage.
 
 A reader of evidence sees what the coordinator sees: it counts as a colluder. Evidence binds the coordinator, not a silo that
@@ -15,6 +15,7 @@ works with it, which can still send any vector within its ranges.
 """
 
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import cached_property
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -179,17 +180,26 @@ def opened(evidence: Evidence, identities: Identities, demands: Demands) -> Open
     return OpenedSum(roster=state.roster, unmask=unmask)
 
 
+class Checked(Enum):
+    """How far a silo knows that a state is what its evidence says; each one is more than the one before it."""
+
+    REPLAYED = "replayed"  # the attempt was replayed: the survivors signed for the model before it, and for nothing else of a state
+    SPOT = "spot"  # some chunks were made again, by this silo's own choice
+    JOINT = "joint"  # every chunk was, by this silo or by enough others
+
+    def is_at_least(self, other: "Checked") -> bool:
+        order = list(Checked)
+        return order.index(self) >= order.index(other)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """A state that a silo accepted: made in `round`, 0 for the plan's initial model, by the evidence with this digest.
-
-    `checked` is whether chunks of it were; else the silo was not there, and took the word of those that trained from it.
-    """
+    """A state that a silo accepted: made in `round`, 0 for the plan's initial model, by the evidence with this digest."""
 
     round: int
     state: ModelState
     evidence: bytes
-    checked: bool = True
+    checked: Checked = Checked.JOINT
 
     def __post_init__(self) -> None:
         check_bytes("accepted state", DIGEST_BYTES, evidence=self.evidence)
@@ -201,7 +211,7 @@ NO_EVIDENCE = bytes(DIGEST_BYTES)
 
 @dataclass(frozen=True, kw_only=True)
 class Lineage:
-    """The states of one plan that a silo accepted, oldest first; the plan's own is the first."""
+    """The states of one plan that a silo accepted, in the order in which they joined; the plan's own is the first."""
 
     federation: FederationName
     plan: bytes
@@ -213,20 +223,29 @@ class Lineage:
         first = Accepted(round=0, state=ModelState(steps=0, model=model, master=master), evidence=NO_EVIDENCE)
         return cls(federation=federation, plan=plan, accepted=(first,))
 
-    def holds(self, model: bytes) -> bool:
-        """Whether this round model, by the digest of its manifest, is one that was accepted and checked."""
-        return any(one.state.model == model and one.checked for one in self.accepted)
+    @property
+    def newest(self) -> Accepted:
+        """The state that joined last."""
+        return self.accepted[-1]
 
-    def begins(self, evidence: Evidence) -> bool:
-        """Whether it begins at a state that was accepted."""
-        return any(one.state == evidence.before for one in self.accepted)
+    def holds(self, model: bytes, least: Checked = Checked.SPOT) -> bool:
+        """Whether this round model, by the digest of its manifest, was accepted, and checked as far as `least`."""
+        return any(one.state.model == model and one.checked.is_at_least(least) for one in self.accepted)
+
+    def begins(self, evidence: Evidence, least: Checked = Checked.REPLAYED) -> bool:
+        """Whether it begins at a state that was accepted, and checked as far as `least`."""
+        return any(one.state == evidence.before and one.checked.is_at_least(least) for one in self.accepted)
+
+    def knows(self, evidence: Evidence) -> bool:
+        """Whether this very evidence was accepted."""
+        return any(one.evidence == evidence.digest for one in self.accepted)
 
     def goes_back(self, evidence: Evidence) -> bool:
         """Whether it begins at an older state than the newest, as after a restore."""
-        return evidence.before != self.accepted[-1].state
+        return evidence.before != self.newest.state
 
-    def require_next(self, evidence: Evidence) -> None:
-        """Raise PolicyRefusal unless `evidence` is of this plan and begins where a state of this lineage ended."""
+    def require_next(self, evidence: Evidence, least: Checked = Checked.REPLAYED) -> None:
+        """Raise PolicyRefusal unless `evidence` is of this plan and begins where a state of this lineage, checked as far as `least`, ended."""
         attempt = evidence.attempt
         if (attempt.federation, attempt.plan) != (self.federation, self.plan):
             raise refused(
@@ -239,7 +258,7 @@ class Lineage:
                     f"another sum of round {attempt.round} was accepted before, {one.evidence.hex()[:12]}",
                     "nothing was changed; compare `silo-agent audit report` with the other silos",
                 )
-        if not self.begins(evidence):
+        if not self.begins(evidence, least):
             raise refused(
                 attempt,
                 f"it begins at step {evidence.before.steps} with a model or optimizer state that no accepted evidence led to",
@@ -249,14 +268,15 @@ class Lineage:
         if earliest >= attempt.round:
             raise refused(attempt, f"it begins where round {earliest} ended, which is no round before it", _ASK)
 
-    def after(self, evidence: Evidence, *, checked: bool = True) -> "Lineage":
-        """With the state that `evidence` led to. Call it when `opened` agreed, and the checks of chunks where they were `checked`.
+    def after(self, evidence: Evidence, checked: Checked = Checked.JOINT) -> "Lineage":
+        """With the state that `evidence` led to. Call it when `opened` agreed, and the checks of chunks as far as `checked`.
 
-        The same again changes nothing but that it is checked now. Raises what `require_next` raises.
+        The same again changes nothing but how far it is checked, where that is further now. Raises what `require_next` raises.
         """
         self.require_next(evidence)
         known = [one for one in self.accepted if one.evidence == evidence.digest]
-        checked = checked or any(one.checked for one in known)
+        if any(one.checked.is_at_least(checked) for one in known):
+            return self
         added = Accepted(round=evidence.attempt.round, state=evidence.after, evidence=evidence.digest, checked=checked)
         kept = tuple(added if one in known else one for one in self.accepted)
         return replace(self, accepted=kept if known else (*kept, added))

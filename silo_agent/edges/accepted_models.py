@@ -8,14 +8,12 @@ from pydantic import Field
 
 from security import files
 from security.identifiers import FederationName
-from security.secure_aggregation.evidence import Accepted, Lineage, ModelState
+from security.secure_aggregation.evidence import Accepted, Checked, Evidence, Lineage, ModelState, refused
 from silo_agent.edges.private_record import PrivateRecord
 from silo_wire.checked_chunk import Proof
 from silo_wire.evidence_codec import proof_to_bytes
 from silo_wire.plan import DigestText, PlanBundle
 from silo_wire.strict_toml import Section
-
-_MOST_DRAWS = 64
 
 
 class _State(Section):
@@ -30,12 +28,20 @@ class _Accepted(Section):
     state: _State
     evidence: DigestText
     checked: bool
+    joint: bool = False  # every chunk, by this silo or enough others; a file of an earlier release does not say so
+
+    @property
+    def how_far(self) -> Checked:
+        if self.joint:
+            return Checked.JOINT
+        return Checked.SPOT if self.checked else Checked.REPLAYED
 
 
 class _Content(Section):
     version: Literal[1] = 1
     plans: dict[DigestText, list[_Accepted]] = Field(default_factory=dict)
-    drawn: dict[DigestText, list[int]] = Field(default_factory=dict)
+    shown: dict[DigestText, DigestText] = Field(default_factory=dict)  # attempts, and the one evidence of each
+    drawn: dict[DigestText, list[int]] = Field(default_factory=dict)  # of each evidence, the chunks; for good
 
 
 class AcceptedModels:
@@ -70,7 +76,7 @@ class AcceptedModels:
                     slots=tuple((name, bytes.fromhex(vector)) for name, vector in sorted(one.state.slots.items())),
                 ),
                 evidence=bytes.fromhex(one.evidence),
-                checked=one.checked,
+                checked=one.how_far,
             )
             for one in known
         )
@@ -87,7 +93,8 @@ class AcceptedModels:
                     slots={name: vector.hex() for name, vector in one.state.slots},
                 ),
                 evidence=one.evidence.hex(),
-                checked=one.checked,
+                checked=one.checked.is_at_least(Checked.SPOT),
+                joint=one.checked.is_at_least(Checked.JOINT),
             )
             for one in lineage.accepted
             if one.round  # what the plan begins from follows from the plan
@@ -96,24 +103,40 @@ class AcceptedModels:
             lambda content: content.model_copy(update={"plans": {**content.plans, lineage.plan.hex(): kept}})
         )
 
+    def bind(self, evidence: Evidence) -> None:
+        """Note that this is the evidence of its attempt. Raises PolicyRefusal where the coordinator showed other evidence of it before."""
+        attempt, digest = evidence.attempt, evidence.digest.hex()
+
+        def edit(content: _Content) -> _Content:
+            before = content.shown.get(attempt.digest.hex(), digest)
+            if before != digest:
+                raise refused(
+                    attempt,
+                    f"the coordinator signed two that differ, {before[:12]} before and {digest[:12]} now",
+                    "nothing was changed; compare both with the other silos, and stop until its operator has explained it",
+                )
+            return content.model_copy(update={"shown": {**content.shown, attempt.digest.hex(): digest}})
+
+        self._record.change(edit)
+
     def drawn(self, evidence: bytes, draw: Callable[[], Sequence[int]]) -> Sequence[int]:
-        """What `draw` gave when it was asked for this evidence first: noted before anybody can know of it."""
+        """What `draw` gave when it was asked for this evidence first: noted before anybody can know of it, and never forgotten."""
         chunks: Sequence[int] = ()
 
         def edit(content: _Content) -> _Content:
             nonlocal chunks
             chunks = content.drawn.get(evidence.hex()) or list(draw())
-            newest = dict(list(content.drawn.items())[-_MOST_DRAWS:])
-            return content.model_copy(update={"drawn": {**newest, evidence.hex(): list(chunks)}})
+            return content.model_copy(update={"drawn": {**content.drawn, evidence.hex(): list(chunks)}})
 
         self._record.change(edit)
         return chunks
 
 
 def keep_proof(folder: Path, proof: Proof) -> Path:
-    """Write `proof` into `folder`, where nothing is deleted; the file. Raises StorageError."""
-    attempt = proof.checkable.evidence.attempt
-    path = folder / f"{attempt.plan.hex()[:16]}-round-{attempt.round}-chunk-{proof.chunk}.proof"
+    """Write `proof` into `folder`, where nothing is deleted; the file, one for each evidence and chunk. Raises StorageError."""
+    evidence = proof.checkable.evidence
+    plan, made = evidence.attempt.plan.hex()[:16], evidence.attempt.round
+    path = folder / f"{plan}-round-{made}-chunk-{proof.chunk}-{evidence.digest.hex()[:16]}.proof"
     files.make_private_folder(folder)
     files.write_private(path, proof_to_bytes(proof))
     return path

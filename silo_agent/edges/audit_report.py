@@ -37,7 +37,8 @@ class Part:
 class Report:
     """`bytes` counts each update once; `refused` and `declined` count by rule and by reason; `pins` are changes of trust.
 
-    `false_models` are those that the coordinator was shown to have handed out, with the file that proves it.
+    `false_models` are those that the coordinator was shown to have handed out, with the file that proves it; `went_back` tells of older
+    models that the silo was led back to.
     """
 
     since: int
@@ -50,6 +51,7 @@ class Report:
     declined: dict[str, int] = field(default_factory=dict)
     pins: list[str] = field(default_factory=list)
     false_models: list[str] = field(default_factory=list)
+    went_back: list[str] = field(default_factory=list)
     counted: list[str] = field(default_factory=list)
 
     @property
@@ -131,6 +133,11 @@ def report_of(entries: Iterable[Entry], *, since: int = 0) -> Report:
                     f"{instant(entry.at)} round {entry.number('round')} of plan {entry.text('plan')[:16]}: model {entry.text('model')[:16]} "
                     f"in chunk {entry.number('chunk')}; proofs/{entry.text('proof')}, SHA-256 {entry.text('proof_sha256')}"
                 )
+            case Event.MODEL_WENT_BACK:
+                report.went_back.append(
+                    f"{instant(entry.at)} plan {entry.text('plan')[:16]}: back to model {entry.text('model')[:16]} of round "
+                    f"{entry.number('round')}, after one of round {entry.number('accepted_round')} was accepted"
+                )
             case Event.REPEATED:
                 report.counted.append(f"{instant(entry.at)} {entry.text('what')}: {entry.number('times')} more")
             case _:
@@ -190,5 +197,7 @@ def page(report: Report, silo: str) -> str:
     out += ["trust: " + ("" if report.pins else "no change"), *(f"  {line}" for line in report.pins)]
     if report.false_models:
         out += ["FALSE MODELS from the coordinator:", *(f"  {line}" for line in report.false_models)]
+    if report.went_back:
+        out += ["led back to an older model by the coordinator:", *(f"  {line}" for line in report.went_back)]
     out += [f"counted alone, of a flood: {line}" for line in report.counted]
     return "\n".join(line.rstrip() for line in out)

@@ -491,9 +491,13 @@ class GrpcCoordinator:
             key=self._key(plan), model_digest=digest_to_wire(model), verdict=verdict_to_wire(verdict), known=known
         )
         reply = await self._until_answered(lambda wire: wire.stub.ShareVerdict(request, timeout=CALL_TIMEOUT_S))
-        if len(reply.verdicts) > MAX_COHORT:
-            raise MalformedMessage(f"{len(reply.verdicts)} verdicts came: at most {MAX_COHORT} are allowed")
-        return tuple(map(verdict_from_wire, reply.verdicts)), reply.known
+        return _verdicts(reply), reply.known
+
+    async def fetch_verdicts(self, plan: Digest, model: Digest) -> Collection[Verdict]:
+        """As EvidencePort has it. Raises what the coordinator says, MalformedMessage."""
+        request = federation_pb2.EvidenceRequest(key=self._key(plan), model_digest=digest_to_wire(model))
+        reply = await self._until_answered(lambda wire: wire.stub.FetchVerdicts(request, timeout=CALL_TIMEOUT_S))
+        return _verdicts(reply)
 
     # ---- what leaves the silo -----------------------------------------------------------------------------------
 
@@ -759,6 +763,12 @@ async def _pieces(
             yield piece
             sent(manifest.chunk_size(index))
             progress((index + 1) / manifest.chunks)
+
+
+def _verdicts(reply: federation_pb2.VerdictsReply) -> tuple[Verdict, ...]:
+    if len(reply.verdicts) > MAX_COHORT:
+        raise MalformedMessage(f"{len(reply.verdicts)} verdicts came: at most {MAX_COHORT} are allowed")
+    return tuple(map(verdict_from_wire, reply.verdicts))
 
 
 def _read_pieces(file: Path, manifest: Manifest, mark: FileMark | None, indices: range) -> list[bytes]:

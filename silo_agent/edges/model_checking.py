@@ -30,9 +30,12 @@ def model_checks(
     *,
     coordinator: EvidencePort,
     proves: Callable[[Proof, Path], None],
+    goes_back: Callable[[Digest, Digest, int, int], None],
     checked: Callable[[int], None] = lambda chunks: None,
 ) -> ModelChecks:
-    """As the silo's policy has it. `proves` is told of proofs and their files, `checked` how many chunks were found right."""
+    """As the silo's policy has it. `proves` is told of proofs and their files, `checked` how many chunks were found right; `goes_back` as
+    `ModelChecks` has it.
+    """
     return ModelChecks(
         policy.rules.verify,
         coordinator=coordinator,
@@ -41,15 +44,19 @@ def model_checks(
         party=check_party_of(folder, credentials, policy),
         keep=lambda proof: proves(proof, keep_proof(folder.proofs, proof)),
         checked=checked,
+        goes_back=goes_back,
     )
 
 
 def check_party_of(folder: SiloFolder, credentials: SiloCredentials, policy: SiloPolicy) -> Callable[[], CheckParty]:
-    """What `ModelChecks` asks for with each model: who signed evidence and verdicts, as of now. Raises as `party_of`."""
-    store = trust_store(folder, credentials)
+    """What `ModelChecks` asks for with each model: who signed evidence and verdicts, as of now. Raises as `party_of`.
+
+    A pin of first use counts where the policy still has that, as it does in release groups.
+    """
+    store, first_use = trust_store(folder, credentials), policy.rules.trust_on_first_use
 
     def party() -> CheckParty:
-        peers = store.peers()
+        peers = [it for it in store.peers() if first_use or it.how is How.ADDED]
         return CheckParty(
             silo=credentials.silo,
             identity_key=credentials.identity_key,
@@ -93,4 +100,4 @@ def _keys(
     """As CheckParty has them."""
     before = [public_key_from_bytes(it.key) for it in reversed(predecessors(folder))]
     own = {credentials.silo: (credentials.identity_key.public_key(), *before)}
-    return {**own, **{it.silo: (it.key, *(() if it.predecessor is None else (it.predecessor,))) for it in peers}}
+    return {**own, **{it.silo: (it.key, *it.predecessors) for it in peers}}

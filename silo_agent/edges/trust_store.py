@@ -31,6 +31,8 @@ from silo_agent.edges.silo_folder import SiloFolder
 from silo_wire.strict_toml import NameText, Section
 
 MOST_PEERS = 10_000
+MOST_PREDECESSORS = 32
+"""Of one peer: its oldest keys are forgotten first, and what it signed with them is then evidence of nothing here."""
 TRUSTED_PEERS = "trusted_peers"
 """The rule that pins make; as the roster's check in security.secure_aggregation names it."""
 
@@ -51,23 +53,50 @@ class Taken(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinnedPeer:
-    """`how` is how the first key of this peer was pinned; `predecessor` signed for the present one."""
+    """`how` is how the first key of this peer was pinned; `predecessors` were followed to the present one, newest first.
+
+    They are for what was signed at their time, evidence of old rounds, and for nothing else.
+    """
 
     silo: SiloName
     key: Ed25519PublicKey
     how: How
     since: datetime
-    predecessor: Ed25519PublicKey | None = None
+    predecessors: tuple[Ed25519PublicKey, ...] = ()
+
+    @property
+    def predecessor(self) -> Ed25519PublicKey | None:
+        """The one that signed for the present key."""
+        return self.predecessors[0] if self.predecessors else None
 
 
 KeyText = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+StatementText = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+
+
+class _Step(Section):
+    key: KeyText
+    statement: StatementText | None = None  # by which it named the next one; an earlier release did not keep it
 
 
 class _Line(Section):
     identity_key: KeyText
     how: How
     since: AwareDatetime
-    predecessor: KeyText | None = None
+    predecessor: KeyText | None = None  # the newest of those below, and the only one that an earlier release kept
+    predecessors: Annotated[list[_Step], Field(max_length=MOST_PREDECESSORS)] = Field(default_factory=list)
+
+    @property
+    def steps(self) -> list[_Step]:
+        """From each key before the present one to the next, newest first."""
+        if self.predecessors or self.predecessor is None:
+            return self.predecessors
+        return [_Step(key=self.predecessor)]
+
+    def followed(self, key: str, since: datetime, steps: Sequence[_Step]) -> "_Line":
+        """With the pin moved to `key` by `steps`, newest first."""
+        kept = [*steps, *self.steps][:MOST_PREDECESSORS]
+        return _Line(identity_key=key, how=self.how, since=since, predecessor=kept[0].key, predecessors=kept)
 
 
 class _Peers(Section):
@@ -135,9 +164,10 @@ class TrustStore:
             if line.identity_key == _hex(key):
                 taken = Taken.KNOWN if line.how is How.ADDED else Taken.CONFIRMED
                 return self._with(content, silo, line.model_copy(update={"how": How.ADDED}))
-            self._check_succession(_peer(silo, line), key, succession)
+            statement = self._succession(_peer(silo, line), key, succession)
             taken = Taken.SUCCEEDED
-            return self._with(content, silo, _line(key, line.how, self._now(), predecessor=line.identity_key))
+            step = _Step(key=line.identity_key, statement=statement.hex())
+            return self._with(content, silo, line.followed(_hex(key), self._now(), [step]))
 
         self._record.change(edit)
         return taken
@@ -175,8 +205,8 @@ class TrustStore:
                 return content
             if not steps:
                 return content
-            before = _hex(steps[-1].predecessor)
-            return self._with(content, silo, _line(key, known.how, self._now(), predecessor=before))
+            back = [_Step(key=_hex(one.predecessor), statement=one.statement.hex()) for one in reversed(steps)]
+            return self._with(content, silo, known.followed(_hex(key), self._now(), back))
 
         self._record.change(edit)
 
@@ -237,7 +267,8 @@ class TrustStore:
                     f"the key that silo {silo} is said to have is pinned for silo {other}: one key stands for one silo"
                 )
 
-    def _check_succession(self, pinned: PinnedPeer, key: Ed25519PublicKey, succession: bytes | None) -> None:
+    def _succession(self, pinned: PinnedPeer, key: Ed25519PublicKey, succession: bytes | None) -> bytes:
+        """`succession`, which the pinned key signed for `key`."""
         if succession is None:
             raise Conflict(self._two_keys(pinned, key))
         try:
@@ -246,6 +277,7 @@ class TrustStore:
             raise IntegrityError(
                 f"the succession statement is not signed by the pinned key: {self._two_keys(pinned, key)}"
             ) from None
+        return succession
 
     def _two_keys(self, pinned: PinnedPeer, key: Ed25519PublicKey) -> str:
         return (
@@ -279,13 +311,13 @@ def silo_identity(federation: FederationName, silo: SiloName) -> Identity:
     return Identity(federation, Role.SILO, silo)
 
 
-def _line(key: Ed25519PublicKey, how: How, since: datetime, *, predecessor: str | None = None) -> _Line:
-    return _Line(identity_key=_hex(key), how=how, since=since, predecessor=predecessor)
+def _line(key: Ed25519PublicKey, how: How, since: datetime) -> _Line:
+    return _Line(identity_key=_hex(key), how=how, since=since)
 
 
 def _peer(silo: SiloName, line: _Line) -> PinnedPeer:
-    predecessor = None if line.predecessor is None else _key(line.predecessor)
-    return PinnedPeer(silo=silo, key=_key(line.identity_key), how=line.how, since=line.since, predecessor=predecessor)
+    predecessors = tuple(_key(step.key) for step in line.steps)
+    return PinnedPeer(silo=silo, key=_key(line.identity_key), how=line.how, since=line.since, predecessors=predecessors)
 
 
 def _key(text: str) -> Ed25519PublicKey:

@@ -106,6 +106,18 @@ class SiloAudit:
             proof_sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
         )
 
+    def goes_back(self, plan: Digest, model: Digest, made: int, newest: int) -> None:
+        """Enter that this silo is led back to `model` of the round `made`, though it accepted one of the round `newest`."""
+        self.tell(
+            Event.MODEL_WENT_BACK,
+            "any model",
+            who=self.coordinator,
+            plan=plan,
+            round=made,
+            model=model,
+            accepted_round=newest,
+        )
+
     def covered_by(self, key: RoundKey, *, masked: bool) -> str:
         return self.promises.get(key.plan, MASKED if masked else PLAIN)
 

@@ -228,7 +228,7 @@ class Masking:
 
 def _check_roster(bundle: PlanBundle, roster: Roster) -> None:
     """Raise PolicyRefusal for a roster that does not keep what the plan says."""
-    _check_promises(bundle.plan, roster.parameters)
+    check_promises(bundle.plan, roster.parameters)
     closing = bundle.plan.timetable.is_closing(roster.attempt.round)
     if bundle.plan.noise_at == "silos" and not closing:
         check_noise_fits(bundle, roster.parameters)
@@ -251,7 +251,7 @@ def check_work_of_groups(plan: Plan, link: Link) -> None:
             )
 
 
-def _check_promises(plan: Plan, offered: Parameters) -> None:
+def check_promises(plan: Plan, offered: Parameters) -> None:
     """Raise PolicyRefusal for a roster that offers less than the plan, which this silo's people or rules allowed."""
     wanted = plan.aggregation
     for rule, has, promised in (

@@ -3,26 +3,30 @@
 "spot": some chunks of the newest round, by this silo's own choice. It finds a model that is wrong in many places.
 "joint": all chunks, divided among silos that this one's people pinned (verdicts.py); what others leave out it checks itself.
 
-In both the sum of weights is always among what is checked. Of rounds that this silo missed the evidence is replayed and no chunk is
-checked: those that trained from their models did. Memory is one chunk of each vector.
+In both the sum of weights is always among what is checked. Of rounds that this silo missed the masked vectors are gone and the evidence is
+replayed. "joint" takes such a round where enough silos that this one's people pinned have signed for each of its chunks; what survivors sign
+otherwise binds the model that they began from, and nothing else of a state. "spot" takes the coordinator's word for it. Memory is
+one chunk of each vector, and the evidence of two rounds.
 """
 
 import asyncio
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from security.errors import IntegrityError, LoricaError, PolicyRefusal, StateError
+from security.errors import FalseModel, IntegrityError, LoricaError, PolicyRefusal, StateError
 from security.identifiers import SiloName
 from security.secure_aggregation import mask_stream
-from security.secure_aggregation.evidence import VERIFY, Evidence, Lineage, opened, refused
+from security.secure_aggregation.evidence import VERIFY, Checked, Evidence, Lineage, opened, refused
 from security.secure_aggregation.messages import Advertisement, Identities, check_signed
+from security.secure_aggregation.parameters import Parameters
 from security.secure_aggregation.silo_machine import Demands
 from security.secure_aggregation.verdicts import Verdict, beyond_others, checkers, part_of, signed_verdict, uncovered
+from silo_agent.service.masking import check_promises
 from silo_wire.canonical import Digest
 from silo_wire.checked_chunk import CheckableRound, CheckedRound, FalseChunk, Pieces, Proof, StepRule
 from silo_wire.manifest import Manifest
@@ -35,6 +39,9 @@ SPOT_CHUNKS: Final = 1
 VERDICTS_S: Final = 60.0
 """So long this silo waits for what others find, then it checks itself what is left."""
 _ASK = "nothing was changed; ask the operator why"
+_NEW_PLAN = "nothing was changed; have the operator begin a new plan from an exported model that people compare"
+_MOST_NAMED = 8
+_LEAST: Final[dict[Mode, Checked]] = {"spot": Checked.SPOT, "joint": Checked.JOINT}
 
 Keep = Callable[[Proof], None]
 
@@ -51,6 +58,9 @@ class EvidencePort(Protocol):
         self, plan: Digest, model: Digest, verdict: Verdict, known: int
     ) -> tuple[Collection[Verdict], int]:
         """All verdicts on the model, this silo's own among them, once they are others than `known` stands for."""
+
+    async def fetch_verdicts(self, plan: Digest, model: Digest) -> Collection[Verdict]:
+        """Those that were kept with the evidence of a model, also of an older one."""
 
 
 class OwnCopies(Protocol):
@@ -70,13 +80,16 @@ class AcceptedPort(Protocol):
 
     def save(self, lineage: Lineage) -> None: ...
 
+    def bind(self, evidence: Evidence) -> None:
+        """Note that this is what the coordinator showed of its attempt. Raises PolicyRefusal where it showed something else before."""
+
     def drawn(self, evidence: bytes, draw: Callable[[], Sequence[int]]) -> Sequence[int]:
         """What was drawn for this evidence: once, and never again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckParty:
-    """This silo and whom it knows. `keys`: of each silo, its own among them, the key that is pinned, and the one before it.
+    """This silo and whom it knows. `keys`: of each silo, its own among them, the key that is pinned, and those before it, newest first.
 
     `by_hand`: those whose keys people compared.
     """
@@ -87,6 +100,10 @@ class CheckParty:
     by_hand: Identities
     demands: Demands
     coordinator: Ed25519PublicKey
+
+    def against(self, colluders: int) -> "CheckParty":
+        """With at least so many colluders as the plan allows for, whatever this silo's own policy says."""
+        return replace(self, demands=replace(self.demands, colluders=max(self.demands.colluders, colluders)))
 
     @property
     def checkers(self) -> int:
@@ -113,8 +130,61 @@ def _signed(event: Advertisement, key: Ed25519PublicKey) -> bool:
     return True
 
 
+def _is_by(verdict: Verdict, key: Ed25519PublicKey) -> bool:
+    try:
+        verdict.check(key)
+    except IntegrityError:
+        return False
+    return True
+
+
+def _unchecked(
+    made: Collection[int], verdicts: Iterable[Verdict], *, evidence: Evidence, chunks: int, party: CheckParty
+) -> frozenset[int]:
+    """Chunks of a round that neither this silo made again, now or before, nor enough others signed for, by keys that they had."""
+    own, others = set(made), dict[SiloName, Ed25519PublicKey]()
+    for verdict in verdicts:
+        key = next((key for key in party.keys.get(verdict.silo, ()) if _is_by(verdict, key)), None)
+        if key is None or verdict.evidence != evidence.digest:
+            continue
+        if verdict.silo == party.silo:
+            own |= verdict.numbers
+        elif verdict.silo in party.by_hand:
+            others[verdict.silo] = key
+    return uncovered(own, verdicts, evidence=evidence.digest, chunks=chunks, pinned=others, each=party.checkers)
+
+
+class _NotShown(PolicyRefusal):
+    """The coordinator does not show a chunk: it may have lost the masked vectors, as after a restore."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedPlan:
+    """What rounds of a plan are held to. `promises` raises PolicyRefusal for a roster's parameters that offer less than the plan."""
+
+    digest: Digest
+    rule: StepRule
+    rounds: int
+    colluders: int
+    promises: Callable[[Parameters], None]
+
+    @classmethod
+    def of(cls, bundle: PlanBundle) -> "CheckedPlan":
+        plan = bundle.plan
+        return cls(
+            digest=plan.digest,
+            rule=StepRule.of(bundle),
+            rounds=plan.schedule.rounds,
+            colluders=plan.aggregation.colluders,
+            promises=lambda offered: check_promises(plan, offered),
+        )
+
+
 class ModelChecks:
-    """`keep` keeps a proof, durably, before the coordinator hears that its model is refused; `checked` is told of chunks."""
+    """`keep` keeps a proof, durably, before the coordinator hears that its model is refused; `checked` is told of chunks.
+
+    `goes_back` is told where this silo is led back: of the plan, the model, its round, and the later round that was accepted.
+    """
 
     def __init__(
         self,
@@ -126,6 +196,7 @@ class ModelChecks:
         party: Callable[[], CheckParty],
         keep: Keep,
         checked: Callable[[int], None] = lambda chunks: None,
+        goes_back: Callable[[Digest, Digest, int, int], None] = lambda plan, model, made, newest: None,
         patience_s: float = VERDICTS_S,
     ) -> None:
         self._mode = mode
@@ -135,60 +206,129 @@ class ModelChecks:
         self._party = party
         self._keep = keep
         self._checked = checked
+        self._goes_back = goes_back
         self._patience_s = patience_s
 
     async def require(self, bundle: PlanBundle, model: Digest) -> None:
         """Return once `model` is one that this silo may train from.
 
-        Raises PolicyRefusal by the rule `verify`, IntegrityError for evidence that the coordinator did not sign, FalseChunk for a model
-        that is not what its sum makes, and what the coordinator says.
+        Raises PolicyRefusal by the rule `verify`, or by one that the plan promises to keep, IntegrityError for evidence that the coordinator did not
+        sign, FalseModel for a model that is not what its sum makes, and what the coordinator says.
         """
         if self._mode == "off" or not bundle.plan.aggregation.secure_aggregation:
             return
         lineage = await asyncio.to_thread(self._accepted.lineage, bundle)
-        if lineage.holds(bytes.fromhex(model)):
-            return
-        led = await self.led_to(model, plan=bundle.plan.digest, rule=StepRule.of(bundle), lineage=lineage)
-        await asyncio.to_thread(self._accepted.save, led)
+        if not lineage.holds(bytes.fromhex(model), _LEAST[self._mode]):
+            lineage = await self.led_to(model, of=CheckedPlan.of(bundle), lineage=lineage)
+            await asyncio.to_thread(self._accepted.save, lineage)
+        if lineage.newest.state.model.hex() != model:
+            await asyncio.to_thread(self._tell_back, bundle.plan.digest, lineage, model)
 
-    async def led_to(self, model: Digest, *, plan: Digest, rule: StepRule, lineage: Lineage) -> Lineage:
+    async def led_to(self, model: Digest, *, of: CheckedPlan, lineage: Lineage) -> Lineage:
         """`lineage` with the rounds that led to `model`, which it does not hold yet; raises what `require` does."""
-        party = await asyncio.to_thread(self._party)
-        *missed, newest = await self._path(plan, lineage, model, party)
-        for checkable in missed:
-            with _Check(rule, checkable, party, lineage):
-                lineage = lineage.after(checkable.evidence, checked=False)
-        with _Check(rule, newest, party, lineage) as check:
-            await self._check(plan, model, newest, check, party)
-        return lineage.after(newest.evidence)
+        party = (await asyncio.to_thread(self._party)).against(of.colluders)
+        checkable, later = await self._path(of, lineage, model, party)
+        if lineage.goes_back(checkable.evidence) and not lineage.knows(checkable.evidence):
+            began = Digest(checkable.evidence.before.model.hex())
+            await asyncio.to_thread(self._tell_back, of.digest, lineage, began)
+        for wanted, evidence in later:
+            with _Check(of, checkable, party, lineage, self._from) as check:
+                checked = await self._missed(of.digest, checkable.evidence, check, party)
+            lineage = lineage.after(checkable.evidence, checked)
+            checkable = await self._shown(of.digest, wanted, party)
+            if checkable.evidence.digest != evidence:
+                raise _refused_model(wanted, "the coordinator showed other evidence of it a moment ago")
+        with _Check(of, checkable, party, lineage, self._from) as check:
+            await self._check(of.digest, model, checkable, check, party)
+        return lineage.after(checkable.evidence, _LEAST[self._mode])
 
-    async def _path(self, plan: Digest, lineage: Lineage, model: Digest, party: CheckParty) -> Sequence[CheckableRound]:
-        """The rounds that led from an accepted state to `model`, oldest first, as the coordinator signed them."""
-        path: list[CheckableRound] = []
-        wanted = model
+    def _tell_back(self, plan: Digest, lineage: Lineage, model: Digest) -> None:
+        rounds = [one.round for one in lineage.accepted if one.state.model.hex() == model]
+        if rounds:
+            self._goes_back(plan, model, max(rounds), lineage.newest.round)
+
+    @property
+    def _from(self) -> Checked:
+        """How far a state has to be checked for a round to begin there."""
+        return Checked.JOINT if self._mode == "joint" else Checked.REPLAYED
+
+    async def _path(
+        self, of: CheckedPlan, lineage: Lineage, model: Digest, party: CheckParty
+    ) -> tuple[CheckableRound, Sequence[tuple[Digest, bytes]]]:
+        """The round that leads on from an accepted state, and the later ones that lead to `model`, oldest first, each as its model and evidence.
+
+        The later ones are let go of, since evidence may be large, and there may be as many as the plan has rounds.
+        """
+        later: list[tuple[Digest, bytes]] = []
+        wanted, next_state, next_round = model, None, of.rounds + 1
         while True:
-            try:
-                checkable = await self._coordinator.fetch_evidence(plan, wanted)
-            except StateError as error:
-                raise _refused_model(wanted, f"the coordinator shows no evidence ({error})") from error
-            checkable.signed.check(party.coordinator)
+            checkable = await self._shown(of.digest, wanted, party)
             evidence = checkable.evidence
-            if evidence.after.model.hex() != wanted:
-                raise _refused_model(wanted, "the evidence that came is of another model or state")
-            path.insert(0, checkable)
-            if lineage.begins(evidence) or not evidence.before.steps:
-                return path
+            if next_state not in (None, evidence.after):
+                raise _refused_model(
+                    wanted, "the evidence that came leads to another state than the next round begins from"
+                )
+            if not evidence.attempt.round < next_round:
+                raise _refused_model(
+                    wanted,
+                    f"the evidence that came is of round {evidence.attempt.round}, and has to be of one before round {next_round}",
+                )
+            if lineage.begins(evidence, self._from) or not evidence.before.steps:
+                return checkable, later
+            later.insert(0, (wanted, evidence.digest))
             wanted = Digest(evidence.before.model.hex())
+            next_state, next_round = evidence.before, evidence.attempt.round
+
+    async def _shown(self, plan: Digest, model: Digest, party: CheckParty) -> CheckableRound:
+        """What the coordinator signed of the round that made `model`."""
+        try:
+            checkable = await self._coordinator.fetch_evidence(plan, model)
+        except StateError as error:
+            raise _refused_model(model, f"the coordinator shows no evidence ({error})") from error
+        checkable.signed.check(party.coordinator)
+        if checkable.evidence.after.model.hex() != model:
+            raise _refused_model(model, "the evidence that came is of another model or state")
+        return checkable
+
+    async def _missed(self, plan: Digest, evidence: Evidence, check: CheckedRound, party: CheckParty) -> Checked:
+        """How far a round is checked of which the coordinator has the evidence alone. Raises PolicyRefusal where that is not enough."""
+        await asyncio.to_thread(self._accepted.bind, evidence)
+        if self._mode == "spot":
+            return Checked.REPLAYED
+        left, signers = await self._left((), plan, evidence, check, party)
+        if left:
+            some = ", ".join(map(str, sorted(left)[:_MOST_NAMED])) + (" and more" if len(left) > _MOST_NAMED else "")
+            raise refused(
+                evidence.attempt,
+                f"this silo did not check it then, and of its {len(check.chunks)} chunks {len(left)} (number {some}) have not the signatures "
+                f"of {party.checkers} silos whose keys its people compared (there are verdicts of {', '.join(signers) or 'nobody'})",
+                _NEW_PLAN,
+            )
+        return Checked.JOINT
+
+    async def _left(
+        self, made: Collection[int], plan: Digest, evidence: Evidence, check: CheckedRound, party: CheckParty
+    ) -> tuple[frozenset[int], Sequence[SiloName]]:
+        """Chunks that neither this silo, which has `made` some, nor enough others made again; and who says that it did."""
+        try:
+            verdicts = await self._coordinator.fetch_verdicts(plan, Digest(evidence.after.model.hex()))
+        except StateError:
+            verdicts = ()
+        left = _unchecked(made, verdicts, evidence=evidence, chunks=len(check.chunks), party=party)
+        return left, sorted({verdict.silo for verdict in verdicts})
 
     async def _check(
         self, plan: Digest, model: Digest, newest: CheckableRound, check: CheckedRound, party: CheckParty
     ) -> None:
         evidence = newest.evidence
+        made: set[int] = set()
 
         async def make_again(chunks: Iterable[int]) -> None:
             for chunk in chunks:
                 await self._make_again(plan, model, newest, check, chunk, party.silo)
+                made.add(chunk)
 
+        await asyncio.to_thread(self._accepted.bind, evidence)
         if self._mode == "spot":
             drawn = await asyncio.to_thread(self._accepted.drawn, evidence.digest, lambda: _draw(check))
             await make_again(sorted({*drawn, *check.tail_chunks}))
@@ -200,17 +340,21 @@ class ModelChecks:
             *beyond_others(party.silo, survivors, chunks, pinned=party.by_hand, each=each),
             *check.tail_chunks,
         }
-        await make_again(sorted(own))
-        until, known = time.monotonic() + self._patience_s, 0
-        while True:
-            verdict = signed_verdict(evidence.digest, party.silo, own, party.identity_key)
-            others, known = await self._coordinator.share_verdict(plan, model, verdict, known)
-            left = uncovered(own, others, evidence=evidence.digest, chunks=chunks, pinned=party.by_hand, each=each)
-            if not left:
-                return
-            if time.monotonic() >= until:
-                await make_again(sorted(left))
-                own |= left
+        try:
+            await make_again(sorted(own))
+            until, known = time.monotonic() + self._patience_s, 0
+            while True:
+                verdict = signed_verdict(evidence.digest, party.silo, made, party.identity_key)
+                others, known = await self._coordinator.share_verdict(plan, model, verdict, known)
+                left = uncovered(made, others, evidence=evidence.digest, chunks=chunks, pinned=party.by_hand, each=each)
+                if not left:
+                    return
+                if time.monotonic() >= until:
+                    await make_again(sorted(left))
+        except _NotShown:
+            left, _ = await self._left(made, plan, evidence, check, party)
+            if left:
+                raise
 
     async def _make_again(
         self, plan: Digest, model: Digest, newest: CheckableRound, check: CheckedRound, chunk: int, silo: SiloName
@@ -220,12 +364,17 @@ class ModelChecks:
         try:
             sent = await self._coordinator.fetch_pieces(plan, model, chunk, held)
         except StateError as error:
-            raise _refused_model(model, f"the coordinator shows nothing of chunk {chunk} ({error})") from error
+            why = f"the coordinator shows nothing of chunk {chunk} ({error})"
+            raise _NotShown(VERIFY, str(_refused_model(model, why))) from error
         pieces = Pieces.of(newest, sent, vector=None if vector is None else (silo, vector), master=master)
         try:
             await asyncio.to_thread(_made_again, check, chunk, pieces)
-        except FalseChunk:
-            await asyncio.to_thread(self._keep, Proof(checkable=newest, chunk=chunk, pieces=pieces))
+        except FalseChunk as false:
+            proof = Proof(checkable=newest, chunk=chunk, pieces=pieces)
+            try:
+                await asyncio.to_thread(self._keep, proof)
+            except (LoricaError, OSError) as error:
+                raise FalseModel(f"{false}; its proof could not be kept: {error}") from false
             raise
         except IntegrityError as error:
             raise _refused_model(
@@ -245,12 +394,15 @@ class ModelChecks:
 class _Check:
     """A round whose evidence was replayed; its masks are erased at the end."""
 
-    def __init__(self, rule: StepRule, checkable: CheckableRound, party: CheckParty, lineage: Lineage) -> None:
+    def __init__(
+        self, of: CheckedPlan, checkable: CheckableRound, party: CheckParty, lineage: Lineage, least: Checked
+    ) -> None:
         evidence = checkable.evidence
-        lineage.require_next(evidence)
+        lineage.require_next(evidence, least)
         self._opened = opened(evidence, identities_in(evidence, party.keys), party.demands)
         try:
-            self._check = CheckedRound(rule, checkable, self._opened)
+            of.promises(self._opened.roster.parameters)
+            self._check = CheckedRound(of.rule, checkable, self._opened)
         except BaseException:
             self._opened.unmask.masks.erase()
             raise

@@ -26,8 +26,10 @@ from security.errors import (
     StateError,
     exit_code,
 )
-from security.secure_aggregation.evidence import signed_evidence
+from security.secure_aggregation.evidence import Checked, signed_evidence
+from security.secure_aggregation.messages import Reveal
 from security.secure_aggregation.silo_machine import Demands
+from security.secure_aggregation.verdicts import Verdict
 from silo_agent.cli import app
 from silo_agent.edges.accepted_models import AcceptedModels
 from silo_agent.edges.key_store import store_credentials
@@ -36,9 +38,18 @@ from silo_agent.service.model_checks import Mode
 from silo_wire.canonical import Digest
 from silo_wire.checked_chunk import CheckableRound, Pieces, Proof, StepRule, examined
 from silo_wire.evidence_codec import checkable_from_bytes, checkable_to_bytes, proof_from_bytes, proof_to_bytes
-from silo_wire.messages import DeclineReason, HeldPieces
+from silo_wire.messages import DeclineReason, HeldPieces, RoundKey
 from tests.support.coordinator import FEDERATION, FederationTemplate
-from tests.support.rogue_silos import ADAPTED, SILOS, Play, honestly, make_rogue_template, played
+from tests.support.rogue_silos import (
+    ADAPTED,
+    LONGER,
+    SILOS,
+    Play,
+    PlayedSilo,
+    honestly,
+    make_rogue_template,
+    played,
+)
 
 Playing = Callable[..., AbstractAsyncContextManager[Play]]
 BOTH = pytest.mark.parametrize("mode", ["spot", "joint"])
@@ -96,6 +107,43 @@ async def test_adapters_in_bfloat16_that_step_with_momentum_are_checked(
         assert (await play.closed(1)).outcome == "applied"
         for silo in play.silos.values():
             assert isinstance(await silo.ended(), FalseModel)
+
+
+async def forgets_round_1(silo: PlayedSilo, key: RoundKey, message: Any) -> None:
+    """It stands as one that was not there: what it accepted is gone before the model of round 2 is."""
+    if key.round == 2 and isinstance(message, Reveal):
+        silo.folder.accepted.unlink()
+    await silo.send(key, message)
+
+
+async def test_a_silo_that_missed_a_round_goes_by_what_the_others_signed_then(
+    template: FederationTemplate, tmp_path: Path
+) -> None:
+    """The masked vectors of that round are gone; the coordinator has its evidence, and the verdicts."""
+    async with played(template, tmp_path, forgets_round_1, plan=LONGER, verify="joint") as play:
+        row = await play.closed(3)
+        assert (row.outcome, play.counted(row)) == ("applied", list(SILOS))
+        lineage = AcceptedModels(play.rogue.folder.accepted, FEDERATION).lineage(play.bundle)
+        assert [(one.round, one.checked) for one in lineage.accepted] == [(at, Checked.JOINT) for at in range(3)]
+        assert play.rogue.notes.of("refused") == []
+
+
+async def test_keeps_no_verdicts_of_a_round_that_a_silo_missed(
+    template: FederationTemplate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def none(self: RoundChecks, plan: Digest, model: Digest) -> tuple[Verdict, ...]:
+        return ()
+
+    monkeypatch.setattr(RoundChecks, "verdicts", none)
+    async with played(template, tmp_path, forgets_round_1, plan=LONGER, verify="joint") as play:
+        await play.closed(2)
+        rogue = play.rogue
+        await rogue.notes.until(lambda: bool(rogue.notes.of("refused")))
+        (refusal, *_) = rogue.notes.of("refused")
+        assert refusal["rule"] == "verify"
+        assert "evidence of round 1 " in refusal["detail"]
+        assert "begin a new plan from an exported model" in refusal["detail"]
+        assert rogue.said_in(3, object) is None, "it trained from that model"
 
 
 @BOTH

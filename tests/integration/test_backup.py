@@ -53,6 +53,8 @@ __all__ = ["federation_template"]
 
 SECRET = "a passphrase of thirty characters"
 CLINIC = SiloName("clinic-c")
+CHECKS = ("evidence", "verdicts")
+"""What silos check the model of a masked round by, below the folder of its plan's models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +99,10 @@ def story(federation_template: FederationTemplate, tmp_path_factory: pytest.Temp
             update = hospital.update(await hospital.order(Train, 1), bundle.layout)
             await hospital.upload(update)
             await at.invited("dentist-d")
+            checks = folder.root / "state" / "models" / bundle.plan.digest / "evidence"
+            checks.mkdir()
+            for suffix in CHECKS:
+                (checks / f"{bundle.plan.model.initial}.{suffix}").write_bytes(b"of a masked round")
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv(PASSPHRASE, SECRET)
                 await asyncio.to_thread(command, "backup", sealed)
@@ -142,6 +148,7 @@ def test_it_holds_the_folder_but_nothing_of_the_round_under_way(story: Story, tm
     tops = {name.split("/")[1] if name.startswith("state/") else name.split("/")[0] for name in names}
     assert tops == {"federation.toml", "keys", "audit", "state.sqlite", "plans", "bundles", "models"}
     assert len([name for name in names if name.startswith("state/models/") and name.endswith(".safetensors")]) == 1
+    assert {name.rpartition(".")[2] for name in names if "/evidence/" in name} == set(CHECKS)
     database = tmp_path / "out" / "state" / "state.sqlite"
     assert query(database, "SELECT phase FROM machine") == [("stopped",)]
     assert query(database, "SELECT outcome FROM rounds") == [("abandoned",)]

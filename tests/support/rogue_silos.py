@@ -95,7 +95,7 @@ import grpc.aio  # isort: skip
 
 BANK, CLINIC, HOSPITAL, ROGUE = SILOS = tuple(map(SiloName, ("bank-b", "clinic-c", "hospital-a", "rogue-d")))
 HONEST = SILOS[:3]
-MASKED, PLAIN, NOISED, ADAPTED = "masked", "plain", "noised", "adapted"
+MASKED, PLAIN, NOISED, ADAPTED, LONGER = "masked", "plain", "noised", "adapted", "longer"
 WEIGHT_CAP = 100.0
 LARGEST_DELTA = 0.25
 CLIPPING_NORM = 0.5
@@ -417,7 +417,12 @@ class PlayedSilo:
             trainer=self.trainer,
             masking=self.masking,
             checks=model_checks(
-                self.folder, self.credentials, policy, coordinator=self.client, proves=lambda *_told: None
+                self.folder,
+                self.credentials,
+                policy,
+                coordinator=self.client,
+                proves=lambda *_told: None,
+                goes_back=lambda *_told: None,
             ),
             privacy=guard_of(self.folder, self.credentials, policy, self.journal),
             display=self.notes,
@@ -597,7 +602,7 @@ class Play:
 
 def make_rogue_template(root: Path) -> FederationTemplate:
     """Four enrolled silos and plans of two rounds of a micro T5: a masked one, a plain one, one that is masked and noised, which step by
-    the mean delta, and a masked one of adapters that are handed out in bfloat16 and step with momentum.
+    the mean delta, a masked one of adapters that are handed out in bfloat16 and step with momentum, and such a one of three rounds.
     """
     folder = initialise(root)
     values = {
@@ -626,7 +631,9 @@ def make_rogue_template(root: Path) -> FederationTemplate:
         "privacy.max_noise_to_signal": 1e6,
     }
     adapted = {**masked, "adapters.rank": 2, "wire.model": "bfloat16", "aggregation.momentum": 0.9}
-    for name, settings in ((MASKED, masked), (PLAIN, values), (NOISED, noised), (ADAPTED, adapted)):
+    longer = {**adapted, "schedule.rounds": 3}
+    plans = ((MASKED, masked), (PLAIN, values), (NOISED, noised), (ADAPTED, adapted), (LONGER, longer))
+    for name, settings in plans:
         create_plan(
             Coordinator.load(folder).shelf.plans,
             name=name,

@@ -1,5 +1,6 @@
 """Pins: who may set one, what a second key needs, and what a damaged or foreign file is worth."""
 
+import itertools
 import json
 import multiprocessing
 from collections.abc import Callable
@@ -18,14 +19,16 @@ from security.errors import (
     StateError,
     StorageError,
 )
+from security.files import write_private
 from security.identifiers import FederationName, Identity, Role, SiloName
 from security.pki.identity_key import new_identity_key, public_key_bytes
 from security.pki.key_text import key_text
-from security.pki.succession import succession_statement
+from security.pki.succession import Succession, succession_statement
 from silo_agent.edges.key_store import store_credentials
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.edges.trust_store import (
     MOST_PEERS,
+    MOST_PREDECESSORS,
     How,
     PinnedPeer,
     Taken,
@@ -128,8 +131,48 @@ def test_a_successor_that_the_pinned_key_signed_takes_its_place(tmp_path: Path) 
     store.add(BANK, BANK_KEY.public_key())
     assert store.add(BANK, NEXT_KEY.public_key(), succession=succession(BANK_KEY, NEXT_KEY)) is Taken.SUCCEEDED
     assert store.peers() == (
-        PinnedPeer(silo=BANK, key=NEXT_KEY.public_key(), how=How.ADDED, since=NOW, predecessor=BANK_KEY.public_key()),
+        PinnedPeer(
+            silo=BANK, key=NEXT_KEY.public_key(), how=How.ADDED, since=NOW, predecessors=(BANK_KEY.public_key(),)
+        ),
     )
+
+
+def test_every_key_that_was_followed_is_kept_with_its_statement_up_to_a_bound(tmp_path: Path) -> None:
+    """By people and by a roster, several steps at once; for what was signed at the time of each."""
+    store = store_in(tmp_path)
+    keys = [new_identity_key() for _ in range(MOST_PREDECESSORS + 3)]
+    steps = [
+        Succession(predecessor=old.public_key(), successor=new.public_key(), statement=succession(old, new))
+        for old, new in itertools.pairwise(keys)
+    ]
+    store.add(BANK, keys[0].public_key())
+    store.add(BANK, keys[1].public_key(), succession=succession(keys[0], keys[1]))
+    store.follow(BANK, keys[4].public_key(), steps)
+    (peer,) = store.peers()
+    assert peer.predecessors == tuple(key.public_key() for key in reversed(keys[:4]))
+    assert peer.predecessor == keys[3].public_key()
+    lines = json.loads((tmp_path / FILE).read_text())["peers"][BANK]["predecessors"]
+    assert [line["statement"] for line in lines] == [step.statement.hex() for step in reversed(steps[:4])]
+    for old, new in itertools.pairwise(keys[4:]):
+        store.add(BANK, new.public_key(), succession=succession(old, new))
+    (peer,) = store.peers()
+    assert peer.predecessors == tuple(key.public_key() for key in reversed(keys[2:-1]))
+    assert store.identities() == {BANK: keys[-1].public_key()}, "the others stand for nobody"
+
+
+def test_the_one_predecessor_that_an_earlier_release_kept_is_still_known(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    store.add(BANK, BANK_KEY.public_key())
+    store.add(BANK, NEXT_KEY.public_key(), succession=succession(BANK_KEY, NEXT_KEY))
+    content = json.loads((tmp_path / FILE).read_text())
+    del content["peers"][BANK]["predecessors"]
+    write_private(tmp_path / FILE, json.dumps(content).encode())
+    (peer,) = store.peers()
+    assert peer.predecessors == (BANK_KEY.public_key(),)
+    third = new_identity_key()
+    store.add(BANK, third.public_key(), succession=succession(NEXT_KEY, third))
+    (peer,) = store.peers()
+    assert peer.predecessors == (NEXT_KEY.public_key(), BANK_KEY.public_key())
 
 
 @pytest.mark.parametrize(
@@ -323,6 +366,11 @@ def with_key(key: Ed25519PublicKey | str) -> Callable[[Any], None]:
         lambda content: content["peers"]["bank-b"].update(since="2026-11-21T03:00:00"),
         lambda content: content["peers"]["bank-b"].update(predecessor="00"),
         lambda content: content["peers"]["bank-b"].update(predecessor="00" * 32),
+        lambda content: content["peers"]["bank-b"].update(predecessors=[{"key": "00" * 32}]),
+        lambda content: content["peers"]["bank-b"].update(predecessors=[{"key": "00"}]),
+        lambda content: content["peers"]["bank-b"].update(
+            predecessors=[{"key": public_key_bytes(NEXT_KEY.public_key()).hex()}] * (MOST_PREDECESSORS + 1)
+        ),
     ],
     ids=[
         "version",
@@ -344,6 +392,9 @@ def with_key(key: Ed25519PublicKey | str) -> Callable[[Any], None]:
         "no-time-zone",
         "short-predecessor",
         "predecessor-of-small-order",
+        "step-of-small-order",
+        "short-step",
+        "too-many-steps",
     ],
 )
 def test_a_damaged_file_is_named_and_never_taken_for_empty(

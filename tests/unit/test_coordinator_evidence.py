@@ -1,17 +1,23 @@
 """What the coordinator's own files say of its rounds: every chunk that it wrote is the one that a silo makes again."""
 
+import asyncio
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from coordinator.edges.round_evidence import RoundEvidence
 from coordinator.service.ports import KeptRound
-from security.errors import MalformedMessage, StateError
+from coordinator.service.round_checks import RoundChecks
+from security.errors import AuthorisationError, IntegrityError, MalformedMessage, StateError
+from security.identifiers import SiloName
 from security.secure_aggregation.evidence import Evidence, Lineage, SignedEvidence, opened, signed_evidence
 from security.secure_aggregation.mask_stream import Workspace
 from security.secure_aggregation.silo_machine import Demands
+from security.secure_aggregation.verdicts import Verdict, signed_verdict
 from silo_wire.canonical import Digest
 from silo_wire.checked_chunk import MASTER as MASTER_PART
 from silo_wire.checked_chunk import CheckedRound, FalseChunk, Pieces, StepRule
@@ -126,3 +132,79 @@ def test_vectors_that_are_lost_are_told_by_name(tmp_path: Path) -> None:
     place.spools.discard(place.key(1))
     with pytest.raises(StateError, match=f"made model {model} cannot be used"):
         store.pieces(model, 0)
+
+
+# --- what silos found right
+
+
+def verdict(evidence: bytes, silo: SiloName, chunks: Iterable[int]) -> Verdict:
+    return signed_verdict(evidence, silo, chunks, identity_key(silo))
+
+
+def digest_of_evidence(store: RoundEvidence, model: Digest) -> bytes:
+    return checkable_from_bytes(store.read(model), FEDERATION).evidence.digest
+
+
+def test_verdicts_stay_beside_the_evidence_also_of_an_older_round_and_after_a_restart(tmp_path: Path) -> None:
+    place = MaskedPlace.at(tmp_path / "state", OPTIMIZERS[0])
+    store, silos = store_of(place), silo_names(4)
+    _, first = next_round(place, store, 1, place.models.initial())
+    evidence = digest_of_evidence(store, first)
+    assert store.verdicts(first) == ()
+    whole, part = verdict(evidence, silos[1], range(3)), verdict(evidence, silos[1], [0])
+    other = verdict(evidence, silos[0], [1, 2])
+    assert store.keep_verdict(first, part) == (part,)
+    assert store.keep_verdict(first, whole) == (whole,)
+    assert store.keep_verdict(first, other) == (other, whole)
+    assert store.keep_verdict(first, part) == (other, whole), "of an agent that was started anew"
+    next_round(place, store, 2, first)
+    store.let_go(first)
+    store = store_of(place.reopened())
+    assert store.verdicts(first) == (other, whole)
+    assert store.kept()[0].model != first
+
+
+def test_a_verdict_on_other_evidence_or_on_chunks_that_there_are_not_is_not_kept(tmp_path: Path) -> None:
+    place = MaskedPlace.at(tmp_path / "state", OPTIMIZERS[0])
+    store, silo = store_of(place), silo_names(1)[0]
+    initial = place.models.initial()
+    _, model = next_round(place, store, 1, initial)
+    with pytest.raises(StateError, match="is on evidence 000000000000, that of model"):
+        store.keep_verdict(model, verdict(bytes(32), silo, [0]))
+    with pytest.raises(MalformedMessage, match="more than the 3 chunks"):
+        store.keep_verdict(model, verdict(digest_of_evidence(store, model), silo, [3]))
+    with pytest.raises(StateError, match="no masked sum of this plan made it"):
+        store.keep_verdict(initial, verdict(bytes(32), silo, [0]))
+    assert store.verdicts(model) == store.verdicts(initial) == ()
+    (place.state / "models" / "evidence" / f"{model}.verdicts").write_bytes(b"\xff")
+    with pytest.raises(IntegrityError, match=r"verdicts was damaged .*restore it from a backup"):
+        store.verdicts(model)
+
+
+async def test_silos_hear_of_each_others_verdicts_and_of_those_before_a_restart(tmp_path: Path) -> None:
+    place = MaskedPlace.at(tmp_path / "state", OPTIMIZERS[0])
+    store, silos = store_of(place), silo_names(4)
+    _, model = next_round(place, store, 1, place.models.initial())
+    evidence, plan = digest_of_evidence(store, model), Digest(PLAN)
+
+    def process() -> RoundChecks:
+        async def opened(plan: Digest) -> Any:
+            return SimpleNamespace(parts=SimpleNamespace(evidence=store_of(place.reopened())))
+
+        desk: Any = SimpleNamespace(opened=opened)
+        return RoundChecks(desk=desk, keys=cast(Any, None), spools=place.spools, wait_s=60.0)
+
+    checks = process()
+    one, other = verdict(evidence, silos[0], [0]), verdict(evidence, silos[1], [1])
+    told, known = await checks.share(silos[0], plan, model, one, 0)
+    assert told == (one,)
+    waiting = asyncio.create_task(checks.share(silos[0], plan, model, one, known))
+    told, _ = await checks.share(silos[1], plan, model, other, 0)
+    assert told == (await waiting)[0] == (one, other)
+    with pytest.raises(AuthorisationError, match="only its own is taken"):
+        await checks.share(silos[2], plan, model, other, 0)
+    checks = process()
+    assert await checks.verdicts(plan, model) == (one, other)
+    third = verdict(evidence, silos[2], [2])
+    told, _ = await checks.share(silos[2], plan, model, third, 0)
+    assert told == (one, other, third)

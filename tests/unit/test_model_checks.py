@@ -1,6 +1,7 @@
 """A silo that checks round models: what it takes, what it refuses, what it remembers; rounds in memory, any lie of the coordinator."""
 
 import hashlib
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,11 +16,21 @@ from hypothesis import strategies as st
 from security.audit.log_file import AuditLog
 from security.audit.reading import read_log
 from security.chain import Head
-from security.errors import FalseModel, IntegrityError, LoricaError, MalformedMessage, PolicyRefusal, StateError
+from security.errors import (
+    EXIT_CODES,
+    FalseModel,
+    IntegrityError,
+    LoricaError,
+    MalformedMessage,
+    PolicyRefusal,
+    StateError,
+    StorageError,
+    exit_code,
+)
 from security.identifiers import Identity, Role, SiloName
 from security.pki.identity_key import public_key_bytes
 from security.pki.succession import succession_statement
-from security.secure_aggregation.evidence import VERIFY, Lineage, signed_evidence
+from security.secure_aggregation.evidence import VERIFY, Checked, Evidence, Lineage, signed_evidence
 from security.secure_aggregation.silo_machine import Demands
 from security.secure_aggregation.verdicts import (
     Verdict,
@@ -72,6 +83,7 @@ class Memory:
     begins: Lineage
     kept: Lineage | None = None
     draws: dict[bytes, Sequence[int]] = field(default_factory=dict)
+    shown: list[Evidence] = field(default_factory=list)
 
     def lineage(self, bundle: Any) -> Lineage:
         return self.kept or self.begins
@@ -79,8 +91,28 @@ class Memory:
     def save(self, lineage: Lineage) -> None:
         self.kept = lineage
 
+    def bind(self, evidence: Evidence) -> None:
+        self.shown.append(evidence)
+
     def drawn(self, evidence: bytes, draw: Callable[[], Sequence[int]]) -> Sequence[int]:
         return self.draws.setdefault(evidence, draw())
+
+
+@dataclass
+class OnDisk(Memory):
+    """With a real file for what was shown and drawn, as another process would find it each time."""
+
+    path: Path = Path()
+
+    @property
+    def _file(self) -> AcceptedModels:
+        return AcceptedModels(self.path, FEDERATION)
+
+    def bind(self, evidence: Evidence) -> None:
+        self._file.bind(evidence)
+
+    def drawn(self, evidence: bytes, draw: Callable[[], Sequence[int]]) -> Sequence[int]:
+        return self._file.drawn(evidence, draw)
 
 
 @dataclass
@@ -94,6 +126,8 @@ class Says:
     pieces: Callable[[int, Sequence[bytes]], Sequence[bytes]] = lambda chunk, pieces: pieces
     shared: list[Verdict] = field(default_factory=list)
     held: list[HeldPieces] = field(default_factory=list)
+    kept: Collection[Verdict] = ()
+    fetched: list[Digest] = field(default_factory=list)
 
     def made(self, model: Digest) -> Made:
         for made in self.rounds:
@@ -102,7 +136,11 @@ class Says:
         raise StateError("no masked sum of this plan made it")
 
     async def fetch_evidence(self, plan: Digest, model: Digest) -> CheckableRound:
+        self.fetched.append(model)
         return self.evidence(self.made(model).checkable(COORDINATOR))
+
+    async def fetch_verdicts(self, plan: Digest, model: Digest) -> Collection[Verdict]:
+        return self.kept
 
     async def fetch_pieces(self, plan: Digest, model: Digest, chunk: int, held: HeldPieces) -> Sequence[bytes]:
         self.asked.append(chunk)
@@ -152,12 +190,17 @@ class Checker:
     mode: Mode = "joint"
     colluders: int = 0
     by_hand: Collection[SiloName] = SILOS
+    names: Sequence[SiloName] = SILOS
     silo: SiloName = OWN
     proofs: list[Proof] = field(default_factory=list)
     own: Own = Own()
+    keep: Callable[[Proof], None] | None = None
+    later: Sequence[str] = ("a later one",)
+    plan: Mapping[str, int] = field(default_factory=dict)
+    back: list[tuple[Digest, int, int]] = field(default_factory=list)
 
     async def require(self, made: Made) -> None:
-        known = identities(SILOS)
+        known = identities(self.names)
         checks = ModelChecks(
             self.mode,
             coordinator=self.says,
@@ -166,15 +209,25 @@ class Checker:
             party=lambda: CheckParty(
                 silo=self.silo,
                 identity_key=identity_key(self.silo),
-                keys={silo: (identity_key("a later one").public_key(), key) for silo, key in known.items()},
+                keys={
+                    silo: (*(identity_key(f"{later} of {silo}").public_key() for later in self.later), key)
+                    for silo, key in known.items()
+                },
                 by_hand={silo: known[silo] for silo in self.by_hand if silo != self.silo},
                 demands=Demands(colluders=self.colluders),
                 coordinator=COORDINATOR.public_key(),
             ),
-            keep=self.proofs.append,
+            keep=self.keep or self.proofs.append,
+            goes_back=lambda plan, model, made, newest: self.back.append((model, made, newest)),
             patience_s=0.0,
         )
-        plan = SimpleNamespace(digest=Digest(PLAN.hex()), aggregation=SimpleNamespace(secure_aggregation=True))
+        says = {"colluders": 0, "threshold": 0, "min_survivors": 3, "min_silos": 3, "rounds": 9, **self.plan}
+        plan = SimpleNamespace(
+            name="north",
+            digest=Digest(PLAN.hex()),
+            aggregation=SimpleNamespace(secure_aggregation=True, **says),
+            schedule=SimpleNamespace(**says),
+        )
         await checks.require(cast(PlanBundle, SimpleNamespace(plan=plan, rule=made.rule)), model_of(made))
 
 
@@ -251,16 +304,321 @@ async def test_a_spot_check_draws_once_and_always_takes_the_sum_of_weights() -> 
     assert len(drawn) > 10, "it is no secret draw"
 
 
-async def test_of_rounds_that_were_missed_the_newest_alone_is_checked() -> None:
+async def test_of_rounds_that_were_missed_a_spot_check_takes_the_newest_alone() -> None:
     rounds = rounds_of()
     first, second, third = (rounds.next(number) for number in (1, 2, 3))
-    at = checker(first, second, third, rounds=rounds)
+    at = checker(first, second, third, rounds=rounds, mode="spot")
     await at.require(third)
     lineage = at.memory.lineage(None)
-    assert [one.checked for one in lineage.accepted] == [True, False, False, True]
+    assert [one.checked for one in lineage.accepted] == [
+        Checked.JOINT,
+        Checked.REPLAYED,
+        Checked.REPLAYED,
+        Checked.SPOT,
+    ]
     assert not lineage.holds(second.evidence.after.model), "nobody here has looked at it"
     await at.require(second)
     assert at.memory.lineage(None).holds(second.evidence.after.model)
+
+
+# --- rounds that were missed
+
+
+async def test_rounds_that_were_missed_are_taken_where_enough_others_checked_every_chunk() -> None:
+    rounds = rounds_of()
+    made = [rounds.next(number) for number in (1, 2, 3)]
+    at = checker(*made, rounds=rounds)
+    at.says.kept = [verdict for one in made[:2] for verdict in verdicts(one, SILOS[1:], range(22))]
+    await at.require(made[2])
+    assert [one.checked for one in at.memory.lineage(None).accepted] == [Checked.JOINT] * 4
+    assert len(at.says.asked) == len(made[2].check().chunks), "of the newest alone"
+    assert [one.digest for one in at.memory.shown] == [one.evidence.digest for one in made]
+    at.says.asked.clear()
+    await at.require(made[1])
+    assert at.says.asked == []
+
+
+async def test_a_silo_takes_its_own_word_for_a_round_that_it_forgot() -> None:
+    rounds = rounds_of()
+    first, second = rounds.next(1), rounds.next(2)
+    at = checker(first, second, rounds=rounds)
+    at.says.kept = [*verdicts(first, SILOS[:1], range(11)), *verdicts(first, SILOS[1:3], range(11, 22))]
+    await at.require(second)
+    assert at.memory.lineage(None).holds(first.evidence.after.model, Checked.JOINT)
+
+
+SHORT: dict[str, Callable[[Made], list[Verdict]]] = {
+    "nobody": lambda made: [],
+    "one alone": lambda made: verdicts(made, SILOS[1:2], range(22)),
+    "on all but one chunk": lambda made: verdicts(made, SILOS[1:], set(range(22)) - {5}),
+    "on one chunk one silo": lambda made: [
+        *verdicts(made, SILOS[1:3], set(range(22)) - {5}),
+        *verdicts(made, SILOS[3:], [5]),
+    ],
+    "strangers": lambda made: verdicts(made, [SiloName("mallory"), SiloName("mallet")], range(22)),
+    "of other evidence": lambda made: [
+        signed_verdict(bytes(32), silo, range(22), identity_key(silo)) for silo in SILOS
+    ],
+    "forged": lambda made: [replace(one, signature=bytes(64)) for one in verdicts(made, SILOS, range(22))],
+    "its own, forged": lambda made: [
+        signed_verdict(made.evidence.digest, OWN, range(22), identity_key("another")),
+    ],
+}
+
+
+@pytest.mark.parametrize("said", SHORT)
+async def test_a_round_that_was_missed_and_too_few_checked_is_refused_by_name(said: str) -> None:
+    rounds = rounds_of()
+    first, second = rounds.next(1), rounds.next(2)
+    at = checker(first, second, rounds=rounds)
+    at.says.kept = SHORT[said](first)
+    await refused(at, second, PolicyRefusal, r"evidence of round 1 .*of 2 silos whose keys .*begin a new plan")
+    assert at.says.asked == []
+
+
+async def test_verdicts_of_silos_that_nobody_compared_count_for_no_round_that_was_missed() -> None:
+    rounds = rounds_of()
+    first, second = rounds.next(1), rounds.next(2)
+    at = checker(first, second, rounds=rounds, by_hand=SILOS[:2])
+    at.says.kept = verdicts(first, SILOS[1:], range(22))
+    await refused(at, second, PolicyRefusal, "evidence of round 1")
+
+
+def other_state(published: ParameterDtype = "float32") -> tuple[Rounds, list[Made], list[Made]]:
+    """Two rounds, and the same two by a coordinator that says that the first led to another state of the same model."""
+    rounds = rounds_of(optimizer=OPTIMIZERS["momentum"], published=published)
+    first, second = rounds.next(1), rounds.next(2)
+    after = first.after
+    master = after.master if published == "float32" else after.master + 1.0
+    lie = Vectors(model=after.model, master=master, slots={"momentum": after.slots["momentum"] - 1000.0})
+    rounds.vectors, rounds.steps = lie, 1
+    false = [first.told(lie), rounds.next(2)]
+    assert false[0].evidence.after.model == first.evidence.after.model
+    assert false[1].evidence.survivors == second.evidence.survivors, "the same sum of the same attempt"
+    return rounds, [first, second], false
+
+
+@pytest.mark.parametrize("published", ["float32", "bfloat16"])
+@pytest.mark.parametrize("colluders", [0, 1])
+async def test_attack_a_missed_round_led_to_another_state_of_the_true_model(
+    colluders: int, published: ParameterDtype
+) -> None:
+    """Survivors sign the model that they begin from: master, slots and steps behind it are the coordinator's word, unless others checked them."""
+    rounds, true, false = other_state(published)
+    at = checker(*false, rounds=rounds)
+    at.says.kept = [
+        *verdicts(true[0], SILOS[1:], range(22)),  # who was there checked what the coordinator showed them
+        *verdicts(false[0], SILOS[1 : 1 + colluders], range(22)),
+    ]
+    await refused(at, false[1], PolicyRefusal, "evidence of round 1")
+    at = checker(*true, rounds=rounds)
+    at.says.kept = verdicts(true[0], SILOS[1:], range(22))
+    await at.require(true[1])
+
+
+async def test_attack_a_false_state_after_a_round_with_verify_off() -> None:
+    """The model that it trained from without a check was true; the state behind it is not."""
+    rounds, true, false = other_state()
+    at = checker(*true, rounds=rounds, mode="off")
+    await at.require(true[0])
+    at.mode, at.says = "joint", Says(false)
+    await refused(at, false[1], PolicyRefusal, "evidence of round 1")
+    at.says = Says(true, kept=verdicts(true[0], SILOS[1:], range(22)))
+    await at.require(true[1])
+
+
+async def test_attack_a_false_state_that_a_spot_check_took_before_verify_was_joint() -> None:
+    rounds, _, false = other_state()
+    at = checker(*false, rounds=rounds, mode="spot")
+    at.memory.kept = rounds.lineage().after(false[0].evidence, Checked.SPOT)
+    at.mode = "joint"
+    await refused(at, false[1], PolicyRefusal, "evidence of round 1")
+
+
+async def test_a_model_whose_vectors_are_lost_is_taken_where_enough_others_checked_it() -> None:
+    """As after a restore: the coordinator has verdicts in its backup, and no masked vectors."""
+
+    def gone(chunk: int, pieces: Sequence[bytes]) -> Sequence[bytes]:
+        raise StateError("they are there no more")
+
+    rounds = rounds_of()
+    made = rounds.next(1)
+    at = checker(made, rounds=rounds)
+    at.says.pieces = gone
+    at.says.kept = verdicts(made, SILOS[1:2], range(22))
+    await refused(at, made, PolicyRefusal, "shows nothing of chunk")
+    at.says.kept = verdicts(made, SILOS[1:3], range(22))
+    await at.require(made)
+    assert at.memory.lineage(None).holds(made.evidence.after.model, Checked.JOINT)
+
+
+# --- one evidence for an attempt
+
+
+async def test_attack_other_evidence_of_an_attempt_is_refused_once_one_was_seen(tmp_path: Path) -> None:
+    """Also after a restart, and where the first came to nothing."""
+    rounds, true, false = other_state()
+    at = Checker(says=Says(false), memory=OnDisk(rounds.lineage(), path=tmp_path / "accepted.json"))
+    await refused(at, false[1], PolicyRefusal, "evidence of round 1")
+    at = Checker(says=Says(true), memory=OnDisk(rounds.lineage(), path=tmp_path / "accepted.json"))
+    at.says.kept = verdicts(true[0], SILOS[1:], range(22))
+    await refused(at, true[1], PolicyRefusal, "signed two that differ")
+    await refused(at, true[0], PolicyRefusal, "signed two that differ")
+    assert at.says.asked == []
+
+
+async def test_attack_a_spot_check_is_drawn_anew_for_other_evidence_of_the_same_model(tmp_path: Path) -> None:
+    """False in all chunks but one, of which alone the coordinator shows pieces: one draw, whatever it shows and however often."""
+    rounds = rounds_of()
+    made = rounds.next(1)
+    good = {4, *made.check().tail_chunks}
+    master = made.after.master.clone()
+    for chunk in set(made.check().chunks) - good:
+        master[4 * chunk : 4 * chunk + 4] += 1.0
+
+    def shows(chunk: int, pieces: Sequence[bytes]) -> Sequence[bytes]:
+        if chunk not in good:
+            raise StateError("they are there no more")
+        return pieces
+
+    moment, asked = made.after.slots["first_moment"], set[int]()
+    path = tmp_path / "accepted.json"
+    AcceptedModels(path, FEDERATION).drawn(made.evidence.digest, lambda: [7])
+    for number in range(4):
+        slot = moment.clone()
+        slot[0] += float(number)
+        false = made.told(Vectors(model=master, master=master, slots={**made.after.slots, "first_moment": slot}))
+        at = Checker(says=Says((false,), pieces=shows), memory=OnDisk(rounds.lineage(), path=path), mode="spot")
+        if number == 0:  # the one chance in twenty that this draw is of a chunk that is shown is not what is looked at
+            AcceptedModels(path, FEDERATION).drawn(false.evidence.digest, lambda: [9])
+        with pytest.raises(
+            PolicyRefusal, match="shows nothing of chunk 9" if number == 0 else "signed two that differ"
+        ):
+            await at.require(false)
+        asked |= set(at.says.asked)
+    assert asked == {9}
+    for number in range(100):
+        AcceptedModels(path, FEDERATION).drawn(number.to_bytes(32, "big"), lambda: [0])
+    assert AcceptedModels(path, FEDERATION).drawn(made.evidence.digest, lambda: [8]) == [7]
+
+
+# --- a path that does not end
+
+
+async def test_attack_evidence_that_leads_round_in_a_circle_is_refused_at_its_second_round() -> None:
+    rounds = rounds_of()
+    one, two = rounds.next(1), rounds.next(2)
+
+    def circle(checkable: CheckableRound) -> CheckableRound:
+        other = at.says.made(model_of(one if checkable.evidence.digest == two.evidence.digest else two))
+        before = replace(
+            checkable.evidence.before, model=other.evidence.after.model, steps=1, slots=(("m", bytes(32)),)
+        )
+        after = replace(checkable.evidence.after, steps=2, slots=(("m", bytes(32)),))
+        return replace(
+            checkable, signed=signed_evidence(replace(checkable.evidence, before=before, after=after), COORDINATOR)
+        )
+
+    at = checker(one, two, rounds=rounds)
+    at.says.evidence = circle
+    await refused(at, two, PolicyRefusal, "leads to another state than the next round begins from")
+    assert len(at.says.fetched) == 2
+
+
+@pytest.mark.parametrize("mode", ["spot", "joint"])
+async def test_attack_a_path_through_rounds_that_do_not_fall_is_refused(mode: Mode) -> None:
+    rounds = rounds_of()
+    first, second = rounds.next(2), rounds.next(2)
+    at = checker(first, second, rounds=rounds, mode=mode)
+    await refused(at, second, PolicyRefusal, "is of round 2, and has to be of one before round 2")
+    late = rounds_of().next(10)
+    at = checker(late, rounds=rounds, mode=mode)
+    await refused(at, late, PolicyRefusal, "is of round 10, and has to be of one before round 10")
+
+
+async def test_a_long_path_is_fetched_again_oldest_first_and_has_to_be_the_same() -> None:
+    rounds = rounds_of()
+    made = [rounds.next(number) for number in range(1, 6)]
+    at = checker(*made, rounds=rounds, mode="spot")
+    await at.require(made[4])
+    names = [model_of(one) for one in made]
+    assert at.says.fetched == [*reversed(names), *names[1:]]
+    assert [one.round for one in at.memory.lineage(None).accepted] == list(range(6))
+
+    lie = other_evidence(tail=(made[4].evidence.tail[0] + 1, *made[4].evidence.tail[1:]))
+    at = checker(*made, rounds=rounds, mode="spot")
+    at.says.evidence = lambda checkable: lie(checkable) if len(at.says.fetched) == 9 else checkable
+    await refused(at, made[4], PolicyRefusal, "other evidence of it a moment ago")
+
+
+# --- what the plan promises
+
+
+PROMISES: list[tuple[dict[str, int], str]] = [
+    ({"colluders": 1}, "colluders"),
+    ({"min_silos": 5}, "min_cohort"),
+    ({"threshold": 4}, "min_threshold"),
+    ({"min_survivors": 4}, "min_survivors"),
+]
+
+
+@pytest.mark.parametrize(("plan", "rule"), PROMISES)
+async def test_a_round_of_a_cohort_that_offers_less_than_the_plan_is_refused(plan: dict[str, int], rule: str) -> None:
+    """As its roster would have been by who was there: silos that work with the coordinator can hold an attempt among themselves."""
+    rounds = rounds_of()
+    first, second = rounds.next(1), rounds.next(2)
+    for made, wanted in (((first,), first), ((first, second), second)):
+        at = checker(*made, rounds=rounds, plan=plan)
+        at.says.kept = verdicts(first, SILOS[1:], range(22))
+        with pytest.raises(PolicyRefusal) as caught:
+            await at.require(wanted)
+        assert caught.value.rule == rule
+        assert at.says.asked == []
+
+
+async def test_attack_as_many_colluders_as_the_plan_allows_for_vouch_for_a_false_chunk() -> None:
+    """The policy of no silo names a number."""
+    silos = silo_names(6)
+    rounds = rounds_of(silos=6)
+    made = rounds.next(1, colluders=2, min_survivors=4)
+    chunks = len(made.check().chunks)
+    colluders = set(silos[1:3])
+    chunk = next(
+        at for at in range(2, 18) if {one for one in silos if at in part_of(one, silos, chunks, each=2)} == colluders
+    )
+    false = crafted(made, 4 * chunk + 1)
+    for silo in sorted({*silos} - colluders):
+        at = checker(false, rounds=rounds_of(), silo=silo, names=silos, by_hand=silos, plan={"colluders": 2})
+        at.says.others = [
+            *verdicts(false, colluders, range(chunks)),
+            *verdicts(false, {*silos} - colluders - {silo}, set(range(chunks)) - {chunk}),
+        ]
+        with pytest.raises(FalseModel):
+            await at.require(false)
+
+
+# --- back to an older model
+
+
+async def test_a_silo_says_that_it_is_led_back_to_an_older_model() -> None:
+    """By an order to train from it, or by evidence that begins there: an honest coordinator does so after a restore alone."""
+    rounds = rounds_of()
+    first = rounds.next(1)
+    vectors, steps = rounds.vectors, rounds.steps
+    second = rounds.next(2)
+    at = checker(first, second, rounds=rounds)
+    for made in (first, second):
+        await at.require(made)
+    assert at.back == []
+    await at.require(first)
+    assert at.back == [(model_of(first), 1, 2)]
+    rounds.vectors, rounds.steps = vectors, steps
+    third = rounds.next(3)
+    at.says, at.back = Says((first, second, third)), []
+    await at.require(third)
+    assert at.back == [(model_of(first), 1, 2)]
+    await at.require(third)
+    assert at.back == [(model_of(first), 1, 2)]
 
 
 # --- what others find
@@ -611,9 +969,10 @@ def test_what_was_accepted_and_drawn_outlives_the_process(tmp_path: Path) -> Non
     bundle = cast(PlanBundle, SimpleNamespace(plan=plan))
     path = tmp_path / "accepted.json"
     assert AcceptedModels(path, FEDERATION).lineage(bundle) == lineage
-    lineage = lineage.after(first.evidence, checked=False).after(second.evidence)
-    AcceptedModels(path, FEDERATION).save(lineage)
-    assert AcceptedModels(path, FEDERATION).lineage(bundle) == lineage
+    for how_far in Checked:
+        lineage = rounds.lineage().after(first.evidence, how_far).after(second.evidence)
+        AcceptedModels(path, FEDERATION).save(lineage)
+        assert AcceptedModels(path, FEDERATION).lineage(bundle) == lineage
     assert AcceptedModels(path, FEDERATION).drawn(bytes(32), lambda: [4, 2]) == [4, 2]
     assert AcceptedModels(path, FEDERATION).drawn(bytes(32), lambda: [9, 9]) == [4, 2]
     assert AcceptedModels(path, FEDERATION).lineage(bundle) == lineage
@@ -627,21 +986,22 @@ def test_bits_of_a_verdict_come_back() -> None:
 
 
 def test_verdicts_count_of_silos_that_people_compared_and_old_keys_for_old_evidence(tmp_path: Path) -> None:
-    """Real pins: one by hand, one on first use, one that named a successor."""
+    """Real pins: one by hand, one on first use, one that named a successor, and that one another."""
     net = TestNet.create()
     folder = SiloFolder(tmp_path / "silo")
     folder.make()
     own = net.credentials("127.0.0.1:1", OWN)
     store = trust_store(folder, own, first_use=True)
-    keys = [identity_key(f"peer {number}") for number in range(4)]
+    keys = [identity_key(f"peer {number}") for number in range(5)]
     store.add(SILOS[1], keys[0].public_key())
     store.trusted_on_first_use(SILOS[2], keys[1].public_key())
     store.add(SILOS[3], keys[2].public_key())
-    named = succession_statement(
-        keys[2], identity=Identity(own.federation, Role.SILO, SILOS[3]), new_key=keys[3].public_key()
-    )
-    store.add(SILOS[3], keys[3].public_key(), succession=named)
-    policy = SiloPolicy(rules=PolicyRules(colluders=2), silo=OWN)
+    for old, new in itertools.pairwise(keys[2:]):
+        named = succession_statement(
+            old, identity=Identity(own.federation, Role.SILO, SILOS[3]), new_key=new.public_key()
+        )
+        store.add(SILOS[3], new.public_key(), succession=named)
+    policy = SiloPolicy(rules=PolicyRules(colluders=2, trust_on_first_use=True), silo=OWN)
     party = check_party_of(folder, own, policy)()
     assert set(party.by_hand) == {SILOS[1], SILOS[3]}
     raw = {silo: [public_key_bytes(key) for key in held] for silo, held in party.keys.items()}
@@ -649,10 +1009,64 @@ def test_verdicts_count_of_silos_that_people_compared_and_old_keys_for_old_evide
         OWN: [public_key_bytes(own.identity_key.public_key())],
         SILOS[1]: [public_key_bytes(keys[0].public_key())],
         SILOS[2]: [public_key_bytes(keys[1].public_key())],
-        SILOS[3]: [public_key_bytes(keys[3].public_key()), public_key_bytes(keys[2].public_key())],
+        SILOS[3]: [public_key_bytes(key.public_key()) for key in reversed(keys[2:])],
     }
+    without = check_party_of(folder, own, SiloPolicy(rules=PolicyRules(), silo=OWN))()
+    assert set(without.keys) == {OWN, SILOS[1], SILOS[3]}, "as in release groups"
     assert party.checkers == 3
     assert party.demands == policy.demands()
+
+
+async def test_evidence_and_verdicts_are_read_by_keys_that_were_succeeded_twice() -> None:
+    rounds = rounds_of()
+    first, second = rounds.next(1), rounds.next(2)
+    at = checker(first, second, rounds=rounds)
+    at.later = ["a later one", "the latest"]
+    at.says.kept = verdicts(first, SILOS[1:3], range(22))
+    await at.require(second)
+    assert at.memory.lineage(None).holds(first.evidence.after.model, Checked.JOINT)
+    false = crafted(first, 17)
+    at = checker(false, rounds=rounds)
+    at.later = ["a later one", "the latest"]
+    with pytest.raises(FalseModel):
+        await at.require(false)
+
+
+async def test_a_false_model_ends_the_agent_also_where_its_proof_cannot_be_kept(tmp_path: Path) -> None:
+    def full(proof: Proof) -> None:
+        raise StorageError("proofs cannot be written: no space left on device")
+
+    false = crafted(rounds_of().next(1), 17)
+    at = checker(false, rounds=rounds_of(), keep=full)
+    with pytest.raises(FalseModel, match=r"chunk 4 .*could not be kept: .*no space left") as caught:
+        await at.require(false)
+    assert exit_code(caught.value) == EXIT_CODES[FalseModel]
+
+
+async def test_proofs_of_two_attempts_of_a_round_are_kept_beside_each_other(tmp_path: Path) -> None:
+    files = set[Path]()
+    for attempt in (crafted(rounds_of().next(1), 17), crafted(rounds_of(optimizer=OPTIMIZERS["yogi"]).next(1), 17)):
+        at = checker(attempt, rounds=rounds_of())
+        with pytest.raises(FalseModel):
+            await at.require(attempt)
+        for _ in range(2):
+            files.add(keep_proof(tmp_path, at.proofs[0]))
+        kept = proof_from_bytes(max(files, key=lambda file: file.stat().st_mtime_ns).read_bytes(), FEDERATION)
+        assert kept == at.proofs[0]
+    assert len(files) == 2
+    assert {*tmp_path.iterdir()} == files
+
+
+def test_that_a_model_went_back_stands_in_the_audit_log_and_in_its_report(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path / "audit", writer=silo_uri(FEDERATION, OWN), key=identity_key(OWN), clock=lambda: 0.0)
+    audit = SiloAudit(log, federation=FEDERATION, silo=OWN, ledger_head=Head, clock=lambda: 0.0)
+    for _ in range(200):
+        audit.goes_back(Digest(PLAN.hex()), Digest("ab" * 32), 1, 3)
+    report = report_of(read_log(tmp_path / "audit").entries)
+    assert len(report.went_back) == 100, "of a flood the log counts the rest"
+    line = report.went_back[0]
+    assert f"back to model {'ab' * 8} of round 1, after one of round 3 was accepted" in line
+    assert line in page(report, OWN)
 
 
 async def test_the_proof_stands_in_the_audit_log_and_in_its_report(tmp_path: Path) -> None:

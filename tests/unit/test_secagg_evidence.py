@@ -16,6 +16,7 @@ from security.secure_aggregation import mask_stream
 from security.secure_aggregation.coordinator_machine import PhaseClosed
 from security.secure_aggregation.evidence import (
     VERIFY,
+    Checked,
     Evidence,
     ModelState,
     SignedEvidence,
@@ -344,13 +345,19 @@ def test_rounds_that_a_silo_missed_join_one_after_the_other_and_none_can_be_left
 def test_a_model_whose_chunks_were_not_checked_is_no_model_to_train_from_until_they_are() -> None:
     rounds = Rounds()
     first, second = (rounds.next(number).evidence for number in (1, 2))
-    lineage = rounds.lineage().after(first, checked=False)
+    lineage = rounds.lineage().after(first, Checked.REPLAYED)
     assert not lineage.holds(first.after.model)
     assert lineage.begins(second)
     assert lineage.after(second).holds(second.after.model)
     checked = lineage.after(first)
     assert checked.holds(first.after.model)
-    assert checked.after(first, checked=False) == checked, "what was checked stays so"
+    assert checked.after(first, Checked.REPLAYED) == checked, "what was checked stays so"
+    spot = lineage.after(first, Checked.SPOT)
+    assert (spot.holds(first.after.model), spot.holds(first.after.model, Checked.JOINT)) == (True, False)
+    assert (spot.begins(second), spot.begins(second, Checked.JOINT)) == (True, False)
+    assert checked.begins(second, Checked.JOINT)
+    with pytest.raises(PolicyRefusal, match="no accepted evidence led to"):
+        spot.require_next(second, Checked.JOINT)
 
 
 def test_a_round_without_a_step_is_no_link_and_the_next_begins_where_the_last_ended() -> None:

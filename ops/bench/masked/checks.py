@@ -21,7 +21,7 @@ from security.identifiers import SiloName
 from security.secure_aggregation.evidence import Evidence, Lineage, SignedEvidence, signed_evidence
 from security.secure_aggregation.silo_machine import Demands
 from security.secure_aggregation.verdicts import Verdict, checkers, part_of, signed_verdict
-from silo_agent.service.model_checks import CheckParty, Mode, ModelChecks
+from silo_agent.service.model_checks import CheckedPlan, CheckParty, Mode, ModelChecks
 from silo_wire.canonical import Digest
 from silo_wire.checked_chunk import CheckableRound, StepRule
 from silo_wire.evidence_codec import checkable_from_bytes
@@ -95,15 +95,17 @@ def checked_by(silo: SiloName, shown: Shown, coordinator: Coordinator, mode: Mod
         keep=lambda proof: None,
         checked=port.count,
     )
-    _, cost = measured(
-        lambda: asyncio.run(checks.led_to(shown.model, plan=PLAN, rule=shown.rule, lineage=shown.lineage))
-    )
+    _, cost = measured(lambda: asyncio.run(checks.led_to(shown.model, of=_plan(shown.rule), lineage=shown.lineage)))
     return ModelCheck(
         silo=Cost(cpu_s=cost.cpu_s - port.cpu_s, wall_s=cost.wall_s, peak_bytes=cost.peak_bytes),
         shown_cpu_s=port.cpu_s,
         chunks=port.chunks,
         fetched_bytes=port.fetched,
     )
+
+
+def _plan(rule: StepRule) -> CheckedPlan:
+    return CheckedPlan(digest=Digest(PLAN), rule=rule, rounds=1, colluders=0, promises=lambda _offered: None)
 
 
 @dataclass
@@ -131,6 +133,9 @@ class _Port:
             pieces = self.shown.evidence.pieces(model, chunk, held)
         self.fetched += sum(map(len, pieces))
         return pieces
+
+    async def fetch_verdicts(self, plan: Digest, model: Digest) -> Collection[Verdict]:
+        return ()  # it has missed no round
 
     async def share_verdict(
         self, plan: Digest, model: Digest, verdict: Verdict, known: int
@@ -174,6 +179,9 @@ class _Fresh:
 
     def save(self, lineage: Lineage) -> None:
         raise AssertionError("it is returned")
+
+    def bind(self, evidence: Evidence) -> None:
+        pass
 
     def drawn(self, evidence: bytes, draw: Callable[[], Sequence[int]]) -> Sequence[int]:
         return draw()

@@ -122,6 +122,11 @@ class FederationStub:
                 request_serializer=silo__wire_dot_v1_dot_federation__pb2.VerdictRequest.SerializeToString,
                 response_deserializer=silo__wire_dot_v1_dot_federation__pb2.VerdictsReply.FromString,
                 _registered_method=True)
+        self.FetchVerdicts = channel.unary_unary(
+                '/silo_wire.v1.Federation/FetchVerdicts',
+                request_serializer=silo__wire_dot_v1_dot_federation__pb2.EvidenceRequest.SerializeToString,
+                response_deserializer=silo__wire_dot_v1_dot_federation__pb2.VerdictsReply.FromString,
+                _registered_method=True)
         self.RenewCertificate = channel.unary_unary(
                 '/silo_wire.v1.Federation/RenewCertificate',
                 request_serializer=silo__wire_dot_v1_dot_federation__pb2.RenewalRequest.SerializeToString,
@@ -252,6 +257,13 @@ class FederationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FetchVerdicts(self, request, context):
+        """Those that were kept with the evidence of this model, of an older one as well; `known` is 0.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RenewCertificate(self, request, context):
         """A new certificate for a new TLS key, and the authorities that are trusted now. Takes the present certificate, which
         the connection shows, and the identity key's word.
@@ -353,6 +365,11 @@ def add_FederationServicer_to_server(servicer, server):
             'ShareVerdict': grpc.unary_unary_rpc_method_handler(
                     servicer.ShareVerdict,
                     request_deserializer=silo__wire_dot_v1_dot_federation__pb2.VerdictRequest.FromString,
+                    response_serializer=silo__wire_dot_v1_dot_federation__pb2.VerdictsReply.SerializeToString,
+            ),
+            'FetchVerdicts': grpc.unary_unary_rpc_method_handler(
+                    servicer.FetchVerdicts,
+                    request_deserializer=silo__wire_dot_v1_dot_federation__pb2.EvidenceRequest.FromString,
                     response_serializer=silo__wire_dot_v1_dot_federation__pb2.VerdictsReply.SerializeToString,
             ),
             'RenewCertificate': grpc.unary_unary_rpc_method_handler(
@@ -826,6 +843,33 @@ class Federation:
             target,
             '/silo_wire.v1.Federation/ShareVerdict',
             silo__wire_dot_v1_dot_federation__pb2.VerdictRequest.SerializeToString,
+            silo__wire_dot_v1_dot_federation__pb2.VerdictsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchVerdicts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/silo_wire.v1.Federation/FetchVerdicts',
+            silo__wire_dot_v1_dot_federation__pb2.EvidenceRequest.SerializeToString,
             silo__wire_dot_v1_dot_federation__pb2.VerdictsReply.FromString,
             options,
             channel_credentials,

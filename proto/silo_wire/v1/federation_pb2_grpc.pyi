@@ -65,6 +65,8 @@ class FederationStub:
     """What one chunk of it is made again with, in the order of Proof.pieces; chunks alone. Of the newest model alone."""
     ShareVerdict: _grpc.UnaryUnaryMultiCallable[_federation_pb2.VerdictRequest, _federation_pb2.VerdictsReply]
     """This silo's verdict, and those of others; answered when there are more than the silo knows, or after some seconds."""
+    FetchVerdicts: _grpc.UnaryUnaryMultiCallable[_federation_pb2.EvidenceRequest, _federation_pb2.VerdictsReply]
+    """Those that were kept with the evidence of this model, of an older one as well; `known` is 0."""
     RenewCertificate: _grpc.UnaryUnaryMultiCallable[_federation_pb2.RenewalRequest, _federation_pb2.RenewalReply]
     """A new certificate for a new TLS key, and the authorities that are trusted now. Takes the present certificate, which
     the connection shows, and the identity key's word.
@@ -108,6 +110,8 @@ class FederationAsyncStub(FederationStub):
     """What one chunk of it is made again with, in the order of Proof.pieces; chunks alone. Of the newest model alone."""
     ShareVerdict: _aio.UnaryUnaryMultiCallable[_federation_pb2.VerdictRequest, _federation_pb2.VerdictsReply]  # type: ignore[assignment]
     """This silo's verdict, and those of others; answered when there are more than the silo knows, or after some seconds."""
+    FetchVerdicts: _aio.UnaryUnaryMultiCallable[_federation_pb2.EvidenceRequest, _federation_pb2.VerdictsReply]  # type: ignore[assignment]
+    """Those that were kept with the evidence of this model, of an older one as well; `known` is 0."""
     RenewCertificate: _aio.UnaryUnaryMultiCallable[_federation_pb2.RenewalRequest, _federation_pb2.RenewalReply]  # type: ignore[assignment]
     """A new certificate for a new TLS key, and the authorities that are trusted now. Takes the present certificate, which
     the connection shows, and the identity key's word.
@@ -250,6 +254,14 @@ class FederationServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_federation_pb2.VerdictsReply, _abc.Awaitable[_federation_pb2.VerdictsReply]]:
         """This silo's verdict, and those of others; answered when there are more than the silo knows, or after some seconds."""
+
+    @_abc_1.abstractmethod
+    def FetchVerdicts(
+        self,
+        request: _federation_pb2.EvidenceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_federation_pb2.VerdictsReply, _abc.Awaitable[_federation_pb2.VerdictsReply]]:
+        """Those that were kept with the evidence of this model, of an older one as well; `known` is 0."""
 
     @_abc_1.abstractmethod
     def RenewCertificate(

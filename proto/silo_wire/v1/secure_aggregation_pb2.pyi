@@ -1028,6 +1028,28 @@ class Verdict(_message.Message):
 Global___Verdict: _TypeAlias = Verdict  # noqa: Y015
 
 @_typing.final
+class Verdicts(_message.Message):
+    """Those on one round model, as a coordinator keeps them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERDICTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def verdicts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Verdict]: ...
+    def __init__(
+        self,
+        *,
+        verdicts: _abc.Iterable[Global___Verdict] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["verdicts", b"verdicts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Verdicts: _TypeAlias = Verdicts  # noqa: Y015
+
+@_typing.final
 class SiloEvent(_message.Message):
     """--- What never travels but as evidence: each side's journal of an attempt, and what a silo remembers across attempts. The federation
     is that of the one who keeps them.
