@@ -44,6 +44,7 @@ FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]
 MAX_BUNDLE_BYTES = 64 << 20
 LAYOUT_FILE = "layout.json"
 BASE_LAYOUT_FILE = "base_layout.json"
+TOKENIZER_FILE = "tokenizer.json"
 BUNDLE_FILES = frozenset(
     {
         BASE_LAYOUT_FILE,
@@ -52,7 +53,7 @@ BUNDLE_FILES = frozenset(
         LAYOUT_FILE,
         "special_tokens_map.json",
         "spiece.model",
-        "tokenizer.json",
+        TOKENIZER_FILE,
         "tokenizer_config.json",
     }
 )

@@ -46,7 +46,7 @@ from silo_wire.plan import PlanBundle
 from tests.support.command_line import Done, run_command
 from tests.support.federation_peer import FEDERATION, TestNet, small_bundle
 from tests.support.secagg_federation import attempt
-from tests.support.tiny_t5 import bundle_of, random_model
+from tests.support.tiny_t5 import bundle_of, random_model, save_copy
 
 NET = TestNet.create()
 HOSPITAL, BANK, CLINIC = SiloName("hospital-a"), SiloName("bank-b"), SiloName("clinic-c")
@@ -220,7 +220,7 @@ def test_damaged_pins_are_named_and_left_as_they_are(silo: SiloFolder, arguments
     "arguments",
     [
         *(["trust", "own"], ["trust", "list"], ["trust", "add", BANK, OWN_LIKE], ["trust", "remove", BANK]),
-        *(["plan", "show"], ["plan", "approve"]),
+        *(["plan", "show"], ["plan", "approve", DIGEST]),
     ],
     ids=" ".join,
 )
@@ -258,10 +258,27 @@ def test_a_plan_is_shown_before_it_is_approved_and_approved_by_its_digest(silo: 
     assert [refusal["rule"] for refusal in facts["refused_by"]] == ["approved_plans"]
     assert facts["tensors"] == {"w": 1000}
 
-    assert said(silo, "plan", "approve") == f"plan small {DIGEST} is approved; no agent is running\n"
+    assert f"\nto allow it          silo-agent plan approve {DIGEST}\n" in f"{text}\n"
+
+    assert said(silo, "plan", "approve", DIGEST) == f"plan small {DIGEST} is approved; no agent is running\n"
     assert shown(silo)[0]["refused_by"] == []
-    assert "policy               allowed" in said(silo, "plan", "show", DIGEST)
-    agent(silo, "plan", "approve").is_refusal(StateError, "no plan waits for approval")
+    text = said(silo, "plan", "show", DIGEST)
+    assert "policy               allowed" in text
+    assert "to allow it" not in text
+
+
+def test_attack_a_plan_that_was_offered_after_the_one_that_people_looked_at_is_not_approved(silo: SiloFolder) -> None:
+    """Whatever waits by then: the command takes the digest of what was shown, all of it, and nothing else."""
+    rules(silo, 'approved_plans = "ask"')
+    offered(silo)
+    assert DIGEST in said(silo, "plan", "show")
+    other = small_bundle(training={"learning_rate": 10.0, "epochs": 1000})
+    offered(silo, other)
+    before = contents(silo)
+    assert agent(silo, "plan", "approve").code == 2
+    assert contents(silo) == before
+    agent(silo, "plan", "approve", DIGEST).is_refusal(StateError, f"plan {DIGEST} is not here, and")
+    assert contents(silo) == before
 
 
 def test_parameters_of_secure_aggregation_are_shown_and_what_the_policy_says_to_them(silo: SiloFolder) -> None:
@@ -283,7 +300,7 @@ def test_attack_changed_plan_waits_for_an_approval_of_its_own(silo: SiloFolder) 
     changed = small_bundle(training={"epochs": 2})
     offered(silo, changed)
     assert [refusal["rule"] for refusal in shown(silo, changed.plan.digest)[0]["refused_by"]] == ["approved_plans"]
-    assert changed.plan.digest in said(silo, "plan", "approve")
+    assert changed.plan.digest in said(silo, "plan", "approve", changed.plan.digest)
     assert set(PlanApprovals(silo.approvals).record().approved) == {DIGEST, changed.plan.digest}
 
 
@@ -298,8 +315,7 @@ def test_a_digest_that_was_agreed_on_can_be_approved_before_the_plan_is_offered(
 def test_approval_does_not_lift_another_rule_and_says_so(silo: SiloFolder) -> None:
     rules(silo, 'approved_plans = "ask"', "max_rounds = 2")
     offered(silo)
-    assert "it is still refused by max_rounds: " in said(silo, "plan", "approve")
-    agent(silo, "plan", "approve").is_refusal(StateError, "plan small does not wait for approval", "max_rounds")
+    assert "it is still refused by max_rounds: " in said(silo, "plan", "approve", DIGEST)
 
 
 def test_where_any_plan_may_run_an_approval_says_that_it_was_not_needed(silo: SiloFolder) -> None:
@@ -310,7 +326,7 @@ def test_where_silo_toml_lists_the_plans_the_command_cannot_add_one(silo: SiloFo
     rules(silo, f'approved_plans = ["{"00" * 32}"]')
     offered(silo)
     before = contents(silo)
-    agent(silo, "plan", "approve").is_refusal(ConfigurationError, "approved_plans", DIGEST, "restart the agent")
+    agent(silo, "plan", "approve", DIGEST).is_refusal(ConfigurationError, "approved_plans", DIGEST, "restart the agent")
     assert contents(silo) == before
 
 
@@ -327,25 +343,29 @@ def test_a_plan_with_masks_is_approved_with_a_copy_of_its_model_or_by_a_named_fl
     silo: SiloFolder, tmp_path: Path
 ) -> None:
     model = random_model()
-    values = bundle_of(
-        model, aggregation={"secure_aggregation": True, "max_weight": 100.0}, schedule={"rounds": 3, "min_silos": 3}
+    bundle = bundle_of(
+        model,
+        source="hub:somebody/model",
+        aggregation={"secure_aggregation": True, "max_weight": 100.0},
+        schedule={"rounds": 3, "min_silos": 3},
     )
-    plan = values.plan.model_dump(mode="json")
-    plan["model"]["source"] = "hub:somebody/model"
-    bundle = PlanBundle(type(values.plan).model_validate(plan), values.files)
+    digest = bundle.plan.digest
     rules(silo, "require_secure_aggregation = true")
     offered(silo, bundle)
     before = contents(silo)
-    agent(silo, "plan", "approve").is_refusal(ConfigurationError, "was not compared", "--model DIR", UNCOMPARED)
-    random_model(1).save_pretrained(tmp_path / "other")
-    agent(silo, "plan", "approve", "--model", tmp_path / "other").is_refusal(IntegrityError, "Nothing was approved")
+    agent(silo, "plan", "approve", digest).is_refusal(ConfigurationError, "was not compared", "--model DIR", UNCOMPARED)
+    save_copy(random_model(1), tmp_path / "other")
+    done = agent(silo, "plan", "approve", digest, "--model", tmp_path / "other")
+    done.is_refusal(IntegrityError, "Nothing was approved")
     assert contents(silo) == before
-    model.save_pretrained(tmp_path / "copy")
-    assert "its initial model was compared with a copy" in said(silo, "plan", "approve", "--model", tmp_path / "copy")
+    assert f"to allow it          silo-agent plan approve {digest} --model DIR" in said(silo, "plan", "show")
+    save_copy(model, tmp_path / "copy")
+    text = said(silo, "plan", "approve", digest, "--model", tmp_path / "copy")
+    assert "its initial model was compared with a copy, and so were its configuration and its tokenizer" in text
     (facts,) = shown(silo)
     assert (facts["compared"], facts["refused_by"]) == (True, [])
     silo.approvals.unlink()
-    assert "was not compared" in said(silo, "plan", "approve", UNCOMPARED)
+    assert "was not compared" in said(silo, "plan", "approve", digest, UNCOMPARED)
     (facts,) = shown(silo)
     assert (facts["compared"], facts["refused_by"]) == (False, [])
     log = read_log(silo.audit, keys=[load_credentials(silo).identity_key.public_key()])
@@ -373,7 +393,6 @@ def test_memory_that_was_lost_is_let_go_by_people_alone_and_stands_in_the_audit_
 def test_nothing_offered_is_nothing_shown(silo: SiloFolder) -> None:
     assert "no plan was offered yet" in said(silo, "plan", "show")
     assert shown(silo) == []
-    agent(silo, "plan", "approve").is_refusal(StateError, "no plan waits for approval")
     agent(silo, "plan", "show", DIGEST).is_refusal(StateError, f"plan {DIGEST} is not here", "plan show")
 
 
@@ -409,7 +428,7 @@ def test_the_running_agent_is_told_of_an_approval(silo: SiloFolder, hangups: lis
     rules(silo, 'approved_plans = "ask"')
     offered(silo)
     with ProcessLock(silo.lock, "silo agent"):
-        done = said(silo, "plan", "approve")
+        done = said(silo, "plan", "approve", DIGEST)
     assert done == f"plan small {DIGEST} is approved; the running agent (process {os.getpid()}) was told\n"
     assert hangups == [signal.SIGHUP]
 
