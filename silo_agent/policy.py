@@ -388,6 +388,12 @@ def loosened(rules: PolicyRules, *, pinned: int, on_first_use: int, record: Reco
     `pinned` counts the silos that are pinned here, `on_first_use` those of them that nobody compared.
     """
     if not rules.require_secure_aggregation:
+        masked = [it.plan for it in record.lineages if it.round]
+        if masked and "require_secure_aggregation" in rules.model_fields_set:
+            yield (
+                "require_secure_aggregation",
+                f"it is false, and this silo masked under {len(masked)} plans: of the next one the coordinator may see its update alone",
+            )
         return
     if rules.approved_plans == "any":
         yield (
@@ -422,6 +428,15 @@ def loosened(rules: PolicyRules, *, pinned: int, on_first_use: int, record: Reco
             "colluders",
             f"it is 0 of {pinned} peers: one of them that works with the coordinator may uncover what masks hide",
         )
+    if rules.max_work_ratio > PolicyRules.model_fields["max_work_ratio"].default:
+        yield (
+            "max_work_ratio",
+            f"it is {rules.max_work_ratio:g}: a silo may train so many times more than another, and the sum be mostly its delta",
+        )
+    for key, cost in _LIMITS.items():
+        value, usual = getattr(rules, key), PolicyRules.model_fields[key].default
+        if value > usual:
+            yield key, f"it is {value:,}, where {usual:,} is the default: {cost}"
     for plan in sorted(set(record.approved) - set(record.compared)):
         yield (
             "--without-comparing-the-model",
@@ -430,6 +445,17 @@ def loosened(rules: PolicyRules, *, pinned: int, on_first_use: int, record: Reco
     for pair in sorted(sorted(pair) for pair in record.pairs):
         both = " and ".join(plan[:16] for plan in pair)
         yield "--although", f"plans {both} were approved beside each other: their sums may differ by one silo's update"
+
+
+_LIMITS = {
+    "max_parameters": "the more of them, the more of its records a model can hold",
+    "max_upload_bytes": "the more of them leave in a round, the more they can tell",
+    "max_rounds": "each further sum tells more of the same records",
+    "max_epochs": "the longer it trains in a round, the more a delta tells of single records",
+    "max_epsilon": "the promise to each record is weaker",
+    "max_dp_delta": "the promise to each record is weaker",
+}
+"""Rules whose default is a limit, and what a higher one costs."""
 
 
 def _above(rule: str, what: str, asked: int, most: int) -> Iterator[PolicyRefusal]:
