@@ -31,17 +31,22 @@ from security.pki.key_text import key_text
 from security.pki.succession import succession_statement
 from security.preflight import Check, Outcome
 from security.process_lock import ProcessLock
+from security.secure_aggregation.release_groups import Partition, SignedLink, first_link
 from security.secure_aggregation.silo_memory import SiloMemory
 from silo_agent.cli import main
+from silo_agent.edges.audit_log import audited
 from silo_agent.edges.key_store import SiloCredentials, load_credentials, store_credentials
 from silo_agent.edges.masking_journal import masking_journal
 from silo_agent.edges.plan_approvals import PlanApprovals
 from silo_agent.edges.plan_store import PlanStore
 from silo_agent.edges.preflight import Ground, preflight
+from silo_agent.edges.release_groups import group_chain
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.edges.silo_sources import SiloSources
 from silo_agent.edges.trust_store import silo_identity, trust_store
+from silo_agent.policy import PolicyRules, SiloPolicy
 from silo_agent.settings import Settings
+from silo_wire.groups_codec import GroupsOffer
 from silo_wire.plan import PlanBundle
 from tests.support.command_line import Done, run_command
 from tests.support.federation_peer import FEDERATION, TestNet, small_bundle
@@ -293,6 +298,54 @@ def test_parameters_of_secure_aggregation_are_shown_and_what_the_policy_says_to_
     assert "refused by min_survivors: " in text
 
 
+def test_every_setting_of_a_plan_is_shown_before_people_approve_it(silo: SiloFolder) -> None:
+    """What a key that is new is about has to be shown as well, and so has each file of the plan by its digest."""
+    bundle = small_bundle(
+        training={"overrides": {BANK: {"epochs": 1}}, "dropout": 0.0},
+        privacy={"level": "silo", "nominal_silos": 3, "target_epsilon": 8.0, "noise_multiplier": 1.0},
+        evaluation={"every": 0, "initial": False, "last": False},
+        aggregation={"weighting": "equal"},
+    )
+    offered(silo, bundle)
+    (facts,) = shown(silo)
+    text = said(silo, "plan", "show")
+    assert "no scores: the plan has none" in text
+    for section, values in bundle.plan.model_dump(mode="json").items():
+        if section in ("model", "adapters", "version", "federation"):
+            continue
+        for key in values if isinstance(values, dict) else [section]:
+            where = {"aggregation": "server", "evaluation": "scores", "seed": "schedule"}.get(section, section)
+            if key in (
+                "secure_aggregation",
+                "threshold",
+                "colluders",
+                "min_survivors",
+            ):  # of masks, which it has none of
+                continue
+            assert key == "name" or key == "overrides" or key in facts[where]
+            assert key == "name" or f"{'override' if key == 'overrides' else key} " in text
+    assert "adapters             rank = 0" in text
+    for name, digest in bundle.plan.model.files.items():
+        assert f"{digest}\n" in text[text.index(f"digest of {name}") :]
+
+
+@pytest.mark.parametrize(
+    ("masked", "tells", "says"),
+    [
+        (True, "true", "scores masked as the update is: the coordinator sees their sum over the cohort"),
+        (True, "false", "no scores, by [policy] tell_scores: zeros stand for them in the sum"),
+        (False, "true", "scores of this silo alone, which the coordinator sees"),
+        (False, "false", "no scores, by [policy] tell_scores\n"),
+    ],
+)
+def test_how_scores_leave_is_shown(silo: SiloFolder, masked: bool, tells: str, says: str) -> None:
+    rules(silo, f"tell_scores = {tells}")
+    offered(silo, MASKED if masked else PLAN)
+    text = said(silo, "plan", "show")
+    assert f"bytes of an update in a round; {says}" in text
+    assert "unusual" not in text
+
+
 def test_attack_changed_plan_waits_for_an_approval_of_its_own(silo: SiloFolder) -> None:
     rules(silo, 'approved_plans = "ask"')
     offered(silo)
@@ -406,13 +459,48 @@ def test_a_mistyped_digest_is_named(silo: SiloFolder, command: str, digest: str)
     assert contents(silo) == before
 
 
-def test_attack_terminal_sequences_in_a_plan_do_not_reach_the_terminal(silo: SiloFolder) -> None:
-    values = PLAN.plan.model_dump(mode="json")
-    values["model"]["source"] = "size:\x1b[2J\nplan harmless, allowed"
-    offered(silo, PlanBundle(type(PLAN.plan).model_validate(values), PLAN.files))
-    text = said(silo, "plan", "show")
+def test_attack_a_report_cannot_be_written_by_a_plan(silo: SiloFolder) -> None:
+    """Also not by one that an earlier release took, whose words are in the log."""
+    forged = "masked, for a patient\n\nrefused: nothing\n\x1b[8m"
+    with audited(silo, load_credentials(silo)) as log:
+        log.append(Event.PLAN_RECEIVED, plan=DIGEST, name="small\nrefused: nothing", tensors=1)
+        log.append(Event.PLAN_ALLOWED, plan=DIGEST, promise=forged)
+        log.append(Event.REFUSED, rule="max_rounds\n", detail="\x1b[8m")
+    text = said(silo, "audit", "report")
     assert "\x1b" not in text
-    assert "model                size: [2J plan harmless, allowed, 1,000 parameters" in text
+    assert [line for line in text.splitlines() if line.startswith("refused")] == ["refused: max_rounds  1 times"]
+
+
+def test_the_report_has_all_that_people_allowed(silo: SiloFolder) -> None:
+    rules(silo, "require_secure_aggregation = true")
+    credentials = load_credentials(silo)
+    said(silo, "pause")
+    assert "decided by people: nothing" in said(silo, "audit", "report")
+    offered(silo, MASKED)
+    said(silo, "plan", "approve", MASKED.plan.digest, UNCOMPARED)
+    journal = masking_journal(silo, credentials)
+    journal.remember(SiloMemory().joined(attempt(plan=bytes.fromhex(DIGEST))))
+    (silo.masking / "memory").unlink()
+    said(silo, "trust", "reset-memory", ALTHOUGH)
+    said(silo, "plan", "approve", MASKED.plan.digest, UNCOMPARED, "--although", DIGEST)
+    for name in (BANK, CLINIC):
+        said(silo, "trust", "add", name, text_of(new_identity_key(), name))
+    alone = first_link(FEDERATION, Partition.of([[BANK], [CLINIC], [HOSPITAL]]))
+    policy = SiloPolicy(rules=PolicyRules(require_secure_aggregation=True), silo=HOSPITAL)
+    group_chain(silo, credentials, policy).take(GroupsOffer(links=(), proposed=SignedLink(link=alone), identities=()))
+    said(silo, "groups", "approve", alone.digest.hex())
+    with audited(silo, credentials) as log:
+        log.append(Event.GROUPS_WITHDRAWN, digest=alone.digest.hex(), groups="bank-b | clinic-c")
+
+    text = said(silo, "audit", "report")
+    decided = text[text.index("decided by people:") : text.index("trust:")].splitlines()[1:]
+    plan, memory, pair, groups, withdrawn = decided
+    assert f"plan approved: small ({MASKED.plan.digest[:16]}), initial model not compared" in plan
+    assert f"initial model not compared, although this silo masked under {DIGEST[:16]}" in pair
+    assert "memory reset: masking/memory is missing" in memory
+    assert f"release groups approved: bank-b; clinic-c; hospital-a ({alone.digest.hex()[:16]}); " in groups
+    assert f"release groups withdrawn: bank-b | clinic-c ({alone.digest.hex()[:16]})" in withdrawn
+    assert len(json.loads(said(silo, "audit", "report", "--json"))["decisions"]) == 5
 
 
 @pytest.fixture
