@@ -126,6 +126,7 @@ def test_what_the_coordinator_makes_of_a_folder_is_what_a_silo_makes_of_its_copy
         tmp_path / "plans", name="test", federation="north", source=FolderModel(tmp_path / "copy"), seed=SEED
     )
     assert compare(made, tmp_path / "copy") == ()
+    assert compare(made, tmp_path / "plans" / "test") == ()
 
 
 def test_tokens_that_a_plan_adds_to_those_of_the_copy_are_told(tmp_path: Path) -> None:
