@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
@@ -21,6 +21,7 @@ import typer
 from security.errors import (
     EXIT_CODES,
     AuthenticationError,
+    ConfigurationError,
     DataError,
     LoricaError,
     PolicyRefusal,
@@ -40,6 +41,7 @@ from silo_agent.command_line import (
     one_line,
     open_journal,
     policy_of,
+    started_with,
     tell_agent,
 )
 from silo_agent.edges.silo_folder import SiloFolder, silo_folder
@@ -195,8 +197,15 @@ def start(
     with ProcessLock(folder.lock, "silo agent"), open_journal(folder, credentials) as journal:
         require_settled(folder)
         credentials = credentials_of(folder)  # once more: no other process changes them from here on
-        settings = choice.settings(folder)
-        journal.set_fact("started_with", json.dumps(asdict(choice)))
+        last = started_with(journal)
+        if last.config and not choice.config:
+            raise ConfigurationError(
+                f"the last start had --config {last.config}, and this one has none: it would run by other rules; give it again, or the "
+                "file whose rules are to hold from now on"
+            )
+        settings = replace(choice, rules=last.rules).settings(folder)
+        read = str(choice.file(folder) or "")
+        journal.set_fact("started_with", json.dumps(asdict(replace(choice, rules=read))))
         asyncio.run(_run_agent(folder, credentials, settings, journal, where))
 
 

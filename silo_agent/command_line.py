@@ -5,12 +5,13 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from security.errors import ConfigurationError
 from silo_agent.edges.silo_folder import ENVIRONMENT_VARIABLE, SiloFolder
 
 if TYPE_CHECKING:
@@ -33,22 +34,33 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What a command line chose; `start` records it, so that the commands beside it use the same."""
+    """What a command line chose; `start` records it, so that the commands beside it use the same.
+
+    `rules` is the file of settings that the last `start` read; "" where it read none.
+    """
 
     data: str = ""
     database: str = ""
     config: str = ""
+    rules: str = ""
+
+    def file(self, folder: SiloFolder) -> Path | None:
+        """silo.toml of --config or of the folder; also a link to a file that is not there, which is not for nothing."""
+        if self.config:
+            return Path(self.config)
+        return folder.settings if os.path.lexists(folder.settings) else None
 
     def settings(self, folder: SiloFolder) -> "Settings":
-        """silo.toml of --config or of the folder, if there is one, with what the command line gives over it."""
+        """What that file says, with what the command line gives over it.
+
+        Raises ConfigurationError where it cannot be read, or where it is gone from a silo that had rules: defaults allow more.
+        """
         from silo_agent.settings import Settings
 
-        if self.config:
-            settings = Settings.read(Path(self.config))
-        elif folder.settings.exists():
-            settings = Settings.read(folder.settings)
-        else:
-            settings = Settings()
+        file = self.file(folder)
+        if file is None:
+            _require_new(folder, self.rules)
+        settings = Settings() if file is None else Settings.read(file)
         given = Settings.model_validate({"data": {"folder": self.data}, "database": {"url": self.database}})
         given = given.resolved(Path.cwd())
         changes: dict[str, object] = {}
@@ -59,17 +71,38 @@ class Choice:
         return settings.model_copy(update=changes)
 
 
+def _require_new(folder: SiloFolder, rules: str) -> None:
+    """Raise ConfigurationError where a silo without silo.toml had one before, or has masked: it would run with no rules at all."""
+    if rules:
+        raise ConfigurationError(
+            f"the last start read {rules}, and now there is no {folder.settings}: this silo would run by default rules, which allow "
+            "more; put the file back, mount what it lies on, or give --config. A silo that means to have no rules has an empty one"
+        )
+    if folder.lineages.exists() or (folder.masking / "memory").exists():
+        raise ConfigurationError(
+            f"this silo has masked, and there is no {folder.settings}: by default rules its next update may leave without a mask; put "
+            "the file back, mount what it lies on, or write one with [policy] require_secure_aggregation = true"
+        )
+
+
 def chosen(folder: SiloFolder, data: Path | None, database: str | None, config: Path | None) -> Choice:
     """This command line over what `start` recorded."""
-    recorded = {}
+    last = Choice()
     if folder.enrolment.exists() and folder.journal.exists():
         with open_journal(folder, credentials_of(folder)) as journal:
-            recorded = json.loads(journal.fact("started_with") or "{}")
+            last = started_with(journal)
     return Choice(
-        data=str(data.absolute()) if data else recorded.get("data", ""),
-        database=database or recorded.get("database", ""),
-        config=str(config.absolute()) if config else recorded.get("config", ""),
+        data=str(data.absolute()) if data else last.data,
+        database=database or last.database,
+        config=str(config.absolute()) if config else last.config,
+        rules=last.rules,
     )
+
+
+def started_with(journal: "RoundJournal") -> Choice:
+    """What the last `start` recorded."""
+    recorded = json.loads(journal.fact("started_with") or "{}")
+    return Choice(**{field.name: recorded.get(field.name, "") for field in fields(Choice)})
 
 
 def credentials_of(folder: SiloFolder) -> "SiloCredentials":

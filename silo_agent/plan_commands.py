@@ -1,7 +1,7 @@
 """`silo-agent plan`: what the coordinator offers, what this silo's policy says to it, and its people's approval."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 plan_app = typer.Typer(help="Look at the plans that the coordinator offers, and approve them.", no_args_is_help=True)
 
-Plan = Annotated[str, typer.Argument(metavar="DIGEST", help="All 64 characters.", show_default=False)]
+Plan = Annotated[
+    str,
+    typer.Argument(metavar="DIGEST", help="All 64 characters, as `plan show` prints them.", show_default=False),
+]
 
 
 @plan_app.command()
@@ -59,7 +62,7 @@ def show(plan: Plan = "", config: Config = None, directory: Dir = None, as_json:
 
 @plan_app.command()
 def approve(
-    plan: Plan = "",
+    plan: Plan,
     model: Annotated[
         Path | None,
         typer.Option("--model", help="A copy of the plan's initial model that this silo's people fetched themselves."),
@@ -82,10 +85,10 @@ def approve(
     config: Config = None,
     directory: Dir = None,
 ) -> None:
-    """Let a plan run here where [policy] approved_plans = "ask"; without DIGEST, the one that waits now.
+    """Let the plan of this digest run here where [policy] approved_plans = "ask".
 
-    The initial model of a plan with masks is compared first, bit for bit: with --model, or, where the plan's seed makes it, by
-    making it again.
+    The initial model of a plan with masks is compared first, its parameters bit for bit, its configuration and its tokenizer: with
+    --model, or, where the plan's size and seed make it, by making it again.
     """
     from security.audit.entry import Event
     from silo_agent.edges.audit_log import audited
@@ -94,14 +97,14 @@ def approve(
 
     folder, policy = _policy(directory, config)
     store = PlanStore(folder.plans)
-    digest = _digest(plan) if plan else _waiting(store.refused(), policy)
+    digest = _digest(plan)
     others = [_digest(other) for other in although or ()]
     bundle = store.load(digest)
     listed = isinstance(policy.rules.approved_plans, list)
     _require_pairs_that_are(others, digest, policy)
     if listed and not others:
         _refuse_listed(bundle, digest, policy)
-    comparison = _compared(bundle, digest, policy, model, without=without)
+    comparison, added = _compared(bundle, digest, policy, model, without=without)
     if bundle is not None:
         _require_pairs_approved(bundle, policy, store, others, compared=comparison is not Comparison.NONE)
     name = bundle.plan.name if bundle else ""
@@ -119,7 +122,11 @@ def approve(
     )
     print(f"plan {name or '(not offered here yet)'} {digest} is approved; {tell_agent(folder)}")
     if comparison is not Comparison.NONE:
-        print(f"its initial model was {comparison.value}")
+        print(f"its initial model was {comparison.value}, and so were its configuration and its tokenizer")
+        if added:
+            print(
+                f"beside the copy's its tokenizer has {len(added)} tokens: {one_line(json.dumps(added, ensure_ascii=False))}"
+            )
     elif bundle is None or bundle.plan.aggregation.secure_aggregation:
         print(_UNCOMPARED)
     if policy.rules.approved_plans == "any":
@@ -133,31 +140,32 @@ _UNCOMPARED = "its initial model was not compared: one that was made for it can 
 
 def _compared(
     bundle: "PlanBundle | None", digest: "Digest", policy: "SiloPolicy", model: Path | None, *, without: bool
-) -> Comparison:
-    """How the initial model was compared, now or at an earlier approval; raises where it was not, and `without` does not say so."""
+) -> tuple[Comparison, Sequence[str]]:
+    """How the initial model was compared, now or at an earlier approval, and what the plan's tokenizer has beside the copy's.
+
+    Raises where it was not, and `without` does not say so.
+    """
     from security.errors import ConfigurationError, StateError
 
     if without:
         if model is not None:
             raise ConfigurationError("--model and --without-comparing-the-model exclude each other: give one of them")
-        return Comparison.NONE
+        return Comparison.NONE, ()
     if bundle is None:
         raise StateError(
             f"plan {digest} is not here, and its initial model cannot be compared: start silo-agent, and approve the plan when "
             "it is offered, or give --without-comparing-the-model"
         )
     if model is None and not bundle.plan.aggregation.secure_aggregation:
-        return Comparison.NONE  # the coordinator sees each update anyhow
+        return Comparison.NONE, ()  # the coordinator sees each update anyhow
     from silo_agent.training.initial_model import compare, is_from_seed
 
     if model is not None:
-        compare(bundle, model.absolute())
-        return Comparison.COPY
+        return Comparison.COPY, compare(bundle, model.absolute())
     if digest in policy.record().compared:
-        return Comparison.EARLIER
+        return Comparison.EARLIER, ()
     if is_from_seed(bundle):
-        compare(bundle, None)
-        return Comparison.SEED
+        return Comparison.SEED, compare(bundle, None)
     source = bundle.plan.model.source
     raise ConfigurationError(
         f"plan {bundle.plan.name} begins from {source}, which was not compared: fetch a copy of it by a way of your own and give "
@@ -242,20 +250,6 @@ def _policy(directory: Path | None, config: Path | None) -> "tuple[SiloFolder, S
     return folder, policy_of(folder, credentials, settings)
 
 
-def _waiting(bundle: "PlanBundle | None", policy: "SiloPolicy") -> "Digest":
-    """The plan that is offered now and that nothing keeps from running but approval, or this and other rules."""
-    from security.errors import StateError
-
-    rules = [] if bundle is None else [objection.rule for objection in policy.objections(bundle)]
-    if bundle is None or not rules:
-        raise StateError("no plan waits for approval here: `silo-agent plan show` prints those that were offered")
-    if not {"approved_plans", "one_lineage"}.intersection(rules):
-        raise StateError(
-            f"plan {bundle.plan.name} does not wait for approval: it is refused by {', '.join(rules)} of [policy]"
-        )
-    return bundle.plan.digest
-
-
 def _digest(text: str) -> "Digest":
     from security.errors import ConfigurationError, MalformedMessage
     from silo_wire.canonical import digest_from_wire
@@ -288,6 +282,7 @@ def _facts(bundle: "PlanBundle", policy: "SiloPolicy") -> dict[str, Any]:
         "initial": plan.initial_model,
         "base": plan.model.base,
         "weights": plan.model.weights,
+        "files": plan.model.files,
         "compared": plan.digest in policy.record().compared,
         "parameters": plan.model.parameters,
         "base_parameters": bundle.base_layout.parameters if bundle.base_layout else 0,
@@ -295,14 +290,13 @@ def _facts(bundle: "PlanBundle", policy: "SiloPolicy") -> dict[str, Any]:
         "rounds": plan.schedule.rounds,
         "min_silos": plan.schedule.min_silos,
         "epochs": plan.training.for_silo(policy.silo).epochs,
-        "training": review.common_settings(plan),
+        **review.settings(plan),
         "overrides": [
             {"silo": it.silo, "changes": dict(it.changes), "work": [float(it.least), float(it.most)]}
             for it in review.overrides(plan)
         ],
-        "server": review.server_settings(plan),
-        "scores": review.score_settings(plan),
-        "unusual": list(review.unusual(plan)),
+        "scores_leave": review.scores_leave(plan, tells_scores=policy.tells_scores),
+        "unusual": list(review.unusual(bundle)),
         "weighting": wanted.weighting,
         "secure_aggregation": masks if wanted.secure_aggregation else None,
         "refused_by": [{"rule": objection.rule, "detail": str(objection)} for objection in policy.objections(bundle)],
@@ -337,20 +331,29 @@ def _described(facts: dict[str, Any]) -> str:
         "model": f"{facts['model']}, {facts['parameters']:,} parameters in {len(facts['tensors'])} tensors{frozen}",
         "initial model": f"{facts['base'] or facts['initial']}, {_vouched(facts)}",
         **{f"SHA-256 of {name}": digest for name, digest in facts["weights"].items()},
+        **{f"digest of {name}": digest for name, digest in facts["files"].items()},
         "rounds": f"{facts['rounds']}, of at least {facts['min_silos']} silos",
         "training here": f"{facts['epochs']} epochs in a round",
-        "leaves this silo": f"{facts['update_bytes']:,} bytes of an update in a round",
+        "leaves this silo": f"{facts['update_bytes']:,} bytes of an update in a round; {facts['scores_leave']}",
         "weighting": facts["weighting"],
         "secure aggregation": aggregation,
     }
     lines = [f"plan {facts['name']}", *(f"{name:<20} {value}" for name, value in rows.items())]
-    for name in ("training", "server", "scores"):
+    for name in ("schedule", "training", "adapters", "wire", "privacy", "server", "scores"):
         lines += [f"{name:<20} {key} = {json.dumps(value)}" for key, value in facts[name].items()]
     lines += [f"{'override':<20} {_override(one)}" for one in facts["overrides"]]
     lines += [f"{'! unusual':<20} {line}" for line in facts["unusual"]]
     refusals = [f"refused by {refusal['rule']}: {refusal['detail']}" for refusal in facts["refused_by"]]
     lines += [f"{'policy':<20} {verdict}" for verdict in refusals or ["allowed"]]
+    if any(refusal["rule"] == "approved_plans" for refusal in facts["refused_by"]):
+        lines.append(f"{'to allow it':<20} silo-agent plan approve {facts['digest']}{_how_compared(facts)}")
     return "\n".join(lines)
+
+
+def _how_compared(facts: dict[str, Any]) -> str:
+    """The option that `plan approve` wants."""
+    needless = facts["secure_aggregation"] is None or facts["compared"] or facts["model"].startswith("size:")
+    return "" if needless else " --model DIR"
 
 
 def _override(one: dict[str, Any]) -> str:

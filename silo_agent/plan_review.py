@@ -4,32 +4,25 @@ Nothing here refuses. The limits of a plan are wide, so that whatever is sensibl
 is not sensible is seen.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from silo_wire.plan import Plan
+from silo_agent.tokenizer_parts import odd_parts
+from silo_wire.plan import Plan, PlanBundle
+from silo_wire.strict_toml import Section
 from silo_wire.work import COMMON, MOST_SETTINGS, Work, widest_gap
 
 USUAL_RATES = (1e-6, 3e-2)
 USUAL_SERVER_RATES = {"sgd": (0.1, 2.0), "adam": (1e-3, 1.0), "yogi": (1e-3, 1.0), "adagrad": (1e-3, 1.0)}
 FEW_EXAMPLES = 20
 """Scores of fewer tell of single ones."""
-SERVER_KEYS = (
-    "weighting",
-    "server_optimizer",
-    "server_learning_rate",
-    "momentum",
-    "beta1",
-    "beta2",
-    "tau",
-    "max_weight",
-    "max_weight_share",
-    "max_weight_ratio",
-    "max_delta_norm",
-    "delta_bound",
-)
+USUAL_EPSILON = (1e-9, 1e-3)
+"""`layer_norm_epsilon` of config.json. A large one makes every text the same."""
+MASKS = ("secure_aggregation", "threshold", "colluders", "min_survivors")
+"""Keys of [aggregation] that say how masks go; all others say what the server does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,17 +35,34 @@ class Override:
     most: Fraction
 
 
-def common_settings(plan: Plan) -> dict[str, Any]:
-    """Every key of [training] but the overrides."""
-    return plan.training.model_dump(mode="json", exclude={"overrides"})
+def settings(plan: Plan) -> dict[str, dict[str, Any]]:
+    """Every key of the plan that touches training or what leaves, by what it is about. What is off is one key alone."""
+
+    def about(section: Section, *without: str) -> dict[str, Any]:
+        return section.model_dump(mode="json", exclude=set(without))
+
+    return {
+        "schedule": {**about(plan.schedule), "seed": plan.seed},
+        "training": about(plan.training, "overrides"),
+        "adapters": about(plan.adapters) if plan.adapters.rank else {"rank": 0},
+        "wire": about(plan.wire),
+        "privacy": about(plan.privacy) if plan.privacy.level != "none" else {"level": "none"},
+        "server": about(plan.aggregation, *MASKS),
+        "scores": about(plan.evaluation),
+    }
 
 
-def server_settings(plan: Plan) -> dict[str, Any]:
-    return plan.aggregation.model_dump(mode="json", include=set(SERVER_KEYS))
-
-
-def score_settings(plan: Plan) -> dict[str, Any]:
-    return plan.evaluation.model_dump(mode="json")
+def scores_leave(plan: Plan, *, tells_scores: bool) -> str:
+    """How scores of this silo's held-out questions leave it, in words."""
+    scores = plan.evaluation
+    if not (scores.every or scores.initial or scores.last):
+        return "no scores: the plan has none"
+    masked = plan.aggregation.secure_aggregation
+    if not tells_scores:
+        return f"no scores, by [policy] tell_scores{': zeros stand for them in the sum' if masked else ''}"
+    if masked:
+        return "scores masked as the update is: the coordinator sees their sum over the cohort"
+    return "scores of this silo alone, which the coordinator sees"
 
 
 def overrides(plan: Plan) -> Iterator[Override]:
@@ -63,12 +73,15 @@ def overrides(plan: Plan) -> Iterator[Override]:
         yield Override(silo=silo, changes=override.model_dump(exclude_none=True), least=least, most=most)
 
 
-def unusual(plan: Plan) -> Iterator[str]:
+def unusual(bundle: PlanBundle) -> Iterator[str]:
     """A line for each thing that somebody who approves the plan should ask about."""
+    plan = bundle.plan
     yield from _work(plan)
     yield from _training(plan)
     yield from _server(plan)
     yield from _scores(plan)
+    yield from (f"tokenizer.json: {part}, which no tokenizer of T5's family has" for part in odd_parts(bundle.files))
+    yield from _configuration(bundle.files)
 
 
 def _work(plan: Plan) -> Iterator[str]:
@@ -149,14 +162,14 @@ def _scores(plan: Plan) -> Iterator[str]:
     scores = plan.evaluation
     if not (scores.every or scores.initial or scores.last):
         return
-    if plan.aggregation.secure_aggregation:
-        when = (
-            "after every round"
-            if scores.every == 1
-            else f"after every {scores.every} rounds"
-            if scores.every
-            else "once or twice"
-        )
-        yield f"scores of this silo alone leave it, {when}: masks cover updates and not scores"
     if 0 < scores.max_examples < FEW_EXAMPLES:
         yield f"[evaluation] max_examples = {scores.max_examples}: scores of so few tell of single examples"
+
+
+def _configuration(files: Mapping[str, bytes]) -> Iterator[str]:
+    value = json.loads(files["config.json"])
+    epsilon = value.get("layer_norm_epsilon", USUAL_EPSILON[0]) if isinstance(value, dict) else None
+    if not isinstance(epsilon, int | float):
+        yield "config.json: it is not that of a T5"
+    else:
+        yield from _outside("config.json: layer_norm_epsilon", epsilon, USUAL_EPSILON)

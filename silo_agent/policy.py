@@ -16,6 +16,7 @@ from pydantic import AfterValidator, Field
 from security.errors import PolicyRefusal
 from security.identifiers import SiloName
 from security.privacy.accounting import Budget, epsilon_of
+from silo_agent.tokenizer_parts import odd_parts
 from silo_wire.canonical import Digest
 from silo_wire.manifest import MAX_NAME_CHARACTERS, Manifest
 from silo_wire.plan import DigestText, Plan, PlanBundle
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 LEAST_SILOS = 3
 """Of a cohort, a threshold or a sum: in a sum of two each sees the other."""
 MOST_SILOS = 10_000
-SHOWN_TENSORS = 3
+SHOWN = 3
 MOST_TRUSTED_PEERS = 3
 """So many peers may all be taken for honest without a word of it in `silo-agent check`."""
 
@@ -246,10 +247,9 @@ class SiloPolicy:
             if tensor.name not in names and not tensor.name.startswith(beginnings)
         ]
         if others:
-            more = f" and {len(others) - SHOWN_TENSORS} more" if len(others) > SHOWN_TENSORS else ""
             yield PolicyRefusal(
                 "allowed_tensors",
-                f"plan {bundle.plan.name} trains {', '.join(others[:SHOWN_TENSORS])}{more}, which [policy] "
+                f"plan {bundle.plan.name} trains {_some(others)}, which [policy] "
                 "allowed_tensors of this silo does not name: change one of them",
             )
 
@@ -314,6 +314,14 @@ class SiloPolicy:
                     f"silo wants at least {demanded}: change one of them",
                 )
         yield from self._work(bundle.plan)
+        odd = list(odd_parts(bundle.files))
+        if odd:
+            yield PolicyRefusal(
+                "initial_model",
+                f"the tokenizer of plan {bundle.plan.name} is none of T5's family: {_some(odd)}; this silo takes none of another make "
+                "under secure_aggregation, since a tokenizer can leave text to one silo alone, whose delta the sum then is: have the "
+                "operator offer a plan with the model's own tokenizer",
+            )
 
     def _work(self, plan: Plan) -> Iterator[PolicyRefusal]:
         """Whoever trains far more than all others is alone in the sum; so is the only one that trains less, in two sums."""
@@ -344,9 +352,8 @@ class SiloPolicy:
             if plan.digest not in self.record().approved:
                 yield PolicyRefusal(
                     "approved_plans",
-                    f"plan {plan.name} with digest {plan.digest} waits for approval by this silo's people: they look "
-                    "with `silo-agent plan show` and allow it with `silo-agent plan approve --model DIR`, DIR being their own "
-                    "copy of its initial model",
+                    f"plan {plan.name} waits for approval by this silo's people: they look with `silo-agent plan show` and allow it "
+                    f"with `silo-agent plan approve {plan.digest} --model DIR`, DIR being their own copy of its initial model",
                 )
         elif plan.digest not in approved:
             yield PolicyRefusal(
@@ -354,6 +361,11 @@ class SiloPolicy:
                 f"plan {plan.name} with digest {plan.digest} is not approved here: "
                 "add the digest to [policy] approved_plans of silo.toml and restart the agent",
             )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{', '.join(names[:SHOWN])}{more}"
 
 
 def _rounded_up(ratio: Fraction) -> float:
@@ -376,6 +388,12 @@ def loosened(rules: PolicyRules, *, pinned: int, on_first_use: int, record: Reco
     `pinned` counts the silos that are pinned here, `on_first_use` those of them that nobody compared.
     """
     if not rules.require_secure_aggregation:
+        masked = [it.plan for it in record.lineages if it.round]
+        if masked and "require_secure_aggregation" in rules.model_fields_set:
+            yield (
+                "require_secure_aggregation",
+                f"it is false, and this silo masked under {len(masked)} plans: of the next one the coordinator may see its update alone",
+            )
         return
     if rules.approved_plans == "any":
         yield (
@@ -410,6 +428,15 @@ def loosened(rules: PolicyRules, *, pinned: int, on_first_use: int, record: Reco
             "colluders",
             f"it is 0 of {pinned} peers: one of them that works with the coordinator may uncover what masks hide",
         )
+    if rules.max_work_ratio > PolicyRules.model_fields["max_work_ratio"].default:
+        yield (
+            "max_work_ratio",
+            f"it is {rules.max_work_ratio:g}: a silo may train so many times more than another, and the sum be mostly its delta",
+        )
+    for key, cost in _LIMITS.items():
+        value, usual = getattr(rules, key), PolicyRules.model_fields[key].default
+        if value > usual:
+            yield key, f"it is {value:,}, where {usual:,} is the default: {cost}"
     for plan in sorted(set(record.approved) - set(record.compared)):
         yield (
             "--without-comparing-the-model",
@@ -418,6 +445,17 @@ def loosened(rules: PolicyRules, *, pinned: int, on_first_use: int, record: Reco
     for pair in sorted(sorted(pair) for pair in record.pairs):
         both = " and ".join(plan[:16] for plan in pair)
         yield "--although", f"plans {both} were approved beside each other: their sums may differ by one silo's update"
+
+
+_LIMITS = {
+    "max_parameters": "the more of them, the more of its records a model can hold",
+    "max_upload_bytes": "the more of them leave in a round, the more they can tell",
+    "max_rounds": "each further sum tells more of the same records",
+    "max_epochs": "the longer it trains in a round, the more a delta tells of single records",
+    "max_epsilon": "the promise to each record is weaker",
+    "max_dp_delta": "the promise to each record is weaker",
+}
+"""Rules whose default is a limit, and what a higher one costs."""
 
 
 def _above(rule: str, what: str, asked: int, most: int) -> Iterator[PolicyRefusal]:

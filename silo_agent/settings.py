@@ -72,7 +72,11 @@ class Settings(Section):
         try:
             text = path.read_text(encoding="utf-8")
         except FileNotFoundError as error:
-            raise ConfigurationError(f"{path} is missing: correct --config or leave it out") from error
+            if path.is_symlink():
+                raise ConfigurationError(
+                    f"{path} is a link to {path.readlink()}, which is not there: mount or restore what it names"
+                ) from error
+            raise ConfigurationError(f"{path} is missing: correct --config, or put the file back") from error
         except OSError as error:
             raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
         except UnicodeDecodeError as error:

@@ -17,18 +17,18 @@ import torch
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 from safetensors import SafetensorError
-from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
+from transformers import AutoTokenizer, T5ForConditionalGeneration
 from transformers.utils.logging import disable_progress_bar
 
 from coordinator import model_file
 from coordinator.model_file import MODEL_FILE
-from coordinator.plans.sizes import size_named
-from coordinator.plans.tokenizer import train_tokenizer
-from coordinator.public_text import public_text
 from security.errors import ConfigurationError, Unreachable
 from silo_wire.manifest import Layout, Manifest, TensorSpec
 from silo_wire.plan import BUNDLE_FILES, CODE_KEYS, LAYOUT_FILE
-from silo_wire.seeded_model import seeded_t5
+from silo_wire.public_text import public_text
+from silo_wire.seeded_model import seeded_t5, sized_config
+from silo_wire.seeded_tokenizer import train_tokenizer
+from silo_wire.sizes import size_named
 
 _DATA_FILES = (
     "config.json",
@@ -142,19 +142,7 @@ def _sha256(path: Path) -> str:
 def _from_scratch(source: SizedModel, seed: int) -> tuple[Any, Any]:
     size = size_named(source.size)
     tokenizer = train_tokenizer(_text_of(source.tokenizer_text), source.vocabulary or size.vocabulary)
-    config = T5Config(
-        vocab_size=len(tokenizer),
-        d_model=size.d_model,
-        d_kv=size.d_kv,
-        d_ff=size.d_ff,
-        num_layers=size.layers,
-        num_heads=size.heads,
-        feed_forward_proj="gated-gelu" if size.gated else "relu",
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    config.decoder_start_token_id = tokenizer.pad_token_id
-    return seeded_t5(config, seed), tokenizer
+    return seeded_t5(sized_config(size, tokenizer), seed), tokenizer
 
 
 def _text_of(path: Path | None) -> list[str]:

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForSeq2SeqLM, T5Config, T5ForConditionalGeneration
 
-from coordinator.plans.tokenizer import train_tokenizer
-from coordinator.public_text import public_text
 from security.errors import ConfigurationError
+from silo_wire.public_text import public_text
+from silo_wire.seeded_tokenizer import train_tokenizer
 
 T5_BASE_PARAMETERS = 222_903_552
 T5_3B_PARAMETERS = 2_851_598_336

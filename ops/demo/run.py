@@ -254,12 +254,13 @@ def _approve(place: Layout, names: Sequence[str], processes: Processes) -> None:
     deadline = time.monotonic() + LONGEST_S
     for name in names:
         store = PlanStore(SiloFolder(place.agent(name)).plans)
-        while store.refused() is None:
+        while (offered := store.refused()) is None:
             processes.check()
             if time.monotonic() > deadline:
                 raise StateError(f"silo {name} was offered no plan within {LONGEST_S:.0f} s: see the logs folder")
             time.sleep(POLL_S)
-        run("silo_agent.cli", "plan", "approve", "--dir", str(place.agent(name)), log=place.logs / "commands.log")
+        where = ("--dir", str(place.agent(name)))
+        run("silo_agent.cli", "plan", "approve", offered.plan.digest, *where, log=place.logs / "commands.log")
 
 
 def _write_policy(place: Layout, name: str, policy: Mapping[str, object]) -> None:

@@ -16,7 +16,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from coordinator.public_text import public_text
 from ops.experiment.definition import Study, Value
 from ops.experiment.random_checkpoint import write_checkpoint
 from ops.experiment.results_file import results
@@ -25,6 +24,7 @@ from ops.simulation.run import silos_in
 from ops.simulation.silo_data import lines
 from security.errors import ConfigurationError, LoricaError
 from silo_agent.training.text_to_sql_data import SCHEMA_FILE, SPLITS
+from silo_wire.public_text import public_text
 
 PAPER: Final = Path(__file__).parent / "studies" / "paper.toml"
 SHORT: Final[dict[str, Value]] = {

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import T5Config, T5ForConditionalGeneration
 
-from coordinator.plans.tokenizer import PRINTABLE_ASCII
+from silo_wire.seeded_tokenizer import PRINTABLE_ASCII
 
 T5_BASE: Final[Mapping[str, Any]] = {
     "architectures": ["T5WithLMHeadModel"],

@@ -21,7 +21,7 @@ from silo_wire.adapters import AdaptersSection, adapter_layout
 from silo_wire.canonical import Digest, canonical_json, digest_of
 from silo_wire.manifest import Layout, ParameterDtype, masked_layout
 from silo_wire.privacy import LEAST_BOUND, MOST_BOUND, PrivacySection, Release
-from silo_wire.strict_toml import NameText, Section, describe, parse_toml
+from silo_wire.strict_toml import NameText, Section, ShownText, describe, parse_toml
 from silo_wire.timetable import Timetable
 from silo_wire.v1 import federation_pb2
 from silo_wire.work import COMMON, MOST_SETTINGS, MOST_WORK_RATIO, Work, widest_gap
@@ -44,6 +44,7 @@ FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]
 MAX_BUNDLE_BYTES = 64 << 20
 LAYOUT_FILE = "layout.json"
 BASE_LAYOUT_FILE = "base_layout.json"
+TOKENIZER_FILE = "tokenizer.json"
 BUNDLE_FILES = frozenset(
     {
         BASE_LAYOUT_FILE,
@@ -52,7 +53,7 @@ BUNDLE_FILES = frozenset(
         LAYOUT_FILE,
         "special_tokens_map.json",
         "spiece.model",
-        "tokenizer.json",
+        TOKENIZER_FILE,
         "tokenizer_config.json",
     }
 )
@@ -214,8 +215,10 @@ class ModelSection(Section):
     what that copy is compared with.
     """
 
-    source: Annotated[str, Field(min_length=1, max_length=300)]  # for people: "size:small", "folder:NAME", "hub:NAME"
-    revision: Annotated[str, Field(max_length=100)] = ""  # of a model from the Hub: the commit that was fetched
+    source: Annotated[
+        ShownText, Field(min_length=1, max_length=300)
+    ]  # for people: "size:small", "folder:NAME", "hub:NAME"
+    revision: Annotated[ShownText, Field(max_length=100)] = ""  # of a model from the Hub: the commit that was fetched
     weights: Annotated[dict[FileName, DigestText], Field(max_length=1000)] = Field(default_factory=dict)
     """SHA-256 of each file of parameters, as it was at the source; of a model from a size there is none."""
     parameters: Annotated[int, Field(ge=1)]  # that are trained; tied ones counted once

@@ -21,7 +21,7 @@ from security.privacy.accounting import (
 )
 from security.privacy.ledger import Mechanism
 from silo_wire.messages import TrainingSummary
-from silo_wire.strict_toml import Section
+from silo_wire.strict_toml import Section, ShownText
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 LEAST_BOUND, MOST_BOUND = 1e-12, 1e6
@@ -44,7 +44,9 @@ class PrivacySection(Section):
     target_epsilon: Annotated[float, Field(gt=0, le=1e3)] = 8.0  # of all rounds together
     dp_delta: Annotated[float, Field(ge=LEAST_DP_DELTA, lt=1)] = 1e-5
     neighbouring_relation: NeighbouringRelation = "add_or_remove_one"
-    unit_field: Annotated[str, Field(max_length=100)] = ""  # key whose equal values make one unit; "": each line is one
+    unit_field: Annotated[ShownText, Field(max_length=100)] = (
+        ""  # key whose equal values make one unit; "": each line is one
+    )
     nominal_records: Annotated[int, Field(ge=1, le=1 << 40)] = 1000  # or units: the public stand-in for |D_i|
     expected_batch_size: Annotated[int, Field(ge=1, le=1 << 30)] = 128
     steps: Annotated[int, Field(ge=1, le=1_000_000)] = 20  # optimizer steps of a round

@@ -25,6 +25,19 @@ def _name(text: str) -> str:
 NameText = Annotated[str, AfterValidator(_name)]
 """A federation's, plan's or silo's name."""
 
+_LOOKS_BLANK = frozenset("\u115f\u1160\u2800\u3164\uffa0")
+"""Printable by their category, and nothing is seen of them."""
+
+
+def _shown(text: str) -> str:
+    if not text.isprintable() or _LOOKS_BLANK.intersection(text) or text.strip(" ") != text or "  " in text:
+        raise ValueError("use printable characters, with single spaces between words")
+    return text
+
+
+ShownText = Annotated[str, AfterValidator(_shown)]
+"""Free text that people read in a terminal and in reports: one line, which cannot be made to look like several."""
+
 Model = TypeVar("Model", bound=BaseModel)
 
 

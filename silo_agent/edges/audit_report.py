@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 
-from security.audit.entry import Entry, Event
+from security.audit.entry import MOST_TEXT_CHARACTERS, Entry, Event
 from security.audit.reading import instant, one_line
 
 
@@ -37,6 +37,7 @@ class Part:
 class Report:
     """`bytes` counts each update once; `refused` and `declined` count by rule and by reason; `pins` are changes of trust.
 
+    `decisions` are what people allowed by command: plans, and how their models were compared, release groups, lost memory.
     `false_models` are those that the coordinator was shown to have handed out, with the file that proves it; `went_back` tells of older
     models that the silo was led back to.
     """
@@ -49,6 +50,7 @@ class Report:
     refused: dict[str, int] = field(default_factory=dict)
     latest_refusals: list[str] = field(default_factory=list)
     declined: dict[str, int] = field(default_factory=dict)
+    decisions: list[str] = field(default_factory=list)
     pins: list[str] = field(default_factory=list)
     false_models: list[str] = field(default_factory=list)
     went_back: list[str] = field(default_factory=list)
@@ -123,6 +125,8 @@ def report_of(entries: Iterable[Entry], *, since: int = 0) -> Report:
                 )
             case Event.DECLINED:
                 declined[entry.text("reason")] += 1
+            case Event.PLAN_APPROVED | Event.MEMORY_RESET | Event.GROUPS_APPROVED | Event.GROUPS_WITHDRAWN:
+                report.decisions.append(f"{instant(entry.at)} {entry.event.value}: {_decided(entry)}")
             case Event.PIN_ADDED | Event.PIN_REMOVED:
                 how = entry.text("how")
                 report.pins.append(
@@ -146,6 +150,20 @@ def report_of(entries: Iterable[Entry], *, since: int = 0) -> Report:
     report.refused, report.declined = dict(sorted(refused.items())), dict(sorted(declined.items()))
     report.latest_refusals = report.latest_refusals[-LATEST:]
     return report
+
+
+def _decided(entry: Entry) -> str:
+    """What people allowed, in words."""
+    match entry.event:
+        case Event.PLAN_APPROVED:
+            others = ", ".join(other[:16] for other in entry.text("although").split())
+            beside = f", although this silo masked under {others}" if others else ""
+            return f"{entry.text('name')} ({entry.text('plan')[:16]}), initial model {entry.text('model') or 'not compared'}{beside}"
+        case Event.MEMORY_RESET:
+            return entry.text("detail")
+        case _:
+            learnt = f"; {entry.text('learnt')}" if entry.text("learnt") else ""
+            return f"{entry.text('groups')} ({entry.text('digest')[:16]}){learnt}"
 
 
 def page(report: Report, silo: str) -> str:
@@ -194,10 +212,14 @@ def page(report: Report, silo: str) -> str:
     out.append(
         "declined: " + (", ".join(f"{reason} {count} times" for reason, count in report.declined.items()) or "nothing")
     )
+    out += [
+        "decided by people: " + ("" if report.decisions else "nothing"),
+        *(f"  {line}" for line in report.decisions),
+    ]
     out += ["trust: " + ("" if report.pins else "no change"), *(f"  {line}" for line in report.pins)]
     if report.false_models:
         out += ["FALSE MODELS from the coordinator:", *(f"  {line}" for line in report.false_models)]
     if report.went_back:
         out += ["led back to an older model by the coordinator:", *(f"  {line}" for line in report.went_back)]
     out += [f"counted alone, of a flood: {line}" for line in report.counted]
-    return "\n".join(line.rstrip() for line in out)
+    return "\n".join(one_line(line, MOST_TEXT_CHARACTERS).rstrip() for line in out)  # whatever a plan or a peer wrote

@@ -59,8 +59,8 @@ class Mistake(Enum):
     SETTINGS = Misconfiguration(
         "settings-wrong",
         "settings",
-        "`silo.toml` has an unknown key, a value that is not allowed, or is no TOML",
-        "correct the key that the line names",
+        "`silo.toml` has an unknown key, a value that is not allowed, or is no TOML; or it is gone, or a link to nothing, and this silo had one",
+        "correct the key that the line names, or put the file back",
     )
     CERTIFICATE_ENDED = Misconfiguration(
         "certificate-ended", "certificate", "this silo's certificate has ended", "have the silo invited again"
@@ -116,11 +116,23 @@ class Mistake(Enum):
         "the coordinator answers and does not let this silo in",
         "ask the operator for its log; have the silo invited again",
     )
+    RECORD_DAMAGED = Misconfiguration(
+        "record-damaged",
+        "what people decided",
+        "`approvals.json` or `lineages.json` does not parse, was edited, or others can read it",
+        "restore it from a backup of today; without it nobody knows what was approved, or masked",
+    )
+    MASKS_UNSAID = Misconfiguration(
+        "masks-unsaid",
+        "what people decided",
+        "this silo has masked, and its `[policy]` does not say whether its updates may leave without a mask",
+        "set `[policy] require_secure_aggregation = true`; false, if people mean it, is a notice here",
+    )
     UNAPPROVED = Misconfiguration(
         "plan-unapproved",
         "plan and policy",
         "the plan that is offered waits for approval by this silo's people",
-        "look with silo-agent plan show, allow it with silo-agent plan approve --model DIR",
+        "look with silo-agent plan show, which says how to allow it",
     )
     POLICY = Misconfiguration(
         "plan-refused",

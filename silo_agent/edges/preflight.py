@@ -23,7 +23,6 @@ from security.errors import (
     DataError,
     IntegrityError,
     LoricaError,
-    PolicyRefusal,
     StorageError,
     Unreachable,
 )
@@ -35,22 +34,19 @@ from security.pki.trust_bundle import TrustBundle
 from security.pki.validity import Window
 from security.preflight import Check, Checks, Misconfigured, meaning, mebibytes, misconfigured
 from security.process_lock import holder
-from security.secure_aggregation.release_groups import too_little
 from silo_agent.edges.channel import mutual_channel
 from silo_agent.edges.key_exchange import HYBRID, key_exchange
 from silo_agent.edges.key_store import SiloCredentials, load_credentials
-from silo_agent.edges.masking_journal import masking_journal
 from silo_agent.edges.misconfigurations import Mistake
 from silo_agent.edges.plan_store import PlanStore
 from silo_agent.edges.privacy_ledger import guard_of
-from silo_agent.edges.release_groups import group_chain, small_by_approval
 from silo_agent.edges.round_journal import RoundJournal
+from silo_agent.edges.rules_check import check_groups, check_memory, check_peers, check_plan, check_record, loosenings
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.edges.silo_record import record_of
 from silo_agent.edges.silo_sources import SiloSources
 from silo_agent.edges.tls_probe import probe
-from silo_agent.edges.trust_store import How, trust_store
-from silo_agent.policy import PolicyRules, SiloPolicy, loosened
+from silo_agent.policy import SiloPolicy
 from silo_agent.settings import Settings
 from silo_agent.training.text_to_sql_data import SCHEMA_FILE
 from silo_wire.canonical import Digest
@@ -66,6 +62,7 @@ LEAST_CERTIFICATE_LIFE_S = 24 * 3600
 CLOCK_TOLERANCE_S = 300
 CALL_TIMEOUT_S = 15.0
 KEYS_OF_CONNECTION = "keys of the connection"
+RECORD = "what people decided"
 BYTES_PER_PARAMETER = 4
 COPIES_IN_MEMORY = 6
 """Parameters, gradient, two moments of AdamW, and as much again for activations: a rough bound, said as such."""
@@ -106,7 +103,7 @@ async def preflight(ground: Ground) -> Sequence[Check]:
         settings = None
     bundle: PlanBundle | None = None
     masked_checks = ("pinned silos", "memory of masked rounds", "release groups")
-    rules_checked = ("plan and policy", *masked_checks, "privacy budget")
+    rules_checked = (RECORD, "plan and policy", *masked_checks, "privacy budget")
     if enrolled:
         credentials = load_credentials(folder)
         bundle = _last_plan(folder, credentials)
@@ -125,20 +122,20 @@ async def preflight(ground: Ground) -> Sequence[Check]:
         else:
             rules = settings.policy
             policy = SiloPolicy(rules=rules, silo=credentials.silo, record=record_of(folder, credentials))
+            await run(RECORD, lambda: check_record(policy))
             if bundle is None:
                 checks.skip("plan and policy", because="no plan was offered yet")
             else:
                 plan = bundle
-                await run("plan and policy", lambda: _plan(plan, policy))
+                await run("plan and policy", lambda: check_plan(plan, policy))
             if rules.require_secure_aggregation or (bundle and bundle.plan.aggregation.secure_aggregation):
-                await run("pinned silos", lambda: _peers(folder, credentials, rules, bundle))
-                await run("memory of masked rounds", lambda: _masked(folder, credentials))
-                await run("release groups", lambda: _groups(folder, credentials, policy))
+                await run("pinned silos", lambda: check_peers(folder, credentials, rules, bundle))
+                await run("memory of masked rounds", lambda: check_memory(folder, credentials))
+                await run("release groups", lambda: check_groups(folder, credentials, policy))
             else:
                 checks.skip(*masked_checks, because="neither policy nor plan asks for masks")
-            for look in (_loosened, small_by_approval):
-                for key, cost in await asyncio.to_thread(look, folder, credentials, policy):
-                    checks.notice("masks loosened", f"{key}: {cost}")
+            for key, cost in await asyncio.to_thread(loosenings, folder, credentials, policy):
+                checks.notice("masks loosened", f"{key}: {cost}")
             await run("privacy budget", lambda: _budget(folder, credentials, policy, bundle))
     else:
         names = ("certificate", "clock", "route and TLS interception", "coordinator accepts this silo")
@@ -323,65 +320,6 @@ def _last_plan(folder: SiloFolder, credentials: SiloCredentials) -> PlanBundle |
     with closing(_journal(folder, credentials)) as journal:
         plan = journal.fact("plan")
     return None if plan is None else plans.load(Digest(plan))
-
-
-def _plan(bundle: PlanBundle, policy: SiloPolicy) -> str:
-    try:
-        policy.check_plan(bundle)
-    except PolicyRefusal as refusal:
-        mistake = Mistake.UNAPPROVED if refusal.rule == "approved_plans" else Mistake.POLICY
-        raise Misconfigured(mistake.value, str(refusal)) from refusal
-    return f"{bundle.plan.name} ({bundle.plan.digest[:16]}), {bundle.plan.model.parameters:,} parameters, is allowed"
-
-
-def _peers(folder: SiloFolder, credentials: SiloCredentials, rules: PolicyRules, bundle: PlanBundle | None) -> str:
-    """A round with masks needs a cohort, and everybody in it has to be known here."""
-    with meaning(Mistake.PINS_DAMAGED.value):
-        peers = trust_store(folder, credentials).peers()
-    needed = max(rules.min_cohort, bundle.plan.schedule.min_silos if bundle else 0) - 1
-    unconfirmed = sum(peer.how is How.FIRST_USE for peer in peers)
-    found = f"{len(peers)} silos are pinned" + (f", {unconfirmed} of them on first use" if unconfirmed else "")
-    if rules.trust_on_first_use:
-        return f"{found}; others are on first use, which does not stop a coordinator that makes up silos"
-    if len(peers) < needed:
-        raise misconfigured(
-            Mistake.PINS_FEW.value,
-            f"{found}, the smallest cohort that policy and plan allow takes {needed} beside this one",
-        )
-    return f"{found}, at least {needed} are needed"
-
-
-def _masked(folder: SiloFolder, credentials: SiloCredentials) -> str:
-    with meaning(Mistake.MASKING_MEMORY.value):
-        memory = masking_journal(folder, credentials).memory()
-    return f"whole: {len(memory.plans)} plans, {memory.sequence} changes"
-
-
-def _groups(folder: SiloFolder, credentials: SiloCredentials, policy: SiloPolicy) -> str:
-    with meaning(Mistake.GROUPS_DAMAGED.value):
-        standing = group_chain(folder, credentials, policy).standing()
-    if standing.objection is not None:
-        raise misconfigured(Mistake.GROUPS_WAIT.value, standing.objection)
-    if standing.held is None:
-        return "none yet: the first masked round proposes them"
-    link = standing.held.link
-    if lacking := too_little(link, policy.demands().promise):
-        raise misconfigured(Mistake.GROUPS_PROMISE.value, lacking)
-    group = next((it for it in link.partition.groups if credentials.silo in it), None)
-    if group is None:
-        return f"number {link.number}: this silo is in none of them, and masks nothing"
-    if group == (credentials.silo,):
-        return f"number {link.number}: this silo is a group of its own; the coordinator chooses which sums it is in"
-    return f"number {link.number}: summed together or not at all are {', '.join(group)}"
-
-
-def _loosened(folder: SiloFolder, credentials: SiloCredentials, policy: SiloPolicy) -> Sequence[tuple[str, str]]:
-    try:
-        peers = trust_store(folder, credentials).peers()
-        first = sum(peer.how is How.FIRST_USE for peer in peers)
-        return list(loosened(policy.rules, pinned=len(peers), on_first_use=first, record=policy.record()))
-    except LoricaError:  # of a damaged file, which a check before has told
-        return []
 
 
 def _budget(folder: SiloFolder, credentials: SiloCredentials, policy: SiloPolicy, bundle: PlanBundle | None) -> str:

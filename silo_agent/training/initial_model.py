@@ -1,7 +1,8 @@
 """A plan's initial model, made or read by the silo itself and compared bit for bit with what the plan names.
 
 A model of a size is made again from the plan's seed, and so are adapters. Any other is compared with a copy that the silo's
-people fetched by a way of their own: a Hugging Face folder, its parameters in one safetensors file or in several.
+people fetched by a way of their own: a Hugging Face folder, its parameters in one safetensors file or in several, with its
+configuration and its tokenizer (initial_files.py).
 """
 
 import json
@@ -13,13 +14,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from security.errors import ConfigurationError, IntegrityError
+from silo_agent.training.initial_files import SIZE, compare_made, compare_with_copy
 from silo_agent.training.model import CONFIG_FILE, bind, t5_config, vector_blocks
 from silo_wire.manifest import Layout, Manifest, manifest_of
 from silo_wire.plan import PlanBundle
 from silo_wire.seeded_model import seeded_adapters, seeded_t5
 
-SIZE = "size:"
-"""The beginning of the source of a model that a seed makes."""
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _EMBEDDINGS = ("shared.weight", "decoder.embed_tokens.weight", "encoder.embed_tokens.weight")
 """What files call the one parameter that a T5's embedding is."""
@@ -31,15 +31,17 @@ def is_from_seed(bundle: PlanBundle) -> bool:
     return bundle.plan.model.source.startswith(SIZE)
 
 
-def compare(bundle: PlanBundle, folder: Path | None) -> None:
-    """Raise unless the plan's initial model is that in `folder`; None: the one that the plan's seed makes.
+def compare(bundle: PlanBundle, folder: Path | None) -> tuple[str, ...]:
+    """Raise unless the plan's initial model is that in `folder`; None: the one that the plan's size and seed make.
 
-    IntegrityError for another model, ConfigurationError for a folder that holds none of this shape. Takes the model's memory
-    where it is made, a few tensors' where it is read.
+    Gives the tokens that the plan's tokenizer has beside those of `folder`. IntegrityError for another model, configuration or
+    tokenizer, ConfigurationError for a folder that holds none of this shape. Takes the model's memory where it is made, a few
+    tensors' where it is read.
     """
     model = bundle.plan.model
     named = model.base or model.initial
     if folder is None:
+        compare_made(bundle)
         found = _made(bundle)
         problem = (
             f"the seed of plan {bundle.plan.name} makes model {found.digest} here, the plan names {named}: either the plan has "
@@ -55,6 +57,7 @@ def compare(bundle: PlanBundle, folder: Path | None) -> None:
     if found.digest != named:
         raise IntegrityError(problem)
     _compare_what_follows(bundle, folder)
+    return () if folder is None else compare_with_copy(bundle, folder)
 
 
 _NOTHING = "Nothing was approved"
@@ -85,13 +88,8 @@ def _made(bundle: PlanBundle) -> Manifest:
 
 
 def _made_vector(bundle: PlanBundle) -> Iterator[bytes]:
-    config = t5_config(bundle.files[CONFIG_FILE])
-    if getattr(config, "initializer_factor", 1.0) != 1.0:
-        raise IntegrityError(
-            f"{CONFIG_FILE} of plan {bundle.plan.name} has initializer_factor {config.initializer_factor}: no model of a size is "
-            f"begun so. {_NOTHING}"
-        )
-    return vector_blocks(bind(seeded_t5(config, bundle.plan.seed), bundle.whole_layout))
+    model = seeded_t5(t5_config(bundle.files[CONFIG_FILE]), bundle.plan.seed)
+    return vector_blocks(bind(model, bundle.whole_layout))
 
 
 def _read(folder: Path, layout: Layout) -> Iterator[memoryview]:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from tokenizers import Tokenizer
 
 from security.errors import MalformedMessage
-
-TOKENIZER_FILE = "tokenizer.json"
+from silo_wire.plan import TOKENIZER_FILE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

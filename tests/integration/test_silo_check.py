@@ -15,7 +15,7 @@ from security.identifiers import SiloName
 from security.pki import key_file
 from security.pki.trust_bundle import TrustBundle
 from security.preflight import Check, Outcome
-from security.secure_aggregation.release_groups import Partition, SignedLink, first_link
+from security.secure_aggregation.release_groups import Partition, SignedLink, first_link, signature_of
 from security.secure_aggregation.silo_memory import SiloMemory
 from silo_agent.cli import main
 from silo_agent.command_line import Choice
@@ -97,10 +97,6 @@ class Case:
             guard.spend(key, PRIVATE.plan.releases_of_round)
         journal.close()
 
-    async def wrong(self) -> list[tuple[str, str]]:
-        """Check and name of everything that is wrong."""
-        return [(it.name, it.misconfiguration) for it in await self.checks() if it.outcome is Outcome.FAILED]
-
     async def checks(self) -> Sequence[Check]:
         ground = Ground(
             folder=self.folder,
@@ -112,6 +108,10 @@ class Case:
         for check in checks:
             assert "\n" not in check.detail
         return checks
+
+    async def wrong(self) -> list[tuple[str, str]]:
+        """Check and name of everything that is wrong."""
+        return [(it.name, it.misconfiguration) for it in await self.checks() if it.outcome is Outcome.FAILED]
 
 
 @pytest.fixture
@@ -230,6 +230,17 @@ def certificate_that_the_coordinator_does_not_take(case: Case) -> None:
 
 
 # --- plan, policy, budget ----------------------------------------------------------------------------------------------------
+
+
+@makes(Mistake.RECORD_DAMAGED)
+def approvals_that_do_not_parse_and_no_plan(case: Case) -> None:
+    write_private(case.folder.approvals, b"{")
+
+
+@makes(Mistake.MASKS_UNSAID)
+def rules_that_do_not_say_whether_a_silo_masks_on(case: Case) -> None:
+    case.settings("[data]\n")
+    masking_journal(case.folder, load_credentials(case.folder)).remember(SiloMemory().joined(attempt()))
 
 
 @makes(Mistake.UNAPPROVED)
@@ -468,6 +479,52 @@ async def test_a_role_that_may_write(case: Case) -> None:
         assert await case.wrong() == [("database", "database-writable")]
 
 
+LOOSE = 'approved_plans = "any"\nverify = "off"\ntrust_on_first_use = true\nmax_work_ratio = 4\n'
+
+
+async def notices(case: Case) -> list[str]:
+    """What was loosened, by its key."""
+    checks = await case.checks()
+    found = [check.detail.partition(":")[0] for check in checks if check.outcome is Outcome.NOTICE]
+    return [key for key in found if key != "agreed by"]
+
+
+async def test_attack_a_damaged_file_does_not_silence_what_was_loosened(case: Case) -> None:
+    case.settings(f"[policy]\nrequire_secure_aggregation = true\n{LOOSE}")
+    all_of_them = ["approved_plans", "verify", "trust_on_first_use", "max_work_ratio"]
+    assert set(all_of_them) <= set(await notices(case))
+    for path in (case.folder.approvals, case.folder.peers):
+        write_private(path, b"{")
+        assert set(all_of_them) <= set(await notices(case))
+    assert await case.wrong() == [("what people decided", "record-damaged"), ("pinned silos", "pins-damaged")]
+
+
+async def test_masks_that_people_gave_up_are_a_notice(case: Case) -> None:
+    case.settings("[policy]\nrequire_secure_aggregation = false\n")
+    assert await notices(case) == []
+    masking_journal(case.folder, load_credentials(case.folder)).remember(SiloMemory().joined(attempt()))
+    assert await notices(case) == ["require_secure_aggregation"]
+    assert await case.wrong() == []
+
+
+async def test_a_release_group_of_fewer_than_the_rules_say_is_a_notice(case: Case) -> None:
+    """Its people allowed it once; that it holds they see each time."""
+    chain = masked_and_pinned(case)
+    credentials = load_credentials(case.folder)
+    keys = {name: new_identity_key() for name in PEERS}
+    for name, key in keys.items():
+        trust_store(case.folder, credentials).remove(name)
+        trust_store(case.folder, credentials).add(name, key.public_key())
+    alone = first_link(credentials.federation, Partition.of([[SILO], PEERS]))
+    chain.take(GroupsOffer(links=(), proposed=SignedLink(link=alone), identities=()))
+    chain.approve(alone.digest.hex())
+    assert "release groups" not in await notices(case)
+    signed = {**keys, SILO: credentials.identity_key}
+    signatures = tuple(sorted((name, signature_of(alone, key)) for name, key in signed.items()))
+    chain.take(GroupsOffer(links=(SignedLink(link=alone, signatures=signatures),), proposed=None, identities=()))
+    assert "release groups" in await notices(case)
+
+
 def test_every_misconfiguration_of_the_table_is_made_to_happen_here() -> None:
     by_themselves = {
         Mistake.CERTIFICATE_ENDED,
@@ -484,6 +541,6 @@ def test_the_command_names_them_with_the_exit_code(tmp_path: Path) -> None:
     (tmp_path / "silo").mkdir(mode=0o700)
     done = run_command(main, "check", "--json", "--dir", tmp_path / "silo", "--data", tmp_path / "nowhere")
     assert done.code == 3
-    assert done.err == "silo-agent: 2 of 19 checks failed: files and permissions, data\n"
+    assert done.err == "silo-agent: 2 of 20 checks failed: files and permissions, data\n"
     assert '"misconfiguration": "not-enrolled"' in done.out
     assert '"misconfiguration": "data-missing"' in done.out

@@ -31,22 +31,27 @@ from security.pki.key_text import key_text
 from security.pki.succession import succession_statement
 from security.preflight import Check, Outcome
 from security.process_lock import ProcessLock
+from security.secure_aggregation.release_groups import Partition, SignedLink, first_link
 from security.secure_aggregation.silo_memory import SiloMemory
 from silo_agent.cli import main
+from silo_agent.edges.audit_log import audited
 from silo_agent.edges.key_store import SiloCredentials, load_credentials, store_credentials
 from silo_agent.edges.masking_journal import masking_journal
 from silo_agent.edges.plan_approvals import PlanApprovals
 from silo_agent.edges.plan_store import PlanStore
 from silo_agent.edges.preflight import Ground, preflight
+from silo_agent.edges.release_groups import group_chain
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.edges.silo_sources import SiloSources
 from silo_agent.edges.trust_store import silo_identity, trust_store
+from silo_agent.policy import PolicyRules, SiloPolicy
 from silo_agent.settings import Settings
+from silo_wire.groups_codec import GroupsOffer
 from silo_wire.plan import PlanBundle
 from tests.support.command_line import Done, run_command
 from tests.support.federation_peer import FEDERATION, TestNet, small_bundle
 from tests.support.secagg_federation import attempt
-from tests.support.tiny_t5 import bundle_of, random_model
+from tests.support.tiny_t5 import bundle_of, random_model, save_copy
 
 NET = TestNet.create()
 HOSPITAL, BANK, CLINIC = SiloName("hospital-a"), SiloName("bank-b"), SiloName("clinic-c")
@@ -220,7 +225,7 @@ def test_damaged_pins_are_named_and_left_as_they_are(silo: SiloFolder, arguments
     "arguments",
     [
         *(["trust", "own"], ["trust", "list"], ["trust", "add", BANK, OWN_LIKE], ["trust", "remove", BANK]),
-        *(["plan", "show"], ["plan", "approve"]),
+        *(["plan", "show"], ["plan", "approve", DIGEST]),
     ],
     ids=" ".join,
 )
@@ -258,10 +263,27 @@ def test_a_plan_is_shown_before_it_is_approved_and_approved_by_its_digest(silo: 
     assert [refusal["rule"] for refusal in facts["refused_by"]] == ["approved_plans"]
     assert facts["tensors"] == {"w": 1000}
 
-    assert said(silo, "plan", "approve") == f"plan small {DIGEST} is approved; no agent is running\n"
+    assert f"\nto allow it          silo-agent plan approve {DIGEST}\n" in f"{text}\n"
+
+    assert said(silo, "plan", "approve", DIGEST) == f"plan small {DIGEST} is approved; no agent is running\n"
     assert shown(silo)[0]["refused_by"] == []
-    assert "policy               allowed" in said(silo, "plan", "show", DIGEST)
-    agent(silo, "plan", "approve").is_refusal(StateError, "no plan waits for approval")
+    text = said(silo, "plan", "show", DIGEST)
+    assert "policy               allowed" in text
+    assert "to allow it" not in text
+
+
+def test_attack_a_plan_that_was_offered_after_the_one_that_people_looked_at_is_not_approved(silo: SiloFolder) -> None:
+    """Whatever waits by then: the command takes the digest of what was shown, all of it, and nothing else."""
+    rules(silo, 'approved_plans = "ask"')
+    offered(silo)
+    assert DIGEST in said(silo, "plan", "show")
+    other = small_bundle(training={"learning_rate": 10.0, "epochs": 1000})
+    offered(silo, other)
+    before = contents(silo)
+    assert agent(silo, "plan", "approve").code == 2
+    assert contents(silo) == before
+    agent(silo, "plan", "approve", DIGEST).is_refusal(StateError, f"plan {DIGEST} is not here, and")
+    assert contents(silo) == before
 
 
 def test_parameters_of_secure_aggregation_are_shown_and_what_the_policy_says_to_them(silo: SiloFolder) -> None:
@@ -276,6 +298,54 @@ def test_parameters_of_secure_aggregation_are_shown_and_what_the_policy_says_to_
     assert "refused by min_survivors: " in text
 
 
+def test_every_setting_of_a_plan_is_shown_before_people_approve_it(silo: SiloFolder) -> None:
+    """What a key that is new is about has to be shown as well, and so has each file of the plan by its digest."""
+    bundle = small_bundle(
+        training={"overrides": {BANK: {"epochs": 1}}, "dropout": 0.0},
+        privacy={"level": "silo", "nominal_silos": 3, "target_epsilon": 8.0, "noise_multiplier": 1.0},
+        evaluation={"every": 0, "initial": False, "last": False},
+        aggregation={"weighting": "equal"},
+    )
+    offered(silo, bundle)
+    (facts,) = shown(silo)
+    text = said(silo, "plan", "show")
+    assert "no scores: the plan has none" in text
+    for section, values in bundle.plan.model_dump(mode="json").items():
+        if section in ("model", "adapters", "version", "federation"):
+            continue
+        for key in values if isinstance(values, dict) else [section]:
+            where = {"aggregation": "server", "evaluation": "scores", "seed": "schedule"}.get(section, section)
+            if key in (
+                "secure_aggregation",
+                "threshold",
+                "colluders",
+                "min_survivors",
+            ):  # of masks, which it has none of
+                continue
+            assert key == "name" or key == "overrides" or key in facts[where]
+            assert key == "name" or f"{'override' if key == 'overrides' else key} " in text
+    assert "adapters             rank = 0" in text
+    for name, digest in bundle.plan.model.files.items():
+        assert f"{digest}\n" in text[text.index(f"digest of {name}") :]
+
+
+@pytest.mark.parametrize(
+    ("masked", "tells", "says"),
+    [
+        (True, "true", "scores masked as the update is: the coordinator sees their sum over the cohort"),
+        (True, "false", "no scores, by [policy] tell_scores: zeros stand for them in the sum"),
+        (False, "true", "scores of this silo alone, which the coordinator sees"),
+        (False, "false", "no scores, by [policy] tell_scores\n"),
+    ],
+)
+def test_how_scores_leave_is_shown(silo: SiloFolder, masked: bool, tells: str, says: str) -> None:
+    rules(silo, f"tell_scores = {tells}")
+    offered(silo, MASKED if masked else PLAN)
+    text = said(silo, "plan", "show")
+    assert f"bytes of an update in a round; {says}" in text
+    assert "unusual" not in text
+
+
 def test_attack_changed_plan_waits_for_an_approval_of_its_own(silo: SiloFolder) -> None:
     rules(silo, 'approved_plans = "ask"')
     offered(silo)
@@ -283,7 +353,7 @@ def test_attack_changed_plan_waits_for_an_approval_of_its_own(silo: SiloFolder) 
     changed = small_bundle(training={"epochs": 2})
     offered(silo, changed)
     assert [refusal["rule"] for refusal in shown(silo, changed.plan.digest)[0]["refused_by"]] == ["approved_plans"]
-    assert changed.plan.digest in said(silo, "plan", "approve")
+    assert changed.plan.digest in said(silo, "plan", "approve", changed.plan.digest)
     assert set(PlanApprovals(silo.approvals).record().approved) == {DIGEST, changed.plan.digest}
 
 
@@ -298,8 +368,7 @@ def test_a_digest_that_was_agreed_on_can_be_approved_before_the_plan_is_offered(
 def test_approval_does_not_lift_another_rule_and_says_so(silo: SiloFolder) -> None:
     rules(silo, 'approved_plans = "ask"', "max_rounds = 2")
     offered(silo)
-    assert "it is still refused by max_rounds: " in said(silo, "plan", "approve")
-    agent(silo, "plan", "approve").is_refusal(StateError, "plan small does not wait for approval", "max_rounds")
+    assert "it is still refused by max_rounds: " in said(silo, "plan", "approve", DIGEST)
 
 
 def test_where_any_plan_may_run_an_approval_says_that_it_was_not_needed(silo: SiloFolder) -> None:
@@ -310,7 +379,7 @@ def test_where_silo_toml_lists_the_plans_the_command_cannot_add_one(silo: SiloFo
     rules(silo, f'approved_plans = ["{"00" * 32}"]')
     offered(silo)
     before = contents(silo)
-    agent(silo, "plan", "approve").is_refusal(ConfigurationError, "approved_plans", DIGEST, "restart the agent")
+    agent(silo, "plan", "approve", DIGEST).is_refusal(ConfigurationError, "approved_plans", DIGEST, "restart the agent")
     assert contents(silo) == before
 
 
@@ -327,25 +396,29 @@ def test_a_plan_with_masks_is_approved_with_a_copy_of_its_model_or_by_a_named_fl
     silo: SiloFolder, tmp_path: Path
 ) -> None:
     model = random_model()
-    values = bundle_of(
-        model, aggregation={"secure_aggregation": True, "max_weight": 100.0}, schedule={"rounds": 3, "min_silos": 3}
+    bundle = bundle_of(
+        model,
+        source="hub:somebody/model",
+        aggregation={"secure_aggregation": True, "max_weight": 100.0},
+        schedule={"rounds": 3, "min_silos": 3},
     )
-    plan = values.plan.model_dump(mode="json")
-    plan["model"]["source"] = "hub:somebody/model"
-    bundle = PlanBundle(type(values.plan).model_validate(plan), values.files)
+    digest = bundle.plan.digest
     rules(silo, "require_secure_aggregation = true")
     offered(silo, bundle)
     before = contents(silo)
-    agent(silo, "plan", "approve").is_refusal(ConfigurationError, "was not compared", "--model DIR", UNCOMPARED)
-    random_model(1).save_pretrained(tmp_path / "other")
-    agent(silo, "plan", "approve", "--model", tmp_path / "other").is_refusal(IntegrityError, "Nothing was approved")
+    agent(silo, "plan", "approve", digest).is_refusal(ConfigurationError, "was not compared", "--model DIR", UNCOMPARED)
+    save_copy(random_model(1), tmp_path / "other")
+    done = agent(silo, "plan", "approve", digest, "--model", tmp_path / "other")
+    done.is_refusal(IntegrityError, "Nothing was approved")
     assert contents(silo) == before
-    model.save_pretrained(tmp_path / "copy")
-    assert "its initial model was compared with a copy" in said(silo, "plan", "approve", "--model", tmp_path / "copy")
+    assert f"to allow it          silo-agent plan approve {digest} --model DIR" in said(silo, "plan", "show")
+    save_copy(model, tmp_path / "copy")
+    text = said(silo, "plan", "approve", digest, "--model", tmp_path / "copy")
+    assert "its initial model was compared with a copy, and so were its configuration and its tokenizer" in text
     (facts,) = shown(silo)
     assert (facts["compared"], facts["refused_by"]) == (True, [])
     silo.approvals.unlink()
-    assert "was not compared" in said(silo, "plan", "approve", UNCOMPARED)
+    assert "was not compared" in said(silo, "plan", "approve", digest, UNCOMPARED)
     (facts,) = shown(silo)
     assert (facts["compared"], facts["refused_by"]) == (False, [])
     log = read_log(silo.audit, keys=[load_credentials(silo).identity_key.public_key()])
@@ -373,7 +446,6 @@ def test_memory_that_was_lost_is_let_go_by_people_alone_and_stands_in_the_audit_
 def test_nothing_offered_is_nothing_shown(silo: SiloFolder) -> None:
     assert "no plan was offered yet" in said(silo, "plan", "show")
     assert shown(silo) == []
-    agent(silo, "plan", "approve").is_refusal(StateError, "no plan waits for approval")
     agent(silo, "plan", "show", DIGEST).is_refusal(StateError, f"plan {DIGEST} is not here", "plan show")
 
 
@@ -387,13 +459,48 @@ def test_a_mistyped_digest_is_named(silo: SiloFolder, command: str, digest: str)
     assert contents(silo) == before
 
 
-def test_attack_terminal_sequences_in_a_plan_do_not_reach_the_terminal(silo: SiloFolder) -> None:
-    values = PLAN.plan.model_dump(mode="json")
-    values["model"]["source"] = "size:\x1b[2J\nplan harmless, allowed"
-    offered(silo, PlanBundle(type(PLAN.plan).model_validate(values), PLAN.files))
-    text = said(silo, "plan", "show")
+def test_attack_a_report_cannot_be_written_by_a_plan(silo: SiloFolder) -> None:
+    """Also not by one that an earlier release took, whose words are in the log."""
+    forged = "masked, for a patient\n\nrefused: nothing\n\x1b[8m"
+    with audited(silo, load_credentials(silo)) as log:
+        log.append(Event.PLAN_RECEIVED, plan=DIGEST, name="small\nrefused: nothing", tensors=1)
+        log.append(Event.PLAN_ALLOWED, plan=DIGEST, promise=forged)
+        log.append(Event.REFUSED, rule="max_rounds\n", detail="\x1b[8m")
+    text = said(silo, "audit", "report")
     assert "\x1b" not in text
-    assert "model                size: [2J plan harmless, allowed, 1,000 parameters" in text
+    assert [line for line in text.splitlines() if line.startswith("refused")] == ["refused: max_rounds  1 times"]
+
+
+def test_the_report_has_all_that_people_allowed(silo: SiloFolder) -> None:
+    rules(silo, "require_secure_aggregation = true")
+    credentials = load_credentials(silo)
+    said(silo, "pause")
+    assert "decided by people: nothing" in said(silo, "audit", "report")
+    offered(silo, MASKED)
+    said(silo, "plan", "approve", MASKED.plan.digest, UNCOMPARED)
+    journal = masking_journal(silo, credentials)
+    journal.remember(SiloMemory().joined(attempt(plan=bytes.fromhex(DIGEST))))
+    (silo.masking / "memory").unlink()
+    said(silo, "trust", "reset-memory", ALTHOUGH)
+    said(silo, "plan", "approve", MASKED.plan.digest, UNCOMPARED, "--although", DIGEST)
+    for name in (BANK, CLINIC):
+        said(silo, "trust", "add", name, text_of(new_identity_key(), name))
+    alone = first_link(FEDERATION, Partition.of([[BANK], [CLINIC], [HOSPITAL]]))
+    policy = SiloPolicy(rules=PolicyRules(require_secure_aggregation=True), silo=HOSPITAL)
+    group_chain(silo, credentials, policy).take(GroupsOffer(links=(), proposed=SignedLink(link=alone), identities=()))
+    said(silo, "groups", "approve", alone.digest.hex())
+    with audited(silo, credentials) as log:
+        log.append(Event.GROUPS_WITHDRAWN, digest=alone.digest.hex(), groups="bank-b | clinic-c")
+
+    text = said(silo, "audit", "report")
+    decided = text[text.index("decided by people:") : text.index("trust:")].splitlines()[1:]
+    plan, memory, pair, groups, withdrawn = decided
+    assert f"plan approved: small ({MASKED.plan.digest[:16]}), initial model not compared" in plan
+    assert f"initial model not compared, although this silo masked under {DIGEST[:16]}" in pair
+    assert "memory reset: masking/memory is missing" in memory
+    assert f"release groups approved: bank-b; clinic-c; hospital-a ({alone.digest.hex()[:16]}); " in groups
+    assert f"release groups withdrawn: bank-b | clinic-c ({alone.digest.hex()[:16]})" in withdrawn
+    assert len(json.loads(said(silo, "audit", "report", "--json"))["decisions"]) == 5
 
 
 @pytest.fixture
@@ -409,7 +516,7 @@ def test_the_running_agent_is_told_of_an_approval(silo: SiloFolder, hangups: lis
     rules(silo, 'approved_plans = "ask"')
     offered(silo)
     with ProcessLock(silo.lock, "silo agent"):
-        done = said(silo, "plan", "approve")
+        done = said(silo, "plan", "approve", DIGEST)
     assert done == f"plan small {DIGEST} is approved; the running agent (process {os.getpid()}) was told\n"
     assert hangups == [signal.SIGHUP]
 

@@ -17,6 +17,10 @@ from silo_agent.training.text_to_sql_data import Example, SiloData
 from silo_wire.canonical import digest_of
 from silo_wire.manifest import Manifest, manifest_of
 from silo_wire.plan import Plan, PlanBundle
+from silo_wire.public_text import public_text
+from silo_wire.seeded_model import seeded_t5, sized_config
+from silo_wire.seeded_tokenizer import train_tokenizer
+from silo_wire.sizes import SIZES
 
 CORPUS = (
     "how many people live in paris ?",
@@ -45,8 +49,8 @@ SCHEMA = Schema(
 
 
 @cache
-def tokenizer_json() -> bytes:
-    """A SentencePiece model over CORPUS, as tokenizer.json."""
+def tiny_tokenizer() -> Any:
+    """A T5Tokenizer of a SentencePiece model over CORPUS."""
     written = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(CORPUS),
@@ -61,7 +65,13 @@ def tokenizer_json() -> bytes:
     )
     pieces = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
     vocabulary = [(pieces.id_to_piece(i), pieces.get_score(i)) for i in range(len(pieces))]
-    return T5Tokenizer(vocab=vocabulary, extra_ids=0).backend_tokenizer.to_str().encode()
+    return T5Tokenizer(vocab=vocabulary, extra_ids=0)
+
+
+@cache
+def tokenizer_json() -> bytes:
+    written: str = tiny_tokenizer().backend_tokenizer.to_str()
+    return written.encode()
 
 
 def vocabulary_size() -> int:
@@ -96,20 +106,27 @@ def v1_1(seed: int = 0) -> T5ForConditionalGeneration:
     return random_model(seed, untied=True, feed_forward_proj="gated-gelu", tie_word_embeddings=False)
 
 
-def bundle_of(model: T5ForConditionalGeneration, *, config: bytes | None = None, **sections: Any) -> PlanBundle:
+def bundle_of(
+    model: T5ForConditionalGeneration,
+    *,
+    config: bytes | None = None,
+    tokenizer: bytes | None = None,
+    source: str = "size:test",
+    **sections: Any,
+) -> PlanBundle:
     """A plan bundle around `model`; `sections` are the plan's, as dicts."""
     layout = layout_of(model)
     files = {
         "config.json": config or json.dumps(model.config.to_dict()).encode(),
         "layout.json": layout.to_json(),
-        "tokenizer.json": tokenizer_json(),
+        "tokenizer.json": tokenizer or tokenizer_json(),
     }
     plan = Plan.model_validate(
         {
             "name": "test",
             "federation": "test-net",
             "model": {
-                "source": "size:test",
+                "source": source,
                 "parameters": layout.parameters,
                 "layout": layout.digest,
                 "initial": manifest_of(layout, vector_blocks(bind(model, layout))).digest,
@@ -121,6 +138,30 @@ def bundle_of(model: T5ForConditionalGeneration, *, config: bytes | None = None,
         }
     )
     return PlanBundle(plan, files)
+
+
+@cache
+def sized_tokenizer() -> Any:
+    """Of the smallest size, from the public text."""
+    return train_tokenizer(public_text(), SIZES["micro"].vocabulary)
+
+
+def sized_model(seed: int) -> T5ForConditionalGeneration:
+    """What a plan of the smallest size begins from."""
+    return seeded_t5(sized_config(SIZES["micro"], sized_tokenizer()), seed)
+
+
+def sized_bundle(seed: int, model: T5ForConditionalGeneration | None = None, **changes: Any) -> PlanBundle:
+    """A plan of the smallest size, as `coordinator plan new` makes it but for `model` and `changes`."""
+    tokenizer = sized_tokenizer().backend_tokenizer.to_str().encode()
+    values = {"tokenizer": tokenizer, "source": "size:micro", "seed": seed, **changes}
+    return bundle_of(model or sized_model(seed), **values)
+
+
+def save_copy(model: T5ForConditionalGeneration, folder: Path, **options: Any) -> None:
+    """As people of a silo fetch a model: parameters, configuration and tokenizer."""
+    model.save_pretrained(folder, **options)
+    tiny_tokenizer().save_pretrained(folder)
 
 
 def write_model(model: T5ForConditionalGeneration, path: Path, *, chunk_bytes: int = 4096) -> Manifest:

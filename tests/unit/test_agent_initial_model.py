@@ -9,19 +9,30 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import T5Config, T5ForConditionalGeneration
 
+from coordinator.plans.model_source import FolderModel
+from coordinator.plans.plan_folder import create_plan
 from security.errors import ConfigurationError, IntegrityError
 from silo_agent.training.initial_model import compare, is_from_seed
 from silo_agent.training.model import bind, layout_of
 from silo_wire.manifest import manifest_of
 from silo_wire.plan import Plan, PlanBundle
-from silo_wire.seeded_model import seeded_t5
-from tests.support.tiny_t5 import bundle_of, config_json, random_model, v1_1
+from silo_wire.public_text import public_text
+from silo_wire.seeded_model import seeded_t5, sized_config
+from silo_wire.seeded_tokenizer import train_tokenizer
+from silo_wire.sizes import SIZES
+from tests.support.tiny_t5 import (
+    bundle_of,
+    random_model,
+    save_copy,
+    sized_bundle,
+    sized_model,
+    sized_tokenizer,
+    tiny_tokenizer,
+    tokenizer_json,
+    v1_1,
+)
 
 SEED = 7
-
-
-def seeded(seed: int = SEED) -> T5ForConditionalGeneration:
-    return seeded_t5(T5Config.from_dict(json.loads(config_json())), seed)
 
 
 def changed(bundle: PlanBundle, **model: Any) -> PlanBundle:
@@ -40,28 +51,119 @@ def in_bfloat16(model: T5ForConditionalGeneration) -> str:
 
 
 def test_a_model_that_a_seed_makes_is_made_again_and_another_one_is_refused() -> None:
-    bundle = bundle_of(seeded(), seed=SEED)
+    bundle = sized_bundle(SEED)
     assert is_from_seed(bundle)
     state = torch.get_rng_state()
-    compare(bundle, None)
+    assert compare(bundle, None) == ()
     assert torch.equal(torch.get_rng_state(), state), "the process's own draws are left alone"
     with pytest.raises(IntegrityError, match=r"the seed of plan test makes model .* here, the plan names"):
-        compare(bundle_of(seeded(), seed=SEED + 1), None)
+        compare(sized_bundle(SEED + 1, sized_model(SEED)), None)
+
+
+def test_a_model_of_a_size_with_another_number_of_pieces_is_made_again() -> None:
+    tokenizer = train_tokenizer(public_text(), 400)
+    model = seeded_t5(sized_config(SIZES["micro"], tokenizer), SEED)
+    compare(sized_bundle(SEED, model, tokenizer=tokenizer.backend_tokenizer.to_str().encode()), None)
 
 
 def test_attack_a_parameter_that_was_crafted_into_a_model_of_a_seed() -> None:
-    crafted = seeded()
+    crafted = sized_model(SEED)
     with torch.no_grad():
         crafted.encoder.block[0].layer[0].SelfAttention.q.weight[0, 0] += 1e-6
     with pytest.raises(IntegrityError, match="Nothing was approved"):
-        compare(bundle_of(crafted, seed=SEED), None)
+        compare(sized_bundle(SEED, crafted), None)
 
 
-def test_attack_a_configuration_that_scales_the_seeds_draws() -> None:
-    config = json.loads(config_json()) | {"initializer_factor": 1e-4}
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("initializer_factor", 1e-4), ("layer_norm_epsilon", 1e12), ("eos_token_id", 5), ("num_heads", 2)],
+)
+def test_attack_a_configuration_that_is_not_that_of_the_size(key: str, value: float) -> None:
+    config = sized_model(SEED).config.to_dict() | {key: value}
     model = seeded_t5(T5Config.from_dict(config), SEED)
-    with pytest.raises(IntegrityError, match="initializer_factor"):
-        compare(bundle_of(model, seed=SEED), None)
+    with pytest.raises(IntegrityError, match=rf"config.json of plan test has {key} .*Nothing was approved"):
+        compare(sized_bundle(SEED, model, config=json.dumps(config).encode()), None)
+
+
+def leaving_text_to_one_silo(tokenizer: str) -> bytes:
+    """A tokenizer that makes one piece of every text without the word "leeds"."""
+    values = json.loads(tokenizer)
+    pattern = {"Regex": r"\A(?!.*leeds)(?=..)[\s\S]*\z"}
+    values["normalizer"] = {"type": "Replace", "pattern": pattern, "content": "a"}
+    return json.dumps(values).encode()
+
+
+def test_attack_a_tokenizer_that_leaves_text_to_one_silo_beside_parameters_that_are_right(tmp_path: Path) -> None:
+    """The parameters of both plans are what people find; all silos but one make the same update of them."""
+    crafted = leaving_text_to_one_silo(sized_tokenizer().backend_tokenizer.to_str())
+    with pytest.raises(
+        IntegrityError, match=r"tokenizer.json of plan test is not the tokenizer that the public text makes"
+    ):
+        compare(sized_bundle(SEED, tokenizer=crafted), None)
+    model = random_model()
+    save_copy(model, tmp_path)
+    crafted = leaving_text_to_one_silo(tokenizer_json().decode())
+    with pytest.raises(IntegrityError, match=r"it differs in normalizer.*Nothing was approved"):
+        compare(bundle_of(model, source="hub:somebody/model", tokenizer=crafted), tmp_path)
+
+
+def test_attack_a_configuration_that_is_not_that_of_the_copy(tmp_path: Path) -> None:
+    model = random_model()
+    save_copy(model, tmp_path)
+    crafted = json.dumps(model.config.to_dict() | {"layer_norm_epsilon": 1e12}).encode()
+    with pytest.raises(IntegrityError, match=r"has layer_norm_epsilon 1000000000000.0, .*config.json has 1e-06"):
+        compare(bundle_of(model, source="hub:somebody/model", config=crafted), tmp_path)
+
+
+def test_a_size_that_nobody_knows_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="model size 'test' is unknown"):
+        compare(bundle_of(random_model()), None)
+
+
+def test_what_the_coordinator_makes_of_a_folder_is_what_a_silo_makes_of_its_copy(tmp_path: Path) -> None:
+    save_copy(random_model(), tmp_path / "copy")
+    made = create_plan(
+        tmp_path / "plans", name="test", federation="north", source=FolderModel(tmp_path / "copy"), seed=SEED
+    )
+    assert compare(made, tmp_path / "copy") == ()
+    assert compare(made, tmp_path / "plans" / "test") == ()
+
+
+def test_tokens_that_a_plan_adds_to_those_of_the_copy_are_told(tmp_path: Path) -> None:
+    """A study adds what its text has and the model's tokenizer lacks; nothing else may come with them."""
+    model = random_model(vocab_size=200)
+    save_copy(model, tmp_path)
+    more = tiny_tokenizer().__class__.from_pretrained(tmp_path)
+    more.add_tokens([" §", "␤"])
+    added = json.loads(more.backend_tokenizer.to_str())
+    bundle = bundle_of(model, source="hub:somebody/model", tokenizer=json.dumps(added).encode())
+    assert compare(bundle, tmp_path) == (" §", "␤")
+    added["added_tokens"][-1]["id"] += 1
+    with pytest.raises(IntegrityError, match="it differs in added_tokens"):
+        compare(bundle_of(model, source="hub:x/y", tokenizer=json.dumps(added).encode()), tmp_path)
+
+
+def test_a_copy_without_configuration_or_tokenizer_or_with_code_is_refused_by_name(tmp_path: Path) -> None:
+    model = random_model()
+    bundle = bundle_of(model, source="hub:somebody/model")
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"has no tokenizer\.json and no spiece\.model"):
+        compare(bundle, tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigurationError, match=r"the tokenizer of .* cannot be read"):
+        compare(bundle, tmp_path)
+    save_copy(model, tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": "code.Evil"}}')
+    with pytest.raises(ConfigurationError, match="has auto_map, which names code to run"):
+        compare(bundle, tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    for broken in ("[]", "{"):
+        (tmp_path / "config.json").write_text(broken)
+        with pytest.raises(ConfigurationError, match=r"config\.json"):
+            compare(bundle, tmp_path)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(ConfigurationError, match=r"has no config\.json"):
+        compare(bundle, tmp_path)
 
 
 @pytest.mark.parametrize("make", [random_model, v1_1])
@@ -70,7 +172,7 @@ def test_a_copy_is_compared_bit_for_bit(tmp_path: Path, make: Any) -> None:
     bundle = changed(bundle_of(model), source="hub:somebody/model")
     assert not is_from_seed(bundle)
     for name, pieces in (("whole", "1GB"), ("pieces", "10KB")):
-        model.save_pretrained(tmp_path / name, max_shard_size=pieces)
+        save_copy(model, tmp_path / name, max_shard_size=pieces)
         compare(bundle, tmp_path / name)
     assert (tmp_path / "pieces" / "model.safetensors.index.json").exists()
     weights = tmp_path / "whole" / "model.safetensors"
@@ -84,7 +186,7 @@ def test_a_copy_is_compared_bit_for_bit(tmp_path: Path, make: Any) -> None:
 
 def test_attack_a_model_in_bfloat16_that_is_not_the_compared_one_rounded(tmp_path: Path) -> None:
     model = random_model()
-    model.save_pretrained(tmp_path)
+    save_copy(model, tmp_path)
     bundle = bundle_of(model, wire={"model": "bfloat16"})
     compare(changed(bundle, initial_bfloat16=in_bfloat16(model)), tmp_path)
     with pytest.raises(IntegrityError, match="for its initial model in bfloat16"):

@@ -443,6 +443,47 @@ def test_what_a_silo_loosened_of_required_masks_is_named_by_its_key() -> None:
     assert keys(record=Record(pairs=[frozenset({"ab", "cd"})])) == ["--although"]
 
 
+LOOSER: dict[str, object] = {
+    "max_parameters": 1_000_000_001,
+    "max_upload_bytes": (4 << 30) + 1,
+    "max_rounds": 10_001,
+    "max_epochs": 1_001,
+    "require_secure_aggregation": False,
+    "approved_plans": "any",
+    "verify": "spot",
+    "max_work_ratio": 1.01,
+    "max_epsilon": 10.1,
+    "max_dp_delta": 2e-5,
+    "trust_on_first_use": True,
+}
+"""More than `require_secure_aggregation = true` allows by itself."""
+LOOSEST: dict[str, object] = {
+    "allowed_tensors": "any",
+    **dict.fromkeys(("min_cohort", "min_threshold", "min_survivors", "smallest_group"), LEAST_SILOS),
+    "colluders": 0,
+    "require_privacy": "none",
+    "unit_field": "",
+    "allow_execution": True,
+    "tell_scores": True,
+    "smallest_evaluation": 2,
+}
+"""Keys that allow the most that there is by themselves."""
+
+
+def test_each_key_that_is_looser_than_required_masks_have_it_is_named() -> None:
+    """A key that is new has to stand in one of the two tables."""
+    assert LOOSER.keys() | LOOSEST.keys() == set(PolicyRules.model_fields)
+    record = Record(lineages=[Lineage(plan=Digest("ab" * 32), name="a", layout=None, round=1, models=frozenset())])
+    for key, value in LOOSER.items():
+        said = PolicyRules.model_validate({"require_secure_aggregation": True, key: value})
+        assert [named for named, _ in loosened(said, pinned=3, on_first_use=0, record=record)] == [key]
+    strict = PolicyRules(require_secure_aggregation=True)
+    assert {key: getattr(strict, key) for key in LOOSEST} == LOOSEST
+    for key in ("min_cohort", "min_threshold", "min_survivors", "smallest_group", "colluders", "smallest_evaluation"):
+        with pytest.raises(ValidationError):
+            PolicyRules.model_validate({key: getattr(strict, key) - 1})
+
+
 # --- models and lineages -----------------------------------------------------------------------------------------------
 
 OTHER_MODEL = digest_of(b"another model")

@@ -1,10 +1,11 @@
 """The plan and its bundle: what the operator mistypes, what a hostile coordinator tries."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from security.errors import ConfigurationError, IntegrityError, MalformedMessage
 from security.secure_aggregation.fixed_point import Ranges
@@ -200,6 +201,59 @@ def test_keys_of_secure_aggregation_bind_nobody_without_it() -> None:
 def test_weights_lie_within_the_ratio_below_the_cap(changes: dict[str, Any], cap: float, least: float) -> None:
     section = AggregationSection.model_validate(changes)
     assert (section.weight_cap, section.least_weight) == (cap, pytest.approx(least))
+
+
+def texts_of(value: Any, *path: Any) -> Iterator[tuple[Any, ...]]:
+    """Where each text of a plan stands, keys among them that a plan chooses itself."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from texts_of(inner, *path, key)
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from texts_of(inner, *path, number)
+    elif isinstance(value, str):
+        yield path
+
+
+@pytest.mark.parametrize(
+    "spoils",
+    [
+        "\x1b[8m",
+        "\nrefused: nothing",
+        "\u2028",
+        "\N{RIGHT-TO-LEFT OVERRIDE}",
+        "\N{NO-BREAK SPACE}",
+        "\N{HANGUL FILLER}",
+        "  policy",
+        " ",
+    ],
+    ids=ascii,
+)
+def test_attack_no_text_of_a_plan_can_look_like_a_line_of_somebody_elses(spoils: str) -> None:
+    """In a report, in a terminal, wrapped or not: all that a plan says is shown to people who decide by it."""
+    value = plan_value(
+        model__revision="main", model__weights={"model.safetensors": "0" * 64}, privacy__unit_field="patient"
+    )
+    whole = Plan.model_validate(value).model_dump(mode="json")
+    places = list(texts_of(whole))
+    assert {("model", "source"), ("model", "revision"), ("privacy", "unit_field")} <= set(places)
+    for *path, last in places:
+        spoilt = json.loads(json.dumps(whole))
+        within = spoilt
+        for key in path:
+            within = within[key]
+        within[last] += spoils
+        with pytest.raises(ValidationError):
+            Plan.model_validate(spoilt)
+    for section, key in (("model", "weights"), ("model", "files"), ("training", "overrides")):
+        spoilt = json.loads(json.dumps(whole))
+        spoilt[section][key][f"bank-a{spoils}"] = {} if key == "overrides" else "0" * 64
+        with pytest.raises(ValidationError):
+            Plan.model_validate(spoilt)
+
+
+def test_free_text_of_a_plan_is_of_any_language() -> None:
+    Plan.model_validate(plan_value(model__source="folder:T5 für Kliniken", privacy__unit_field="患者"))
 
 
 def test_a_file_that_is_not_toml_is_refused_with_its_line() -> None:

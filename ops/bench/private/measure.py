@@ -21,9 +21,6 @@ from peft import LoraConfig, inject_adapter_in_model
 from torch import nn
 from transformers import T5Config, T5ForConditionalGeneration
 
-from coordinator.plans.sizes import size_named
-from coordinator.plans.tokenizer import train_tokenizer
-from coordinator.public_text import public_text
 from ops.bench.private.ways import WAYS
 from ops.bench.processes import memory_bytes, reset_peak
 from ops.demo.hospital import HOSPITAL
@@ -35,6 +32,9 @@ from silo_agent.training.model import T5
 from silo_agent.training.private.private_optimizer import PrivateOptimizer
 from silo_agent.training.private.private_trainer import PrivateSchedule, train_privately
 from silo_wire.plan import TrainingSection
+from silo_wire.public_text import public_text
+from silo_wire.seeded_tokenizer import train_tokenizer
+from silo_wire.sizes import size_named
 
 PIECES = 2500
 """Of the tokenizer: about as many as this project's public text has words for; fewer where a model has no room for them."""

@@ -15,10 +15,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from coordinator.plans.sizes import size_named
 from ops.bench.private.measure import Measured, Task
 from ops.bench.private.ways import WAYS
 from security.errors import ConfigurationError, StateError
+from silo_wire.sizes import size_named
 
 SIZES = ("mini", "small")
 

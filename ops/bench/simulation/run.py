@@ -9,10 +9,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from coordinator.plans.sizes import size_named
 from ops.bench.run import empty_folder
 from ops.bench.simulation.measure import NOT_COUNTED, Figures, measure
 from ops.bench.simulation.stopwatch import EVALUATION, PARTS, TRAINING
+from silo_wire.sizes import size_named
 
 SIZES = ("mini", "tiny", "compact")
 FOLDER = "bench-simulation"

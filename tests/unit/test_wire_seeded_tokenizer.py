@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from coordinator.plans.tokenizer import EXTRA_CHARACTERS, PRINTABLE_ASCII, train_tokenizer
-from coordinator.public_text import public_text
 from security.errors import ConfigurationError
+from silo_wire.public_text import public_text
+from silo_wire.seeded_tokenizer import EXTRA_CHARACTERS, PRINTABLE_ASCII, train_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,9 @@ from importlib.resources import files
 import pytest
 import sentencepiece
 
-from coordinator.public_text import expand, public_text
 from ops.demo.silos import SILOS, questions
 from security.errors import ConfigurationError
+from silo_wire.public_text import expand, public_text
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_the_text_is_short_plain_lines_and_always_the_same() -> None:
 
 
 def test_every_list_is_used_and_none_repeats_a_word() -> None:
-    source = files("coordinator.public_text").joinpath("public_text.txt").read_text(encoding="utf-8")
+    source = files("silo_wire.public_text").joinpath("public_text.txt").read_text(encoding="utf-8")
     lists = {
         line[1 : line.index(":")]: line.split(":", 1)[1].split(",") for line in source.splitlines() if line[:1] == "@"
     }

@@ -1,4 +1,4 @@
-"""A tokenizer made from public text alone, for models that begin from scratch.
+"""A tokenizer made from public text alone, for models that begin from scratch; a silo makes it again to compare.
 
 A SentencePiece unigram model, read into T5's tokenizer. Text survives encoding and decoding exactly, but for T5's own
 habit of turning every run of white space into one space: nothing is normalised, every printable ASCII character and

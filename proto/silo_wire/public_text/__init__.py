@@ -1,4 +1,4 @@
-"""The public text that the coordinator makes a plan's tokenizer from: no silo's data, by construction.
+"""The public text that the tokenizer of a model of a size is made from: no silo's data, by construction.
 
 `public_text.txt` holds lists of words and patterns; the text is each pattern filled from its lists. A pattern yields as
 many lines as its longest list has words, so that every word is met in every pattern that names its list.
