@@ -13,6 +13,7 @@ from ops.demo.ports import free_ports
 from security.files import write_private
 from security.identifiers import SiloName
 from security.pki import key_file
+from security.pki.identity_key import new_identity_key
 from security.pki.trust_bundle import TrustBundle
 from security.preflight import Check, Outcome
 from security.secure_aggregation.release_groups import Partition, SignedLink, first_link, signature_of
