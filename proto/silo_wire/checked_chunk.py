@@ -136,6 +136,11 @@ class Pieces:
         slots = (self.slots[name] for name in sorted(self.slots))
         return (*masked, self.master, *slots, *(() if self.model is None else (self.model,)))
 
+    @staticmethod
+    def most(checkable: CheckableRound) -> int:
+        """So many pieces at most are of one chunk."""
+        return len(checkable.masked) + 1 + len(checkable.before.slots) + 1
+
     @classmethod
     def of(
         cls,

@@ -59,10 +59,10 @@ from silo_wire.codec import (
     round_call_key,
     update_header_to_wire,
 )
-from silo_wire.evidence_codec import MAX_CHECKABLE_BYTES, MAX_PROOF_BYTES, checkable_from_bytes
+from silo_wire.evidence_codec import MAX_CHECKABLE_BYTES, checkable_from_bytes
 from silo_wire.groups_codec import GroupsOffer, offer_from_wire
 from silo_wire.ledger_receipt import LedgerReceipt, receipt_from_wire, report_to_wire
-from silo_wire.manifest import Layout, Manifest
+from silo_wire.manifest import CHUNK_BYTES, Layout, Manifest
 from silo_wire.messages import (
     AgentPhase,
     DeclineReason,
@@ -431,14 +431,20 @@ class GrpcCoordinator:
 
         async def attempt(wire: Wire) -> Sequence[bytes]:
             return await self._fetch_pieces(
-                wire.stub.FetchEvidence(request), "evidence", most_bytes=MAX_CHECKABLE_BYTES, read=_as_it_came
+                wire.stub.FetchEvidence(request),
+                "evidence",
+                most_bytes=MAX_CHECKABLE_BYTES,
+                most=_MOST_PIECES,
+                read=_as_it_came,
             )
 
         pieces = await self._until_answered(attempt)
         return await asyncio.to_thread(checkable_from_bytes, b"".join(pieces), self._credentials.federation)
 
-    async def fetch_pieces(self, plan: Digest, model: Digest, chunk: int, held: HeldPieces) -> Sequence[bytes]:
-        """What chunk `chunk` of the round that made `model` is made again with, without what is `held`.
+    async def fetch_pieces(
+        self, plan: Digest, model: Digest, chunk: int, held: HeldPieces, most: int
+    ) -> Sequence[bytes]:
+        """What chunk `chunk` of the round that made `model` is made again with, without what is `held`: `most` pieces at most.
 
         Raises what the coordinator says, MalformedMessage.
         """
@@ -453,7 +459,7 @@ class GrpcCoordinator:
         async def attempt(wire: Wire) -> Sequence[bytes]:
             call = wire.chunk_pieces(request)
             what = f"chunk {chunk} of a round"
-            return await self._fetch_pieces(call, what, most_bytes=MAX_PROOF_BYTES, read=_read_chunk)
+            return await self._fetch_pieces(call, what, most_bytes=most * CHUNK_BYTES, most=most, read=_read_chunk)
 
         return await self._until_answered(attempt)
 
@@ -463,6 +469,7 @@ class GrpcCoordinator:
         what: str,
         *,
         most_bytes: int,
+        most: int,
         read: Callable[[T], common_pb2.Chunk | ChunkPiece],
     ) -> Sequence[bytes]:
         pieces: list[bytes] = []
@@ -473,10 +480,8 @@ class GrpcCoordinator:
                 if piece.index != len(pieces):
                     raise MalformedMessage(f"{what}: piece {piece.index} came where {len(pieces)} was due")
                 held += len(piece.data)
-                if held > most_bytes or len(pieces) == _MOST_PIECES:
-                    raise MalformedMessage(
-                        f"{what} has more than the {most_bytes} bytes or {_MOST_PIECES} pieces allowed"
-                    )
+                if held > most_bytes or len(pieces) == most:
+                    raise MalformedMessage(f"{what} has more than the {most_bytes} bytes or {most} pieces allowed")
                 pieces.append(bytes(piece.data))
                 self._traffic.received(len(piece.data))
             return pieces

@@ -51,7 +51,9 @@ class EvidencePort(Protocol):
 
     async def fetch_evidence(self, plan: Digest, model: Digest) -> CheckableRound: ...
 
-    async def fetch_pieces(self, plan: Digest, model: Digest, chunk: int, held: HeldPieces) -> Sequence[bytes]:
+    async def fetch_pieces(
+        self, plan: Digest, model: Digest, chunk: int, held: HeldPieces, most: int
+    ) -> Sequence[bytes]:
         """Those that are `held` may come empty."""
 
     async def share_verdict(
@@ -362,7 +364,7 @@ class ModelChecks:
         vector, master = await asyncio.to_thread(self._own_pieces, newest, chunk, silo)
         held = HeldPieces(vector_of=None if vector is None else silo, master=master is not None)
         try:
-            sent = await self._coordinator.fetch_pieces(plan, model, chunk, held)
+            sent = await self._coordinator.fetch_pieces(plan, model, chunk, held, Pieces.most(newest))
         except StateError as error:
             why = f"the coordinator shows nothing of chunk {chunk} ({error})"
             raise _NotShown(VERIFY, str(_refused_model(model, why))) from error

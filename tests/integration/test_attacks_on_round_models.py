@@ -295,6 +295,28 @@ async def test_evidence_that_is_none_is_a_refusal_and_no_more(
         play.check_made_by(await play.closed(2), *SILOS)
 
 
+async def test_shows_more_pieces_of_a_chunk_than_the_round_has(
+    playing: Playing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No more of them than the round has are held at any time."""
+    shows, sent = RoundEvidence.pieces, 0
+
+    def endless(self: RoundEvidence, *given: Any) -> Any:
+        nonlocal sent
+        yield from shows(self, *given)
+        for sent in range(1 << 20):  # noqa: B007  # read below
+            yield bytes(1 << 20)
+
+    monkeypatch.setattr(RoundEvidence, "pieces", endless)
+    async with playing("spot") as play:
+        await play.closed(1)
+        for silo in play.silos.values():
+            await silo.notes.until(lambda silo=silo: bool(silo.notes.of("refused")))  # type: ignore[misc]
+            assert "pieces allowed" in silo.notes.of("refused")[0]["detail"]
+            assert not silo.folder.proofs.exists()
+    assert sent < 1000
+
+
 async def test_a_coordinator_that_keeps_no_vectors_is_refused(
     playing: Playing, monkeypatch: pytest.MonkeyPatch
 ) -> None:

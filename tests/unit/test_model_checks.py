@@ -142,7 +142,9 @@ class Says:
     async def fetch_verdicts(self, plan: Digest, model: Digest) -> Collection[Verdict]:
         return self.kept
 
-    async def fetch_pieces(self, plan: Digest, model: Digest, chunk: int, held: HeldPieces) -> Sequence[bytes]:
+    async def fetch_pieces(
+        self, plan: Digest, model: Digest, chunk: int, held: HeldPieces, most: int
+    ) -> Sequence[bytes]:
         self.asked.append(chunk)
         self.held.append(held)
         made = self.made(model)

@@ -128,7 +128,9 @@ class _Port:
         self._checkable.append(checkable_from_bytes(content, FEDERATION))
         return self._checkable[-1]
 
-    async def fetch_pieces(self, plan: Digest, model: Digest, chunk: int, held: HeldPieces) -> Sequence[bytes]:
+    async def fetch_pieces(
+        self, plan: Digest, model: Digest, chunk: int, held: HeldPieces, most: int
+    ) -> Sequence[bytes]:
         with self._coordinators():
             pieces = self.shown.evidence.pieces(model, chunk, held)
         self.fetched += sum(map(len, pieces))
