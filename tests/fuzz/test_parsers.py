@@ -50,6 +50,7 @@ from security.secure_aggregation.messages import (
 )
 from security.secure_aggregation.roster import Roster
 from security.secure_aggregation.silo_memory import PlanMemory, SiloMemory
+from security.secure_aggregation.verdicts import Verdict
 from silo_wire import codec, evidence_codec, ledger_receipt, secure_codec, update_receipt
 from silo_wire.canonical import Digest, canonical_json, digest_of
 from silo_wire.chunk_piece import ChunkPiece, chunk_piece, reader
@@ -174,6 +175,7 @@ EVIDENCE = SignedEvidence(
     ),
     signature=bytes(64),
 )
+VERDICT = Verdict(silo=SILO, evidence=EVIDENCE.evidence.digest, chunks=b"\x05", signature=bytes(64))
 MEMORY = SiloMemory(
     tuple(PlanMemory(plan=bytes([index]) * 32, round=index, number=1, answered=False) for index in (1, 2))
 )
@@ -325,6 +327,11 @@ PARSERS: dict[str, tuple[tuple[Message, ...], Callable[[Any], Any], Callable[[An
         (evidence_codec.evidence_to_wire(EVIDENCE),),
         lambda message: evidence_codec.evidence_from_wire(message, secagg.FEDERATION),
         use_evidence,
+    ),
+    "verdicts": (
+        (pb.Verdicts(verdicts=[secure_codec.verdict_to_wire(VERDICT)] * 2),),
+        lambda message: evidence_codec.verdicts_from_bytes(message.SerializeToString()),
+        evidence_codec.verdicts_to_bytes,
     ),
     "silo memory": (
         (pb.SiloMemory.FromString(secure_codec.memory_to_bytes(MEMORY)[32:]),),
