@@ -37,6 +37,7 @@ from tests.support.hostile_masks import (
     HOSPITAL,
     INSURER,
     SILOS,
+    AttackedSilo,
     HostileCoordinator,
     attacked,
     masked_bundle,
@@ -251,6 +252,149 @@ async def test_goes_on_with_a_silo_whose_disk_went_back_as_a_whole(tmp_path: Pat
         assert journal.problem() is None
         await victim.start()
         at.key = replace(at.key, round=7)
+        await whole_round(at)
+
+
+async def test_puts_the_attempt_of_an_earlier_round_back_beside_the_memory_of_today(tmp_path: Path) -> None:
+    """Of BANK's disk, with its journal of rounds: it is to sign a second set of round 1 and show both shares of CLINIC."""
+    async with attacked(tmp_path / "silos", NET, bundle=masked_bundle(schedule={"rounds": 9})) as at:
+        victim, copy = at.silos[BANK], tmp_path / "copy"
+        await at.train()
+        at.open()
+        await at.play("consistency check")
+        first = at.attempt, at.key
+        second_set = at.survivors_of(at.state.roster.digest, BANK, *[silo for silo in SILOS if silo != CLINIC])
+        await victim.kill()
+        victim.snapshot(copy)
+        await victim.start()
+        await at.play("unmasked")
+        at.require_sum_of(*SILOS)
+        at.key = replace(at.key, round=2)
+        await whole_round(at)
+
+        await victim.kill()
+        put_back_attempt(victim, copy)
+        memory = masking_journal(victim.folder, victim.credentials).memory()
+        await victim.start()
+        victim.seen = len(victim.refusals)
+        at.attempt, at.key = first
+        await at.ask(BANK, second_set)
+        await at.refused(BANK, "masking_memory", "came to attempt 1 of round 2", declined=POLICY)
+        assert masking_journal(victim.folder, victim.credentials).memory() == memory
+        await at.peer.until(lambda: not (victim.folder.masking / "attempt").exists())
+        at.key = replace(at.key, round=3)
+        await whole_round(at)
+
+
+def put_back_attempt(victim: AttackedSilo, copy: Path) -> None:
+    for name in ("attempt", "vector", "vector.manifest"):
+        if (copy / "masking" / name).exists():
+            shutil.copy2(copy / "masking" / name, victim.folder.masking / name)
+    shutil.rmtree(victim.folder.updates)
+    shutil.copytree(copy / "updates", victim.folder.updates)
+    for file in victim.folder.root.glob("journal.sqlite*"):
+        file.unlink()
+    for file in copy.glob("journal.sqlite*"):
+        shutil.copy2(file, victim.folder.root)
+
+
+async def test_goes_on_with_a_new_round_where_an_old_attempt_was_put_back(tmp_path: Path) -> None:
+    """An honest coordinator's new round costs the silo nothing: the old attempt is erased, not played."""
+    async with attacked(tmp_path / "silos", NET, bundle=masked_bundle(schedule={"rounds": 9})) as at:
+        victim, copy = at.silos[BANK], tmp_path / "copy"
+        await at.train()
+        at.open()
+        await at.play("consistency check")
+        await victim.kill()
+        victim.snapshot(copy)
+        await victim.start()
+        await at.play("unmasked")
+        await victim.kill()
+        put_back_attempt(victim, copy)
+        await victim.start()
+        at.key = replace(at.key, round=2)
+        await whole_round(at)
+
+
+async def test_goes_on_with_a_silo_that_found_itself_behind_in_the_same_process(tmp_path: Path) -> None:
+    """An honest coordinator told it so once; another one, or the same, says nothing of it from then on."""
+    async with attacked(tmp_path, NET, bundle=masked_bundle(schedule={"rounds": 9})) as at:
+        victim = at.silos[BANK]
+        await whole_round(at)
+        at.key = replace(at.key, round=2)
+        await at.train()
+        at.open()
+        await at.ask(BANK, None, seen=b"\7" * 32)
+        await at.refused(BANK, "masking_memory", "the coordinator saw keys of this silo", declined=POLICY)
+        at.key = replace(at.key, round=3)
+        await at.peer.order(Train(key=at.key, model=at.model.digest, seconds_left=60.0), BANK)
+        await at.refused(BANK, "masking_memory", "silo-agent trust reset-memory", declined=POLICY)
+        assert masking_journal(victim.folder, victim.credentials).problem() is not None
+
+
+async def test_asks_a_silo_that_trained_before_its_memory_was_lost_for_keys(tmp_path: Path) -> None:
+    """In the same process, which had it in its own memory: the disk is looked at when an attempt begins."""
+    async with attacked(tmp_path, NET, bundle=masked_bundle(schedule={"rounds": 9})) as at:
+        victim = at.silos[BANK]
+        await whole_round(at)
+        at.key = replace(at.key, round=2)
+        await at.train()
+        (victim.folder.masking / "memory").unlink()
+        at.open()
+        await at.ask(BANK, None)
+        await at.refused(BANK, "masking_memory", "masking/memory is missing", declined=POLICY)
+
+
+@pytest.mark.parametrize("how", ["deleted", "put back"])
+@pytest.mark.parametrize("when", ["before it trains", "while it masks"])
+async def test_goes_on_with_a_silo_whose_list_of_lineages_was_lost_while_it_runs(
+    tmp_path: Path, how: str, when: str
+) -> None:
+    """It would be written anew without the models of the plan, and a second plan from one of them be taken."""
+    async with attacked(tmp_path, NET, bundle=masked_bundle(schedule={"rounds": 9})) as at:
+        victim = at.silos[BANK]
+        await whole_round(at)
+        copy = victim.folder.lineages.read_bytes()
+
+        def lose() -> None:
+            if how == "deleted":
+                victim.folder.lineages.unlink()
+            else:
+                victim.folder.lineages.write_bytes(copy)
+
+        at.key = replace(at.key, round=2)
+        at.model = at.offer(2)
+        says = "lineages.json is missing or comes from a backup"
+        if when == "before it trains":
+            await whole_round(at)
+            lose()
+            at.key = replace(at.key, round=3)
+            at.model = at.offer(3)
+            await at.peer.order(Train(key=at.key, model=at.model.digest, seconds_left=60.0), BANK)
+        else:
+            await at.train()
+            at.open()
+            await at.play("masked input")
+            lose()
+            await at.ask(BANK, at.request(BANK))
+        await at.refused(BANK, "masking_memory", says, declined=POLICY)
+        assert says in str(masking_journal(victim.folder, victim.credentials).problem())
+
+
+async def test_a_reset_by_people_holds_for_an_agent_that_still_runs(tmp_path: Path) -> None:
+    """The command waits for the agent's end; whatever else resets the memory is not written over either."""
+    async with attacked(tmp_path, NET, bundle=masked_bundle(schedule={"rounds": 9})) as at:
+        victim = at.silos[BANK]
+        await whole_round(at)
+        at.key = replace(at.key, round=2)
+        await at.train()
+        at.open()
+        await at.play("masked input")
+        reset = masking_journal(victim.folder, victim.credentials).reset()
+        await at.ask(BANK, at.request(BANK))
+        await at.refused(BANK, "masking_memory", "was changed by somebody else", declined=POLICY)
+        assert masking_journal(victim.folder, victim.credentials).memory() == reset
+        at.key = replace(at.key, round=3)
         await whole_round(at)
 
 

@@ -1,21 +1,24 @@
 """A silo that forgot what it masked notices: masking/memory and lineages.json stand apart, and each shows the other's loss."""
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from security.errors import PolicyRefusal
+from security.errors import ConfigurationError, PolicyRefusal
 from security.pki.seal import Seal, unsealed
+from security.secure_aggregation import silo_machine as silo
 from security.secure_aggregation.silo_memory import Forgotten, SiloMemory
 from silo_agent.edges.lineages import Lineages
 from silo_agent.edges.masking_journal import MaskingJournal
 from silo_wire.canonical import Digest
 from silo_wire.secure_codec import memory_to_bytes
 from tests.support.federation_peer import small_bundle
-from tests.support.secagg_federation import FEDERATION, attempt, identity_key
+from tests.support.secagg_federation import FEDERATION, attempt, identity_key, opening, party, silo_names
 
 SEAL = Seal(identity_key("silo-00"))
 BUNDLE = small_bundle(
@@ -72,7 +75,7 @@ def test_attack_a_memory_that_was_deleted_is_not_taken_for_a_fresh_silos(tmp_pat
 def test_attack_a_lost_list_of_lineages_is_not_taken_for_a_fresh_silos(tmp_path: Path) -> None:
     masked(tmp_path, 1)
     (tmp_path / "lineages.json").unlink()
-    refused(tmp_path, "lineages.json is missing or comes from a backup")
+    refused(tmp_path, r"lineages\.json is missing or comes from a backup")
     (tmp_path / "lineages.json").write_text("{")
     (tmp_path / "lineages.json").chmod(0o600)
     refused(tmp_path, r"lineages\.json is damaged")
@@ -139,14 +142,17 @@ def test_another_identity_key_seals_what_the_one_before_did_and_nothing_else(tmp
 
 
 def test_what_others_saw_and_this_silo_forgot_stands_until_its_people_decide(tmp_path: Path) -> None:
-    memory = masked(tmp_path, 1)
-    journal(tmp_path).remember(memory.with_announced(bytes(32)))
+    memory = masked(tmp_path, 1).with_announced(bytes(32))
+    journal(tmp_path).remember(memory)
     forgotten = Forgotten({b"n" * 32: "silo bank-b and silo clinic-c", b"o" * 32: "the coordinator"})
     journal(tmp_path).forgot(forgotten)
     for _ in range(2):
         refused(tmp_path, "silo bank-b and silo clinic-c and the coordinator saw keys of this silo")
-        masked_on = SiloMemory.joined(memory, attempt(plan=PLAN, round=5))
-        journal(tmp_path).remember(masked_on)  # an attempt that was under way does not make up for it
+        masked_on = memory.joined(attempt(plan=PLAN, round=5))
+        with pytest.raises(PolicyRefusal, match="saw keys of this silo"):
+            journal(tmp_path).remember(masked_on)  # an attempt that was under way does not make up for it
+        with pytest.raises(PolicyRefusal, match="saw keys of this silo"):
+            journal(tmp_path).saw(BUNDLE, Digest("ab" * 32))
     journal(tmp_path).reset()
     memory = journal(tmp_path).memory()
     memory.check_remembers({"anybody": b"n" * 32, "the coordinator": b"o" * 32})
@@ -154,14 +160,131 @@ def test_what_others_saw_and_this_silo_forgot_stands_until_its_people_decide(tmp
         memory.check_remembers({"anybody": b"p" * 32})
 
 
-def test_a_crash_between_the_two_files_costs_nothing(tmp_path: Path) -> None:
+def test_a_kill_between_the_two_files_costs_nothing(tmp_path: Path) -> None:
+    """At any of a round's steps, whichever of the two is written first: as the machine takes them, one change each."""
+    names = silo_names(3)
+    each, folder = party("silo-00", names), tmp_path / "silo"
+    masked(folder, 1)
+    for number in range(2, 12):
+        journal(folder).saw(BUNDLE, Digest(f"{number:064x}"))
+        memory = journal(folder).memory()
+        _, effects = silo.step(silo.Resting(memory), opening("silo-00", attempt(plan=PLAN, round=number)), each)
+        (joined,) = [effect.memory for effect in effects if isinstance(effect, silo.Remember)]
+        answered = joined.answered(attempt(plan=PLAN, round=number))
+        for before, after in ((memory, joined), (joined, answered)):
+            journal(folder).remember(before)  # makes up for what the kill before left
+            with killed_before(Lineages, "mark"):
+                journal(folder).remember(after)
+            assert journal(folder).memory() == after
+        with killed_before(Lineages, "mark"):
+            journal(folder).remember(answered)  # while it is made up for
+        journal(folder).remember(answered)
+        with killed_before(MaskingJournal, "_write"):
+            journal(folder).saw(BUNDLE, Digest(f"{number + 1:064x}"))
+        assert journal(folder).memory() == answered
+
+
+@contextmanager
+def killed_before(kind: type, call: str) -> Iterator[None]:
+    def dies(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kind, call, dies)
+        try:
+            yield
+        except KeyboardInterrupt:
+            return
+    raise AssertionError(f"nobody came to {call}")
+
+
+@pytest.mark.parametrize("what", ["a model", "what others saw"])
+def test_attack_a_list_of_lineages_put_back_to_before_it_noted_something(tmp_path: Path, what: str) -> None:
+    """That is no step of the memory's, and is counted all the same."""
     masked(tmp_path, 1)
-    before = (tmp_path / "lineages.json").read_bytes()
-    newer = journal(tmp_path).memory().joined(attempt(plan=PLAN, round=2))
-    journal(tmp_path).remember(newer)
-    (tmp_path / "lineages.json").write_bytes(before)
-    assert journal(tmp_path).memory() == newer
+    copy = (tmp_path / "lineages.json").read_bytes()
+    if what == "a model":
+        journal(tmp_path).saw(BUNDLE, Digest("22" * 32))
+    else:
+        journal(tmp_path).forgot(Forgotten({b"n" * 32: "silo bank-b"}))
+    (tmp_path / "lineages.json").write_bytes(copy)
+    refused(tmp_path, r"lineages\.json is missing or comes from a backup")
+
+
+@pytest.mark.parametrize("how", ["deleted", "put back"])
+@pytest.mark.parametrize("next_is", ["remembers", "sees a model"])
+def test_attack_a_list_of_lineages_lost_while_the_agent_runs_is_not_written_anew(
+    tmp_path: Path, how: str, next_is: str
+) -> None:
+    masked(tmp_path, 1)
+    running, copy = journal(tmp_path), (tmp_path / "lineages.json").read_bytes()
+    masked(tmp_path, 2)
+    memory = running.memory()
+    if how == "deleted":
+        (tmp_path / "lineages.json").unlink()
+    else:
+        (tmp_path / "lineages.json").write_bytes(copy)
+    left = contents(tmp_path)
+    change = {
+        "remembers": lambda: running.remember(memory.joined(attempt(plan=PLAN, round=3))),
+        "sees a model": lambda: running.saw(BUNDLE, Digest("22" * 32)),
+    }[next_is]
+    with pytest.raises(PolicyRefusal, match=r"lineages\.json is missing or comes from a backup"):
+        change()
+    assert contents(tmp_path) == left
+    with pytest.raises(PolicyRefusal, match=r"lineages\.json is missing or comes from a backup"):
+        Lineages(tmp_path / "lineages.json", SEAL).mark(memory.joined(attempt(plan=PLAN, round=3)))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_attack_a_memory_that_people_reset_is_not_written_over_by_who_remembers_another_one(tmp_path: Path) -> None:
+    stale = masked(tmp_path, 1, 2)
+    (tmp_path / "lineages.json").unlink()
+    reset = journal(tmp_path).reset()
+    with pytest.raises(PolicyRefusal, match="was changed by somebody else"):
+        journal(tmp_path).remember(stale.joined(attempt(plan=PLAN, round=3)))
+    assert journal(tmp_path).memory() == reset
+
+
+@pytest.mark.parametrize("which", ["masking/memory", "lineages.json"])
+def test_attack_a_file_of_the_same_change_that_says_less(tmp_path: Path, which: str) -> None:
+    """As a memory that was wound back leaves it: counts agree, rounds do not."""
     masked(tmp_path, 3)
+    masked(tmp_path / "other", 1)
+    (tmp_path / which).write_bytes((tmp_path / "other" / which).read_bytes())
+    refused(tmp_path, f"{which} comes from a backup: .* round 3")
+
+
+@pytest.mark.parametrize("damage", [b"{", b"", b"[]"])
+def test_a_list_of_lineages_that_does_not_parse_is_as_good_as_none_for_people_who_decide(
+    tmp_path: Path, damage: bytes
+) -> None:
+    masked(tmp_path, 1, 2)
+    (tmp_path / "lineages.json").write_bytes(damage)
+    refused(tmp_path, r"lineages\.json is damaged")
+    journal(tmp_path).reset()
+    known = journal(tmp_path).memory().of(PLAN)
+    assert known is not None
+    assert (known.round, known.answered) == (2, True)
+    (lineage,) = Lineages(tmp_path / "lineages.json", SEAL).all()
+    assert lineage.layout is None, "of which models it was is not known any more"
+
+
+@pytest.mark.parametrize("elsewhere", [("masking/memory",), ("lineages.json",), ("masking/memory", "lineages.json")])
+def test_attack_a_link_that_leads_nowhere_is_not_taken_for_a_fresh_silos(
+    tmp_path: Path, elsewhere: tuple[str, ...]
+) -> None:
+    """A disk that is not mounted."""
+    masked(tmp_path, 1)
+    for name in elsewhere:
+        (tmp_path / name).unlink()
+        (tmp_path / name).symlink_to(f"/not/mounted/{name}")
+    refused(tmp_path, f"is a link to /not/mounted/{elsewhere[0]}, which is missing")
+    with pytest.raises(ConfigurationError, match="which is missing"):
+        journal(tmp_path).reset()
 
 
 @settings(max_examples=25, deadline=None)
