@@ -16,13 +16,13 @@ from pydantic import Field
 from security.errors import PolicyRefusal
 from security.pki.seal import Seal
 from security.secure_aggregation.silo_memory import MASKING_MEMORY, Forgotten, PlanMemory, SiloMemory
-from silo_agent.edges.private_record import PrivateRecord
+from silo_agent.edges.group_chain import GroupsNote
+from silo_agent.edges.private_record import RESET, PrivateRecord
 from silo_agent.policy import Lineage
 from silo_wire.canonical import Digest
 from silo_wire.plan import DigestText, PlanBundle
 from silo_wire.strict_toml import NameText, Section
 
-RESET = "silo-agent trust reset-memory"
 _SPENT = (1 << 31) - 1
 """As an attempt's number: no further attempt of that round."""
 
@@ -34,12 +34,19 @@ class _Plan(Section):
     models: list[DigestText] = Field(default_factory=list)
 
 
+class _Groups(Section):
+    changes: Annotated[int, Field(ge=0)] = 0
+    number: Annotated[int, Field(ge=0)] = 0
+    signed: dict[DigestText, DigestText] = Field(default_factory=dict)
+
+
 class _Lineages(Section):
     version: Literal[1] = 1
     sequence: Annotated[int, Field(ge=0)] = 0  # the last change of masking/memory that is noted here
     changes: Annotated[int, Field(ge=0)] = 0  # of this file's own: all but what follows from the memory
     plans: dict[DigestText, _Plan] = Field(default_factory=dict)
     forgotten: dict[DigestText, str] = Field(default_factory=dict)  # advertisements of this silo, and who saw them
+    groups: _Groups = Field(default_factory=_Groups)  # what is noted here of release-groups.json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +98,28 @@ class Lineages:
         told = {Digest(digest.hex()): witness for digest, witness in forgotten.witnesses.items()}
         return self._change(
             lambda content: content.model_copy(update={"forgotten": {**content.forgotten, **told}}),
+        )
+
+    def hold(self, note: GroupsNote) -> bool:
+        """Note, durably, what release-groups.json says now; whether that is a change."""
+        return self._change(lambda content: content.model_copy(update={"groups": _groups(note)}))
+
+    def groups(self) -> GroupsNote:
+        """What is noted of release-groups.json, whoever wrote it."""
+        content = self._record.read(whoever_wrote_it=True)
+        masked = any(plan.round for plan in content.plans.values())
+        noted = content.groups
+        return GroupsNote(changes=noted.changes, number=max(noted.number, int(masked)), signed=noted.signed)
+
+    def check_groups(self, changes: int) -> None:
+        """Raise PolicyRefusal unless a release-groups.json of so many changes is as new as this file, and this file as new as it."""
+        known = self._record.read().groups.changes
+        if known <= changes <= known + 1:
+            return
+        which = "release-groups.json" if changes < known else "lineages.json"
+        raise lost(
+            f"{which} is missing or comes from a backup: lineages.json knows of change {known} of release-groups.json, which is of "
+            f"change {changes}"
         )
 
     def mark(self, memory: SiloMemory) -> None:
@@ -149,7 +178,7 @@ class Lineages:
                 )
         return Behind(lineages=memory.sequence > content.sequence, memory=known < content.changes)
 
-    def reset(self, memory: SiloMemory, known: int) -> tuple[SiloMemory, int]:
+    def reset(self, memory: SiloMemory, known: int, groups: GroupsNote) -> tuple[SiloMemory, int]:
         """Begin anew, durably, by word of people, from what is left of both: how `memory` is to be, and how many changes it knows of.
 
         Every round that either file knows of is taken for answered, under counts that neither has had. What others saw of this
@@ -166,7 +195,7 @@ class Lineages:
             whole = replace(memory, plans=tuple(answered), sequence=max(memory.sequence, content.sequence) + 1)
             whole = whole.with_announced(*map(bytes.fromhex, content.forgotten))
             after = whole, max(known, content.changes) + 1
-            return _marked(content, whole).model_copy(update={"changes": after[1]})
+            return _marked(content, whole).model_copy(update={"changes": after[1], "groups": _groups(groups)})
 
         self._record.change(edit, whoever_wrote_it=True)
         assert after is not None, "edit was run"
@@ -183,6 +212,10 @@ class Lineages:
 
         self._record.change(counted)
         return changed
+
+
+def _groups(note: GroupsNote) -> _Groups:
+    return _Groups(changes=note.changes, number=note.number, signed=dict(note.signed))
 
 
 def _marked(content: _Lineages, memory: SiloMemory) -> _Lineages:

@@ -28,6 +28,7 @@ from security.identifiers import FederationName
 from security.pki.seal import Seal, unsealed
 from security.secure_aggregation.silo_machine import Event
 from security.secure_aggregation.silo_memory import Forgotten, SiloMemory
+from silo_agent.edges.group_chain import GroupsNote, changes_of, take_over
 from silo_agent.edges.key_store import SiloCredentials
 from silo_agent.edges.lineages import Behind, Lineages, lost
 from silo_agent.edges.private_record import alone
@@ -51,11 +52,12 @@ class MaskingJournal:
     """Raises StorageError when a file cannot be read or written, IntegrityError when one does not parse."""
 
     def __init__(self, folder: Path, federation: FederationName, seal: Seal) -> None:
-        """`folder` lies in the silo's own, where `lineages.json` notes each change of the memory; `seal` is put under both."""
+        """`folder` lies in the silo's own, where `lineages.json` notes each change of the memory, and of `release-groups.json`."""
         make_private_folder(folder)
         self._seal = seal
         self._root = folder.parent
         self._lineages = Lineages(self._root / "lineages.json", seal)
+        self._groups = self._root / "release-groups.json"
         self._memory = folder / "memory"
         self._attempt = folder / "attempt"
         self._manifest = folder / "vector.manifest"
@@ -91,18 +93,41 @@ class MaskingJournal:
         """Raises as `memory` does."""
         self._note(lambda: self._lineages.note(forgotten))
 
+    def check_groups(self, changes: int) -> None:
+        """Raise PolicyRefusal, under the same rule, unless a release-groups.json of so many changes is the newest that there was."""
+        try:
+            self._lineages.check_groups(changes)
+        except ConfigurationError as error:
+            raise lost(str(error)) from error
+
+    def note_groups(self, note: GroupsNote) -> None:
+        """Raises as `memory` does."""
+        self._note(lambda: self._lineages.hold(note))
+
+    def check(self) -> None:
+        """Raise as `memory` does, also where release-groups.json was lost, damaged or went back."""
+        with alone(self._root):
+            self.memory()
+            try:
+                changes = changes_of(self._groups, self._seal)
+            except ConfigurationError as error:
+                raise lost(str(error)) from error
+            self.check_groups(changes)
+
     def problem(self) -> PolicyRefusal | None:
         """Why this silo takes no masked round."""
         try:
-            self.memory()
+            self.check()
         except PolicyRefusal as refusal:
             return refusal
         return None
 
     def reset(self) -> SiloMemory:
-        """Take what is left of memory and lineages for all there was, by word of people: what either knows of is answered."""
+        """Take what is left of memory, lineages and release groups for all there was, by word of people: what either knows of is answered."""
         with alone(self._root):
-            memory, known = self._lineages.reset(*self._left())
+            left, known = self._left()
+            groups = take_over(self._groups, self._federation, self._seal, self._lineages.groups())
+            memory, known = self._lineages.reset(left, known, groups)
             self.erase()  # an attempt under way was begun under the memory that is gone
             self._write(memory, known)
         return memory
@@ -155,16 +180,6 @@ class MaskingJournal:
     def _write(self, memory: SiloMemory, known: int) -> None:
         content = memory_to_bytes(memory, lineages=known)
         write_private(self._memory, self._seal.sealed(self._memory.name, content))
-
-    def seal_anew(self, successor: Seal) -> None:
-        """Both files, under the seal of the identity key that succeeds. One that was sealed so already, or by nobody, stays."""
-        for path in (self._memory, self._lineages.path):
-            if is_there(path):
-                try:
-                    content = self._seal.opened(path.name, read_private(path))
-                except IntegrityError:
-                    continue
-                write_private(path, successor.sealed(path.name, content))
 
     def events(self) -> tuple[Event, ...]:
         """Of the attempt under way; an event that a crash tore was followed by nothing, and is cut off.

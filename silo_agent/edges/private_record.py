@@ -19,6 +19,8 @@ from security.files import is_there, read_private, write_private
 from security.pki.seal import Seal, unsealed
 from silo_wire.strict_toml import describe
 
+RESET = "silo-agent trust reset-memory"
+"""By which people go on with what is left of the records of masked rounds."""
 Content = TypeVar("Content", bound=BaseModel)
 _held = threading.local()
 """`folders`: those that this thread has for itself, by device and inode."""

@@ -75,8 +75,8 @@ class Masking:
         return bool(events)
 
     def check_memory(self) -> None:
-        """Raises PolicyRefusal where this silo does not know any more what it took part in."""
-        self._journal.memory()
+        """Raises PolicyRefusal where this silo does not know any more what it took part in, or which release groups it held."""
+        self._journal.check()
 
     def saw(self, bundle: PlanBundle, model: Digest) -> None:
         """Note that `model` is one of this plan, which has masks, before anything is made of it."""

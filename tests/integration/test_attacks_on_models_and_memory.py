@@ -16,6 +16,7 @@ from blake3 import blake3
 from security.audit.entry import Event
 from security.audit.reading import read_log
 from security.errors import DataError, LoricaError, StorageError
+from security.pki.seal import Seal
 from security.secure_aggregation.fixed_point import TensorRange
 from security.secure_aggregation.roster import Roster
 from silo_agent.edges.audit_report import report_of
@@ -72,6 +73,10 @@ async def offered(at: HostileCoordinator, bundle: PlanBundle, says: str, rule: s
     await at.peer.order(Train(key=at.key, model=model.digest, seconds_left=60.0), BANK)
     await at.declined(BANK, POLICY, says)
     assert at.silos[BANK].trainer.trained == trained
+
+
+def approvals_of(silo: AttackedSilo) -> PlanApprovals:
+    return PlanApprovals(silo.folder.approvals, Seal(silo.credentials.identity_key))
 
 
 def kept_still(rate: str) -> PlanBundle:
@@ -144,7 +149,7 @@ async def test_offers_a_second_plan_from_the_same_model_until_people_approve_the
         await whole_round(at)
         first = at.key.plan
         await offered(at, SECOND, "masked under plan small up to round 1, and both have the same model", "one_lineage")
-        PlanApprovals(at.silos[BANK].folder.approvals).approve(SECOND.plan.digest, although=[first])
+        approvals_of(at.silos[BANK]).approve(SECOND.plan.digest, although=[first])
         await at.peer.order(Prepare(SECOND.plan.digest), BANK)
         await at.silos[BANK].restart()
         at.silos[BANK].seen = len(at.silos[BANK].refusals)
@@ -176,7 +181,7 @@ async def test_hands_out_a_model_of_another_plan_in_a_later_round(tmp_path: Path
     elsewhere = PlanBundle(type(SECOND.plan).model_validate(values), SECOND.files)
     async with attacked(tmp_path, NET) as at:
         await whole_round(at)
-        approvals = PlanApprovals(at.silos[BANK].folder.approvals)
+        approvals = approvals_of(at.silos[BANK])
         for plan in (at.key.plan, elsewhere.plan.digest):
             approvals.approve(plan, model=Comparison.COPY)
         model = at.peer.offer(elsewhere, vector_of(elsewhere.layout, 0))

@@ -21,6 +21,7 @@ from blake3 import blake3
 
 from security.errors import LoricaError
 from security.identifiers import SiloName
+from security.pki.seal import Seal
 from security.secure_aggregation import silo_machine as silo
 from security.secure_aggregation.messages import (
     Advertisement,
@@ -101,6 +102,7 @@ class World:
                 pinned=lambda name=name: {peer: key for peer, key in keys.items() if peer != name},  # type: ignore[misc]
                 smallest_group=demands.least_group,
                 colluders=self.colluders,
+                seal=Seal(identity_key(name)),
             )
             for name in self.honest
         }

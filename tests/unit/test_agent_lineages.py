@@ -10,11 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from security.errors import ConfigurationError, PolicyRefusal
+from security.files import write_private
 from security.pki.seal import Seal, unsealed
 from security.secure_aggregation import silo_machine as silo
 from security.secure_aggregation.silo_memory import Forgotten, SiloMemory
+from silo_agent.edges.identity_succession import seal_anew
 from silo_agent.edges.lineages import Lineages
 from silo_agent.edges.masking_journal import MaskingJournal
+from silo_agent.edges.silo_folder import SiloFolder
 from silo_wire.canonical import Digest
 from silo_wire.secure_codec import memory_to_bytes
 from tests.support.federation_peer import small_bundle
@@ -128,16 +131,22 @@ def test_attack_what_somebody_else_wrote_is_not_believed_until_people_take_it_ov
 def test_another_identity_key_seals_what_the_one_before_did_and_nothing_else(tmp_path: Path) -> None:
     memory = masked(tmp_path, 1)
     successor = Seal(identity_key("silo-00 anew"))
+    folder = SiloFolder(tmp_path)
+    for path in (folder.release_groups, folder.accepted, folder.approvals):
+        write_private(path, sealed(path.name, b"content"))
 
     def under_the_successor() -> MaskingJournal:
         return MaskingJournal(tmp_path / "masking", FEDERATION, successor)
 
-    assert under_the_successor().problem() is not None
+    with pytest.raises(PolicyRefusal):
+        under_the_successor().memory()
     for _ in range(2):  # and again after a crash
-        journal(tmp_path).seal_anew(successor)
+        seal_anew(folder, SEAL, successor)
         assert under_the_successor().memory() == memory
-    (tmp_path / "lineages.json").write_bytes(unsealed((tmp_path / "lineages.json").read_bytes()))
-    under_the_successor().seal_anew(SEAL)
+        for path in (folder.release_groups, folder.accepted, folder.approvals):
+            assert successor.opened(path.name, path.read_bytes()) == b"content"
+    folder.lineages.write_bytes(unsealed(folder.lineages.read_bytes()))
+    seal_anew(folder, successor, SEAL)
     assert "no seal" in str(journal(tmp_path).problem())
 
 
