@@ -43,6 +43,7 @@ from tests.support.hostile_masks import (
     attacked,
     masked_bundle,
 )
+from tests.support.release_groups import hold_groups
 
 NET = TestNet.create()
 POLICY = DeclineReason.POLICY
@@ -229,6 +230,9 @@ async def test_goes_on_with_a_silo_whose_disk_went_back_as_a_whole(tmp_path: Pat
         else:
             shutil.rmtree(victim.folder.masking)
             victim.folder.lineages.unlink()
+            victim.folder.release_groups.unlink()
+            others = [at.silos[silo].credentials for silo in SILOS if silo != BANK]
+            hold_groups([(victim.folder, victim.credentials)], [SILOS], others=others)  # which it took again
         await victim.start()
         victim.seen = len(victim.refusals)
         for round_ in (3, 4):  # attempts that come to nothing do not make up for it

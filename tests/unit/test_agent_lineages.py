@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,25 @@ from hypothesis import strategies as st
 
 from security.errors import ConfigurationError, PolicyRefusal
 from security.files import write_private
+from security.identifiers import SiloName
 from security.pki.seal import Seal, unsealed
 from security.secure_aggregation import silo_machine as silo
+from security.secure_aggregation.release_groups import (
+    Link,
+    Partition,
+    SignedLink,
+    first_link,
+    signature_of,
+    successor,
+)
 from security.secure_aggregation.silo_memory import Forgotten, SiloMemory
+from silo_agent.edges.group_chain import GroupChain
 from silo_agent.edges.identity_succession import seal_anew
 from silo_agent.edges.lineages import Lineages
 from silo_agent.edges.masking_journal import MaskingJournal
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_wire.canonical import Digest
+from silo_wire.groups_codec import GroupsOffer
 from silo_wire.secure_codec import memory_to_bytes
 from tests.support.federation_peer import small_bundle
 from tests.support.secagg_federation import FEDERATION, attempt, identity_key, opening, party, silo_names
@@ -194,9 +206,13 @@ def test_a_kill_between_the_two_files_costs_nothing(tmp_path: Path) -> None:
 
 
 @contextmanager
-def killed_before(kind: type, call: str) -> Iterator[None]:
-    def dies(*_: object) -> None:
-        raise KeyboardInterrupt
+def killed_before(kind: type, call: str, *, nth: int = 1) -> Iterator[None]:
+    calls, real = count(1), getattr(kind, call)
+
+    def dies(*arguments: object) -> object:
+        if next(calls) == nth:
+            raise KeyboardInterrupt
+        return real(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kind, call, dies)
@@ -335,3 +351,127 @@ def test_models_of_plans_are_kept_and_each_once(tmp_path: Path) -> None:
         lineages.saw(BUNDLE, model)
     (lineage,) = lineages.all()
     assert (lineage.models, lineage.layout, lineage.round) == ({MODEL, other}, BUNDLE.layout.digest, 0)
+
+
+# --- release groups, of which lineages.json notes each change -----------------------------------------------------------
+
+NAMES = silo_names(6)
+EVERYBODY = first_link(FEDERATION, Partition.of([NAMES]))
+NEWCOMERS = [
+    successor(EVERYBODY, Partition.of([NAMES, [SiloName(f"{letter}-{index}") for index in range(3)]]))
+    for letter in "xy"
+]
+"""Two successors, of which neither needs people's word."""
+
+
+def chain(folder: Path) -> GroupChain:
+    """As each process opens it."""
+    keys = {name: identity_key(name).public_key() for name in NAMES}
+    return GroupChain(
+        folder / "release-groups.json",
+        federation=FEDERATION,
+        silo=NAMES[0],
+        own_key=keys.pop(NAMES[0]),
+        pinned=lambda: keys,
+        smallest_group=3,
+        colluders=0,
+        seal=SEAL,
+        keeper=journal(folder),
+    )
+
+
+def offered(proposed: Link | None = None, *held: Link) -> GroupsOffer:
+    links = tuple(
+        SignedLink(link=link, signatures=tuple((name, signature_of(link, identity_key(name))) for name in NAMES))
+        for link in held or (EVERYBODY,)
+    )
+    return GroupsOffer(links=links, proposed=None if proposed is None else SignedLink(link=proposed), identities=())
+
+
+def test_release_groups_are_noted_and_a_kill_before_they_are_costs_nothing(tmp_path: Path) -> None:
+    with killed_before(Lineages, "hold", nth=2):
+        chain(tmp_path).take(offered())
+    assert chain(tmp_path).head == EVERYBODY
+    assert journal(tmp_path).problem() is None
+    with killed_before(Lineages, "hold"):
+        chain(tmp_path).take(offered(NEWCOMERS[0]))  # while it is made up for
+    with killed_before(Lineages, "hold", nth=2):
+        chain(tmp_path).take(offered(NEWCOMERS[0]))
+    assert journal(tmp_path).problem() is None
+    assert chain(tmp_path).take(offered(NEWCOMERS[0])).to_sign == (NEWCOMERS[0],)
+    with killed_before(MaskingJournal, "_write"):
+        chain(tmp_path).withdraw(NEWCOMERS[0].digest.hex())
+    assert chain(tmp_path).take(offered(NEWCOMERS[1])).to_sign == (NEWCOMERS[1],)
+    assert chain(tmp_path).head == EVERYBODY
+    assert journal(tmp_path).problem() is None
+    before = contents(tmp_path)
+    chain(tmp_path).take(offered(NEWCOMERS[1]))
+    assert contents(tmp_path) == before, "nothing new is nothing written"
+
+
+@pytest.mark.parametrize("how", ["deleted", "put back", "another's"])
+def test_attack_release_groups_that_were_lost_sign_no_second_successor(tmp_path: Path, how: str) -> None:
+    chain(tmp_path).take(offered())
+    file = tmp_path / "release-groups.json"
+    copy = file.read_bytes()
+    assert chain(tmp_path).take(offered(NEWCOMERS[0])).to_sign == (NEWCOMERS[0],)
+    if how == "deleted":
+        file.unlink()
+    else:
+        file.write_bytes(copy if how == "put back" else unsealed(copy))
+    says = "no seal" if how == "another's" else r"release-groups\.json is missing or comes from a backup"
+    left = contents(tmp_path)
+    for call in (lambda: chain(tmp_path).take(offered(NEWCOMERS[1])), lambda: chain(tmp_path).head):
+        with pytest.raises(ConfigurationError if how == "another's" else PolicyRefusal, match=says):
+            call()
+    assert contents(tmp_path) == left
+    problem = journal(tmp_path).problem()
+    assert problem is not None
+    assert problem.rule == "masking_memory"
+    assert "silo-agent trust reset-memory" in str(problem)
+
+    journal(tmp_path).reset()  # by its people
+    assert journal(tmp_path).problem() is None
+    assert not chain(tmp_path).is_new, "no key is taken on first use any more"
+    with pytest.raises(PolicyRefusal, match="has signed"):
+        chain(tmp_path).take(offered(NEWCOMERS[1]))
+    assert chain(tmp_path).take(offered(NEWCOMERS[0])).to_sign == (NEWCOMERS[0],)
+    assert chain(tmp_path).head == EVERYBODY
+
+
+def test_attack_links_before_the_one_that_was_lost_are_not_held_again(tmp_path: Path) -> None:
+    chain(tmp_path).take(offered(None, EVERYBODY, NEWCOMERS[0]))
+    assert chain(tmp_path).head == NEWCOMERS[0]
+    (tmp_path / "release-groups.json").unlink()
+    journal(tmp_path).reset()
+    chain(tmp_path).take(offered())
+    assert chain(tmp_path).head is None
+    chain(tmp_path).take(offered(None, EVERYBODY, NEWCOMERS[0]))
+    assert chain(tmp_path).head == NEWCOMERS[0]
+
+
+def test_attack_the_other_two_files_lost_beside_release_groups_are_not_taken_for_a_fresh_silos(tmp_path: Path) -> None:
+    chain(tmp_path).take(offered())
+    chain(tmp_path).take(offered(NEWCOMERS[0]))
+    shutil.rmtree(tmp_path / "masking")
+    (tmp_path / "lineages.json").unlink()
+    assert "lineages.json is missing" in str(journal(tmp_path).problem())
+    journal(tmp_path).reset()
+    assert journal(tmp_path).problem() is None
+    assert chain(tmp_path).head == EVERYBODY
+
+
+def test_first_use_is_over_for_a_silo_that_masked_also_where_nothing_of_its_groups_is_left(tmp_path: Path) -> None:
+    assert chain(tmp_path).is_new
+    masked(tmp_path, 1)
+    (tmp_path / "masking" / "memory").unlink()
+    journal(tmp_path).reset()
+    assert not chain(tmp_path).is_new
+
+
+def test_a_silo_that_is_behind_signs_no_release_groups(tmp_path: Path) -> None:
+    chain(tmp_path).take(offered())
+    journal(tmp_path).forgot(Forgotten({b"n" * 32: "silo bank-b"}))
+    with pytest.raises(PolicyRefusal, match="saw keys of this silo"):
+        chain(tmp_path).take(offered(NEWCOMERS[0]))
+    assert chain(tmp_path).head == EVERYBODY
