@@ -208,8 +208,11 @@ def read_private(path: Path, *, handed: bool = False) -> bytes:
                     return content
                 # It was replaced meanwhile, and what was read may have been overwritten under our eyes.
     except FileNotFoundError as error:
-        leads = f" is a link to {path.readlink()}, which" if path.is_symlink() else ""
-        raise ConfigurationError(f"{path}{leads} is missing") from error
+        if path.is_symlink():
+            raise ConfigurationError(
+                f"{path} is a link to {path.readlink()}, which is missing: bring back what it leads to, or remove the link"
+            ) from error
+        raise ConfigurationError(f"{path} is missing") from error
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
 

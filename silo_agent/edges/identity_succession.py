@@ -87,7 +87,7 @@ def predecessors(folder: SiloFolder) -> tuple[Predecessor, ...]:
 
 def require_settled(folder: SiloFolder) -> None:
     """Raise StateError while a succession is not finished; deletes what a finished one left."""
-    if not folder.next_identity_key.exists():
+    if not is_there(folder.next_identity_key):
         return
     if _is_finished(folder):
         erase(folder.next_identity_key)
@@ -111,7 +111,7 @@ async def succeed(
     still this silo's, and the new one waits for another try.
     """
     _require_no_attempt(folder, credentials)
-    if folder.next_identity_key.exists() and _is_finished(folder):  # killed within the last step
+    if is_there(folder.next_identity_key) and _is_finished(folder):  # killed within the last step
         erase(folder.next_identity_key)
         return credentials
     old, new = credentials.identity_key, _next_key(folder)
@@ -145,7 +145,7 @@ def _is_finished(folder: SiloFolder) -> bool:
 
 
 def _next_key(folder: SiloFolder) -> Ed25519PrivateKey:
-    if folder.next_identity_key.exists():
+    if is_there(folder.next_identity_key):
         return identity_key_from_pem(read_key(folder.next_identity_key, os.environ))
     key = new_identity_key()
     write_key(folder.next_identity_key, identity_key_to_pem(key), os.environ)
