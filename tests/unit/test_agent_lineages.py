@@ -1,7 +1,7 @@
 """A silo that forgot what it masked notices: masking/memory and lineages.json stand apart, and each shows the other's loss."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -27,12 +27,15 @@ from security.secure_aggregation.silo_memory import Forgotten, SiloMemory
 from silo_agent.edges.group_chain import GroupChain
 from silo_agent.edges.identity_succession import seal_anew
 from silo_agent.edges.lineages import Lineages
-from silo_agent.edges.masking_journal import MaskingJournal
+from silo_agent.edges.masking_journal import MaskingJournal, masking_journal
+from silo_agent.edges.release_groups import ReleaseGroups, group_chain
 from silo_agent.edges.silo_folder import SiloFolder
+from silo_agent.edges.trust_store import trust_store
+from silo_agent.policy import PolicyRules, SiloPolicy
 from silo_wire.canonical import Digest
-from silo_wire.groups_codec import GroupsOffer
+from silo_wire.groups_codec import GroupsOffer, KnownIdentity
 from silo_wire.secure_codec import memory_to_bytes
-from tests.support.federation_peer import small_bundle
+from tests.support.federation_peer import TestNet, small_bundle
 from tests.support.secagg_federation import FEDERATION, attempt, identity_key, opening, party, silo_names
 
 SEAL = Seal(identity_key("silo-00"))
@@ -467,6 +470,49 @@ def test_first_use_is_over_for_a_silo_that_masked_also_where_nothing_of_its_grou
     (tmp_path / "masking" / "memory").unlink()
     journal(tmp_path).reset()
     assert not chain(tmp_path).is_new
+
+
+async def test_attack_lost_release_groups_do_not_open_first_use_again(tmp_path: Path) -> None:
+    """A coordinator that then comes with silos of its own making finds nobody pinned by itself."""
+    credentials = TestNet.create().credentials("127.0.0.1:1", NAMES[0])
+    folder, rules = SiloFolder(tmp_path / "silo"), PolicyRules(trust_on_first_use=True)
+    folder.make()
+    pins = trust_store(folder, credentials, first_use=True)
+
+    async def asked(*silos: SiloName) -> set[SiloName]:
+        wire = OfferingOnly(silos)
+        policy = SiloPolicy(rules=rules, silo=NAMES[0])
+        chain = group_chain(folder, credentials, policy)
+        await ReleaseGroups(chain, pins, credentials, client=wire, first_use=True).sync()
+        return {peer.silo for peer in pins.peers()}
+
+    assert await asked(*NAMES[1:3]) == set(NAMES[1:3])
+    policy = SiloPolicy(rules=rules, silo=NAMES[0])
+    first = first_link(credentials.federation, Partition.of([NAMES[:3]]))
+    keys = {NAMES[0]: credentials.identity_key, **{name: identity_key(name) for name in NAMES[1:3]}}
+    signatures = tuple((name, signature_of(first, key)) for name, key in sorted(keys.items()))
+    held = SignedLink(link=first, signatures=signatures)
+    group_chain(folder, credentials, policy).take(GroupsOffer(links=(held,), proposed=None, identities=()))
+    assert not group_chain(folder, credentials, policy).is_new
+    folder.release_groups.unlink()
+    with pytest.raises(PolicyRefusal, match="release-groups\\.json is missing"):
+        await asked(NAMES[3])
+    masking_journal(folder, credentials).reset()
+    assert await asked(NAMES[3]) == set(NAMES[1:3])
+
+
+class OfferingOnly:
+    """A coordinator that has silos and no release groups."""
+
+    def __init__(self, silos: Iterable[SiloName]) -> None:
+        known = (KnownIdentity(silo=name, key=identity_key(name).public_key()) for name in silos)
+        self.offer = GroupsOffer(links=(), proposed=None, identities=tuple(known))
+
+    async def fetch_groups(self, after: int) -> GroupsOffer:
+        return self.offer
+
+    async def sign_groups(self, link: bytes, signature: bytes) -> None:
+        raise AssertionError("nothing is proposed")
 
 
 def test_a_silo_that_is_behind_signs_no_release_groups(tmp_path: Path) -> None:
