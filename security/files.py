@@ -173,6 +173,20 @@ def _open_old(path: Path) -> int | None:
         return None
 
 
+def is_there(path: Path) -> bool:
+    """Whether anything has this name. A link that leads nowhere has: what it stands for is elsewhere, and was not deleted.
+
+    Raises StorageError where that cannot be told.
+    """
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise StorageError(f"{path} cannot be looked for: {error.strerror or error}") from error
+    return True
+
+
 def read_private(path: Path, *, handed: bool = False) -> bytes:
     """Read a key or a secret; raises ConfigurationError when others than its owner can read it, or it is missing.
 
@@ -194,6 +208,10 @@ def read_private(path: Path, *, handed: bool = False) -> bytes:
                     return content
                 # It was replaced meanwhile, and what was read may have been overwritten under our eyes.
     except FileNotFoundError as error:
+        if path.is_symlink():
+            raise ConfigurationError(
+                f"{path} is a link to {path.readlink()}, which is missing: bring back what it leads to, or remove the link"
+            ) from error
         raise ConfigurationError(f"{path} is missing") from error
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error

@@ -91,6 +91,7 @@ def approve(
     --model, or, where the plan's size and seed make it, by making it again.
     """
     from security.audit.entry import Event
+    from security.pki.seal import Seal
     from silo_agent.edges.audit_log import audited
     from silo_agent.edges.plan_approvals import PlanApprovals
     from silo_agent.edges.plan_store import PlanStore
@@ -108,7 +109,8 @@ def approve(
     if bundle is not None:
         _require_pairs_approved(bundle, policy, store, others, compared=comparison is not Comparison.NONE)
     name = bundle.plan.name if bundle else ""
-    with audited(folder, credentials_of(folder)) as log:
+    credentials = credentials_of(folder)
+    with audited(folder, credentials) as log:
         log.append(
             Event.PLAN_APPROVED,
             plan=digest,
@@ -117,7 +119,7 @@ def approve(
             initial=bundle.plan.initial_model if bundle else "",
             although=" ".join(others),
         )
-    PlanApprovals(folder.approvals).approve(
+    PlanApprovals(folder.approvals, Seal(credentials.identity_key)).approve(
         digest, name=name or None, model=comparison, although=others, of_pair_alone=listed
     )
     print(f"plan {name or '(not offered here yet)'} {digest} is approved; {tell_agent(folder)}")

@@ -158,7 +158,9 @@ class SiloPolicy:
                 continue
             if own & other.models:
                 why = "and both have the same model"
-            elif other.layout in (None, bundle.layout.digest) and not pair <= set(record.compared):
+            elif other.layout is None or not other.models:
+                why = "and this silo does not know of which models any more"
+            elif other.layout == bundle.layout.digest and not pair <= set(record.compared):
                 why = "whose model has the same shape, and nobody compared the initial models of both, which could be all but one"
             else:
                 continue

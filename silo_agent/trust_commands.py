@@ -131,13 +131,13 @@ def reset_memory(
     ] = False,
     directory: Dir = None,
 ) -> None:
-    """Let this silo mask again after masking/memory or lineages.json was lost or came from a backup.
+    """Let this silo mask again after masking/memory, lineages.json or release-groups.json was lost or came from a backup.
 
-    Every round that is known of, by either file, counts as answered. What both have forgotten may be answered once more.
+    Every round that is known of, by any of them, counts as answered. What all have forgotten may be answered once more. Stop the agent first.
     """
     from security.audit.entry import Event
     from security.errors import ConfigurationError, StateError
-    from silo_agent.command_line import tell_agent
+    from security.process_lock import ProcessLock
     from silo_agent.edges.audit_log import audited
     from silo_agent.edges.masking_journal import masking_journal
 
@@ -151,11 +151,12 @@ def reset_memory(
         raise ConfigurationError(
             f"{lost}; with --although-a-delta-may-be-in-two-sums this silo goes on with what is left: nothing was changed"
         )
-    with audited(folder, credentials) as log:
+    with ProcessLock(folder.lock, "silo agent"), audited(folder, credentials) as log:
+        memory = journal.reset()
         log.append(Event.MEMORY_RESET, detail=str(lost))
-    memory = journal.reset()
     print(
-        f"this silo masks again, in later rounds than the last known of {len(memory.plans)} plans; {tell_agent(folder)}"
+        f"this silo masks again, in later rounds than the last known of {len(memory.plans)} plans; look at `silo-agent groups show`, "
+        "then start the agent"
     )
 
 

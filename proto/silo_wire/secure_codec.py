@@ -662,7 +662,8 @@ def _opening_from_stored(
     )
 
 
-def memory_to_bytes(memory: SiloMemory) -> bytes:
+def memory_to_bytes(memory: SiloMemory, *, lineages: int = 0) -> bytes:
+    """`lineages`: how many changes of lineages.json this file is to know of."""
     return _stored(
         pb.SiloMemory(
             plans=[
@@ -677,8 +678,17 @@ def memory_to_bytes(memory: SiloMemory) -> bytes:
             sequence=memory.sequence,
             announced=memory.announced,
             seen=_seen_to_wire(memory.seen),
+            lineages=lineages,
         )
     )
+
+
+def known_lineages(data: bytes) -> int:
+    """What `memory_to_bytes` was given with the memory; raises MalformedMessage."""
+    known = _read(pb.SiloMemory, data).lineages
+    if known >= MAX_NUMBER:
+        raise MalformedMessage(f"memory knows of {known} changes of lineages.json: allowed are 0 to {MAX_NUMBER - 1}")
+    return known
 
 
 def memory_from_bytes(data: bytes) -> SiloMemory:

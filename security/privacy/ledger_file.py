@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from security.files import append_private, make_private_folder, read_private
+from security.files import append_private, is_there, make_private_folder, read_private
 from security.privacy.ledger import Entry, read_ledger
 
 _REMEDY = "free some space; nothing is released until the ledger can be written"
@@ -26,6 +26,6 @@ class PrivacyLedgerFile:
         append_private(self.path, data, whole, remedy=_REMEDY)  # an entry that a crash left unfinished goes
 
     def _read(self) -> tuple[tuple[Entry, ...], int]:
-        if not self.path.exists():
+        if not is_there(self.path):
             return (), 0
         return read_ledger(read_private(self.path), str(self.path))

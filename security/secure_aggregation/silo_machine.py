@@ -84,7 +84,7 @@ from security.secure_aggregation.roster import Roster
 from security.secure_aggregation.secret import Secret
 from security.secure_aggregation.secret_sharing import MASK_KEY, SALT_BYTES, SELF_MASK, share_commitment
 from security.secure_aggregation.share_box import KeyShares
-from security.secure_aggregation.silo_memory import Seen, SiloMemory
+from security.secure_aggregation.silo_memory import MASKING_MEMORY, Seen, SiloMemory
 from security.secure_aggregation.transcript import DIGEST_BYTES, check_bytes
 
 
@@ -327,7 +327,9 @@ def step(state: State, event: Event, party: Party) -> Step:
 def restored(memory: SiloMemory, journal: tuple[Event, ...], party: Party) -> Step:
     """Where a restarted agent stands: the state that the journal leads to, and the last event's effects, to be done again.
 
-    Journal effects among them are already done and are left out. An empty journal gives a silo at rest.
+    Remember and Journal effects among them are already done and are left out. An empty journal gives a silo at rest.
+    Raises PolicyRefusal for a journal that `memory` is not of: of another attempt than the last that was joined, or one that
+    says less than this silo has done. It was put back, or the memory was.
     """
     if not journal:
         return Resting(memory), ()
@@ -336,16 +338,44 @@ def restored(memory: SiloMemory, journal: tuple[Event, ...], party: Party) -> St
         raise IntegrityError(
             f"the journal of a secure aggregation begins with {type(opening).__name__}: forfeit the attempt"
         )
+    advertisement = _advertisement(opening, party)
+    _check_is_last(memory, opening.attempt, advertisement)
     state: State = Advertised(memory=memory, opening=opening)
-    effects: tuple[Effect, ...] = (Send(_advertisement(opening, party)),)
+    effects: tuple[Effect, ...] = (Send(advertisement),)
     for event in events:
-        for effect in effects:
-            if isinstance(effect, MaskVector):  # of a step that was done before the one to be done again
-                effect.erase()
+        _erase_work(effects)  # of a step that was done before the one to be done again
         state, effects = step(state, event, party)
-    # Playing it again changed nothing that was not counted when it was first done.
-    state = replace(state, memory=replace(state.memory, sequence=memory.sequence))
-    return state, tuple(effect for effect in effects if not isinstance(effect, Journal))
+    last = memory.of(opening.attempt.plan)
+    answered = last is not None and last.answered
+    if answered and not isinstance(state, Agreed):
+        _erase_work(effects)
+        raise _not_of_today(
+            f"the journal of {opening.attempt} comes to {type(state).__name__}, and by its memory this silo answered it"
+        )
+    state = replace(state, memory=memory)  # which has what playing it again remembers
+    return state, tuple(effect for effect in effects if not isinstance(effect, Remember | Journal))
+
+
+def _erase_work(effects: tuple[Effect, ...]) -> None:
+    for effect in effects:
+        if isinstance(effect, MaskVector):
+            effect.erase()
+
+
+def _check_is_last(memory: SiloMemory, attempt: Attempt, advertisement: Advertisement) -> None:
+    last = memory.of(attempt.plan)
+    if last is None or (last.round, last.number) != (attempt.round, attempt.number):
+        came = "to none of its plan" if last is None else f"to attempt {last.number} of round {last.round}"
+        raise _not_of_today(f"the journal is of {attempt}, and by its memory this silo came {came}")
+    if advertisement.digest not in memory.announced:
+        raise _not_of_today(f"the memory does not have the keys that the journal of {attempt} begins with")
+
+
+def _not_of_today(what: str) -> PolicyRefusal:
+    return PolicyRefusal(
+        MASKING_MEMORY,
+        f"{what}: one of the two was put back, and could lead to two sums over one delta; forfeit the attempt",
+    )
 
 
 # --- 1. advertise keys ------------------------------------------------------------------------------------------------
@@ -360,7 +390,7 @@ def _open(state: Resting, event: OpenAttempt, party: Party) -> Step:
     others = _own_group(party) - {party.silo}
     opening = replace(event, seen=tuple((silo, digest) for silo, digest in state.memory.seen if silo in others))
     advertisement = _advertisement(opening, party)
-    memory = state.memory.joined(event.attempt).with_announced(advertisement.digest)
+    memory = state.memory.joined(event.attempt, advertisement.digest)
     after = Advertised(memory=memory, opening=opening)
     return after, (Remember(memory), Journal(opening), Send(advertisement))
 

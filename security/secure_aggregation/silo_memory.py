@@ -18,9 +18,9 @@ which says the same before anything leaves, covers that all were restored togeth
 one round, which the parameter `colluders` covers (2t > n + c), the others' memories being whole.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from security.errors import PolicyRefusal
 from security.identifiers import SiloName
@@ -55,6 +55,11 @@ class PlanMemory:
     round: int
     number: int
     answered: bool
+
+    @property
+    def place(self) -> tuple[int, int, bool]:
+        """Ascends with what a silo does under a plan."""
+        return self.round, self.number, self.answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,25 +110,38 @@ class SiloMemory:
             raise Forgotten(forgotten)
 
     def with_announced(self, *digests: bytes) -> "SiloMemory":
-        new = tuple(digest for digest in digests if digest not in self.announced)
-        if not new:
-            return self
-        return replace(self, announced=(*self.announced, *new)[-MAX_ANNOUNCED:], sequence=self.sequence + 1)
+        return self._with(announced=self._announced(digests))
 
     def with_seen(self, others: Mapping[SiloName, bytes], *, members: Collection[SiloName]) -> "SiloMemory":
         """Of `members` of the release groups alone."""
         seen = tuple(sorted((silo, last) for silo, last in {**dict(self.seen), **others}.items() if silo in members))
-        return self if seen == self.seen else replace(self, seen=seen, sequence=self.sequence + 1)
+        return self._with(seen=seen)
 
-    def joined(self, attempt: Attempt) -> "SiloMemory":
-        return self._at(attempt, answered=False)
+    def joined(self, attempt: Attempt, *advertisements: bytes) -> "SiloMemory":
+        """Having made these advertisements for it, in the same change. Raises PolicyRefusal for an attempt before the last one."""
+        return self._with(plans=self._plans_at(attempt, answered=False), announced=self._announced(advertisements))
 
     def answered(self, attempt: Attempt) -> "SiloMemory":
-        return self._at(attempt, answered=True)
+        """Raises PolicyRefusal for any attempt before the last one."""
+        return self._with(plans=self._plans_at(attempt, answered=True))
 
-    def _at(self, attempt: Attempt, *, answered: bool) -> "SiloMemory":
+    def _plans_at(self, attempt: Attempt, *, answered: bool) -> tuple[PlanMemory, ...]:
         memory = PlanMemory(plan=attempt.plan, round=attempt.round, number=attempt.number, answered=answered)
-        if self.of(memory.plan) == memory:
-            return self
-        others = (held for held in self.plans if held.plan != memory.plan)
-        return replace(self, plans=(*others, memory), sequence=self.sequence + 1)
+        last = self.of(memory.plan)
+        if last == memory:
+            return self.plans
+        if last is not None and memory.place < last.place:
+            raise PolicyRefusal(
+                MASKING_MEMORY,
+                f"attempt {memory.number} of round {memory.round} is no place to go back to: this silo has come to attempt "
+                f"{last.number} of round {last.round}{' and answered it' if last.answered else ''}; forfeit the attempt",
+            )
+        return (*(held for held in self.plans if held.plan != memory.plan), memory)
+
+    def _announced(self, digests: Iterable[bytes]) -> tuple[bytes, ...]:
+        return (*self.announced, *(digest for digest in digests if digest not in self.announced))[-MAX_ANNOUNCED:]
+
+    def _with(self, **changes: Any) -> "SiloMemory":
+        """One change, however much of the memory it is of; none where all is as it was."""
+        after = replace(self, **changes)
+        return self if after == self else replace(after, sequence=self.sequence + 1)

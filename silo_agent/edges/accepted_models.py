@@ -8,6 +8,7 @@ from pydantic import Field
 
 from security import files
 from security.identifiers import FederationName
+from security.pki.seal import Seal
 from security.secure_aggregation.evidence import Accepted, Checked, Evidence, Lineage, ModelState, refused
 from silo_agent.edges.private_record import PrivateRecord
 from silo_wire.checked_chunk import Proof
@@ -45,15 +46,16 @@ class _Content(Section):
 
 
 class AcceptedModels:
-    """Each call reads the file. Raises ConfigurationError naming it when it is damaged, StorageError."""
+    """Each call reads the file. Raises ConfigurationError naming it when it is damaged or edited, StorageError."""
 
-    def __init__(self, path: Path, federation: FederationName) -> None:
+    def __init__(self, path: Path, federation: FederationName, seal: Seal) -> None:
         self._federation = federation
         self._record = PrivateRecord(
             path,
             _Content,
             check=lambda _content: None,
             remedy="restore it from a backup, or remove it: the rounds since the plan began are then replayed",
+            seal=seal,
         )
 
     def lineage(self, bundle: PlanBundle) -> Lineage:

@@ -10,16 +10,18 @@ Rules that hold whatever the coordinator offers:
 
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from pydantic import AwareDatetime, Field
 
 from security.errors import ConfigurationError, MalformedMessage, PolicyRefusal, StateError
+from security.files import is_there
 from security.identifiers import FederationName, SiloName
+from security.pki.seal import Seal
 from security.secure_aggregation.group_changes import judged_by, objection
 from security.secure_aggregation.release_groups import (
     NO_LINK,
@@ -33,16 +35,23 @@ from security.secure_aggregation.release_groups import (
     signers,
     too_little,
 )
-from silo_agent.edges.private_record import PrivateRecord
+from silo_agent.edges.private_record import RESET, PrivateRecord, alone
 from silo_wire.groups_codec import MOST_SILOS, GroupsOffer, signed_groups_from_bytes, signed_groups_to_bytes
 from silo_wire.strict_toml import NameText, Section
 
+_REMEDY = (
+    f"restore it from a backup of today, or have this silo's people decide with `{RESET}`; nothing is masked without it"
+)
 DigestText = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 ApprovedSets = Annotated[list[list[NameText]], Field(max_length=MOST_SILOS)]
 
 
 class _Chain(Section):
     version: Literal[1] = 1
+    changes: Annotated[int, Field(ge=0)] = 0  # of this file: what is noted elsewhere shows that it was lost or put back
+    lost: Annotated[int, Field(ge=0)] = (
+        0  # people went on though links up to this number were lost: none before it is held
+    )
     federation: str = ""
     held: str = ""  # the newest link, as it travels, in base64
     proposed: str = ""  # what is to follow it, as it was offered last
@@ -60,6 +69,25 @@ class CheckedLink:
     good: tuple[SiloName, ...]
     unchecked: tuple[SiloName, ...]
     false: tuple[SiloName, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupsNote:
+    """What stands elsewhere of a chain: how often its file changed, the number of the link that was held, and what was signed last."""
+
+    changes: int = 0
+    number: int = 0
+    signed: Mapping[str, str] = field(default_factory=dict)
+
+
+class GroupsKeeper(Protocol):
+    """Keeps that note, and finds out by it that the file was lost or put back."""
+
+    def check_groups(self, changes: int) -> None:
+        """Raise PolicyRefusal unless a file of so many changes is the newest that there was."""
+
+    def note_groups(self, note: GroupsNote) -> None:
+        """Durable when it returns. Raises PolicyRefusal where this silo's memory of masked rounds is not whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +115,8 @@ class Taken:
 class GroupChain:
     """Each call reads the file. `pinned` gives the peers whose keys count, as of now.
 
-    Raises ConfigurationError naming the file when it is damaged or when others can read it, StorageError.
+    Raises ConfigurationError naming the file when it is damaged, edited, or when others can read it, PolicyRefusal where `keeper`
+    knows of a newer one, StorageError.
     """
 
     def __init__(
@@ -100,6 +129,8 @@ class GroupChain:
         pinned: Callable[[], Mapping[SiloName, Ed25519PublicKey]],
         smallest_group: int,
         colluders: int,
+        seal: Seal,
+        keeper: GroupsKeeper | None = None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._federation = federation
@@ -109,14 +140,19 @@ class GroupChain:
         self._smallest_group = smallest_group
         self._asks = Promise(colluders=colluders, smallest_group=smallest_group)
         self._now = now
-        self._record = PrivateRecord(
-            path, _Chain, check=self._check, remedy="restore it from a backup of today; nothing is masked without it"
-        )
+        self._record = _ChainFile(path, check=self._check, seal=seal, keeper=keeper)
 
     @property
     def head(self) -> Link | None:
-        held = self._link(self._record.read().held)
-        return None if held is None else held.link
+        content = self._record.read()
+        held = self._link(content.held)
+        return None if held is None or held.link.number < content.lost else held.link
+
+    @property
+    def is_new(self) -> bool:
+        """Whether this silo never held release groups."""
+        content = self._record.read()
+        return not content.held and not content.lost
 
     @property
     def approved_atoms(self) -> frozenset[Group]:
@@ -352,6 +388,89 @@ class GroupChain:
 
 def _sets(groups: Iterable[Iterable[str]]) -> frozenset[Group]:
     return frozenset(tuple(map(SiloName, group)) for group in groups)
+
+
+class _ChainFile(PrivateRecord[_Chain]):
+    """Counts its changes. A change is written here, then noted by `keeper`, so that a kill leaves the note one behind."""
+
+    def __init__(
+        self, path: Path, *, check: Callable[[_Chain], None], seal: Seal, keeper: GroupsKeeper | None = None
+    ) -> None:
+        super().__init__(path, _Chain, check=check, remedy=_REMEDY, seal=seal)
+        self._keeper = keeper
+
+    def read(self, *, whoever_wrote_it: bool = False) -> _Chain:
+        if self._keeper is None or whoever_wrote_it:
+            return super().read(whoever_wrote_it=whoever_wrote_it)
+        with alone(self._path.parent):  # or it would be compared with the note of a change that comes in between
+            content = super().read()
+            self._keeper.check_groups(content.changes)
+        return content
+
+    def change(self, edit: Callable[[_Chain], _Chain], *, whoever_wrote_it: bool = False) -> None:
+        def counted(content: _Chain) -> _Chain:
+            after = edit(content)
+            return content if after == content else after.model_copy(update={"changes": content.changes + 1})
+
+        with alone(self._path.parent):
+            if self._keeper is None:
+                super().change(counted, whoever_wrote_it=whoever_wrote_it)
+                return
+            self._keeper.note_groups(_note(self.read()))  # where a kill left the note behind
+            super().change(counted)
+            self._keeper.note_groups(_note(self.read()))
+
+
+def changes_of(path: Path, seal: Seal) -> int:
+    """How often the file changed; 0 where there is none. Raises ConfigurationError, StorageError as GroupChain does."""
+    return _ChainFile(path, check=lambda _content: None, seal=seal).read().changes
+
+
+def take_over(path: Path, federation: FederationName, seal: Seal, known: GroupsNote) -> GroupsNote:
+    """By word of people what is there counts from now on, whoever wrote it. Raises ConfigurationError, StorageError.
+
+    Where links that are `known` of were lost, none before them is held, no key is taken on first use, and the successor that was
+    signed last stays the only one.
+    """
+    note = known
+
+    def edit(content: _Chain) -> _Chain:
+        nonlocal note
+        held = _number(content)
+        after = content.model_copy(
+            update={
+                "federation": federation,
+                "changes": max(content.changes, known.changes) + 1,
+                "lost": known.number if held < known.number else content.lost,
+                "signed": {**content.signed, **known.signed},
+            }
+        )
+        note = _note(after)
+        return after
+
+    def check(content: _Chain) -> None:
+        if content.federation != federation:
+            raise ConfigurationError(f"it is of federation {content.federation!r}, this silo is in {federation}")
+        _number(content)
+
+    if known != GroupsNote() or is_there(path):
+        PrivateRecord(path, _Chain, check=check, remedy=_REMEDY, seal=seal).change(edit, whoever_wrote_it=True)
+    return note
+
+
+def _note(content: _Chain) -> GroupsNote:
+    return GroupsNote(
+        changes=content.changes,
+        number=max(_number(content), content.lost),
+        signed=dict(list(content.signed.items())[-1:]),
+    )
+
+
+def _number(content: _Chain) -> int:
+    """Of the link that is held, 0 where none is. Raises MalformedMessage."""
+    if not content.held:
+        return 0
+    return signed_groups_from_bytes(b64decode(content.held), FederationName(content.federation)).link.number
 
 
 def _text(signed: SignedLink) -> str:

@@ -3,7 +3,7 @@
     1. identity.next            the new key is durable before anybody hears of it
     2. the coordinator          takes it, at the old key's word and the new one's; it acknowledges the same again
     3. predecessors.json        how the old key named the new one, for whoever checks old signatures
-    4. what is sealed           is sealed by the new key: the memory of masked rounds
+    4. what is sealed           is sealed by the new key: the memory of masked rounds, release groups, accepted models, approvals
     5. identity.key             is replaced by the new key
     6. identity.next            is deleted
 
@@ -20,8 +20,8 @@ from typing import Annotated, Literal
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from pydantic import AwareDatetime, Field
 
-from security.errors import StateError
-from security.files import erase, was_erased
+from security.errors import IntegrityError, StateError
+from security.files import erase, is_there, read_private, was_erased, write_private
 from security.pki.identity_key import (
     identity_key_from_pem,
     identity_key_to_pem,
@@ -87,7 +87,7 @@ def predecessors(folder: SiloFolder) -> tuple[Predecessor, ...]:
 
 def require_settled(folder: SiloFolder) -> None:
     """Raise StateError while a succession is not finished; deletes what a finished one left."""
-    if not folder.next_identity_key.exists():
+    if not is_there(folder.next_identity_key):
         return
     if _is_finished(folder):
         erase(folder.next_identity_key)
@@ -111,7 +111,7 @@ async def succeed(
     still this silo's, and the new one waits for another try.
     """
     _require_no_attempt(folder, credentials)
-    if folder.next_identity_key.exists() and _is_finished(folder):  # killed within the last step
+    if is_there(folder.next_identity_key) and _is_finished(folder):  # killed within the last step
         erase(folder.next_identity_key)
         return credentials
     old, new = credentials.identity_key, _next_key(folder)
@@ -120,10 +120,21 @@ async def succeed(
     succession = Succession(predecessor=old.public_key(), successor=new.public_key(), statement=statement)
     await send(succession, possession_statement(new, identity=identity, old_key=old.public_key()))
     _remember(folder, succession, now())
-    masking_journal(folder, credentials).seal_anew(Seal(new))
+    seal_anew(folder, Seal(old), Seal(new))
     write_key(folder.identity_key, identity_key_to_pem(new), os.environ)
     erase(folder.next_identity_key)
     return replace(credentials, identity_key=new)
+
+
+def seal_anew(folder: SiloFolder, present: Seal, successor: Seal) -> None:
+    """What has the present seal gets its successor's. What has that already, or nobody's, stays as it is."""
+    for path in folder.sealed:
+        if is_there(path):
+            try:
+                content = present.opened(path.name, read_private(path))
+            except IntegrityError:
+                continue
+            write_private(path, successor.sealed(path.name, content))
 
 
 def _is_finished(folder: SiloFolder) -> bool:
@@ -134,7 +145,7 @@ def _is_finished(folder: SiloFolder) -> bool:
 
 
 def _next_key(folder: SiloFolder) -> Ed25519PrivateKey:
-    if folder.next_identity_key.exists():
+    if is_there(folder.next_identity_key):
         return identity_key_from_pem(read_key(folder.next_identity_key, os.environ))
     key = new_identity_key()
     write_key(folder.next_identity_key, identity_key_to_pem(key), os.environ)

@@ -1,12 +1,13 @@
 """Under which plans this silo has masked, and every model that it saw under them, in `lineages.json` of its folder.
 
-It stands apart from `masking/memory` and notes that file's sequence number, so that each of the two shows that the other was
-lost, or comes from a backup: a silo that forgot could be led into two sums over one delta. Where both were, others find it out
-(silo_memory.py), and it is noted here what they saw.
+It stands apart from `masking/memory`, so that each of the two shows that the other was lost, or comes from a backup: a silo that
+forgot could be led into two sums over one delta. Each counts its own changes and notes the other's count; a change is written where
+it is made, then noted in the other. So a kill leaves a note one behind, and what comes from a backup is behind the other's
+note. Where both were put back, others find it out (silo_memory.py), and it is noted here what they saw.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,13 +16,13 @@ from pydantic import Field
 from security.errors import PolicyRefusal
 from security.pki.seal import Seal
 from security.secure_aggregation.silo_memory import MASKING_MEMORY, Forgotten, PlanMemory, SiloMemory
-from silo_agent.edges.private_record import PrivateRecord
+from silo_agent.edges.group_chain import GroupsNote
+from silo_agent.edges.private_record import RESET, PrivateRecord
 from silo_agent.policy import Lineage
 from silo_wire.canonical import Digest
 from silo_wire.plan import DigestText, PlanBundle
 from silo_wire.strict_toml import NameText, Section
 
-RESET = "silo-agent trust reset-memory"
 _SPENT = (1 << 31) - 1
 """As an attempt's number: no further attempt of that round."""
 
@@ -33,11 +34,27 @@ class _Plan(Section):
     models: list[DigestText] = Field(default_factory=list)
 
 
+class _Groups(Section):
+    changes: Annotated[int, Field(ge=0)] = 0
+    number: Annotated[int, Field(ge=0)] = 0
+    signed: dict[DigestText, DigestText] = Field(default_factory=dict)
+
+
 class _Lineages(Section):
     version: Literal[1] = 1
-    sequence: Annotated[int, Field(ge=0)] = 0
+    sequence: Annotated[int, Field(ge=0)] = 0  # the last change of masking/memory that is noted here
+    changes: Annotated[int, Field(ge=0)] = 0  # of this file's own: all but what follows from the memory
     plans: dict[DigestText, _Plan] = Field(default_factory=dict)
     forgotten: dict[DigestText, str] = Field(default_factory=dict)  # advertisements of this silo, and who saw them
+    groups: _Groups = Field(default_factory=_Groups)  # what is noted here of release-groups.json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Behind:
+    """Where a kill left a note one behind, which is made up for before the next change: in this file, or in masking/memory."""
+
+    lineages: bool
+    memory: bool
 
 
 class Lineages:
@@ -61,8 +78,8 @@ class Lineages:
             for plan, it in self._record.read().plans.items()
         ]
 
-    def saw(self, bundle: PlanBundle, model: Digest) -> None:
-        """Note, durably, that `model` is a model of this plan, which has masks."""
+    def saw(self, bundle: PlanBundle, model: Digest) -> bool:
+        """Note, durably, that `model` is a model of this plan, which has masks; whether that is a change."""
         plan = bundle.plan
 
         def edit(content: _Lineages) -> _Lineages:
@@ -71,65 +88,143 @@ class Lineages:
             noted = known.model_copy(update={"name": plan.name, "layout": bundle.layout.digest, "models": models})
             return content.model_copy(update={"plans": {**content.plans, plan.digest: noted}})
 
-        self._record.change(edit)
+        return self._change(edit)
 
-    def mark(self, memory: SiloMemory, *, whoever_wrote_it: bool = False) -> None:
-        """Note, durably, that this is what the silo remembers now; `whoever_wrote_it`: people took over what is there."""
+    def note(self, forgotten: Forgotten) -> bool:
+        """Note, durably, what others saw of this silo and it does not remember: until its people have spoken `check` refuses.
+
+        Whether that is a change.
+        """
+        told = {Digest(digest.hex()): witness for digest, witness in forgotten.witnesses.items()}
+        return self._change(
+            lambda content: content.model_copy(update={"forgotten": {**content.forgotten, **told}}),
+        )
+
+    def hold(self, note: GroupsNote) -> bool:
+        """Note, durably, what release-groups.json says now; whether that is a change."""
+        return self._change(lambda content: content.model_copy(update={"groups": _groups(note)}))
+
+    def groups(self) -> GroupsNote:
+        """What is noted of release-groups.json, whoever wrote it."""
+        content = self._record.read(whoever_wrote_it=True)
+        masked = any(plan.round for plan in content.plans.values())
+        noted = content.groups
+        return GroupsNote(changes=noted.changes, number=max(noted.number, int(masked)), signed=noted.signed)
+
+    def check_groups(self, changes: int) -> None:
+        """Raise PolicyRefusal unless a release-groups.json of so many changes is as new as this file, and this file as new as it."""
+        known = self._record.read().groups.changes
+        if known <= changes <= known + 1:
+            return
+        which = "release-groups.json" if changes < known else "lineages.json"
+        raise lost(
+            f"{which} is missing or comes from a backup: lineages.json knows of change {known} of release-groups.json, which is of "
+            f"change {changes}"
+        )
+
+    def mark(self, memory: SiloMemory) -> None:
+        """Note, durably, that this is what the silo remembers now. Raises PolicyRefusal unless the change before is noted here."""
 
         def edit(content: _Lineages) -> _Lineages:
-            plans = dict(content.plans)
-            for it in memory.plans:
-                known = plans.get(it.plan.hex(), _Plan())
-                plans[it.plan.hex()] = known.model_copy(update={"round": max(it.round, known.round)})
-            forgotten = {Digest(digest.hex()): witness for digest, witness in _unknown(content, memory).items()}
-            changed = {"sequence": memory.sequence, "plans": plans, "forgotten": forgotten}
-            return content.model_copy(update=changed)
+            if not content.sequence <= memory.sequence <= content.sequence + 1:
+                raise lost(
+                    f"lineages.json is missing or comes from a backup: it is to note change {memory.sequence} of masking/memory, and "
+                    f"knows of {content.sequence}"
+                )
+            return _marked(content, memory)
 
-        self._record.change(edit, whoever_wrote_it=whoever_wrote_it)
+        self._record.change(edit)
 
-    def check(self, memory: SiloMemory | None) -> None:
+    def check(self, memory: SiloMemory | None, known: int) -> Behind:
         """Raise PolicyRefusal unless `memory` is as new as this file, and this file as new as it; None: it is lost.
 
-        The memory is written first, so that a crash between the two leaves it one change ahead.
+        `known` is how many changes of this file are noted with it.
         """
         content = self._record.read()
         forgotten = _unknown(content, memory)
         if forgotten:
             raise lost(str(Forgotten(forgotten)))
-        joined = any(plan.round for plan in content.plans.values())
-        if memory is None and (content.sequence or joined):
-            raise lost("masking/memory is missing, and lineages.json says that this silo has masked")
-        if memory is None or memory.sequence == content.sequence == 0:
-            return  # a new silo, or one that an earlier release wrote the memory of
-        if memory.sequence < content.sequence:
-            raise lost(
-                f"masking/memory is of change {memory.sequence}, lineages.json knows of change {content.sequence}: it "
-                "comes from a backup"
-            )
-        unknown = [it.plan for it in memory.plans if it.plan.hex() not in content.plans]
-        if memory.sequence > content.sequence + 1 or unknown:
-            raise lost(
-                f"lineages.json is missing or comes from a backup: it is of change {content.sequence}, masking/memory of "
-                f"change {memory.sequence}"
-            )
-
-    def note(self, forgotten: Forgotten) -> None:
-        """Note, durably, what others saw of this silo and it does not remember: until its people have spoken `check` refuses."""
-        told = {Digest(digest.hex()): witness for digest, witness in forgotten.witnesses.items()}
-        self._record.change(lambda content: content.model_copy(update={"forgotten": {**content.forgotten, **told}}))
-
-    def joined(self, memory: SiloMemory) -> SiloMemory:
-        """`memory` with every round that either file knows of taken for answered, under a number that neither has had.
-
-        What others saw of this silo is known to it from then on.
-        """
-        content = self._record.read(whoever_wrote_it=True)
-        plans = {bytes.fromhex(plan): it.round for plan, it in content.plans.items() if it.round}
+        rounds = {bytes.fromhex(plan): it.round for plan, it in content.plans.items()}
+        if memory is None:
+            if content.sequence or content.changes > 1 or any(rounds.values()):
+                raise lost(
+                    "masking/memory is missing, and lineages.json says that this silo has masked, or was about to"
+                )
+            return Behind(lineages=False, memory=content.changes == 1)
+        counts = (
+            f"masking/memory is of change {memory.sequence} and knows of {known} of lineages.json, which is of change "
+            f"{content.changes} and knows of {content.sequence} of masking/memory"
+        )
+        if memory.sequence < content.sequence or known < content.changes - 1:
+            raise lost(f"masking/memory comes from a backup: {counts}")
+        if memory.sequence > content.sequence + 1 or known > content.changes:
+            raise lost(f"lineages.json is missing or comes from a backup: {counts}")
         for it in memory.plans:
-            plans[it.plan] = max(it.round, plans.get(it.plan, 0))
-        answered = (PlanMemory(plan=plan, round=at, number=_SPENT, answered=True) for plan, at in plans.items())
-        whole = replace(memory, plans=tuple(answered), sequence=max(memory.sequence, content.sequence) + 1)
-        return whole.with_announced(*map(bytes.fromhex, content.forgotten))
+            if it.plan not in rounds:
+                raise lost(
+                    f"lineages.json is missing or comes from a backup: it does not know of plan {it.plan.hex()[:16]}"
+                )
+            if it.round > rounds[it.plan] and memory.sequence == content.sequence:
+                raise lost(
+                    f"lineages.json comes from a backup: it knows of round {rounds[it.plan]} of plan {it.plan.hex()[:16]}, "
+                    f"masking/memory of round {it.round}"
+                )
+        for plan, joined in rounds.items():
+            last = memory.of(plan)
+            if joined > (0 if last is None else last.round):
+                raise lost(
+                    f"masking/memory comes from a backup: lineages.json knows of round {joined} of plan {plan.hex()[:16]}, it of "
+                    f"{'none' if last is None else f'round {last.round}'}"
+                )
+        return Behind(lineages=memory.sequence > content.sequence, memory=known < content.changes)
+
+    def reset(self, memory: SiloMemory, known: int, groups: GroupsNote) -> tuple[SiloMemory, int]:
+        """Begin anew, durably, by word of people, from what is left of both: how `memory` is to be, and how many changes it knows of.
+
+        Every round that either file knows of is taken for answered, under counts that neither has had. What others saw of this
+        silo is known to it from then on.
+        """
+        after: tuple[SiloMemory, int] | None = None
+
+        def edit(content: _Lineages) -> _Lineages:
+            nonlocal after
+            plans = {bytes.fromhex(plan): it.round for plan, it in content.plans.items() if it.round}
+            for it in memory.plans:
+                plans[it.plan] = max(it.round, plans.get(it.plan, 0))
+            answered = (PlanMemory(plan=plan, round=at, number=_SPENT, answered=True) for plan, at in plans.items())
+            whole = replace(memory, plans=tuple(answered), sequence=max(memory.sequence, content.sequence) + 1)
+            whole = whole.with_announced(*map(bytes.fromhex, content.forgotten))
+            after = whole, max(known, content.changes) + 1
+            return _marked(content, whole).model_copy(update={"changes": after[1], "groups": _groups(groups)})
+
+        self._record.change(edit, whoever_wrote_it=True)
+        assert after is not None, "edit was run"
+        return after
+
+    def _change(self, edit: Callable[[_Lineages], _Lineages]) -> bool:
+        changed = False
+
+        def counted(content: _Lineages) -> _Lineages:
+            nonlocal changed
+            after = edit(content)
+            changed = after != content
+            return after.model_copy(update={"changes": content.changes + 1}) if changed else content
+
+        self._record.change(counted)
+        return changed
+
+
+def _groups(note: GroupsNote) -> _Groups:
+    return _Groups(changes=note.changes, number=note.number, signed=dict(note.signed))
+
+
+def _marked(content: _Lineages, memory: SiloMemory) -> _Lineages:
+    plans = dict(content.plans)
+    for it in memory.plans:
+        known = plans.get(it.plan.hex(), _Plan())
+        plans[it.plan.hex()] = known.model_copy(update={"round": max(it.round, known.round)})
+    forgotten = {Digest(digest.hex()): witness for digest, witness in _unknown(content, memory).items()}
+    return content.model_copy(update={"sequence": memory.sequence, "plans": plans, "forgotten": forgotten})
 
 
 def _unknown(content: _Lineages, memory: SiloMemory | None) -> dict[bytes, str]:

@@ -9,24 +9,35 @@ The memory has this silo's seal, and so has `lineages.json`. An event is its len
 """
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
 from security.errors import ConfigurationError, IntegrityError, MalformedMessage, PolicyRefusal, StorageError
-from security.files import append_private, make_private_folder, read_private, sync_folder, write_at, write_private
+from security.files import (
+    append_private,
+    is_there,
+    make_private_folder,
+    read_private,
+    sync_folder,
+    write_at,
+    write_private,
+)
 from security.identifiers import FederationName
 from security.pki.seal import Seal, unsealed
 from security.secure_aggregation.silo_machine import Event
 from security.secure_aggregation.silo_memory import Forgotten, SiloMemory
+from silo_agent.edges.group_chain import GroupsNote, changes_of, take_over
 from silo_agent.edges.key_store import SiloCredentials
-from silo_agent.edges.lineages import Lineages, lost
+from silo_agent.edges.lineages import Behind, Lineages, lost
+from silo_agent.edges.private_record import alone
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_wire.canonical import Digest
 from silo_wire.codec import manifest_from_wire, manifest_to_wire
 from silo_wire.manifest import Manifest
 from silo_wire.plan import PlanBundle
-from silo_wire.secure_codec import event_from_bytes, event_to_bytes, memory_from_bytes, memory_to_bytes
+from silo_wire.secure_codec import event_from_bytes, event_to_bytes, known_lineages, memory_from_bytes, memory_to_bytes
 from silo_wire.v1 import common_pb2
 
 _LENGTH_BYTES = 4
@@ -41,10 +52,12 @@ class MaskingJournal:
     """Raises StorageError when a file cannot be read or written, IntegrityError when one does not parse."""
 
     def __init__(self, folder: Path, federation: FederationName, seal: Seal) -> None:
-        """`folder` lies in the silo's own, where `lineages.json` notes each change of the memory; `seal` is put under both."""
+        """`folder` lies in the silo's own, where `lineages.json` notes each change of the memory, and of `release-groups.json`."""
         make_private_folder(folder)
         self._seal = seal
-        self._lineages = Lineages(folder.parent / "lineages.json", seal)
+        self._root = folder.parent
+        self._lineages = Lineages(self._root / "lineages.json", seal)
+        self._groups = self._root / "release-groups.json"
         self._memory = folder / "memory"
         self._attempt = folder / "attempt"
         self._manifest = folder / "vector.manifest"
@@ -53,72 +66,127 @@ class MaskingJournal:
 
     def memory(self) -> SiloMemory:
         """Raises PolicyRefusal, under the rule `masking_memory`, where it was lost, damaged or went back."""
-        memory = None
-        if self._memory.exists():
-            try:
-                memory = memory_from_bytes(self._seal.opened(self._memory.name, read_private(self._memory)))
-            except (IntegrityError, MalformedMessage) as error:
-                raise lost(f"masking/memory cannot be believed ({error})") from error
-        try:
-            self._lineages.check(memory)
-        except ConfigurationError as error:
-            raise lost(str(error)) from error
+        with alone(self._root):
+            memory, known = self._read()
+            self._check(memory, known)
         return memory or SiloMemory()
 
     def remember(self, memory: SiloMemory) -> None:
-        self._write(memory)
-        self._lineages.mark(memory)
-
-    def _write(self, memory: SiloMemory) -> None:
-        write_private(self._memory, self._seal.sealed(self._memory.name, memory_to_bytes(memory)))
+        """The next change of the memory. Raises as `memory` does, and PolicyRefusal for what does not follow what is there."""
+        with alone(self._root):
+            before, known = self._whole()
+            if memory == before:
+                return
+            if memory.sequence != before.sequence + 1:
+                raise lost(
+                    f"masking/memory was changed by somebody else: it is of change {before.sequence}, what this process was to remember "
+                    f"of change {memory.sequence}"
+                )
+            self._write(memory, known)
+            self._lineages.mark(memory)
 
     def saw(self, bundle: PlanBundle, model: Digest) -> None:
-        self._lineages.saw(bundle, model)
+        """Raises as `memory` does."""
+        self._note(lambda: self._lineages.saw(bundle, model))
 
     def forgot(self, forgotten: Forgotten) -> None:
-        self._lineages.note(forgotten)
+        """Raises as `memory` does."""
+        self._note(lambda: self._lineages.note(forgotten))
+
+    def check_groups(self, changes: int) -> None:
+        """Raise PolicyRefusal, under the same rule, unless a release-groups.json of so many changes is the newest that there was."""
+        try:
+            self._lineages.check_groups(changes)
+        except ConfigurationError as error:
+            raise lost(str(error)) from error
+
+    def note_groups(self, note: GroupsNote) -> None:
+        """Raises as `memory` does."""
+        self._note(lambda: self._lineages.hold(note))
+
+    def check(self) -> None:
+        """Raise as `memory` does, also where release-groups.json was lost, damaged or went back."""
+        with alone(self._root):
+            self.memory()
+            try:
+                changes = changes_of(self._groups, self._seal)
+            except ConfigurationError as error:
+                raise lost(str(error)) from error
+            self.check_groups(changes)
 
     def problem(self) -> PolicyRefusal | None:
         """Why this silo takes no masked round."""
         try:
-            self.memory()
+            self.check()
         except PolicyRefusal as refusal:
             return refusal
         return None
 
     def reset(self) -> SiloMemory:
-        """Take what is left of memory and lineages for all there was, by word of people: what either knows of is answered."""
-        memory = self._lineages.joined(self._left())
-        self.erase()  # an attempt under way was begun under the memory that is gone
-        self._write(memory)
-        self._lineages.mark(memory, whoever_wrote_it=True)
+        """Take what is left of memory, lineages and release groups for all there was, by word of people: what either knows of is answered."""
+        with alone(self._root):
+            left, known = self._left()
+            groups = take_over(self._groups, self._federation, self._seal, self._lineages.groups())
+            memory, known = self._lineages.reset(left, known, groups)
+            self.erase()  # an attempt under way was begun under the memory that is gone
+            self._write(memory, known)
         return memory
 
-    def _left(self) -> SiloMemory:
-        """Whoever wrote it; an empty one where there is none that parses."""
-        if not self._memory.exists():
-            return SiloMemory()
+    def _read(self) -> tuple[SiloMemory | None, int]:
+        """The memory, and how many changes of lineages.json it knows of."""
+        if not is_there(self._memory):
+            return None, 0
         try:
-            return memory_from_bytes(unsealed(read_private(self._memory)))
-        except MalformedMessage:
-            return SiloMemory()
+            content = self._seal.opened(self._memory.name, read_private(self._memory))
+            return memory_from_bytes(content), known_lineages(content)
+        except (IntegrityError, MalformedMessage, ConfigurationError) as error:
+            raise lost(f"masking/memory cannot be believed ({error})") from error
 
-    def seal_anew(self, successor: Seal) -> None:
-        """Both files, under the seal of the identity key that succeeds. One that was sealed so already, or by nobody, stays."""
-        for path in (self._memory, self._lineages.path):
-            if path.exists():
-                try:
-                    content = self._seal.opened(path.name, read_private(path))
-                except IntegrityError:
-                    continue
-                write_private(path, successor.sealed(path.name, content))
+    def _left(self) -> tuple[SiloMemory, int]:
+        """Whoever wrote it; an empty one where there is none that parses."""
+        if not is_there(self._memory):
+            return SiloMemory(), 0
+        content = unsealed(read_private(self._memory))
+        try:
+            return memory_from_bytes(content), known_lineages(content)
+        except MalformedMessage:
+            return SiloMemory(), 0
+
+    def _check(self, memory: SiloMemory | None, known: int) -> Behind:
+        try:
+            return self._lineages.check(memory, known)
+        except ConfigurationError as error:
+            raise lost(str(error)) from error
+
+    def _whole(self) -> tuple[SiloMemory, int]:
+        """As `_read`; where a kill left a note of the two behind, it is made up for."""
+        memory, known = self._read()
+        behind = self._check(memory, known)
+        if memory is not None and behind.lineages:
+            self._lineages.mark(memory)
+        memory = memory or SiloMemory()
+        if behind.memory:
+            known += 1
+            self._write(memory, known)
+        return memory, known
+
+    def _note(self, change: Callable[[], bool]) -> None:
+        """`change` is of lineages.json, and tells whether it was one."""
+        with alone(self._root):
+            memory, known = self._whole()
+            if change():
+                self._write(memory, known + 1)
+
+    def _write(self, memory: SiloMemory, known: int) -> None:
+        content = memory_to_bytes(memory, lineages=known)
+        write_private(self._memory, self._seal.sealed(self._memory.name, content))
 
     def events(self) -> tuple[Event, ...]:
         """Of the attempt under way; an event that a crash tore was followed by nothing, and is cut off.
 
         None of a journal that a crash left overwritten and not deleted: its attempt is over, and `erase` finishes it.
         """
-        if not self._attempt.exists():
+        if not is_there(self._attempt):
             return ()
         data = memoryview(read_private(self._attempt))
         if not any(data[:_LENGTH_BYTES]):
@@ -165,7 +233,7 @@ class MaskingJournal:
         A disk that keeps old blocks keeps them all the same.
         """
         try:
-            if self._attempt.exists():
+            if is_there(self._attempt):
                 descriptor = os.open(self._attempt, os.O_WRONLY | os.O_CLOEXEC)
                 try:
                     write_at(descriptor, bytes(os.fstat(descriptor).st_size), 0)

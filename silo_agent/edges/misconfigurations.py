@@ -161,8 +161,8 @@ class Mistake(Enum):
     GROUPS_DAMAGED = Misconfiguration(
         "groups-damaged",
         "release groups",
-        "`release-groups.json` does not parse, or others can read it",
-        "restore it from a backup of today: without it this silo would sign a second successor",
+        "`release-groups.json` is missing, edited, comes from a backup, or others can read it",
+        "restore it from a backup of today; else silo-agent trust reset-memory: without it this silo would sign a second successor",
     )
     GROUPS_WAIT = Misconfiguration(
         "groups-wait",

@@ -8,6 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from security.errors import ConfigurationError, StateError
 from security.identifiers import SiloName
 from security.pki.identity_key import public_key_from_bytes
+from security.pki.seal import Seal
 from security.secure_aggregation.silo_machine import Demands
 from silo_agent.edges.accepted_models import AcceptedModels, keep_proof
 from silo_agent.edges.identity_succession import predecessors
@@ -39,7 +40,7 @@ def model_checks(
     return ModelChecks(
         policy.rules.verify,
         coordinator=coordinator,
-        accepted=AcceptedModels(folder.accepted, credentials.federation),
+        accepted=AcceptedModels(folder.accepted, credentials.federation, Seal(credentials.identity_key)),
         own=OwnFiles(folder),
         party=check_party_of(folder, credentials, policy),
         keep=lambda proof: proves(proof, keep_proof(folder.proofs, proof)),

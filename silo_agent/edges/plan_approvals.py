@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import AwareDatetime, Field
 
+from security.pki.seal import Seal
 from silo_agent.edges.private_record import PrivateRecord
 from silo_agent.policy import Lineage, Record
 from silo_wire.canonical import Digest
@@ -40,16 +41,17 @@ class _Approvals(Section):
 class PlanApprovals:
     """Each call reads the file: an approval holds at once.
 
-    Raises ConfigurationError naming the file when it is damaged or when others can read it, StorageError.
+    Raises ConfigurationError naming the file when it is damaged, edited, or when others can read it, StorageError.
     """
 
-    def __init__(self, path: Path, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+    def __init__(self, path: Path, seal: Seal, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._now = now
         self._record = PrivateRecord(
             path,
             _Approvals,
             check=lambda _content: None,
             remedy="restore it from backup, or remove it and approve the plans again",
+            seal=seal,
         )
 
     def record(self, lineages: Sequence[Lineage] = ()) -> Record:

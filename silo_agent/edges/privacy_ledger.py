@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from security.errors import IntegrityError
-from security.files import make_private_folder, read_private, write_private
+from security.files import is_there, make_private_folder, read_private, write_private
 from security.privacy.ledger_file import PrivacyLedgerFile
 from silo_agent.edges.key_store import SiloCredentials
 from silo_agent.edges.round_journal import RoundJournal
@@ -35,7 +35,7 @@ class LedgerReceiptFile:
         self._path, self._credentials = path, credentials
 
     def newest(self) -> LedgerReceipt | None:
-        if not self._path.exists():
+        if not is_there(self._path):
             return None
         receipt = LedgerReceipt.from_json(read_private(self._path), str(self._path))
         who = self._credentials

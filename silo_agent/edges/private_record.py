@@ -1,11 +1,12 @@
 """A small file that commands and the running agent both keep: private, strict JSON, one writer at a time.
 
 It is read anew whenever it is asked for, so that what people change holds at once. One that does not parse is refused,
-never taken for empty.
+never taken for empty, and neither is a link that leads nowhere.
 """
 
 import fcntl
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,11 +15,37 @@ from typing import Generic, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from security.errors import ConfigurationError, LoricaError, StorageError
-from security.files import read_private, write_private
+from security.files import is_there, read_private, write_private
 from security.pki.seal import Seal, unsealed
 from silo_wire.strict_toml import describe
 
+RESET = "silo-agent trust reset-memory"
+"""By which people go on with what is left of the records of masked rounds."""
 Content = TypeVar("Content", bound=BaseModel)
+_held = threading.local()
+"""`folders`: those that this thread has for itself, by device and inode."""
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """No other process or thread changes the records in `folder` within the block, in which they may be changed. Raises StorageError."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise StorageError(f"{folder} cannot be opened: {error.strerror}") from error
+    held: set[tuple[int, int]] = _held.__dict__.setdefault("folders", set())
+    status = os.fstat(descriptor)
+    this = status.st_dev, status.st_ino
+    mine = this not in held
+    try:
+        if mine:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            held.add(this)
+        yield
+    finally:
+        if mine:
+            held.discard(this)
+        os.close(descriptor)
 
 
 class PrivateRecord(Generic[Content]):
@@ -43,11 +70,12 @@ class PrivateRecord(Generic[Content]):
         self._seal = seal
 
     def read(self, *, whoever_wrote_it: bool = False) -> Content:
-        """What the file says, and a new one of its kind where there is no file; `whoever_wrote_it`: its seal does not matter.
+        """What the file says, and a new one of its kind where there is no file.
 
+        `whoever_wrote_it`, people take over what is there: its seal does not matter, and what does not parse is as good as no file.
         Raises ConfigurationError naming the file when it is damaged, edited, or when others can read it, StorageError.
         """
-        if not self._path.exists():
+        if not is_there(self._path):
             return self._kind()
         raw = read_private(self._path)
         try:
@@ -55,30 +83,18 @@ class PrivateRecord(Generic[Content]):
                 raw = unsealed(raw) if whoever_wrote_it else self._seal.opened(self._path.name, raw)
             content = self._kind.model_validate_json(raw)
             self._check(content)
-        except ValidationError as error:
-            raise ConfigurationError(f"{self._path} is damaged ({describe(error)}): {self._remedy}") from error
-        except LoricaError as error:
-            raise ConfigurationError(f"{self._path} is damaged ({error}): {self._remedy}") from error
+        except (ValidationError, LoricaError) as error:
+            if whoever_wrote_it:
+                return self._kind()
+            why = describe(error) if isinstance(error, ValidationError) else error
+            raise ConfigurationError(f"{self._path} is damaged ({why}): {self._remedy}") from error
         return content
 
     def change(self, edit: Callable[[Content], Content], *, whoever_wrote_it: bool = False) -> None:
         """Replace what is there by what `edit` makes of it, durably; nothing is written when that is the same, or raises."""
-        with self._alone():
+        with alone(self._path.parent):
             before = self.read(whoever_wrote_it=whoever_wrote_it)
             after = edit(before)
-            if after != before or whoever_wrote_it or not self._path.exists():
+            if after != before or whoever_wrote_it or not is_there(self._path):
                 raw = after.model_dump_json(indent=1).encode() + b"\n"
                 write_private(self._path, raw if self._seal is None else self._seal.sealed(self._path.name, raw))
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        folder = self._path.parent
-        try:
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            raise StorageError(f"{folder} cannot be opened: {error.strerror}") from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)

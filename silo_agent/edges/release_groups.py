@@ -8,9 +8,11 @@ from security.audit.entry import Event
 from security.audit.log_file import AuditLog
 from security.errors import LoricaError, PolicyRefusal
 from security.pki.identity_key import public_key_bytes
+from security.pki.seal import Seal
 from security.secure_aggregation.release_groups import RELEASE_GROUPS, signature_of
 from silo_agent.edges.group_chain import GroupChain
 from silo_agent.edges.key_store import SiloCredentials
+from silo_agent.edges.masking_journal import masking_journal
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.edges.trust_store import How, TrustStore, trust_store
 from silo_agent.policy import SiloPolicy
@@ -30,6 +32,8 @@ def group_chain(folder: SiloFolder, credentials: SiloCredentials, policy: SiloPo
         pinned=lambda: {it.silo: it.key for it in store.peers() if first_use or it.how is How.ADDED},
         smallest_group=demands.least_group,
         colluders=demands.colluders,
+        seal=Seal(credentials.identity_key),
+        keeper=masking_journal(folder, credentials),
     )
 
 
@@ -84,7 +88,8 @@ class ReleaseGroups:
     async def sync(self) -> str | None:
         head = await asyncio.to_thread(lambda: self._chain.head)
         offer = await self._client.fetch_groups(0 if head is None else head.number)
-        await asyncio.to_thread(self._pin, offer, head is None)
+        first = await asyncio.to_thread(lambda: self._chain.is_new)
+        await asyncio.to_thread(self._pin, offer, first)
         taken = await asyncio.to_thread(self._chain.take, offer)
         for link in taken.links:
             self._tell(Event.GROUPS_TAKEN, number=link.number, digest=link.digest.hex(), groups=described(link))

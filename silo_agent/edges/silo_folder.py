@@ -123,6 +123,11 @@ class SiloFolder:
         """The plans that people approved by command."""
         return self.root / "approvals.json"
 
+    @property
+    def sealed(self) -> tuple[Path, ...]:
+        """The files that hold for nobody but who has the identity key."""
+        return self.masking / "memory", self.lineages, self.release_groups, self.accepted, self.approvals
+
     def make(self) -> None:
         """Create the folder and its parts; raises ConfigurationError when others can look into one of them."""
         for folder in (self.root, self.models, self.updates, self.plans):

@@ -11,6 +11,6 @@ from silo_agent.policy import Record
 
 
 def record_of(folder: SiloFolder, credentials: SiloCredentials) -> Callable[[], Record]:
-    approvals = PlanApprovals(folder.approvals)
-    lineages = Lineages(folder.lineages, Seal(credentials.identity_key))
+    seal = Seal(credentials.identity_key)
+    approvals, lineages = PlanApprovals(folder.approvals, seal), Lineages(folder.lineages, seal)
     return lambda: approvals.record(lineages.all())

@@ -7,13 +7,14 @@ and the same bytes; where it cannot, the attempt is forfeited.
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from security.errors import IntegrityError, PolicyRefusal
 from security.identifiers import SiloName
 from security.secure_aggregation import silo_machine as protocol
+from security.secure_aggregation.attempt import Attempt
 from security.secure_aggregation.key_agreement import ROOT_BYTES, encapsulated
 from security.secure_aggregation.messages import MaskedInput, Reveal, SurvivorSet
 from security.secure_aggregation.parameters import Parameters, default_threshold
@@ -70,14 +71,12 @@ class Masking:
             events = self._journal.events()
         except IntegrityError:
             return False
-        for event in events:
-            if isinstance(event, protocol.OpenAttempt):
-                event.root.erase()
+        _erase_roots(events)
         return bool(events)
 
     def check_memory(self) -> None:
-        """Raises PolicyRefusal where this silo does not know any more what it took part in."""
-        self._journal.memory()
+        """Raises PolicyRefusal where this silo does not know any more what it took part in, or which release groups it held."""
+        self._journal.check()
 
     def saw(self, bundle: PlanBundle, model: Digest) -> None:
         """Note that `model` is one of this plan, which has masks, before anything is made of it."""
@@ -100,19 +99,22 @@ class Masking:
             if isinstance(order.message, Roster) and (party.link is None or party.link.digest != order.message.link):
                 await self._newer_groups()
                 party = self._party(order)
+            if order.message is None and not self._is_under_way(order.attempt):
+                self._erase()  # what is left of another attempt serves nothing, and the memory is to be that of the disk
             at = await asyncio.to_thread(self._restored, party)
             if isinstance(order.message, Roster):
                 _check_roster(bundle, order.message)
                 if party.link is not None:  # without, the machine refuses by a name of its own
                     check_work_of_groups(bundle.plan, party.link)
-            event = self._event(at, order, update, bundle)
+            event = self._event(order, update, bundle)
             state = at
             try:
                 if order.message is None and order.seen is not None:
                     at.memory.check_remembers({COORDINATOR: order.seen})
-                state, effects = await asyncio.to_thread(protocol.step, self._restored(party), event, party)
+                state, effects = await asyncio.to_thread(protocol.step, at, event, party)
             except Forgotten as forgotten:
                 self._journal.forgot(forgotten)
+                self._erase()
                 self.check_memory()  # says it with the remedy, as from now on
                 raise
             finally:
@@ -126,11 +128,9 @@ class Masking:
         async with self._lock:
             self._erase()
 
-    def _event(self, at: protocol.State, order: Mask, update: SavedUpdate, bundle: PlanBundle) -> protocol.Event:
+    def _event(self, order: Mask, update: SavedUpdate, bundle: PlanBundle) -> protocol.Event:
         if order.message is not None:
             return order.message
-        if isinstance(at, protocol.Advertised) and at.attempt != order.attempt:
-            self._erase()  # an attempt of another round or number; what is left of it serves nothing
         layout = SCORES_ALONE if bundle.plan.timetable.is_closing(update.key.round) else bundle.layout
         return protocol.OpenAttempt(
             attempt=order.attempt,
@@ -139,9 +139,22 @@ class Masking:
             root=Secret(secrets.token_bytes(ROOT_BYTES)),
         )
 
+    def _is_under_way(self, attempt: Attempt) -> bool:
+        if self._state is not None:
+            return isinstance(self._state, protocol.Advertised) and self._state.attempt == attempt
+        events = self._journal.events()
+        _erase_roots(events)
+        return bool(events) and isinstance(events[0], protocol.OpenAttempt) and events[0].attempt == attempt
+
     def _restored(self, party: protocol.Party) -> protocol.State:
         if self._state is None:
-            self._state, effects = protocol.restored(self._journal.memory(), self._journal.events(), party)
+            memory, events = self._journal.memory(), self._journal.events()
+            try:
+                self._state, effects = protocol.restored(memory, events, party)
+            except PolicyRefusal:
+                _erase_roots(events)
+                self._journal.erase()  # the attempt is forfeited: nobody plays it again
+                raise
             for effect in effects:  # an order asks for it again
                 if isinstance(effect, protocol.MaskVector):
                     effect.erase()
@@ -220,10 +233,17 @@ class Masking:
             await self._coordinator.answer_mask(key, message)
 
     def _erase(self) -> None:
+        """Also what this process knows of the memory: the next attempt looks at the disk."""
         if isinstance(self._state, protocol.Advertised):
             self._state.opening.root.erase()
-            self._state = protocol.Resting(self._state.memory)
+        self._state = None
         self._journal.erase()
+
+
+def _erase_roots(events: Sequence[protocol.Event]) -> None:
+    for event in events:
+        if isinstance(event, protocol.OpenAttempt):
+            event.root.erase()
 
 
 def _check_roster(bundle: PlanBundle, roster: Roster) -> None:

@@ -245,7 +245,11 @@ class MaskingJournalPort(Protocol):
     def memory(self) -> SiloMemory:
         """Raises PolicyRefusal where it was lost or went back: only this silo's people may say that it goes on."""
 
-    def remember(self, memory: SiloMemory, /) -> None: ...
+    def check(self) -> None:
+        """Raises as `memory` does, also where the release groups that this silo held were lost or went back."""
+
+    def remember(self, memory: SiloMemory, /) -> None:
+        """Raises as `memory` does, and PolicyRefusal for what does not follow what is on disk."""
 
     def forgot(self, forgotten: Forgotten, /) -> None:
         """Others know of this silo what it does not: `memory` raises from now on."""

@@ -16,6 +16,7 @@ from blake3 import blake3
 from security.audit.entry import Event
 from security.audit.reading import read_log
 from security.errors import DataError, LoricaError, StorageError
+from security.pki.seal import Seal
 from security.secure_aggregation.fixed_point import TensorRange
 from security.secure_aggregation.roster import Roster
 from silo_agent.edges.audit_report import report_of
@@ -37,10 +38,12 @@ from tests.support.hostile_masks import (
     HOSPITAL,
     INSURER,
     SILOS,
+    AttackedSilo,
     HostileCoordinator,
     attacked,
     masked_bundle,
 )
+from tests.support.release_groups import hold_groups
 
 NET = TestNet.create()
 POLICY = DeclineReason.POLICY
@@ -71,6 +74,10 @@ async def offered(at: HostileCoordinator, bundle: PlanBundle, says: str, rule: s
     await at.peer.order(Train(key=at.key, model=model.digest, seconds_left=60.0), BANK)
     await at.declined(BANK, POLICY, says)
     assert at.silos[BANK].trainer.trained == trained
+
+
+def approvals_of(silo: AttackedSilo) -> PlanApprovals:
+    return PlanApprovals(silo.folder.approvals, Seal(silo.credentials.identity_key))
 
 
 def kept_still(rate: str) -> PlanBundle:
@@ -143,7 +150,7 @@ async def test_offers_a_second_plan_from_the_same_model_until_people_approve_the
         await whole_round(at)
         first = at.key.plan
         await offered(at, SECOND, "masked under plan small up to round 1, and both have the same model", "one_lineage")
-        PlanApprovals(at.silos[BANK].folder.approvals).approve(SECOND.plan.digest, although=[first])
+        approvals_of(at.silos[BANK]).approve(SECOND.plan.digest, although=[first])
         await at.peer.order(Prepare(SECOND.plan.digest), BANK)
         await at.silos[BANK].restart()
         at.silos[BANK].seen = len(at.silos[BANK].refusals)
@@ -175,7 +182,7 @@ async def test_hands_out_a_model_of_another_plan_in_a_later_round(tmp_path: Path
     elsewhere = PlanBundle(type(SECOND.plan).model_validate(values), SECOND.files)
     async with attacked(tmp_path, NET) as at:
         await whole_round(at)
-        approvals = PlanApprovals(at.silos[BANK].folder.approvals)
+        approvals = approvals_of(at.silos[BANK])
         for plan in (at.key.plan, elsewhere.plan.digest):
             approvals.approve(plan, model=Comparison.COPY)
         model = at.peer.offer(elsewhere, vector_of(elsewhere.layout, 0))
@@ -223,6 +230,9 @@ async def test_goes_on_with_a_silo_whose_disk_went_back_as_a_whole(tmp_path: Pat
         else:
             shutil.rmtree(victim.folder.masking)
             victim.folder.lineages.unlink()
+            victim.folder.release_groups.unlink()
+            others = [at.silos[silo].credentials for silo in SILOS if silo != BANK]
+            hold_groups([(victim.folder, victim.credentials)], [SILOS], others=others)  # which it took again
         await victim.start()
         victim.seen = len(victim.refusals)
         for round_ in (3, 4):  # attempts that come to nothing do not make up for it
@@ -251,6 +261,149 @@ async def test_goes_on_with_a_silo_whose_disk_went_back_as_a_whole(tmp_path: Pat
         assert journal.problem() is None
         await victim.start()
         at.key = replace(at.key, round=7)
+        await whole_round(at)
+
+
+async def test_puts_the_attempt_of_an_earlier_round_back_beside_the_memory_of_today(tmp_path: Path) -> None:
+    """Of BANK's disk, with its journal of rounds: it is to sign a second set of round 1 and show both shares of CLINIC."""
+    async with attacked(tmp_path / "silos", NET, bundle=masked_bundle(schedule={"rounds": 9})) as at:
+        victim, copy = at.silos[BANK], tmp_path / "copy"
+        await at.train()
+        at.open()
+        await at.play("consistency check")
+        first = at.attempt, at.key
+        second_set = at.survivors_of(at.state.roster.digest, BANK, *[silo for silo in SILOS if silo != CLINIC])
+        await victim.kill()
+        victim.snapshot(copy)
+        await victim.start()
+        await at.play("unmasked")
+        at.require_sum_of(*SILOS)
+        at.key = replace(at.key, round=2)
+        await whole_round(at)
+
+        await victim.kill()
+        put_back_attempt(victim, copy)
+        memory = masking_journal(victim.folder, victim.credentials).memory()
+        await victim.start()
+        victim.seen = len(victim.refusals)
+        at.attempt, at.key = first
+        await at.ask(BANK, second_set)
+        await at.refused(BANK, "masking_memory", "came to attempt 1 of round 2", declined=POLICY)
+        assert masking_journal(victim.folder, victim.credentials).memory() == memory
+        await at.peer.until(lambda: not (victim.folder.masking / "attempt").exists())
+        at.key = replace(at.key, round=3)
+        await whole_round(at)
+
+
+def put_back_attempt(victim: AttackedSilo, copy: Path) -> None:
+    for name in ("attempt", "vector", "vector.manifest"):
+        if (copy / "masking" / name).exists():
+            shutil.copy2(copy / "masking" / name, victim.folder.masking / name)
+    shutil.rmtree(victim.folder.updates)
+    shutil.copytree(copy / "updates", victim.folder.updates)
+    for file in victim.folder.root.glob("journal.sqlite*"):
+        file.unlink()
+    for file in copy.glob("journal.sqlite*"):
+        shutil.copy2(file, victim.folder.root)
+
+
+async def test_goes_on_with_a_new_round_where_an_old_attempt_was_put_back(tmp_path: Path) -> None:
+    """An honest coordinator's new round costs the silo nothing: the old attempt is erased, not played."""
+    async with attacked(tmp_path / "silos", NET, bundle=masked_bundle(schedule={"rounds": 9})) as at:
+        victim, copy = at.silos[BANK], tmp_path / "copy"
+        await at.train()
+        at.open()
+        await at.play("consistency check")
+        await victim.kill()
+        victim.snapshot(copy)
+        await victim.start()
+        await at.play("unmasked")
+        await victim.kill()
+        put_back_attempt(victim, copy)
+        await victim.start()
+        at.key = replace(at.key, round=2)
+        await whole_round(at)
+
+
+async def test_goes_on_with_a_silo_that_found_itself_behind_in_the_same_process(tmp_path: Path) -> None:
+    """An honest coordinator told it so once; another one, or the same, says nothing of it from then on."""
+    async with attacked(tmp_path, NET, bundle=masked_bundle(schedule={"rounds": 9})) as at:
+        victim = at.silos[BANK]
+        await whole_round(at)
+        at.key = replace(at.key, round=2)
+        await at.train()
+        at.open()
+        await at.ask(BANK, None, seen=b"\7" * 32)
+        await at.refused(BANK, "masking_memory", "the coordinator saw keys of this silo", declined=POLICY)
+        at.key = replace(at.key, round=3)
+        await at.peer.order(Train(key=at.key, model=at.model.digest, seconds_left=60.0), BANK)
+        await at.refused(BANK, "masking_memory", "silo-agent trust reset-memory", declined=POLICY)
+        assert masking_journal(victim.folder, victim.credentials).problem() is not None
+
+
+async def test_asks_a_silo_that_trained_before_its_memory_was_lost_for_keys(tmp_path: Path) -> None:
+    """In the same process, which had it in its own memory: the disk is looked at when an attempt begins."""
+    async with attacked(tmp_path, NET, bundle=masked_bundle(schedule={"rounds": 9})) as at:
+        victim = at.silos[BANK]
+        await whole_round(at)
+        at.key = replace(at.key, round=2)
+        await at.train()
+        (victim.folder.masking / "memory").unlink()
+        at.open()
+        await at.ask(BANK, None)
+        await at.refused(BANK, "masking_memory", "masking/memory is missing", declined=POLICY)
+
+
+@pytest.mark.parametrize("how", ["deleted", "put back"])
+@pytest.mark.parametrize("when", ["before it trains", "while it masks"])
+async def test_goes_on_with_a_silo_whose_list_of_lineages_was_lost_while_it_runs(
+    tmp_path: Path, how: str, when: str
+) -> None:
+    """It would be written anew without the models of the plan, and a second plan from one of them be taken."""
+    async with attacked(tmp_path, NET, bundle=masked_bundle(schedule={"rounds": 9})) as at:
+        victim = at.silos[BANK]
+        await whole_round(at)
+        copy = victim.folder.lineages.read_bytes()
+
+        def lose() -> None:
+            if how == "deleted":
+                victim.folder.lineages.unlink()
+            else:
+                victim.folder.lineages.write_bytes(copy)
+
+        at.key = replace(at.key, round=2)
+        at.model = at.offer(2)
+        says = "lineages.json is missing or comes from a backup"
+        if when == "before it trains":
+            await whole_round(at)
+            lose()
+            at.key = replace(at.key, round=3)
+            at.model = at.offer(3)
+            await at.peer.order(Train(key=at.key, model=at.model.digest, seconds_left=60.0), BANK)
+        else:
+            await at.train()
+            at.open()
+            await at.play("masked input")
+            lose()
+            await at.ask(BANK, at.request(BANK))
+        await at.refused(BANK, "masking_memory", says, declined=POLICY)
+        assert says in str(masking_journal(victim.folder, victim.credentials).problem())
+
+
+async def test_a_reset_by_people_holds_for_an_agent_that_still_runs(tmp_path: Path) -> None:
+    """The command waits for the agent's end; whatever else resets the memory is not written over either."""
+    async with attacked(tmp_path, NET, bundle=masked_bundle(schedule={"rounds": 9})) as at:
+        victim = at.silos[BANK]
+        await whole_round(at)
+        at.key = replace(at.key, round=2)
+        await at.train()
+        at.open()
+        await at.play("masked input")
+        reset = masking_journal(victim.folder, victim.credentials).reset()
+        await at.ask(BANK, at.request(BANK))
+        await at.refused(BANK, "masking_memory", "was changed by somebody else", declined=POLICY)
+        assert masking_journal(victim.folder, victim.credentials).memory() == reset
+        at.key = replace(at.key, round=3)
         await whole_round(at)
 
 

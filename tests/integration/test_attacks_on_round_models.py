@@ -26,6 +26,7 @@ from security.errors import (
     StateError,
     exit_code,
 )
+from security.pki.seal import Seal
 from security.secure_aggregation.evidence import Checked, signed_evidence
 from security.secure_aggregation.messages import Reveal
 from security.secure_aggregation.silo_machine import Demands
@@ -99,7 +100,9 @@ async def test_adapters_in_bfloat16_that_step_with_momentum_are_checked(
         for number in (1, 2):
             assert (await play.closed(number)).outcome == "applied"
         for silo in play.silos.values():
-            lineage = AcceptedModels(silo.folder.accepted, FEDERATION).lineage(play.bundle)
+            lineage = AcceptedModels(silo.folder.accepted, FEDERATION, Seal(silo.credentials.identity_key)).lineage(
+                play.bundle
+            )
             assert [one.state.steps for one in lineage.accepted if one.checked] == [0, 1]
             assert not silo.folder.proofs.exists()
     one_number_is_another(monkeypatch)

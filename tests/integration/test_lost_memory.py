@@ -39,6 +39,7 @@ async def test_the_coordinator_tells_a_silo_which_keys_it_forgot(
         rogue = play.rogue
         shutil.rmtree(rogue.folder.masking)
         rogue.folder.lineages.unlink()
+        rogue.folder.release_groups.unlink()
         await rogue.restart()
         lost.set()
         row = await play.closed(2)

@@ -48,6 +48,7 @@ from tests.unit.test_agent_private_rounds import BUNDLE as PRIVATE
 NET, OTHER = TestNet.create(age=timedelta(days=30)), TestNet.create()
 NOW = datetime.now(UTC)
 PEERS = tuple(map(SiloName, ("bank-b", "clinic-c", "insurer-d")))
+EVERYBODY = first_link(FEDERATION, Partition.of([[SILO, *PEERS]]))
 PASSPHRASE = "a passphrase of thirty characters"
 
 
@@ -304,6 +305,23 @@ def groups_that_promise_less_than_policy(case: Case) -> None:
 def groups_that_do_not_parse(case: Case) -> None:
     masked_and_pinned(case)
     write_private(case.folder.release_groups, b"{")
+
+
+@makes(Mistake.GROUPS_DAMAGED)
+def groups_that_were_lost(case: Case) -> None:
+    """Not taken for a silo's that holds none yet."""
+    chain = masked_and_pinned(case)
+    chain.take(GroupsOffer(links=(), proposed=SignedLink(link=EVERYBODY), identities=()))
+    case.folder.release_groups.unlink()
+
+
+@makes(Mistake.GROUPS_DAMAGED)
+def groups_that_were_put_back(case: Case) -> None:
+    chain = masked_and_pinned(case)
+    chain.take(GroupsOffer(links=(), proposed=SignedLink(link=EVERYBODY), identities=()))
+    copy = case.folder.release_groups.read_bytes()
+    chain.approve(EVERYBODY.digest.hex())
+    write_private(case.folder.release_groups, copy)
 
 
 @makes(Mistake.GROUPS_WAIT)

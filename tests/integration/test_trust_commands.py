@@ -28,6 +28,7 @@ from security.errors import (
 from security.identifiers import SiloName
 from security.pki.identity_key import new_identity_key
 from security.pki.key_text import key_text
+from security.pki.seal import Seal
 from security.pki.succession import succession_statement
 from security.preflight import Check, Outcome
 from security.process_lock import ProcessLock
@@ -354,7 +355,10 @@ def test_attack_changed_plan_waits_for_an_approval_of_its_own(silo: SiloFolder) 
     offered(silo, changed)
     assert [refusal["rule"] for refusal in shown(silo, changed.plan.digest)[0]["refused_by"]] == ["approved_plans"]
     assert changed.plan.digest in said(silo, "plan", "approve", changed.plan.digest)
-    assert set(PlanApprovals(silo.approvals).record().approved) == {DIGEST, changed.plan.digest}
+    assert set(PlanApprovals(silo.approvals, Seal(load_credentials(silo).identity_key)).record().approved) == {
+        DIGEST,
+        changed.plan.digest,
+    }
 
 
 def test_a_digest_that_was_agreed_on_can_be_approved_before_the_plan_is_offered(silo: SiloFolder) -> None:
@@ -430,10 +434,16 @@ def test_memory_that_was_lost_is_let_go_by_people_alone_and_stands_in_the_audit_
     agent(silo, "trust", "reset-memory").is_refusal(StateError, "is whole: nothing was changed")
     plan = bytes.fromhex(MASKED.plan.digest)
     journal = masking_journal(silo, load_credentials(silo))
-    journal.remember(SiloMemory().joined(attempt(plan=plan)).answered(attempt(plan=plan)))
+    memory = SiloMemory().joined(attempt(plan=plan))
+    journal.remember(memory)
+    journal.remember(memory.answered(attempt(plan=plan)))
     (silo.masking / "memory").unlink()
     agent(silo, "trust", "reset-memory").is_refusal(ConfigurationError, "memory is missing", ALTHOUGH)
     assert journal.problem() is not None
+    before = contents(silo)
+    with ProcessLock(silo.lock, "silo agent"):
+        agent(silo, "trust", "reset-memory", ALTHOUGH).is_refusal(Conflict, "another silo agent", "stop it first")
+    assert contents(silo) == before
     assert "masks again" in said(silo, "trust", "reset-memory", ALTHOUGH)
     known = journal.memory().of(plan)
     assert known is not None

@@ -22,7 +22,7 @@ from ops.demo.processes import Processes
 from ops.soak.comparison import Result, timeless
 from ops.soak.federation import COORDINATOR, MortalFederation
 from security.identifiers import FederationName, SiloName
-from security.pki.seal import Seal
+from security.pki.seal import Seal, unsealed
 from security.secure_aggregation.silo_memory import SiloMemory
 from silo_agent.edges.key_store import load_credentials
 from silo_agent.edges.masking_journal import MaskingJournal
@@ -259,8 +259,9 @@ def agent_records(folder: SiloFolder, silo: SiloName) -> AgentRecords:
             shutil.copy(part, copy)
         if folder.masking.exists():
             shutil.copytree(folder.masking, Path(copy) / "masking")
-        if folder.lineages.exists():
-            shutil.copy(folder.lineages, copy)
+        for file in (folder.lineages, folder.release_groups):
+            if file.exists():
+                shutil.copy(file, copy)
         journal = RoundJournal(Path(copy) / "journal.sqlite", updates=folder.updates, silo=silo)
         masking = MaskingJournal(
             Path(copy) / "masking", (who := load_credentials(folder)).federation, Seal(who.identity_key)
@@ -280,7 +281,7 @@ def agent_records(folder: SiloFolder, silo: SiloName) -> AgentRecords:
 def _accepted(path: Path) -> Sequence[int]:
     if not path.exists():
         return ()
-    (plan,) = json.loads(path.read_text())["plans"].values()
+    (plan,) = json.loads(unsealed(path.read_bytes()))["plans"].values()
     return [one["round"] for one in plan]
 
 

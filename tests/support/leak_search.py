@@ -22,6 +22,7 @@ from blake3 import blake3
 
 from security.errors import LoricaError
 from security.identifiers import SiloName
+from security.pki.seal import Seal
 from security.secure_aggregation import silo_machine as silo
 from security.secure_aggregation.messages import (
     Advertisement,
@@ -112,6 +113,7 @@ class World:
                 pinned=lambda name=name: {peer: key for peer, key in keys.items() if peer != name},  # type: ignore[misc]
                 smallest_group=self.demands[name].least_group,
                 colluders=self.demands[name].colluders,
+                seal=Seal(identity_key(name)),
             )
             for name in self.honest
         }

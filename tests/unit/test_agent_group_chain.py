@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from security.errors import ConfigurationError, LoricaError, PolicyRefusal, StateError
 from security.identifiers import FederationName, SiloName
+from security.pki.seal import Seal, unsealed
 from security.secure_aggregation.release_groups import (
     Link,
     Partition,
@@ -50,6 +51,7 @@ def chain_in(
         pinned=lambda: keys,
         smallest_group=max(smallest_group, colluders + 2),
         colluders=colluders,
+        seal=Seal(identity_key(own)),
     )
 
 
@@ -356,11 +358,13 @@ def test_a_file_that_is_damaged_or_another_federations_is_never_taken_for_none(t
     holding(tmp_path, EVERYBODY)
     with pytest.raises(ConfigurationError, match="federation"):
         _ = chain_in(tmp_path, federation=FederationName("another")).head
-    content = json.loads((tmp_path / FILE).read_text())
+    content = json.loads(unsealed((tmp_path / FILE).read_bytes()))
     content["held"] = content["held"][:-8]
-    (tmp_path / FILE).write_text(json.dumps(content))
-    with pytest.raises(ConfigurationError, match="restore it"):
-        chain_in(tmp_path).take(offer(signed(EVERYBODY)))
+    raw = json.dumps(content).encode()
+    for damaged in (Seal(identity_key(OWN)).sealed(FILE, raw), raw):
+        (tmp_path / FILE).write_bytes(damaged)
+        with pytest.raises(ConfigurationError, match="restore it"):
+            chain_in(tmp_path).take(offer(signed(EVERYBODY)))
 
 
 SOME_LINKS = (

@@ -1,21 +1,42 @@
 """A silo that forgot what it masked notices: masking/memory and lineages.json stand apart, and each shows the other's loss."""
 
 import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from security.errors import PolicyRefusal
+from security.errors import ConfigurationError, PolicyRefusal
+from security.files import write_private
+from security.identifiers import SiloName
 from security.pki.seal import Seal, unsealed
+from security.secure_aggregation import silo_machine as silo
+from security.secure_aggregation.release_groups import (
+    Link,
+    Partition,
+    SignedLink,
+    first_link,
+    signature_of,
+    successor,
+)
 from security.secure_aggregation.silo_memory import Forgotten, SiloMemory
+from silo_agent.edges.group_chain import GroupChain
+from silo_agent.edges.identity_succession import seal_anew
 from silo_agent.edges.lineages import Lineages
-from silo_agent.edges.masking_journal import MaskingJournal
+from silo_agent.edges.masking_journal import MaskingJournal, masking_journal
+from silo_agent.edges.release_groups import ReleaseGroups, group_chain
+from silo_agent.edges.silo_folder import SiloFolder
+from silo_agent.edges.trust_store import trust_store
+from silo_agent.policy import PolicyRules, SiloPolicy
 from silo_wire.canonical import Digest
+from silo_wire.groups_codec import GroupsOffer, KnownIdentity
 from silo_wire.secure_codec import memory_to_bytes
-from tests.support.federation_peer import small_bundle
-from tests.support.secagg_federation import FEDERATION, attempt, identity_key
+from tests.support.federation_peer import TestNet, small_bundle
+from tests.support.secagg_federation import FEDERATION, attempt, identity_key, opening, party, silo_names
 
 SEAL = Seal(identity_key("silo-00"))
 BUNDLE = small_bundle(
@@ -72,7 +93,7 @@ def test_attack_a_memory_that_was_deleted_is_not_taken_for_a_fresh_silos(tmp_pat
 def test_attack_a_lost_list_of_lineages_is_not_taken_for_a_fresh_silos(tmp_path: Path) -> None:
     masked(tmp_path, 1)
     (tmp_path / "lineages.json").unlink()
-    refused(tmp_path, "lineages.json is missing or comes from a backup")
+    refused(tmp_path, r"lineages\.json is missing or comes from a backup")
     (tmp_path / "lineages.json").write_text("{")
     (tmp_path / "lineages.json").chmod(0o600)
     refused(tmp_path, r"lineages\.json is damaged")
@@ -125,28 +146,37 @@ def test_attack_what_somebody_else_wrote_is_not_believed_until_people_take_it_ov
 def test_another_identity_key_seals_what_the_one_before_did_and_nothing_else(tmp_path: Path) -> None:
     memory = masked(tmp_path, 1)
     successor = Seal(identity_key("silo-00 anew"))
+    folder = SiloFolder(tmp_path)
+    for path in (folder.release_groups, folder.accepted, folder.approvals):
+        write_private(path, sealed(path.name, b"content"))
 
     def under_the_successor() -> MaskingJournal:
         return MaskingJournal(tmp_path / "masking", FEDERATION, successor)
 
-    assert under_the_successor().problem() is not None
+    with pytest.raises(PolicyRefusal):
+        under_the_successor().memory()
     for _ in range(2):  # and again after a crash
-        journal(tmp_path).seal_anew(successor)
+        seal_anew(folder, SEAL, successor)
         assert under_the_successor().memory() == memory
-    (tmp_path / "lineages.json").write_bytes(unsealed((tmp_path / "lineages.json").read_bytes()))
-    under_the_successor().seal_anew(SEAL)
+        for path in (folder.release_groups, folder.accepted, folder.approvals):
+            assert successor.opened(path.name, path.read_bytes()) == b"content"
+    folder.lineages.write_bytes(unsealed(folder.lineages.read_bytes()))
+    seal_anew(folder, successor, SEAL)
     assert "no seal" in str(journal(tmp_path).problem())
 
 
 def test_what_others_saw_and_this_silo_forgot_stands_until_its_people_decide(tmp_path: Path) -> None:
-    memory = masked(tmp_path, 1)
-    journal(tmp_path).remember(memory.with_announced(bytes(32)))
+    memory = masked(tmp_path, 1).with_announced(bytes(32))
+    journal(tmp_path).remember(memory)
     forgotten = Forgotten({b"n" * 32: "silo bank-b and silo clinic-c", b"o" * 32: "the coordinator"})
     journal(tmp_path).forgot(forgotten)
     for _ in range(2):
         refused(tmp_path, "silo bank-b and silo clinic-c and the coordinator saw keys of this silo")
-        masked_on = SiloMemory.joined(memory, attempt(plan=PLAN, round=5))
-        journal(tmp_path).remember(masked_on)  # an attempt that was under way does not make up for it
+        masked_on = memory.joined(attempt(plan=PLAN, round=5))
+        with pytest.raises(PolicyRefusal, match="saw keys of this silo"):
+            journal(tmp_path).remember(masked_on)  # an attempt that was under way does not make up for it
+        with pytest.raises(PolicyRefusal, match="saw keys of this silo"):
+            journal(tmp_path).saw(BUNDLE, Digest("ab" * 32))
     journal(tmp_path).reset()
     memory = journal(tmp_path).memory()
     memory.check_remembers({"anybody": b"n" * 32, "the coordinator": b"o" * 32})
@@ -154,14 +184,135 @@ def test_what_others_saw_and_this_silo_forgot_stands_until_its_people_decide(tmp
         memory.check_remembers({"anybody": b"p" * 32})
 
 
-def test_a_crash_between_the_two_files_costs_nothing(tmp_path: Path) -> None:
+def test_a_kill_between_the_two_files_costs_nothing(tmp_path: Path) -> None:
+    """At any of a round's steps, whichever of the two is written first: as the machine takes them, one change each."""
+    names = silo_names(3)
+    each, folder = party("silo-00", names), tmp_path / "silo"
+    masked(folder, 1)
+    for number in range(2, 12):
+        journal(folder).saw(BUNDLE, Digest(f"{number:064x}"))
+        memory = journal(folder).memory()
+        _, effects = silo.step(silo.Resting(memory), opening("silo-00", attempt(plan=PLAN, round=number)), each)
+        (joined,) = [effect.memory for effect in effects if isinstance(effect, silo.Remember)]
+        answered = joined.answered(attempt(plan=PLAN, round=number))
+        for before, after in ((memory, joined), (joined, answered)):
+            journal(folder).remember(before)  # makes up for what the kill before left
+            with killed_before(Lineages, "mark"):
+                journal(folder).remember(after)
+            assert journal(folder).memory() == after
+        with killed_before(Lineages, "mark"):
+            journal(folder).remember(answered)  # while it is made up for
+        journal(folder).remember(answered)
+        with killed_before(MaskingJournal, "_write"):
+            journal(folder).saw(BUNDLE, Digest(f"{number + 1:064x}"))
+        assert journal(folder).memory() == answered
+
+
+@contextmanager
+def killed_before(kind: type, call: str, *, nth: int = 1) -> Iterator[None]:
+    calls, real = count(1), getattr(kind, call)
+
+    def dies(*arguments: object) -> object:
+        if next(calls) == nth:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kind, call, dies)
+        try:
+            yield
+        except KeyboardInterrupt:
+            return
+    raise AssertionError(f"nobody came to {call}")
+
+
+@pytest.mark.parametrize("what", ["a model", "what others saw"])
+def test_attack_a_list_of_lineages_put_back_to_before_it_noted_something(tmp_path: Path, what: str) -> None:
+    """That is no step of the memory's, and is counted all the same."""
     masked(tmp_path, 1)
-    before = (tmp_path / "lineages.json").read_bytes()
-    newer = journal(tmp_path).memory().joined(attempt(plan=PLAN, round=2))
-    journal(tmp_path).remember(newer)
-    (tmp_path / "lineages.json").write_bytes(before)
-    assert journal(tmp_path).memory() == newer
+    copy = (tmp_path / "lineages.json").read_bytes()
+    if what == "a model":
+        journal(tmp_path).saw(BUNDLE, Digest("22" * 32))
+    else:
+        journal(tmp_path).forgot(Forgotten({b"n" * 32: "silo bank-b"}))
+    (tmp_path / "lineages.json").write_bytes(copy)
+    refused(tmp_path, r"lineages\.json is missing or comes from a backup")
+
+
+@pytest.mark.parametrize("how", ["deleted", "put back"])
+@pytest.mark.parametrize("next_is", ["remembers", "sees a model"])
+def test_attack_a_list_of_lineages_lost_while_the_agent_runs_is_not_written_anew(
+    tmp_path: Path, how: str, next_is: str
+) -> None:
+    masked(tmp_path, 1)
+    running, copy = journal(tmp_path), (tmp_path / "lineages.json").read_bytes()
+    masked(tmp_path, 2)
+    memory = running.memory()
+    if how == "deleted":
+        (tmp_path / "lineages.json").unlink()
+    else:
+        (tmp_path / "lineages.json").write_bytes(copy)
+    left = contents(tmp_path)
+    change = {
+        "remembers": lambda: running.remember(memory.joined(attempt(plan=PLAN, round=3))),
+        "sees a model": lambda: running.saw(BUNDLE, Digest("22" * 32)),
+    }[next_is]
+    with pytest.raises(PolicyRefusal, match=r"lineages\.json is missing or comes from a backup"):
+        change()
+    assert contents(tmp_path) == left
+    with pytest.raises(PolicyRefusal, match=r"lineages\.json is missing or comes from a backup"):
+        Lineages(tmp_path / "lineages.json", SEAL).mark(memory.joined(attempt(plan=PLAN, round=3)))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_attack_a_memory_that_people_reset_is_not_written_over_by_who_remembers_another_one(tmp_path: Path) -> None:
+    stale = masked(tmp_path, 1, 2)
+    (tmp_path / "lineages.json").unlink()
+    reset = journal(tmp_path).reset()
+    with pytest.raises(PolicyRefusal, match="was changed by somebody else"):
+        journal(tmp_path).remember(stale.joined(attempt(plan=PLAN, round=3)))
+    assert journal(tmp_path).memory() == reset
+
+
+@pytest.mark.parametrize("which", ["masking/memory", "lineages.json"])
+def test_attack_a_file_of_the_same_change_that_says_less(tmp_path: Path, which: str) -> None:
+    """As a memory that was wound back leaves it: counts agree, rounds do not."""
     masked(tmp_path, 3)
+    masked(tmp_path / "other", 1)
+    (tmp_path / which).write_bytes((tmp_path / "other" / which).read_bytes())
+    refused(tmp_path, f"{which} comes from a backup: .* round 3")
+
+
+@pytest.mark.parametrize("damage", [b"{", b"", b"[]"])
+def test_a_list_of_lineages_that_does_not_parse_is_as_good_as_none_for_people_who_decide(
+    tmp_path: Path, damage: bytes
+) -> None:
+    masked(tmp_path, 1, 2)
+    (tmp_path / "lineages.json").write_bytes(damage)
+    refused(tmp_path, r"lineages\.json is damaged")
+    journal(tmp_path).reset()
+    known = journal(tmp_path).memory().of(PLAN)
+    assert known is not None
+    assert (known.round, known.answered) == (2, True)
+    (lineage,) = Lineages(tmp_path / "lineages.json", SEAL).all()
+    assert lineage.layout is None, "of which models it was is not known any more"
+
+
+@pytest.mark.parametrize("elsewhere", [("masking/memory",), ("lineages.json",), ("masking/memory", "lineages.json")])
+def test_attack_a_link_that_leads_nowhere_is_not_taken_for_a_fresh_silos(
+    tmp_path: Path, elsewhere: tuple[str, ...]
+) -> None:
+    """A disk that is not mounted."""
+    masked(tmp_path, 1)
+    for name in elsewhere:
+        (tmp_path / name).unlink()
+        (tmp_path / name).symlink_to(f"/not/mounted/{name}")
+    refused(tmp_path, f"is a link to /not/mounted/{elsewhere[0]}, which is missing")
+    with pytest.raises(ConfigurationError, match="which is missing"):
+        journal(tmp_path).reset()
 
 
 @settings(max_examples=25, deadline=None)
@@ -203,3 +354,170 @@ def test_models_of_plans_are_kept_and_each_once(tmp_path: Path) -> None:
         lineages.saw(BUNDLE, model)
     (lineage,) = lineages.all()
     assert (lineage.models, lineage.layout, lineage.round) == ({MODEL, other}, BUNDLE.layout.digest, 0)
+
+
+# --- release groups, of which lineages.json notes each change -----------------------------------------------------------
+
+NAMES = silo_names(6)
+EVERYBODY = first_link(FEDERATION, Partition.of([NAMES]))
+NEWCOMERS = [
+    successor(EVERYBODY, Partition.of([NAMES, [SiloName(f"{letter}-{index}") for index in range(3)]]))
+    for letter in "xy"
+]
+"""Two successors, of which neither needs people's word."""
+
+
+def chain(folder: Path) -> GroupChain:
+    """As each process opens it."""
+    keys = {name: identity_key(name).public_key() for name in NAMES}
+    return GroupChain(
+        folder / "release-groups.json",
+        federation=FEDERATION,
+        silo=NAMES[0],
+        own_key=keys.pop(NAMES[0]),
+        pinned=lambda: keys,
+        smallest_group=3,
+        colluders=0,
+        seal=SEAL,
+        keeper=journal(folder),
+    )
+
+
+def offered(proposed: Link | None = None, *held: Link) -> GroupsOffer:
+    links = tuple(
+        SignedLink(link=link, signatures=tuple((name, signature_of(link, identity_key(name))) for name in NAMES))
+        for link in held or (EVERYBODY,)
+    )
+    return GroupsOffer(links=links, proposed=None if proposed is None else SignedLink(link=proposed), identities=())
+
+
+def test_release_groups_are_noted_and_a_kill_before_they_are_costs_nothing(tmp_path: Path) -> None:
+    with killed_before(Lineages, "hold", nth=2):
+        chain(tmp_path).take(offered())
+    assert chain(tmp_path).head == EVERYBODY
+    assert journal(tmp_path).problem() is None
+    with killed_before(Lineages, "hold"):
+        chain(tmp_path).take(offered(NEWCOMERS[0]))  # while it is made up for
+    with killed_before(Lineages, "hold", nth=2):
+        chain(tmp_path).take(offered(NEWCOMERS[0]))
+    assert journal(tmp_path).problem() is None
+    assert chain(tmp_path).take(offered(NEWCOMERS[0])).to_sign == (NEWCOMERS[0],)
+    with killed_before(MaskingJournal, "_write"):
+        chain(tmp_path).withdraw(NEWCOMERS[0].digest.hex())
+    assert chain(tmp_path).take(offered(NEWCOMERS[1])).to_sign == (NEWCOMERS[1],)
+    assert chain(tmp_path).head == EVERYBODY
+    assert journal(tmp_path).problem() is None
+    before = contents(tmp_path)
+    chain(tmp_path).take(offered(NEWCOMERS[1]))
+    assert contents(tmp_path) == before, "nothing new is nothing written"
+
+
+@pytest.mark.parametrize("how", ["deleted", "put back", "another's"])
+def test_attack_release_groups_that_were_lost_sign_no_second_successor(tmp_path: Path, how: str) -> None:
+    chain(tmp_path).take(offered())
+    file = tmp_path / "release-groups.json"
+    copy = file.read_bytes()
+    assert chain(tmp_path).take(offered(NEWCOMERS[0])).to_sign == (NEWCOMERS[0],)
+    if how == "deleted":
+        file.unlink()
+    else:
+        file.write_bytes(copy if how == "put back" else unsealed(copy))
+    says = "no seal" if how == "another's" else r"release-groups\.json is missing or comes from a backup"
+    left = contents(tmp_path)
+    for call in (lambda: chain(tmp_path).take(offered(NEWCOMERS[1])), lambda: chain(tmp_path).head):
+        with pytest.raises(ConfigurationError if how == "another's" else PolicyRefusal, match=says):
+            call()
+    assert contents(tmp_path) == left
+    problem = journal(tmp_path).problem()
+    assert problem is not None
+    assert problem.rule == "masking_memory"
+    assert "silo-agent trust reset-memory" in str(problem)
+
+    journal(tmp_path).reset()  # by its people
+    assert journal(tmp_path).problem() is None
+    assert not chain(tmp_path).is_new, "no key is taken on first use any more"
+    with pytest.raises(PolicyRefusal, match="has signed"):
+        chain(tmp_path).take(offered(NEWCOMERS[1]))
+    assert chain(tmp_path).take(offered(NEWCOMERS[0])).to_sign == (NEWCOMERS[0],)
+    assert chain(tmp_path).head == EVERYBODY
+
+
+def test_attack_links_before_the_one_that_was_lost_are_not_held_again(tmp_path: Path) -> None:
+    chain(tmp_path).take(offered(None, EVERYBODY, NEWCOMERS[0]))
+    assert chain(tmp_path).head == NEWCOMERS[0]
+    (tmp_path / "release-groups.json").unlink()
+    journal(tmp_path).reset()
+    chain(tmp_path).take(offered())
+    assert chain(tmp_path).head is None
+    chain(tmp_path).take(offered(None, EVERYBODY, NEWCOMERS[0]))
+    assert chain(tmp_path).head == NEWCOMERS[0]
+
+
+def test_attack_the_other_two_files_lost_beside_release_groups_are_not_taken_for_a_fresh_silos(tmp_path: Path) -> None:
+    chain(tmp_path).take(offered())
+    chain(tmp_path).take(offered(NEWCOMERS[0]))
+    shutil.rmtree(tmp_path / "masking")
+    (tmp_path / "lineages.json").unlink()
+    assert "lineages.json is missing" in str(journal(tmp_path).problem())
+    journal(tmp_path).reset()
+    assert journal(tmp_path).problem() is None
+    assert chain(tmp_path).head == EVERYBODY
+
+
+def test_first_use_is_over_for_a_silo_that_masked_also_where_nothing_of_its_groups_is_left(tmp_path: Path) -> None:
+    assert chain(tmp_path).is_new
+    masked(tmp_path, 1)
+    (tmp_path / "masking" / "memory").unlink()
+    journal(tmp_path).reset()
+    assert not chain(tmp_path).is_new
+
+
+async def test_attack_lost_release_groups_do_not_open_first_use_again(tmp_path: Path) -> None:
+    """A coordinator that then comes with silos of its own making finds nobody pinned by itself."""
+    credentials = TestNet.create().credentials("127.0.0.1:1", NAMES[0])
+    folder, rules = SiloFolder(tmp_path / "silo"), PolicyRules(trust_on_first_use=True)
+    folder.make()
+    pins = trust_store(folder, credentials, first_use=True)
+
+    async def asked(*silos: SiloName) -> set[SiloName]:
+        wire = OfferingOnly(silos)
+        policy = SiloPolicy(rules=rules, silo=NAMES[0])
+        chain = group_chain(folder, credentials, policy)
+        await ReleaseGroups(chain, pins, credentials, client=wire, first_use=True).sync()
+        return {peer.silo for peer in pins.peers()}
+
+    assert await asked(*NAMES[1:3]) == set(NAMES[1:3])
+    policy = SiloPolicy(rules=rules, silo=NAMES[0])
+    first = first_link(credentials.federation, Partition.of([NAMES[:3]]))
+    keys = {NAMES[0]: credentials.identity_key, **{name: identity_key(name) for name in NAMES[1:3]}}
+    signatures = tuple((name, signature_of(first, key)) for name, key in sorted(keys.items()))
+    held = SignedLink(link=first, signatures=signatures)
+    group_chain(folder, credentials, policy).take(GroupsOffer(links=(held,), proposed=None, identities=()))
+    assert not group_chain(folder, credentials, policy).is_new
+    folder.release_groups.unlink()
+    with pytest.raises(PolicyRefusal, match="release-groups\\.json is missing"):
+        await asked(NAMES[3])
+    masking_journal(folder, credentials).reset()
+    assert await asked(NAMES[3]) == set(NAMES[1:3])
+
+
+class OfferingOnly:
+    """A coordinator that has silos and no release groups."""
+
+    def __init__(self, silos: Iterable[SiloName]) -> None:
+        known = (KnownIdentity(silo=name, key=identity_key(name).public_key()) for name in silos)
+        self.offer = GroupsOffer(links=(), proposed=None, identities=tuple(known))
+
+    async def fetch_groups(self, after: int) -> GroupsOffer:
+        return self.offer
+
+    async def sign_groups(self, link: bytes, signature: bytes) -> None:
+        raise AssertionError("nothing is proposed")
+
+
+def test_a_silo_that_is_behind_signs_no_release_groups(tmp_path: Path) -> None:
+    chain(tmp_path).take(offered())
+    journal(tmp_path).forgot(Forgotten({b"n" * 32: "silo bank-b"}))
+    with pytest.raises(PolicyRefusal, match="saw keys of this silo"):
+        chain(tmp_path).take(offered(NEWCOMERS[0]))
+    assert chain(tmp_path).head == EVERYBODY

@@ -45,8 +45,10 @@ def test_an_attempt_is_read_back_as_it_was_written(journal: MaskingJournal) -> N
 
 def test_the_memory_outlives_attempts(journal: MaskingJournal) -> None:
     assert journal.memory() == SiloMemory()
-    memory = SiloMemory().joined(attempt()).answered(attempt())
-    journal.remember(memory)
+    memory = SiloMemory()
+    for change in (SiloMemory.joined, SiloMemory.answered):
+        memory = change(memory, attempt())
+        journal.remember(memory)
     journal.append(begun())
     journal.erase()
     assert again(journal).memory() == memory

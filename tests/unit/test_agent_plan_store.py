@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 
 from security.errors import ConfigurationError
+from security.pki.seal import Seal, unsealed
 from silo_agent.edges.plan_approvals import PlanApprovals
 from silo_agent.edges.plan_store import PlanStore
 from silo_wire.canonical import Digest
 from tests.support.federation_peer import small_bundle
+from tests.support.secagg_federation import identity_key
 
 ONE, TWO, THREE = (small_bundle(seed=seed) for seed in (1, 2, 3))
+SEAL = Seal(identity_key("silo-00"))
 NOW = datetime(2026, 11, 21, 3, 0, tzinfo=UTC)
 
 
@@ -95,7 +98,7 @@ def test_attack_plan_that_was_changed_on_disk_is_not_shown_for_approval(tmp_path
 
 @pytest.fixture
 def approvals(tmp_path: Path) -> PlanApprovals:
-    return PlanApprovals(tmp_path / "approvals.json", now=lambda: NOW)
+    return PlanApprovals(tmp_path / "approvals.json", SEAL, now=lambda: NOW)
 
 
 def test_an_approval_is_by_digest_private_and_lasting(approvals: PlanApprovals, tmp_path: Path) -> None:
@@ -103,9 +106,9 @@ def test_an_approval_is_by_digest_private_and_lasting(approvals: PlanApprovals, 
     approvals.approve(ONE.plan.digest, name="small")
     approvals.approve(TWO.plan.digest)
     path = tmp_path / "approvals.json"
-    assert set(PlanApprovals(path).record().approved) == {ONE.plan.digest, TWO.plan.digest}
+    assert set(PlanApprovals(path, SEAL).record().approved) == {ONE.plan.digest, TWO.plan.digest}
     assert path.stat().st_mode & 0o777 == 0o600
-    written = json.loads(path.read_bytes())["plans"]
+    written = json.loads(unsealed(path.read_bytes()))["plans"]
     assert written[ONE.plan.digest] == {
         "name": "small",
         "approved_at": "2026-11-21T03:00:00Z",
@@ -118,7 +121,7 @@ def test_an_approval_is_by_digest_private_and_lasting(approvals: PlanApprovals, 
 def test_the_first_approval_of_a_plan_stays(approvals: PlanApprovals, tmp_path: Path) -> None:
     approvals.approve(ONE.plan.digest, name="small")
     written = (tmp_path / "approvals.json").read_bytes()
-    PlanApprovals(tmp_path / "approvals.json").approve(ONE.plan.digest, name="other")
+    PlanApprovals(tmp_path / "approvals.json", SEAL).approve(ONE.plan.digest, name="other")
     assert (tmp_path / "approvals.json").read_bytes() == written
 
 
@@ -127,12 +130,30 @@ def test_the_first_approval_of_a_plan_stays(approvals: PlanApprovals, tmp_path: 
 )
 def test_damaged_approvals_are_named_and_approve_nothing(approvals: PlanApprovals, tmp_path: Path, raw: bytes) -> None:
     path = tmp_path / "approvals.json"
+    raw = SEAL.sealed(path.name, raw)
     path.write_bytes(raw)
     path.chmod(0o600)
     for call in (approvals.record, lambda: approvals.approve(ONE.plan.digest)):
         with pytest.raises(ConfigurationError, match=r"approvals\.json is damaged .* approve the plans again"):
             call()
     assert path.read_bytes() == raw
+
+
+def test_attack_approvals_that_somebody_wrote_who_has_not_the_identity_key_approve_nothing(
+    approvals: PlanApprovals, tmp_path: Path
+) -> None:
+    """So does a file of an earlier release, which had no seal."""
+    path = tmp_path / "approvals.json"
+    approvals.approve(ONE.plan.digest)
+    content = path.read_bytes()
+    path.write_bytes(content.replace(ONE.plan.digest.encode(), TWO.plan.digest.encode()))
+    with pytest.raises(ConfigurationError, match=r"the seal .* it was edited.* approve the plans again"):
+        approvals.record()
+    path.write_bytes(unsealed(content))
+    with pytest.raises(ConfigurationError, match=r"no seal .* approve the plans again"):
+        approvals.record()
+    path.unlink()
+    assert approvals.record().approved == []
 
 
 def test_attack_another_user_may_have_written_the_approvals(approvals: PlanApprovals, tmp_path: Path) -> None:

@@ -534,12 +534,22 @@ def test_attack_second_plan_from_a_model_that_this_silo_masked_under_another() -
 def test_attack_second_plan_whose_model_nobody_compared_could_be_all_but_the_same_one() -> None:
     first, second = masked(), masked(max_weight=7.0)
     both = (first.plan.digest, second.plan.digest)
-    for layout in (first.layout.digest, None):
-        before = lineage(first, OTHER_MODEL, layout=layout)
-        assert "nobody compared" in str(refusal_of(remembering(before), second))
-        assert "nobody compared" in str(refusal_of(remembering(before, compared=both[:1]), second))
-        remembering(before, compared=both).check_plan(second)
+    before = lineage(first, OTHER_MODEL)
+    assert "nobody compared" in str(refusal_of(remembering(before), second))
+    assert "nobody compared" in str(refusal_of(remembering(before, compared=both[:1]), second))
+    remembering(before, compared=both).check_plan(second)
     remembering(lineage(first, OTHER_MODEL, layout="ab" * 32)).check_plan(second)  # of another shape
+
+
+def test_attack_second_plan_beside_one_whose_models_are_not_known_any_more() -> None:
+    """Each of its models may have been the second one's: that people compared where both begin says nothing."""
+    first, second = masked(), masked(max_weight=7.0)
+    both = (first.plan.digest, second.plan.digest)
+    for before in (lineage(first, OTHER_MODEL, layout=None), replace(lineage(first), models=frozenset())):
+        refusal = refusal_of(remembering(before, compared=both), second)
+        assert refusal.rule == "one_lineage"
+        assert "does not know of which models" in str(refusal)
+        remembering(before, pairs=(frozenset(both),)).check_plan(second)
 
 
 def test_attack_model_of_another_plans_in_a_later_round() -> None:

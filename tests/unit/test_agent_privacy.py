@@ -74,6 +74,13 @@ def test_what_is_spent_is_in_the_file_and_in_the_head(file: PrivacyLedgerFile) -
     assert file.path.stat().st_mode & 0o077 == 0
 
 
+def test_attack_a_link_that_leads_nowhere_is_not_taken_for_an_empty_ledger(file: PrivacyLedgerFile) -> None:
+    file.path.parent.mkdir(mode=0o700)
+    file.path.symlink_to("/not/mounted")
+    with pytest.raises(ConfigurationError, match="is a link to /not/mounted, which is missing"):
+        guard(file, Heads()).entries()
+
+
 def test_rounds_are_refused_before_they_would_cost_too_much(file: PrivacyLedgerFile) -> None:
     within = guard(file, Heads())
     costs = [epsilon_of(merged(release for _, release in ROUND * rounds), dp_delta=1e-5) for rounds in range(9)]

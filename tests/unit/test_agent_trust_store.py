@@ -425,6 +425,17 @@ def test_what_is_no_json_is_named(tmp_path: Path, raw: bytes) -> None:
         store_in(tmp_path).peers()
 
 
+def test_attack_a_link_that_leads_nowhere_is_not_taken_for_no_pins(tmp_path: Path) -> None:
+    """Or a key would be pinned on first use once more."""
+    (tmp_path / FILE).unlink(missing_ok=True)
+    (tmp_path / FILE).symlink_to(tmp_path / "not-mounted")
+    store = store_in(tmp_path, first_use=True)
+    for call in (store.peers, lambda: store.trusted_on_first_use(BANK, BANK_KEY.public_key())):
+        with pytest.raises(ConfigurationError, match=r"peers\.json is a link to .*not-mounted, which is missing"):
+            call()
+    assert (tmp_path / FILE).is_symlink()
+
+
 def test_attack_another_user_may_have_read_or_written_the_pins(tmp_path: Path, content: dict[str, Any]) -> None:
     (tmp_path / FILE).chmod(0o622)
     with pytest.raises(ConfigurationError, match=r"peers\.json has mode 0622.*chmod 600"):

@@ -18,6 +18,7 @@ from security.audit.reading import read_log
 from security.chain import Head
 from security.errors import (
     EXIT_CODES,
+    ConfigurationError,
     FalseModel,
     IntegrityError,
     LoricaError,
@@ -29,6 +30,7 @@ from security.errors import (
 )
 from security.identifiers import Identity, Role, SiloName
 from security.pki.identity_key import public_key_bytes
+from security.pki.seal import Seal
 from security.pki.succession import succession_statement
 from security.secure_aggregation.evidence import VERIFY, Checked, Evidence, Lineage, signed_evidence
 from security.secure_aggregation.silo_machine import Demands
@@ -970,15 +972,19 @@ def test_what_was_accepted_and_drawn_outlives_the_process(tmp_path: Path) -> Non
     )
     bundle = cast(PlanBundle, SimpleNamespace(plan=plan))
     path = tmp_path / "accepted.json"
-    assert AcceptedModels(path, FEDERATION).lineage(bundle) == lineage
+    seal = Seal(identity_key(OWN))
+    assert AcceptedModels(path, FEDERATION, seal).lineage(bundle) == lineage
     for how_far in Checked:
         lineage = rounds.lineage().after(first.evidence, how_far).after(second.evidence)
-        AcceptedModels(path, FEDERATION).save(lineage)
-        assert AcceptedModels(path, FEDERATION).lineage(bundle) == lineage
-    assert AcceptedModels(path, FEDERATION).drawn(bytes(32), lambda: [4, 2]) == [4, 2]
-    assert AcceptedModels(path, FEDERATION).drawn(bytes(32), lambda: [9, 9]) == [4, 2]
-    assert AcceptedModels(path, FEDERATION).lineage(bundle) == lineage
+        AcceptedModels(path, FEDERATION, seal).save(lineage)
+        assert AcceptedModels(path, FEDERATION, seal).lineage(bundle) == lineage
+    assert AcceptedModels(path, FEDERATION, seal).drawn(bytes(32), lambda: [4, 2]) == [4, 2]
+    assert AcceptedModels(path, FEDERATION, seal).drawn(bytes(32), lambda: [9, 9]) == [4, 2]
+    assert AcceptedModels(path, FEDERATION, seal).lineage(bundle) == lineage
     assert path.stat().st_mode & 0o777 == 0o600
+    path.write_bytes(path.read_bytes().replace(second.evidence.digest.hex().encode(), bytes(32).hex().encode()))
+    with pytest.raises(ConfigurationError, match=r"the seal .* it was edited.* are then replayed"):
+        AcceptedModels(path, FEDERATION, seal).lineage(bundle)
 
 
 def test_bits_of_a_verdict_come_back() -> None:

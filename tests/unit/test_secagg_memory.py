@@ -14,13 +14,24 @@ import pytest
 from security.errors import LoricaError, PolicyRefusal
 from security.identifiers import SiloName
 from security.secure_aggregation import silo_machine as silo
+from security.secure_aggregation.attempt import Attempt
 from security.secure_aggregation.messages import Advertisement, Delivery, SharedKeys, signed
 from security.secure_aggregation.release_groups import Partition, first_link
 from security.secure_aggregation.roster import Roster
 from security.secure_aggregation.secret import Secret
-from security.secure_aggregation.silo_memory import MAX_ANNOUNCED, Forgotten, SiloMemory
+from security.secure_aggregation.silo_memory import MASKING_MEMORY, MAX_ANNOUNCED, Forgotten, SiloMemory
 from tests.support.leak_search import seeded
-from tests.support.secagg_federation import FEDERATION, MODEL, Silo, attempt, identity_key, opening, party, silo_names
+from tests.support.secagg_federation import (
+    FEDERATION,
+    MODEL,
+    Federation,
+    Silo,
+    attempt,
+    identity_key,
+    opening,
+    party,
+    silo_names,
+)
 from tests.support.secagg_federation import terms as terms_of
 
 SCHEDULES = int(os.environ.get("LORICA_SCHEDULES", "3"))
@@ -294,3 +305,74 @@ def test_a_memory_keeps_the_newest_of_its_own_keys_and_forgets_silos_that_left()
     assert [name for name, _ in seen.seen] == [NAMES[0], NAMES[1]]
     assert [name for name, _ in seen.with_seen({}, members=NAMES[1:]).seen] == [NAMES[1]]
     assert seen.with_seen({NAMES[1]: digests[0]}, members=NAMES) is seen
+
+
+def kept(journal: Sequence[silo.Event]) -> tuple[silo.Event, ...]:
+    """A copy of the file, whose root outlives the attempt."""
+    return tuple(
+        replace(event, root=Secret(event.root.buffer)) if isinstance(event, silo.OpenAttempt) else event
+        for event in journal
+    )
+
+
+def not_followed(each: Silo, memory: SiloMemory, journal: Sequence[silo.Event], says: str) -> None:
+    with pytest.raises(PolicyRefusal, match=says) as refusal:
+        silo.restored(memory, kept(journal), each.party)
+    assert refusal.value.rule == MASKING_MEMORY
+    assert "forfeit the attempt" in str(refusal.value)
+
+
+@pytest.mark.parametrize("after", [attempt(round=1, number=2), attempt(round=3)])
+def test_attack_the_journal_of_an_attempt_that_is_over_put_back_beside_the_memory_of_today(after: Attempt) -> None:
+    """It would let the silo sign a second set of that round, and show its shares once more."""
+    federation = Federation(4).run(until="consistency check")
+    each = federation.silos[federation.names[0]]
+    copy = kept(each.journal)
+    each.take(silo.AttemptEnded(federation.attempt))
+    each.take(opening(each.name, after))
+    not_followed(
+        each, each.memory, copy, f"by its memory this silo came to attempt {after.number} of round {after.round}"
+    )
+    not_followed(each, SiloMemory(), copy, "this silo came to none of its plan")
+
+
+def test_attack_the_journal_of_an_attempt_put_back_to_before_the_silo_answered_it() -> None:
+    federation = Federation(4).run(until="consistency check")
+    each = federation.silos[federation.names[0]]
+    copies = [kept(each.journal[:count]) for count in range(1, len(each.journal) + 1)]
+    federation.run()
+    assert isinstance(each.state, silo.Revealed)
+    for copy in copies[:-1]:
+        not_followed(each, each.memory, copy, "by its memory this silo answered it")
+    killed_before_the_request_was_journalled = kept(each.journal[:-1])
+    state, _ = silo.restored(each.memory, killed_before_the_request_was_journalled, each.party)
+    assert (type(state), state.memory) == (silo.Agreed, each.memory)
+
+
+def test_attack_the_journal_of_keys_that_the_memory_does_not_have() -> None:
+    """Of the same round and number, and of another id or another root."""
+    each, other = (Silo(party(VICTIM, NAMES)) for _ in range(2))
+    each.take(opening(VICTIM, attempt()))
+    other.take(opening("another root", attempt()))
+    not_followed(each, each.memory, other.journal, "the memory does not have the keys")
+
+
+def test_a_memory_never_goes_back_whoever_asks_for_it() -> None:
+    memory = SiloMemory().joined(attempt(round=2)).answered(attempt(round=2))
+    for before in (attempt(round=1, number=9), attempt(round=2)):
+        with pytest.raises(PolicyRefusal, match="no place to go back to") as refusal:
+            memory.joined(before)
+        assert refusal.value.rule == MASKING_MEMORY
+    with pytest.raises(PolicyRefusal, match="no place to go back to"):
+        memory.answered(attempt(round=1))
+    assert memory.answered(attempt(round=2)) is memory
+
+
+def test_what_one_step_remembers_is_one_change() -> None:
+    """So that a kill between the files that count changes leaves them one apart, never more."""
+    each = Silo(party(VICTIM, NAMES))
+    for number in (1, 2):
+        before = each.memory.sequence
+        each.take(opening(VICTIM, attempt(number=number)))
+        assert each.memory.sequence == before + 1
+        each.take(silo.AttemptEnded(each.state.attempt))  # type: ignore[union-attr]

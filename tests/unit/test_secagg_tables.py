@@ -42,8 +42,11 @@ def silo_samples() -> tuple[dict[str, silo.State], dict[str, silo.Event], silo.P
     events: dict[str, silo.Event] = {type(event).__name__: event for event in journal}
     events["AttemptEnded"] = silo.AttemptEnded(federation.attempt)
     states: dict[str, silo.State] = {"Resting": silo.Resting(SiloMemory())}
+    (answered,) = each.memory.plans
+    before = replace(each.memory, plans=(replace(answered, answered=False),))
     for last in range(1, len(journal) + 1):
-        state, _ = silo.restored(each.memory, tuple(journal[:last]), each.party)
+        memory = each.memory if last == len(journal) else before
+        state, _ = silo.restored(memory, tuple(journal[:last]), each.party)
         states[type(state).__name__] = state
     return states, events, each.party
 

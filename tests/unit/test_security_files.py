@@ -162,3 +162,17 @@ def test_a_key_that_is_replaced_while_it_is_read_is_read_whole(secret: Path, mon
 
     monkeypatch.setattr(os, "fstat", meanwhile)
     assert files.read_private(secret) == b"another"
+
+
+def test_a_link_that_leads_nowhere_is_there_and_named_when_it_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    assert not files.is_there(file)
+    with pytest.raises(ConfigurationError, match="file is missing"):
+        files.read_private(file)
+    file.symlink_to(tmp_path / "elsewhere")
+    assert files.is_there(file)
+    with pytest.raises(ConfigurationError, match=r"is a link to .*elsewhere, which is missing"):
+        files.read_private(file)
+    (tmp_path / "elsewhere").write_bytes(b"here")
+    (tmp_path / "elsewhere").chmod(0o600)
+    assert files.read_private(file) == b"here"

@@ -64,6 +64,7 @@ from silo_wire.secure_codec import (
     coordinator_event_to_bytes,
     event_from_bytes,
     event_to_bytes,
+    known_lineages,
     memory_from_bytes,
     memory_to_bytes,
 )
@@ -999,3 +1000,8 @@ def test_an_empty_file_is_no_empty_memory() -> None:
     with pytest.raises(MalformedMessage, match="damaged"):
         memory_from_bytes(b"")
     assert memory_from_bytes(memory_to_bytes(SiloMemory())) == SiloMemory()
+    assert known_lineages(memory_to_bytes(SiloMemory())) == 0
+    assert known_lineages(memory_to_bytes(SiloMemory(), lineages=7)) == 7
+    assert memory_from_bytes(memory_to_bytes(SiloMemory(), lineages=7)) == SiloMemory()
+    with pytest.raises(MalformedMessage, match="changes of lineages"):
+        known_lineages(restamped(pb.SiloMemory(lineages=1 << 62)))

@@ -1310,7 +1310,10 @@ class SiloMemory(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     ANNOUNCED_FIELD_NUMBER: _builtins.int
     SEEN_FIELD_NUMBER: _builtins.int
+    LINEAGES_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
+    lineages: _builtins.int
+    """changes of lineages.json that its file knows of"""
     @_builtins.property
     def plans(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlanMemory]: ...
     @_builtins.property
@@ -1326,10 +1329,11 @@ class SiloMemory(_message.Message):
         sequence: _builtins.int = ...,
         announced: _abc.Iterable[_builtins.bytes] | None = ...,
         seen: _abc.Iterable[Global___SeenKeys] | None = ...,
+        lineages: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["announced", b"announced", "plans", b"plans", "seen", b"seen", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["announced", b"announced", "lineages", b"lineages", "plans", b"plans", "seen", b"seen", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
