@@ -1,5 +1,6 @@
 """A silo that forgot what it masked notices: masking/memory and lineages.json stand apart, and each shows the other's loss."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from security.pki.seal import Seal, unsealed
 from security.secure_aggregation.silo_memory import Forgotten, SiloMemory
 from silo_agent.edges.lineages import Lineages
 from silo_agent.edges.masking_journal import MaskingJournal
+from silo_agent.policy import beginnings
 from silo_wire.canonical import Digest
 from silo_wire.secure_codec import memory_to_bytes
 from tests.support.federation_peer import small_bundle
@@ -202,4 +204,20 @@ def test_models_of_plans_are_kept_and_each_once(tmp_path: Path) -> None:
     for model in (MODEL, other, MODEL):
         lineages.saw(BUNDLE, model)
     (lineage,) = lineages.all()
-    assert (lineage.models, lineage.layout, lineage.round) == ({MODEL, other}, BUNDLE.layout.digest, 0)
+    assert (lineage.models, lineage.layout, lineage.round) == ({MODEL, other}, BUNDLE.whole_layout.digest, 0)
+    assert lineage.begins == {BUNDLE.plan.model.initial, BUNDLE.plan.model.initial_bfloat16}
+
+
+def test_a_plan_that_an_earlier_release_noted_says_nothing_of_what_it_begins_from_until_it_goes_on(
+    tmp_path: Path,
+) -> None:
+    lineages = Lineages(tmp_path / "lineages.json", SEAL)
+    lineages.saw(BUNDLE, MODEL)
+    content = json.loads(unsealed(lineages.path.read_bytes()))
+    del content["plans"][BUNDLE.plan.digest]["begins"]
+    lineages.path.write_bytes(sealed("lineages.json", json.dumps(content).encode()))
+    (old,) = lineages.all()
+    assert (old.layout, old.begins) == (None, None)
+    lineages.saw(BUNDLE, MODEL)
+    (noted,) = lineages.all()
+    assert (noted.layout, noted.begins) == (BUNDLE.whole_layout.digest, beginnings(BUNDLE.plan))
