@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -107,7 +106,7 @@ def approve(
         _refuse_listed(bundle, digest, policy)
     comparison, added = _compared(bundle, digest, policy, model, without=without)
     if bundle is not None:
-        _require_pairs_approved(bundle, policy, store, others, compared=comparison is not Comparison.NONE)
+        _require_pairs_approved(bundle, policy, store, others)
     name = bundle.plan.name if bundle else ""
     credentials = credentials_of(folder)
     with audited(folder, credentials) as log:
@@ -199,14 +198,11 @@ def _require_pairs_that_are(others: "list[Digest]", digest: "Digest", policy: "S
 
 
 def _require_pairs_approved(
-    bundle: "PlanBundle", policy: "SiloPolicy", store: "PlanStore", others: "list[Digest]", *, compared: bool
+    bundle: "PlanBundle", policy: "SiloPolicy", store: "PlanStore", others: "list[Digest]"
 ) -> None:
     """Show what each plan that this one must be approved beside differs in; raises PolicyRefusal for one that `others` lacks."""
-    record = policy.record()
-    if compared:
-        record = replace(record, compared=[*record.compared, bundle.plan.digest])
     refused = None
-    for other, refusal in replace(policy, record=lambda: record).kin(bundle):
+    for other, refusal in policy.kin(bundle):
         print(_pair(bundle, other, store.load(other.plan)))
         if other.plan not in others:
             refused = refused or refusal

@@ -16,6 +16,7 @@ from silo_wire.strict_toml import Section
 from silo_wire.work import COMMON, MOST_SETTINGS, Work, widest_gap
 
 USUAL_RATES = (1e-6, 3e-2)
+LEAST_USUAL_CAPS = {"lorar": 0.1, "loss_reduction": 0.01}
 USUAL_SERVER_RATES = {"sgd": (0.1, 2.0), "adam": (1e-3, 1.0), "yogi": (1e-3, 1.0), "adagrad": (1e-3, 1.0)}
 FEW_EXAMPLES = 20
 """Scores of fewer tell of single ones."""
@@ -154,6 +155,11 @@ def _server(plan: Plan) -> Iterator[str]:
     if server.max_delta_norm:
         yield from _outside("[aggregation] max_delta_norm", server.max_delta_norm, (0.01, 1e6))
     if server.secure_aggregation:
+        if server.max_weight < LEAST_USUAL_CAPS.get(server.weighting, 0.0):
+            yield (
+                f"[aggregation] max_weight = {server.max_weight:g} is less than almost any weight: a silo that reduces its loss at all "
+                f"weighs {server.max_weight_ratio:g} times what one weighs that does not"
+            )
         yield from _outside("[aggregation] max_weight_ratio", server.max_weight_ratio, (1.0, 100.0))
         yield from _outside("[aggregation] delta_bound", server.delta_bound, (1e-3, 100.0))
 

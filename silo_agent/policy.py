@@ -82,14 +82,16 @@ class PolicyRules(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineage:
-    """A plan under which this silo has masks, and the models that it saw under it.
+    """A plan under which this silo has masks, what it begins from, and the models that this silo saw under it.
 
-    `layout` is None where only that it masked is known; `round` is the last that it joined, 0 where it joined none.
+    `layout` is that of the whole model, adapters' base included; `begins` is its initial model in either wire type, and its base. Both are
+    None where an earlier release noted the plan. `round` is the last that was joined, 0 where none was.
     """
 
     plan: Digest
     name: str
     layout: str | None
+    begins: frozenset[str] | None
     round: int
     models: frozenset[str]
 
@@ -146,22 +148,25 @@ class SiloPolicy:
             yield refusal
 
     def kin(self, bundle: PlanBundle) -> Iterator[tuple[Lineage, PolicyRefusal]]:
-        """Each plan that this one needs people's approval beside: this silo masked under it, and the two are not proven to begin
-        from different models."""
+        """Each plan that this one needs people's approval beside: this silo masked under it, and its model, or the base of its adapters,
+        has the same shape.
+
+        Another digest shows that some number differs, and not that two deltas do: people's own copies may be all but one, too.
+        """
         plan, record = bundle.plan, self.record()
         if not plan.aggregation.secure_aggregation:
             return
-        own = {plan.initial_model}.union(*(it.models for it in record.lineages if it.plan == plan.digest))
+        own = beginnings(plan).union(*(it.models for it in record.lineages if it.plan == plan.digest))
         for other in record.lineages:
             pair = frozenset({plan.digest, other.plan})
             if other.plan == plan.digest or not other.round or pair in record.pairs:
                 continue
-            if own & other.models:
-                why = "and both have the same model"
-            elif other.layout is None or not other.models:
+            if own & (other.models | (other.begins or frozenset())):
+                why = "and both have the same model, or one base of adapters"
+            elif other.layout is None or other.begins is None or not other.models:
                 why = "and this silo does not know of which models any more"
-            elif other.layout == bundle.layout.digest and not pair <= set(record.compared):
-                why = "whose model has the same shape, and nobody compared the initial models of both, which could be all but one"
+            elif other.layout == bundle.whole_layout.digest:
+                why = "whose model has the same shape, and could be all but the same"
             else:
                 continue
             yield other, _second_plan(plan.name, plan.digest, other, why)
@@ -180,7 +185,8 @@ class SiloPolicy:
         record = self.record()
         for other in record.lineages:
             beside = frozenset({plan.digest, other.plan})
-            if other.plan != plan.digest and other.round and model in other.models and beside not in record.pairs:
+            known = other.models | (other.begins or frozenset())
+            if other.plan != plan.digest and other.round and model in known and beside not in record.pairs:
                 raise _second_plan(plan.name, plan.digest, other, f"and model {model} is of both")
 
     @property
@@ -368,6 +374,12 @@ class SiloPolicy:
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return f"{', '.join(names[:SHOWN])}{more}"
+
+
+def beginnings(plan: Plan) -> frozenset[str]:
+    """What a plan begins from, by digest: the very numbers may come in another wire type, or below adapters of another seed or rank."""
+    model = plan.model
+    return frozenset(it for it in (model.initial, model.initial_bfloat16, model.base) if it is not None)
 
 
 def _rounded_up(ratio: Fraction) -> float:

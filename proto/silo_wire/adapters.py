@@ -24,7 +24,7 @@ def _of_attention() -> list[AdaptedLayer]:
 
 class AdaptersSection(Section):
     rank: Annotated[int, Field(ge=0, le=1024)] = 0  # 0: the whole model is trained
-    alpha: Annotated[int, Field(ge=1, le=100_000)] = 16
+    alpha: Annotated[int, Field(ge=1, le=4096)] = 16
     layers: list[AdaptedLayer] = Field(default_factory=_of_attention, min_length=1)
 
     @field_validator("layers")

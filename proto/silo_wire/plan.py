@@ -36,8 +36,13 @@ ServerRate = Annotated[float, Field(ge=1e-4, le=10, allow_inf_nan=False)]
 Bound = Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)]
 """Of what a masked round can express."""
 LEAST_SGD_RATE = 0.01
-LEAST_MAX_WEIGHT = 1e-9
-LEAST_DELTA_NORM = 1e-3
+LEAST_MAX_WEIGHT, MOST_MAX_WEIGHT = 1e-9, 1e12
+LEAST_DELTA_NORM, MOST_NORM = 1e-3, 1e9
+LEAST_GRAD_NORM = 1e-3
+"""Under masks. With less, an optimizer's own small constants decide what a step is, and float32's rounding whether there is one."""
+MOST_MU, MOST_MASKED_MU = 1e3, 10.0
+"""Far above either, the pull towards the round model leaves float32's range where a silo makes a second step, and nowhere else."""
+MOST_DROPOUT = 0.9
 DigestText = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]
 
@@ -86,9 +91,11 @@ class AggregationSection(Section):
     beta1: Annotated[float, Field(ge=0, le=0.99)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
     tau: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1e-3
-    max_weight: NonNegative = 0.0
+    max_weight: Annotated[float, Field(ge=0, le=MOST_MAX_WEIGHT)] = 0.0
     max_weight_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    max_delta_norm: NonNegative = 1000.0  # far above what training gives, far below what ruins a model for good
+    max_delta_norm: Annotated[float, Field(ge=0, le=MOST_NORM)] = (
+        1000.0  # far above what training gives, far below what ruins a model for good
+    )
     secure_aggregation: bool = False
     threshold: Annotated[int, Field(ge=0, le=10_000)] = 0  # shares that open a secret; 0: the cohort's default
     colluders: Annotated[int, Field(ge=0, le=10_000)] = 0
@@ -158,16 +165,18 @@ class TrainingSection(Section):
 
     optimizer: Literal["adafactor", "adamw"] = "adamw"
     learning_rate: Rate = 1e-3
-    weight_decay: NonNegative = 0.0
+    weight_decay: NonNegative = 0.0  # of masked plans 0
     epochs: Count = 1
     batch_size: Count = 16
     gradient_accumulation: Count = 1
-    max_grad_norm: NonNegative = 1.0  # L2 norm of the accumulated gradient; 0: not clipped
+    max_grad_norm: Annotated[float, Field(ge=0, le=MOST_NORM)] = (
+        1.0  # L2 norm of the accumulated gradient; 0: not clipped
+    )
     learning_rate_schedule: Literal["constant", "linear"] = "constant"  # linear: to 0 within each round
-    fedprox_mu: NonNegative = 0.0
+    fedprox_mu: Annotated[float, Field(ge=0, le=MOST_MU)] = 0.0
     loss_log_steps: Count = 1  # optimizer steps between the losses whose max - min is the loss reduction
     precision: Literal["auto", "float32", "bfloat16"] = "float32"  # auto: bfloat16 autocast where a GPU has it
-    dropout: Annotated[float, Field(ge=0, lt=1)] | None = None  # None keeps the model's own
+    dropout: Annotated[float, Field(ge=0, le=MOST_DROPOUT)] | None = None  # None keeps the model's own
     max_input_tokens: Count = 512
     max_output_tokens: Count = 256
     schema_in_input: bool = True
@@ -290,6 +299,7 @@ class Plan(Section):
     def _masks_are_possible(self) -> Self:
         if self.aggregation.secure_aggregation:
             self._require_sums_alone()
+            self._require_steps_that_tell_nothing()
             self._require_cohorts_that_hold()
         return self
 
@@ -304,6 +314,26 @@ class Plan(Section):
             raise ValueError(
                 f'[wire] update = "{self.wire.update}" does not go with secure_aggregation, under which updates travel as '
                 'masked 32-bit integers: use "float32", or turn secure_aggregation off'
+            )
+
+    def _require_steps_that_tell_nothing(self) -> None:
+        """What would make a delta a function of how many optimizer steps its silo made, and that tells how many examples it has."""
+        training = self.training
+        if training.weight_decay:
+            raise ValueError(
+                f"[training] weight_decay = {training.weight_decay:g} does not go with secure_aggregation: it moves parameters "
+                "that no example reaches by a public function of a silo's optimizer steps, and one sum tells the steps of all "
+                "silos; set it to 0, or turn secure_aggregation off"
+            )
+        if training.fedprox_mu > MOST_MASKED_MU:
+            raise ValueError(
+                f"[training] fedprox_mu = {training.fedprox_mu:g} does not go with secure_aggregation, under which it holds a "
+                f"silo of many steps still beside one of a single step: set at most {MOST_MASKED_MU:g}"
+            )
+        if 0 < training.max_grad_norm < LEAST_GRAD_NORM and self.privacy.level != "record":
+            raise ValueError(
+                f"[training] max_grad_norm = {training.max_grad_norm:g} leaves next to nothing of a gradient, which does not go "
+                f"with secure_aggregation: set 0 for no clipping, or at least {LEAST_GRAD_NORM:g}"
             )
 
     def _require_cohorts_that_hold(self) -> None:

@@ -23,7 +23,6 @@ from security.privacy.ledger import Mechanism
 from silo_wire.messages import TrainingSummary
 from silo_wire.strict_toml import Section, ShownText
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 LEAST_BOUND, MOST_BOUND = 1e-12, 1e6
 """Of what is clipped to and cut at: float32 has room for sums and for noise of such sizes."""
 Bound = Annotated[float, Field(ge=LEAST_BOUND, le=MOST_BOUND)]
@@ -56,7 +55,9 @@ class PrivacySection(Section):
     loss_bound: Bound = 10.0  # a record's loss counts as at most this in the weight
     loss_noise_multiplier: NoiseMultiplier = 5.0  # on the scaled loss reduction, over loss_bound
     nominal_silos: Annotated[int, Field(ge=1, le=1 << 30)] = 100  # what a noised sum of deltas is divided by
-    max_noise_to_signal: Positive = 1.0  # L2 norm of a sum's noise over the most that nominal_silos could sum to
+    max_noise_to_signal: Annotated[float, Field(ge=1e-6, le=1e12)] = (
+        1.0  # L2 norm of a sum's noise over the most that nominal_silos could sum to
+    )
 
     @model_validator(mode="after")
     def _sampling_is_possible(self) -> Self:
@@ -64,6 +65,16 @@ class PrivacySection(Section):
             raise ValueError(
                 f"[privacy] expected_batch_size = {self.expected_batch_size} is above nominal_records = "
                 f"{self.nominal_records}: the sampling rate would be above 1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _lines_are_grouped_for_a_promise_alone(self) -> Self:
+        """Elsewhere the key would do nothing but have those silos decline, by name, whose lines lack it."""
+        if self.unit_field and self.level != "record":
+            raise ValueError(
+                f'[privacy] unit_field = "{self.unit_field}" does not go with level = "{self.level}", under which no line is grouped '
+                'with another: set it to "", or level to "record"'
             )
         return self
 

@@ -11,6 +11,8 @@ from security.errors import MalformedMessage
 
 LOSS_UNITS = 64
 """A loss counts in units of one over this."""
+MOST_LOSS = (1 << 32) - 1
+"""No word of a masked vector holds more, whatever a model makes of a silo's questions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,7 @@ class Scores:
     def told(
         cls, *, questions: int, exact_matches: int, executed: int, execution_matches: int, loss_per_token: float
     ) -> "Scores":
-        """One silo's. Raises MalformedMessage also for a loss that is not finite."""
+        """One silo's, a loss beyond `MOST_LOSS` cut to it. Raises MalformedMessage also for one that is not finite."""
         if not math.isfinite(loss_per_token):
             raise MalformedMessage(f"loss per token is {loss_per_token}: it must be finite")
         return cls(
@@ -46,7 +48,7 @@ class Scores:
             exact_matches=exact_matches,
             executed=executed,
             execution_matches=execution_matches,
-            loss=round(loss_per_token * questions * LOSS_UNITS),
+            loss=round(min(loss_per_token * questions * LOSS_UNITS, MOST_LOSS)),
         )
 
     @property

@@ -18,7 +18,7 @@ from security.pki.seal import Seal
 from security.secure_aggregation.silo_memory import MASKING_MEMORY, Forgotten, PlanMemory, SiloMemory
 from silo_agent.edges.group_chain import GroupsNote
 from silo_agent.edges.private_record import RESET, PrivateRecord
-from silo_agent.policy import Lineage
+from silo_agent.policy import Lineage, beginnings
 from silo_wire.canonical import Digest
 from silo_wire.plan import DigestText, PlanBundle
 from silo_wire.strict_toml import NameText, Section
@@ -29,7 +29,8 @@ _SPENT = (1 << 31) - 1
 
 class _Plan(Section):
     name: NameText | None = None
-    layout: DigestText | None = None  # None: of a plan that an earlier release masked under
+    layout: DigestText | None = None  # of the whole model; None: of a plan that an earlier release masked under
+    begins: list[DigestText] | None = None  # None: noted by an earlier release, whose layout is that of what is trained
     round: Annotated[int, Field(ge=0)] = 0  # the last that was joined; 0: none was
     models: list[DigestText] = Field(default_factory=list)
 
@@ -73,7 +74,12 @@ class Lineages:
     def all(self) -> Sequence[Lineage]:
         return [
             Lineage(
-                plan=Digest(plan), name=it.name or "", layout=it.layout, round=it.round, models=frozenset(it.models)
+                plan=Digest(plan),
+                name=it.name or "",
+                layout=it.layout if it.begins is not None else None,
+                begins=frozenset(it.begins) if it.begins is not None else None,
+                round=it.round,
+                models=frozenset(it.models),
             )
             for plan, it in self._record.read().plans.items()
         ]
@@ -85,7 +91,14 @@ class Lineages:
         def edit(content: _Lineages) -> _Lineages:
             known = content.plans.get(plan.digest, _Plan())
             models = known.models if model in known.models else [*known.models, model]
-            noted = known.model_copy(update={"name": plan.name, "layout": bundle.layout.digest, "models": models})
+            noted = known.model_copy(
+                update={
+                    "name": plan.name,
+                    "layout": bundle.whole_layout.digest,
+                    "begins": sorted(beginnings(plan)),
+                    "models": models,
+                }
+            )
             return content.model_copy(update={"plans": {**content.plans, plan.digest: noted}})
 
         return self._change(edit)

@@ -3,13 +3,16 @@
 The only edge that imports torch, so commands import it when they train or answer and not before.
 """
 
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
+import structlog
 import torch
 
-from security.errors import StateError, StorageError
+from security.errors import DataError, LoricaError, StateError, StorageError
 from security.file_mark import FileMark
 from security.secure_aggregation.silo_machine import MaskVector
 from silo_agent.edges.silo_sources import SiloSources
@@ -39,6 +42,10 @@ from silo_wire.manifest import SCORES_ALONE
 from silo_wire.messages import Evaluation, RoundKey, TrainingSummary
 from silo_wire.noised_masks import noise_shares
 from silo_wire.plan import PlanBundle
+
+_log = structlog.get_logger(__name__)
+_PANIC: Final = "PanicException"
+"""What the tokenizers library raises where its own code panics; no Exception, and exported nowhere."""
 
 
 class Workshop:
@@ -74,7 +81,7 @@ class Workshop:
     def prepare(self, bundle: PlanBundle, base: RoundModel | None) -> DataSummary:
         """Data read and tokenised, model built; raises DataError, ConfigurationError, MalformedMessage, StorageError."""
         self._bundle = self._trainer = None  # two models need not be in memory
-        with enough_memory():
+        with _on_records():
             privacy = bundle.plan.privacy
             data = self._sources.data_for(privacy.unit_field, privacy.level == "record")
             model = self._model_of(bundle, self._device(), base)
@@ -107,7 +114,7 @@ class Workshop:
             losses.append(loss)
             progress(fraction)
 
-        with enough_memory(), _stoppable():
+        with _on_records():
             update = trainer.train(
                 round_number=key.round,
                 model_path=model.file,
@@ -164,7 +171,7 @@ class Workshop:
         trainer = self._of(bundle)
         self._policy.check_evaluation(trainer.questions("dev"))
         target = self._sources.database() if self._executes(bundle) else None
-        with enough_memory(), _stoppable():
+        with _on_records():
             if target is None:
                 return trainer.evaluate(
                     model_path=model.file,
@@ -223,6 +230,28 @@ def enough_memory() -> Iterator[None]:
             "this machine has too little memory for the plan's model and batch size: "
             "have batch_size lowered for this silo ([training.overrides] of the plan), or add memory"
         ) from error
+
+
+@contextmanager
+def _on_records() -> Iterator[None]:
+    """Work on this silo's records with what a plan or a model is. However that ends it, it ends the work alone.
+
+    Raises DataError for what nobody foresaw: an agent that ended instead would tell of a record too, and be gone.
+    """
+    with enough_memory(), _stoppable():
+        try:
+            yield
+        except (LoricaError, TrainingStopped, MemoryError, torch.OutOfMemoryError):
+            raise
+        except BaseException as error:
+            if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
+                raise
+            # Not as exc_info, which may be rendered with the values of variables: records are among them.
+            _log.error("defect", traceback="".join(traceback.format_exception(error)))
+            raise DataError(
+                f"the plan's model or tokenizer could not work on this silo's records ({type(error).__name__}: {error}): "
+                "show this silo's log to whoever made the plan"
+            ) from error
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from silo_agent.task.update import BLOCK_ELEMENTS, FloatBlock, squared_norm
 from silo_agent.training.vector_file import VectorReader, blocks
 from silo_wire.adapters import AdaptersSection
 from silo_wire.manifest import Layout, TensorSpec
+from silo_wire.plan import MOST_DROPOUT
 
 CONFIG_FILE = "config.json"
 _OUTPUT = "lm_head.weight"
@@ -128,6 +129,10 @@ def t5_config(raw: bytes, dropout: float | None = None) -> T5Config:
             raise MalformedMessage(f"{CONFIG_FILE} has {name} {number!r}: it must be a token below {config.vocab_size}")
     if dropout is not None:
         config.dropout_rate = dropout
+    if not 0 <= config.dropout_rate <= MOST_DROPOUT:
+        raise MalformedMessage(
+            f"{CONFIG_FILE} has dropout_rate {config.dropout_rate!r}: it must be 0 to {MOST_DROPOUT:g}"
+        )
     return config
 
 

@@ -29,12 +29,17 @@ class TextTokenizer:
             )
         try:
             self._tokenizer = Tokenizer.from_str(files[TOKENIZER_FILE].decode())
+            ids = self._tokenizer.encode("a").ids
         except Exception as error:  # the library raises bare Exception for all that does not parse
             raise MalformedMessage(f"{TOKENIZER_FILE} of the plan bundle does not parse: {error}") from error
         size = self._tokenizer.get_vocab_size(with_added_tokens=True)
         if size > vocabulary:
             raise MalformedMessage(f"{TOKENIZER_FILE} has {size} tokens, the model's vocabulary has {vocabulary}")
-        if self._tokenizer.encode("a").ids[-1:] != [special.end]:
+        # Not by their number: one word with an id of its own would end the work of those silos that have the word.
+        largest = max((*self._tokenizer.get_vocab(with_added_tokens=True).values(), *ids), default=0)
+        if largest >= vocabulary:
+            raise MalformedMessage(f"{TOKENIZER_FILE} has token id {largest}, the model's vocabulary has {vocabulary}")
+        if ids[-1:] != [special.end]:
             raise MalformedMessage(
                 f"{TOKENIZER_FILE} does not end a text with eos_token_id {special.end} of config.json"
             )

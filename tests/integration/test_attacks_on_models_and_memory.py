@@ -176,9 +176,9 @@ async def test_moves_the_cap_or_the_bounds_in_a_later_round(tmp_path: Path, chan
 
 
 async def test_hands_out_a_model_of_another_plan_in_a_later_round(tmp_path: Path) -> None:
-    """The second plan begins elsewhere, as people made sure; in its second round comes a model of the first."""
+    """The second plan begins elsewhere, as people made sure, and is of the same shape; in its second round would come a model of the first."""
     values = masked_bundle().plan.model_dump(mode="json")
-    values["model"] |= {"initial": "ab" * 32}
+    values["model"] |= {"initial": "ab" * 32, "initial_bfloat16": "ac" * 32}
     elsewhere = PlanBundle(type(SECOND.plan).model_validate(values), SECOND.files)
     async with attacked(tmp_path, NET) as at:
         await whole_round(at)
@@ -189,7 +189,7 @@ async def test_hands_out_a_model_of_another_plan_in_a_later_round(tmp_path: Path
         assert model.digest == at.model.digest
         at.key = replace(at.key, plan=elsewhere.plan.digest, round=2)
         await at.peer.order(Train(key=at.key, model=model.digest, seconds_left=60.0), BANK)
-        await at.refused(BANK, "one_lineage", f"and model {model.digest} is of both", declined=POLICY)
+        await at.refused(BANK, "one_lineage", "has the same shape, and could be all but the same", declined=POLICY)
 
 
 @pytest.mark.parametrize("lost", ["masking/memory", "lineages.json"])

@@ -1,5 +1,6 @@
 """A silo that forgot what it masked notices: masking/memory and lineages.json stand apart, and each shows the other's loss."""
 
+import json
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ from silo_agent.edges.masking_journal import MaskingJournal, masking_journal
 from silo_agent.edges.release_groups import ReleaseGroups, group_chain
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.edges.trust_store import trust_store
-from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_agent.policy import PolicyRules, SiloPolicy, beginnings
 from silo_wire.canonical import Digest
 from silo_wire.groups_codec import GroupsOffer, KnownIdentity
 from silo_wire.secure_codec import memory_to_bytes
@@ -353,7 +354,23 @@ def test_models_of_plans_are_kept_and_each_once(tmp_path: Path) -> None:
     for model in (MODEL, other, MODEL):
         lineages.saw(BUNDLE, model)
     (lineage,) = lineages.all()
-    assert (lineage.models, lineage.layout, lineage.round) == ({MODEL, other}, BUNDLE.layout.digest, 0)
+    assert (lineage.models, lineage.layout, lineage.round) == ({MODEL, other}, BUNDLE.whole_layout.digest, 0)
+    assert lineage.begins == {BUNDLE.plan.model.initial, BUNDLE.plan.model.initial_bfloat16}
+
+
+def test_a_plan_that_an_earlier_release_noted_says_nothing_of_what_it_begins_from_until_it_goes_on(
+    tmp_path: Path,
+) -> None:
+    lineages = Lineages(tmp_path / "lineages.json", SEAL)
+    lineages.saw(BUNDLE, MODEL)
+    content = json.loads(unsealed(lineages.path.read_bytes()))
+    del content["plans"][BUNDLE.plan.digest]["begins"]
+    lineages.path.write_bytes(sealed("lineages.json", json.dumps(content).encode()))
+    (old,) = lineages.all()
+    assert (old.layout, old.begins) == (None, None)
+    lineages.saw(BUNDLE, MODEL)
+    (noted,) = lineages.all()
+    assert (noted.layout, noted.begins) == (BUNDLE.whole_layout.digest, beginnings(BUNDLE.plan))
 
 
 # --- release groups, of which lineages.json notes each change -----------------------------------------------------------

@@ -12,7 +12,8 @@ from security.privacy.accounting import gaussian_epsilon
 from security.secure_aggregation.fixed_point import FixedPoint, Ranges
 from security.secure_aggregation.parameters import LEAST_COHORT, Parameters, default_threshold
 from security.secure_aggregation.silo_machine import Demands
-from silo_agent.policy import LEAST_SILOS, Lineage, PolicyRules, Record, SiloPolicy, loosened
+from silo_agent.policy import LEAST_SILOS, Lineage, PolicyRules, Record, SiloPolicy, beginnings, loosened
+from silo_wire.adapters import AdaptersSection, adapter_layout
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.manifest import Layout, TensorSpec, manifest_of
 from silo_wire.plan import Plan, PlanBundle
@@ -319,7 +320,7 @@ def test_attack_dropout_whose_masks_for_one_record_depend_on_the_others(dropout:
         )
 
 
-@pytest.mark.parametrize("bound", [1e-42, 1e30])
+@pytest.mark.parametrize("bound", [1e-42, 1e7])
 def test_attack_clipping_norm_that_float32_cannot_keep(bound: float) -> None:
     with pytest.raises(ValidationError, match=r"\[training\] max_grad_norm"):
         small_bundle(
@@ -400,11 +401,12 @@ def test_noise_of_the_coordinators_is_not_this_silos_and_costs_nothing_of_its_bu
 # --- what required masks bring with them -------------------------------------------------------------------------------
 
 
-def lineage(bundle: PlanBundle, *models: str, layout: str | None = "its own", round: int = 1) -> Lineage:
+def lineage(bundle: PlanBundle, *models: str, round: int = 1) -> Lineage:
     return Lineage(
         plan=bundle.plan.digest,
         name="before",
-        layout=bundle.layout.digest if layout == "its own" else layout,
+        layout=bundle.whole_layout.digest,
+        begins=beginnings(bundle.plan),
         round=round,
         models=frozenset(models or (bundle.plan.initial_model,)),
     )
@@ -531,14 +533,93 @@ def test_attack_second_plan_from_a_model_that_this_silo_masked_under_another() -
     assert refusal_of(remembering(lineage(first), pairs=(pair,)), third).rule == "one_lineage"
 
 
-def test_attack_second_plan_whose_model_nobody_compared_could_be_all_but_the_same_one() -> None:
-    first, second = masked(), masked(max_weight=7.0)
+def of(bundle: PlanBundle, *, wire: str = "float32", **model: str | None) -> PlanBundle:
+    """The plan with other digests of what it begins from, or in another wire type."""
+    values = bundle.plan.model_dump(mode="json")
+    values["model"] |= model
+    values["wire"]["model"] = wire
+    return PlanBundle(Plan.model_validate(values), bundle.files)
+
+
+def of_another_model(bundle: PlanBundle) -> PlanBundle:
+    return of(bundle, initial="1a" * 32, initial_bfloat16="1b" * 32)
+
+
+def test_attack_second_plan_whose_model_people_compared_and_that_could_be_all_but_the_same_one() -> None:
+    """Another digest says that one number differs; so may the two folders that people were handed to compare with."""
+    first, second = masked(), of_another_model(masked(max_weight=7.0))
     both = (first.plan.digest, second.plan.digest)
-    before = lineage(first, OTHER_MODEL)
-    assert "nobody compared" in str(refusal_of(remembering(before), second))
-    assert "nobody compared" in str(refusal_of(remembering(before, compared=both[:1]), second))
-    remembering(before, compared=both).check_plan(second)
-    remembering(lineage(first, OTHER_MODEL, layout="ab" * 32)).check_plan(second)  # of another shape
+    for compared in ((), both[:1], both):
+        refusal = refusal_of(remembering(lineage(first), compared=compared), second)
+        assert refusal.rule == "one_lineage"
+        assert "could be all but the same" in str(refusal)
+    remembering(lineage(first), pairs=(frozenset(both),)).check_plan(second)
+    other = replace(lineage(first), layout="ab" * 32)  # of another shape
+    remembering(other).check_plan(second)
+
+
+def test_attack_second_plan_beside_one_that_an_earlier_release_noted() -> None:
+    first, second = masked(), of_another_model(masked(max_weight=7.0))
+    for layout in (first.layout.digest, "ab" * 32, None):
+        old = replace(lineage(first, OTHER_MODEL), layout=layout, begins=None)
+        assert refusal_of(remembering(old), second).rule == "one_lineage"
+
+
+def test_attack_second_plan_that_hands_out_the_very_numbers_in_another_wire_type() -> None:
+    first = masked()
+    halved = of(masked(max_weight=7.0), wire="bfloat16")
+    assert halved.plan.initial_model != first.plan.initial_model
+    for before, after in ((first, halved), (halved, first)):
+        assert "both have the same model" in str(refusal_of(remembering(lineage(before)), after))
+    rounded = of(masked(max_weight=7.0), initial="1a" * 32)  # the float32 numbers are those of the other's bfloat16
+    assert "both have the same model" in str(refusal_of(remembering(lineage(first)), rounded))
+
+
+def adapted(rank: int, *, seed: int = 0, base: str = "ba" * 32, width: int = 4) -> PlanBundle:
+    """A masked plan that trains adapters of a model, `base`."""
+    whole = Layout("float32", (TensorSpec("block.0.q.weight", (4, width)),))
+    section = AdaptersSection(rank=rank, layers=["q"])
+    layout = adapter_layout(whole, section)
+    files = {"config.json": b"{}", "layout.json": layout.to_json(), "base_layout.json": whole.to_json()}
+    values = masked().plan.model_dump(mode="json")
+    values["adapters"] = section.model_dump(mode="json")
+    values["model"] |= {
+        "parameters": layout.parameters,
+        "layout": layout.digest,
+        "initial": digest_of(b"%d of rank %d" % (seed, rank)),
+        "initial_bfloat16": digest_of(b"%d of rank %d as bfloat16" % (seed, rank)),
+        "base": base,
+        "files": {name: digest_of(content) for name, content in files.items()},
+    }
+    return PlanBundle(Plan.model_validate(values), files)
+
+
+@pytest.mark.parametrize(("rank", "seed"), [(2, 1), (3, 0), (3, 1)], ids=["another seed", "another rank", "both"])
+def test_attack_second_plan_with_adapters_of_one_base_that_begin_as_one_function(rank: int, seed: int) -> None:
+    """Additions begin as no change at all: whatever their own numbers are, the model is the base."""
+    first, second = adapted(2), adapted(rank, seed=seed)
+    both = (first.plan.digest, second.plan.digest)
+    refusal = refusal_of(remembering(lineage(first), compared=both), second)
+    assert refusal.rule == "one_lineage"
+    assert "one base of adapters" in str(refusal)
+    all_but_one = adapted(rank, seed=seed, base="bb" * 32)
+    assert "could be all but the same" in str(refusal_of(remembering(lineage(first), compared=both), all_but_one))
+    remembering(lineage(first)).check_plan(adapted(rank, seed=seed, base="bb" * 32, width=5))
+
+
+def test_attack_second_plan_that_trains_the_base_of_the_other_ones_adapters_or_the_other_way_round() -> None:
+    whole = Layout("float32", (TensorSpec("block.0.q.weight", (4, 4)),))
+    files = {"config.json": b"{}", "layout.json": whole.to_json()}
+    values = masked().plan.model_dump(mode="json")
+    values["model"] |= {
+        "parameters": whole.parameters,
+        "layout": whole.digest,
+        "initial": "ba" * 32,
+        "files": {name: digest_of(content) for name, content in files.items()},
+    }
+    full = PlanBundle(Plan.model_validate(values), files)
+    for before, after in ((adapted(2), full), (full, adapted(2))):
+        assert "both have the same model, or one base" in str(refusal_of(remembering(lineage(before)), after))
 
 
 def test_attack_second_plan_beside_one_whose_models_are_not_known_any_more() -> None:
@@ -562,3 +643,6 @@ def test_attack_model_of_another_plans_in_a_later_round() -> None:
     remembering(before, pairs=(frozenset(both),)).check_model(second, OTHER_MODEL, latest_round=5)
     remembering(before).check_model(first, OTHER_MODEL, latest_round=5)
     remembering(replace(before, round=0)).check_model(second, OTHER_MODEL, latest_round=5)
+    halved = lineage(of(first, wire="bfloat16"))  # never handed out as float32
+    with pytest.raises(PolicyRefusal, match="is of both"):
+        remembering(halved).check_model(second, Digest(first.plan.model.initial), latest_round=5)

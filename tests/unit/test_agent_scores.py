@@ -9,17 +9,18 @@ from typing import Any
 import pytest
 
 from security.errors import DataError, LoricaError, PolicyRefusal
-from security.secure_aggregation.scores import NO_SCORES, Scores
+from security.secure_aggregation.scores import MOST_LOSS, NO_SCORES, Scores
 from silo_agent.edges.silo_sources import SiloSources
 from silo_agent.edges.workshop import Workshop
 from silo_agent.policy import PolicyRules, SiloPolicy
 from silo_agent.service.ports import RoundModel
+from silo_agent.service.told import FAILED, reason, told
 from silo_agent.settings import Settings
 from silo_agent.task.effects import JournalRoundModel, JournalUpdate
 from silo_agent.task.update import TrainingDiverged
 from silo_wire.canonical import Digest
 from silo_wire.manifest import SCORES_ALONE
-from silo_wire.messages import Evaluation
+from silo_wire.messages import DeclineReason, Evaluation
 from tests.support.federation_peer import SILO, TestNet
 from tests.support.hostile_masks import BANK, HostileCoordinator, attacked, evaluation_of
 from tests.unit.test_agent_round_journal import BUNDLE, DATA, KEY, MODEL, PLAN, UPDATE, opened
@@ -86,6 +87,65 @@ def test_a_held_out_set_that_is_too_small_tells_nothing(tmp_path: Path, held_out
     assert trainer.asked == 0
     trainer.count = least
     assert asking().examples == least
+
+
+class PanicException(BaseException):
+    """As the tokenizers library names its own."""
+
+
+@pytest.mark.parametrize("work", ["prepare", "train", "evaluate"])
+@pytest.mark.parametrize("defect", [IndexError("index out of range in self"), PanicException("slice")], ids=repr)
+def test_attack_whatever_a_plan_makes_of_a_record_ends_the_work_and_not_the_agent(
+    tmp_path: Path, work: str, defect: BaseException
+) -> None:
+    """An agent that is gone tells of that record by its name, and helps in no further round."""
+    at = workshop(tmp_path / "data", held_out=3, allow_execution=False)
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise defect
+
+    model = RoundModel(file=tmp_path / "model", manifest=UPDATE.manifest)
+    trainer = Questions(3)
+    trainer.evaluate = trainer.train = fails  # type: ignore[method-assign, attr-defined]
+    at._sources.data_for = fails  # type: ignore[method-assign]
+    at._bundle, at._trainer = BUNDLE, trainer  # type: ignore[assignment]
+    does: dict[str, Callable[[], Any]] = {
+        "prepare": lambda: at.prepare(BUNDLE, None),
+        "train": lambda: at.train(
+            bundle=BUNDLE,
+            key=KEY,
+            model=model,
+            update_file=tmp_path / "update",
+            included_update=None,
+            checkpoint_file=tmp_path / "checkpoint",
+            progress=lambda fraction: None,
+            notice=lambda event, detail: None,
+            cancelled=lambda: False,
+        ),
+        "evaluate": lambda: at.evaluate(
+            bundle=BUNDLE, model=model, progress=lambda fraction: None, cancelled=lambda: False
+        ),
+    }
+    with pytest.raises(DataError, match=type(defect).__name__) as failed:
+        does[work]()
+    assert told(failed.value, private=False, masked=True) == FAILED
+    assert reason(failed.value, private=False, masked=True) is DeclineReason.TRAINING_FAILED
+    defect = KeyboardInterrupt()
+    at._bundle, at._trainer = BUNDLE, trainer  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        does[work]()
+
+
+def test_attack_a_loss_that_no_journal_can_keep(tmp_path: Path) -> None:
+    for loss in (1e9, 1e17, 1e308):
+        scores = Scores.told(questions=10, exact_matches=0, executed=0, execution_matches=0, loss_per_token=loss)
+        assert scores.loss == MOST_LOSS == 2**32 - 1
+    journal = opened(tmp_path)
+    journal.update_file(KEY).write_bytes(DATA)
+    journal.record(JournalUpdate(replace(UPDATE, masked=True, scores=scores)))
+    saved = opened(tmp_path).saved_update()
+    assert saved is not None
+    assert saved.scores == scores
 
 
 def test_the_delta_of_a_closing_round_is_the_same_for_every_silo(tmp_path: Path) -> None:

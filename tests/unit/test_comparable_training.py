@@ -130,7 +130,6 @@ def plans(draw: st.DrawFn) -> dict[str, Any]:
         "gradient_accumulation": draw(st.sampled_from([1, 2, 4])),
         "learning_rate_schedule": draw(st.sampled_from(["constant", "linear"])),
         "max_grad_norm": draw(st.sampled_from([0.0, 1e-3, 1.0])),
-        "weight_decay": draw(st.sampled_from([0.0, 0.1])),
         "fedprox_mu": draw(st.sampled_from([0.0, 1.0])),
         "dropout": 0.0,
     }

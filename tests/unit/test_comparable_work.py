@@ -403,6 +403,12 @@ def test_whatever_is_unusual_has_a_line(sections: dict[str, Any], says: str) -> 
         ),
         ({}, {"max_weight_ratio": 300.0}, "[aggregation] max_weight_ratio = 300"),
         ({}, {"delta_bound": 1e-9}, "[aggregation] delta_bound = 1e-09"),
+        (
+            {},
+            {"max_weight": 1e-9},
+            "[aggregation] max_weight = 1e-09 is less than almost any weight: a silo that reduces its loss",
+        ),
+        ({}, {"max_weight": 5e-3, "weighting": "loss_reduction"}, "[aggregation] max_weight = 0.005 is less"),
     ],
 )
 def test_whatever_is_unusual_under_masks_has_a_line(

@@ -1,6 +1,6 @@
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -243,6 +243,8 @@ def test_a_layout_with_a_tensor_too_many_is_refused() -> None:
         (config_json(decoder_start_token_id=None), "decoder_start_token_id None"),
         (config_json(eos_token_id=[1, 2]), "eos_token_id"),
         (config_json(pad_token_id=100_000), "pad_token_id 100000"),
+        (config_json(dropout_rate=0.97), "dropout_rate 0.97: it must be 0 to 0.9"),
+        (config_json(dropout_rate=-0.1), "dropout_rate -0.1"),
         (config_json(d_model="wide"), "makes no T5"),
         (config_json(feed_forward_proj="gated-nonsense-x"), "makes no T5"),
         (config_json(feed_forward_proj="nonsense"), "makes no T5"),
@@ -280,6 +282,32 @@ def test_a_cut_encoding_still_ends() -> None:
     assert tokenizer().cut(ids, len(ids)) == ids
 
 
+def of_words(*, unknown: str = "<unk>", ends_with: Sequence[int] = (1,), **words: int) -> bytes:
+    """A tokenizer of whole words, with these ids."""
+    ends = {"id": "</s>", "ids": list(ends_with), "tokens": ["</s>"] * len(ends_with)}
+    value = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Whitespace"},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "</s>", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+            "special_tokens": {"</s>": ends},
+        },
+        "decoder": None,
+        "model": {
+            "type": "WordLevel",
+            "vocab": {"<pad>": 0, "</s>": 1, "<unk>": 2, **words},
+            "unk_token": unknown,
+        },
+    }
+    return json.dumps(value).encode()
+
+
 def test_a_tokenizer_that_does_not_fit_is_refused() -> None:
     with pytest.raises(MalformedMessage, match=r"tokenizer\.json has \d+ tokens, the model's vocabulary has 10"):
         TextTokenizer({"tokenizer.json": tokenizer_json()}, special=SPECIAL, vocabulary=10)
@@ -287,6 +315,14 @@ def test_a_tokenizer_that_does_not_fit_is_refused() -> None:
         TextTokenizer({"tokenizer.json": b"{}"}, special=SPECIAL, vocabulary=1000)
     with pytest.raises(MalformedMessage, match=r"has no tokenizer\.json"):
         TextTokenizer({}, special=SPECIAL, vocabulary=1000)
+    for one_word in (99_999, vocabulary_size()):
+        with pytest.raises(MalformedMessage, match=f"has token id {one_word}, the model's vocabulary has"):
+            tokenizer(**{"tokenizer.json": of_words(kowalski=one_word)})
+    with pytest.raises(MalformedMessage, match="has token id 99999"):
+        tokenizer(**{"tokenizer.json": of_words(ends_with=[99_999, SPECIAL.end])})
+    with pytest.raises(MalformedMessage, match="does not parse"):
+        tokenizer(**{"tokenizer.json": of_words(unknown="none")})
+    tokenizer(**{"tokenizer.json": of_words(kowalski=vocabulary_size() - 1)})
     without_end = json.loads(tokenizer_json()) | {"post_processor": None}
     with pytest.raises(MalformedMessage, match="does not end a text"):
         tokenizer(**{"tokenizer.json": json.dumps(without_end).encode()})

@@ -13,6 +13,7 @@ from security.secure_aggregation.parameters import Terms, least_survivors
 from silo_wire.canonical import canonical_json, digest_of
 from silo_wire.manifest import Layout, TensorSpec
 from silo_wire.plan import AggregationSection, Plan, PlanBundle
+from silo_wire.privacy import PrivacySection
 from silo_wire.v1 import federation_pb2
 from tests.support.secagg_federation import ALONE, silo_names
 
@@ -144,6 +145,69 @@ def test_a_plan_whose_masks_could_not_hold_is_refused(changes: dict[str, Any], s
         Plan.from_toml(toml_of(plan_value(**{**MASKS, **changes})).replace("Infinity", "inf"), "plan.toml")
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"training__weight_decay": 1e-9},
+            "[training] weight_decay = 1e-09 does not go with secure_aggregation: it moves parameters that no example reaches by "
+            "a public function of a silo's optimizer steps, and one sum tells the steps of all silos; set it to 0",
+        ),
+        ({"training__fedprox_mu": 10.1}, "fedprox_mu = 10.1 does not go with secure_aggregation"),
+        ({"training__max_grad_norm": 9e-4}, "max_grad_norm = 0.0009 leaves next to nothing of a gradient"),
+    ],
+)
+def test_attack_settings_by_which_a_masked_sum_tells_how_many_steps_silos_make(
+    changes: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Plan.from_toml(toml_of(plan_value(**MASKS, **changes)), "plan.toml")
+    assert says in str(caught.value)
+    raw = canonical_json({**Plan.model_validate(plan_value(**MASKS)).model_dump(mode="json"), **sections_of(changes)})
+    with pytest.raises(MalformedMessage, match=r"does not go with secure_aggregation"):
+        Plan.from_json(raw)
+    Plan.from_toml(toml_of(plan_value(**changes)), "plan.toml")  # a plain one
+
+
+def sections_of(changes: dict[str, Any]) -> dict[str, Any]:
+    values = Plan.model_validate(plan_value(**changes)).model_dump(mode="json")
+    return {path.partition("__")[0]: values[path.partition("__")[0]] for path in changes}
+
+
+@pytest.mark.parametrize("masks", [True, False])
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("training__fedprox_mu", 1e38),
+        ("training__fedprox_mu", 1001.0),
+        ("training__max_grad_norm", 1e30),
+        ("training__dropout", 0.91),
+        ("aggregation__max_weight", 1e300),
+        ("aggregation__max_delta_norm", 1e300),
+        ("privacy__max_noise_to_signal", 1e-300),
+        ("privacy__max_noise_to_signal", 1e300),
+        ("adapters__alpha", 5000),
+    ],
+)
+def test_attack_numbers_by_which_some_silos_leave_float32s_range_and_others_do_not(
+    masks: bool, path: str, value: float
+) -> None:
+    """1e38 x no way is 0 where a silo makes one step, and no number where it makes two."""
+    key = path.replace("__", ".")
+    changes = {**(MASKS if masks else {}), path: value}
+    with pytest.raises(ConfigurationError, match=rf"{key} = .*: input should be"):
+        Plan.from_toml(toml_of(plan_value(**changes)), "plan.toml")
+
+
+@pytest.mark.parametrize("level", ["none", "silo"])
+def test_attack_a_key_of_lines_that_nothing_is_grouped_by(level: str) -> None:
+    """Silos whose lines lack it would decline by name, and no promise hangs on it."""
+    private = {"level": level, "unit_field": "hiv_status", "noise_multiplier": 1.0}
+    with pytest.raises(ConfigurationError, match=rf'unit_field = "hiv_status" does not go with level = "{level}"'):
+        Plan.from_toml(toml_of(plan_value(privacy=private)), "plan.toml")
+    PrivacySection.model_validate({**private, "level": "record"})
 
 
 @pytest.mark.parametrize("colluders", range(5))

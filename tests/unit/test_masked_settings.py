@@ -1,0 +1,297 @@
+"""All settings of a masked plan, with the true trainer: none that is accepted has a delta tell how many steps its silo made.
+
+A parameter that no gradient of a silo reached stays where it was, to the last bit, whatever optimizer, schedule and bounds say. Were it
+otherwise, it would move by a public function of the number of optimizer steps, and one sum would spell |D_i| of all silos. The search
+looks for the loudest silo as well: how much of a sum is one silo's part.
+"""
+
+import copy
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, example, given, settings, target
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from silo_agent.plan_review import unusual
+from silo_agent.training.local_optimizer import learning_rate_factor
+from silo_agent.training.local_trainer import optimizer_steps, train_locally
+from silo_agent.training.masked_vector import own_weight
+from silo_agent.training.model import add_adapters, layout_of
+from silo_wire.adapters import AdaptersSection, adapter_layout
+from silo_wire.plan import MOST_MASKED_MU, Plan, TrainingSection
+from tests.support.federation_peer import small_bundle
+from tests.support.tiny_t5 import random_model
+from tests.unit.test_comparable_training import SILOS, SIZES, Part, accepted, closeness, examples
+
+PLANS = 4 * int(os.environ.get("LORICA_SCHEDULES", "3"))
+NO_SCORES = {"every": 0, "initial": False, "last": False}
+FAR_APART = "relative_attention_bias"
+"""Its rows for tokens that are far apart: no input here is so long."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """`reached`: which coordinates had a gradient other than 0 in some step."""
+
+    delta: torch.Tensor
+    reached: torch.Tensor
+    steps: int
+    weight: float
+
+
+@lru_cache(maxsize=8)
+def model(untied: bool, dropout: float = 0.0) -> Any:
+    return random_model(untied=untied, dropout_rate=dropout, d_model=16, d_ff=24, num_layers=1, num_heads=2)
+
+
+def cut(silo: int, section: TrainingSection) -> Any:
+    """This silo's examples, as short as the plan wants them."""
+    whole = examples(silo)
+    return replace(
+        whole,
+        inputs=tuple(ids[-section.max_input_tokens :] for ids in whole.inputs),
+        targets=tuple(ids[-section.max_output_tokens :] for ids in whole.targets),
+    )
+
+
+def trained(silo: int, plan: Plan, training: TrainingSection | None = None, *, untied: bool = False) -> Trained:
+    """By the trainer of agents, from the plan's model; `training` in the place of what the plan has."""
+    section = training or plan.training.for_silo(SILOS[silo])
+    t5 = copy.deepcopy(model(untied, section.dropout or 0.0))
+    if plan.wire.model == "bfloat16":
+        with torch.no_grad():
+            for parameter in t5.parameters():
+                parameter.copy_(parameter.to(torch.bfloat16).float())
+    if plan.adapters.rank:
+        torch.manual_seed(plan.seed)
+        parameters = list(add_adapters(t5, plan.adapters, adapter_layout(layout_of(t5), plan.adapters)).tensors)
+    else:
+        parameters = list(t5.parameters())
+    before = [parameter.detach().clone() for parameter in parameters]
+    reached = [torch.zeros_like(parameter, dtype=torch.bool) for parameter in parameters]
+    for parameter, seen in zip(parameters, reached, strict=True):
+        parameter.register_hook(partial(_see, seen))
+    summary = train_locally(
+        t5,
+        parameters,
+        cut(silo, section),
+        section,
+        seed=silo,
+        round_parameters=before,
+        checkpoint=None,
+        on_progress=lambda fraction, loss: None,
+        should_stop=lambda: False,
+        clock=lambda: 0.0,
+    )
+    return Trained(
+        delta=torch.cat([(now.detach() - then).flatten() for now, then in zip(parameters, before, strict=True)]),
+        reached=torch.cat([seen.flatten() for seen in reached]),
+        steps=summary.optimizer_steps,
+        weight=min(own_weight(plan.aggregation, summary), plan.aggregation.weight_cap),
+    )
+
+
+def _see(reached: torch.Tensor, gradient: torch.Tensor) -> None:
+    reached.logical_or_(gradient != 0)
+
+
+# --- what weight decay would tell
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+@pytest.mark.parametrize("schedule", ["constant", "linear"])
+def test_attack_weight_decay_in_one_sum_would_spell_the_steps_of_all_silos(optimizer: str, schedule: Any) -> None:
+    """What is refused, shown: the sum of one row that nobody's questions reach has one reading in numbers of steps."""
+    decayed = TrainingSection(
+        optimizer=optimizer,
+        learning_rate=2e-3,
+        weight_decay=5.0,
+        batch_size=2,
+        learning_rate_schedule=schedule,
+        dropout=0.0,
+    )
+    plan = small_bundle(training=decayed.model_dump(exclude={"weight_decay"})).plan
+    own = [trained(silo, plan, decayed) for silo in (0, 2, 3)]
+    apart = torch.cat([torch.full_like(it, FAR_APART in name, dtype=torch.bool).flatten() for name, it in named()])
+    origin = torch.cat([it.detach().flatten() for _, it in named()])
+    far = apart & ~torch.stack([one.reached for one in own]).any(0)
+    assert int(far.sum()) > 0
+    summed = torch.stack([one.delta for one in own]).double().sum(0)[far]
+    told = float((summed * origin[far]).sum() / (origin[far].double() ** 2).sum())
+
+    most = max(one.steps for one in own) + 10
+    moved = [0.0]
+    for steps in range(1, most):
+        rates = (2e-3 * learning_rate_factor(schedule, step, steps) for step in range(steps))
+        moved.append(float(np.prod([1 - rate * 5.0 for rate in rates])) - 1)
+    readings = {
+        (a, b, c): abs(moved[a] + moved[b] + moved[c] - told)
+        for a in range(1, most)
+        for b in range(a, most)
+        for c in range(b, most)
+    }
+    truth = tuple(sorted(one.steps for one in own))
+    assert truth == tuple(sorted(optimizer_steps(SIZES[silo], decayed) for silo in (0, 2, 3)))
+    assert sorted(readings, key=lambda steps: readings[steps]).index(truth) < 5, "of some thousand"
+
+
+def named() -> list[tuple[str, torch.nn.Parameter]]:
+    return list(model(untied=False).named_parameters())
+
+
+# --- what a pull towards the round model would do
+
+
+def test_attack_a_strong_pull_would_hold_silos_of_many_steps_still_beside_one_of_a_single_step() -> None:
+    """The first step has no pull, and a silo of one example makes no other."""
+    steep = {"batch_size": 4, "learning_rate_schedule": "linear", "optimizer": "adafactor", "max_grad_norm": 0.0}
+
+    def loudest(mu: float) -> float:
+        plan = plan_of(usual(**steep))
+        assert plan is not None
+        held = plan.training.model_copy(update={"fedprox_mu": mu})
+        return closeness([part_of(plan, trained(silo, plan, held)) for silo in range(len(SILOS))])
+
+    assert loudest(1000.0) > 0.65
+    assert plan_of(usual(**steep, fedprox_mu=1000.0)) is None
+    assert plan_of(usual(**steep, fedprox_mu=MOST_MASKED_MU)) is not None
+    assert loudest(MOST_MASKED_MU) < 0.5
+
+
+# --- the loudest that is known
+
+
+@pytest.mark.parametrize(("cap", "loudest", "seen"), [(40.0, 0.94, False), (1e-9, 0.98, True)])
+def test_the_loudest_part_of_one_silo_is_what_the_threat_model_says(cap: float, loudest: float, seen: bool) -> None:
+    """Equal settings, Lorar's weights, the default ratio. Three silos make one step, and log no loss reduction."""
+    sections = usual(learning_rate=2.5e-3, batch_size=16, learning_rate_schedule="linear")
+    sections["aggregation"] |= {"weighting": "lorar", "max_weight": cap}
+    plan = plan_of(sections)
+    assert plan is not None
+    parts = [part_of(plan, trained(silo, plan)) for silo in range(len(SILOS))]
+    assert closeness(parts) < loudest + 0.005
+    if seen:
+        assert closeness(parts) > loudest - 0.01
+    assert any("max_weight = 1e-09 is less than almost any weight" in line for line in unusual(plan)) == seen
+
+
+# --- the search
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> dict[str, Any]:
+    """Any setting of a plan with masks, at its bounds or within, the usual ones more often; many of the tables are refused."""
+
+    def of(*values: Any) -> Any:
+        return draw(st.sampled_from(values))
+
+    training = {
+        "optimizer": of("adamw", "adafactor"),
+        "learning_rate": of(1e-7, 1e-4, 1e-3, 3e-3, 3e-3, 0.1, 10.0),
+        "weight_decay": of(0.0, 0.0, 0.0, 0.0, 1e-9, 0.1, 3.0),
+        "epochs": draw(st.integers(1, 3)),
+        "batch_size": of(1, 4, 16, 16, 40),
+        "gradient_accumulation": of(1, 1, 3),
+        "max_grad_norm": of(0.0, 1e-9, 1e-3, 1.0, 1.0, 1e9),
+        "learning_rate_schedule": of("constant", "linear"),
+        "fedprox_mu": of(0.0, 0.0, 1.0, 10.0, 1000.0),
+        "loss_log_steps": of(1, 2, 4, 1000),
+        "precision": of("float32", "float32", "bfloat16"),
+        "dropout": of(0.0, 0.0, 0.1, 0.9),
+        "max_input_tokens": of(1, 4, 512),
+        "max_output_tokens": of(1, 3, 256),
+    }
+    aggregation = {
+        "secure_aggregation": True,
+        "weighting": of("lorar", "size", "loss_reduction", "equal"),
+        "max_weight": of(1e-9, 0.1, 1.0, 40.0, 1e12),
+        "max_weight_ratio": of(1.0, 10.0, 100.0, 100.0),
+        "delta_bound": of(1e-9, 1e-3, 1.0, 1e9),
+        "max_delta_norm": of(0.0, 1e-3, 1.0, 1000.0, 1e9),
+    }
+    adapters = {
+        "rank": of(0, 0, 1, 4),
+        "alpha": of(1, 16, 4096),
+        "layers": of(["q", "v"], ["q", "k", "v", "o", "wi", "wo"]),
+    }
+    return {
+        "training": training,
+        "aggregation": aggregation,
+        "adapters": adapters,
+        "wire": {"model": of("float32", "bfloat16")},
+    }
+
+
+def usual(**training: Any) -> dict[str, Any]:
+    return {
+        "training": {"dropout": 0.0, "learning_rate": 3e-3, "batch_size": 16, **training},
+        "aggregation": {"secure_aggregation": True, "weighting": "equal"},
+        "adapters": {},
+    }
+
+
+def plan_of(sections: Mapping[str, Any]) -> Plan | None:
+    """None where no silo takes it."""
+    try:
+        bundle = small_bundle(
+            schedule={"rounds": 3, "min_silos": 3},
+            evaluation=NO_SCORES,
+            **{name: values for name, values in sections.items() if name != "adapters"},
+        )
+    except ValidationError:
+        return None
+    if not accepted(bundle, 1.0):
+        return None
+    # A bundle with adapters needs a base; here the plan alone is looked at.
+    return bundle.plan.model_copy(update={"adapters": AdaptersSection.model_validate(sections["adapters"])})
+
+
+def part_of(plan: Plan, one: Trained) -> Part:
+    """As it goes into the sum: clipped, cut and weighed."""
+    delta, most = one.delta.double(), plan.aggregation.max_delta_norm
+    if most and float(delta.norm()) > most:
+        delta = delta * (most / float(delta.norm()))
+    bound = plan.aggregation.delta_bound
+    return Part(delta.clamp(-bound, bound), one.weight)
+
+
+FOUND: list[float] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _recorded(record_testsuite_property: Any) -> Iterator[None]:
+    """What the search came to, for who runs it longer: with `-s`, and in the report of `--junitxml`."""
+    yield
+    if FOUND:
+        record_testsuite_property("largest closeness in accepted masked plans", f"{max(FOUND):.4f}")
+        print(f"\nlargest closeness in {len(FOUND)} accepted masked plans: {max(FOUND):.4f}")
+
+
+@settings(
+    max_examples=PLANS,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate, Phase.target, Phase.shrink],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+@given(sections=plans(), untied=st.booleans())
+@example(sections=usual(weight_decay=2.5), untied=False)
+@example(sections=usual(weight_decay=1e-3, optimizer="adafactor"), untied=True)
+def test_attack_no_accepted_plan_moves_what_no_gradient_reaches(sections: dict[str, Any], untied: bool) -> None:
+    plan = plan_of(sections)
+    if plan is None:
+        return
+    own = [trained(silo, plan, untied=untied) for silo in range(len(SILOS))]
+    for one in own:
+        assert plan.adapters.rank or not one.reached.all(), "there is something to look at"
+        assert not one.delta[~one.reached].any()
+    parts = [part_of(plan, one) for one in own]
+    if any(float(part.delta.norm()) for part in parts):
+        FOUND.append(closeness(parts))
+        target(FOUND[-1], label="closeness")
