@@ -48,7 +48,7 @@ from security.secure_aggregation.messages import (
 )
 from security.secure_aggregation.pair_secret import PairCopy
 from security.secure_aggregation.parameters import Parameters, Terms, default_threshold
-from security.secure_aggregation.release_groups import Partition, first_link
+from security.secure_aggregation.release_groups import Partition, Promise, first_link
 from security.secure_aggregation.roster import Roster
 from security.secure_aggregation.secret import Secret
 from security.secure_aggregation.secret_sharing import PRIME, SHARE_BYTES
@@ -56,6 +56,7 @@ from security.secure_aggregation.share_box import box_bytes
 from security.secure_aggregation.silo_memory import PlanMemory, SiloMemory
 from silo_wire import codec, secure_codec
 from silo_wire.canonical import Digest, digest_of
+from silo_wire.groups_codec import groups_from_wire, groups_to_wire
 from silo_wire.manifest import Manifest, manifest_of, masked_layout
 from silo_wire.messages import Mask, MaskedHeader, RoundKey
 from silo_wire.secure_codec import (
@@ -809,8 +810,17 @@ any_events: st.SearchStrategy[silo.Event] = st.one_of(
     any_unmask_requests(),
     st.builds(silo.AttemptEnded, any_attempts),
 )
-any_links = members.map(
-    lambda silos: first_link(FEDERATION, Partition.of([silos[:1], silos[1:]] if silos[1:] else [silos]))
+any_promises = st.integers(0, 10_000).flatmap(
+    lambda colluders: st.builds(
+        Promise, colluders=st.just(colluders), smallest_group=st.integers(max(3, colluders + 2), 10_002)
+    )
+)
+any_links = st.builds(
+    lambda silos, promise: first_link(
+        FEDERATION, Partition.of([silos[:1], silos[1:]] if silos[1:] else [silos]), promise
+    ),
+    members,
+    any_promises,
 )
 any_terms = st.builds(
     Terms,
@@ -844,6 +854,17 @@ any_memories = st.lists(
 @given(any_events)
 def test_events_of_a_silo_round_trip(event: silo.Event) -> None:
     assert_same(event, event_from_bytes(event_to_bytes(event), FEDERATION))
+
+
+@pytest.mark.parametrize(
+    ("colluders", "smallest_group"), [(0, 0), (0, 2), (2, 3), (10_001, 10_002), (0, 10_003), (2**32 - 1, 2**32 - 1)]
+)
+def test_release_groups_that_promise_what_none_can_are_refused(colluders: int, smallest_group: int) -> None:
+    message = groups_to_wire(first_link(FEDERATION, Partition.of([["silo-a", "silo-b", "silo-c"]])))
+    assert groups_from_wire(message, FEDERATION).promise == Promise()
+    message.colluders, message.smallest_group = colluders, smallest_group
+    with pytest.raises(MalformedMessage, match="allowed are"):
+        groups_from_wire(message, FEDERATION)
 
 
 @given(any_coordinator_events)
