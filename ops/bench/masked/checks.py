@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from coordinator.edges.model_store import ModelStore
 from coordinator.edges.round_evidence import RoundEvidence
 from coordinator.edges.stored_vector import StoredVector
-from ops.bench.masked.attempt import FEDERATION, PLAN, AttemptInMemory
+from ops.bench.masked.attempt import FEDERATION, PLAN, ROUND, AttemptInMemory
 from ops.bench.masked.costs import Cost, measured
 from security.identifiers import SiloName
 from security.secure_aggregation.evidence import Evidence, Lineage, SignedEvidence, signed_evidence
@@ -105,7 +105,7 @@ def checked_by(silo: SiloName, shown: Shown, coordinator: Coordinator, mode: Mod
 
 
 def _plan(rule: StepRule) -> CheckedPlan:
-    return CheckedPlan(digest=Digest(PLAN), rule=rule, rounds=1, colluders=0, promises=lambda _offered: None)
+    return CheckedPlan(digest=Digest(PLAN), rule=rule, rounds=ROUND, colluders=0, promises=lambda _offered: None)
 
 
 @dataclass
