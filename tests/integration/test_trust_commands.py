@@ -52,7 +52,7 @@ from silo_wire.plan import PlanBundle
 from tests.support.command_line import Done, run_command
 from tests.support.federation_peer import FEDERATION, TestNet, small_bundle
 from tests.support.secagg_federation import attempt
-from tests.support.tiny_t5 import bundle_of, random_model, save_copy
+from tests.support.tiny_t5 import bundle_of, random_model, save_copy, sized_bundle
 
 NET = TestNet.create()
 HOSPITAL, BANK, CLINIC = SiloName("hospital-a"), SiloName("bank-b"), SiloName("clinic-c")
@@ -428,6 +428,17 @@ def test_a_plan_with_masks_is_approved_with_a_copy_of_its_model_or_by_a_named_fl
     log = read_log(silo.audit, keys=[load_credentials(silo).identity_key.public_key()])
     approvals = [entry.text("model") for entry in log.of(Event.PLAN_APPROVED)]
     assert approvals == ["compared with a copy", "not compared"]
+
+
+def test_a_plan_of_a_size_is_approved_by_making_all_of_it_again(silo: SiloFolder) -> None:
+    masks: dict[str, Any] = {"secure_aggregation": True, "max_weight": 100.0}
+    bundle = sized_bundle(7, schedule={"rounds": 3, "min_silos": 3}, aggregation=masks)
+    rules(silo, "require_secure_aggregation = true")
+    offered(silo, bundle)
+    assert f"to allow it          silo-agent plan approve {bundle.plan.digest}\n" in said(silo, "plan", "show")
+    text = said(silo, "plan", "approve", bundle.plan.digest)
+    assert "its initial model was made again from its seed, and so were its configuration and its tokenizer" in text
+    assert shown(silo)[0]["refused_by"] == []
 
 
 def test_memory_that_was_lost_is_let_go_by_people_alone_and_stands_in_the_audit_log(silo: SiloFolder) -> None:
