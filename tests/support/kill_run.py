@@ -281,8 +281,8 @@ def agent_records(folder: SiloFolder, silo: SiloName) -> AgentRecords:
 def _accepted(path: Path) -> Sequence[int]:
     if not path.exists():
         return ()
-    (plan,) = json.loads(unsealed(path.read_bytes()))["plans"].values()
-    return [one["round"] for one in plan]
+    plans = json.loads(unsealed(path.read_bytes()))["plans"].values()  # none while the first evidence is noted alone
+    return [one["round"] for plan in plans for one in plan]
 
 
 def processes_in(root: Path) -> Processes:
