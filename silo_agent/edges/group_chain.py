@@ -178,6 +178,8 @@ class GroupChain:
         Raises PolicyRefusal for links that do not follow from what this silo holds, or lack signatures; nothing of them is kept.
         """
         taken = Taken()
+        if not offer.links and offer.proposed is None and self.is_new:
+            return taken  # where nobody masks, a silo has no file that says that it may have
 
         def edit(content: _Chain) -> _Chain:
             nonlocal taken

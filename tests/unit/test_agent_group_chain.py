@@ -22,7 +22,11 @@ from security.secure_aggregation.release_groups import (
     successor,
 )
 from silo_agent.edges.group_chain import GroupChain, Taken
+from silo_agent.edges.release_groups import group_chain
+from silo_agent.edges.silo_folder import SiloFolder
+from silo_agent.policy import PolicyRules, SiloPolicy
 from silo_wire.groups_codec import GroupsOffer
+from tests.support.federation_peer import TestNet
 from tests.support.secagg_federation import FEDERATION, identities, identity_key, silo_names
 
 NAMES = silo_names(9)
@@ -87,6 +91,18 @@ def test_nothing_is_held_at_first(tmp_path: Path) -> None:
     assert chain.head is None
     assert chain.standing().proposed is None
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_federation_that_never_masked_leaves_no_trace_of_release_groups(tmp_path: Path) -> None:
+    """Each agent asks for them; a silo whose folder says that it may have masked does not run without rules."""
+    folder = SiloFolder(tmp_path / "silo")
+    folder.make()
+    credentials = TestNet.create().credentials("127.0.0.1:1", OWN)
+    before = {path for path in folder.root.rglob("*") if path.is_file()}
+    chain = group_chain(folder, credentials, SiloPolicy(rules=PolicyRules(), silo=OWN))
+    for _ in range(2):
+        assert chain.take(offer()) == Taken()
+    assert {path for path in folder.root.rglob("*") if path.is_file()} == before
 
 
 def test_one_group_of_all_that_people_pinned_is_signed_and_taken_without_a_word(tmp_path: Path) -> None:
