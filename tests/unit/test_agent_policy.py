@@ -475,7 +475,9 @@ LOOSEST: dict[str, object] = {
 def test_each_key_that_is_looser_than_required_masks_have_it_is_named() -> None:
     """A key that is new has to stand in one of the two tables."""
     assert LOOSER.keys() | LOOSEST.keys() == set(PolicyRules.model_fields)
-    record = Record(lineages=[Lineage(plan=Digest("ab" * 32), name="a", layout=None, round=1, models=frozenset())])
+    record = Record(
+        lineages=[Lineage(plan=Digest("ab" * 32), name="a", layout=None, begins=None, round=1, models=frozenset())]
+    )
     for key, value in LOOSER.items():
         said = PolicyRules.model_validate({"require_secure_aggregation": True, key: value})
         assert [named for named, _ in loosened(said, pinned=3, on_first_use=0, record=record)] == [key]
@@ -624,9 +626,9 @@ def test_attack_second_plan_that_trains_the_base_of_the_other_ones_adapters_or_t
 
 def test_attack_second_plan_beside_one_whose_models_are_not_known_any_more() -> None:
     """Each of its models may have been the second one's: that people compared where both begin says nothing."""
-    first, second = masked(), masked(max_weight=7.0)
+    first, second = masked(), of_another_model(masked(max_weight=7.0))
     both = (first.plan.digest, second.plan.digest)
-    for before in (lineage(first, OTHER_MODEL, layout=None), replace(lineage(first), models=frozenset())):
+    for before in (replace(lineage(first, OTHER_MODEL), layout=None), replace(lineage(first), models=frozenset())):
         refusal = refusal_of(remembering(before, compared=both), second)
         assert refusal.rule == "one_lineage"
         assert "does not know of which models" in str(refusal)
