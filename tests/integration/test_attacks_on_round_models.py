@@ -126,7 +126,8 @@ async def test_a_silo_that_missed_a_round_goes_by_what_the_others_signed_then(
     async with played(template, tmp_path, forgets_round_1, plan=LONGER, verify="joint") as play:
         row = await play.closed(3)
         assert (row.outcome, play.counted(row)) == ("applied", list(SILOS))
-        lineage = AcceptedModels(play.rogue.folder.accepted, FEDERATION).lineage(play.bundle)
+        seal = Seal(play.rogue.credentials.identity_key)
+        lineage = AcceptedModels(play.rogue.folder.accepted, FEDERATION, seal).lineage(play.bundle)
         assert [(one.round, one.checked) for one in lineage.accepted] == [(at, Checked.JOINT) for at in range(3)]
         assert play.rogue.notes.of("refused") == []
 

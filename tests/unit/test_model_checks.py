@@ -108,7 +108,7 @@ class OnDisk(Memory):
 
     @property
     def _file(self) -> AcceptedModels:
-        return AcceptedModels(self.path, FEDERATION)
+        return AcceptedModels(self.path, FEDERATION, Seal(identity_key(OWN)))
 
     def bind(self, evidence: Evidence) -> None:
         self._file.bind(evidence)
@@ -487,14 +487,14 @@ async def test_attack_a_spot_check_is_drawn_anew_for_other_evidence_of_the_same_
 
     moment, asked = made.after.slots["first_moment"], set[int]()
     path = tmp_path / "accepted.json"
-    AcceptedModels(path, FEDERATION).drawn(made.evidence.digest, lambda: [7])
+    AcceptedModels(path, FEDERATION, Seal(identity_key(OWN))).drawn(made.evidence.digest, lambda: [7])
     for number in range(4):
         slot = moment.clone()
         slot[0] += float(number)
         false = made.told(Vectors(model=master, master=master, slots={**made.after.slots, "first_moment": slot}))
         at = Checker(says=Says((false,), pieces=shows), memory=OnDisk(rounds.lineage(), path=path), mode="spot")
         if number == 0:  # the one chance in twenty that this draw is of a chunk that is shown is not what is looked at
-            AcceptedModels(path, FEDERATION).drawn(false.evidence.digest, lambda: [9])
+            AcceptedModels(path, FEDERATION, Seal(identity_key(OWN))).drawn(false.evidence.digest, lambda: [9])
         with pytest.raises(
             PolicyRefusal, match="shows nothing of chunk 9" if number == 0 else "signed two that differ"
         ):
@@ -502,8 +502,8 @@ async def test_attack_a_spot_check_is_drawn_anew_for_other_evidence_of_the_same_
         asked |= set(at.says.asked)
     assert asked == {9}
     for number in range(100):
-        AcceptedModels(path, FEDERATION).drawn(number.to_bytes(32, "big"), lambda: [0])
-    assert AcceptedModels(path, FEDERATION).drawn(made.evidence.digest, lambda: [8]) == [7]
+        AcceptedModels(path, FEDERATION, Seal(identity_key(OWN))).drawn(number.to_bytes(32, "big"), lambda: [0])
+    assert AcceptedModels(path, FEDERATION, Seal(identity_key(OWN))).drawn(made.evidence.digest, lambda: [8]) == [7]
 
 
 # --- a path that does not end
