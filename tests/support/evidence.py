@@ -30,6 +30,7 @@ from tests.support.secagg_federation import (
     PLAN,
     Federation,
     Silo,
+    alone,
     attempt,
     delta_of,
     encoded,
@@ -212,14 +213,16 @@ class Rounds:
     def next(self, number: int, *, drops: Mapping[SiloName, str] | None = None, **terms_: Any) -> Made:
         """Round `number`: its sum, its step, its evidence."""
         names = silo_names(self.silos)
+        link = alone(silo_names(64), colluders=terms_.get("colluders", 0))
         before, rule = self.vectors, self.rule
         model = manifest_of(rule.model_layout, [bits_of(before.model)], self.chunk_bytes)
         federation = ManifestFederation(
             self.silos,
             of=attempt(round=number),
-            terms_=replace(terms(ranges=ranges(self.sizes), **terms_), model=bytes.fromhex(model.digest)),
+            terms_=replace(terms(ranges=ranges(self.sizes), link=link, **terms_), model=bytes.fromhex(model.digest)),
             silos={
-                name: self.kind(party(name, names), sizes=self.sizes, chunk_bytes=self.chunk_bytes) for name in names
+                name: self.kind(party(name, names, link=link), sizes=self.sizes, chunk_bytes=self.chunk_bytes)
+                for name in names
             },
         ).run(drops=drops)
         assert isinstance(federation.coordinator, coordinator.Unmasked), federation.coordinator
