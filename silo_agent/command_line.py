@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from security.errors import ConfigurationError
+from security.errors import ConfigurationError, LoricaError
+from security.files import is_there
 from silo_agent.edges.silo_folder import ENVIRONMENT_VARIABLE, SiloFolder
 
 if TYPE_CHECKING:
@@ -78,11 +79,23 @@ def _require_new(folder: SiloFolder, rules: str) -> None:
             f"the last start read {rules}, and now there is no {folder.settings}: this silo would run by default rules, which allow "
             "more; put the file back, mount what it lies on, or give --config. A silo that means to have no rules has an empty one"
         )
-    if folder.lineages.exists() or (folder.masking / "memory").exists():
+    if _may_have_masked(folder):
         raise ConfigurationError(
             f"this silo has masked, and there is no {folder.settings}: by default rules its next update may leave without a mask; put "
             "the file back, mount what it lies on, or write one with [policy] require_secure_aggregation = true"
         )
+
+
+def _may_have_masked(folder: SiloFolder) -> bool:
+    """Whether lineages.json names a plan, or says nothing; that a silo holds release groups is no masked round."""
+    from security.pki.seal import unsealed
+
+    if not is_there(folder.lineages):
+        return is_there(folder.masking / "memory")
+    try:
+        return bool(json.loads(unsealed(folder.lineages.read_bytes()))["plans"])
+    except (OSError, ValueError, KeyError, TypeError, LoricaError):
+        return True
 
 
 def chosen(folder: SiloFolder, data: Path | None, database: str | None, config: Path | None) -> Choice:

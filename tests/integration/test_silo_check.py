@@ -537,11 +537,11 @@ async def test_a_release_group_of_fewer_than_the_rules_say_is_a_notice(case: Cas
     alone = first_link(credentials.federation, Partition.of([[SILO], PEERS]))
     chain.take(GroupsOffer(links=(), proposed=SignedLink(link=alone), identities=()))
     chain.approve(alone.digest.hex())
-    assert "release groups" not in await notices(case)
+    assert "groups approve" not in await notices(case)
     signed = {**keys, SILO: credentials.identity_key}
     signatures = tuple(sorted((name, signature_of(alone, key)) for name, key in signed.items()))
     chain.take(GroupsOffer(links=(SignedLink(link=alone, signatures=signatures),), proposed=None, identities=()))
-    assert "release groups" in await notices(case)
+    assert "groups approve" in await notices(case)
 
 
 def test_every_misconfiguration_of_the_table_is_made_to_happen_here() -> None:

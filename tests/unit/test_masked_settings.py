@@ -179,7 +179,9 @@ def test_the_loudest_part_of_one_silo_is_what_the_threat_model_says(cap: float, 
     assert closeness(parts) < loudest + 0.005
     if seen:
         assert closeness(parts) > loudest - 0.01
-    assert any("max_weight = 1e-09 is less than almost any weight" in line for line in unusual(plan)) == seen
+    masked = {"training": sections["training"], "aggregation": sections["aggregation"]}
+    bundle = small_bundle(schedule={"rounds": 3, "min_silos": 3}, evaluation=NO_SCORES, **masked)
+    assert any("max_weight = 1e-09 is less than almost any weight" in line for line in unusual(bundle)) == seen
 
 
 # --- the search
