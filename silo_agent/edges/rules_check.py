@@ -71,7 +71,7 @@ def check_groups(folder: SiloFolder, credentials: SiloCredentials, policy: SiloP
     link = standing.held.link
     if lacking := too_little(link, policy.demands().promise):
         raise misconfigured(Mistake.GROUPS_PROMISE.value, lacking)
-    group = next((it for it in link.partition.groups if credentials.silo in it), None)
+    group = link.partition.group_of(credentials.silo)
     if group is None:
         return f"number {link.number}: this silo is in none of them, and masks nothing"
     if group == (credentials.silo,):
