@@ -45,6 +45,16 @@ def plan_value(**changes: Any) -> dict[str, Any]:
     return value
 
 
+def grouped_value(unit_field: str, **changes: Any) -> dict[str, Any]:
+    """A plan with record-level privacy for all lines of one `unit_field`."""
+    return plan_value(
+        training__dropout=0.0,
+        evaluation={"every": 0, "initial": False, "last": False},
+        privacy={"level": "record", "noise_multiplier": 1.0, "unit_field": unit_field},
+        **changes,
+    )
+
+
 def toml_of(value: dict[str, Any]) -> str:
     def render(item: Any) -> str:
         if isinstance(item, dict):
@@ -295,9 +305,7 @@ def texts_of(value: Any, *path: Any) -> Iterator[tuple[Any, ...]]:
 )
 def test_attack_no_text_of_a_plan_can_look_like_a_line_of_somebody_elses(spoils: str) -> None:
     """In a report, in a terminal, wrapped or not: all that a plan says is shown to people who decide by it."""
-    value = plan_value(
-        model__revision="main", model__weights={"model.safetensors": "0" * 64}, privacy__unit_field="patient"
-    )
+    value = grouped_value("patient", model__revision="main", model__weights={"model.safetensors": "0" * 64})
     whole = Plan.model_validate(value).model_dump(mode="json")
     places = list(texts_of(whole))
     assert {("model", "source"), ("model", "revision"), ("privacy", "unit_field")} <= set(places)
@@ -317,7 +325,7 @@ def test_attack_no_text_of_a_plan_can_look_like_a_line_of_somebody_elses(spoils:
 
 
 def test_free_text_of_a_plan_is_of_any_language() -> None:
-    Plan.model_validate(plan_value(model__source="folder:T5 für Kliniken", privacy__unit_field="患者"))
+    Plan.model_validate(grouped_value("患者", model__source="folder:T5 für Kliniken"))
 
 
 def test_a_file_that_is_not_toml_is_refused_with_its_line() -> None:
