@@ -95,6 +95,11 @@ class Lineage:
     round: int
     models: frozenset[str]
 
+    @property
+    def known(self) -> frozenset[str]:
+        """Every model that this silo knows to be of the plan."""
+        return self.models | (self.begins or frozenset())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
@@ -161,7 +166,7 @@ class SiloPolicy:
             pair = frozenset({plan.digest, other.plan})
             if other.plan == plan.digest or not other.round or pair in record.pairs:
                 continue
-            if own & (other.models | (other.begins or frozenset())):
+            if own & other.known:
                 why = "and both have the same model, or one base of adapters"
             elif other.layout is None or other.begins is None or not other.models:
                 why = "and this silo does not know of which models any more"
@@ -185,8 +190,7 @@ class SiloPolicy:
         record = self.record()
         for other in record.lineages:
             beside = frozenset({plan.digest, other.plan})
-            known = other.models | (other.begins or frozenset())
-            if other.plan != plan.digest and other.round and model in known and beside not in record.pairs:
+            if other.plan != plan.digest and other.round and model in other.known and beside not in record.pairs:
                 raise _second_plan(plan.name, plan.digest, other, f"and model {model} is of both")
 
     @property

@@ -25,7 +25,6 @@ import grpc  # isort: skip  # after silo_wire, which leaves TLS 1.3 alone
 INSTANCE_BYTES = 16
 SERVICE = federation_pb2.DESCRIPTOR.services_by_name["Federation"].full_name
 
-
 Sent = TypeVar("Sent")
 
 
