@@ -65,9 +65,15 @@ class Watch:
         return PAINT.sub("", self.raw)
 
     async def end(self) -> int:
+        """Read on meanwhile: who writes to a full terminal waits, and does not end."""
         self.process.send_signal(signal.SIGINT)
-        async with asyncio.timeout(PATIENCE_S):
-            return await self.process.wait()
+        rest = asyncio.ensure_future(self._output.read())
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                return await self.process.wait()
+        finally:
+            rest.cancel()
+            await asyncio.gather(rest, return_exceptions=True)  # a terminal ends with an error
 
 
 async def a_viewers_access(at: RunningCoordinator, root: Path) -> Path:
