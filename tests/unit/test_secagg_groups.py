@@ -383,6 +383,24 @@ def test_who_comes_later_is_asked_who_it_is_summed_with() -> None:
     first = link_of(3)
     later = successor(first, groups(3, 3))
     assert "works together" in objects(None, later, of=NAMES[4])
+    one_of_all = successor(first, groups(6))
+    assert "works together" in objects(None, one_of_all, of=NAMES[4], pinned=NAMES[:6]), "the first ones alone pass so"
+
+
+def test_who_comes_back_is_asked_who_it_is_summed_with() -> None:
+    """What held before it left holds no more: the others may have gone on under groups that it never saw."""
+    left = successor(link_of(3, 3), groups(3))
+    back = successor(left, groups(3, 3))
+    assert back.atoms == left.atoms
+    for name in NAMES[3:6]:
+        assert "works together among them learns" in objects(left, back, of=name)
+
+
+def test_who_comes_to_groups_that_others_allowed_is_told_which_of_them_are_small() -> None:
+    left = successor(link_of(3, 2, 3), groups(3, 2))
+    told = objects(left, successor(left, groups(3, 2, 3)), of=NAMES[5])
+    assert "of silo-03, silo-04 alone (fewer than 3 silos)" in told
+    assert "release groups of fewer than 3 silos are in: silo-03, silo-04" in told
 
 
 def test_a_set_that_was_small_already_needs_no_second_word() -> None:
