@@ -379,6 +379,15 @@ def test_a_promise_rises_by_itself_and_falls_with_peoples_word_alone() -> None:
     assert less == "these release groups promise less than those before: colluders 0 instead of 1"
 
 
+def test_whoever_is_asked_for_another_reason_hears_that_its_own_set_is_small() -> None:
+    first = first_link(FEDERATION, groups(2, 3), Promise(colluders=1))
+    less = objects(first, successor(first, groups(2, 3), Promise()))
+    assert less.startswith(
+        "sums under the groups before and under these, subtracted, are of silo-00, silo-01 alone (fewer"
+    )
+    assert less.endswith("these release groups promise less than those before: colluders 0 instead of 1")
+
+
 def test_who_comes_later_is_asked_who_it_is_summed_with() -> None:
     first = link_of(3)
     later = successor(first, groups(3, 3))
