@@ -213,6 +213,7 @@ def test_tensors_that_are_named_or_begin_as_allowed_may_be_trained(allowed: list
         (["block.*"], "trains lm_head.weight, shared.weight, which"),
         (["block.*", "shared.weight"], "trains lm_head.weight, which"),
         (["block.*", "shared.weights", "hared.weight", "lm_head.w"], "trains lm_head.weight, shared.weight, which"),
+        (["block.*", "shared.w*", "lm_head.weightx*"], "trains lm_head.weight, which"),
         (["w"], "trains block.0.lora_a, block.0.lora_b, lm_head.weight and 1 more, which"),
     ],
 )
@@ -238,6 +239,14 @@ def test_a_plan_waits_for_approval_where_the_silo_asks_for_it() -> None:
     assert refusal.rule == "approved_plans"
     assert PLAIN.plan.digest in str(refusal)
     assert "silo-agent plan approve" in str(refusal)
+
+
+@pytest.mark.parametrize("at", [0, 63])
+def test_attack_a_digest_that_differs_in_one_character_is_not_the_approved_one(at: int) -> None:
+    digest = PLAIN.plan.digest
+    other = digest[:at] + ("1" if digest[at] == "0" else "0") + digest[at + 1 :]
+    for waiting in (policy(approved_plans="ask", approvals=(other,)), policy(approved_plans=[other])):
+        assert refusal_of(waiting, PLAIN).rule == "approved_plans"
 
 
 def test_an_approval_holds_as_soon_as_it_is_given() -> None:
@@ -392,6 +401,8 @@ def test_noise_of_the_silos_counts_half_in_a_silos_own_budget() -> None:
     cost = gaussian_epsilon(2 * 3**0.5 / 10.0, 1e-5)
     policy(max_epsilon=cost * 1.001).check_plan(bundle)
     assert refusal_of(policy(max_epsilon=cost * 0.999), bundle).rule == "max_epsilon"
+    smaller = policy(max_epsilon=cost * 1.001, max_dp_delta=1e-6)
+    assert refusal_of(smaller, bundle).rule == "max_epsilon", "it is counted at this silo's own max_dp_delta"
 
 
 def test_noise_of_the_coordinators_is_not_this_silos_and_costs_nothing_of_its_budget() -> None:
