@@ -74,6 +74,12 @@ def test_attack_scores_of_a_single_record_whatever_the_plan(questions: int, leav
         policy(smallest_evaluation=1)
 
 
+def test_what_people_ask_for_of_held_out_questions_holds_for_their_number_here_too() -> None:
+    policy(smallest_evaluation=50).check_evaluation(50)
+    with pytest.raises(PolicyRefusal, match="smallest_evaluation = 50"):
+        policy(smallest_evaluation=50).check_evaluation(49)
+
+
 # --- masks -------------------------------------------------------------------------------------------------------------
 
 
@@ -544,6 +550,8 @@ def test_attack_second_plan_from_a_model_that_this_silo_masked_under_another() -
     remembering(lineage(first), pairs=(pair,)).check_plan(second)
     third = masked(max_weight=8.0)
     assert refusal_of(remembering(lineage(first), pairs=(pair,)), third).rule == "one_lineage"
+    others = frozenset({second.plan.digest, third.plan.digest})
+    assert refusal_of(remembering(lineage(first), pairs=(others,)), second).rule == "one_lineage"
 
 
 def of(bundle: PlanBundle, *, wire: str = "float32", **model: str | None) -> PlanBundle:
@@ -654,6 +662,10 @@ def test_attack_model_of_another_plans_in_a_later_round() -> None:
         remembering(before, compared=both).check_model(second, OTHER_MODEL, latest_round=5)
     assert refusal.value.rule == "one_lineage"
     remembering(before, pairs=(frozenset(both),)).check_model(second, OTHER_MODEL, latest_round=5)
+    with pytest.raises(PolicyRefusal, match="is of both"):
+        remembering(before, pairs=(frozenset({second.plan.digest, masked(max_weight=8.0).plan.digest}),)).check_model(
+            second, OTHER_MODEL, latest_round=5
+        )
     remembering(before).check_model(first, OTHER_MODEL, latest_round=5)
     remembering(replace(before, round=0)).check_model(second, OTHER_MODEL, latest_round=5)
     halved = lineage(of(first, wire="bfloat16"))  # never handed out as float32
