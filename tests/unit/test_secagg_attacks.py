@@ -351,6 +351,16 @@ def test_too_few_signatures_reveal_nothing(held: int) -> None:
     refused(victim, fewer, PolicyRefusal, "at least 4", rule="min_threshold")
 
 
+def test_what_policy_asks_for_since_the_roster_holds_for_what_is_signed_and_revealed() -> None:
+    """An agent that goes on after a restart has the policy of today."""
+    _, victim, survivors = at("consistency check")
+    victim.party = replace(victim.party, demands=silo.Demands(min_survivors=6))
+    refused(victim, survivors, PolicyRefusal, "at least 6 are needed", rule="min_survivors")
+    _, victim, request = at("unmasking")
+    victim.party = replace(victim.party, demands=silo.Demands(min_threshold=6))
+    refused(victim, request, PolicyRefusal, "at least 6 must", rule="min_threshold")
+
+
 def test_one_signature_many_times_is_one() -> None:
     _, _, request = at("unmasking")
     with pytest.raises(MalformedMessage, match="twice"):

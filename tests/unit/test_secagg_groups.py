@@ -566,6 +566,16 @@ def test_groups_that_change_in_the_middle_end_the_attempt() -> None:
         silo.step(each.state, like, newer)
 
 
+def test_groups_that_change_before_shares_are_shown_keep_them_here() -> None:
+    federation = grouped(3, 3).run(until="unmasking")
+    request = next(message for to, message in federation.queue if to == NAMES[0])
+    each = federation.silos[NAMES[0]]
+    newer = replace(each.party, link=successor(link_of(3, 3), groups(6)))
+    with pytest.raises(PolicyRefusal, match="is for release groups"):
+        silo.step(each.state, request, newer)
+    silo.step(each.state, request, each.party)
+
+
 def test_a_survivor_set_of_other_dealings_is_refused_first() -> None:
     federation = grouped(3).run(until="consistency check")
     to, like = next((to, message) for to, message in federation.queue if to)
