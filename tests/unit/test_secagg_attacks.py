@@ -278,6 +278,12 @@ def test_a_dealer_without_a_box_is_refused() -> None:
     refused(victim, replace(delivery, boxes=delivery.boxes[1:]), MalformedMessage, "one box of each")
 
 
+def test_a_delivery_for_another_silo_is_refused_and_changes_nothing() -> None:
+    federation, victim, _ = at("masked input")
+    foreign = next(message for to, message in federation.queue if to == NAMES[1])
+    refused(victim, foreign, WrongTime, f"for silo {NAMES[1]}")
+
+
 def test_a_second_delivery_is_refused() -> None:
     federation, victim, delivery = at("masked input")
     state, effects = silo.step(victim.state, delivery, victim.party)
