@@ -507,6 +507,38 @@ def test_no_groups_or_other_ones_or_smaller_ones_share_no_keys() -> None:
     silo.step(each.state, roster, replace(each.party, demands=silo.Demands(smallest_group=3)))
 
 
+def test_no_keys_are_shared_where_the_group_of_others_is_small_and_people_did_not_allow_it() -> None:
+    federation = grouped(3, 2).run(until="share keys")
+    roster = next(message for to, message in federation.queue if to == NAMES[0])
+    each = federation.silos[NAMES[0]]
+    with pytest.raises(PolicyRefusal, match="release group silo-03, silo-04 has 2 silos"):
+        silo.step(each.state, roster, replace(each.party, approved=frozenset()))
+    silo.step(each.state, roster, replace(each.party, approved=frozenset({NAMES[3:5]})))
+
+
+def test_no_keys_are_shared_with_one_who_is_in_no_release_group() -> None:
+    federation = Federation(4, link=link_of(3)).run(until="share keys")
+    roster = next(message for to, message in federation.queue if to == NAMES[0])
+    each = federation.silos[NAMES[0]]
+    with pytest.raises(PolicyRefusal, match="silo-03, who are in no release group") as refused:
+        silo.step(each.state, roster, each.party)
+    assert refused.value.rule == "release_groups"
+
+
+def test_a_whole_group_that_dealt_is_not_enough_where_fewer_than_the_threshold_did() -> None:
+    federation = grouped(3, 4).run(until="masked input")
+    delivery = next(message for to, message in federation.queue if to == NAMES[3])
+    each = federation.silos[NAMES[3]]
+    fewer = replace(
+        delivery,
+        dealings=tuple(it for it in delivery.dealings if it.silo in NAMES[3:7]),
+        boxes=tuple(it for it in delivery.boxes if it.dealer in NAMES[3:7]),
+    )
+    with pytest.raises(PolicyRefusal, match="4 silos dealt, for a sum to come out at least 5 must") as refused:
+        silo.step(each.state, fewer, each.party)
+    assert refused.value.rule == "min_survivors"
+
+
 def test_no_keys_are_shared_where_the_groups_promise_less_than_policy_or_roster() -> None:
     federation = grouped(4, 4).run(until="share keys")
     roster = next(message for to, message in federation.queue if to == NAMES[0])
