@@ -203,6 +203,48 @@ def test_a_second_successor_is_refused_until_people_take_their_signature_back(tm
     assert chain.take(offer(known, proposed=OTHER_THIRDS)).to_sign == (OTHER_THIRDS,)
 
 
+def test_what_was_taken_back_is_signed_again_by_peoples_word_alone(tmp_path: Path) -> None:
+    chain = holding(tmp_path, EVERYBODY)
+    chain.take(offer(signed(EVERYBODY), proposed=THIRDS))
+    chain.approve(THIRDS.digest.hex())
+    assert chain.take(offer(signed(EVERYBODY), proposed=THIRDS)).to_sign == (THIRDS,)
+    chain.withdraw(THIRDS.digest.hex())
+    again = chain.take(offer(signed(EVERYBODY), proposed=THIRDS))
+    assert again.to_sign == ()
+    assert again.waits is not None
+    standing = chain.take(offer(signed(EVERYBODY), signed(THIRDS, NAMES[1:])))
+    assert (standing.links, standing.to_sign) == ((), ())
+
+
+def test_where_the_others_went_another_way_than_this_silo_signed_it_goes_along_and_signs_nothing(
+    tmp_path: Path,
+) -> None:
+    chain = holding(tmp_path, EVERYBODY)
+    for link in (THIRDS, OTHER_THIRDS):
+        chain.take(offer(signed(EVERYBODY), signed(link, NAMES[1:])))
+        chain.approve(link.digest.hex())
+        if link is THIRDS:
+            assert chain.take(offer(signed(EVERYBODY), proposed=link)).to_sign == (THIRDS,)
+    taken = chain.take(offer(signed(EVERYBODY), signed(OTHER_THIRDS, NAMES[1:])))
+    assert taken == Taken(links=(OTHER_THIRDS,))
+    assert chain.head == OTHER_THIRDS
+
+
+def test_groups_that_this_silo_is_in_neither_before_nor_after_are_not_signed(tmp_path: Path) -> None:
+    elsewhere = first_link(FEDERATION, Partition.of([NAMES[3:]]))
+    assert chain_in(tmp_path).take(offer(proposed=elsewhere)) == Taken()
+
+
+def test_only_what_was_signed_is_taken_back_and_an_approval_stays_else(tmp_path: Path) -> None:
+    chain = holding(tmp_path, EVERYBODY)
+    chain.take(offer(signed(EVERYBODY), proposed=THIRDS))
+    chain.approve(THIRDS.digest.hex())
+    for digest in (THIRDS.digest.hex(), OTHER_THIRDS.digest.hex()):
+        with pytest.raises(StateError, match="were not signed here"):
+            chain.withdraw(digest)
+    assert chain.take(offer(signed(EVERYBODY), proposed=THIRDS)).to_sign == (THIRDS,)
+
+
 def test_a_signature_under_groups_that_stand_is_not_taken_back(tmp_path: Path) -> None:
     chain = holding(tmp_path, EVERYBODY)
     with pytest.raises(StateError, match="not proposed"):
@@ -243,6 +285,25 @@ def test_links_that_do_not_follow_or_lack_signatures_are_refused_and_nothing_is_
     assert refused.value.rule == "release_groups"
     assert (tmp_path / FILE).read_bytes() == before
     assert chain.head == EVERYBODY
+
+
+def test_attack_a_proposal_with_other_atoms_is_neither_kept_nor_signed(tmp_path: Path) -> None:
+    """With the atoms of before it would tell nobody apart, and pass without a word of people."""
+    chain = holding(tmp_path, EVERYBODY)
+    before = (tmp_path / FILE).read_bytes()
+    with pytest.raises(PolicyRefusal, match="do not follow"):
+        chain.take(offer(signed(EVERYBODY), proposed=with_other_atoms()))
+    assert (tmp_path / FILE).read_bytes() == before
+    assert chain.standing().proposed is None
+
+
+def test_attack_a_newcomer_is_shown_links_that_do_not_follow_each_other(tmp_path: Path) -> None:
+    """All of them are from before it came."""
+    first = first_link(FEDERATION, Partition.of([NAMES[3:]]))
+    second = successor(first_link(FEDERATION, Partition.of([NAMES[3:6], NAMES[6:]])), Partition.of([NAMES[3:]]))
+    third = successor(second, Partition.of([NAMES[:3], NAMES[3:]]))
+    with pytest.raises(PolicyRefusal, match="do not follow"):
+        chain_in(tmp_path).take(offer(*(signed(link, NAMES) for link in (first, second, third))))
 
 
 def test_signatures_of_who_is_not_pinned_and_of_other_keys_count_for_nothing(tmp_path: Path) -> None:
@@ -291,6 +352,20 @@ def test_a_link_that_promises_less_than_policy_is_refused_and_waits_for_nobody(
         chain.take(offer(signed(EVERYBODY)))
     assert refused.value.rule == "release_groups"
     assert chain.head is None
+
+
+def test_who_leaves_has_no_part_in_a_link_that_promises_less_than_its_policy(tmp_path: Path) -> None:
+    first = first_link(FEDERATION, Partition.of([NAMES[:3], NAMES[3:]]), Promise(colluders=1))
+    chain = chain_in(tmp_path, colluders=1)
+    chain.take(offer(proposed=first))
+    chain.approve(first.digest.hex())
+    assert chain.take(offer(signed(first))).links == (first,)
+    less = successor(first, Partition.of([NAMES[3:]]), Promise())
+    taken = chain.take(offer(signed(first), proposed=less))
+    assert (taken.to_sign, taken.waits) == ((), None)
+    assert "colluders 0 instead of 1" in (taken.refused or "")
+    with pytest.raises(PolicyRefusal, match="colluders 0 instead of 1"):
+        chain.take(offer(signed(first), signed(less, NAMES)))
 
 
 def test_a_proposal_that_promises_too_little_keeps_no_link_before_it_away(tmp_path: Path) -> None:

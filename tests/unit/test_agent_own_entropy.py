@@ -13,6 +13,7 @@ def test_it_is_drawn_once_and_kept_and_others_cannot_read_it(tmp_path: Path) -> 
     assert len(own_entropy(one)) == 32
     assert own_entropy(one) == own_entropy(one)
     assert own_entropy(one) != own_entropy(other)
+    assert len({own_entropy(one)[at : at + 4] for at in range(0, 32, 4)}) > 4, "each byte of it is drawn"
     assert one.stat().st_mode & 0o077 == 0
     one.chmod(0o644)
     with pytest.raises(ConfigurationError, match="0644"):

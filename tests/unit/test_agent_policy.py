@@ -74,6 +74,12 @@ def test_attack_scores_of_a_single_record_whatever_the_plan(questions: int, leav
         policy(smallest_evaluation=1)
 
 
+def test_what_people_ask_for_of_held_out_questions_holds_for_their_number_here_too() -> None:
+    policy(smallest_evaluation=50).check_evaluation(50)
+    with pytest.raises(PolicyRefusal, match="smallest_evaluation = 50"):
+        policy(smallest_evaluation=50).check_evaluation(49)
+
+
 # --- masks -------------------------------------------------------------------------------------------------------------
 
 
@@ -213,6 +219,7 @@ def test_tensors_that_are_named_or_begin_as_allowed_may_be_trained(allowed: list
         (["block.*"], "trains lm_head.weight, shared.weight, which"),
         (["block.*", "shared.weight"], "trains lm_head.weight, which"),
         (["block.*", "shared.weights", "hared.weight", "lm_head.w"], "trains lm_head.weight, shared.weight, which"),
+        (["block.*", "shared.w*", "lm_head.weightx*"], "trains lm_head.weight, which"),
         (["w"], "trains block.0.lora_a, block.0.lora_b, lm_head.weight and 1 more, which"),
     ],
 )
@@ -238,6 +245,14 @@ def test_a_plan_waits_for_approval_where_the_silo_asks_for_it() -> None:
     assert refusal.rule == "approved_plans"
     assert PLAIN.plan.digest in str(refusal)
     assert "silo-agent plan approve" in str(refusal)
+
+
+@pytest.mark.parametrize("at", [0, 63])
+def test_attack_a_digest_that_differs_in_one_character_is_not_the_approved_one(at: int) -> None:
+    digest = PLAIN.plan.digest
+    other = digest[:at] + ("1" if digest[at] == "0" else "0") + digest[at + 1 :]
+    for waiting in (policy(approved_plans="ask", approvals=(other,)), policy(approved_plans=[other])):
+        assert refusal_of(waiting, PLAIN).rule == "approved_plans"
 
 
 def test_an_approval_holds_as_soon_as_it_is_given() -> None:
@@ -392,6 +407,8 @@ def test_noise_of_the_silos_counts_half_in_a_silos_own_budget() -> None:
     cost = gaussian_epsilon(2 * 3**0.5 / 10.0, 1e-5)
     policy(max_epsilon=cost * 1.001).check_plan(bundle)
     assert refusal_of(policy(max_epsilon=cost * 0.999), bundle).rule == "max_epsilon"
+    smaller = policy(max_epsilon=cost * 1.001, max_dp_delta=1e-6)
+    assert refusal_of(smaller, bundle).rule == "max_epsilon", "it is counted at this silo's own max_dp_delta"
 
 
 def test_noise_of_the_coordinators_is_not_this_silos_and_costs_nothing_of_its_budget() -> None:
@@ -533,6 +550,8 @@ def test_attack_second_plan_from_a_model_that_this_silo_masked_under_another() -
     remembering(lineage(first), pairs=(pair,)).check_plan(second)
     third = masked(max_weight=8.0)
     assert refusal_of(remembering(lineage(first), pairs=(pair,)), third).rule == "one_lineage"
+    others = frozenset({second.plan.digest, third.plan.digest})
+    assert refusal_of(remembering(lineage(first), pairs=(others,)), second).rule == "one_lineage"
 
 
 def of(bundle: PlanBundle, *, wire: str = "float32", **model: str | None) -> PlanBundle:
@@ -643,6 +662,10 @@ def test_attack_model_of_another_plans_in_a_later_round() -> None:
         remembering(before, compared=both).check_model(second, OTHER_MODEL, latest_round=5)
     assert refusal.value.rule == "one_lineage"
     remembering(before, pairs=(frozenset(both),)).check_model(second, OTHER_MODEL, latest_round=5)
+    with pytest.raises(PolicyRefusal, match="is of both"):
+        remembering(before, pairs=(frozenset({second.plan.digest, masked(max_weight=8.0).plan.digest}),)).check_model(
+            second, OTHER_MODEL, latest_round=5
+        )
     remembering(before).check_model(first, OTHER_MODEL, latest_round=5)
     remembering(replace(before, round=0)).check_model(second, OTHER_MODEL, latest_round=5)
     halved = lineage(of(first, wire="bfloat16"))  # never handed out as float32

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import string
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,11 +103,13 @@ def part_of(made: Any) -> Any:
         ("normalizer", {"type": "Sequence"}, "a Sequence of"),
         ("normalizer", ["Replace"], "normalizer has no type"),
         ("normalizer", {"type": "Replace", "pattern": {}, "content": ""}, "Replace of no pattern"),
+        ("normalizer", {"type": "Replace", "pattern": {"String": " ", "Regex": "x"}, "content": ""}, "of no pattern"),
         ("pre_tokenizer", part_of(pre_tokenizers.Split(Regex("[^x]"), "removed")), 'pre_tokenizer has "Split"'),
         ("pre_tokenizer", part_of(pre_tokenizers.Punctuation("removed")), 'pre_tokenizer has "Punctuation"'),
         ("pre_tokenizer", part_of(pre_tokenizers.Metaspace("e")), "with the replacement"),
         ("post_processor", {"type": "TemplateProcessing", "single": []}, "that is not the text once"),
         ("post_processor", {"type": "TemplateProcessing", "single": [{"SpecialToken": {}}]}, "that is not the text once"),
+        ("post_processor", {"type": "TemplateProcessing", "single": 2 * [{"Sequence": {}}]}, "that is not the text once"),
         ("decoder", part_of(decoders.Replace(Regex("[^x]"), "")), "decoder has Replace of the regular expression"),
         ("decoder", part_of(decoders.Strip("e", 1, 0)), 'decoder has Strip of "e"'),
         ("model", {"type": "WordLevel", "vocab": {}, "unk_token": "?"}, 'model is "WordLevel"'),
@@ -118,6 +121,20 @@ def part_of(made: Any) -> Any:
 def test_attack_parts_that_lose_what_a_text_says(name: str, part: object, says: str) -> None:
     (line,) = odd(with_part(name, part))
     assert says in line
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("normalizer", ("Prepend", "StripAccents", "ByteLevel", "Unknown")),
+        ("pre_tokenizer", ("Whitespace", "CharDelimiterSplit", "UnicodeScripts", "BertPreTokenizer", "Unknown")),
+        ("post_processor", ("Unknown",)),
+        ("decoder", ("WordPiece", "BPEDecoder", "CTC", "Unknown")),
+    ],
+)
+def test_attack_a_part_of_a_kind_that_no_tokenizer_of_t5s_family_has(name: str, kinds: tuple[str, ...]) -> None:
+    for kind in kinds:
+        assert odd(with_part(name, {"type": kind})) == [f'{name} has "{kind}"']
 
 
 def test_attack_a_character_map_that_leaves_letters_to_one_silo(tmp_path: Path) -> None:
@@ -132,6 +149,32 @@ def test_attack_a_character_map_that_leaves_letters_to_one_silo(tmp_path: Path) 
     assert 'that makes "" of "ab"' in line
 
 
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ("0061 0062 0063\t\n", 'makes "" of "abc"'),
+        ("0020 0061\t\n", 'makes "" of " a"'),
+        ("002D\t\n", 'makes "" of "-"'),
+        ("0009\t0061\n", r'makes "a" of "\t"'),
+        ("05D0\t0078\n", r'makes "x" of "\u05d0"'),
+        ("1F600\t0078\n", r'makes "x" of "\ud83d\ude00"'),
+    ],
+    ids=["three letters", "a space and a letter", "a hyphen", "a tab", "a letter without case", "four bytes"],
+)
+def test_attack_a_character_map_that_loses_a_word_or_a_single_character(tmp_path: Path, rule: str, says: str) -> None:
+    rules = tmp_path / "rules.tsv"
+    rules.write_text(rule)
+    (line,) = odd(precompiled(charsmap(normalization_rule_tsv=str(rules))))
+    assert says in line
+
+
+@pytest.mark.parametrize("letter", string.ascii_lowercase + string.digits)
+def test_attack_a_letter_or_digit_that_has_no_piece(letter: str) -> None:
+    vocabulary = dict.fromkeys((string.ascii_lowercase + string.digits).replace(letter, ""), 0)
+    (line,) = odd(with_part("model", {"type": "BPE", "vocab": vocabulary}))
+    assert f'model has no piece for "{letter}"' in line
+
+
 @pytest.mark.parametrize("text", ["no base64!", "AAAA", base64.b64encode(b"\xff" * 64).decode(), 3, ["x"]])
 def test_a_character_map_that_is_none_is_named(text: object) -> None:
     (line,) = odd(precompiled(text))
@@ -139,10 +182,10 @@ def test_a_character_map_that_is_none_is_named(text: object) -> None:
 
 
 def test_a_character_map_without_end_is_not_walked_for_ever() -> None:
-    # Every unit is its own child under every letter.
-    units = [(0x61 + number % 26) | 0 << 10 for number in range(256)]
+    units = [number << 10 | number for number in range(256)]  # what is below each byte is the whole map again
     raw = (4 * len(units)).to_bytes(4, "little") + b"".join(it.to_bytes(4, "little") for it in units)
-    assert len(odd(precompiled(base64.b64encode(raw).decode()))) <= 1
+    (line,) = odd(precompiled(base64.b64encode(raw).decode()))
+    assert "that is no character map" in line
 
 
 @pytest.mark.parametrize("raw", [b"{", b"[]", b"[" * 100_000])

@@ -225,6 +225,20 @@ def test_attack_one_party_takes_two_seats_of_a_cohort_with_one_key(tmp_path: Pat
         store.trusted_on_first_use(CLINIC, BANK_KEY.public_key())
 
 
+@pytest.mark.parametrize("key", [CLINIC_KEY.public_key(), OWN_KEY], ids=["another silo's", "this silo's own"])
+def test_attack_a_roster_leads_a_pin_to_a_key_that_stands_for_somebody_else(
+    tmp_path: Path, key: Ed25519PublicKey
+) -> None:
+    """Whoever has the pinned key signs for any key: the file of pins would be refused from then on, and the silo mask no more."""
+    store = store_in(tmp_path)
+    store.add(BANK, BANK_KEY.public_key())
+    store.add(CLINIC, CLINIC_KEY.public_key())
+    before = store.identities()
+    statement = succession_statement(BANK_KEY, identity=silo_identity(FEDERATION, BANK), new_key=key)
+    store.follow(BANK, key, [Succession(predecessor=BANK_KEY.public_key(), successor=key, statement=statement)])
+    assert store.identities() == before
+
+
 def test_attack_this_silos_own_name_or_key_comes_as_a_peers(tmp_path: Path) -> None:
     store = store_in(tmp_path, first_use=True)
     for silo, key, says in ((SILO, BANK_KEY.public_key(), "is this silo itself"), (BANK, OWN_KEY, "this silo's own")):

@@ -1,3 +1,6 @@
+import re
+from pathlib import Path
+
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from hypothesis import given
@@ -129,6 +132,20 @@ def test_why_small_order_is_refused_one_signature_fits_any_message():
     key = Ed25519PublicKey.from_public_bytes(neutral)
     key.verify(forged, b"I owe you nothing")
     key.verify(forged, b"I owe you everything")
+
+
+def test_no_two_kinds_of_statement_share_a_domain():
+    """What was signed, sealed or chained as one thing is none of the others, however its bytes may be read."""
+    root, named = (
+        Path(__file__).parents[2],
+        re.compile(r'^ *(?:_?[A-Z_]*DOMAIN|domain)(?:: Final)? = b?"([^"]+)"', re.M),
+    )
+    sources = [
+        path for part in ("security", "silo_agent", "coordinator", "proto") for path in (root / part).rglob("*.py")
+    ]
+    domains = [domain for path in sources for domain in named.findall(path.read_text())]
+    assert len(domains) >= 25, "they are named otherwise now"
+    assert sorted(domains) == sorted(set(domains))
 
 
 def test_key_pem_round_trip():

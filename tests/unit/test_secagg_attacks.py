@@ -149,9 +149,10 @@ def test_a_roster_for_another_model_is_refused() -> None:
 def test_a_roster_for_other_tensors_is_refused() -> None:
     _, victim, roster = at("share keys")
     ranges = roster.parameters.fixed_point.ranges
-    other = FixedPoint.of(cohort=5, ranges=replace(ranges, tensors=ranges.tensors[:-1]))
-    parameters = replace(roster.parameters, fixed_point=other)
-    refused(victim, replace(roster, parameters=parameters), PolicyRefusal, "tensors", rule="allowed_tensors")
+    for tensors in (ranges.tensors[:-1], ranges.tensors[::-1]):  # the same coordinates, cut at other places
+        other = FixedPoint.of(cohort=5, ranges=replace(ranges, tensors=tensors))
+        parameters = replace(roster.parameters, fixed_point=other)
+        refused(victim, replace(roster, parameters=parameters), PolicyRefusal, "tensors", rule="allowed_tensors")
 
 
 def test_an_old_roster_is_refused() -> None:
@@ -278,6 +279,12 @@ def test_a_dealer_without_a_box_is_refused() -> None:
     refused(victim, replace(delivery, boxes=delivery.boxes[1:]), MalformedMessage, "one box of each")
 
 
+def test_a_delivery_for_another_silo_is_refused_and_changes_nothing() -> None:
+    federation, victim, _ = at("masked input")
+    foreign = next(message for to, message in federation.queue if to == NAMES[1])
+    refused(victim, foreign, WrongTime, f"for silo {NAMES[1]}")
+
+
 def test_a_second_delivery_is_refused() -> None:
     federation, victim, delivery = at("masked input")
     state, effects = silo.step(victim.state, delivery, victim.party)
@@ -349,6 +356,16 @@ def test_too_few_signatures_reveal_nothing(held: int) -> None:
     _, victim, request = at("unmasking")
     fewer = replace(request, agreements=request.agreements[:held])
     refused(victim, fewer, PolicyRefusal, "at least 4", rule="min_threshold")
+
+
+def test_what_policy_asks_for_since_the_roster_holds_for_what_is_signed_and_revealed() -> None:
+    """An agent that goes on after a restart has the policy of today."""
+    _, victim, survivors = at("consistency check")
+    victim.party = replace(victim.party, demands=silo.Demands(min_survivors=6))
+    refused(victim, survivors, PolicyRefusal, "at least 6 are needed", rule="min_survivors")
+    _, victim, request = at("unmasking")
+    victim.party = replace(victim.party, demands=silo.Demands(min_threshold=6))
+    refused(victim, request, PolicyRefusal, "at least 6 must", rule="min_threshold")
 
 
 def test_one_signature_many_times_is_one() -> None:

@@ -379,10 +379,37 @@ def test_a_promise_rises_by_itself_and_falls_with_peoples_word_alone() -> None:
     assert less == "these release groups promise less than those before: colluders 0 instead of 1"
 
 
+def test_whoever_is_asked_for_another_reason_hears_that_its_own_set_is_small() -> None:
+    first = first_link(FEDERATION, groups(2, 3), Promise(colluders=1))
+    less = objects(first, successor(first, groups(2, 3), Promise()))
+    assert less.startswith(
+        "sums under the groups before and under these, subtracted, are of silo-00, silo-01 alone (fewer"
+    )
+    assert less.endswith("these release groups promise less than those before: colluders 0 instead of 1")
+
+
 def test_who_comes_later_is_asked_who_it_is_summed_with() -> None:
     first = link_of(3)
     later = successor(first, groups(3, 3))
     assert "works together" in objects(None, later, of=NAMES[4])
+    one_of_all = successor(first, groups(6))
+    assert "works together" in objects(None, one_of_all, of=NAMES[4], pinned=NAMES[:6]), "the first ones alone pass so"
+
+
+def test_who_comes_back_is_asked_who_it_is_summed_with() -> None:
+    """What held before it left holds no more: the others may have gone on under groups that it never saw."""
+    left = successor(link_of(3, 3), groups(3))
+    back = successor(left, groups(3, 3))
+    assert back.atoms == left.atoms
+    for name in NAMES[3:6]:
+        assert "works together among them learns" in objects(left, back, of=name)
+
+
+def test_who_comes_to_groups_that_others_allowed_is_told_which_of_them_are_small() -> None:
+    left = successor(link_of(3, 2, 3), groups(3, 2))
+    told = objects(left, successor(left, groups(3, 2, 3)), of=NAMES[5])
+    assert "of silo-03, silo-04 alone (fewer than 3 silos)" in told
+    assert "release groups of fewer than 3 silos are in: silo-03, silo-04" in told
 
 
 def test_a_set_that_was_small_already_needs_no_second_word() -> None:
@@ -480,6 +507,38 @@ def test_no_groups_or_other_ones_or_smaller_ones_share_no_keys() -> None:
     silo.step(each.state, roster, replace(each.party, demands=silo.Demands(smallest_group=3)))
 
 
+def test_no_keys_are_shared_where_the_group_of_others_is_small_and_people_did_not_allow_it() -> None:
+    federation = grouped(3, 2).run(until="share keys")
+    roster = next(message for to, message in federation.queue if to == NAMES[0])
+    each = federation.silos[NAMES[0]]
+    with pytest.raises(PolicyRefusal, match="release group silo-03, silo-04 has 2 silos"):
+        silo.step(each.state, roster, replace(each.party, approved=frozenset()))
+    silo.step(each.state, roster, replace(each.party, approved=frozenset({NAMES[3:5]})))
+
+
+def test_no_keys_are_shared_with_one_who_is_in_no_release_group() -> None:
+    federation = Federation(4, link=link_of(3)).run(until="share keys")
+    roster = next(message for to, message in federation.queue if to == NAMES[0])
+    each = federation.silos[NAMES[0]]
+    with pytest.raises(PolicyRefusal, match="silo-03, who are in no release group") as refused:
+        silo.step(each.state, roster, each.party)
+    assert refused.value.rule == "release_groups"
+
+
+def test_a_whole_group_that_dealt_is_not_enough_where_fewer_than_the_threshold_did() -> None:
+    federation = grouped(3, 4).run(until="masked input")
+    delivery = next(message for to, message in federation.queue if to == NAMES[3])
+    each = federation.silos[NAMES[3]]
+    fewer = replace(
+        delivery,
+        dealings=tuple(it for it in delivery.dealings if it.silo in NAMES[3:7]),
+        boxes=tuple(it for it in delivery.boxes if it.dealer in NAMES[3:7]),
+    )
+    with pytest.raises(PolicyRefusal, match="4 silos dealt, for a sum to come out at least 5 must") as refused:
+        silo.step(each.state, fewer, each.party)
+    assert refused.value.rule == "min_survivors"
+
+
 def test_no_keys_are_shared_where_the_groups_promise_less_than_policy_or_roster() -> None:
     federation = grouped(4, 4).run(until="share keys")
     roster = next(message for to, message in federation.queue if to == NAMES[0])
@@ -537,6 +596,16 @@ def test_groups_that_change_in_the_middle_end_the_attempt() -> None:
     newer = replace(each.party, link=successor(link_of(3, 3), groups(6)))
     with pytest.raises(PolicyRefusal, match="is for release groups"):
         silo.step(each.state, like, newer)
+
+
+def test_groups_that_change_before_shares_are_shown_keep_them_here() -> None:
+    federation = grouped(3, 3).run(until="unmasking")
+    request = next(message for to, message in federation.queue if to == NAMES[0])
+    each = federation.silos[NAMES[0]]
+    newer = replace(each.party, link=successor(link_of(3, 3), groups(6)))
+    with pytest.raises(PolicyRefusal, match="is for release groups"):
+        silo.step(each.state, request, newer)
+    silo.step(each.state, request, each.party)
 
 
 def test_a_survivor_set_of_other_dealings_is_refused_first() -> None:

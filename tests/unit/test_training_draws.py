@@ -59,3 +59,15 @@ def test_draws_are_spread_evenly() -> None:
     values = torch.rand(100_000, generator=generator)
     assert abs(float(values.mean()) - 0.5) < 0.01
     assert abs(float(values.var()) - 1 / 12) < 0.005
+
+
+def test_each_byte_of_a_key_tells_where_generators_take_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a GPU: 63 bits of the key's digest."""
+    numbers: list[int] = []
+    monkeypatch.setattr(torch, "manual_seed", numbers.append)
+    keys = [bytes(32), *(bytes(at) + b"\1" + bytes(31 - at) for at in range(32))]
+    with torch.random.fork_rng():
+        for key in keys:
+            begin_all(key)
+    assert len(set(numbers)) == len(keys)
+    assert 1 << 60 < max(numbers) < 1 << 63

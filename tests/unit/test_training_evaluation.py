@@ -24,6 +24,7 @@ from transformers import T5ForConditionalGeneration
 from security.errors import ConfigurationError, DataError, IntegrityError, MalformedMessage, StorageError
 from silo_agent.sql_sandbox import Limits, Sandbox, parse_database
 from silo_agent.task.update import TrainingDiverged, TrainingStopped
+from silo_agent.training import silo_trainer
 from silo_agent.training.batches import encode_examples
 from silo_agent.training.device import DeviceSettings
 from silo_agent.training.evaluation import in_sandbox
@@ -363,6 +364,29 @@ def test_attack_the_plans_seed_tells_nothing_of_order_and_dropout_under_masks(
     assert masked_update(tmp_path / "other", other, **MASKED) != first
     drawn = {masked_update(tmp_path / f"drawn-{number}", None, **MASKED) for number in range(2)}
     assert len({first, *drawn}) == 3, "without a word it is drawn"
+
+
+def test_each_round_has_keys_of_its_own_for_order_and_spread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where two rounds were spread by the same factors, their sums would tell these."""
+    keys: list[Any] = []
+    spread_by, train = silo_trainer.Spread, silo_trainer.train_locally
+
+    def trained(*args: Any, **more: Any) -> Any:
+        keys.append(more["seed"])
+        return train(*args, **more)
+
+    def spread(key: bytes) -> Any:
+        keys.append(key)
+        return spread_by(key)
+
+    monkeypatch.setattr(silo_trainer, "train_locally", trained)
+    monkeypatch.setattr(silo_trainer, "Spread", spread)
+    silo = Silo(tmp_path, training={"epochs": 1, "batch_size": 64, "dropout": 0.0}, **MASKED)
+    trainer = SiloTrainer(silo.bundle, silo_data(PAIRS, PAIRS), "clinic", CPU, own_entropy=bytes(32))
+    for round_number in (1, 2):
+        silo.train(trainer, round_number=round_number)
+    assert [len(key) for key in keys] == 4 * [32]
+    assert len(set(keys)) == 4
 
 
 @pytest.mark.parametrize("masked", [True, False])

@@ -144,3 +144,12 @@ def test_a_tensor_of_any_shape_is_sampled_over_all_its_columns() -> None:
     matrix = np.full((1 << 14, 32), 1e-4, dtype="<f4")
     matrix[:, 0] = normal(1 << 14)
     assert alike(matrix.reshape(-1)) > 0.9
+
+
+def test_a_tensor_is_spread_where_more_than_a_quarter_of_it_is_of_one_size() -> None:
+    for alike_ones, changes in ((2_000, False), (4_000, True)):
+        values = normal(10_000)
+        values[:alike_ones] = 16.0
+        before = values.copy()
+        Spread(bytes(32)).over(values, 0)
+        assert (values != before).any() == changes
