@@ -30,6 +30,7 @@ from silo_agent.training.masked_vector import BLOCK_ELEMENTS, own_weight, write_
 from silo_wire.lorar import Weighting, raw_weight
 from silo_wire.manifest import manifest_of, masked_layout
 from silo_wire.plan import AggregationSection
+from tests.support import secagg_from_page as page
 from tests.support.coordinator_edges import Vector, summary
 from tests.support.masked_round import kept
 from tests.support.secagg_federation import encoded, entropy
@@ -209,10 +210,28 @@ def test_words_are_the_delta_times_one_number_for_each_tensor(
     assert words[1 - EXTRA_WORDS] == written.saturated + (share > 1)
 
 
+@pytest.mark.parametrize("weight", [1.0, 50.0, 1e9])
+def test_the_page_says_how_what_is_beyond_its_range_is_scaled(tmp_path: Path, weight: float) -> None:
+    """As somebody did who read it alone. The last bits of what is scaled are everybody's own."""
+    delta = np.random.default_rng(1).normal(0, 0.4, 70).astype("<f4")
+    delta[:40] /= 10  # within its range of 3
+    ranges = {"weight_cap": 64.0, "tensors": [{"elements": 40, "bound": 3.0}, {"elements": 30, "bound": 1e-3}]}
+    scaled, beyond = page.within_ranges(page.fixed_point(5, ranges), delta, weight)
+    words = page.encode(page.fixed_point(5, ranges), scaled, weight, rounding_key=entropy("rounding"), beyond=beyond)
+    point = FixedPoint.of(cohort=5, ranges=Ranges.of(sizes=(40, 30), largest_delta=(3.0, 1e-3), largest_weight=64.0))
+    written = write_masked_vector(tmp_path / "update", work(point), kept(tmp_path / "delta", delta), weight=weight)
+    by_agents = opened((tmp_path / "update").read_bytes())
+    assert written.saturated == beyond > 20
+    assert np.array_equal(by_agents[:40], words[:40])
+    assert np.array_equal(by_agents[70:], words[70:])
+    assert np.abs((by_agents[40:70] - words[40:70]).view("<i4")).max() <= 1e-6 * point.levels
+    assert np.abs(words[40:70].view("<i4")).max() < point.levels
+
+
 def test_attack_what_heavy_silos_put_in_is_no_grid_beside_which_a_light_one_is_seen(tmp_path: Path) -> None:
     """Deltas of one size, by numbers of examples: three silos are beyond the range nearly everywhere, the fourth is within it.
 
-    Were they cut, each of the three would add plus or minus the range, and the rest would be the fourth's delta with a cosine of 0.9.
+    Were they cut, each of the three would add plus or minus the range, and the rest would be the fourth's delta with a cosine of 0.8 and more.
     """
     drawn, weights, bound, size = np.random.default_rng(3), (300.0, 260.0, 240.0, 3.0), 1e-3, 20_000
     deltas = [drawn.normal(0, 25 * bound, size).astype("<f4") for _ in weights]
