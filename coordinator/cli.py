@@ -339,7 +339,7 @@ def rounds(
         if record.HasField("masked"):
             totals = record.masked
             notes.append(
-                f"masked sum of weights {totals.weight_sum:.2f}, {totals.saturated} of {totals.coordinates} coordinates cut"
+                f"masked sum of weights {totals.weight_sum:.2f}, {totals.saturated} of {totals.coordinates} coordinates beyond their range"
             )
         if record.weight_fallback:
             notes.append("all weights were zero, sizes stood in")

@@ -16,7 +16,9 @@ from silo_wire.strict_toml import Section
 from silo_wire.work import COMMON, MOST_SETTINGS, Work, widest_gap
 
 USUAL_RATES = (1e-6, 3e-2)
-LEAST_USUAL_CAPS = {"lorar": 0.1, "loss_reduction": 0.01}
+LEAST_USUAL_CAPS = {"lorar": 10.0, "loss_reduction": 0.1}
+"""What a silo of 100 examples weighs that reduces its loss by 0.1. Nearly every silo that trains at all reaches a lower cap. A silo of more
+examples reaches a higher one, too: how far silos may differ, max_weight_ratio says, and no cap."""
 USUAL_SERVER_RATES = {"sgd": (0.1, 2.0), "adam": (1e-3, 1.0), "yogi": (1e-3, 1.0), "adagrad": (1e-3, 1.0)}
 FEW_EXAMPLES = 20
 """Scores of fewer tell of single ones."""

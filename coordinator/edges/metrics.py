@@ -202,7 +202,7 @@ class CoordinatorMetrics:
         )
         self.saturated = Counter(
             "lorica_saturated_coordinates",
-            "Coordinates of masked updates that were cut to the range that their round could express.",
+            "Coordinates of masked updates that were beyond the range that their round could express; their tensors were scaled down.",
             registry=registry,
         )
         self.certificate_expiry = Gauge(

@@ -61,8 +61,8 @@ class AggregationResult:
     """`model` equals the base model when the outcome is ZERO_WEIGHT; `fallback`: all weights were zero, |D_i| was used.
 
     Under secure aggregation there are no `weights`, since nobody sees them, but their sum; of the `coordinates` of all deltas in
-    it, `saturated` were cut to the range that the round could express (or more: a silo's count has a limit); `scores` is what all
-    silos in the sum told of the model that they trained from, None where it contradicts itself. Under silo-level privacy nothing
+    it, `saturated` were beyond the range that the round could express, and their tensors were scaled down (or more: a silo's count has
+    a limit); `scores` is what all silos in the sum told of the model that they trained from, None where it contradicts itself. Under silo-level privacy nothing
     is told of weights at all; `last` says that a further release would cost more than the plan promises.
     """
 

@@ -2,8 +2,11 @@
 
 A silo of weight w encodes, coordinate by coordinate, x = w * delta / cap. Tensor k has a public range R_k: x is clipped to
 [-R_k, R_k], multiplied by levels / R_k and rounded to one of its two neighbouring integers at random, without bias. More
-words follow the delta, its tail: w / cap, in range 1; the number of coordinates that had to be clipped; and the silo's scores of
+words follow the delta, its tail: w / cap, in range 1; the number of coordinates that were beyond their range; and the silo's scores of
 the model that it trained from (`scores`). Only sums of them are ever seen.
+
+Clipping is the last resort. A sum of clipped deltas is a grid of known numbers, beside which an unclipped one is seen. So a silo scales a
+tensor that goes beyond its range down as a whole before it encodes (silo_agent/training/within_range.py), and nothing is clipped here.
 
 Overflow is impossible, not unlikely: |integer| <= levels + 1 (one for the rounding) and the constructor of FixedPoint refuses
 unless cohort * (levels + 1) <= 2^31 - 1, so a sum of `cohort` of them read as a signed word is the sum over the integers;
@@ -207,6 +210,11 @@ class Encoder:
         """The weight that this silo takes part with, in its delta and in the sum of weights alike."""
         return min(self.weight, self.fixed_point.ranges.weight_cap)
 
+    def scale(self, tensor: int) -> float:
+        """How many levels a number of 1 comes to in the delta's tensor of that index. What comes to more than all levels is beyond its range."""
+        ranges = self.fixed_point.ranges
+        return self.capped_weight / ranges.weight_cap * self.fixed_point.levels / ranges.tensors[tensor].bound
+
     def encode(self, out: Words, delta: FloatBlock, start: int, workspace: Workspace) -> int:
         """Write coordinates [start, start + len(delta)) into `out`; the number of them that had to be clipped.
 
@@ -215,7 +223,6 @@ class Encoder:
         if len(out) != len(delta) or start + len(delta) > self.fixed_point.ranges.elements:
             raise ValueError(f"coordinates {start} to {start + len(delta)} do not fit {len(out)} words")
         ranges, levels = self.fixed_point.ranges, self.fixed_point.levels
-        factor = self.capped_weight / ranges.weight_cap * levels
         rounding = self.rounding.opened(start, len(delta), workspace.stream)
         saturated = 0
         for block in range(0, len(delta), BLOCK_ELEMENTS):
@@ -225,16 +232,15 @@ class Encoder:
             for tensor, first, last in ranges.pieces(at, at + size):
                 here = slice(first - start, last - start)
                 drawn = workspace.drawn[first - at : last - at]
-                scale = factor / ranges.tensors[tensor].bound
-                saturated += _encode(out[here], delta[here], drawn, scale, levels, workspace)
+                saturated += _encode(out[here], delta[here], drawn, self.scale(tensor), levels, workspace)
         return saturated
 
     def public_tail(self) -> Words:
-        """The tail where it may tell nothing of this silo: a weight of the cap, no coordinate that was cut, no scores."""
+        """The tail where it may tell nothing of this silo: a weight of the cap, no coordinate beyond its range, no scores."""
         return np.array([self.fixed_point.levels, 0, *NO_SCORES.words], dtype="<u4")
 
     def encode_tail(self, saturated: int, workspace: Workspace) -> Words:
-        """The tail: the weight; the count of cut coordinates, to which a weight above the cap adds one; the scores."""
+        """The tail: the weight; the count of coordinates beyond their range, to which a weight above the cap adds one; the scores."""
         ranges, levels = self.fixed_point.ranges, self.fixed_point.levels
         out: Words = np.zeros(EXTRA_WORDS, dtype="<u4")
         drawn: Words = np.zeros(1, dtype="<u4")
@@ -281,7 +287,7 @@ class SumTail:
 
 
 def decode_tail(fixed_point: FixedPoint, words: Words) -> SumTail:
-    """The sums of the weights, of the coordinates that were clipped (at least; a silo's count has a limit), of the scores."""
+    """The sums of the weights, of the coordinates beyond their range (at least; a silo's count has a limit), of the scores."""
     if len(words) != EXTRA_WORDS:
         raise ValueError(f"{len(words)} words at the end of a sum: expected {EXTRA_WORDS}")
     weight = int(words[:1].view("<i4")[0])

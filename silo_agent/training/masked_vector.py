@@ -1,7 +1,8 @@
 """The delta on disk, encoded and masked into the file that leaves (DESIGN section 4): two passes over blocks that stay in cache.
 
-The first pass checks the delta's bytes and takes its norm, since clipping needs it before the first byte. In the second each core
-has a chunk of its own, from the delta to the file: reads, encodes, masks, digests and writes it while it is in the core's cache.
+The first pass checks the delta's bytes and takes its norm and the peak of each tensor, since clipping and scaling need them before the
+first byte. In the second each core has a chunk of its own, from the delta to the file: reads, scales, encodes, masks, digests and
+writes it while it is in the core's cache.
 Every stream is addressable, so the same delta, keys and weight give the same bytes, however often and on however many cores
 it is done.
 
@@ -27,13 +28,14 @@ from security.file_mark import FileMark
 from security.privacy.noise_streams import BLOCK_ELEMENTS as NOISE_ELEMENTS
 from security.privacy.noise_streams import NoiseStream
 from security.secure_aggregation import fixed_point, mask_stream
-from security.secure_aggregation.fixed_point import EXTRA_WORDS, Encoder
+from security.secure_aggregation.fixed_point import EXTRA_WORDS, Encoder, Ranges
 from security.secure_aggregation.mask_stream import Words
 from security.secure_aggregation.noise_shares import CLIPPED_TO, NoiseShares
 from security.secure_aggregation.scores import NO_SCORES, Scores
 from security.secure_aggregation.silo_machine import MaskVector
 from silo_agent.task.update import FloatBlock, TrainingDiverged, TrainingStopped, clip_factor, squared_norm
 from silo_agent.training.vector_file import ChunkWriter, new_chunk_file
+from silo_agent.training.within_range import WithinRange, peaks
 from silo_wire.lorar import Weighting, raw_weight
 from silo_wire.manifest import CHUNK_BYTES, Manifest, masked_layout
 from silo_wire.messages import TrainingSummary
@@ -59,7 +61,7 @@ class KeptDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskedVector:
-    """`manifest` describes the file, which is on disk. `saturated` coordinates were cut to their range; it stays in this silo."""
+    """`manifest` describes the file, which is on disk. `saturated` coordinates were beyond their range; it stays in this silo."""
 
     manifest: Manifest
     mark: FileMark
@@ -91,8 +93,9 @@ def write_masked_vector(
 ) -> MaskedVector:
     """Write the encoded and masked `delta` to `path`: the words of `work`'s fixed point, little-endian.
 
-    A delta longer than `clipping_norm` is scaled down to it; 0: not. With `noise` every coordinate has that much of it, drawn from
-    `work`'s key, and the words behind the delta are the same for every silo, without `scores`. `threads` is as many as there are cores, unless given. The
+    A delta longer than `clipping_norm` is scaled down to it; 0: not. A tensor that is beyond its range then is scaled down into it. With
+    `noise` every coordinate has that much of it, drawn from `work`'s key, and the words behind the delta are the same for every silo,
+    without `scores`. `threads` is as many as there are cores, unless given. The
     masks, the rounding and the noise of `work` are erased in the end, whatever happened, and after an error there is no file. Raises
     TrainingDiverged for a delta that is not finite, TrainingStopped, IntegrityError for one that was changed or does not fit the
     fixed point, StorageError naming the file.
@@ -103,16 +106,22 @@ def write_masked_vector(
     benches: list[_Bench] = []
     try:
         with (
-            closing(_DeltaFile(delta, elements)) as source,
+            closing(_DeltaFile(delta, work.fixed_point.ranges)) as source,
             ThreadPoolExecutor(workers, thread_name_prefix="masking") as pool,
         ):
             benches += (_Bench(delta.manifest.chunk_bytes) for _ in range(workers))
             hands = _Hands(pool, benches, should_stop)
-            with closing(hands.in_order(source.squares, source.chunks)) as squares:
-                norm = math.sqrt(math.fsum(squares))
+            encoder = Encoder(fixed_point=work.fixed_point, weight=weight, rounding=work.rounding, scores=scores)
+            squares, largest = list[float](), list[tuple[int, float]]()
+            with closing(hands.in_order(source.measured, source.chunks)) as chunks:
+                for square, peaks_there in chunks:
+                    squares.append(square)
+                    largest += peaks_there
+            norm = math.sqrt(math.fsum(squares))
             factor = clip_factor(norm, clipping_norm if noise is None else clipping_norm * CLIPPED_TO)
+            within = WithinRange(encoder, largest, factor=factor)
             with new_chunk_file(path, masked_layout(work.fixed_point.words)) as file:
-                task = _Task(work, source, file, weight=weight, scores=scores, factor=factor, noise=noise)
+                task = _Task(work, source, file, encoder=encoder, within=within, noise=noise)
                 saturated = 0
                 with closing(hands.in_order(task.mask, task.chunks)) as masked:
                     for chunk, count in enumerate(masked, 1):
@@ -185,8 +194,9 @@ class _Hands:
 class _DeltaFile:
     """The delta's file, to be read in any order by any thread. `close` it."""
 
-    def __init__(self, delta: KeptDelta, elements: int) -> None:
-        self._path, self._manifest = delta.file, delta.manifest
+    def __init__(self, delta: KeptDelta, ranges: Ranges) -> None:
+        self._path, self._manifest, self._ranges = delta.file, delta.manifest, ranges
+        elements = ranges.elements
         if self._manifest.total_bytes != elements * _ITEM or self._manifest.chunk_bytes % _ITEM:
             raise IntegrityError(
                 f"delta {self._path} has {self._manifest.total_bytes} bytes in chunks of {self._manifest.chunk_bytes}, the "
@@ -203,8 +213,8 @@ class _DeltaFile:
     def chunks(self) -> range:
         return range(self._manifest.chunks)
 
-    def squares(self, bench: _Bench, chunk: int) -> float:
-        """The sum of squares of one chunk, whose digest is checked unless the file is known."""
+    def measured(self, bench: _Bench, chunk: int) -> tuple[float, list[tuple[int, float]]]:
+        """The sum of squares of one chunk and its tensors' `peaks`. Its digest is checked unless the file is known."""
         at = chunk * self._manifest.chunk_bytes // _ITEM
         values = bench.delta[: self._manifest.chunk_size(chunk) // _ITEM]
         self.read(values, at)
@@ -219,7 +229,7 @@ class _DeltaFile:
         square = squared_norm(values)
         if not math.isfinite(square):
             raise TrainingDiverged("the delta has values that are not finite: lower learning_rate in the plan")
-        return square
+        return square, list(peaks(self._ranges, values, at))
 
     def read(self, values: FloatBlock, first: int) -> None:
         """Fill `values` with what begins at element `first`."""
@@ -258,18 +268,16 @@ class _Task:
         source: _DeltaFile,
         file: ChunkWriter,
         *,
-        weight: float,
-        scores: Scores,
-        factor: float,
+        encoder: Encoder,
+        within: WithinRange,
         noise: NoiseShares | None,
     ) -> None:
         self._noise = None if noise is None else NoiseStream(bytes(work.noise.buffer), sigma_bits=noise.sigma_bits)
-        self._encoder = Encoder(fixed_point=work.fixed_point, weight=weight, rounding=work.rounding, scores=scores)
+        self._encoder, self._within = encoder, within
         self._masks = work.masks
         self._elements = work.fixed_point.ranges.elements
         self._source = source
         self._file = file
-        self._factor = np.float32(factor)
 
     @property
     def chunks(self) -> range:
@@ -277,7 +285,7 @@ class _Task:
         return range(self._elements // BLOCK_ELEMENTS)
 
     def mask(self, bench: _Bench, chunk: int) -> int:
-        """Write one of `chunks`; how many coordinates were cut."""
+        """Write one of `chunks`; how many coordinates were beyond their range."""
         words, first = bench.words[:BLOCK_ELEMENTS], chunk * BLOCK_ELEMENTS
         saturated = self._encode(bench, words, first)
         self._masks.apply(words, first, bench.masking)
@@ -285,7 +293,7 @@ class _Task:
         return saturated
 
     def mask_end(self, bench: _Bench, saturated: int) -> int:
-        """Write what comes after `chunks`, in which `saturated` coordinates were cut; how many were cut in all."""
+        """Write what comes after `chunks`, in which `saturated` coordinates were beyond their range; how many were in all."""
         chunk = len(self.chunks)
         first = chunk * BLOCK_ELEMENTS
         left = self._elements - first
@@ -303,9 +311,8 @@ class _Task:
     def _encode(self, bench: _Bench, words: Words, first: int) -> int:
         values = bench.delta[: len(words)]
         self._source.read(values, first)
-        if self._factor != 1:
-            np.multiply(values, self._factor, out=values)
-        saturated = self._encoder.encode(words, values, first, bench.encoding)
+        saturated = self._within.scale(values, first, bench.encoding)
+        saturated += self._encoder.encode(words, values, first, bench.encoding)
         if self._noise is not None:
             for begin in range(0, len(words), NOISE_ELEMENTS):  # chunks begin where blocks of noise do
                 piece = words[begin : begin + NOISE_ELEMENTS]

@@ -511,7 +511,9 @@ async def test_a_weight_below_zero_costs_the_round_and_no_more(playing: Playing)
         play.check_made_by(await play.closed(2), *SILOS)
 
 
-async def test_a_delta_beyond_the_range_is_cut_and_counted(playing: Playing, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_delta_beyond_the_range_is_scaled_and_counted(
+    playing: Playing, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with playing(honestly) as play:
         elements = play.bundle.layout.parameters
         monkeypatch.setattr(play.rogue.trainer, "drawn", lambda bundle, key: np.full(elements, 1e30, dtype="<f4"))

@@ -3,8 +3,9 @@
 The protocol's machines are those of secagg_federation, the network is a function call.
 """
 
+import math
 from base64 import b64encode
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,14 @@ from security.secure_aggregation import coordinator_machine as coordinator
 from security.secure_aggregation import silo_machine as silo
 from security.secure_aggregation.attempt import Attempt
 from security.secure_aggregation.coordinator_machine import Unmask
-from security.secure_aggregation.fixed_point import Ranges
+from security.secure_aggregation.fixed_point import Encoder, FixedPoint, Ranges, Workspace
+from security.secure_aggregation.mask_stream import KeyStream
 from security.secure_aggregation.messages import MaskedInput
 from security.secure_aggregation.parameters import Terms
 from security.secure_aggregation.secret import Secret
+from silo_agent.task.update import clip_factor, squared_norm
 from silo_agent.training.masked_vector import KeptDelta, own_weight, write_masked_vector
+from silo_agent.training.within_range import WithinRange, peaks
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.manifest import Layout, Manifest, ParameterDtype, TensorSpec, manifest_of, masked_layout
 from silo_wire.masked_ranges import plan_ranges
@@ -88,6 +92,24 @@ def kept(path: Path, delta: Vector, chunk_bytes: int = 1 << 20) -> KeptDelta:
     path.write_bytes(delta.tobytes())
     layout = Layout("float32", (TensorSpec("all", (len(delta),)),))
     return KeptDelta(file=path, manifest=manifest_of(layout, [delta.tobytes()], chunk_bytes))
+
+
+def summed(
+    section: AggregationSection, sizes: Sequence[int], delta: Vector, its: TrainingSummary
+) -> tuple[Vector, float]:
+    """What a sum has of a delta whose tensors have `sizes`: the delta as it is encoded, clipped and within its ranges, and its weight."""
+    layout = Layout("float32", tuple(TensorSpec(f"{index:04}", (size,)) for index, size in enumerate(sizes)))
+    encoder = Encoder(
+        fixed_point=FixedPoint.of(cohort=3, ranges=plan_ranges(section, layout)),
+        weight=own_weight(section, its),
+        rounding=KeyStream(Secret(entropy("rounding"))),
+    )
+    encoded_delta, workspace = delta.astype("<f4"), Workspace()
+    largest = peaks(encoder.fixed_point.ranges, encoded_delta, 0)
+    factor = clip_factor(math.sqrt(squared_norm(encoded_delta)), section.max_delta_norm)
+    WithinRange(encoder, largest, factor=factor).scale(encoded_delta, 0, workspace)
+    assert encoder.encode(np.zeros(len(delta), dtype="<u4"), encoded_delta, 0, workspace) == 0, "nothing is cut"
+    return encoded_delta, encoder.capped_weight
 
 
 @dataclass

@@ -548,11 +548,28 @@ def unmask(total, masks):
 
 
 # ---------------------------------------------------------------- encoding
-def encode(fp, deltas, weight, scores=None, rounding_key=None, max_weight_ratio=None):
-    """deltas: flat float32 in the order of the tensors."""
+def share(fp, weight, max_weight_ratio=None):
+    cap = float(fp["ranges"]["weight_cap"])
+    return max(min(weight, cap), cap / max_weight_ratio if max_weight_ratio else 0.0) / cap
+
+
+def within_ranges(fp, deltas, weight, max_weight_ratio=None):
+    """The deltas that are encoded, no tensor of which is beyond its range, and how many coordinates were."""
+    out, beyond, at = np.array(deltas, np.float64), 0, 0
+    for t in fp["ranges"]["tensors"]:
+        x = out[at : at + t["elements"]]
+        sizes = np.abs(x) * share(fp, weight, max_weight_ratio)
+        beyond += int((sizes > t["bound"]).sum())
+        if sizes.max() > t["bound"]:
+            x *= t["bound"] / sizes.max() * (1 - 2.0**-22)
+        at += t["elements"]
+    return out.astype(np.float32), beyond
+
+
+def encode(fp, deltas, weight, scores=None, rounding_key=None, max_weight_ratio=None, beyond=0):
+    """deltas: flat float32 in the order of the tensors; beyond: how many were, before their tensors were scaled."""
     cap, levels = float(fp["ranges"]["weight_cap"]), fp["levels"]
-    w = max(min(weight, cap), cap / max_weight_ratio if max_weight_ratio else 0.0)
-    f = w / cap * levels
+    f = share(fp, weight, max_weight_ratio) * levels
     n = coordinates(fp["ranges"])
     r = stream(rounding_key, n + 1).view("<i4").astype(np.float64)
     y = np.empty(n)
@@ -567,7 +584,7 @@ def encode(fp, deltas, weight, scores=None, rounding_key=None, max_weight_ratio=
     words = np.rint((y + r[:n]) / 2.0**32).astype(np.int64)
     w0 = int(np.rint((f * 2.0**32 + r[n]) / 2.0**32))
     limit = fp["saturation_limit"]
-    tail = [w0, min(int(cut.sum()) + (weight > cap), limit)]
+    tail = [w0, min(beyond + int(cut.sum()) + (weight > cap), limit)]
     s = scores or {}
     tail += [
         min(int(s.get(k, 0)), limit) for k in ("questions", "exact_matches", "executed", "execution_matches", "loss")

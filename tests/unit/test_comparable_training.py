@@ -6,7 +6,7 @@ of the sum is one silo's part. Where people allow a ratio between silos, that pa
 
 import copy
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from silo_agent.policy import PolicyRules, SiloPolicy
 from silo_agent.training.batches import EncodedExamples
 from silo_agent.training.local_trainer import train_locally
-from silo_agent.training.masked_vector import own_weight
+from silo_wire.messages import TrainingSummary
 from silo_wire.plan import AggregationSection, TrainingSection
 from tests.support.federation_peer import SILO, small_bundle
+from tests.support.masked_round import summed
 from tests.support.secagg_federation import silo_names
 from tests.support.tiny_t5 import random_model, vocabulary_size
 
@@ -39,6 +40,14 @@ class Part:
 
     delta: torch.Tensor
     weight: float
+
+    @classmethod
+    def of(
+        cls, section: AggregationSection, sizes: Sequence[int], delta: torch.Tensor, summary: TrainingSummary
+    ) -> "Part":
+        """`sizes` are those of the delta's tensors."""
+        encoded, weight = summed(section, sizes, delta.numpy(), summary)
+        return cls(torch.from_numpy(encoded).double(), weight)
 
 
 def examples(silo: int) -> EncodedExamples:
@@ -78,10 +87,7 @@ def part(silo: int, section: str, server: str) -> Part:
     )
     aggregation = AggregationSection.model_validate_json(server)
     delta = torch.cat([(now.detach() - then).flatten() for now, then in zip(model.parameters(), before, strict=True)])
-    return Part(
-        delta.double().clamp(-aggregation.delta_bound, aggregation.delta_bound),
-        min(own_weight(aggregation, summary), aggregation.weight_cap),
-    )
+    return Part.of(aggregation, [len(then.flatten()) for then in before], delta, summary)
 
 
 @lru_cache(maxsize=1)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,11 +19,11 @@ from security.secure_aggregation import mask_stream
 from silo_agent.task.update import TrainingDiverged
 from silo_agent.training.batches import EncodedExamples
 from silo_agent.training.local_trainer import train_locally
-from silo_agent.training.masked_vector import own_weight
 from silo_wire.checked_chunk import FalseChunk
 from silo_wire.plan import AggregationSection, TrainingSection
 from silo_wire.server_step.server_optimizer import Sgd
 from tests.support.evidence import Made, Rounds, Vectors
+from tests.support.masked_round import summed
 from tests.support.tiny_t5 import random_model, vocabulary_size
 
 ELEMENTS: Final = 512
@@ -83,7 +84,8 @@ def victims_share(model: torch.Tensor) -> float:
         except TrainingDiverged:
             return -1.0
         delta = torch.nn.utils.parameters_to_vector(trained.parameters()).detach() - model
-        lengths.append(min(own_weight(SERVER, summary), SERVER.weight_cap) * float(delta.clamp(-1, 1).norm()))
+        encoded, weight = summed(SERVER, [it.numel() for it in trained.parameters()], delta.numpy(), summary)
+        lengths.append(weight * float(np.linalg.norm(encoded)))
     return lengths[VICTIM] / sum(lengths)
 
 

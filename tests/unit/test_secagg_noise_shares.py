@@ -172,6 +172,21 @@ def test_the_delta_is_in_it(tmp_path: Path) -> None:
     assert words.mean() == pytest.approx(mean, abs=5 * 2**SHARES.sigma_bits / math.sqrt(ELEMENTS))
 
 
+@pytest.mark.parametrize("weight", [CAP / 2, CAP, 10 * CAP])
+@pytest.mark.parametrize("at", [0, 3, ELEMENTS - 1])
+def test_a_clipped_delta_is_within_its_range_and_scaled_no_further(tmp_path: Path, at: int, weight: float) -> None:
+    """Also one whose length is all in one number, which noise that is larger would hide."""
+    delta = ZEROS.copy()
+    delta[at] = 1e6
+    written = write_masked_vector(
+        tmp_path / "masked", work(0), kept(tmp_path / "delta", delta), weight=weight, clipping_norm=NORM, noise=SHARES
+    )
+    assert written.saturated == 0
+    words = np.fromfile(tmp_path / "masked", dtype="<u4") - vector(tmp_path, work(0), ZEROS)
+    assert words[at].view("<i4") == pytest.approx(min(weight / CAP, 1.0) * CLIPPED_TO * SHARES.levels, rel=2e-6, abs=2)
+    assert np.count_nonzero(words[:-EXTRA_WORDS]) == 1
+
+
 def test_the_last_words_say_nothing_of_a_silo(tmp_path: Path) -> None:
     for delta in (ZEROS, np.full(ELEMENTS, 1e6, dtype="<f4")):
         assert vector(tmp_path, work(0), delta)[-EXTRA_WORDS:].tolist() == [SHARES.levels, 0, *NO_SCORES.words]

@@ -298,7 +298,7 @@ def _round(row: RoundRow) -> RoundLine:
     if row.weight_fallback:
         notes.append("all weights were zero, sizes stood in")
     if row.masked is not None and row.masked.saturated:
-        notes.append(f"{row.masked.saturated} of {row.masked.coordinates} coordinates cut")
+        notes.append(f"{row.masked.saturated} of {row.masked.coordinates} coordinates beyond their range")
     return RoundLine(
         number=f"{row.round}.{row.attempt}",
         outcome=row.outcome,

@@ -200,7 +200,9 @@ class _Cohort:
             unmask.masks.erase()
         error = self._error(result.model, survivors)
         if not error < WORST_ERROR or result.saturated:
-            raise _wrong_sum(survivors, f"relative L2 error {error:.3g}, {result.saturated} coordinates cut")
+            raise _wrong_sum(
+                survivors, f"relative L2 error {error:.3g}, {result.saturated} coordinates beyond their range"
+            )
         self._models.retain({self.base})
         return Unmasked(mean=mean, aggregate=aggregate, relative_l2_error=error)
 

@@ -376,7 +376,7 @@ class MaskedTotals(_message.Message):
     COORDINATES_FIELD_NUMBER: _builtins.int
     weight_sum: _builtins.float
     saturated: _builtins.int
-    """coordinates of updates that were cut to the range that the round could express"""
+    """coordinates of updates that were beyond the range that the round could express; their tensors were scaled down"""
     coordinates: _builtins.int
     """of all updates in the sum"""
     def __init__(
