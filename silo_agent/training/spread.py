@@ -33,8 +33,8 @@ _ONE_SIZE: Final = np.uint32(2 << _SIZE_SHIFT)
 """Of a row or column: numbers whose sizes, as float32's bits, are no further apart are of one size."""
 _LOOKED_AT: Final = 64
 """Numbers of a row or column, as this training's own key chooses them: who crafts a model cannot spare those."""
-_LEAST_JUDGED: Final = 8
-"""Numbers that are not 0: fewer tell nothing of a line, unless it has no more."""
+_LEAST_JUDGED: Final = 4
+"""Numbers that are not 0: fewer tell nothing of a row or column, unless it has no more."""
 _SAMPLE: Final = 1 << 13
 _SIGN: Final = np.uint32(0x7FFF_FFFF)
 _SIGMA_BITS: Final = 30
@@ -68,7 +68,7 @@ class Spread:
             return
         rows = _Rows(values, begin - start, tensor.shape[1])
         flat = np.ones(len(rows.counts), dtype=np.bool_) if whole else self._flat_rows(rows)
-        columns = None if whole else self._flat_columns(rows, flat)
+        columns = None if whole else self._flat_columns(rows, flat, least=min(_LEAST_JUDGED, tensor.shape[0]))
         if columns is None and not flat.any():
             return
         moved = np.repeat(flat, rows.counts)
@@ -93,16 +93,16 @@ class Spread:
         chosen = np.sort(self._order(matrix.shape[1])[:_LOOKED_AT])
         return flat_lines(matrix.view(np.uint32).take(chosen, axis=1) & _SIGN, least=_LEAST_JUDGED)
 
-    def _flat_columns(self, rows: "_Rows", flat: Truths) -> Truths | None:
+    def _flat_columns(self, rows: "_Rows", flat: Truths, *, least: int) -> Truths | None:
         """Which columns are flat in the rows that are whole and not flat themselves; None where there is no such column."""
         order = self._order(len(rows.matrix))
         chosen = np.sort(order[~flat[rows.uncut][order]][:_LOOKED_AT])
-        if len(chosen) < 2:
+        if len(chosen) < least:
             return None
         # Rows whose lengths are powers of two would all be in the same few lines of the cache, and turning them four times as slow.
         apart: Bits = np.empty((len(chosen), rows.matrix.shape[1] + 16), dtype=np.uint32)[:, :-16]
         np.bitwise_and(rows.matrix.view(np.uint32).take(chosen, axis=0), _SIGN, out=apart)
-        columns = flat_lines(np.ascontiguousarray(apart.T), least=min(_LEAST_JUDGED, len(rows.matrix)))
+        columns = flat_lines(np.ascontiguousarray(apart.T), least=least)
         return columns if columns.any() else None
 
 
