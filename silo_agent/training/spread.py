@@ -13,7 +13,7 @@ length, which tells that size as well: what is spread by its rows or columns has
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,7 @@ _MEAN_1: Final = float(np.sqrt(np.pi / 2)) / (1 << _SIGMA_BITS)
 Bits = NDArray[np.uint32]
 Truths = NDArray[np.bool_]
 Indices = NDArray[np.int64]
+Scalar = TypeVar("Scalar", np.bool_, np.float32)
 
 
 class Spread:
@@ -171,9 +172,10 @@ class _Rows:
         parts = {0: self._values[: self.counts[0]], len(self.counts) - 1: self._values[-self.counts[-1] :]}
         return [(row, part) for row, part in parts.items() if len(part) < self._width]
 
-    def beside(self, columns: NDArray[np.generic]) -> NDArray[np.generic]:
+    def beside(self, columns: NDArray[Scalar]) -> NDArray[Scalar]:
         """`columns`, of which there is one for each column, beside the elements."""
-        return np.tile(columns, len(self.counts))[self._lead :][: len(self._values)]
+        repeated: NDArray[Scalar] = np.tile(columns, len(self.counts))
+        return repeated[self._lead :][: len(self._values)]
 
 
 def alike(values: FloatBlock) -> float:
@@ -207,7 +209,7 @@ def _of_one_size(sizes: Bits) -> Truths:
     count = sizes.shape[1]
     most = min(int(count * most_alike(count)) + 1, count)
     apart = sizes[:, most - 1 :] - sizes[:, : count - most + 1]
-    flat: Truths = (apart <= _ONE_SIZE).any(axis=1)
+    flat: Truths = apart.min(axis=1) <= _ONE_SIZE
     return flat
 
 
