@@ -42,6 +42,8 @@ LEAST_GRAD_NORM = 1e-3
 """Under masks. With less, an optimizer's own small constants decide what a step is, and float32's rounding whether there is one."""
 MOST_MU, MOST_MASKED_MU = 1e3, 10.0
 """Far above either, the pull towards the round model leaves float32's range where a silo makes a second step, and nowhere else."""
+LEAST_ADAPTER_EPOCHS = 2
+"""Under masks. B begins at 0, and the gradient of A is 0 in the first step: a silo that makes no other adds nothing to any A."""
 MOST_DROPOUT = 0.9
 DigestText = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]
@@ -335,6 +337,19 @@ class Plan(Section):
                 f"[training] max_grad_norm = {training.max_grad_norm:g} leaves next to nothing of a gradient, which does not go "
                 f"with secure_aggregation: set 0 for no clipping, or at least {LEAST_GRAD_NORM:g}"
             )
+        self._require_more_than_one_step_of_adapters()
+
+    def _require_more_than_one_step_of_adapters(self) -> None:
+        """Whatever its batch and its examples, a silo makes a step for each epoch, and may make no other."""
+        if not self.adapters.rank or self.privacy.level == "record":  # there all silos make [privacy] steps
+            return
+        for who, work in self.training.works.items():
+            if work.epochs < LEAST_ADAPTER_EPOCHS:
+                raise ValueError(
+                    f"{who} epochs = {work.epochs} with [adapters] rank = {self.adapters.rank} does not go with "
+                    "secure_aggregation: a silo that makes a single optimizer step adds nothing to half of the adapters, where "
+                    f"the sum is what the other silos add; set at least {LEAST_ADAPTER_EPOCHS}, or turn secure_aggregation off"
+                )
 
     def _require_cohorts_that_hold(self) -> None:
         """The rules of secure aggregation's parameters, for the smallest cohorts that this plan lets begin."""

@@ -72,7 +72,7 @@ def write_update(
             round_model() as reader,
             feedback.residuals.opened(feedback.included) if narrow else nullcontext() as earlier,
         ):
-            yield from _deltas(parameters, reader, earlier, spread)
+            yield from _deltas(parameters, layout, reader, earlier, spread)
 
     norm = 0.0
     if clipping_norm:
@@ -110,10 +110,15 @@ def write_no_delta(path: Path, layout: Layout) -> WrittenUpdate:
 
 
 def _deltas(
-    parameters: BoundParameters, round_model: VectorReader, residual: ResidualReader | None, spread: Spread | None
+    parameters: BoundParameters,
+    layout: Layout,
+    round_model: VectorReader,
+    residual: ResidualReader | None,
+    spread: Spread | None,
 ) -> Iterator[tuple[FloatBlock, float]]:
     """Finite blocks of local - round model + residual, spread, each in the memory of the one before, with their squared norms."""
     memory: FloatBlock = np.empty(BLOCK_ELEMENTS, dtype=np.float32)
+    starts = dict(layout.placed())
     for begin, end in blocks(parameters.elements):
         values = memory[: end - begin]
         round_model.read([values])
@@ -123,8 +128,8 @@ def _deltas(
             residual.add_to(values, begin)
         if spread is not None:
             at = begin
-            for _, _, part in parameters.beside(values, begin):
-                spread.over(part, at)
+            for spec, _, part in parameters.beside(values, begin):
+                spread.over(part, at, spec, starts[spec])
                 at += len(part)
         square = squared_norm(values)
         if not math.isfinite(square):

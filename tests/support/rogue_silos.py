@@ -630,7 +630,13 @@ def make_rogue_template(root: Path) -> FederationTemplate:
         "privacy.nominal_silos": NOMINAL_SILOS,
         "privacy.max_noise_to_signal": 1e6,
     }
-    adapted = {**masked, "adapters.rank": 2, "wire.model": "bfloat16", "aggregation.momentum": 0.9}
+    adapted = {
+        **masked,
+        "adapters.rank": 2,
+        "training.epochs": 2,
+        "wire.model": "bfloat16",
+        "aggregation.momentum": 0.9,
+    }
     longer = {**adapted, "schedule.rounds": 3}
     plans = ((MASKED, masked), (PLAIN, values), (NOISED, noised), (ADAPTED, adapted), (LONGER, longer))
     for name, settings in plans:

@@ -604,6 +604,7 @@ def adapted(rank: int, *, seed: int = 0, base: str = "ba" * 32, width: int = 4) 
     files = {"config.json": b"{}", "layout.json": layout.to_json(), "base_layout.json": whole.to_json()}
     values = masked().plan.model_dump(mode="json")
     values["adapters"] = section.model_dump(mode="json")
+    values["training"]["epochs"] = 2
     values["model"] |= {
         "parameters": layout.parameters,
         "layout": layout.digest,

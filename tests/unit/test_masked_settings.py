@@ -24,9 +24,9 @@ from silo_agent.plan_review import unusual
 from silo_agent.training.local_optimizer import learning_rate_factor
 from silo_agent.training.local_trainer import optimizer_steps, train_locally
 from silo_agent.training.model import add_adapters, layout_of
-from silo_wire.adapters import AdaptersSection, adapter_layout
+from silo_wire.adapters import adapter_layout
 from silo_wire.messages import TrainingSummary
-from silo_wire.plan import MOST_MASKED_MU, Plan, TrainingSection
+from silo_wire.plan import BASE_LAYOUT_FILE, MOST_MASKED_MU, Plan, TrainingSection
 from tests.support.federation_peer import small_bundle
 from tests.support.tiny_t5 import random_model
 from tests.unit.test_comparable_training import SILOS, SIZES, Part, accepted, closeness, examples
@@ -170,6 +170,30 @@ def test_attack_a_strong_pull_would_hold_silos_of_many_steps_still_beside_one_of
     assert loudest(MOST_MASKED_MU) < 0.5
 
 
+# --- what a single step of adapters would do
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+def test_attack_a_single_step_of_adapters_would_leave_half_of_the_sum_to_the_silo_that_makes_two(
+    optimizer: str,
+) -> None:
+    """Additions begin as no change at all, by B = 0, and A has a gradient from the second step on."""
+    sections = usual(optimizer=optimizer, batch_size=16, epochs=2) | {"adapters": {"rank": 4}}
+    plan = plan_of(sections)
+    assert plan is not None
+    once = plan.training.model_copy(update={"epochs": 1})
+    assert plan_of(sections | {"training": sections["training"] | {"epochs": 1}}) is None
+
+    def parts(training: TrainingSection) -> list[Part]:
+        """Of A alone."""
+        whole = adapter_layout(layout_of(model(untied=False)), plan.adapters)
+        of_a = torch.cat([torch.full((it.elements,), ".lora_A." in it.name) for it in whole.tensors])
+        return [Part(one.delta[of_a], one.weight) for one in (trained(at, plan, training) for at in range(len(SILOS)))]
+
+    assert closeness(parts(once)) == 1.0
+    assert closeness(parts(plan.training)) < 0.6
+
+
 # --- the loudest that is known
 
 
@@ -287,7 +311,13 @@ def plan_of(sections: Mapping[str, Any]) -> Plan | None:
     if not accepted(bundle, 1.0):
         return None
     # A bundle with adapters needs a base; here the plan alone is looked at.
-    return bundle.plan.model_copy(update={"adapters": AdaptersSection.model_validate(sections["adapters"])})
+    values = bundle.plan.model_dump(mode="json") | {"adapters": sections["adapters"]}
+    if sections["adapters"].get("rank"):
+        values["model"]["base"] = values["model"]["files"][BASE_LAYOUT_FILE] = "ba" * 32
+    try:
+        return Plan.model_validate(values)
+    except ValidationError:
+        return None
 
 
 def part_of(plan: Plan, one: Trained) -> Part:

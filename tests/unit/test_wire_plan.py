@@ -181,6 +181,42 @@ def test_attack_settings_by_which_a_masked_sum_tells_how_many_steps_silos_make(
     Plan.from_toml(toml_of(plan_value(**changes)), "plan.toml")  # a plain one
 
 
+def adapted_value(**changes: Any) -> dict[str, Any]:
+    """A masked plan that trains adapters."""
+    files = {name: digest_of(content) for name, content in {**FILES, "base_layout.json": b"{}"}.items()}
+    return plan_value(**MASKS, adapters__rank=2, model__base="ba" * 32, model__files=files, **changes)
+
+
+@pytest.mark.parametrize(
+    ("training", "says"),
+    [
+        ({}, "[training] epochs = 1 with [adapters] rank = 2 does not go with secure_aggregation"),
+        ({"epochs": 1, "batch_size": 1}, "set at least 2, or turn secure_aggregation off"),
+        (
+            {"epochs": 2, "overrides": {"silo-01": {"epochs": 1}}},
+            "[training.overrides.silo-01] epochs = 1 with [adapters]",
+        ),
+        ({"epochs": 1, "overrides": {"silo-01": {"epochs": 4}}}, "[training] epochs = 1 with [adapters]"),
+    ],
+)
+def test_attack_masked_adapters_of_silos_that_may_make_a_single_step(training: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Plan.model_validate(adapted_value(training=training))
+    assert says in str(caught.value)
+    Plan.model_validate(adapted_value(training={"epochs": 2, "overrides": {"silo-01": {"batch_size": 8}}}))
+    Plan.model_validate(adapted_value(training=training) | {"aggregation": {}})
+
+
+def test_masked_adapters_with_privacy_of_records_make_the_steps_that_the_plan_says() -> None:
+    Plan.model_validate(
+        adapted_value(
+            training={"dropout": 0.0},
+            evaluation={"every": 0, "initial": False, "last": False},
+            privacy={"level": "record", "noise_multiplier": 1.0},
+        )
+    )
+
+
 def sections_of(changes: dict[str, Any]) -> dict[str, Any]:
     values = Plan.model_validate(plan_value(**changes)).model_dump(mode="json")
     return {path.partition("__")[0]: values[path.partition("__")[0]] for path in changes}
