@@ -188,7 +188,8 @@ def test_attack_a_single_step_of_adapters_would_leave_half_of_the_sum_to_the_sil
         """Of A alone."""
         whole = adapter_layout(layout_of(model(untied=False)), plan.adapters)
         of_a = torch.cat([torch.full((it.elements,), ".lora_A." in it.name) for it in whole.tensors])
-        return [Part(one.delta[of_a], one.weight) for one in (trained(at, plan, training) for at in range(len(SILOS)))]
+        own = [part_of(plan, trained(at, plan, training)) for at in range(len(SILOS))]
+        return [Part(one.delta[of_a], one.weight) for one in own]
 
     assert closeness(parts(once)) == 1.0
     assert closeness(parts(plan.training)) < 0.6
