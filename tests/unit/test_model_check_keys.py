@@ -213,3 +213,20 @@ def order() -> Mask:
     """To send keys: no roster comes with it."""
     key = RoundKey(federation=FEDERATION, plan=Digest(PLAN.hex()), round=1, attempt=1)
     return Mask(key=key, model=Digest(MODEL.hex()), seconds_left=60.0, attempt=attempt())
+
+
+def test_attack_a_pin_of_first_use_counts_for_masks_after_people_turned_first_use_off(tmp_path: Path) -> None:
+    """They count alike everywhere: in masks, release groups and evidence."""
+    own = TestNet.create().credentials("127.0.0.1:1", OWN)
+    folder = SiloFolder(tmp_path / "silo")
+    folder.make()
+    store = trust_store(folder, own, first_use=True)
+    store.add(SILOS[1], key_of(SILOS[1]))
+    store.trusted_on_first_use(SILOS[2], key_of(SILOS[2]))
+    for first_use, counts in ((True, SILOS[1:3]), (False, SILOS[1:2])):
+        policy = SiloPolicy(rules=PolicyRules(trust_on_first_use=first_use), silo=OWN)
+        assert party_of(folder, own, policy)(order()).pinned == identities(counts)
+        assert set(check_party_of(folder, own, policy)().keys) == {OWN, *counts}
+        assert set(group_chain(folder, own, policy)._pinned()) == set(counts)
+    store.add(SILOS[2], key_of(SILOS[2]))
+    assert party_of(folder, own, policy)(order()).pinned == identities(SILOS[1:3])
