@@ -438,8 +438,8 @@ def loosened(rules: PolicyRules, *, pinned: int, on_first_use: int, record: Reco
     elif on_first_use:
         yield (
             "trust_on_first_use",
-            f"{on_first_use} silos are pinned by the key that they came with first: compare each by telephone, then "
-            "`silo-agent trust add`",
+            f"{on_first_use} silos are pinned by the key that they came with first, and count for nothing now: compare each by "
+            "telephone, then `silo-agent trust add`",
         )
     if rules.colluders == 0 and pinned > MOST_TRUSTED_PEERS:
         yield (

@@ -88,9 +88,8 @@ class SecureAttempt:
         """
         after, effects = protocol.step(self.state, event, self._identities())
         _erase_masks(effects)
-        journal = self.journal
-        if any(isinstance(effect, protocol.Journal) for effect in effects):
-            journal = (*journal, b64encode(coordinator_event_to_bytes(event)).decode())
+        added = (coordinator_event_to_bytes(it.event) for it in effects if isinstance(it, protocol.Journal))
+        journal = (*self.journal, *(b64encode(item).decode() for item in added))
         then = SecureAttempt(federation=self.federation, members=self.members, journal=journal, held=after)
         of_the_attempt = (protocol.Journal, protocol.Send, protocol.Unmask)
         return then, tuple(it for it in effects if not isinstance(it, of_the_attempt))

@@ -17,7 +17,7 @@ dropped from the attempt, and not waited for. Shares that come back are held aga
 signed, so that the culprit is the one who altered them; secrets that do not fit what was advertised convict the dealer.
 
 `Journal` effects are durable before anything after them is sent: the list of an attempt's events, replayed by `restored`,
-gives the same state and the same messages.
+gives the same state and the same messages. A message that was refused is not among them: its sender's SiloDropped stands there.
 """
 
 from collections.abc import Callable, Mapping
@@ -88,7 +88,7 @@ class OpenAttempt:
 
 @dataclass(frozen=True, slots=True)
 class SiloDropped:
-    """This silo will not answer in this attempt: it declined, left, or its upload failed."""
+    """This silo will not answer in this attempt: it declined, left, its upload failed, or it was blamed for a message."""
 
     silo: SiloName
     detail: str
@@ -296,7 +296,7 @@ def _advertise(state: Advertising, event: Advertisement, identities: Identities)
             raise MalformedMessage(f"silo {event.silo} advertised a key that is in use: each silo makes two fresh ones")
         key_agreement.check_public(event.silo, event.mask_key, event.box_key)
     except LoricaError as error:
-        return _blamed(state, event, event.silo, error)
+        return _blamed(state, event.silo, error)
     return _settled(
         replace(
             state,
@@ -338,7 +338,7 @@ def _share(state: Sharing, event: SharedKeys, identities: Identities) -> Step:
         if any(line.box != digests[silo] for silo, line in zip(state.roster.silos, event.dealing.lines, strict=True)):
             raise MalformedMessage(f"silo {event.silo} sent other boxes than it signed")
     except LoricaError as error:
-        return _blamed(state, event, event.silo, error)
+        return _blamed(state, event.silo, error)
     return _settled(
         replace(
             state,
@@ -375,7 +375,7 @@ def _complain(state: Masking, event: Complaint, identities: Identities) -> Step:
         if event.dealer == event.silo or event.dealer not in _dealers(state):
             raise MalformedMessage(f"silo {event.silo} complains about {event.dealer}, who dealt it nothing")
     except LoricaError as error:
-        return _blamed(state, event, event.silo, error)
+        return _blamed(state, event.silo, error)
     accused = next(item for item in state.shared if item.silo == event.dealer)
     share = next(share for share in accused.boxes if share.holder == event.silo)
     between = f"in the box from silo {event.dealer} to silo {event.silo}"
@@ -410,7 +410,7 @@ def _take_input(state: Masking, event: MaskedInput, identities: Identities) -> S
         if event.dealings != state.dealings_digest:
             raise MalformedMessage(f"silo {event.silo} masked for other dealings than it was sent")
     except LoricaError as error:
-        return _blamed(state, event, event.silo, error)
+        return _blamed(state, event.silo, error)
     if event.words != words:
         blame = Blame(silo=event.silo, offence=Offence.WRONG_LENGTH, detail=f"{event.words} words, expected {words}")
         return _without(state, event.silo, (Journal(event), blame))
@@ -460,7 +460,7 @@ def _take_agreement(state: Agreeing, event: Agreement, identities: Identities) -
         if event.survivors != state.survivors.digest:
             raise MalformedMessage(f"silo {event.silo} signed another survivor set than it was sent")
     except LoricaError as error:
-        return _blamed(state, event, event.silo, error)
+        return _blamed(state, event.silo, error)
     return _settled(
         replace(
             state,
@@ -501,7 +501,7 @@ def _take_reveal(state: Unmasking, event: Reveal, identities: Identities) -> Ste
         check_signed(event, identities)
         _check_kinds(state, event)
     except LoricaError as error:
-        return _blamed(state, event, event.silo, error)
+        return _blamed(state, event.silo, error)
     for share in event.shares:
         if not _is_as_committed(state, event.silo, share):
             detail = f"its share of silo {share.dealer} is not the one that {share.dealer} committed to"
@@ -737,9 +737,16 @@ def _close(state: Phase, event: PhaseClosed, identities: Identities) -> Step:
     return _settled(replace(state, awaited=frozenset()), (Journal(event), *late))
 
 
-def _blamed(state: Phase, event: Event, silo: SiloName, error: LoricaError) -> Step:
+def _blamed(state: Phase, silo: SiloName, error: LoricaError) -> Step:
+    """A message that was refused is no event of the journal: that `silo` was dropped is.
+
+    Who replays the journal may know other keys of this silo, and must not come to another end by them.
+    """
     offence = Offence.BAD_SIGNATURE if not isinstance(error, MalformedMessage) else Offence.BAD_MESSAGE
-    return _without(state, silo, (Journal(event), Blame(silo=silo, offence=offence, detail=str(error))))
+    blame = Blame(silo=silo, offence=offence, detail=str(error))
+    if silo not in state.awaited:
+        return state, (blame,)
+    return _without(state, silo, (Journal(SiloDropped(silo, f"{offence.value}: {error}")), blame))
 
 
 def _without(state: Phase, silo: SiloName, effects: tuple[Effect, ...]) -> Step:

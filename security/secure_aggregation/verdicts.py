@@ -2,10 +2,11 @@
 
 Every chunk is one that `checkers` of the survivors are to check; who is to check what follows from their names, so nobody deals it out. A
 silo takes a chunk for right that it checked itself, or that so many others did whose keys its people pinned: of `colluders`
-+ 1 others at least one is honest. What others leave out it checks itself.
++ 1 others at least one is honest. What others leave out it checks itself. What it checked itself it knows from its own disk, and
+from no verdict.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -13,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from security.errors import IntegrityError, MalformedMessage
 from security.identifiers import SiloName
 from security.pki.identity_key import SIGNATURE_BYTES, sign, verify
-from security.secure_aggregation.messages import Identities, check_names
+from security.secure_aggregation.messages import check_names
 from security.secure_aggregation.transcript import DIGEST_BYTES, check_bytes, framed
 
 VERDICT_DOMAIN = b"round-verdict"
@@ -46,7 +47,7 @@ class Verdict:
     @property
     def numbers(self) -> frozenset[int]:
         """The chunks that were found right."""
-        return frozenset(8 * at + bit for at, byte in enumerate(self.chunks) for bit in range(8) if byte >> bit & 1)
+        return numbers_of(self.chunks)
 
     def check(self, key: Ed25519PublicKey) -> None:
         """Raise IntegrityError unless the owner of `key` signed it."""
@@ -54,13 +55,23 @@ class Verdict:
         verify(key, domain=VERDICT_DOMAIN, payload=payload, signature=self.signature)
 
 
-def signed_verdict(evidence: bytes, silo: SiloName, chunks: Iterable[int], key: Ed25519PrivateKey) -> Verdict:
-    bits = bytearray(0)
+def bits_of(chunks: Iterable[int]) -> bytes:
+    """A bit for each chunk, as `Verdict.chunks` has them; no byte after the last chunk."""
+    bits = bytearray()
     for chunk in sorted(chunks):
         bits.extend(bytes(chunk // 8 + 1 - len(bits)))
         bits[chunk // 8] |= 1 << chunk % 8
-    signature = sign(key, domain=VERDICT_DOMAIN, payload=framed(silo.encode(), evidence, bytes(bits)))
-    return Verdict(silo=silo, evidence=evidence, chunks=bytes(bits), signature=signature)
+    return bytes(bits)
+
+
+def numbers_of(bits: bytes) -> frozenset[int]:
+    return frozenset(8 * at + bit for at, byte in enumerate(bits) for bit in range(8) if byte >> bit & 1)
+
+
+def signed_verdict(evidence: bytes, silo: SiloName, chunks: Iterable[int], key: Ed25519PrivateKey) -> Verdict:
+    bits = bits_of(chunks)
+    signature = sign(key, domain=VERDICT_DOMAIN, payload=framed(silo.encode(), evidence, bits))
+    return Verdict(silo=silo, evidence=evidence, chunks=bits, signature=signature)
 
 
 def part_of(silo: SiloName, survivors: Sequence[SiloName], chunks: int, *, each: int) -> frozenset[int]:
@@ -82,22 +93,30 @@ def beyond_others(
 
 
 def uncovered(
-    own: Iterable[int], others: Iterable[Verdict], *, evidence: bytes, chunks: int, pinned: Identities, each: int
+    own: Iterable[int],
+    others: Iterable[Verdict],
+    *,
+    evidence: bytes,
+    chunks: int,
+    keys: Mapping[SiloName, Collection[Ed25519PublicKey]],
+    each: int,
 ) -> frozenset[int]:
-    """Chunks that this silo did not check, nor `each` others of those `pinned`. Verdicts that nobody pinned signed count for nothing."""
+    """Chunks that this silo did not check, nor `each` others. A verdict counts that one of its silo's `keys` signed."""
     of_silo: dict[SiloName, frozenset[int]] = {}
     for verdict in others:
-        key = pinned.get(verdict.silo)
-        if key is None or verdict.evidence != evidence:
-            continue
-        try:
-            verdict.check(key)
-        except IntegrityError:
-            continue
-        of_silo[verdict.silo] = of_silo.get(verdict.silo, frozenset()) | verdict.numbers
+        if verdict.evidence == evidence and any(_is_by(verdict, key) for key in keys.get(verdict.silo, ())):
+            of_silo[verdict.silo] = of_silo.get(verdict.silo, frozenset()) | verdict.numbers
     counts = _counts(of_silo)
     checked = frozenset(own)
     return frozenset(at for at in range(chunks) if at not in checked and counts.get(at, 0) < each)
+
+
+def _is_by(verdict: Verdict, key: Ed25519PublicKey) -> bool:
+    try:
+        verdict.check(key)
+    except IntegrityError:
+        return False
+    return True
 
 
 def _counts(of_silo: Mapping[SiloName, frozenset[int]]) -> Mapping[int, int]:

@@ -1,6 +1,6 @@
 """Which round models this silo accepted under masks, by which evidence, in `accepted.json` of its folder; and proofs, in `proofs`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,6 +10,7 @@ from security import files
 from security.identifiers import FederationName
 from security.pki.seal import Seal
 from security.secure_aggregation.evidence import Accepted, Checked, Evidence, Lineage, ModelState, refused
+from security.secure_aggregation.verdicts import MAX_CHUNKS, bits_of, numbers_of
 from silo_agent.edges.private_record import PrivateRecord
 from silo_wire.checked_chunk import Proof
 from silo_wire.evidence_codec import proof_to_bytes
@@ -38,11 +39,15 @@ class _Accepted(Section):
         return Checked.SPOT if self.checked else Checked.REPLAYED
 
 
+BitsText = Annotated[str, Field(pattern=r"^([0-9a-f]{2})*$", max_length=MAX_CHUNKS // 4)]
+
+
 class _Content(Section):
     version: Literal[1] = 1
     plans: dict[DigestText, list[_Accepted]] = Field(default_factory=dict)
     shown: dict[DigestText, DigestText] = Field(default_factory=dict)  # attempts, and the one evidence of each
     drawn: dict[DigestText, list[int]] = Field(default_factory=dict)  # of each evidence, the chunks; for good
+    found: dict[DigestText, BitsText] = Field(default_factory=dict)  # of each evidence that is not accepted yet
 
 
 class AcceptedModels:
@@ -101,9 +106,13 @@ class AcceptedModels:
             for one in lineage.accepted
             if one.round  # what the plan begins from follows from the plan
         ]
-        self._record.change(
-            lambda content: content.model_copy(update={"plans": {**content.plans, lineage.plan.hex(): kept}})
-        )
+        joint = {one.evidence for one in kept if one.joint}
+
+        def edit(content: _Content) -> _Content:
+            found = {evidence: bits for evidence, bits in content.found.items() if evidence not in joint}
+            return content.model_copy(update={"plans": {**content.plans, lineage.plan.hex(): kept}, "found": found})
+
+        self._record.change(edit)
 
     def bind(self, evidence: Evidence) -> None:
         """Note that this is the evidence of its attempt. Raises PolicyRefusal where the coordinator showed other evidence of it before."""
@@ -132,6 +141,20 @@ class AcceptedModels:
 
         self._record.change(edit)
         return chunks
+
+    def found(self, evidence: bytes, chunks: Collection[int]) -> Collection[int]:
+        """All chunks that this silo ever found right, these among them. It is forgotten once every chunk of this evidence was checked."""
+        found = frozenset(chunks)
+
+        def edit(content: _Content) -> _Content:
+            nonlocal found
+            found |= numbers_of(bytes.fromhex(content.found.get(evidence.hex(), "")))
+            if not found:
+                return content
+            return content.model_copy(update={"found": {**content.found, evidence.hex(): bits_of(found).hex()}})
+
+        self._record.change(edit)
+        return found
 
 
 def keep_proof(folder: Path, proof: Proof) -> Path:

@@ -20,9 +20,11 @@ def party_of(
 ) -> Callable[[Mask], Party]:
     """What `Masking` asks for with each order. A pin moves where the pinned key named a successor.
 
-    What changes so is entered into `log`. It raises PolicyRefusal for a key that is not the pinned one, ConfigurationError for a damaged file of pins.
+    What changes so is entered into `log`. A pin of first use counts where the policy still has that. It raises PolicyRefusal for a key that is not
+    the pinned one, ConfigurationError for a damaged file of pins.
     """
-    store, chain = trust_store(folder, credentials), group_chain(folder, credentials, policy)
+    store = trust_store(folder, credentials, first_use=policy.rules.trust_on_first_use)
+    chain = group_chain(folder, credentials, policy)
 
     def party(order: Mask) -> Party:
         if isinstance(order.message, Roster):
@@ -40,7 +42,7 @@ def party_of(
             federation=credentials.federation,
             silo=credentials.silo,
             identity_key=credentials.identity_key,
-            pinned=store.identities(),
+            pinned={peer.silo: peer.key for peer in store.trusted()},
             demands=policy.demands(),
             link=chain.head,
             approved=chain.approved_groups,

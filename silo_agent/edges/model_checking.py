@@ -1,12 +1,9 @@
 """One silo's checks of round models, put together: its keys, its pins, what it accepted, where proofs go."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
 from security.errors import ConfigurationError, StateError
-from security.identifiers import SiloName
 from security.pki.identity_key import public_key_from_bytes
 from security.pki.seal import Seal
 from security.secure_aggregation.silo_machine import Demands
@@ -16,9 +13,9 @@ from silo_agent.edges.key_store import SiloCredentials
 from silo_agent.edges.own_copies import OwnFiles
 from silo_agent.edges.plan_store import PlanStore
 from silo_agent.edges.silo_folder import SiloFolder
-from silo_agent.edges.trust_store import How, PinnedPeer, trust_store
+from silo_agent.edges.trust_store import How, PinnedPeer, TrustStore, trust_store
 from silo_agent.policy import SiloPolicy
-from silo_agent.service.model_checks import CheckParty, EvidencePort, ModelChecks, identities_in
+from silo_agent.service.model_checks import CheckParty, EvidencePort, ModelChecks
 from silo_wire.canonical import Digest
 from silo_wire.checked_chunk import FalseChunk, Proof, StepRule, examined
 from silo_wire.evidence_codec import MAX_PROOF_BYTES, proof_from_bytes
@@ -52,22 +49,10 @@ def model_checks(
 def check_party_of(folder: SiloFolder, credentials: SiloCredentials, policy: SiloPolicy) -> Callable[[], CheckParty]:
     """What `ModelChecks` asks for with each model: who signed evidence and verdicts, as of now. Raises as `party_of`.
 
-    A pin of first use counts where the policy still has that, as it does in release groups.
+    A pin of first use counts where the policy still has that, as it does in masks and release groups.
     """
-    store, first_use = trust_store(folder, credentials), policy.rules.trust_on_first_use
-
-    def party() -> CheckParty:
-        peers = [it for it in store.peers() if first_use or it.how is How.ADDED]
-        return CheckParty(
-            silo=credentials.silo,
-            identity_key=credentials.identity_key,
-            keys=_keys(folder, credentials, peers),
-            by_hand={it.silo: it.key for it in peers if it.how is How.ADDED},
-            demands=policy.demands(),
-            coordinator=credentials.coordinator_key,
-        )
-
-    return party
+    store = trust_store(folder, credentials, first_use=policy.rules.trust_on_first_use)
+    return lambda: _party(folder, credentials, store, store.trusted(), policy.demands())
 
 
 def examine(folder: SiloFolder, credentials: SiloCredentials, file: Path) -> FalseChunk:
@@ -86,19 +71,28 @@ def examine(folder: SiloFolder, credentials: SiloCredentials, file: Path) -> Fal
     bundle = PlanStore(folder.plans).load(plan)
     if bundle is None:
         raise StateError(f"this silo has no plan {plan}: a proof is examined where its plan is")
+    store = trust_store(folder, credentials)
+    party = _party(folder, credentials, store, store.peers(), Demands())  # whoever found it may ask for less
     return examined(
         proof,
         StepRule.of(bundle),
-        identities=identities_in(evidence, _keys(folder, credentials, trust_store(folder, credentials).peers())),
-        coordinator=credentials.coordinator_key,
-        demands=Demands(),  # whoever found it may ask for less than this silo
+        identities=party.identities_in(evidence),
+        coordinator=party.coordinator,
+        demands=party.demands,
     )
 
 
-def _keys(
-    folder: SiloFolder, credentials: SiloCredentials, peers: Iterable[PinnedPeer]
-) -> Mapping[SiloName, Sequence[Ed25519PublicKey]]:
-    """As CheckParty has them."""
+def _party(
+    folder: SiloFolder, credentials: SiloCredentials, store: TrustStore, peers: Collection[PinnedPeer], demands: Demands
+) -> CheckParty:
     before = [public_key_from_bytes(it.key) for it in reversed(predecessors(folder))]
     own = {credentials.silo: (credentials.identity_key.public_key(), *before)}
-    return {**own, **{it.silo: (it.key, *it.predecessors) for it in peers}}
+    return CheckParty(
+        silo=credentials.silo,
+        identity_key=credentials.identity_key,
+        keys={**own, **{it.silo: (it.key, *it.predecessors) for it in peers}},
+        by_hand=[it.silo for it in peers if it.how is How.ADDED],
+        demands=demands,
+        coordinator=credentials.coordinator_key,
+        removed=store.removed_keys(),
+    )

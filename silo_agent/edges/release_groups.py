@@ -14,7 +14,7 @@ from silo_agent.edges.group_chain import GroupChain
 from silo_agent.edges.key_store import SiloCredentials
 from silo_agent.edges.masking_journal import masking_journal
 from silo_agent.edges.silo_folder import SiloFolder
-from silo_agent.edges.trust_store import How, TrustStore, trust_store
+from silo_agent.edges.trust_store import TrustStore, trust_store
 from silo_agent.policy import SiloPolicy
 from silo_agent.service.group_keeper import described
 from silo_wire.groups_codec import GroupsOffer
@@ -22,14 +22,13 @@ from silo_wire.groups_codec import GroupsOffer
 
 def group_chain(folder: SiloFolder, credentials: SiloCredentials, policy: SiloPolicy) -> GroupChain:
     demands = policy.demands()
-    first_use = policy.rules.trust_on_first_use
-    store = trust_store(folder, credentials, first_use=first_use)
+    store = trust_store(folder, credentials, first_use=policy.rules.trust_on_first_use)
     return GroupChain(
         folder.release_groups,
         federation=credentials.federation,
         silo=credentials.silo,
         own_key=credentials.identity_key.public_key(),
-        pinned=lambda: {it.silo: it.key for it in store.peers() if first_use or it.how is How.ADDED},
+        pinned=lambda: {it.silo: it.key for it in store.trusted()},
         smallest_group=demands.least_group,
         colluders=demands.colluders,
         seal=Seal(credentials.identity_key),

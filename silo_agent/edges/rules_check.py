@@ -41,13 +41,15 @@ def check_plan(bundle: PlanBundle, policy: SiloPolicy) -> str:
 def check_peers(folder: SiloFolder, credentials: SiloCredentials, rules: PolicyRules, bundle: PlanBundle | None) -> str:
     """A round with masks needs a cohort, and everybody in it has to be known here."""
     with meaning(Mistake.PINS_DAMAGED.value):
-        peers = trust_store(folder, credentials).peers()
+        store = trust_store(folder, credentials, first_use=rules.trust_on_first_use)
+        peers, trusted = store.peers(), store.trusted()
     needed = max(rules.min_cohort, bundle.plan.schedule.min_silos if bundle else 0) - 1
     unconfirmed = sum(peer.how is How.FIRST_USE for peer in peers)
     found = f"{len(peers)} silos are pinned" + (f", {unconfirmed} of them on first use" if unconfirmed else "")
     if rules.trust_on_first_use:
         return f"{found}; others are on first use, which does not stop a coordinator that makes up silos"
-    if len(peers) < needed:
+    found += ", who count for nothing until people compare them" if unconfirmed else ""
+    if len(trusted) < needed:
         raise misconfigured(
             Mistake.PINS_FEW.value,
             f"{found}, the smallest cohort that policy and plan allow takes {needed} beside this one",

@@ -104,6 +104,9 @@ class _Peers(Section):
     federation: str = ""
     peers: Annotated[dict[NameText, _Line], Field(max_length=MOST_PEERS)] = Field(default_factory=dict)
     removed: dict[NameText, AwareDatetime] = Field(default_factory=dict)
+    removed_keys: dict[NameText, Annotated[list[KeyText], Field(max_length=MOST_PREDECESSORS)]] = Field(
+        default_factory=dict
+    )  # of peers whose pins were ever removed, newest first; stay when another key is pinned
 
 
 class TrustStore:
@@ -136,6 +139,14 @@ class TrustStore:
     def removed(self) -> tuple[SiloName, ...]:
         """Peers whose pins people removed, by name: not taken on first use."""
         return tuple(SiloName(silo) for silo in sorted(self._record.read().removed))
+
+    def removed_keys(self) -> Mapping[SiloName, Sequence[Ed25519PublicKey]]:
+        """Keys whose pins people removed, newest first: for evidence of rounds that this silo helped to sum, and for nothing else."""
+        return {SiloName(silo): tuple(map(_key, keys)) for silo, keys in self._record.read().removed_keys.items()}
+
+    def trusted(self) -> tuple[PinnedPeer, ...]:
+        """Those of `peers` whose pins count: one of first use does where this silo's policy opted in."""
+        return tuple(peer for peer in self.peers() if self._first_use or peer.how is How.ADDED)
 
     def identities(self) -> Mapping[SiloName, Ed25519PublicKey]:
         """What a `Party` of secure aggregation takes as `pinned`."""
@@ -176,10 +187,14 @@ class TrustStore:
         """Pin nothing for this silo any longer, on first use neither; raises StateError where nothing is pinned."""
 
         def edit(content: _Peers) -> _Peers:
-            if silo not in content.peers:
+            line = content.peers.get(silo)
+            if line is None:
                 raise StateError(f"no key is pinned for silo {silo}: `silo-agent trust list` names those that are")
             kept = {name: line for name, line in content.peers.items() if name != silo}
-            return content.model_copy(update={"peers": kept, "removed": {**content.removed, silo: self._now()}})
+            keys = [line.identity_key, *(step.key for step in line.steps), *content.removed_keys.get(silo, [])]
+            removed_keys = {**content.removed_keys, silo: list(dict.fromkeys(keys))[:MOST_PREDECESSORS]}
+            removed = {**content.removed, silo: self._now()}
+            return content.model_copy(update={"peers": kept, "removed": removed, "removed_keys": removed_keys})
 
         self._record.change(edit)
 

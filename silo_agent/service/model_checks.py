@@ -5,7 +5,8 @@
 
 In both the sum of weights is always among what is checked. Of rounds that this silo missed the masked vectors are gone and the evidence is
 replayed. "joint" takes such a round where enough silos that this one's people pinned have signed for each of its chunks; what survivors sign
-otherwise binds the model that they began from, and nothing else of a state. "spot" takes the coordinator's word for it. Memory is
+otherwise binds the model that they began from, and nothing else of a state. "spot" takes the coordinator's word for it. What this silo
+found itself it keeps itself: no verdict in its own name is taken from the coordinator. Memory is
 one chunk of each vector, and the evidence of two rounds.
 """
 
@@ -13,7 +14,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -59,7 +60,7 @@ class EvidencePort(Protocol):
     async def share_verdict(
         self, plan: Digest, model: Digest, verdict: Verdict, known: int
     ) -> tuple[Collection[Verdict], int]:
-        """All verdicts on the model, this silo's own among them, once they are others than `known` stands for."""
+        """All verdicts on the model, once they are others than `known` stands for."""
 
     async def fetch_verdicts(self, plan: Digest, model: Digest) -> Collection[Verdict]:
         """Those that were kept with the evidence of a model, also of an older one."""
@@ -88,20 +89,24 @@ class AcceptedPort(Protocol):
     def drawn(self, evidence: bytes, draw: Callable[[], Sequence[int]]) -> Sequence[int]:
         """What was drawn for this evidence: once, and never again."""
 
+    def found(self, evidence: bytes, chunks: Collection[int]) -> Collection[int]:
+        """Note that this silo found these chunks of this evidence right; all that it ever found, until the model is accepted."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckParty:
     """This silo and whom it knows. `keys`: of each silo, its own among them, the key that is pinned, and those before it, newest first.
 
-    `by_hand`: those whose keys people compared.
+    `by_hand`: those whose keys people compared. `removed`: keys whose pins people removed, newest first.
     """
 
     silo: SiloName
     identity_key: Ed25519PrivateKey
     keys: Mapping[SiloName, Sequence[Ed25519PublicKey]]
-    by_hand: Identities
+    by_hand: Collection[SiloName]
     demands: Demands
     coordinator: Ed25519PublicKey
+    removed: Mapping[SiloName, Sequence[Ed25519PublicKey]] = field(default_factory=dict)
 
     def against(self, colluders: int) -> "CheckParty":
         """With at least so many colluders as the plan allows for, whatever this silo's own policy says."""
@@ -111,17 +116,38 @@ class CheckParty:
     def checkers(self) -> int:
         return checkers(self.demands.colluders)
 
+    def identities_in(self, evidence: Evidence) -> Identities:
+        """The key of each silo that the attempt was signed with: it may have named a successor since.
 
-def identities_in(evidence: Evidence, keys: Mapping[SiloName, Sequence[Ed25519PublicKey]]) -> Identities:
-    """The key of each silo that the evidence was signed with: it may have named a successor since. `keys` as CheckParty has them."""
-    found = {silo: of_silo[0] for silo, of_silo in keys.items()}
-    for event in evidence.journal:
-        if isinstance(event, Advertisement):
-            for key in keys.get(event.silo, ()):
-                if _signed(event, key):
-                    found[event.silo] = key
-                    break
-    return found
+        A key that was removed is read where this silo is a survivor alone: it signed for that roster, hence had the key pinned.
+        """
+        removed = self.removed if self.silo in evidence.survivors.silos else {}
+        found = {silo: of_silo[0] for silo, of_silo in self.keys.items()}
+        for event in evidence.journal:
+            if isinstance(event, Advertisement):
+                for key in (*self.keys.get(event.silo, ()), *removed.get(event.silo, ())):
+                    if _signed(event, key):
+                        found[event.silo] = key
+                        break
+        return found
+
+    def vouching(self, evidence: Evidence) -> Mapping[SiloName, Sequence[Ed25519PublicKey]]:
+        """By which keys a verdict of another silo counts: of a survivor the one that it signed this attempt with, and those after it.
+
+        Of others the pinned one. Whoever found a key that was given up before vouches for nothing. The evidence was opened before: a
+        message of who is no survivor proves no key, since the replay may have refused it.
+        """
+        signed, survivors = self.identities_in(evidence), evidence.survivors.silos
+        return {
+            silo: _since(self.keys[silo], signed[silo]) if silo in survivors else self.keys[silo][:1]
+            for silo in self.by_hand
+            if silo != self.silo
+        }
+
+
+def _since(keys: Sequence[Ed25519PublicKey], key: Ed25519PublicKey) -> Sequence[Ed25519PublicKey]:
+    """Of keys, newest first, `key` and those after it; the newest alone where it is none of them."""
+    return keys[: keys.index(key) + 1] if key in keys else keys[:1]
 
 
 def _signed(event: Advertisement, key: Ed25519PublicKey) -> bool:
@@ -132,28 +158,18 @@ def _signed(event: Advertisement, key: Ed25519PublicKey) -> bool:
     return True
 
 
-def _is_by(verdict: Verdict, key: Ed25519PublicKey) -> bool:
-    try:
-        verdict.check(key)
-    except IntegrityError:
-        return False
-    return True
-
-
 def _unchecked(
-    made: Collection[int], verdicts: Iterable[Verdict], *, evidence: Evidence, chunks: int, party: CheckParty
+    made: Collection[int], verdicts: Iterable[Verdict], evidence: Evidence, check: CheckedRound, party: CheckParty
 ) -> frozenset[int]:
-    """Chunks of a round that neither this silo made again, now or before, nor enough others signed for, by keys that they had."""
-    own, others = set(made), dict[SiloName, Ed25519PublicKey]()
-    for verdict in verdicts:
-        key = next((key for key in party.keys.get(verdict.silo, ()) if _is_by(verdict, key)), None)
-        if key is None or verdict.evidence != evidence.digest:
-            continue
-        if verdict.silo == party.silo:
-            own |= verdict.numbers
-        elif verdict.silo in party.by_hand:
-            others[verdict.silo] = key
-    return uncovered(own, verdicts, evidence=evidence.digest, chunks=chunks, pinned=others, each=party.checkers)
+    """Chunks of a round that neither this silo, which has `made` some, nor enough others made again."""
+    return uncovered(
+        made,
+        verdicts,
+        evidence=evidence.digest,
+        chunks=len(check.chunks),
+        keys=party.vouching(evidence),
+        each=party.checkers,
+    )
 
 
 class _NotShown(PolicyRefusal):
@@ -297,7 +313,8 @@ class ModelChecks:
         await asyncio.to_thread(self._accepted.bind, evidence)
         if self._mode == "spot":
             return Checked.REPLAYED
-        left, signers = await self._left((), plan, evidence, check, party)
+        made = await asyncio.to_thread(self._accepted.found, evidence.digest, ())
+        left, signers = await self._left(made, plan, evidence, check, party)
         if left:
             some = ", ".join(map(str, sorted(left)[:_MOST_NAMED])) + (" and more" if len(left) > _MOST_NAMED else "")
             raise refused(
@@ -316,14 +333,14 @@ class ModelChecks:
             verdicts = await self._coordinator.fetch_verdicts(plan, Digest(evidence.after.model.hex()))
         except StateError:
             verdicts = ()
-        left = _unchecked(made, verdicts, evidence=evidence, chunks=len(check.chunks), party=party)
-        return left, sorted({verdict.silo for verdict in verdicts})
+        left = _unchecked(made, verdicts, evidence, check, party)
+        return left, sorted({verdict.silo for verdict in verdicts} - {party.silo})
 
     async def _check(
         self, plan: Digest, model: Digest, newest: CheckableRound, check: CheckedRound, party: CheckParty
     ) -> None:
         evidence = newest.evidence
-        made: set[int] = set()
+        made = set[int]()
 
         async def make_again(chunks: Iterable[int]) -> None:
             for chunk in chunks:
@@ -335,6 +352,7 @@ class ModelChecks:
             drawn = await asyncio.to_thread(self._accepted.drawn, evidence.digest, lambda: _draw(check))
             await make_again(sorted({*drawn, *check.tail_chunks}))
             return
+        made.update(await asyncio.to_thread(self._accepted.found, evidence.digest, ()))
         each, survivors = party.checkers, evidence.survivors.silos
         chunks = len(check.chunks)
         own = {
@@ -343,17 +361,19 @@ class ModelChecks:
             *check.tail_chunks,
         }
         try:
-            await make_again(sorted(own))
+            await make_again(sorted(own - made))
             until, known = time.monotonic() + self._patience_s, 0
             while True:
+                await asyncio.to_thread(self._accepted.found, evidence.digest, made)
                 verdict = signed_verdict(evidence.digest, party.silo, made, party.identity_key)
                 others, known = await self._coordinator.share_verdict(plan, model, verdict, known)
-                left = uncovered(made, others, evidence=evidence.digest, chunks=chunks, pinned=party.by_hand, each=each)
+                left = _unchecked(made, others, evidence, check, party)
                 if not left:
                     return
                 if time.monotonic() >= until:
                     await make_again(sorted(left))
         except _NotShown:
+            await asyncio.to_thread(self._accepted.found, evidence.digest, made)
             left, _ = await self._left(made, plan, evidence, check, party)
             if left:
                 raise
@@ -401,7 +421,7 @@ class _Check:
     ) -> None:
         evidence = checkable.evidence
         lineage.require_next(evidence, least)
-        self._opened = opened(evidence, identities_in(evidence, party.keys), party.demands)
+        self._opened = opened(evidence, party.identities_in(evidence), party.demands)
         try:
             of.promises(self._opened.roster.parameters)
             self._check = CheckedRound(of.rule, checkable, self._opened)

@@ -600,6 +600,16 @@ def test_check_says_what_trust_on_first_use_does_not_stop(silo: SiloFolder) -> N
     assert "does not stop a coordinator that makes up silos" in check.detail
 
 
+def test_check_counts_no_pin_of_first_use_where_the_policy_has_that_no_more(silo: SiloFolder) -> None:
+    store = trust_store(silo, load_credentials(silo), first_use=True)
+    for name in (BANK, CLINIC):
+        store.trusted_on_first_use(name, new_identity_key().public_key())
+    assert pins_checked(silo, require_secure_aggregation=True, trust_on_first_use=True).outcome is Outcome.PASSED
+    check = pins_checked(silo, require_secure_aggregation=True)
+    assert check.outcome is Outcome.FAILED
+    assert "2 silos are pinned, 2 of them on first use, who count for nothing until people compare them" in check.detail
+
+
 def test_check_names_damaged_pins(silo: SiloFolder) -> None:
     silo.peers.write_text("{")
     silo.peers.chmod(0o600)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from torch import Tensor
 
 from security.identifiers import SiloName
@@ -210,8 +210,15 @@ class Rounds:
             model=bytes.fromhex(model.digest),
         )
 
-    def next(self, number: int, *, drops: Mapping[SiloName, str] | None = None, **terms_: Any) -> Made:
-        """Round `number`: its sum, its step, its evidence."""
+    def next(
+        self,
+        number: int,
+        *,
+        drops: Mapping[SiloName, str] | None = None,
+        known: Mapping[SiloName, Ed25519PublicKey] | None = None,
+        **terms_: Any,
+    ) -> Made:
+        """Round `number`: its sum, its step, its evidence. `known`: other keys than silos sign with, by which the coordinator knows them."""
         names = silo_names(self.silos)
         link = alone(silo_names(64), colluders=terms_.get("colluders", 0))
         before, rule = self.vectors, self.rule
@@ -224,7 +231,9 @@ class Rounds:
                 name: self.kind(party(name, names, link=link), sizes=self.sizes, chunk_bytes=self.chunk_bytes)
                 for name in names
             },
-        ).run(drops=drops)
+        )
+        federation.identities.update(known or {})
+        federation.run(drops=drops)
         assert isinstance(federation.coordinator, coordinator.Unmasked), federation.coordinator
         assert federation.unmask is not None
         total = federation.true_sum()

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -86,6 +87,7 @@ class Memory:
     kept: Lineage | None = None
     draws: dict[bytes, Sequence[int]] = field(default_factory=dict)
     shown: list[Evidence] = field(default_factory=list)
+    right: dict[bytes, set[int]] = field(default_factory=dict)
 
     def lineage(self, bundle: Any) -> Lineage:
         return self.kept or self.begins
@@ -99,10 +101,14 @@ class Memory:
     def drawn(self, evidence: bytes, draw: Callable[[], Sequence[int]]) -> Sequence[int]:
         return self.draws.setdefault(evidence, draw())
 
+    def found(self, evidence: bytes, chunks: Collection[int]) -> Collection[int]:
+        self.right.setdefault(evidence, set()).update(chunks)
+        return self.right[evidence]
+
 
 @dataclass
 class OnDisk(Memory):
-    """With a real file for what was shown and drawn, as another process would find it each time."""
+    """With a real file for what was shown, drawn and found, as another process would find it each time."""
 
     path: Path = Path()
 
@@ -115,6 +121,9 @@ class OnDisk(Memory):
 
     def drawn(self, evidence: bytes, draw: Callable[[], Sequence[int]]) -> Sequence[int]:
         return self._file.drawn(evidence, draw)
+
+    def found(self, evidence: bytes, chunks: Collection[int]) -> Collection[int]:
+        return self._file.found(evidence, chunks)
 
 
 @dataclass
@@ -200,6 +209,8 @@ class Checker:
     own: Own = Own()
     keep: Callable[[Proof], None] | None = None
     later: Sequence[str] = ("a later one",)
+    keys: Mapping[SiloName, Sequence[Ed25519PublicKey]] = field(default_factory=dict)
+    removed: Mapping[SiloName, Sequence[Ed25519PublicKey]] = field(default_factory=dict)
     plan: Mapping[str, int] = field(default_factory=dict)
     back: list[tuple[Digest, int, int]] = field(default_factory=list)
 
@@ -216,8 +227,10 @@ class Checker:
                 keys={
                     silo: (*(identity_key(f"{later} of {silo}").public_key() for later in self.later), key)
                     for silo, key in known.items()
-                },
-                by_hand={silo: known[silo] for silo in self.by_hand if silo != self.silo},
+                }
+                | self.keys,
+                by_hand=[silo for silo in self.by_hand if silo != self.silo],
+                removed=self.removed,
                 demands=Demands(colluders=self.colluders),
                 coordinator=COORDINATOR.public_key(),
             ),
@@ -342,13 +355,39 @@ async def test_rounds_that_were_missed_are_taken_where_enough_others_checked_eve
     assert at.says.asked == []
 
 
-async def test_a_silo_takes_its_own_word_for_a_round_that_it_forgot() -> None:
+async def test_a_silo_takes_its_own_word_for_a_round_that_it_did_not_accept_from_its_disk_alone(tmp_path: Path) -> None:
     rounds = rounds_of()
     first, second = rounds.next(1), rounds.next(2)
-    at = checker(first, second, rounds=rounds)
+    at = Checker(says=Says([first, second]), memory=OnDisk(rounds.lineage(), path=tmp_path / "accepted.json"))
     at.says.kept = [*verdicts(first, SILOS[:1], range(11)), *verdicts(first, SILOS[1:3], range(11, 22))]
+    await refused(
+        at, second, PolicyRefusal, r"evidence of round 1 .*11 \(number 0, 1, .*verdicts of silo-01, silo-02\)"
+    )
+    at.memory.found(first.evidence.digest, range(11))
     await at.require(second)
     assert at.memory.lineage(None).holds(first.evidence.after.model, Checked.JOINT)
+
+
+async def test_chunks_that_a_silo_found_right_outlive_its_process(tmp_path: Path) -> None:
+    """They are on its disk before their verdict leaves, also those before one that the coordinator does not show."""
+
+    def shows(chunk: int, pieces: Sequence[bytes]) -> Sequence[bytes]:
+        if chunk == 9:
+            raise StateError("they are there no more")
+        return pieces
+
+    rounds = rounds_of()
+    made = rounds.next(1)
+    memory = OnDisk(rounds.lineage(), path=tmp_path / "accepted.json")
+    at = Checker(says=Says([made], pieces=shows), memory=memory)
+    await refused(at, made, PolicyRefusal, "shows nothing of chunk 9")
+    before = sorted(set(at.says.asked) - {9})
+    assert sorted(memory.found(made.evidence.digest, ())) == before
+    assert before, "a check of nothing shows nothing"
+    at = Checker(says=Says([made]), memory=memory)
+    await at.require(made)
+    assert sorted(at.says.asked) == sorted(set(range(22)) - set(before))
+    assert at.says.shared[0].numbers >= set(before)
 
 
 SHORT: dict[str, Callable[[Made], list[Verdict]]] = {
@@ -367,6 +406,7 @@ SHORT: dict[str, Callable[[Made], list[Verdict]]] = {
     "its own, forged": lambda made: [
         signed_verdict(made.evidence.digest, OWN, range(22), identity_key("another")),
     ],
+    "its own": lambda made: verdicts(made, SILOS[:2], range(22)),
 }
 
 
@@ -762,6 +802,10 @@ async def test_a_verdict_more_is_needed_for_each_colluder() -> None:
     assert checkers(0) == checkers(1) == 2
 
 
+def keys_of(silos: Collection[SiloName]) -> Mapping[SiloName, Sequence[Ed25519PublicKey]]:
+    return {silo: [key] for silo, key in identities(silos).items()}
+
+
 @settings(max_examples=100)
 @given(silos=st.integers(1, 12), chunks=st.integers(1, 60), each=st.integers(1, 4))
 def test_every_chunk_is_dealt_to_as_many_silos_as_are_to_check_it(silos: int, chunks: int, each: int) -> None:
@@ -782,7 +826,7 @@ def test_what_others_cannot_vouch_for_is_known_before_and_all_else_they_can(data
     count, each = 13, data.draw(st.integers(2, 4))
     parts = {silo: part_of(silo, names, count, each=each) for silo in names}
     others = [signed_verdict(bytes(32), silo, parts[silo], identity_key(silo)) for silo in pinned if silo != names[0]]
-    left = uncovered((), others, evidence=bytes(32), chunks=count, pinned=identities(names), each=each)
+    left = uncovered((), others, evidence=bytes(32), chunks=count, keys=keys_of(names), each=each)
     assert left == beyond_others(names[0], names, count, pinned=pinned, each=each)
 
 
@@ -796,7 +840,7 @@ def test_a_chunk_is_covered_by_own_work_or_by_as_many_others_and_by_nothing_else
         for silo in (*silo_names(5), SiloName("mallory"))
     }
     others = [signed_verdict(evidence, silo, chunks, identity_key(silo)) for silo, chunks in said.items()]
-    left = uncovered(own, others * 2, evidence=evidence, chunks=count, pinned=identities(silo_names(5)), each=each)
+    left = uncovered(own, others * 2, evidence=evidence, chunks=count, keys=keys_of(silo_names(5)), each=each)
     for chunk in range(count):
         witnesses = sum(chunk in said[silo] for silo in silo_names(5))
         assert (chunk in left) == (chunk not in own and witnesses < each)
@@ -980,6 +1024,10 @@ def test_what_was_accepted_and_drawn_outlives_the_process(tmp_path: Path) -> Non
         assert AcceptedModels(path, FEDERATION, seal).lineage(bundle) == lineage
     assert AcceptedModels(path, FEDERATION, seal).drawn(bytes(32), lambda: [4, 2]) == [4, 2]
     assert AcceptedModels(path, FEDERATION, seal).drawn(bytes(32), lambda: [9, 9]) == [4, 2]
+    for chunks, all_of_them in (((), set()), ((3, 0), {0, 3}), ((9,), {0, 3, 9}), ((), {0, 3, 9})):
+        assert AcceptedModels(path, FEDERATION, seal).found(first.evidence.digest, chunks) == all_of_them
+    AcceptedModels(path, FEDERATION, seal).save(lineage)
+    assert AcceptedModels(path, FEDERATION, seal).found(first.evidence.digest, ()) == set(), "it is accepted"
     assert AcceptedModels(path, FEDERATION, seal).lineage(bundle) == lineage
     assert path.stat().st_mode & 0o777 == 0o600
     path.write_bytes(path.read_bytes().replace(second.evidence.digest.hex().encode(), bytes(32).hex().encode()))

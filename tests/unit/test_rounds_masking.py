@@ -383,6 +383,10 @@ def test_a_silo_with_a_false_signature_is_left_out_of_this_round_and_the_next() 
     (dropped,) = rounds.taken(SiloDropped)
     assert (dropped.silo, dropped.outcome) == (D, "refused")
     assert dropped.detail.startswith("bad signature")
+    secure = rounds.state.secure  # type: ignore[union-attr]
+    assert secure is not None
+    assert not any(isinstance(event, MaskedInput) and event.silo == D for event in secure.events)
+    assert replace(secure, held=None).state == secure.state, "the journal leads to where it stands"
     rounds.run()
     rounds.happen(aggregated(rounds.key, silos=()))
     assert isinstance(rounds.state, Collecting), "the next round does not wait for it"

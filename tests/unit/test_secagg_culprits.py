@@ -114,6 +114,37 @@ def test_a_false_message_names_its_sender_and_the_others_sum_comes_out(
     assert (ROGUE in federation.unmask.survivors) == (kind in (Agreement, Reveal))
 
 
+@pytest.mark.parametrize("kind", [Advertisement, SharedKeys, MaskedInput, Agreement, Reveal])
+def test_a_message_that_was_refused_is_not_in_the_journal_its_senders_drop_is(kind: type) -> None:
+    """So the journal leads to the same end whatever keys its reader knows of the sender."""
+
+    def forged(it: Any) -> Any:
+        unsigned = it.dealing if isinstance(it, SharedKeys) else it
+        other = signed(unsigned, identity_key("another"))
+        return replace(it, dealing=other) if isinstance(it, SharedKeys) else other
+
+    federation = played(kind, forged)
+    assert not any(isinstance(it, kind) and it.silo == ROGUE for it in federation.journal)
+    (dropped,) = (it for it in federation.journal if isinstance(it, coordinator.SiloDropped))
+    assert dropped.silo == ROGUE
+    assert dropped.detail.startswith("bad signature: ")
+    state, _ = coordinator.restored(tuple(federation.journal), federation.identities)
+    assert state == federation.coordinator
+
+
+def test_complaints_that_are_refused_do_not_make_the_journal_longer() -> None:
+    federation = Federation(6).run(until="masked input")
+    while not any(it.silo == ROGUE for it in federation.coordinator.inputs):  # type: ignore[union-attr]
+        federation.deliver()
+    state, events = federation.coordinator, len(federation.journal)
+    for _ in range(3):
+        roster = federation.coordinator.roster.digest  # type: ignore[union-attr]
+        federation.tell_coordinator(Complaint(roster=roster, silo=ROGUE, dealer=NAMES[0], key=bytes(32)))
+    assert [(it.silo, it.offence) for it in federation.blames] == [(ROGUE, Offence.BAD_SIGNATURE)] * 3
+    assert (federation.coordinator, len(federation.journal)) == (state, events)
+    assert federation.run().unmask is not None
+
+
 def test_silence_is_named_in_every_phase() -> None:
     federation = Federation(6).run(drops={ROGUE: "masked input"})
     assert federation.blames == [

@@ -81,7 +81,7 @@ def checked_by(silo: SiloName, shown: Shown, coordinator: Coordinator, mode: Mod
         silo=silo,
         identity_key=keys[silo],
         keys={name: (key,) for name, key in known.items()},
-        by_hand={name: key for name, key in known.items() if name != silo},
+        by_hand=[name for name in known if name != silo],
         demands=Demands(),
         coordinator=coordinator.key.public_key(),
     )
@@ -187,3 +187,6 @@ class _Fresh:
 
     def drawn(self, evidence: bytes, draw: Callable[[], Sequence[int]]) -> Sequence[int]:
         return draw()
+
+    def found(self, evidence: bytes, chunks: Collection[int]) -> Collection[int]:
+        return chunks
