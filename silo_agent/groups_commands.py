@@ -70,13 +70,12 @@ def withdraw(digest: Digest, config: Config = None, directory: Dir = None) -> No
     """
     from security.audit.entry import Event
     from silo_agent.edges.audit_log import audited
-    from silo_agent.service.group_keeper import described
 
     folder, credentials, chain = _chain(directory, config)
     with audited(folder, credentials) as log:
-        link = chain.withdraw(_whole(digest))
-        log.append(Event.GROUPS_WITHDRAWN, digest=link.digest.hex(), groups=described(link))
-    print(f"the signature under release groups {link.number} is withdrawn; {tell_agent(folder)}")
+        number = chain.withdraw(whole := _whole(digest))
+        log.append(Event.GROUPS_WITHDRAWN, digest=whole, groups=f"number {number}")
+    print(f"the signature under release groups {number} is withdrawn; {tell_agent(folder)}")
 
 
 def _whole(digest: str) -> str:

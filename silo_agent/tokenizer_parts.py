@@ -1,8 +1,10 @@
 """What a plan's tokenizer.json may be made of under masks: parts that keep what a text says, whatever it says.
 
 A normalizer with a pattern of the plan's own can turn every text but one silo's into the same few tokens. All other silos then make the
-same update, which the coordinator can make too, and their sum is that one's. Taken is what the tokenizers of T5's family
-have (T5, Flan-T5, mT5, umT5, CodeT5) and what this project makes.
+same update, which the coordinator can make too, and their sum is that one's. So can parts that make a text longer than a plan's
+`max_input_tokens`, of which all but the first words are cut off. Taken is what the tokenizers of T5's family
+have (T5, Flan-T5, mT5, umT5, CodeT5) and what this project makes: by its parameters no part makes two texts alike but in white space,
+case and compatible forms of characters, or longer than a few tokens for each of its bytes.
 """
 
 import base64
@@ -10,7 +12,7 @@ import binascii
 import json
 import struct
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from silo_wire.plan import TOKENIZER_FILE
@@ -22,8 +24,12 @@ _RUN_OF_SPACES: Final = " {2,}"
 """The one regular expression that is taken: mT5 and umT5 have it."""
 _BLANK: Final = frozenset("▁\N{REPLACEMENT CHARACTER}")
 """What sentencepiece makes a space of beside white space and control characters."""
+_MOST_AROUND: Final = 2
+"""Special tokens that a template has beside the text: one before it and one after."""
 _MOST_STEPS: Final = 1 << 20
 """Through a character map; those of sentencepiece take some ten thousand."""
+_LONGEST_WORD: Final = 16
+"""Letters of ASCII that a character map may have one text for; those of sentencepiece have none longer than three."""
 
 Part = Mapping[str, Any]
 
@@ -59,6 +65,10 @@ def _walk(where: str, part: object, known: "Mapping[str, Callable[[Part], str]]"
         if not isinstance(within, list) or any(isinstance(it, dict) and it.get("type") == "Sequence" for it in within):
             yield f"{where} is a Sequence of something else than parts"
             return
+        kinds = [it.get("type") for it in within if isinstance(it, dict)]
+        if twice := next((kind for kind in kinds if kinds.count(kind) > 1), None):
+            yield f"{where} has {_shown(twice)} twice"  # each time a text could grow
+            return
         for each in within:
             yield from _walk(where, each, known)
     elif kind not in known:
@@ -72,7 +82,7 @@ def _anything(_part: Part) -> str:
 
 
 def _of_spaces(part: Part) -> str:
-    """A replacement is of spaces by spaces alone: of letters, enough of them would leave nothing of a text."""
+    """A replacement is of spaces by no more spaces: of letters, enough of them would leave nothing of a text; more spaces push it away."""
     pattern, content = part.get("pattern"), part.get("content")
     if not isinstance(pattern, dict) or len(pattern) != 1 or not isinstance(content, str):
         return "of no pattern"
@@ -81,6 +91,9 @@ def _of_spaces(part: Part) -> str:
         return f"of the regular expression {_shown(text)}"
     if kind not in ("Regex", "String") or (kind == "String" and not _is_spaces(text)) or not _is_spaces(content):
         return f"of {_shown(text)} by {_shown(content)}"
+    shortest = 2 if kind == "Regex" else len(text)
+    if not text or len(content) > shortest:
+        return f"of {_shown(text)} by more, {_shown(content)}"
     return ""
 
 
@@ -99,9 +112,23 @@ def _of_spaces_at_the_ends(part: Part) -> str:
 
 def _with_the_text(part: Part) -> str:
     single = part.get("single")
-    kinds = [next(iter(it), "") for it in single if isinstance(it, dict)] if isinstance(single, list) else []
-    whole = kinds.count("Sequence") == 1 and set(kinds) <= {"Sequence", "SpecialToken"}
-    return "" if whole else "that is not the text once and tokens around it"
+    pieces = [next(iter(it.items()), ("", None)) if isinstance(it, dict) else ("", None) for it in _listed(single)]
+    kinds = [kind for kind, _ in pieces]
+    texts = [value.get("id") if isinstance(value, dict) else None for kind, value in pieces if kind == "Sequence"]
+    if texts != ["A"] or not {"Sequence", "SpecialToken"}.issuperset(kinds):
+        return "that is not the text once and tokens around it"
+    if len(kinds) > 1 + _MOST_AROUND:
+        return f"with {len(kinds) - 1} tokens around the text: more than {_MOST_AROUND} push it away"
+    special = part.get("special_tokens")
+    for token in special.values() if isinstance(special, dict) else ():
+        ids = token.get("ids") if isinstance(token, dict) else None
+        if not isinstance(ids, list) or len(ids) != 1:
+            return f"with a token of other than one id, {_shown(token)}"
+    return ""
+
+
+def _listed(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
 
 
 def _charsmap(part: Part) -> str:
@@ -160,7 +187,9 @@ def _of_one_character(raw: bytes) -> Iterator[tuple[str, str]]:
             yield chr(label), text
         if label in ascii_alone:
             pending.append((bytes([label]), base))
-    for label, base, _ in below(_offset(units[0]), lead):
+    for label, base, text in below(_offset(units[0]), lead):
+        if text is not None:
+            raise ValueError("a text of part of a character: of all that begin so the library makes it")
         pending.append((bytes([label]), base))
     while pending:
         key, base = pending.pop()
@@ -170,6 +199,10 @@ def _of_one_character(raw: bytes) -> Iterator[tuple[str, str]]:
             whole = is_ascii or len(longer) == _length(key[0])
             if whole and text is not None:
                 yield longer.decode(), text
+            elif text is not None:
+                raise ValueError("a text of part of a character")
+            if is_ascii and len(longer) == _LONGEST_WORD:
+                raise ValueError("a text of many letters")
             if is_ascii or not whole:
                 pending.append((longer, own))
 
@@ -188,13 +221,22 @@ def _model(model: object) -> Iterator[str]:
     if not isinstance(model, dict) or kind not in ("Unigram", "BPE"):
         yield f"model is {_shown(kind)}"
         return
-    if model.get("dropout"):
-        yield f"model has dropout {_shown(model['dropout'])}"
+    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):  # by an affix no letter is its own piece
+        if model.get(key):
+            yield f"model has {key} {_shown(model[key])}"
     vocabulary = model.get("vocab")
+    pieces: Sequence[object] = ()
     if isinstance(vocabulary, list):
-        pieces = {it[0] for it in vocabulary if isinstance(it, list) and it and isinstance(it[0], str)}
-    else:
-        pieces = set(vocabulary) if isinstance(vocabulary, dict) else set()
+        pieces = [it[0] if isinstance(it, list) and it else None for it in vocabulary]
+        at = model.get("unk_id")
+        known = pieces[at] if isinstance(at, int) and 0 <= at < len(pieces) else None
+        if not (isinstance(known, str) and known[:1] == "<" and known[-1:] == ">"):
+            yield f"model has the piece {_shown(known)} for what is unknown: a row of them is one"
+    elif isinstance(vocabulary, dict):
+        pieces = list(vocabulary)
+        ids = vocabulary.values()
+        if not all(isinstance(it, int) for it in ids) or sorted(ids) != list(range(len(pieces))):
+            yield f"model numbers its {len(pieces)} pieces otherwise than 0 to {len(pieces) - 1}: those of one number are alike"
     unknown = [letter for letter in LETTERS if letter not in pieces]
     if unknown:
         yield f"model has no piece for {_shown(''.join(unknown))}: texts of such letters are alike"

@@ -26,6 +26,7 @@ from security.secure_aggregation.release_groups import (
     first_link,
     least_group,
     missing_signatures,
+    out_of_reach,
     successor,
 )
 from security.secure_aggregation.transcript import digest
@@ -123,7 +124,8 @@ class ReleaseGroups:
     ) -> SignedLink:
         """In the place of what is proposed; None: as the groups that stand promise, or what `colluders` ask for.
 
-        Raises MalformedMessage for groups or numbers that are none, StateError for a silo that is not enrolled.
+        Raises MalformedMessage for groups or numbers that are none, StateError for a silo that is not enrolled, and for a promise that
+        nothing could follow.
         """
         partition = Partition.of(groups)
         async with self._alone:
@@ -140,6 +142,8 @@ class ReleaseGroups:
         link = first_link(self._federation, partition, promise) if head is None else successor(head, partition, promise)
         if head is not None and (link.partition, link.promise) == (head.partition, head.promise):
             raise Conflict(f"release groups {head.number} are these groups already: nothing was changed")
+        if reason := out_of_reach(link):
+            raise StateError(f"{reason}: nothing was proposed")
         if self._proposed is not None and self._proposed.link == link:
             return self._proposed
         await self._keep(SignedLink(link=link))

@@ -240,10 +240,11 @@ class _Simulation:
             if self.plan.aggregation.secure_aggregation and service.groups.head is None:
                 everybody = [silo.credentials.silo for silo in silos]
                 await service.groups.propose_first(everybody, colluders=self.plan.aggregation.colluders)
-                for keeper in keepers:
-                    await (
-                        keeper.sync()
-                    )  # each signs; who has not heard of the last signature asks before its first roster
+                for silo, keeper in zip(silos, keepers, strict=True):
+                    await keeper.sync()
+                    if silo.allow_groups():
+                        await keeper.sync()
+                    # each has signed; who has not heard of the last signature asks before its first roster
             if (await service.status()).phase != "finished":
                 await service.start_plan(self.plan.name)
             await asyncio.wait((ended, loop, telling, *tasks), return_when=asyncio.FIRST_COMPLETED)

@@ -146,6 +146,15 @@ class SimulatedSilo(AbstractContextManager["SimulatedSilo"]):
             refused=lambda _rule, _detail: None,
         )
 
+    def allow_groups(self) -> bool:
+        """What a plan's `colluders` make its first release groups promise is allowed, as people would who run that plan; if it waits."""
+        chain = group_chain(self.folder, self.credentials, self.policy)
+        standing = chain.standing()
+        if standing.proposed is None or standing.objection is None:
+            return False
+        chain.approve(standing.proposed.link.digest.hex())
+        return True
+
     def agent(self, coordinator: DirectCoordinator, trainer: TrainerPort) -> AgentService:
         display = self.notes
         return AgentService(

@@ -7,7 +7,7 @@ own silo first: a finding that hides another one hides its victim.
 from collections.abc import Collection, Iterator
 
 from security.identifiers import SiloName
-from security.secure_aggregation.release_groups import Group, Link
+from security.secure_aggregation.release_groups import LEAST_PROMISE, Group, Link, Promise, needed_after
 
 
 def judged_by(link: Link, smallest_group: int) -> int:
@@ -42,13 +42,15 @@ def objection(
     silo: SiloName,
     *,
     pinned: Collection[SiloName],
-    smallest_group: int,
+    asks: Promise,
     signed: Collection[SiloName] | None = None,
 ) -> str | None:
     """Why people of `silo` must decide about `link`: all that may be learnt of whom, in one text; None: it passes by itself.
 
-    `previous` is the link that the silo holds, `pinned` are the peers whose keys its people pinned. The coordinator does not choose who
-    is with whom: by itself passes one group of all that are pinned, or what tells nobody apart who was together before.
+    `previous` is the link that the silo holds, `pinned` are the peers whose keys its people pinned, `asks` is what its policy asks a
+    link to promise. The coordinator does not choose who is with whom: by itself passes one group of all that are pinned, or what tells
+    nobody apart who was together before. Nor does it choose how hard the next change will be: a promise beyond policy and predecessor is
+    for people.
     `signed` are those whose good signatures are there; None: of those inside the groups it is not said who has signed.
     """
     came = previous is None or silo not in previous.members  # nothing holds yet for whom it is summed with
@@ -56,7 +58,7 @@ def objection(
     if group is None and came:
         return None  # it is in neither, and has no say
     peers = frozenset(pinned) - {silo}
-    least = max(judged_by(one, smallest_group) for one in (previous, link) if one is not None)
+    least = max(judged_by(one, asks.smallest_group) for one in (previous, link) if one is not None)
     known = None if came else previous  # of a link that it was not in, nothing was allowed
     atoms = new_small_atoms(known, link, smallest_group=least)
     groups = new_small_groups(known, link, smallest_group=least)
@@ -66,7 +68,8 @@ def objection(
     by_itself = link.number == 1 and link.partition.groups == (tuple(sorted({silo, *peers})),)
     chosen = came and not by_itself
     less = () if previous is None else link.promise.lacks(previous.promise)
-    if not (strangers or chosen or less or atoms or groups or own in pieces):
+    more = link.promise.beyond(asks.or_more(LEAST_PROMISE if known is None else known.promise))
+    if not (strangers or chosen or less or more or atoms or groups or own in pieces):
         return None
     small_own = (own,) if own is not None and len(own) < least else ()
     told = own_first(dict.fromkeys((*pieces, *small_own, *atoms)), silo)
@@ -97,6 +100,11 @@ def objection(
             )
         if less:
             yield f"these release groups promise less than those before: {', '.join(less)}"
+        if more:
+            yield (
+                f"these release groups promise more than this silo's policy asks for, and than those before: {', '.join(more)}. "
+                f"What follows them, also to take that back, needs the signatures of {needed_after(link)} of {len(link.members)} silos"
+            )
         yield from _not_asked(link, {one for each in (*told, *groups) for one in each} - {silo}, signed)
 
     return "; ".join(findings())

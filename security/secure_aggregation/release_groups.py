@@ -12,6 +12,8 @@ for the federation (So et al. 2023 fix their batches for good; a federation of y
   leavers stay. Every sum ever made is constant on the atoms of the newest link.
 - The first link is signed by all its members. Each other one is signed by more than (N + c) / 2 of the predecessor's N members,
   where c is in the predecessor (`Promise`): all count with the same number, and no silo takes a link that promises less than its policy.
+- With one silo gone for good a successor still has to find its signatures: (N + c) // 2 + 1 <= N - 1, which is c <= N - 3. A link
+  that promises more (`out_of_reach`) is refused: nothing could ever follow it, or one silo could keep everything from following.
 - A silo signs one successor of a link, and takes part under the one head that it holds; rosters are bound to that head.
   Two successors of one link would need more than N + c signatures of N silos of which c sign twice.
 - What a change makes possible is what `group_changes.objection` says. Where it says something, people decide.
@@ -156,11 +158,24 @@ class Promise:
 
     def lacks(self, other: "Promise") -> tuple[str, ...]:
         """Each number in which this promise is below `other`, in words."""
-        pairs = (
+        return tuple(f"{name} {own} instead of {asked}" for name, own, asked in self._beside(other) if own < asked)
+
+    def beyond(self, other: "Promise") -> tuple[str, ...]:
+        """Each number in which this promise is above `other`, in words."""
+        return tuple(f"{name} {own} where {asked} would do" for name, own, asked in self._beside(other) if own > asked)
+
+    def _beside(self, other: "Promise") -> tuple[tuple[str, int, int], ...]:
+        return (
             ("colluders", self.colluders, other.colluders),
             ("smallest_group", self.smallest_group, other.smallest_group),
         )
-        return tuple(f"{name} {own} instead of {asked}" for name, own, asked in pairs if own < asked)
+
+    def or_more(self, other: "Promise") -> "Promise":
+        """The larger of each number."""
+        return Promise(
+            colluders=max(self.colluders, other.colluders),
+            smallest_group=max(self.smallest_group, other.smallest_group),
+        )
 
 
 LEAST_PROMISE = Promise()
@@ -243,6 +258,29 @@ def too_little(link: Link, asked: Promise) -> str | None:
     )
 
 
+def out_of_reach(link: Link) -> str | None:
+    """Why no successor of `link` could be sure of its signatures with one silo gone for good, with the remedy; None: one can."""
+    silos, colluders = len(link.members), link.promise.colluders
+    if silos < 3:
+        return (
+            f"release groups {link.number} ({link.digest.hex()[:16]}) are of {silos} silos: under masks no sum is of fewer than 3, and "
+            "of so few one that is gone for good keeps any other groups from following. Propose groups of at least 3 silos"
+        )
+    if colluders <= silos - 3:
+        return None
+    return (
+        f"release groups {link.number} ({link.digest.hex()[:16]}) promise to hold against {colluders} colluders among {silos} silos: what "
+        f"follows them would need {needed_after(link)} signatures, and one silo that is gone for good would keep them from it. "
+        f"Of {silos} silos at most {silos - 3} may be colluders: `coordinator groups propose` with --colluders {silos - 3} or less, or with "
+        f"{colluders + 3 - silos} more silos"
+    )
+
+
+def needed_after(link: Link) -> int:
+    """Signatures of `link`'s members that each successor needs."""
+    return (len(link.members) + link.promise.colluders) // 2 + 1
+
+
 def check_successor(previous: Link | None, link: Link) -> None:
     """Raise MalformedMessage unless `link` follows `previous` with the atoms that come of both; None: it is the first."""
     expected = (
@@ -311,6 +349,5 @@ def missing_signatures(
     if previous is None:
         missing = link.members - frozenset(signed)
         return missing, len(missing)
-    least = (len(previous.members) + previous.promise.colluders) // 2 + 1
     have = previous.members & frozenset(signed)
-    return previous.members - have, max(0, least - len(have))
+    return previous.members - have, max(0, needed_after(previous) - len(have))

@@ -4,7 +4,7 @@ Rules that hold whatever the coordinator offers:
 
 - a link is taken only after the one that this silo holds, with the signatures that it needs, under the keys that are pinned here;
 - one successor of a link is signed, and that is on disk before the signature leaves; people alone take a signature back;
-- a link that promises less than this silo's policy asks for is refused, whoever signed it;
+- a link that promises less than this silo's policy asks for, or so much that nothing could follow it, is refused, whoever signed it;
 - what `group_changes.objection` finds is for this silo's people: until they approve, the link is neither signed nor taken.
 """
 
@@ -32,6 +32,7 @@ from security.secure_aggregation.release_groups import (
     SignedLink,
     check_successor,
     missing_signatures,
+    out_of_reach,
     signers,
     too_little,
 )
@@ -137,7 +138,6 @@ class GroupChain:
         self._silo = silo
         self._own_key = own_key
         self._pinned = pinned
-        self._smallest_group = smallest_group
         self._asks = Promise(colluders=colluders, smallest_group=smallest_group)
         self._now = now
         self._record = _ChainFile(path, check=self._check, seal=seal, keeper=keeper)
@@ -204,7 +204,10 @@ class GroupChain:
                     f"no release groups {digest} are proposed: `silo-agent groups show` has what is, with its digest"
                 )
             link = proposed.link
-            reason = self._told(None if held is None else held.link, proposed)
+            head = None if held is None else held.link
+            if refused := self._refused(head, link):
+                raise PolicyRefusal(RELEASE_GROUPS, refused)
+            reason = self._told(head, proposed)
             told = link, reason or "nothing that could not be learnt before"
             return content.model_copy(
                 update={
@@ -218,29 +221,30 @@ class GroupChain:
         assert told is not None, "edit was run"
         return told
 
-    def withdraw(self, digest: str) -> Link:
+    def withdraw(self, digest: str) -> int:
         """People take a signature back, so that another successor may be signed: towards the others this silo then counts as a colluder.
 
-        Raises StateError for a link that stands, or that this silo did not sign.
+        The number of the link, which need not be proposed any more. Raises StateError for one that stands, or that this silo did not
+        sign to follow what it holds.
         """
-        link: Link | None = None
+        number = 0
 
         def edit(content: _Chain) -> _Chain:
-            nonlocal link
-            proposed = self._link(content.proposed)
-            signed = {before: after for before, after in content.signed.items() if after == digest}
-            if proposed is None or proposed.link.digest.hex() not in signed.values():
+            nonlocal number
+            held = self._link(content.held)
+            before = (NO_LINK if held is None else held.link.digest).hex()
+            number = 1 if held is None else held.link.number + 1
+            if content.signed.get(before) != digest:
                 raise StateError(
-                    f"release groups {digest} are not proposed, or were not signed here: `silo-agent groups show`"
+                    f"release groups {digest} stand here already, or were not signed to follow what this silo holds: "
+                    "`silo-agent groups show`"
                 )
-            link = proposed.link
-            kept = {before: after for before, after in content.signed.items() if before not in signed}
-            approved = {one: when for one, when in content.approved.items() if one != link.digest.hex()}
+            kept = {one: after for one, after in content.signed.items() if one != before}
+            approved = {one: when for one, when in content.approved.items() if one != digest}
             return content.model_copy(update={"signed": kept, "approved": approved})
 
         self._record.change(edit)
-        assert link is not None, "edit was run"
-        return link
+        return number
 
     # ---- what every link is held to --------------------------------------------------------------------------------
 
@@ -269,7 +273,7 @@ class GroupChain:
                 before = link  # from before this silo came: nothing was summed with it
                 continue
             self._check_signed(after, signed)
-            if reason := self._too_little(head, link):
+            if reason := self._refused(head, link):
                 raise PolicyRefusal(RELEASE_GROUPS, reason)
             if reason := self._objection(content, head, link):
                 return content.model_copy(update={"proposed": _text(signed)}), tuple(new), reason
@@ -304,22 +308,28 @@ class GroupChain:
         if link.previous != (NO_LINK if head is None else head.digest):
             return content, None, None  # of a chain that this silo is not so far in
         self._check_follows(head, link)
-        if reason := self._too_little(head, link):
+        if reason := self._refused(head, link):
             return content, None, reason
         content = content.model_copy(update={"proposed": _text(offer.proposed)})
         return content, self._objection(content, head, link), None
 
-    def _too_little(self, head: Link | None, link: Link) -> str | None:
-        """Why this silo has no part in a link that promises less than its policy asks for; None: it does not, or is no concern of it."""
+    def _refused(self, head: Link | None, link: Link) -> str | None:
+        """Why this silo has no part in a link that promises what nothing could follow, or less than its policy asks for.
+
+        None: it has, or what the link promises is no concern of it.
+        """
         concerned = self._silo in link.members or (head is not None and self._silo in head.members)
-        return too_little(link, self._asks) if concerned else None
+        return out_of_reach(link) or (too_little(link, self._asks) if concerned else None)
 
     def _signed(self, content: _Chain, offer: GroupsOffer) -> tuple[_Chain, tuple[Link, ...]]:
         """With what this silo signs now noted: the newest link that it holds and what is to follow, where its signature is not there."""
         held, proposed = self._link(content.held), self._link(content.proposed)
         to_sign: list[Link] = []
         for one in (held, proposed):
-            if one is None or (one is proposed and self._objection(content, held.link if held else None, one.link)):
+            head = None if held is None else held.link
+            if one is None or (
+                one is proposed and (self._refused(head, one.link) or self._objection(content, head, one.link))
+            ):
                 continue
             link = one.link
             offered = next((each for each in (*offer.links, offer.proposed) if each and each.link == link), None)
@@ -344,7 +354,7 @@ class GroupChain:
     def _objection(self, content: _Chain, head: Link | None, link: Link) -> str | None:
         if link.digest.hex() in content.approved:
             return None
-        return objection(head, link, self._silo, pinned=self._pinned().keys(), smallest_group=self._smallest_group)
+        return objection(head, link, self._silo, pinned=self._pinned().keys(), asks=self._asks)
 
     def _told(self, head: Link | None, proposed: SignedLink) -> str | None:
         """What people are told about `proposed`, with those who have not signed it."""
@@ -354,7 +364,7 @@ class GroupChain:
             proposed.link,
             self._silo,
             pinned=keys.keys(),
-            smallest_group=self._smallest_group,
+            asks=self._asks,
             signed=signers(proposed, keys),
         )
 
@@ -374,7 +384,7 @@ class GroupChain:
         )
 
     def _with_small(self, allowed: list[list[NameText]], link: Link, sets: Iterable[Group]) -> list[list[str]]:
-        least = judged_by(link, self._smallest_group)
+        least = judged_by(link, self._asks.smallest_group)
         return [list(one) for one in sorted({*map(tuple, allowed), *(one for one in sets if len(one) < least)})]
 
     def _link(self, text: str) -> SignedLink | None:

@@ -241,7 +241,7 @@ async def test_a_proposal_promises_what_the_operator_says(silos: Silos) -> None:
 
 
 async def test_a_silo_that_asks_for_more_refuses_by_name_and_takes_what_promises_enough(silos: Silos) -> None:
-    """Those who signed what it refuses take their signatures back."""
+    """Those who signed what it refuses take their signatures back, and allow what asks for more than their policy does."""
     silos.rules[NAMES[0]] = PolicyRules(colluders=1)
     await silos.begin(*NAMES)
     await propose(silos, NAMES)
@@ -253,10 +253,15 @@ async def test_a_silo_that_asks_for_more_refuses_by_name_and_takes_what_promises
     assert not silos.silos[NAMES[0]].waits
     await until(lambda: silos.at.service.groups.waits_for() == (frozenset(NAMES[:1]), 1))
     await propose(silos, NAMES, colluders=1)
+    higher = first_link(FEDERATION, Partition.of([NAMES]), Promise(colluders=1))
     for name in NAMES[1:]:
-        await until(lambda name=name: bool(silos.silos[name].refused))  # type: ignore[misc]
-        assert (await at_silo(silos, name, "withdraw", EVERYBODY.digest.hex())).code == 0
-    await silos.all_hold(first_link(FEDERATION, Partition.of([NAMES]), Promise(colluders=1)))
+        await until(lambda name=name: bool(silos.silos[name].waits))  # type: ignore[misc]
+        assert "colluders 1 where 0 would do" in silos.silos[name].waits[0]
+        withdrawn = await at_silo(silos, name, "withdraw", EVERYBODY.digest.hex())
+        assert "the signature under release groups 1 is withdrawn" in withdrawn.out
+        assert (await at_silo(silos, name, "approve", higher.digest.hex())).code == 0
+    await silos.all_hold(higher)
+    assert not silos.silos[NAMES[0]].waits, "its policy says it"
 
 
 async def test_everything_is_in_the_logs_of_both_sides(silos: Silos) -> None:
@@ -321,6 +326,7 @@ def _proposed(silos: Silos, name: SiloName) -> Link | None:
         (("silo-a,silo-b", "silo-b,silo-c"), "in two of them"),
         (("silo-a,silo-b,nobody",), "not enrolled"),
         (("silo-a,,silo-b",), "names no silo"),
+        (("silo-a,silo-b,silo-c,silo-d", "--colluders", "2"), "with --colluders 1 or less, or with 1 more silos"),
     ],
 )
 async def test_groups_that_are_none_are_refused_and_nothing_is_proposed(

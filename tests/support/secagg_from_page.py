@@ -1381,6 +1381,11 @@ def signatures_needed(link, predecessor=None):
     return (len(members(predecessor)) + predecessor["promise"]["colluders"]) // 2 + 1
 
 
+def out_of_reach(link):
+    n = len(members(link))
+    return n < 3 or link["promise"]["colluders"] > n - 3
+
+
 def stands(link, signatures, pins, predecessor=None):
     """signatures: silo -> signature."""
     if make_link(link["federation"], link["partition"]["groups"], predecessor, link["promise"]) != link:
@@ -1393,7 +1398,11 @@ def stands(link, signatures, pins, predecessor=None):
 
 def passes_without_word(link, me, pinned, policy, predecessor=None):
     """policy: as a promise."""
-    if below(link["promise"], policy):
+    if out_of_reach(link) or below(link["promise"], policy):
+        return False
+    before = predecessor["promise"] if predecessor else make_promise()
+    enough = {key: max(policy[key], before[key]) for key in ("colluders", "smallest_group")}
+    if below(enough, link["promise"]):
         return False
     least = max(policy["smallest_group"], link["promise"]["smallest_group"])
     groups = link["partition"]["groups"]

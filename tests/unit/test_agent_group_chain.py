@@ -1,13 +1,15 @@
 """The release groups that a silo holds: what passes by itself, what waits for its people, and what no coordinator brings it to."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from ops.simulation import disk
 from security.errors import ConfigurationError, LoricaError, PolicyRefusal, StateError
 from security.identifiers import FederationName, SiloName
 from security.pki.seal import Seal, unsealed
@@ -18,6 +20,7 @@ from security.secure_aggregation.release_groups import (
     SignedLink,
     check_successor,
     first_link,
+    missing_signatures,
     signature_of,
     successor,
 )
@@ -194,12 +197,14 @@ def test_a_second_successor_is_refused_until_people_take_their_signature_back(tm
         chain.approve(link.digest.hex())
         if link is THIRDS:
             assert chain.take(offer(known, proposed=link)).to_sign == (THIRDS,)
+    digest = THIRDS.digest.hex()
     before = (tmp_path / FILE).read_bytes()
     with pytest.raises(PolicyRefusal, match="groups withdraw"):
         chain_in(tmp_path).take(offer(known, proposed=OTHER_THIRDS))
     assert (tmp_path / FILE).read_bytes() == before
-    chain.take(offer(known, proposed=THIRDS))
-    assert chain.withdraw(THIRDS.digest.hex()) == THIRDS
+    assert chain.withdraw(digest) == 2, "nobody proposes it any more, and it still keeps others from being signed"
+    with pytest.raises(StateError, match="were not signed to follow"):
+        chain.withdraw(digest)
     assert chain.take(offer(known, proposed=OTHER_THIRDS)).to_sign == (OTHER_THIRDS,)
 
 
@@ -247,7 +252,7 @@ def test_only_what_was_signed_is_taken_back_and_an_approval_stays_else(tmp_path:
 
 def test_a_signature_under_groups_that_stand_is_not_taken_back(tmp_path: Path) -> None:
     chain = holding(tmp_path, EVERYBODY)
-    with pytest.raises(StateError, match="not proposed"):
+    with pytest.raises(StateError, match="stand here already"):
         chain.withdraw(EVERYBODY.digest.hex())
 
 
@@ -376,17 +381,184 @@ def test_a_proposal_that_promises_too_little_keeps_no_link_before_it_away(tmp_pa
     assert "colluders 0 instead of 1" in (taken.refused or "")
 
 
+def test_attack_a_promise_that_only_nearly_everybody_can_take_back_passes_nobodys_people_by(tmp_path: Path) -> None:
+    """Whoever proposed it could have made the next change hang on a single silo."""
+    first = first_link(FEDERATION, Partition.of([NAMES]), Promise(colluders=1))
+    chain = holding(tmp_path, first)
+    more = successor(first, first.partition, Promise(colluders=6, smallest_group=8))
+    waits = chain.take(offer(signed(first), proposed=more)).waits or ""
+    assert "colluders 6 where 1 would do" in waits
+    assert chain.take(offer(signed(first), signed(more))) == Taken(waits=waits), "also where all others signed"
+    assert chain_in(tmp_path, colluders=6).take(offer(signed(first), proposed=more)).to_sign == (more,), (
+        "policy says it"
+    )
+    chain = holding(tmp_path, first)
+    chain.take(offer(signed(first), proposed=more))
+    chain.approve(more.digest.hex())
+    assert chain.take(offer(signed(first), proposed=more)).to_sign == (more,)
+
+
+@pytest.mark.parametrize(("silos", "colluders"), [(9, 7), (9, 9), (3, 1), (2, 0)])
+def test_attack_a_promise_that_nothing_could_follow_is_not_for_people_to_allow(
+    tmp_path: Path, silos: int, colluders: int
+) -> None:
+    promise = Promise(colluders=colluders, smallest_group=max(3, colluders + 2))
+    first = first_link(FEDERATION, Partition.of([NAMES[:silos]]))
+    chain = chain_in(tmp_path, pinned=NAMES[:silos])
+    bad = first_link(FEDERATION, first.partition, promise)
+    for previous, link in ((None, bad), (first, successor(first, first.partition, promise))):
+        if previous is not None and silos < 3:
+            continue
+        shown = () if previous is None else (signed(previous),)
+        if previous is not None:
+            chain.take(offer(*shown))
+        taken = chain.take(offer(*shown, proposed=link))
+        assert (taken.links, taken.to_sign, taken.waits) == ((), (), None)
+        assert "Propose groups of at least 3" in (taken.refused or "") or "or with" in (taken.refused or "")
+        with pytest.raises(StateError, match="are proposed"):
+            chain.approve(link.digest.hex())
+        with pytest.raises(PolicyRefusal, match=r"one silo that is gone|one that is gone") as refused:
+            chain.take(offer(*shown, signed(link)))
+        assert refused.value.rule == "release_groups"
+        assert chain.head == previous
+
+
+def test_a_proposal_that_policy_outgrew_is_neither_approved_nor_signed(tmp_path: Path) -> None:
+    """It lies in the file from before, and the coordinator still offers it."""
+    chain_in(tmp_path).take(offer(proposed=EVERYBODY))
+    chain = chain_in(tmp_path, colluders=1)
+    with pytest.raises(PolicyRefusal, match="colluders 0 instead of 1"):
+        chain.approve(EVERYBODY.digest.hex())
+    taken = chain.take(offer(proposed=EVERYBODY))
+    assert taken.to_sign == ()
+    assert "colluders 0 instead of 1" in (taken.refused or "")
+
+
 def test_what_was_promised_to_others_falls_with_peoples_word_alone(tmp_path: Path) -> None:
     first = first_link(FEDERATION, Partition.of([NAMES]), Promise(colluders=1))
     chain = holding(tmp_path, first)
-    more = successor(first, first.partition, Promise(colluders=2, smallest_group=5))
-    assert chain.take(offer(signed(first), proposed=more)).to_sign == (more,), "it rises by itself"
-    (tmp_path / "other").mkdir()
-    chain = holding(tmp_path / "other", first)
     less = successor(first, first.partition, Promise())
     assert "promise less than those before: colluders 0 instead of 1" in (chain.take(offer(proposed=less)).waits or "")
     chain.approve(less.digest.hex())
     assert chain.take(offer(proposed=less)).to_sign == (less,)
+
+
+# --- whether the chain can go on --------------------------------------------------------------------------------------
+
+COME_LATER = silo_names(9)[7:]
+
+
+class People:
+    """Of silos that pinned each other. A coordinator that is anybody's offers links; signatures are collected, and what stands is shown."""
+
+    def __init__(self, folder: Path, policies: Mapping[SiloName, Promise]) -> None:
+        self._folder = folder
+        self.policies = dict(policies)
+        self.stands: list[SignedLink] = []
+        self.signed: dict[SiloName, list[Link]] = {name: [] for name in policies}
+        for name in policies:
+            (folder / name).mkdir()
+
+    def chain(self, name: SiloName) -> GroupChain:
+        asks = self.policies[name]
+        return chain_in(self._folder / name, own=name, colluders=asks.colluders, smallest_group=asks.smallest_group)
+
+    def next_link(self, partition: Partition, promise: Promise) -> Link:
+        if not self.stands:
+            return first_link(FEDERATION, partition, promise)
+        return successor(self.stands[-1].link, partition, promise)
+
+    def propose(self, link: Link, to: Iterable[SiloName], willing: Collection[SiloName]) -> bool:
+        """Whether it stands now."""
+        known = SignedLink(link=link)
+        for name in to:
+            if link in self._settled(name, known, name in willing):
+                known = known.signed_by(name, signature_of(link, identity_key(name)))
+        before = self.stands[-1].link if self.stands else None
+        if missing_signatures(before, link, [name for name, _ in known.signatures])[1]:
+            return False
+        self.stands.append(known)
+        for name in to:
+            self._settled(name, None, name in willing)
+        return True
+
+    def _settled(self, name: SiloName, proposed: SignedLink | None, willing: bool) -> tuple[Link, ...]:
+        """What the silo signs of this, once its people did all that they are told to do, where they are willing."""
+        chain = self.chain(name)
+        for _ in range(9):
+            try:
+                taken = chain.take(GroupsOffer(links=tuple(self.stands), proposed=proposed, identities=()))
+            except PolicyRefusal as refused:
+                if not willing or proposed is None or "groups withdraw" not in str(refused):
+                    return ()
+                before = proposed.link.previous
+                chain.withdraw(next(it.digest.hex() for it in reversed(self.signed[name]) if it.previous == before))
+                continue
+            self.signed[name] += taken.to_sign
+            waits = chain.standing().proposed
+            if taken.waits is None or not willing or waits is None:
+                return taken.to_sign
+            chain.approve(waits.link.digest.hex())
+        raise AssertionError("its people are asked without end")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A link that somebody proposes, and how many silos' people allow it."""
+
+    partition: Partition
+    promise: Promise
+    willing: int
+
+
+@st.composite
+def steps(draw: st.DrawFn, names: Sequence[SiloName]) -> Step:
+    members = draw(st.permutations(names))[: draw(st.integers(1, len(names)))]
+    cut = draw(st.integers(1, len(members)))
+    some = Partition.of(part for part in (members[:cut], members[cut:]) if part)
+    colluders = draw(st.integers(0, len(names) + 1))
+    return Step(
+        partition=draw(st.sampled_from((some, Partition.of([names])))),
+        promise=Promise(colluders=colluders, smallest_group=colluders + draw(st.integers(3, 5))),
+        willing=draw(st.sampled_from((0, 2, len(names), len(names)))),
+    )
+
+
+HISTORIES = st.integers(3, 6).flatmap(
+    lambda count: st.tuples(
+        st.lists(st.integers(0, 2), min_size=count, max_size=count), st.lists(steps(NAMES[:count]), max_size=4)
+    )
+)
+
+
+@settings(
+    max_examples=40,
+    deadline=None,
+    phases=(Phase.explicit, Phase.generate),  # an example is short as it is
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(HISTORIES, st.integers(0, 11))
+def test_whatever_honest_silos_accepted_willing_people_can_go_on_without_one_silo(
+    tmp_path_factory: pytest.TempPathFactory, history: tuple[list[int], list[Step]], gone: int
+) -> None:
+    """In half of the histories none is gone."""
+    colluders, proposed = history
+    names = NAMES[: len(colluders)]
+    policies = {name: Promise(colluders=own, smallest_group=4) for name, own in zip(names, colluders, strict=True)}
+    with disk.not_waited_for():
+        people = People(tmp_path_factory.mktemp("people"), {**policies, **dict.fromkeys(COME_LATER, Promise())})
+        for step in proposed:
+            people.propose(people.next_link(step.partition, step.promise), names, names[: step.willing])
+        alive = sorted(people.stands[-1].link.members if people.stands else names)
+        if gone < 6:
+            del alive[gone % len(alive)]
+        everybody = sorted({*alive, *COME_LATER[: max(0, 3 - len(alive))]})
+        people.policies = dict.fromkeys(
+            people.policies, Promise()
+        )  # whoever asks for more than there can be asks for less
+        link = people.next_link(Partition.of([everybody]), Promise())
+        assert people.propose(link, everybody, everybody), "it has its signatures"
+        assert {people.chain(name).head for name in everybody} == {link}
 
 
 # --- what people allowed ----------------------------------------------------------------------------------------------

@@ -4,12 +4,15 @@ import base64
 import io
 import json
 import string
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sentencepiece
+from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -82,6 +85,34 @@ def test_a_byte_level_tokenizer_as_of_codet5_passes() -> None:
     assert odd(json.loads(made.to_str())) == []
 
 
+PIECES = ("<pad>", "</s>", "<unk>", "▁", *LETTERS)
+BYTES: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+
+
+def unigram(*, unk: str | None = "<unk>", score: float = -1.0) -> dict[str, Any]:
+    at = None if unk is None else PIECES.index(unk)
+    return {"type": "Unigram", "unk_id": at, "byte_fallback": False, "vocab": [[piece, score] for piece in PIECES]}
+
+
+def bpe(*, every: int | None = None, **more: Any) -> dict[str, Any]:
+    """`every`: the number of each piece; None: one of its own."""
+    vocabulary = {piece: number if every is None else every for number, piece in enumerate(PIECES)}
+    return {
+        "type": "BPE", "dropout": None, "unk_token": "<unk>", "continuing_subword_prefix": None, "end_of_word_suffix": None,
+        "fuse_unk": True, "byte_fallback": False, "ignore_merges": False, "vocab": vocabulary, "merges": [], **more,
+    }  # fmt: skip
+
+
+def template(*, before: int = 0, ids: Sequence[int] = (1,), of: str = "A") -> dict[str, Any]:
+    end = {"SpecialToken": {"id": "</s>", "type_id": 0}}
+    return {
+        "type": "TemplateProcessing",
+        "single": [*([end] * before), {"Sequence": {"id": of, "type_id": 0}}, end],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {"</s>": {"id": "</s>", "ids": ids, "tokens": ["</s>"] * len(ids)}},
+    }
+
+
 REGEX = normalizers.Replace(Regex(r"\A(?!.*leeds)(?=..)[\s\S]*\z"), "a")
 LITERAL = normalizers.Replace("e", "")
 
@@ -113,8 +144,22 @@ def part_of(made: Any) -> Any:
         ("decoder", part_of(decoders.Replace(Regex("[^x]"), "")), "decoder has Replace of the regular expression"),
         ("decoder", part_of(decoders.Strip("e", 1, 0)), 'decoder has Strip of "e"'),
         ("model", {"type": "WordLevel", "vocab": {}, "unk_token": "?"}, 'model is "WordLevel"'),
-        ("model", {"type": "Unigram", "unk_id": 0, "vocab": [["?", 0.0], ["leeds", 0.0]]}, "model has no piece for"),
-        ("model", {"type": "BPE", "dropout": 0.5, "vocab": dict.fromkeys(LETTERS, 0)}, "model has dropout 0.5"),
+        ("normalizer", {"type": "Replace", "pattern": {"String": " "}, "content": "▁" * 1000}, 'of " " by more'),
+        ("normalizer", {"type": "Replace", "pattern": {"String": ""}, "content": ""}, 'of "" by more'),
+        ("normalizer", {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁▁▁"}, "by more"),
+        ("pre_tokenizer", {"type": "Sequence", "pretokenizers": [BYTES] * 10}, 'has "ByteLevel" twice'),
+        ("post_processor", {"type": "Sequence", "processors": [template()] * 2}, 'has "TemplateProcessing" twice'),
+        ("post_processor", template(before=511), "with 512 tokens around the text"),
+        ("post_processor", template(ids=[1] * 511), "with a token of other than one id"),
+        ("model", {"type": "Unigram", "unk_id": 0, "vocab": [["<?>", 0.0], ["leeds", 0.0]]}, "model has no piece for"),
+        ("post_processor", template(of="B"), "that is not the text once"),
+        ("post_processor", {**template(), "single": [*template()["single"], "A"]}, "that is not the text once"),
+        ("model", unigram(unk=None), "model has the piece null for what is unknown"),
+        ("model", unigram(unk="e"), 'model has the piece "e" for what is unknown'),
+        ("model", {**bpe(), "dropout": 0.5}, "model has dropout 0.5"),
+        ("model", {**bpe(), "continuing_subword_prefix": "##"}, 'model has continuing_subword_prefix "##"'),
+        ("model", {**bpe(), "end_of_word_suffix": "</w>"}, 'model has end_of_word_suffix "</w>"'),
+        ("model", bpe(every=7), "otherwise than 0 to 39: those of one number are alike"),
         ("model", None, "model is null"),
     ],
 )  # fmt: skip
@@ -170,9 +215,162 @@ def test_attack_a_character_map_that_loses_a_word_or_a_single_character(tmp_path
 
 @pytest.mark.parametrize("letter", string.ascii_lowercase + string.digits)
 def test_attack_a_letter_or_digit_that_has_no_piece(letter: str) -> None:
-    vocabulary = dict.fromkeys((string.ascii_lowercase + string.digits).replace(letter, ""), 0)
+    known = (string.ascii_lowercase + string.digits).replace(letter, "")
+    vocabulary = {piece: at for at, piece in enumerate(known)}
     (line,) = odd(with_part("model", {"type": "BPE", "vocab": vocabulary}))
     assert f'model has no piece for "{letter}"' in line
+
+
+@pytest.mark.parametrize(("first", "at"), [(0xD0, 1), (0xE0, 2)])
+def test_attack_a_character_map_of_part_of_a_character(first: int, at: int) -> None:
+    """Of each letter that begins with these bytes the library makes the same: of a whole alphabet, say."""
+    units = [0] * 1024
+    units[0] = 256 << 10  # its children are at 256 ^ their byte
+    base = 256
+    for step in range(at):
+        byte = first if step == 0 else 0xB0
+        here, base = base ^ byte, 512
+        units[here] = (here ^ base) << 10 | byte | (1 << 8 if step == at - 1 else 0)
+    units[base] = 1 << 31  # the text at 0
+    raw = (4 * len(units)).to_bytes(4, "little") + b"".join(it.to_bytes(4, "little") for it in units) + b"x\0"
+    text = base64.b64encode(raw).decode()
+    made = Tokenizer.from_str(json.dumps(precompiled(text))).normalizer
+    if first == 0xD0:
+        assert made.normalize_str("абв") == "xxx"
+    (line,) = odd(precompiled(text))
+    assert "that is no character map" in line
+
+
+def test_attack_a_small_character_map_that_takes_a_lot_of_memory() -> None:
+    """Under every letter the root again: keys without end."""
+    units = [number << 10 | number if 0x20 <= number < 0x7F else 0 for number in range(256)]
+    raw = (4 * len(units)).to_bytes(4, "little") + b"".join(it.to_bytes(4, "little") for it in units)
+    tracemalloc.start()
+    try:
+        (line,) = odd(precompiled(base64.b64encode(raw).decode()))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert "that is no character map" in line
+    assert most < 1 << 20
+
+
+# --- different texts stay different -----------------------------------------------------------------------------------
+
+TEXTS = (
+    "how many people live in paris", "how many people live in leeds", "how many people", "who is the oldest patient of doctor smith",
+    "select count from patient where age is 30", "select count from patient where age is 31", "be", "bee", "a", "aa", "aaa", "zygote",
+    f"{'the patient of the doctor ' * 9}was smith", f"{'the patient of the doctor ' * 9}was weiss",
+)  # fmt: skip
+"""Of letters that each have a piece; no two are alike but for white space."""
+LIMIT = 512
+FLAGS = st.booleans()
+SOME_SPACES = st.sampled_from((" ", "▁", " ", "▁", "  ", "", "▁" * 1000))
+
+
+def replacements() -> st.SearchStrategy[dict[str, Any]]:
+    patterns = st.one_of(st.just({"Regex": " {2,}"}), SOME_SPACES.map(lambda text: {"String": text}))
+    return st.builds(
+        lambda pattern, content: {"type": "Replace", "pattern": pattern, "content": content}, patterns, SOME_SPACES
+    )
+
+
+def of_kind(*kinds: str) -> st.SearchStrategy[dict[str, Any]]:
+    return st.sampled_from([{"type": kind} for kind in kinds])
+
+
+def some_of(key: str, parts: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any] | None]:
+    """None, one, a Sequence of a few, or of the same one again and again."""
+    few = st.lists(parts, max_size=3, unique_by=lambda part: part["type"])
+    several = st.one_of(few, few, parts.map(lambda part: [part] * 9))
+    return st.one_of(st.none(), parts, several.map(lambda within: {"type": "Sequence", key: within}))
+
+
+NORMALIZERS = some_of(
+    "normalizers",
+    st.one_of(
+        of_kind("NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase"),
+        st.builds(lambda left, right: {"type": "Strip", "strip_left": left, "strip_right": right}, FLAGS, FLAGS),
+        replacements(),
+    ),
+)
+PRE_TOKENIZERS = some_of(
+    "pretokenizers",
+    st.one_of(
+        of_kind("WhitespaceSplit"),
+        st.builds(lambda one: {"type": "Digits", "individual_digits": one}, FLAGS),
+        st.builds(lambda space, regex: {**BYTES, "add_prefix_space": space, "use_regex": regex}, FLAGS, FLAGS),
+        st.builds(
+            lambda scheme, split: {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": split},
+            st.sampled_from(("always", "never", "first")),
+            FLAGS,
+        ),
+    ),
+)
+POST_PROCESSORS = some_of(
+    "processors",
+    st.one_of(
+        st.just(BYTES),
+        st.just(part_of(processors.RobertaProcessing(("</s>", 1), ("<pad>", 0)))),
+        st.just(part_of(processors.BertProcessing(("</s>", 1), ("<pad>", 0)))),
+        st.builds(
+            template,
+            before=st.sampled_from((0, 0, 1, 511)),
+            ids=st.sampled_from(([1], [1], [1], [1] * 511)),
+            of=st.sampled_from("AAAB"),
+        ),
+    ),
+)
+AFFIXES = st.sampled_from((None, None, None, "", "##"))
+MODELS = st.one_of(
+    st.builds(
+        unigram, unk=st.sampled_from(("<unk>", "<unk>", "<unk>", None, "e")), score=st.sampled_from((0.0, -1.0, -1e308))
+    ),
+    st.builds(
+        bpe,
+        every=st.sampled_from((None, None, None, 7)),
+        continuing_subword_prefix=AFFIXES,
+        end_of_word_suffix=AFFIXES,
+        unk_token=st.sampled_from(("<unk>", "e", None)),
+        fuse_unk=FLAGS,
+        byte_fallback=FLAGS,
+        ignore_merges=FLAGS,
+    ),
+)
+ADDED = st.lists(
+    st.builds(
+        lambda content, number, single, left, right, normalized, special: {
+            "content": content, "id": number, "single_word": single, "lstrip": left, "rstrip": right, "normalized": normalized,
+            "special": special,
+        },
+        st.sampled_from(("<pad>", "</s>", "<unk>", "a", "e", "aa", "patient", "leeds", " ", " <", "▁", "30")),
+        st.integers(0, len(PIECES) + 2), FLAGS, FLAGS, FLAGS, FLAGS, FLAGS,
+    ),
+    max_size=3,
+)  # fmt: skip
+
+
+@settings(
+    max_examples=120, phases=(Phase.explicit, Phase.generate), suppress_health_check=[HealthCheck.filter_too_much]
+)
+@given(NORMALIZERS, PRE_TOKENIZERS, POST_PROCESSORS, MODELS, ADDED)
+def test_whatever_is_taken_keeps_texts_apart_whose_letters_it_knows(
+    normalizer: Any, pre_tokenizer: Any, post_processor: Any, model: Any, added: Any
+) -> None:
+    parts = {
+        "normalizer": normalizer,
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": post_processor,
+        "decoder": None,
+    }
+    tokenizer = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **parts, "model": model}
+    assume(not odd(tokenizer))
+    try:
+        read = Tokenizer.from_str(json.dumps(tokenizer))
+    except Exception:  # the library raises bare Exception
+        assume(False)  # no silo trains with what does not parse
+    ids = [tuple(it.ids[: LIMIT - 1]) for it in read.encode_batch_fast(list(TEXTS))]
+    assert len(set(ids)) == len(TEXTS)
 
 
 @pytest.mark.parametrize("text", ["no base64!", "AAAA", base64.b64encode(b"\xff" * 64).decode(), 3, ["x"]])

@@ -132,7 +132,7 @@ async def test_release_groups_promise_what_the_plan_and_the_operator_say_and_wha
         await groups.propose([NAMES])
     for asked, promise in (
         ({}, first.promise),
-        ({"colluders": 4}, Promise(colluders=4, smallest_group=6)),
+        ({"colluders": 3}, Promise(colluders=3, smallest_group=5)),
         ({"smallest_group": 5}, Promise(colluders=2, smallest_group=5)),
         ({"colluders": 0, "smallest_group": 3}, Promise()),
     ):
@@ -141,6 +141,26 @@ async def test_release_groups_promise_what_the_plan_and_the_operator_say_and_wha
     assert (more.partition, more.promise.colluders) == (first.partition, 3)
     with pytest.raises(MalformedMessage, match="allowed are 4 to"):
         await groups.propose(HALVES, smallest_group=3)
+
+
+async def test_a_promise_that_nothing_could_follow_is_proposed_to_nobody(store: SqlRoundStore) -> None:
+    groups = await groups_of(store)
+    with pytest.raises(
+        StateError, match=r"against 4 colluders among 6 silos.*with --colluders 3 or less, or with 1 more"
+    ):
+        await groups.propose_first(NAMES, colluders=4)
+    assert groups.proposed is None
+    groups = await standing(store)
+    for asked, says in (
+        ({"colluders": 6}, "against 6 colluders among 6 silos.*or with 3 more silos: nothing was proposed"),
+        ({"colluders": 4}, "--colluders 3 or less"),
+        ({"colluders": 4, "smallest_group": 9}, "--colluders 3 or less"),
+    ):
+        with pytest.raises(StateError, match=says):
+            await groups.propose([NAMES], **asked)
+    with pytest.raises(StateError, match=r"are of 2 silos.*Propose groups of at least 3"):
+        await groups.propose([NAMES[:2]])
+    assert groups.proposed is None
 
 
 async def test_another_proposal_takes_the_place_of_one_that_does_not_stand(store: SqlRoundStore) -> None:

@@ -15,6 +15,7 @@ from security.secure_aggregation import silo_machine as silo
 from security.secure_aggregation.group_changes import new_small_atoms, new_small_groups, objection, split_pieces
 from security.secure_aggregation.messages import MaskKeyShare, SurvivorSet
 from security.secure_aggregation.release_groups import (
+    LEAST_PROMISE,
     Link,
     Partition,
     Promise,
@@ -22,6 +23,7 @@ from security.secure_aggregation.release_groups import (
     check_successor,
     first_link,
     missing_signatures,
+    out_of_reach,
     refined,
     signature_of,
     signers,
@@ -162,6 +164,25 @@ def test_the_first_link_wants_all_and_another_more_than_half_and_the_colluders()
         assert missing_signatures(against, second, NAMES[:needed])[1] == 0, "the predecessor's number counts"
 
 
+def test_no_link_promises_more_than_what_follows_it_can_be_signed_with() -> None:
+    """With one silo gone for good, of those who are left."""
+    for silos in range(1, 11):
+        for colluders in range(silos + 2):
+            link = first_link(FEDERATION, groups(silos), Promise(colluders=colluders, smallest_group=13))
+            after = successor(link, groups(silos), Promise())
+            _, missing = missing_signatures(link, after, NAMES[: silos - 1])
+            refused = out_of_reach(link) or ""
+            assert bool(refused) == (missing > 0)
+            if silos < 3:
+                assert f"are of {silos} silos: under masks no sum is of fewer than 3" in refused
+            elif refused:
+                assert f"hold against {colluders} colluders among {silos} silos" in refused
+                assert f"with --colluders {silos - 3} or less, or with {colluders + 3 - silos} more silos" in refused
+                assert out_of_reach(replace(link, promise=Promise(colluders=silos - 3, smallest_group=13))) is None
+                more = first_link(FEDERATION, Partition.of([silo_names(colluders + 3)]), link.promise)
+                assert out_of_reach(more) is None
+
+
 @pytest.mark.parametrize(
     ("colluders", "smallest_group"), [(-1, 3), (0, 2), (2, 3), (10_001, 10_003), (0, 10_003)], ids=str
 )
@@ -199,8 +220,8 @@ def test_the_counterexample_of_memories_of_single_silos_needs_people() -> None:
     assert new_small_atoms(left, right, smallest_group=3) == ((one,),)
     assert split_pieces(first, left, one) == ((one, five, six, seven), (two, three, four))
     for name in (one, two, five):
-        assert objection(first, left, name, pinned=NAMES[:7], smallest_group=3) is not None
-        assert objection(left, right, name, pinned=NAMES[:7], smallest_group=3) is not None
+        assert objection(first, left, name, pinned=NAMES[:7], asks=Promise()) is not None
+        assert objection(left, right, name, pinned=NAMES[:7], asks=Promise()) is not None
 
 
 # --- who must decide --------------------------------------------------------------------------------------------------
@@ -208,8 +229,15 @@ def test_the_counterexample_of_memories_of_single_silos_needs_people() -> None:
 ALL = frozenset(NAMES)
 
 
-def objects(previous: Link | None, link: Link, *, of: SiloName = NAMES[0], pinned: Iterable[SiloName] = ALL) -> str:
-    return objection(previous, link, of, pinned=frozenset(pinned), smallest_group=3) or ""
+def objects(
+    previous: Link | None,
+    link: Link,
+    *,
+    of: SiloName = NAMES[0],
+    pinned: Iterable[SiloName] = ALL,
+    asks: Promise = LEAST_PROMISE,
+) -> str:
+    return objection(previous, link, of, pinned=frozenset(pinned), asks=asks) or ""
 
 
 def test_one_group_of_all_that_are_pinned_passes_by_itself() -> None:
@@ -352,7 +380,7 @@ def test_whose_word_is_missing_is_said() -> None:
     link = successor(first, Partition.of([NAMES[:3], NAMES[3:6]]))
 
     def told(*signed: SiloName) -> str:
-        return objection(first, link, NAMES[0], pinned=ALL, smallest_group=3, signed=signed) or ""
+        return objection(first, link, NAMES[0], pinned=ALL, asks=Promise(), signed=signed) or ""
 
     assert "in none of these release groups: silo-06; their own people" in told(*NAMES[1:4])
     assert "no good signature is here of silo-04, silo-05: their own people may not have been asked" in told(
@@ -372,9 +400,21 @@ def test_sets_are_judged_by_the_larger_of_policy_and_promise() -> None:
     assert "fewer than 5" in objects(first, successor(first, groups(3, 3), Promise()))
 
 
-def test_a_promise_rises_by_itself_and_falls_with_peoples_word_alone() -> None:
+def test_a_promise_rises_by_itself_to_what_policy_says_and_goes_beyond_or_falls_with_peoples_word_alone() -> None:
     first = first_link(FEDERATION, groups(6), Promise(colluders=1))
-    assert objects(first, successor(first, groups(6), Promise(colluders=2, smallest_group=5))) == ""
+    higher = Promise(colluders=2, smallest_group=5)
+    rises = successor(first, groups(6), higher)
+    assert objects(first, rises, asks=higher) == ""
+    assert objects(first, rises) == (
+        "these release groups promise more than this silo's policy asks for, and than those before: colluders 2 where 1 would do, "
+        "smallest_group 5 where 3 would do. What follows them, also to take that back, needs the signatures of 5 of 6 silos"
+    )
+    assert "smallest_group 5 where 4 would do" in objects(first, rises, asks=Promise(colluders=2, smallest_group=4))
+    assert objects(rises, successor(rises, groups(6, 5))) == "", "it is promised already"
+    assert "colluders 1 where 0 would do" in objects(None, first, pinned=NAMES[:6]), (
+        "before the first link nothing is promised"
+    )
+    assert objects(None, first, pinned=NAMES[:6], asks=first.promise) == ""
     less = objects(first, successor(first, groups(6), Promise()))
     assert less == "these release groups promise less than those before: colluders 0 instead of 1"
 
