@@ -291,7 +291,9 @@ ADDED = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=120, phases=(Phase.explicit, Phase.generate), suppress_health_check=[HealthCheck.filter_too_much])
+@settings(
+    max_examples=120, phases=(Phase.explicit, Phase.generate), suppress_health_check=[HealthCheck.filter_too_much]
+)
 @given(NORMALIZERS, PRE_TOKENIZERS, POST_PROCESSORS, MODELS, ADDED)
 def test_whatever_is_taken_keeps_texts_apart_whose_letters_it_knows(
     normalizer: Any, pre_tokenizer: Any, post_processor: Any, model: Any, added: Any

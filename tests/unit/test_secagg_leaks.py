@@ -120,7 +120,7 @@ def test_the_search_finds_the_counterexample_of_memories_of_single_silos(
 
         def _objection(self, content: Any, head: Any, link: Any) -> str | None:
             small = [] if head is None else release_groups.refined(head.atoms, link.partition)
-            return "too fine" if any(len(atom) < self._smallest_group for atom in small) else None
+            return "too fine" if any(len(atom) < self._asks.smallest_group for atom in small) else None
 
     monkeypatch.setattr("tests.support.leak_search.GroupChain", OwnMemory)
     assert found(tmp_path, SHAPES[0], "memories of single silos", World.play_apart)
@@ -144,7 +144,7 @@ class OwnNumbers(group_chain.GroupChain):
             previous = replace(previous, promise=self._asks)
         super()._check_signed(previous, signed)
 
-    def _too_little(self, head: Any, link: Any) -> None:
+    def _refused(self, head: Any, link: Any) -> None:
         """What the link says is nothing to it."""
 
 
