@@ -144,7 +144,7 @@ class OwnNumbers(group_chain.GroupChain):
             previous = replace(previous, promise=self._asks)
         super()._check_signed(previous, signed)
 
-    def _too_little(self, head: Any, link: Any) -> None:
+    def _refused(self, head: Any, link: Any) -> None:
         """What the link says is nothing to it."""
 
 
