@@ -43,7 +43,7 @@ from security.secure_aggregation.pair_secret import PairCopy
 from security.secure_aggregation.parameters import Parameters, Terms
 from security.secure_aggregation.roster import Roster
 from security.secure_aggregation.secret import Secret
-from security.secure_aggregation.silo_memory import MAX_ANNOUNCED, PlanMemory, Seen, SiloMemory
+from security.secure_aggregation.silo_memory import MAX_ANNOUNCED, MAX_PLANS, PlanMemory, Seen, SiloMemory
 from security.secure_aggregation.transcript import check_bytes
 from security.secure_aggregation.verdicts import Verdict
 from silo_wire.canonical import DIGEST_BYTES, digest_from_wire, digest_of, digest_to_wire
@@ -65,8 +65,6 @@ from silo_wire.v1 import secure_aggregation_pb2 as pb
 
 MAX_COHORT = 200
 """A delivery grows with the square of the cohort: for 200 silos it has 4.3 MB, and transport.MAX_MESSAGE_BYTES is 5 MiB."""
-MAX_PLANS = 100_000
-"""Of which a silo remembers how far it came."""
 
 _MAX_NAME_CHARACTERS = 63
 _PHASES = frozenset(state.phase for state in coordinator_machine.STATES)

@@ -30,6 +30,8 @@ MASKING_MEMORY: Final = "masking_memory"
 """The rule by which a silo whose memory is not whole takes no masked round."""
 MAX_ANNOUNCED: Final = 1000
 """Of its own advertisements a silo remembers so many, the newest. The others know of one that was in a roster with theirs."""
+MAX_PLANS: Final = 100_000
+"""Of which a silo remembers how far it came."""
 Seen = tuple[tuple[SiloName, bytes], ...]
 """Digests of advertisements, by the names of their silos, ascending."""
 COORDINATOR: Final = "the coordinator"

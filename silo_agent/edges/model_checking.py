@@ -99,6 +99,6 @@ def _keys(
     folder: SiloFolder, credentials: SiloCredentials, peers: Iterable[PinnedPeer]
 ) -> Mapping[SiloName, Sequence[Ed25519PublicKey]]:
     """As CheckParty has them."""
-    before = [public_key_from_bytes(it.key) for it in reversed(predecessors(folder))]
+    before = [public_key_from_bytes(it.key) for it in reversed(predecessors(folder, credentials))]
     own = {credentials.silo: (credentials.identity_key.public_key(), *before)}
     return {**own, **{it.silo: (it.key, *it.predecessors) for it in peers}}
