@@ -676,6 +676,8 @@ def memory_to_bytes(memory: SiloMemory, *, lineages: int = 0) -> bytes:
             sequence=memory.sequence,
             announced=memory.announced,
             seen=_seen_to_wire(memory.seen),
+            acknowledged=_seen_to_wire(memory.acknowledged),
+            dealt=_seen_to_wire(memory.dealt),
             lineages=lineages,
         )
     )
@@ -704,7 +706,8 @@ def memory_from_bytes(data: bytes) -> SiloMemory:
     if message.sequence >= MAX_NUMBER:
         raise MalformedMessage(f"memory has sequence number {message.sequence}: allowed are 0 to {MAX_NUMBER - 1}")
     _bounded("advertisements of a memory", message.announced, MAX_ANNOUNCED)
-    for digest in (*message.announced, *(item.advertisement for item in message.seen)):
+    others = (*message.seen, *message.acknowledged, *message.dealt)
+    for digest in (*message.announced, *(item.advertisement for item in others)):
         check_bytes("memory", DIGEST_BYTES, advertisement=digest)
     return SiloMemory(
         tuple(
@@ -719,6 +722,8 @@ def memory_from_bytes(data: bytes) -> SiloMemory:
         message.sequence,
         tuple(message.announced),
         _seen_from_wire(message.seen),
+        _seen_from_wire(message.acknowledged),
+        _seen_from_wire(message.dealt),
     )
 
 
