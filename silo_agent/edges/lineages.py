@@ -32,6 +32,9 @@ from silo_wire.canonical import Digest
 from silo_wire.plan import DigestText, PlanBundle
 from silo_wire.strict_toml import NameText, Section
 
+MORE_MODELS = 8
+"""Of one plan, beside the one that it begins from and one after each round: what orders that end a plan may name."""
+NumberText = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 _SPENT = (1 << 31) - 1
 """As an attempt's number: no further attempt of that round."""
 
@@ -42,6 +45,7 @@ class _Plan(Section):
     begins: list[DigestText] | None = None  # None: noted by an earlier release, whose layout is that of what is trained
     round: Number = 0  # the last that was joined; 0: none was
     models: list[DigestText] = Field(default_factory=list)
+    handed: dict[NumberText, DigestText] = Field(default_factory=dict)  # the one model after each round, 0: the first
 
 
 class _Groups(Section):
@@ -91,19 +95,37 @@ class Lineages:
             for plan, it in self._record.read().plans.items()
         ]
 
-    def saw(self, bundle: PlanBundle, model: Digest) -> bool:
-        """Note, durably, that `model` is a model of this plan, which has masks; whether that is a change."""
+    def saw(self, bundle: PlanBundle, model: Digest, number: int | None = None) -> bool:
+        """Note, durably, that `model` is a model of this plan, which has masks; whether that is a change.
+
+        `number`: it is the one after that round, 0 before the first; None: whichever. Raises PolicyRefusal where another one was, and
+        for more models than the plan can have.
+        """
         plan = bundle.plan
 
         def edit(content: _Lineages) -> _Lineages:
             known = content.plans.get(plan.digest, _Plan())
             models = known.models if model in known.models else [*known.models, model]
+            if len(models) > max(len(known.models), plan.schedule.rounds + 1 + MORE_MODELS):
+                raise PolicyRefusal(
+                    "one_model",
+                    f"{model} would be model {len(models)} of plan {plan.name}, which has {plan.schedule.rounds} rounds: ask the operator, "
+                    "whose coordinator hands out more than there can be",
+                )
+            handed = known.handed if number is None else {str(number): model, **known.handed}
+            if number is not None and handed[str(number)] != model:
+                raise PolicyRefusal(
+                    "one_model",
+                    f"{model} is handed out as plan {plan.name}'s after round {number}, where this silo had {handed[str(number)]} before: "
+                    "have the operator hand out that one, or offer a new plan",
+                )
             noted = known.model_copy(
                 update={
                     "name": plan.name,
                     "layout": bundle.whole_layout.digest,
                     "begins": sorted(beginnings(plan)),
                     "models": models,
+                    "handed": handed,
                 }
             )
             return content.model_copy(update={"plans": {**content.plans, plan.digest: noted}})
@@ -232,7 +254,11 @@ class Lineages:
             whole = whole.with_announced(*map(bytes.fromhex, content.forgotten))
             after = whole, max(known, content.changes) + 1
             noted = {"changes": after[1], "groups": _groups(groups), "pins": pins}
-            return _marked(content, whole).model_copy(update=noted)
+            marked = _marked(content, whole)
+            plans = {plan: it.model_copy(update={"handed": {}}) for plan, it in marked.plans.items()}
+            return marked.model_copy(
+                update={**noted, "plans": plans}
+            )  # of rounds that come now, of which nothing left yet
 
         self._left.change(edit, whoever_wrote_it=True)
         assert after is not None, "edit was run"

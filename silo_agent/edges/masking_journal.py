@@ -90,9 +90,9 @@ class MaskingJournal:
             self._write(memory, known)
             self._lineages.mark(memory)
 
-    def saw(self, bundle: PlanBundle, model: Digest) -> None:
-        """Raises as `memory` does."""
-        self._note(lambda: self._lineages.saw(bundle, model))
+    def saw(self, bundle: PlanBundle, model: Digest, number: int | None = None) -> None:
+        """Raises as `memory` does, and as `Lineages.saw`."""
+        self._note(lambda: self._lineages.saw(bundle, model, number))
 
     def forgot(self, forgotten: Forgotten) -> None:
         """Raises as `memory` does."""
