@@ -172,7 +172,7 @@ class MaskingJournal:
                 found.append(
                     f"nothing proves what lineages.json says, which counts from then on: last rounds {rounds}, release groups {noted}"
                 )
-            if noted > groups.held:
+            if noted > max(groups.held, 1):  # 1: any will do
                 found.append(
                     f"release groups {groups.held or 'none'} are here and number {noted} is noted: until groups {noted} are offered this "
                     f"silo masks nothing; where people know that there never were such, `{RESET}` takes {AS_HELD}"
@@ -192,7 +192,7 @@ class MaskingJournal:
     def groups_short(self) -> bool:
         """Whether older release groups are here than those whose number is noted, so that none is masked under."""
         left = left_of(self._groups, self._federation, self._seal)
-        return left.held < max(self._lineages.groups().number, left.lost)
+        return max(left.held, 1) < max(self._lineages.groups().number, left.lost)
 
     def _groups_proven(self, known: int) -> bool:
         """Whether this silo wrote release-groups.json, and nothing newer. `known` is what masking/memory knows of lineages.json."""
