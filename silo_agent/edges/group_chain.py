@@ -244,14 +244,16 @@ class GroupChain:
         def edit(content: _Chain) -> _Chain:
             nonlocal link
             held, proposed = self._link(content.held), self._link(content.proposed)
-            before = (NO_LINK if held is None else held.link.digest).hex()
-            if content.signed.get(before) != digest:
+            # Where nothing is held, as after a loss, people alone know that it does not stand.
+            of = set(content.signed) if held is None else {held.link.digest.hex()}
+            taken_back = {before for before in of if content.signed.get(before) == digest}
+            if not taken_back:
                 raise StateError(
                     f"release groups {digest} are not proposed, or were not signed here: `silo-agent groups show`"
                 )
             if proposed is not None and proposed.link.digest.hex() == digest:
                 link = proposed.link
-            kept = {one: after for one, after in content.signed.items() if one != before}
+            kept = {before: after for before, after in content.signed.items() if before not in taken_back}
             approved = {one: when for one, when in content.approved.items() if one != digest}
             return content.model_copy(update={"signed": kept, "approved": approved})
 
@@ -428,19 +430,22 @@ def changes_of(path: Path, seal: Seal) -> int:
 class Left:
     """What is left of release-groups.json, for people who decide about it.
 
-    `held` and `lost` are numbers of links, 0 where there is none; `approvals`, whether people's word or a proposal stands in it.
+    `held` and `lost` are numbers of links, 0 where there is none; `approvals`, whether people's word or a proposal stands in it;
+    `ours`, whether this silo wrote it.
     """
 
     held: int
     lost: int
     approvals: bool
+    ours: bool
 
 
 def left_of(path: Path, federation: FederationName, seal: Seal) -> Left:
     """Whoever wrote it. Raises ConfigurationError, StorageError."""
     content = _taken_over(path, federation, seal).read(whoever_wrote_it=True)
     said = (content.approved, content.approved_atoms, content.approved_groups, content.proposed)
-    return Left(held=_number(content), lost=content.lost, approvals=any(said))
+    ours = _is_ours(path, seal)
+    return Left(held=_number(content) if ours else 0, lost=content.lost, approvals=any(said), ours=ours)
 
 
 def take_over(
@@ -455,15 +460,19 @@ def take_over(
     """By word of people what is there counts from now on, whoever wrote it. Raises ConfigurationError, StorageError.
 
     Unless it is `proven` that this silo wrote the file, and last, what it says of people's approvals and of proposed links is
-    dropped. Where links that are `known` of were lost, none before them is held, no key is taken on first use, and the successor
+    dropped; where somebody else wrote it, the link that is held, too: its signatures are checked when it is offered again. Where links that are `known` of were lost, none before them is held, no key is taken on first use, and the successor
     that was signed last stays the only one. `as_held`: people say that no link was lost, whatever number is noted.
     """
     note = known
+    ours = _is_ours(path, seal)
 
     def edit(content: _Chain) -> _Chain:
         nonlocal note
+        number = max(known.number, int(bool(content.held)))
+        if not ours:
+            content = content.model_copy(update={"held": ""})
         held = _number(content)
-        lost = known.number if held < known.number else content.lost
+        lost = number if held < number else content.lost
         if as_held:
             lost = min(lost, max(held, 1))  # 1: first use stays over
         after = content.model_copy(
@@ -484,6 +493,15 @@ def take_over(
     if known != GroupsNote() or is_there(path):
         _taken_over(path, federation, seal).change(edit, whoever_wrote_it=True)
     return note
+
+
+def _is_ours(path: Path, seal: Seal) -> bool:
+    """Whether this silo wrote it, or nobody did."""
+    try:
+        changes_of(path, seal)
+    except ConfigurationError:
+        return False
+    return True
 
 
 def _taken_over(path: Path, federation: FederationName, seal: Seal) -> PrivateRecord[_Chain]:

@@ -255,10 +255,9 @@ class Lineages:
             after = whole, max(known, content.changes) + 1
             noted = {"changes": after[1], "groups": _groups(groups), "pins": pins}
             marked = _marked(content, whole)
-            plans = {plan: it.model_copy(update={"handed": {}}) for plan, it in marked.plans.items()}
-            return marked.model_copy(
-                update={**noted, "plans": plans}
-            )  # of rounds that come now, of which nothing left yet
+            # What comes now is rounds that nothing left of yet: whichever model they begin with is the one.
+            kept = {name: it.model_copy(update={"handed": {}}) for name, it in marked.plans.items()}
+            return marked.model_copy(update={**noted, "plans": kept})
 
         self._left.change(edit, whoever_wrote_it=True)
         assert after is not None, "edit was run"

@@ -177,7 +177,12 @@ class MaskingJournal:
                     f"release groups {groups.held or 'none'} are here and number {noted} is noted: until groups {noted} are offered this "
                     f"silo masks nothing; where people know that there never were such, `{RESET}` takes {AS_HELD}"
                 )
-            if groups.approvals and not self._groups_proven(known):
+            if not groups.ours:
+                found.append(
+                    "nothing proves what release-groups.json says, which is dropped: links are taken again when they are offered, with the "
+                    "signatures that they need; approve again what `silo-agent groups show` asks for"
+                )
+            elif groups.approvals and not self._groups_proven(known):
                 found.append(
                     "nothing proves what release-groups.json says of people's approvals, which are dropped: approve again what "
                     "`silo-agent groups show` asks for"

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from silo_agent.edges.release_groups import group_chain
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.edges.trust_store import TrustStore, trust_store
 from silo_agent.policy import PolicyRules, SiloPolicy
-from silo_wire.groups_codec import GroupsOffer
+from silo_wire.groups_codec import GroupsOffer, signed_groups_to_bytes
 from tests.support.federation_peer import TestNet, small_bundle
 from tests.support.secagg_federation import attempt, identity_key, silo_names
 from tests.unit.test_agent_lineages import killed_before
@@ -258,12 +259,12 @@ def test_attack_a_reset_seals_no_approval_that_nobody_gave(tmp_path: Path) -> No
     assert chain(folder).take(offer(proposed=APART)).waits is not None
     forged(folder)
     assert "no seal" in str(journal(folder).problem())
-    (doubt,) = journal(folder).doubts()
-    assert "approvals, which are dropped" in doubt
+    assert any("release-groups.json says, which is dropped" in doubt for doubt in journal(folder).doubts())
     journal(folder).reset()
     assert journal(folder).problem() is None
     assert chain(folder).approved_groups == chain(folder).approved_atoms == frozenset()
-    taken = chain(folder).take(offer(proposed=APART))
+    assert chain(folder).head is None
+    taken = chain(folder).take(offer(ALL, proposed=APART))
     assert taken.to_sign == ()
     assert taken.waits is not None
     assert "of its own" in taken.waits
@@ -287,9 +288,17 @@ def test_what_was_approved_of_held_groups_is_approved_anew_after_a_reset(tmp_pat
         rewritten(folder.release_groups, lambda content: None)
     else:
         rewritten(folder.lineages, lambda content: None)
+    doubts = journal(folder).doubts()
     journal(folder).reset()
-    if how == "put back":
-        assert chain(folder).head in (APART, None)
+    if how == "no seal":
+        assert chain(folder).head is None
+        assert chain(folder).take(offer(ALL, APART)).waits is not None
+        assert chain(folder).approve(APART.digest.hex())[0] == APART
+        chain(folder).take(offer(ALL, APART))
+        assert (chain(folder).head, chain(folder).standing().unapproved) == (APART, ())
+        return
+    assert chain(folder).head == APART
+    assert any("approvals, which are dropped" in doubt for doubt in doubts) or how != "put back"
     assert chain(folder).standing().unapproved == ((OWN,),)
     link, told = chain(folder).approve(APART.digest.hex())
     assert link == APART
@@ -308,11 +317,26 @@ def test_a_signature_is_taken_back_also_where_what_was_signed_is_not_here_any_mo
     rewritten(folder.release_groups, lambda content: None)
     journal(folder).reset()
     with pytest.raises(PolicyRefusal, match="has signed"):
-        chain(folder).take(offer(proposed=two))
+        chain(folder).take(offer(ALL, proposed=two))
     with pytest.raises(StateError, match="not signed here"):
         chain(folder).withdraw(two.digest.hex())
     assert chain(folder).withdraw(one.digest.hex()) is None
-    assert chain(folder).take(offer(proposed=two)).to_sign == (two,)
+    assert chain(folder).take(offer(ALL, proposed=two)).to_sign == (two,)
+
+
+def test_attack_a_link_that_somebody_wrote_is_not_held_after_a_reset(tmp_path: Path) -> None:
+    """Its signatures are looked at when it is offered, and never again."""
+    folder, elsewhere = masked(silo_in(tmp_path / "silo")), silo_in(tmp_path / "elsewhere")
+    forged = first_link(CREDENTIALS.federation, Partition.of([NAMES[:4]]))
+    content = json.loads(unsealed(folder.release_groups.read_bytes()))
+    content["held"] = b64encode(signed_groups_to_bytes(SignedLink(link=forged))).decode()
+    write_private(folder.release_groups, json.dumps(content).encode())
+    journal(folder).reset()
+    assert chain(folder).head is None
+    assert not chain(folder).is_new
+    chain(folder).take(offer(ALL))
+    assert chain(folder).head == ALL
+    assert chain(elsewhere).is_new
 
 
 # --- numbers that nothing proves ---------------------------------------------------------------------------------------
@@ -392,10 +416,10 @@ def goes_on(folder: SiloFolder) -> None:
         memory = journal(folder).reset()
         assert journal(folder).problem() is None
         assert journal(folder).memory() == memory
-    pins(folder).add(OTHERS[0], identity_key(OTHERS[0]).public_key())
-    pins(folder).peers()
     chain(folder).standing()
     journal(folder).reset(groups_as_held=True)
+    for peer in pins(folder).peers():
+        pins(folder).remove(peer.silo)  # people compare each
     for name in OTHERS:
         pins(folder).add(name, identity_key(name).public_key())
     chain(folder).take(offer(ALL))
