@@ -22,6 +22,7 @@ from security.secure_aggregation.roster import Roster
 from silo_agent.edges.audit_report import report_of
 from silo_agent.edges.masking_journal import masking_journal
 from silo_agent.edges.plan_approvals import Comparison, PlanApprovals
+from silo_agent.edges.trust_store import trust_store
 from silo_agent.policy import PolicyRules
 from silo_agent.service.told import FAILED
 from silo_agent.task.update import TrainingDiverged
@@ -228,9 +229,12 @@ async def test_goes_on_with_a_silo_whose_disk_went_back_as_a_whole(tmp_path: Pat
         if how == "put back":
             victim.restore(snapshot)
         else:
+            pins = trust_store(victim.folder, victim.credentials).identities()
             shutil.rmtree(victim.folder.masking)
-            victim.folder.lineages.unlink()
-            victim.folder.release_groups.unlink()
+            for file in (victim.folder.lineages, victim.folder.release_groups, victim.folder.peers):
+                file.unlink()
+            for peer, key in pins.items():
+                trust_store(victim.folder, victim.credentials).add(peer, key)
             others = [at.silos[silo].credentials for silo in SILOS if silo != BANK]
             hold_groups([(victim.folder, victim.credentials)], [SILOS], others=others)  # which it took again
         await victim.start()
