@@ -171,7 +171,7 @@ def start(
     """Run the agent until SIGTERM or Ctrl-C. SIGHUP makes it read `pause` and `resume` again."""
     from security.private_memory import keep_memory_private
     from security.process_lock import ProcessLock
-    from silo_agent.edges.identity_succession import require_settled
+    from silo_agent.edges.key_store import require_settled
     from silo_agent.edges.logs import configure_logs
     from silo_wire.transport import keep_chunks_in_memory
 

@@ -124,6 +124,15 @@ def credentials_of(folder: SiloFolder) -> "SiloCredentials":
     return load_credentials(folder)
 
 
+def settled_credentials_of(folder: SiloFolder) -> "SiloCredentials":
+    """For what is sealed by the identity key. Raises StateError while a rotation of that key is not finished."""
+    from silo_agent.edges.key_store import check_settled
+
+    credentials = credentials_of(folder)
+    check_settled(folder)
+    return credentials
+
+
 def policy_of(folder: SiloFolder, credentials: "SiloCredentials", settings: "Settings") -> "SiloPolicy":
     """The silo's rules, with the approvals that its people gave by command."""
     from silo_agent.edges.silo_record import record_of

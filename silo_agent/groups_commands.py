@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from silo_agent.command_line import Config, Dir, Json, chosen, credentials_of, policy_of, tell_agent
+from silo_agent.command_line import Config, Dir, Json, chosen, policy_of, settled_credentials_of, tell_agent
 from silo_agent.edges.silo_folder import SiloFolder, silo_folder
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def show(config: Config = None, directory: Dir = None, as_json: Json = False) ->
             "held": _facts(standing.held),
             "proposed": _facts(standing.proposed),
             "waits_for_people": standing.objection,
+            "held_unapproved": [list(one) for one in standing.unapproved],
         }
         print(json.dumps(facts, indent=1))
         return
@@ -41,6 +42,10 @@ def show(config: Config = None, directory: Dir = None, as_json: Json = False) ->
     for title, checked in (("held", standing.held), ("proposed", standing.proposed)):
         if checked is not None:
             print("\n".join(_described(title, checked)))
+    if standing.held is not None and standing.unapproved:
+        small = "; ".join(", ".join(one) for one in standing.unapproved)
+        print(f"this silo masks nothing under the groups that it holds: its people did not approve the small {small}")
+        print(f"silo-agent groups approve {standing.held.link.digest.hex()} allows it")
     if standing.objection is not None:
         assert standing.proposed is not None, "an objection is to something"
         digest = standing.proposed.link.digest.hex()
@@ -50,7 +55,7 @@ def show(config: Config = None, directory: Dir = None, as_json: Json = False) ->
 
 @groups_app.command()
 def approve(digest: Digest, config: Config = None, directory: Dir = None) -> None:
-    """Allow the release groups that are proposed, and what they let others learn."""
+    """Allow the release groups that are proposed, or held, and what they let others learn."""
     from security.audit.entry import Event
     from silo_agent.edges.audit_log import audited
     from silo_agent.service.group_keeper import described
@@ -74,8 +79,8 @@ def withdraw(digest: Digest, config: Config = None, directory: Dir = None) -> No
     folder, credentials, chain = _chain(directory, config)
     with audited(folder, credentials) as log:
         number = chain.withdraw(whole := _whole(digest))
-        log.append(Event.GROUPS_WITHDRAWN, digest=whole, groups=f"number {number}")
-    print(f"the signature under release groups {number} is withdrawn; {tell_agent(folder)}")
+        log.append(Event.GROUPS_WITHDRAWN, digest=whole, groups=f"number {number}" if number else "no longer here")
+    print(f"the signature under release groups {number or whole} is withdrawn; {tell_agent(folder)}")
 
 
 def _whole(digest: str) -> str:
@@ -94,7 +99,7 @@ def _chain(directory: "Path | None", config: "Path | None") -> "tuple[SiloFolder
     from silo_agent.edges.release_groups import group_chain
 
     folder = silo_folder(directory)
-    credentials = credentials_of(folder)
+    credentials = settled_credentials_of(folder)
     policy = policy_of(folder, credentials, chosen(folder, None, None, config).settings(folder))
     return folder, credentials, group_chain(folder, credentials, policy)
 

@@ -32,7 +32,7 @@ def show(directory: Dir = None, as_json: Json = False) -> None:
             "until": one.until.isoformat(timespec="seconds"),
             "succession": one.statement.hex(),
         }
-        for one in predecessors(folder)
+        for one in predecessors(folder, credentials)
     ]
     if as_json:
         print(json.dumps({"silo": credentials.silo, "identity_key": present, "predecessors": rows}, indent=1))
@@ -56,7 +56,7 @@ def rotate(directory: Dir = None) -> None:
     folder.make()
     with ProcessLock(folder.lock, "silo agent"):
         after = asyncio.run(_succeed(folder, credentials_of(folder)))
-    newest = predecessors(folder)[-1]
+    newest = predecessors(folder, after)[-1]
     with audited(folder, after) as log:
         log.append(Event.IDENTITY_SUCCEEDED, predecessor=newest.key.hex(), identity_key=newest.successor.hex())
     print(f"{after.silo} {key_text(after.identity, after.identity_key.public_key())}")

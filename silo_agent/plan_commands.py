@@ -12,9 +12,9 @@ from silo_agent.command_line import (
     Dir,
     Json,
     chosen,
-    credentials_of,
     one_line,
     policy_of,
+    settled_credentials_of,
     tell_agent,
 )
 from silo_agent.edges.plan_approvals import Comparison
@@ -108,7 +108,7 @@ def approve(
     if bundle is not None:
         _require_pairs_approved(bundle, policy, store, others)
     name = bundle.plan.name if bundle else ""
-    credentials = credentials_of(folder)
+    credentials = settled_credentials_of(folder)
     with audited(folder, credentials) as log:
         log.append(
             Event.PLAN_APPROVED,
@@ -243,7 +243,7 @@ def _shown(value: object) -> str:
 
 def _policy(directory: Path | None, config: Path | None) -> "tuple[SiloFolder, SiloPolicy]":
     folder = silo_folder(directory)
-    credentials = credentials_of(folder)
+    credentials = settled_credentials_of(folder)
     settings = chosen(folder, None, None, config).settings(folder)
     return folder, policy_of(folder, credentials, settings)
 

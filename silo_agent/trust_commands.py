@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from silo_agent.command_line import Dir, Json, credentials_of
+from silo_agent.command_line import Dir, Json, credentials_of, settled_credentials_of
+from silo_agent.edges.private_record import AS_HELD
 from silo_agent.edges.silo_folder import silo_folder
 
 if TYPE_CHECKING:
@@ -129,34 +130,49 @@ def reset_memory(
             help="Needed: a coordinator that knows of the loss may ask for a sum that this silo has helped to before.",
         ),
     ] = False,
+    groups_as_they_are: Annotated[
+        bool,
+        typer.Option(
+            AS_HELD,
+            help="Take the release groups that are here for the newest, where a larger number is noted that people know to be wrong.",
+        ),
+    ] = False,
     directory: Dir = None,
 ) -> None:
-    """Let this silo mask again after masking/memory, lineages.json or release-groups.json was lost or came from a backup.
+    """Let this silo mask again after masking/memory, lineages.json, release-groups.json or peers.json was lost or came from a backup.
 
     Every round that is known of, by any of them, counts as answered. What all have forgotten may be answered once more. Stop the agent first.
     """
     from security.audit.entry import Event
-    from security.errors import ConfigurationError, StateError
+    from security.errors import ConfigurationError, LoricaError, StateError
     from security.process_lock import ProcessLock
     from silo_agent.edges.audit_log import audited
     from silo_agent.edges.masking_journal import masking_journal
 
     folder = silo_folder(directory)
-    credentials = credentials_of(folder)
+    credentials = settled_credentials_of(folder)
     journal = masking_journal(folder, credentials)
-    lost = journal.problem()
+    lost: LoricaError | None = journal.problem()
+    if lost is None and groups_as_they_are and journal.groups_short():
+        lost = StateError("older release groups are here than are noted")
     if lost is None:
         raise StateError("the memory of masked rounds is whole: nothing was changed")
+    doubts = journal.doubts()
     if not although:
         raise ConfigurationError(
-            f"{lost}; with --although-a-delta-may-be-in-two-sums this silo goes on with what is left: nothing was changed"
+            f"{'; '.join((str(lost), *doubts))}; with --although-a-delta-may-be-in-two-sums this silo goes on with what is left: nothing "
+            "was changed"
         )
     with ProcessLock(folder.lock, "silo agent"), audited(folder, credentials) as log:
-        memory = journal.reset()
-        log.append(Event.MEMORY_RESET, detail=str(lost))
+        memory = journal.reset(groups_as_held=groups_as_they_are)
+        log.append(Event.MEMORY_RESET, detail="; ".join((str(lost), *doubts)))
+    for doubt in doubts:
+        print(doubt)
+    print("pinned from now on:")
+    list_peers(directory)
     print(
-        f"this silo masks again, in later rounds than the last known of {len(memory.plans)} plans; look at `silo-agent groups show`, "
-        "then start the agent"
+        f"this silo masks again, in later rounds than the last known of {len(memory.plans)} plans; look at `silo-agent groups show` "
+        "and `silo-agent trust list`, then start the agent"
     )
 
 
@@ -164,7 +180,7 @@ def _store(directory: "Path | None") -> "tuple[SiloCredentials, TrustStore]":
     from silo_agent.edges.trust_store import trust_store
 
     folder = silo_folder(directory)
-    credentials = credentials_of(folder)
+    credentials = settled_credentials_of(folder)
     return credentials, trust_store(folder, credentials)
 
 

@@ -43,7 +43,7 @@ from security.secure_aggregation.pair_secret import PairCopy
 from security.secure_aggregation.parameters import Parameters, Terms
 from security.secure_aggregation.roster import Roster
 from security.secure_aggregation.secret import Secret
-from security.secure_aggregation.silo_memory import MAX_ANNOUNCED, PlanMemory, Seen, SiloMemory
+from security.secure_aggregation.silo_memory import MAX_ANNOUNCED, MAX_PLANS, PlanMemory, Seen, SiloMemory
 from security.secure_aggregation.transcript import check_bytes
 from security.secure_aggregation.verdicts import Verdict
 from silo_wire.canonical import DIGEST_BYTES, digest_from_wire, digest_of, digest_to_wire
@@ -65,8 +65,6 @@ from silo_wire.v1 import secure_aggregation_pb2 as pb
 
 MAX_COHORT = 200
 """A delivery grows with the square of the cohort: for 200 silos it has 4.3 MB, and transport.MAX_MESSAGE_BYTES is 5 MiB."""
-MAX_PLANS = 100_000
-"""Of which a silo remembers how far it came."""
 
 _MAX_NAME_CHARACTERS = 63
 _PHASES = frozenset(state.phase for state in coordinator_machine.STATES)
@@ -678,6 +676,8 @@ def memory_to_bytes(memory: SiloMemory, *, lineages: int = 0) -> bytes:
             sequence=memory.sequence,
             announced=memory.announced,
             seen=_seen_to_wire(memory.seen),
+            acknowledged=_seen_to_wire(memory.acknowledged),
+            dealt=_seen_to_wire(memory.dealt),
             lineages=lineages,
         )
     )
@@ -706,7 +706,8 @@ def memory_from_bytes(data: bytes) -> SiloMemory:
     if message.sequence >= MAX_NUMBER:
         raise MalformedMessage(f"memory has sequence number {message.sequence}: allowed are 0 to {MAX_NUMBER - 1}")
     _bounded("advertisements of a memory", message.announced, MAX_ANNOUNCED)
-    for digest in (*message.announced, *(item.advertisement for item in message.seen)):
+    others = (*message.seen, *message.acknowledged, *message.dealt)
+    for digest in (*message.announced, *(item.advertisement for item in others)):
         check_bytes("memory", DIGEST_BYTES, advertisement=digest)
     return SiloMemory(
         tuple(
@@ -721,6 +722,8 @@ def memory_from_bytes(data: bytes) -> SiloMemory:
         message.sequence,
         tuple(message.announced),
         _seen_from_wire(message.seen),
+        _seen_from_wire(message.acknowledged),
+        _seen_from_wire(message.dealt),
     )
 
 

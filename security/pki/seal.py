@@ -4,7 +4,7 @@ Whoever can write the folder and has not the identity key (it can be kept under 
 one back, and cannot say anything else in it.
 """
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from security.errors import IntegrityError
 from security.pki.identity_key import SIGNATURE_BYTES, sign, verify
@@ -20,6 +20,11 @@ class Seal:
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
         self._key = key
+
+    @property
+    def public_key(self) -> Ed25519PublicKey:
+        """Of the owner."""
+        return self._key.public_key()
 
     def sealed(self, name: str, content: bytes) -> bytes:
         signature = sign(self._key, domain=_DOMAIN, payload=_payload(name, content))

@@ -428,10 +428,12 @@ def _advertisement(opening: OpenAttempt, party: Party) -> Advertisement:
 def _deal(state: Advertised, roster: Roster, party: Party) -> Step:
     check_roster(roster, state.opening, party)
     others = [member for member in roster.members if member.silo in _own_group(party) - {party.silo}]
-    told = {f"silo {member.silo}": last for member in others if (last := dict(member.seen).get(party.silo))}
-    state.memory.check_remembers(told)
-    after = Sharing(memory=state.memory, opening=state.opening, roster=roster)
-    return after, (Journal(roster), ShareKeys())
+    told = {member.silo: dict(member.seen).get(party.silo) or None for member in others}
+    state.memory.check_remembers({f"silo {name}": last for name, last in told.items() if last is not None})
+    members = frozenset() if party.link is None else party.link.members
+    memory = state.memory.with_dealt(roster.member(party.silo).digest, told, members=members)
+    after = Sharing(memory=memory, opening=state.opening, roster=roster)
+    return after, (Remember(memory), Journal(roster), ShareKeys())
 
 
 def check_roster(roster: Roster, opening: OpenAttempt, party: Party) -> None:

@@ -29,7 +29,9 @@ from security.secure_aggregation.attempt import Attempt
 MASKING_MEMORY: Final = "masking_memory"
 """The rule by which a silo whose memory is not whole takes no masked round."""
 MAX_ANNOUNCED: Final = 1000
-"""Of its own advertisements a silo remembers so many, the newest. The others know of one that was in a roster with theirs."""
+"""Of its own advertisements a silo remembers so many, the newest, and apart from these two for each other silo of its group."""
+MAX_PLANS: Final = 100_000
+"""Of which a silo remembers how far it came."""
 Seen = tuple[tuple[SiloName, bytes], ...]
 """Digests of advertisements, by the names of their silos, ascending."""
 COORDINATOR: Final = "the coordinator"
@@ -67,13 +69,16 @@ class SiloMemory:
     """`sequence` counts the changes since the first.
 
     `announced` are the digests of this silo's own advertisements, the newest last; `seen` those of the last ones that others
-    of its release group dealt by, by name.
+    of its release group dealt by, by name. Of each of those, `acknowledged` is the one of this silo's own that it said last that it
+    saw, and `dealt` the last one that this silo dealt by beside it: it knows of one of these two, for however long it stays away.
     """
 
     plans: tuple[PlanMemory, ...] = ()
     sequence: int = 0
     announced: tuple[bytes, ...] = ()
     seen: Seen = ()
+    acknowledged: Seen = ()
+    dealt: Seen = ()
 
     def of(self, plan: bytes) -> PlanMemory | None:
         return next((memory for memory in self.plans if memory.plan == plan), None)
@@ -103,8 +108,9 @@ class SiloMemory:
     def check_remembers(self, told: Mapping[str, bytes]) -> None:
         """Raise Forgotten unless every advertisement that witnesses were `told` of, by their names, is one that this silo knows of."""
         forgotten: dict[bytes, str] = {}
+        known = {*self.announced, *dict(self.acknowledged).values(), *dict(self.dealt).values()}
         for witness, digest in told.items():
-            if digest not in self.announced:
+            if digest not in known:
                 forgotten[digest] = f"{forgotten[digest]} and {witness}" if digest in forgotten else witness
         if forgotten:
             raise Forgotten(forgotten)
@@ -112,10 +118,22 @@ class SiloMemory:
     def with_announced(self, *digests: bytes) -> "SiloMemory":
         return self._with(announced=self._announced(digests))
 
+    def with_dealt(
+        self, advertisement: bytes, others: Mapping[SiloName, bytes | None], *, members: Collection[SiloName]
+    ) -> "SiloMemory":
+        """About to deal by `advertisement` beside these `others`, each with what it says that it saw of this silo.
+
+        Of `members` of the release groups alone.
+        """
+        said = {silo: digest for silo, digest in others.items() if digest is not None}
+        return self._with(
+            acknowledged=_of(members, {**dict(self.acknowledged), **said}),
+            dealt=_of(members, {**dict(self.dealt), **dict.fromkeys(others, advertisement)}),
+        )
+
     def with_seen(self, others: Mapping[SiloName, bytes], *, members: Collection[SiloName]) -> "SiloMemory":
         """Of `members` of the release groups alone."""
-        seen = tuple(sorted((silo, last) for silo, last in {**dict(self.seen), **others}.items() if silo in members))
-        return self._with(seen=seen)
+        return self._with(seen=_of(members, {**dict(self.seen), **others}))
 
     def joined(self, attempt: Attempt, *advertisements: bytes) -> "SiloMemory":
         """Having made these advertisements for it, in the same change. Raises PolicyRefusal for an attempt before the last one."""
@@ -145,3 +163,7 @@ class SiloMemory:
         """One change, however much of the memory it is of; none where all is as it was."""
         after = replace(self, **changes)
         return self if after == self else replace(after, sequence=self.sequence + 1)
+
+
+def _of(members: Collection[SiloName], seen: Mapping[SiloName, bytes]) -> Seen:
+    return tuple(sorted((silo, digest) for silo, digest in seen.items() if silo in members))

@@ -24,6 +24,7 @@ from security.identifiers import FederationName, SiloName
 from security.pki.seal import Seal
 from security.secure_aggregation.group_changes import judged_by, objection
 from security.secure_aggregation.release_groups import (
+    MAX_LINKS,
     NO_LINK,
     RELEASE_GROUPS,
     Group,
@@ -36,23 +37,22 @@ from security.secure_aggregation.release_groups import (
     signers,
     too_little,
 )
-from silo_agent.edges.private_record import RESET, PrivateRecord, alone
+from silo_agent.edges.counted_record import CountedContent, CountedRecord, Notes, require_plausible
+from silo_agent.edges.private_record import RESET, PrivateRecord
 from silo_wire.groups_codec import MOST_SILOS, GroupsOffer, signed_groups_from_bytes, signed_groups_to_bytes
-from silo_wire.strict_toml import NameText, Section
+from silo_wire.strict_toml import NameText
 
 _REMEDY = (
     f"restore it from a backup of today, or have this silo's people decide with `{RESET}`; nothing is masked without it"
 )
 DigestText = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+LinkNumber = Annotated[int, Field(ge=0, lt=MAX_LINKS)]
 ApprovedSets = Annotated[list[list[NameText]], Field(max_length=MOST_SILOS)]
 
 
-class _Chain(Section):
+class _Chain(CountedContent):
     version: Literal[1] = 1
-    changes: Annotated[int, Field(ge=0)] = 0  # of this file: what is noted elsewhere shows that it was lost or put back
-    lost: Annotated[int, Field(ge=0)] = (
-        0  # people went on though links up to this number were lost: none before it is held
-    )
+    lost: LinkNumber = 0  # people went on though links up to this number were lost: none before it is held
     federation: str = ""
     held: str = ""  # the newest link, as it travels, in base64
     proposed: str = ""  # what is to follow it, as it was offered last
@@ -93,11 +93,15 @@ class GroupsKeeper(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """`objection` is why people must decide about `proposed`; None: nobody has to, or they have."""
+    """`objection` is why people must decide about `proposed`; None: nobody has to, or they have.
+
+    `unapproved` are the small sets of `held` that keep this silo from masking until its people approve them.
+    """
 
     held: CheckedLink | None
     proposed: CheckedLink | None
     objection: str | None
+    unapproved: tuple[Group, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +144,10 @@ class GroupChain:
         self._pinned = pinned
         self._asks = Promise(colluders=colluders, smallest_group=smallest_group)
         self._now = now
-        self._record = _ChainFile(path, check=self._check, seal=seal, keeper=keeper)
+        notes: Notes[_Chain] | None = None
+        if keeper is not None:
+            notes = Notes(check=keeper.check_groups, note=lambda content: keeper.note_groups(_note(content)))
+        self._record = CountedRecord(path, _Chain, check=self._check, remedy=_REMEDY, seal=seal, notes=notes)
 
     @property
     def head(self) -> Link | None:
@@ -170,7 +177,12 @@ class GroupChain:
         reason = None
         if proposed is not None and proposed.link.digest.hex() not in content.approved:
             reason = self._told(None if held is None else held.link, proposed)
-        return Standing(held=self._checked(held), proposed=self._checked(proposed), objection=reason)
+        return Standing(
+            held=self._checked(held),
+            proposed=self._checked(proposed),
+            objection=reason,
+            unapproved=() if held is None else self._unapproved(content, held.link),
+        )
 
     def take(self, offer: GroupsOffer) -> Taken:
         """Take the links that follow, and keep what is proposed; what is to be signed is on disk as signed when this returns.
@@ -193,21 +205,25 @@ class GroupChain:
         return taken
 
     def approve(self, digest: str) -> tuple[Link, str]:
-        """People allow what is proposed; the link, and what they were told. Raises StateError where nothing waits for them."""
+        """People allow what is proposed, or what is held; the link, and what they were told. Raises StateError for any other.
+
+        What is held waits for them again where policy asks for more than when it was taken, or what they had approved was dropped.
+        """
         told: tuple[Link, str] | None = None
 
         def edit(content: _Chain) -> _Chain:
             nonlocal told
             proposed, held = self._link(content.proposed), self._link(content.held)
-            if proposed is None or proposed.link.digest.hex() != digest:
+            signed = next((one for one in (proposed, held) if one and one.link.digest.hex() == digest), None)
+            if signed is None:
                 raise StateError(
-                    f"no release groups {digest} are proposed: `silo-agent groups show` has what is, with its digest"
+                    f"no release groups {digest} are proposed or held: `silo-agent groups show` has what is, with its digest"
                 )
-            link = proposed.link
-            head = None if held is None else held.link
-            if refused := self._refused(head, link):
+            link = signed.link
+            head = None if held is None or signed is held else held.link
+            if signed is proposed and (refused := self._refused(head, link)):
                 raise PolicyRefusal(RELEASE_GROUPS, refused)
-            reason = self._told(head, proposed)
+            reason = self._told(head, signed)
             told = link, reason or "nothing that could not be learnt before"
             return content.model_copy(
                 update={
@@ -221,25 +237,30 @@ class GroupChain:
         assert told is not None, "edit was run"
         return told
 
-    def withdraw(self, digest: str) -> int:
+    def withdraw(self, digest: str) -> int | None:
         """People take a signature back, so that another successor may be signed: towards the others this silo then counts as a colluder.
 
-        The number of the link, which need not be proposed any more. Raises StateError for one that stands, or that this silo did not
-        sign to follow what it holds.
+        The number of the link, which need not be proposed any more; None where nothing here tells. Raises StateError for one that
+        stands, or that this silo did not sign to follow what it holds.
         """
-        number = 0
+        number: int | None = None
 
         def edit(content: _Chain) -> _Chain:
             nonlocal number
-            held = self._link(content.held)
-            before = (NO_LINK if held is None else held.link.digest).hex()
-            number = 1 if held is None else held.link.number + 1
-            if content.signed.get(before) != digest:
+            held, proposed = self._link(content.held), self._link(content.proposed)
+            # Where nothing is held, as after a loss, people alone know that it does not stand.
+            of = set(content.signed) if held is None else {held.link.digest.hex()}
+            taken_back = {before for before in of if content.signed.get(before) == digest}
+            if not taken_back:
                 raise StateError(
                     f"release groups {digest} stand here already, or were not signed to follow what this silo holds: "
                     "`silo-agent groups show`"
                 )
-            kept = {one: after for one, after in content.signed.items() if one != before}
+            if held is not None:
+                number = held.link.number + 1
+            elif proposed is not None and proposed.link.digest.hex() == digest:
+                number = proposed.link.number
+            kept = {before: after for before, after in content.signed.items() if before not in taken_back}
             approved = {one: when for one, when in content.approved.items() if one != digest}
             return content.model_copy(update={"signed": kept, "approved": approved})
 
@@ -387,8 +408,19 @@ class GroupChain:
         least = judged_by(link, self._asks.smallest_group)
         return [list(one) for one in sorted({*map(tuple, allowed), *(one for one in sets if len(one) < least)})]
 
+    def _unapproved(self, content: _Chain, link: Link) -> tuple[Group, ...]:
+        """As a roster is judged, by policy alone."""
+        atom = link.atom_of(self._silo)
+        if atom is None or self._silo not in link.members:
+            return ()
+        groups = _sets(content.approved_groups)
+        atoms = groups | _sets(content.approved_atoms)
+        found = [group for group in link.partition.groups if group not in groups]
+        found += [atom] if atom not in atoms else []
+        return tuple(sorted({one for one in found if len(one) < self._asks.smallest_group}))
+
     def _link(self, text: str) -> SignedLink | None:
-        return signed_groups_from_bytes(b64decode(text), self._federation) if text else None
+        return _decoded(text, self._federation) if text else None
 
     def _check(self, content: _Chain) -> None:
         """Raises ConfigurationError or MalformedMessage for a file that this class would not have written."""
@@ -402,72 +434,99 @@ def _sets(groups: Iterable[Iterable[str]]) -> frozenset[Group]:
     return frozenset(tuple(map(SiloName, group)) for group in groups)
 
 
-class _ChainFile(PrivateRecord[_Chain]):
-    """Counts its changes. A change is written here, then noted by `keeper`, so that a kill leaves the note one behind."""
-
-    def __init__(
-        self, path: Path, *, check: Callable[[_Chain], None], seal: Seal, keeper: GroupsKeeper | None = None
-    ) -> None:
-        super().__init__(path, _Chain, check=check, remedy=_REMEDY, seal=seal)
-        self._keeper = keeper
-
-    def read(self, *, whoever_wrote_it: bool = False) -> _Chain:
-        if self._keeper is None or whoever_wrote_it:
-            return super().read(whoever_wrote_it=whoever_wrote_it)
-        with alone(self._path.parent):  # or it would be compared with the note of a change that comes in between
-            content = super().read()
-            self._keeper.check_groups(content.changes)
-        return content
-
-    def change(self, edit: Callable[[_Chain], _Chain], *, whoever_wrote_it: bool = False) -> None:
-        def counted(content: _Chain) -> _Chain:
-            after = edit(content)
-            return content if after == content else after.model_copy(update={"changes": content.changes + 1})
-
-        with alone(self._path.parent):
-            if self._keeper is None:
-                super().change(counted, whoever_wrote_it=whoever_wrote_it)
-                return
-            self._keeper.note_groups(_note(self.read()))  # where a kill left the note behind
-            super().change(counted)
-            self._keeper.note_groups(_note(self.read()))
-
-
 def changes_of(path: Path, seal: Seal) -> int:
     """How often the file changed; 0 where there is none. Raises ConfigurationError, StorageError as GroupChain does."""
-    return _ChainFile(path, check=lambda _content: None, seal=seal).read().changes
+    return PrivateRecord(path, _Chain, check=lambda _content: None, remedy=_REMEDY, seal=seal).read().changes
 
 
-def take_over(path: Path, federation: FederationName, seal: Seal, known: GroupsNote) -> GroupsNote:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """What is left of release-groups.json, for people who decide about it.
+
+    `held` and `lost` are numbers of links, 0 where there is none; `approvals`, whether people's word or a proposal stands in it;
+    `ours`, whether this silo wrote it.
+    """
+
+    held: int
+    lost: int
+    approvals: bool
+    ours: bool
+
+
+def left_of(path: Path, federation: FederationName, seal: Seal) -> Left:
+    """Whoever wrote it. Raises ConfigurationError, StorageError."""
+    content = _taken_over(path, federation, seal).read(whoever_wrote_it=True)
+    said = (content.approved, content.approved_atoms, content.approved_groups, content.proposed)
+    ours = _is_ours(path, seal)
+    return Left(held=_number(content) if ours else 0, lost=content.lost, approvals=any(said), ours=ours)
+
+
+def take_over(
+    path: Path,
+    federation: FederationName,
+    seal: Seal,
+    known: GroupsNote,
+    *,
+    proven: bool = False,
+    as_held: bool = False,
+) -> GroupsNote:
     """By word of people what is there counts from now on, whoever wrote it. Raises ConfigurationError, StorageError.
 
-    Where links that are `known` of were lost, none before them is held, no key is taken on first use, and the successor that was
-    signed last stays the only one.
+    Unless it is `proven` that this silo wrote the file, and last, what it says of people's approvals and of proposed links is
+    dropped; where somebody else wrote it, the link that is held, too: its signatures are checked when it is offered again. Where links that are `known` of were lost, none before them is held, no key is taken on first use, and the successor
+    that was signed last stays the only one. `as_held`: people say that no link was lost, whatever number is noted.
     """
     note = known
+    ours = _is_ours(path, seal)
 
     def edit(content: _Chain) -> _Chain:
         nonlocal note
+        number = max(known.number, int(bool(content.held)))
+        if not ours:
+            content = content.model_copy(update={"held": ""})
         held = _number(content)
+        lost = number if held < number else content.lost
+        if as_held:
+            lost = min(lost, max(held, 1))  # 1: first use stays over
         after = content.model_copy(
             update={
                 "federation": federation,
                 "changes": max(content.changes, known.changes) + 1,
-                "lost": known.number if held < known.number else content.lost,
+                "lost": lost,
                 "signed": {**content.signed, **known.signed},
             }
         )
+        if not proven:
+            after = after.model_copy(
+                update={"proposed": "", "approved": {}, "approved_atoms": [], "approved_groups": []}
+            )
         note = _note(after)
         return after
+
+    if known != GroupsNote() or is_there(path):
+        _taken_over(path, federation, seal).change(edit, whoever_wrote_it=True)
+    return note
+
+
+def _is_ours(path: Path, seal: Seal) -> bool:
+    """Whether this silo wrote it, or nobody did."""
+    try:
+        changes_of(path, seal)
+    except ConfigurationError:
+        return False
+    return True
+
+
+def _taken_over(path: Path, federation: FederationName, seal: Seal) -> PrivateRecord[_Chain]:
+    """The file as people take it over: anything that could not be gone on from is as good as no file."""
 
     def check(content: _Chain) -> None:
         if content.federation != federation:
             raise ConfigurationError(f"it is of federation {content.federation!r}, this silo is in {federation}")
+        require_plausible(content.changes, "changes")
         _number(content)
 
-    if known != GroupsNote() or is_there(path):
-        PrivateRecord(path, _Chain, check=check, remedy=_REMEDY, seal=seal).change(edit, whoever_wrote_it=True)
-    return note
+    return PrivateRecord(path, _Chain, check=check, remedy=_REMEDY, seal=seal)
 
 
 def _note(content: _Chain) -> GroupsNote:
@@ -482,7 +541,16 @@ def _number(content: _Chain) -> int:
     """Of the link that is held, 0 where none is. Raises MalformedMessage."""
     if not content.held:
         return 0
-    return signed_groups_from_bytes(b64decode(content.held), FederationName(content.federation)).link.number
+    return _decoded(content.held, FederationName(content.federation)).link.number
+
+
+def _decoded(text: str, federation: FederationName) -> SignedLink:
+    """Raises MalformedMessage."""
+    try:
+        data = b64decode(text, validate=True)
+    except ValueError as error:
+        raise MalformedMessage("release groups are no base64: they are damaged") from error
+    return signed_groups_from_bytes(data, federation)
 
 
 def _text(signed: SignedLink) -> str:

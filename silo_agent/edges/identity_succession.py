@@ -3,7 +3,7 @@
     1. identity.next            the new key is durable before anybody hears of it
     2. the coordinator          takes it, at the old key's word and the new one's; it acknowledges the same again
     3. predecessors.json        how the old key named the new one, for whoever checks old signatures
-    4. what is sealed           is sealed by the new key: the memory of masked rounds, release groups, accepted models, approvals
+    4. what is sealed           is sealed by the new key: all of `SiloFolder.sealed`
     5. identity.key             is replaced by the new key
     6. identity.next            is deleted
 
@@ -15,13 +15,15 @@ import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Literal
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from pydantic import AwareDatetime, Field
 
-from security.errors import IntegrityError, StateError
-from security.files import erase, is_there, read_private, was_erased, write_private
+from security.errors import ConfigurationError, IntegrityError, StateError
+from security.files import erase, is_there, read_private, write_private
+from security.identifiers import Identity
 from security.pki.identity_key import (
     identity_key_from_pem,
     identity_key_to_pem,
@@ -31,9 +33,9 @@ from security.pki.identity_key import (
 )
 from security.pki.key_file import read_key, write_key
 from security.pki.seal import Seal
-from security.pki.succession import Succession, possession_statement, succession_statement
+from security.pki.succession import Succession, check_succession, possession_statement, succession_statement
 from security.secure_aggregation.silo_machine import OpenAttempt
-from silo_agent.edges.key_store import SiloCredentials
+from silo_agent.edges.key_store import SiloCredentials, check_settled, succession_is_finished
 from silo_agent.edges.masking_journal import masking_journal
 from silo_agent.edges.private_record import PrivateRecord
 from silo_agent.edges.silo_folder import SiloFolder
@@ -42,12 +44,17 @@ from silo_wire.strict_toml import Section
 
 def own_keys(folder: SiloFolder, credentials: SiloCredentials) -> list[Ed25519PublicKey]:
     """The present identity key, and those before it, oldest first: what this silo ever signed with."""
-    before = [public_key_from_bytes(one.key) for one in predecessors(folder)]
+    before = [public_key_from_bytes(one.key) for one in predecessors(folder, credentials)]
     return [*before, credentials.identity_key.public_key()]
 
 
 Send = Callable[[Succession, bytes], Awaitable[None]]
 """Has the coordinator take a succession, with the successor's proof that it is at hand."""
+
+_REMEDY = (
+    "restore it from backup, or move it away: what this silo signed with earlier keys is then nobody's here, and silos that did not "
+    "follow yet compare its key by telephone"
+)
 
 
 class _Line(Section):
@@ -72,8 +79,17 @@ class Predecessor:
     until: datetime
 
 
-def predecessors(folder: SiloFolder) -> tuple[Predecessor, ...]:
-    """The identity keys of this silo before the present one, oldest first."""
+def predecessors(folder: SiloFolder, credentials: SiloCredentials) -> tuple[Predecessor, ...]:
+    """The identity keys of this silo before the present one, oldest first.
+
+    Raises ConfigurationError for a file that this silo did not seal, or whose statements do not lead to the present key, StateError
+    where that is so because a succession is not finished.
+    """
+    try:
+        content = _record(folder, credentials.identity, credentials.identity_key).read()
+    except ConfigurationError:
+        check_settled(folder)
+        raise
     return tuple(
         Predecessor(
             key=bytes.fromhex(line.key),
@@ -81,20 +97,7 @@ def predecessors(folder: SiloFolder) -> tuple[Predecessor, ...]:
             statement=bytes.fromhex(line.statement),
             until=line.until,
         )
-        for line in _record(folder).read().keys
-    )
-
-
-def require_settled(folder: SiloFolder) -> None:
-    """Raise StateError while a succession is not finished; deletes what a finished one left."""
-    if not is_there(folder.next_identity_key):
-        return
-    if _is_finished(folder):
-        erase(folder.next_identity_key)
-        return
-    raise StateError(
-        f"{folder.next_identity_key} is there: a rotation of the identity key was begun and not finished; run "
-        "`silo-agent identity rotate` again"
+        for line in content.keys
     )
 
 
@@ -111,7 +114,7 @@ async def succeed(
     still this silo's, and the new one waits for another try.
     """
     _require_no_attempt(folder, credentials)
-    if is_there(folder.next_identity_key) and _is_finished(folder):  # killed within the last step
+    if is_there(folder.next_identity_key) and succession_is_finished(folder):  # killed within the last step
         erase(folder.next_identity_key)
         return credentials
     old, new = credentials.identity_key, _next_key(folder)
@@ -119,7 +122,7 @@ async def succeed(
     statement = succession_statement(old, identity=identity, new_key=new.public_key())
     succession = Succession(predecessor=old.public_key(), successor=new.public_key(), statement=statement)
     await send(succession, possession_statement(new, identity=identity, old_key=old.public_key()))
-    _remember(folder, succession, now())
+    _remember(folder, identity, old, new, succession, now())
     seal_anew(folder, Seal(old), Seal(new))
     write_key(folder.identity_key, identity_key_to_pem(new), os.environ)
     erase(folder.next_identity_key)
@@ -137,13 +140,6 @@ def seal_anew(folder: SiloFolder, present: Seal, successor: Seal) -> None:
             write_private(path, successor.sealed(path.name, content))
 
 
-def _is_finished(folder: SiloFolder) -> bool:
-    """Whether the successor that is there is the present key, or was overwritten already."""
-    if was_erased(folder.next_identity_key):
-        return True
-    return read_key(folder.next_identity_key, os.environ) == read_key(folder.identity_key, os.environ)
-
-
 def _next_key(folder: SiloFolder) -> Ed25519PrivateKey:
     if is_there(folder.next_identity_key):
         return identity_key_from_pem(read_key(folder.next_identity_key, os.environ))
@@ -152,7 +148,16 @@ def _next_key(folder: SiloFolder) -> Ed25519PrivateKey:
     return key
 
 
-def _remember(folder: SiloFolder, succession: Succession, at: datetime) -> None:
+def _remember(
+    folder: SiloFolder,
+    identity: Identity,
+    old: Ed25519PrivateKey,
+    new: Ed25519PrivateKey,
+    succession: Succession,
+    at: datetime,
+) -> None:
+    if _is_sealed(folder.predecessors, Seal(new)):
+        return  # killed while all was sealed anew
     line = _Line(
         key=public_key_bytes(succession.predecessor).hex(),
         successor=public_key_bytes(succession.successor).hex(),
@@ -165,13 +170,34 @@ def _remember(folder: SiloFolder, succession: Succession, at: datetime) -> None:
             return content
         return content.model_copy(update={"keys": [*content.keys, line]})
 
-    _record(folder).change(edit)
+    _record(folder, identity, old).change(edit)
 
 
-def _record(folder: SiloFolder) -> PrivateRecord[_Predecessors]:
-    return PrivateRecord(
-        folder.predecessors, _Predecessors, check=lambda content: None, remedy="restore it from backup"
-    )
+def _is_sealed(path: Path, seal: Seal) -> bool:
+    try:
+        return is_there(path) and bool(seal.opened(path.name, read_private(path)))
+    except IntegrityError:
+        return False
+
+
+def _record(folder: SiloFolder, identity: Identity, key: Ed25519PrivateKey) -> PrivateRecord[_Predecessors]:
+    present = public_key_bytes(key.public_key())
+
+    def check(content: _Predecessors) -> None:
+        """Raises LoricaError unless each key named the next, and the last the present one or, in the midst of it, its successor."""
+        following = [bytes.fromhex(line.key) for line in content.keys[1:]]
+        for line, after in zip(content.keys, [*following, present], strict=False):
+            old, named = bytes.fromhex(line.key), bytes.fromhex(line.successor)
+            check_succession(
+                bytes.fromhex(line.statement),
+                identity=identity,
+                old_key=public_key_from_bytes(old),
+                new_key=public_key_from_bytes(named),
+            )
+            if named != after and not (old == present and line is content.keys[-1]):
+                raise IntegrityError("a key of it named another successor than the key that comes after it")
+
+    return PrivateRecord(folder.predecessors, _Predecessors, check=check, remedy=_REMEDY, seal=Seal(key))
 
 
 def _require_no_attempt(folder: SiloFolder, credentials: SiloCredentials) -> None:

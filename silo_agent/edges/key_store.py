@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from security.errors import ConfigurationError, LoricaError, MalformedMessage, StateError
-from security.files import make_private_folder, read_private, write_private
+from security.files import erase, is_there, make_private_folder, read_private, was_erased, write_private
 from security.identifiers import FederationName, Identity, Role, SiloName, federation_name, silo_name
 from security.pki.hosts import parse_host
 from security.pki.identity_key import (
@@ -127,6 +127,29 @@ def load_credentials(folder: SiloFolder) -> SiloCredentials:
         coordinator_key=coordinator_key,
         trusted_since=trusted_since,
     )
+
+
+def succession_is_finished(folder: SiloFolder) -> bool:
+    """Whether the successor that is there is the present key, or was overwritten already."""
+    if was_erased(folder.next_identity_key):
+        return True
+    return read_key(folder.next_identity_key, os.environ) == read_key(folder.identity_key, os.environ)
+
+
+def check_settled(folder: SiloFolder) -> None:
+    """Raise StateError while a succession of the identity key is not finished: what is sealed may have the seal of either key."""
+    if is_there(folder.next_identity_key) and not succession_is_finished(folder):
+        raise StateError(
+            f"{folder.next_identity_key} is there: a rotation of the identity key was begun and not finished; run "
+            "`silo-agent identity rotate` again"
+        )
+
+
+def require_settled(folder: SiloFolder) -> None:
+    """As `check_settled`; deletes what a finished succession left. The caller holds the folder's lock."""
+    check_settled(folder)
+    if is_there(folder.next_identity_key):
+        erase(folder.next_identity_key)
 
 
 def enrolled_as(folder: SiloFolder) -> Identity:

@@ -13,16 +13,28 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from security.errors import PolicyRefusal
+from security.errors import ConfigurationError, PolicyRefusal
+from security.files import is_there
 from security.pki.seal import Seal
-from security.secure_aggregation.silo_memory import MASKING_MEMORY, Forgotten, PlanMemory, SiloMemory
-from silo_agent.edges.group_chain import GroupsNote
+from security.secure_aggregation.silo_memory import (
+    MASKING_MEMORY,
+    MAX_ANNOUNCED,
+    MAX_PLANS,
+    Forgotten,
+    PlanMemory,
+    SiloMemory,
+)
+from silo_agent.edges.counted_record import MOST_UNPROVEN, Number, require_plausible
+from silo_agent.edges.group_chain import GroupsNote, LinkNumber
 from silo_agent.edges.private_record import RESET, PrivateRecord
 from silo_agent.policy import Lineage, beginnings
 from silo_wire.canonical import Digest
 from silo_wire.plan import DigestText, PlanBundle
 from silo_wire.strict_toml import NameText, Section
 
+MORE_MODELS = 8
+"""Of one plan, beside the one that it begins from and one after each round: what orders that end a plan may name."""
+NumberText = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 _SPENT = (1 << 31) - 1
 """As an attempt's number: no further attempt of that round."""
 
@@ -31,23 +43,25 @@ class _Plan(Section):
     name: NameText | None = None
     layout: DigestText | None = None  # of the whole model; None: of a plan that an earlier release masked under
     begins: list[DigestText] | None = None  # None: noted by an earlier release, whose layout is that of what is trained
-    round: Annotated[int, Field(ge=0)] = 0  # the last that was joined; 0: none was
+    round: Number = 0  # the last that was joined; 0: none was
     models: list[DigestText] = Field(default_factory=list)
+    handed: dict[NumberText, DigestText] = Field(default_factory=dict)  # the one model after each round, 0: the first
 
 
 class _Groups(Section):
-    changes: Annotated[int, Field(ge=0)] = 0
-    number: Annotated[int, Field(ge=0)] = 0
+    changes: Number = 0
+    number: LinkNumber = 0
     signed: dict[DigestText, DigestText] = Field(default_factory=dict)
 
 
 class _Lineages(Section):
     version: Literal[1] = 1
-    sequence: Annotated[int, Field(ge=0)] = 0  # the last change of masking/memory that is noted here
-    changes: Annotated[int, Field(ge=0)] = 0  # of this file's own: all but what follows from the memory
-    plans: dict[DigestText, _Plan] = Field(default_factory=dict)
+    sequence: Number = 0  # the last change of masking/memory that is noted here
+    changes: Number = 0  # of this file's own: all but what follows from the memory
+    plans: Annotated[dict[DigestText, _Plan], Field(max_length=MAX_PLANS)] = Field(default_factory=dict)
     forgotten: dict[DigestText, str] = Field(default_factory=dict)  # advertisements of this silo, and who saw them
     groups: _Groups = Field(default_factory=_Groups)  # what is noted here of release-groups.json
+    pins: Number = 0  # how often peers.json changed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +77,10 @@ class Lineages:
 
     def __init__(self, path: Path, seal: Seal) -> None:
         self.path = path
-        self._record = PrivateRecord(
-            path,
-            _Lineages,
-            check=lambda _content: None,
-            remedy=f"restore it from a backup of today, or have this silo's people decide with `{RESET}`",
-            seal=seal,
-        )
+        remedy = f"restore it from a backup of today, or have this silo's people decide with `{RESET}`"
+        self._record = PrivateRecord(path, _Lineages, check=lambda _content: None, remedy=remedy, seal=seal)
+        self._left = PrivateRecord(path, _Lineages, check=_check_left, remedy=remedy, seal=seal)
+        """As people take it over: anything that could not be gone on from is as good as no file."""
 
     def all(self) -> Sequence[Lineage]:
         return [
@@ -84,19 +95,37 @@ class Lineages:
             for plan, it in self._record.read().plans.items()
         ]
 
-    def saw(self, bundle: PlanBundle, model: Digest) -> bool:
-        """Note, durably, that `model` is a model of this plan, which has masks; whether that is a change."""
+    def saw(self, bundle: PlanBundle, model: Digest, number: int | None = None) -> bool:
+        """Note, durably, that `model` is a model of this plan, which has masks; whether that is a change.
+
+        `number`: it is the one after that round, 0 before the first; None: whichever. Raises PolicyRefusal where another one was, and
+        for more models than the plan can have.
+        """
         plan = bundle.plan
 
         def edit(content: _Lineages) -> _Lineages:
             known = content.plans.get(plan.digest, _Plan())
             models = known.models if model in known.models else [*known.models, model]
+            if len(models) > max(len(known.models), plan.schedule.rounds + 1 + MORE_MODELS):
+                raise PolicyRefusal(
+                    "one_model",
+                    f"{model} would be model {len(models)} of plan {plan.name}, which has {plan.schedule.rounds} rounds: ask the operator, "
+                    "whose coordinator hands out more than there can be",
+                )
+            handed = known.handed if number is None else {str(number): model, **known.handed}
+            if number is not None and handed[str(number)] != model:
+                raise PolicyRefusal(
+                    "one_model",
+                    f"{model} is handed out as plan {plan.name}'s after round {number}, where this silo had {handed[str(number)]} before: "
+                    "have the operator hand out that one, or offer a new plan",
+                )
             noted = known.model_copy(
                 update={
                     "name": plan.name,
                     "layout": bundle.whole_layout.digest,
                     "begins": sorted(beginnings(plan)),
                     "models": models,
+                    "handed": handed,
                 }
             )
             return content.model_copy(update={"plans": {**content.plans, plan.digest: noted}})
@@ -117,23 +146,39 @@ class Lineages:
         """Note, durably, what release-groups.json says now; whether that is a change."""
         return self._change(lambda content: content.model_copy(update={"groups": _groups(note)}))
 
+    def hold_pins(self, changes: int) -> bool:
+        """Note, durably, how often peers.json changed; whether that is a change."""
+        return self._change(lambda content: content.model_copy(update={"pins": changes}))
+
+    def is_proven(self, known: int) -> bool:
+        """Whether this silo wrote the file, and not before its change `known`."""
+        try:
+            return is_there(self.path) and self._record.read().changes >= known
+        except ConfigurationError:
+            return False
+
+    def said(self) -> Sequence[tuple[str, int]]:
+        """What people are shown of a file that is not proven: plans and their last rounds."""
+        return [(plan[:16], it.round) for plan, it in self._left.read(whoever_wrote_it=True).plans.items() if it.round]
+
+    def pins(self) -> int:
+        """How often peers.json changed as far as is noted, whoever wrote it."""
+        return self._left.read(whoever_wrote_it=True).pins
+
     def groups(self) -> GroupsNote:
         """What is noted of release-groups.json, whoever wrote it."""
-        content = self._record.read(whoever_wrote_it=True)
+        content = self._left.read(whoever_wrote_it=True)
         masked = any(plan.round for plan in content.plans.values())
         noted = content.groups
         return GroupsNote(changes=noted.changes, number=max(noted.number, int(masked)), signed=noted.signed)
 
     def check_groups(self, changes: int) -> None:
         """Raise PolicyRefusal unless a release-groups.json of so many changes is as new as this file, and this file as new as it."""
-        known = self._record.read().groups.changes
-        if known <= changes <= known + 1:
-            return
-        which = "release-groups.json" if changes < known else "lineages.json"
-        raise lost(
-            f"{which} is missing or comes from a backup: lineages.json knows of change {known} of release-groups.json, which is of "
-            f"change {changes}"
-        )
+        _check_count("release-groups.json", self._record.read().groups.changes, changes)
+
+    def check_pins(self, changes: int) -> None:
+        """Raise PolicyRefusal unless a peers.json of so many changes is as new as this file, and this file as new as it."""
+        _check_count("peers.json", self._record.read().pins, changes)
 
     def mark(self, memory: SiloMemory) -> None:
         """Note, durably, that this is what the silo remembers now. Raises PolicyRefusal unless the change before is noted here."""
@@ -161,7 +206,7 @@ class Lineages:
         if memory is None:
             if content.sequence or content.changes > 1 or any(rounds.values()):
                 raise lost(
-                    "masking/memory is missing, and lineages.json says that this silo has masked, or was about to"
+                    "masking/memory is missing, and lineages.json says that this silo has masked, or was about to, or has pinned others"
                 )
             return Behind(lineages=False, memory=content.changes == 1)
         counts = (
@@ -191,7 +236,7 @@ class Lineages:
                 )
         return Behind(lineages=memory.sequence > content.sequence, memory=known < content.changes)
 
-    def reset(self, memory: SiloMemory, known: int, groups: GroupsNote) -> tuple[SiloMemory, int]:
+    def reset(self, memory: SiloMemory, known: int, groups: GroupsNote, pins: int) -> tuple[SiloMemory, int]:
         """Begin anew, durably, by word of people, from what is left of both: how `memory` is to be, and how many changes it knows of.
 
         Every round that either file knows of is taken for answered, under counts that neither has had. What others saw of this
@@ -208,9 +253,13 @@ class Lineages:
             whole = replace(memory, plans=tuple(answered), sequence=max(memory.sequence, content.sequence) + 1)
             whole = whole.with_announced(*map(bytes.fromhex, content.forgotten))
             after = whole, max(known, content.changes) + 1
-            return _marked(content, whole).model_copy(update={"changes": after[1], "groups": _groups(groups)})
+            noted = {"changes": after[1], "groups": _groups(groups), "pins": pins}
+            marked = _marked(content, whole)
+            # What comes now is rounds that nothing left of yet: whichever model they begin with is the one.
+            kept = {name: it.model_copy(update={"handed": {}}) for name, it in marked.plans.items()}
+            return marked.model_copy(update={**noted, "plans": kept})
 
-        self._record.change(edit, whoever_wrote_it=True)
+        self._left.change(edit, whoever_wrote_it=True)
         assert after is not None, "edit was run"
         return after
 
@@ -223,12 +272,46 @@ class Lineages:
             changed = after != content
             return after.model_copy(update={"changes": content.changes + 1}) if changed else content
 
+        content = self._record.read()
+        if edit(content) == content:
+            return False  # and no file is made to say nothing
         self._record.change(counted)
         return changed
 
 
 def _groups(note: GroupsNote) -> _Groups:
     return _Groups(changes=note.changes, number=note.number, signed=dict(note.signed))
+
+
+def _check_left(content: _Lineages) -> None:
+    """Raises ConfigurationError for a file that anybody may have written, and that this silo could not go on from."""
+    for what, number in (
+        ("sequence", content.sequence),
+        ("changes", content.changes),
+        ("changes of release-groups.json", content.groups.changes),
+        ("changes of peers.json", content.pins),
+        *((f"round of plan {plan[:16]}", it.round) for plan, it in content.plans.items()),
+    ):
+        require_plausible(number, what)
+    if 2 * len(content.plans) > MAX_PLANS or len(content.forgotten) > MAX_ANNOUNCED:
+        raise ConfigurationError(
+            f"it names {len(content.plans)} plans and {len(content.forgotten)} advertisements, more than this silo can remember"
+        )
+
+
+def plausible(memory: SiloMemory, known: int) -> bool:
+    """Whether this silo could go on from a memory that anybody may have written."""
+    numbers = (memory.sequence, known, *(it.round for it in memory.plans))
+    return max(numbers) <= MOST_UNPROVEN and 2 * len(memory.plans) <= MAX_PLANS
+
+
+def _check_count(name: str, known: int, changes: int) -> None:
+    if known <= changes <= known + 1:
+        return
+    which = name if changes < known else "lineages.json"
+    raise lost(
+        f"{which} is missing or comes from a backup: lineages.json knows of change {known} of {name}, which is of change {changes}"
+    )
 
 
 def _marked(content: _Lineages, memory: SiloMemory) -> _Lineages:

@@ -24,14 +24,15 @@ from security.files import (
     write_at,
     write_private,
 )
-from security.identifiers import FederationName
+from security.identifiers import FederationName, SiloName
 from security.pki.seal import Seal, unsealed
 from security.secure_aggregation.silo_machine import Event
 from security.secure_aggregation.silo_memory import Forgotten, SiloMemory
-from silo_agent.edges.group_chain import GroupsNote, changes_of, take_over
+from silo_agent.edges import trust_store
+from silo_agent.edges.group_chain import GroupsNote, changes_of, left_of, take_over
 from silo_agent.edges.key_store import SiloCredentials
-from silo_agent.edges.lineages import Behind, Lineages, lost
-from silo_agent.edges.private_record import alone
+from silo_agent.edges.lineages import Behind, Lineages, lost, plausible
+from silo_agent.edges.private_record import AS_HELD, RESET, alone
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_wire.canonical import Digest
 from silo_wire.codec import manifest_from_wire, manifest_to_wire
@@ -41,6 +42,8 @@ from silo_wire.secure_codec import event_from_bytes, event_to_bytes, known_linea
 from silo_wire.v1 import common_pb2
 
 _LENGTH_BYTES = 4
+_SHOWN = 20
+"""Of plans that people are told of in one line."""
 
 
 def vector_files(folder: Path) -> tuple[Path, Path]:
@@ -51,13 +54,15 @@ def vector_files(folder: Path) -> tuple[Path, Path]:
 class MaskingJournal:
     """Raises StorageError when a file cannot be read or written, IntegrityError when one does not parse."""
 
-    def __init__(self, folder: Path, federation: FederationName, seal: Seal) -> None:
-        """`folder` lies in the silo's own, where `lineages.json` notes each change of the memory, and of `release-groups.json`."""
+    def __init__(self, folder: Path, federation: FederationName, seal: Seal, silo: SiloName | None = None) -> None:
+        """`folder` lies in the silo's own, where `lineages.json` notes each change of the memory, of `release-groups.json` and `peers.json`."""
         make_private_folder(folder)
         self._seal = seal
         self._root = folder.parent
         self._lineages = Lineages(self._root / "lineages.json", seal)
         self._groups = self._root / "release-groups.json"
+        self._pins = self._root / "peers.json"
+        self._silo = silo
         self._memory = folder / "memory"
         self._attempt = folder / "attempt"
         self._manifest = folder / "vector.manifest"
@@ -85,9 +90,9 @@ class MaskingJournal:
             self._write(memory, known)
             self._lineages.mark(memory)
 
-    def saw(self, bundle: PlanBundle, model: Digest) -> None:
-        """Raises as `memory` does."""
-        self._note(lambda: self._lineages.saw(bundle, model))
+    def saw(self, bundle: PlanBundle, model: Digest, number: int | None = None) -> None:
+        """Raises as `memory` does, and as `Lineages.saw`."""
+        self._note(lambda: self._lineages.saw(bundle, model, number))
 
     def forgot(self, forgotten: Forgotten) -> None:
         """Raises as `memory` does."""
@@ -104,15 +109,19 @@ class MaskingJournal:
         """Raises as `memory` does."""
         self._note(lambda: self._lineages.hold(note))
 
+    def note_pins(self, changes: int) -> None:
+        """Raises as `memory` does."""
+        self._note(lambda: self._lineages.hold_pins(changes))
+
     def check(self) -> None:
-        """Raise as `memory` does, also where release-groups.json was lost, damaged or went back."""
+        """Raise as `memory` does, also where release-groups.json or peers.json was lost, damaged or went back."""
         with alone(self._root):
             self.memory()
             try:
-                changes = changes_of(self._groups, self._seal)
+                self._lineages.check_groups(changes_of(self._groups, self._seal))
+                self._lineages.check_pins(trust_store.changes_of(self._pins, self._seal))
             except ConfigurationError as error:
                 raise lost(str(error)) from error
-            self.check_groups(changes)
 
     def problem(self) -> PolicyRefusal | None:
         """Why this silo takes no masked round."""
@@ -122,15 +131,94 @@ class MaskingJournal:
             return refusal
         return None
 
-    def reset(self) -> SiloMemory:
-        """Take what is left of memory, lineages and release groups for all there was, by word of people: what either knows of is answered."""
+    def reset(self, *, groups_as_held: bool = False) -> SiloMemory:
+        """Take what is left of memory, lineages, release groups and pins for all there was, by word of people.
+
+        What any knows of is answered. Of a file that nothing proves to be this silo's newest, what people approved is dropped.
+        `groups_as_held`: people say that the release groups that are left are the newest, whatever number is noted.
+        """
         with alone(self._root):
             left, known = self._left()
-            groups = take_over(self._groups, self._federation, self._seal, self._lineages.groups())
-            memory, known = self._lineages.reset(left, known, groups)
+            groups = take_over(
+                self._groups,
+                self._federation,
+                self._seal,
+                self._lineages.groups(),
+                proven=self._groups_proven(known),
+                as_held=groups_as_held,
+            )
+            pins = trust_store.take_over(
+                self._pins,
+                self._federation,
+                self._silo,
+                self._seal,
+                self._lineages.pins(),
+                proven=self._pins_proven(known),
+            )
+            memory, known = self._lineages.reset(left, known, groups, pins)
             self.erase()  # an attempt under way was begun under the memory that is gone
             self._write(memory, known)
         return memory
+
+    def doubts(self) -> tuple[str, ...]:
+        """What people have to know before they take over what is left: what nothing proves, and what comes of it."""
+        with alone(self._root):
+            _, known = self._left()
+            groups = left_of(self._groups, self._federation, self._seal)
+            noted = max(self._lineages.groups().number, groups.lost)
+            found = []
+            if is_there(self._lineages.path) and not self._lineages.is_proven(known):
+                rounds = ", ".join(f"{at} of plan {plan}" for plan, at in self._lineages.said()[:_SHOWN]) or "none"
+                found.append(
+                    f"nothing proves what lineages.json says, which counts from then on: last rounds {rounds}, release groups {noted}"
+                )
+            if noted > max(groups.held, 1):  # 1: any will do
+                found.append(
+                    f"release groups {groups.held or 'none'} are here and number {noted} is noted: until groups {noted} are offered this "
+                    f"silo masks nothing; where people know that there never were such, `{RESET}` takes {AS_HELD}"
+                )
+            if not groups.ours:
+                found.append(
+                    "nothing proves what release-groups.json says, which is dropped: links are taken again when they are offered, with the "
+                    "signatures that they need; approve again what `silo-agent groups show` asks for"
+                )
+            elif groups.approvals and not self._groups_proven(known):
+                found.append(
+                    "nothing proves what release-groups.json says of people's approvals, which are dropped: approve again what "
+                    "`silo-agent groups show` asks for"
+                )
+            if not self._pins_proven(known):
+                found.append(
+                    "nothing proves what peers.json says, which counts from then on, and no key is taken on first use any more: compare "
+                    "each key of `silo-agent trust list` with that silo's people before the agent is started"
+                )
+        return tuple(found)
+
+    def groups_short(self) -> bool:
+        """Whether older release groups are here than those whose number is noted, so that none is masked under."""
+        left = left_of(self._groups, self._federation, self._seal)
+        return max(left.held, 1) < max(self._lineages.groups().number, left.lost)
+
+    def _groups_proven(self, known: int) -> bool:
+        """Whether this silo wrote release-groups.json, and nothing newer. `known` is what masking/memory knows of lineages.json."""
+        return self._lineages.is_proven(known) and self._holds(
+            lambda: self._lineages.check_groups(changes_of(self._groups, self._seal))
+        )
+
+    def _pins_proven(self, known: int) -> bool:
+        """As `_groups_proven`, of peers.json; also where none was ever written."""
+        if not is_there(self._pins) and not self._lineages.pins():
+            return True
+        return self._lineages.is_proven(known) and self._holds(
+            lambda: self._lineages.check_pins(trust_store.changes_of(self._pins, self._seal))
+        )
+
+    def _holds(self, check: Callable[[], None]) -> bool:
+        try:
+            check()
+        except (ConfigurationError, PolicyRefusal):
+            return False
+        return True
 
     def _read(self) -> tuple[SiloMemory | None, int]:
         """The memory, and how many changes of lineages.json it knows of."""
@@ -148,9 +236,10 @@ class MaskingJournal:
             return SiloMemory(), 0
         content = unsealed(read_private(self._memory))
         try:
-            return memory_from_bytes(content), known_lineages(content)
+            memory, known = memory_from_bytes(content), known_lineages(content)
         except MalformedMessage:
             return SiloMemory(), 0
+        return (memory, known) if plausible(memory, known) else (SiloMemory(), 0)
 
     def _check(self, memory: SiloMemory | None, known: int) -> Behind:
         try:
@@ -256,4 +345,4 @@ class MaskingJournal:
 
 
 def masking_journal(folder: SiloFolder, credentials: SiloCredentials) -> MaskingJournal:
-    return MaskingJournal(folder.masking, credentials.federation, Seal(credentials.identity_key))
+    return MaskingJournal(folder.masking, credentials.federation, Seal(credentials.identity_key), credentials.silo)

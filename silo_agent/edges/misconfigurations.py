@@ -56,6 +56,12 @@ class Mistake(Enum):
         "a key, certificate or `enrolment.json` does not parse, or certificate and key do not belong together",
         "restore the folder from one backup, or enrol again",
     )
+    ROTATION = Misconfiguration(
+        "rotation-unfinished",
+        "files and permissions",
+        "a rotation of the identity key was begun and not finished: what is sealed may have the seal of either key",
+        "run silo-agent identity rotate again",
+    )
     SETTINGS = Misconfiguration(
         "settings-wrong",
         "settings",
@@ -143,8 +149,8 @@ class Mistake(Enum):
     PINS_DAMAGED = Misconfiguration(
         "pins-damaged",
         "pinned silos",
-        "`peers.json` does not parse, or others can read it",
-        "restore it, or pin the silos again",
+        "`peers.json` is missing, edited, comes from a backup, or others can read it",
+        "restore it from a backup of today; else silo-agent trust reset-memory, and compare each pin again",
     )
     PINS_FEW = Misconfiguration(
         "pins-few",

@@ -85,7 +85,7 @@ def examine(folder: SiloFolder, credentials: SiloCredentials, file: Path) -> Fal
 def _party(
     folder: SiloFolder, credentials: SiloCredentials, store: TrustStore, peers: Collection[PinnedPeer], demands: Demands
 ) -> CheckParty:
-    before = [public_key_from_bytes(it.key) for it in reversed(predecessors(folder))]
+    before = [public_key_from_bytes(it.key) for it in reversed(predecessors(folder, credentials))]
     own = {credentials.silo: (credentials.identity_key.public_key(), *before)}
     return CheckParty(
         silo=credentials.silo,

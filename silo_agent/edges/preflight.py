@@ -23,6 +23,7 @@ from security.errors import (
     DataError,
     IntegrityError,
     LoricaError,
+    StateError,
     StorageError,
     Unreachable,
 )
@@ -36,7 +37,7 @@ from security.preflight import Check, Checks, Misconfigured, meaning, mebibytes,
 from security.process_lock import holder
 from silo_agent.edges.channel import mutual_channel
 from silo_agent.edges.key_exchange import HYBRID, key_exchange
-from silo_agent.edges.key_store import SiloCredentials, load_credentials
+from silo_agent.edges.key_store import SiloCredentials, check_settled, load_credentials
 from silo_agent.edges.misconfigurations import Mistake
 from silo_agent.edges.plan_store import PlanStore
 from silo_agent.edges.privacy_ledger import guard_of
@@ -193,6 +194,8 @@ def _files(folder: SiloFolder) -> str:
         meaning(Mistake.FILE_DAMAGED.value, ConfigurationError),
     ):
         credentials = load_credentials(folder)
+    with meaning(Mistake.ROTATION.value, StateError):
+        check_settled(folder)
     protected = "encrypted" if passphrase else "readable by their owner alone"
     return f"{credentials.identity.uri} in {folder.root}, private keys {protected}"
 

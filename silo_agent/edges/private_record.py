@@ -21,6 +21,8 @@ from silo_wire.strict_toml import describe
 
 RESET = "silo-agent trust reset-memory"
 """By which people go on with what is left of the records of masked rounds."""
+AS_HELD = "--release-groups-as-they-are"
+"""The option of it by which people say that no release groups were lost."""
 Content = TypeVar("Content", bound=BaseModel)
 _held = threading.local()
 """`folders`: those that this thread has for itself, by device and inode."""

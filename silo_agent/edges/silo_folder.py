@@ -126,7 +126,15 @@ class SiloFolder:
     @property
     def sealed(self) -> tuple[Path, ...]:
         """The files that hold for nobody but who has the identity key."""
-        return self.masking / "memory", self.lineages, self.release_groups, self.accepted, self.approvals
+        return (
+            self.masking / "memory",
+            self.lineages,
+            self.release_groups,
+            self.accepted,
+            self.approvals,
+            self.peers,
+            self.predecessors,
+        )
 
     def make(self) -> None:
         """Create the folder and its parts; raises ConfigurationError when others can look into one of them."""

@@ -1,4 +1,4 @@
-"""Whose identity keys this silo has pinned, in `peers.json` of its folder.
+"""Whose identity keys this silo has pinned, in `peers.json` of its folder, sealed, each change noted in `lineages.json`.
 
 People pin a peer's key after comparing it by a way of their own (`silo-agent trust add`): the coordinator runs the
 federation's authority and could make up silos. Rules that hold whoever asks:
@@ -15,18 +15,22 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from pydantic import AwareDatetime, Field
 
 from security.errors import ConfigurationError, Conflict, IntegrityError, PolicyRefusal, StateError
+from security.files import is_there
 from security.identifiers import FederationName, Identity, Role, SiloName
 from security.pki.identity_key import public_key_bytes, public_key_from_bytes
 from security.pki.key_text import key_text
+from security.pki.seal import Seal
 from security.pki.succession import Succession, check_succession, steps_between
+from silo_agent.edges.counted_record import CountedContent, CountedRecord, Notes, require_plausible
 from silo_agent.edges.key_store import SiloCredentials
-from silo_agent.edges.private_record import PrivateRecord
+from silo_agent.edges.lineages import Lineages, lost
+from silo_agent.edges.private_record import RESET, PrivateRecord
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_wire.strict_toml import NameText, Section
 
@@ -35,6 +39,8 @@ MOST_PREDECESSORS = 32
 """Of one peer: its oldest keys are forgotten first, and what it signed with them is then evidence of nothing here."""
 TRUSTED_PEERS = "trusted_peers"
 """The rule that pins make; as the roster's check in security.secure_aggregation names it."""
+
+_REMEDY = f"restore it from backup, or have this silo's people decide with `{RESET}`, and compare the pins again"
 
 
 class How(Enum):
@@ -99,8 +105,9 @@ class _Line(Section):
         return _Line(identity_key=key, how=self.how, since=since, predecessor=kept[0].key, predecessors=kept)
 
 
-class _Peers(Section):
+class _Peers(CountedContent):
     version: Literal[1] = 1
+    taken_over: bool = False  # by people's word, unproven: whose pins they had removed is not known for sure any more
     federation: str = ""
     peers: Annotated[dict[NameText, _Line], Field(max_length=MOST_PEERS)] = Field(default_factory=dict)
     removed: dict[NameText, AwareDatetime] = Field(default_factory=dict)
@@ -109,10 +116,21 @@ class _Peers(Section):
     )  # of peers whose pins were ever removed, newest first; stay when another key is pinned
 
 
+class PinsKeeper(Protocol):
+    """Keeps a note of how often peers.json changed, and finds out by it that the file was lost or put back."""
+
+    def check_pins(self, changes: int) -> None:
+        """Raise PolicyRefusal unless a file of so many changes is the newest that there was."""
+
+    def note_pins(self, changes: int) -> None:
+        """Durable when it returns. Raises PolicyRefusal where this silo's memory of masked rounds is not whole."""
+
+
 class TrustStore:
     """The pins of one silo. Each call reads the file: what people changed holds from the next attempt on.
 
-    Raises ConfigurationError naming the file when it is damaged or when others can read it, StorageError.
+    Raises ConfigurationError naming the file when it is damaged, edited, or when others can read it, PolicyRefusal where `keeper`
+    knows of a newer one, StorageError.
     """
 
     def __init__(
@@ -121,6 +139,8 @@ class TrustStore:
         *,
         own: Identity,
         own_key: Ed25519PublicKey,
+        seal: Seal,
+        keeper: PinsKeeper | None = None,
         first_use: bool = False,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -128,9 +148,10 @@ class TrustStore:
         self._own_key = own_key
         self._first_use = first_use
         self._now = now
-        self._record = PrivateRecord(
-            path, _Peers, check=self._check, remedy="restore it from backup, or remove it and pin the peers again"
-        )
+        notes: Notes[_Peers] | None = None
+        if keeper is not None:
+            notes = Notes(check=keeper.check_pins, note=lambda content: keeper.note_pins(content.changes))
+        self._record = CountedRecord(path, _Peers, check=self._check, remedy=_REMEDY, seal=seal, notes=notes)
 
     def peers(self) -> tuple[PinnedPeer, ...]:
         """By name."""
@@ -248,6 +269,12 @@ class TrustStore:
                 raise PolicyRefusal(
                     TRUSTED_PEERS, f"this silo's people removed the pin of silo {silo}: they alone add one again"
                 )
+            if content.taken_over:
+                raise PolicyRefusal(
+                    TRUSTED_PEERS,
+                    f"peers.json was taken over with `{RESET}`, so that nobody knows whether the pin of silo {silo} was removed: this "
+                    "silo's people alone add one, with `silo-agent trust add`",
+                )
             if not self._first_use:
                 raise PolicyRefusal(
                     "trust_on_first_use",
@@ -262,13 +289,7 @@ class TrustStore:
 
     def _check(self, content: _Peers) -> None:
         """Raises ConfigurationError or MalformedMessage for a file that this class would not have written."""
-        if content.federation != self._own.federation:
-            raise ConfigurationError(
-                f"it is of federation {content.federation!r}, this silo is in {self._own.federation}"
-            )
-        keys = [_hex(_peer(SiloName(silo), line).key) for silo, line in content.peers.items()]
-        if len(set(keys)) != len(keys) or _hex(self._own_key) in keys or self._own.name in content.peers:
-            raise ConfigurationError("one key or this silo's own stands for two silos")
+        _check_peers(content, self._own.federation, SiloName(self._own.name), self._own_key)
 
     def _check_free(self, content: _Peers, silo: SiloName, key: Ed25519PublicKey) -> None:
         """Raises ConfigurationError when name or key belong to another pin: one silo could take two seats of a cohort."""
@@ -318,8 +339,74 @@ class TrustStore:
 def trust_store(folder: SiloFolder, credentials: SiloCredentials, *, first_use: bool = False) -> TrustStore:
     """The pins of an enrolled silo; `first_use` is [policy] trust_on_first_use."""
     return TrustStore(
-        folder.peers, own=credentials.identity, own_key=credentials.identity_key.public_key(), first_use=first_use
+        folder.peers,
+        own=credentials.identity,
+        own_key=credentials.identity_key.public_key(),
+        seal=Seal(credentials.identity_key),
+        keeper=_Noted(folder, credentials),
+        first_use=first_use,
     )
+
+
+class _Noted:
+    """The note of peers.json that a silo's folder has, as PinsKeeper."""
+
+    def __init__(self, folder: SiloFolder, credentials: SiloCredentials) -> None:
+        self._folder = folder
+        self._credentials = credentials
+        self._lineages = Lineages(folder.lineages, Seal(credentials.identity_key))
+
+    def check_pins(self, changes: int) -> None:
+        try:
+            self._lineages.check_pins(changes)
+        except ConfigurationError as error:
+            raise lost(str(error)) from error
+
+    def note_pins(self, changes: int) -> None:
+        # Here, not above: numpy, which this brings, is not for commands that only look.
+        from silo_agent.edges.masking_journal import masking_journal
+
+        masking_journal(self._folder, self._credentials).note_pins(changes)
+
+
+def changes_of(path: Path, seal: Seal) -> int:
+    """How often the file changed; 0 where there is none. Raises ConfigurationError, StorageError as TrustStore does."""
+    return PrivateRecord(path, _Peers, check=lambda _content: None, remedy=_REMEDY, seal=seal).read().changes
+
+
+def take_over(
+    path: Path, federation: FederationName, own: SiloName | None, seal: Seal, known: int, *, proven: bool
+) -> int:
+    """By word of people what is there counts from now on, whoever wrote it: how often it changed, more than the `known` times.
+
+    Unless it is `proven` that this silo wrote the file, and last, nobody is pinned on first use any more: people may have removed
+    the pin. Raises ConfigurationError, StorageError.
+    """
+    if not known and not is_there(path):
+        return 0
+    changes = 0
+
+    def check(content: _Peers) -> None:
+        _check_peers(content, federation, own, seal.public_key)
+        require_plausible(content.changes, "changes")
+
+    def edit(content: _Peers) -> _Peers:
+        nonlocal changes
+        changes = max(content.changes, known) + 1
+        return content.model_copy(
+            update={"federation": federation, "changes": changes, "taken_over": content.taken_over or not proven}
+        )
+
+    PrivateRecord(path, _Peers, check=check, remedy=_REMEDY, seal=seal).change(edit, whoever_wrote_it=True)
+    return changes
+
+
+def _check_peers(content: _Peers, federation: FederationName, own: SiloName | None, own_key: Ed25519PublicKey) -> None:
+    if content.federation != federation:
+        raise ConfigurationError(f"it is of federation {content.federation!r}, this silo is in {federation}")
+    keys = [_hex(_peer(SiloName(silo), line).key) for silo, line in content.peers.items()]
+    if len(set(keys)) != len(keys) or _hex(own_key) in keys or own in content.peers:
+        raise ConfigurationError("one key or this silo's own stands for two silos")
 
 
 def silo_identity(federation: FederationName, silo: SiloName) -> Identity:

@@ -370,8 +370,9 @@ class AgentService:
                 pass
         model = order.best_model if isinstance(order, Finished) else order.model
         self._gate.check_model(bundle, model, latest_round=latest)
-        if bundle.plan.aggregation.secure_aggregation:
-            self._masking.saw(bundle, model)
+        masked = bundle.plan.aggregation.secure_aggregation
+        if masked and key is not None:
+            self._masking.saw(bundle, model, latest)
         if isinstance(order, Train):
             await self._checks.require(bundle, model)
         self._model = await self._coordinator.fetch_model(
@@ -382,6 +383,8 @@ class AgentService:
             latest_round=latest,
             progress=self._progress(key, AgentPhase.FETCHING),
         )
+        if masked and key is None:
+            self._masking.saw(bundle, model)  # which is there: an order could name any number of models that are none
         return ModelFetched(model)
 
     async def _train(self, order: Train) -> Trained:

@@ -78,9 +78,12 @@ class Masking:
         """Raises PolicyRefusal where this silo does not know any more what it took part in, or which release groups it held."""
         self._journal.check()
 
-    def saw(self, bundle: PlanBundle, model: Digest) -> None:
-        """Note that `model` is one of this plan, which has masks, before anything is made of it."""
-        self._journal.saw(bundle, model)
+    def saw(self, bundle: PlanBundle, model: Digest, number: int | None = None) -> None:
+        """Note that `model` is one of this plan, which has masks, and the one after round `number`, before anything is made of it.
+
+        Raises PolicyRefusal where another one was, or for more than the plan can have.
+        """
+        self._journal.saw(bundle, model, number)
 
     def new_vector_file(self) -> Path:
         """Where the masked vector of the attempt is to be written."""

@@ -254,8 +254,11 @@ class MaskingJournalPort(Protocol):
     def forgot(self, forgotten: Forgotten, /) -> None:
         """Others know of this silo what it does not: `memory` raises from now on."""
 
-    def saw(self, bundle: PlanBundle, model: Digest, /) -> None:
-        """`model` is one of this plan, which has masks: kept for as long as the memory."""
+    def saw(self, bundle: PlanBundle, model: Digest, number: int | None = None, /) -> None:
+        """`model` is one of this plan, which has masks, and the one after round `number`: kept for as long as the memory.
+
+        Raises PolicyRefusal where another one was, or for more than the plan can have.
+        """
 
     def events(self) -> tuple[MaskingEvent, ...]:
         """What `append` was given since the last `erase`."""

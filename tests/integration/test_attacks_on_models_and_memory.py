@@ -22,12 +22,13 @@ from security.secure_aggregation.roster import Roster
 from silo_agent.edges.audit_report import report_of
 from silo_agent.edges.masking_journal import masking_journal
 from silo_agent.edges.plan_approvals import Comparison, PlanApprovals
+from silo_agent.edges.trust_store import trust_store
 from silo_agent.policy import PolicyRules
 from silo_agent.service.told import FAILED
 from silo_agent.task.update import TrainingDiverged
 from silo_wire.canonical import Digest
 from silo_wire.masked_ranges import ranges_of
-from silo_wire.messages import DeclineReason, Prepare, Train
+from silo_wire.messages import DeclineReason, Finished, Prepare, Train
 from silo_wire.plan import PlanBundle
 from silo_wire.v1 import federation_pb2
 from tests.support.federation_peer import TestNet, vector_of
@@ -228,9 +229,12 @@ async def test_goes_on_with_a_silo_whose_disk_went_back_as_a_whole(tmp_path: Pat
         if how == "put back":
             victim.restore(snapshot)
         else:
+            pins = trust_store(victim.folder, victim.credentials).identities()
             shutil.rmtree(victim.folder.masking)
-            victim.folder.lineages.unlink()
-            victim.folder.release_groups.unlink()
+            for file in (victim.folder.lineages, victim.folder.release_groups, victim.folder.peers):
+                file.unlink()
+            for peer, key in pins.items():
+                trust_store(victim.folder, victim.credentials).add(peer, key)
             others = [at.silos[silo].credentials for silo in SILOS if silo != BANK]
             hold_groups([(victim.folder, victim.credentials)], [SILOS], others=others)  # which it took again
         await victim.start()
@@ -471,3 +475,40 @@ async def test_makes_training_fail_and_hears_no_more_than_that_it_failed(tmp_pat
         at.silos[BANK].trainer.train = fails  # type: ignore[method-assign]
         await at.peer.order(Train(key=at.key, model=at.model.digest, seconds_left=60.0), BANK)
         await at.declined(BANK, DeclineReason.TRAINING_FAILED, f"^{re.escape(FAILED)}$")
+
+
+async def test_hands_a_second_model_to_a_silo_that_lost_its_journal(tmp_path: Path) -> None:
+    """In a further attempt of a round: two deltas of one round would be in two sums."""
+    async with attacked(tmp_path, NET) as at:
+        await at.train()
+        at.open()
+        await at.play("unmasked")
+        at.key = replace(at.key, round=2)
+        first, second = at.offer(2), at.offer(3)
+        await at.train(model=first)
+        victim = at.silos[BANK]
+        await victim.kill()
+        for file in victim.folder.root.glob("journal.sqlite*"):
+            file.unlink()
+        await victim.start()
+        victim.seen = len(victim.refusals)
+        at.key = replace(at.key, attempt=2)
+        await at.peer.order(Prepare(at.key.plan), BANK)
+        await at.peer.order(Train(key=at.key, model=second.digest, seconds_left=60.0), BANK)
+        await at.refused(BANK, "one_model", f"where this silo had {first.digest} before", declined=POLICY)
+        assert (BANK, at.key, second.digest) not in at.peer.trained
+
+
+async def test_names_models_that_are_none_in_orders_that_end_a_plan(tmp_path: Path) -> None:
+    """A model is one of the plan's, for good, once it is there."""
+    async with attacked(tmp_path, NET) as at:
+        await whole_round(at)
+        victim = at.silos[BANK]
+        before = victim.folder.lineages.read_bytes()
+        real = at.offer(2)
+        for number in range(3):
+            none = Digest(f"{number + 1000:064x}")
+            at.peer.models[none] = real
+            await at.peer.order(Finished(plan=at.key.plan, rounds=3, final_model=none, best_model=none), BANK)
+            await at.refused(BANK, "IntegrityError", f"{none}")
+            assert victim.folder.lineages.read_bytes() == before

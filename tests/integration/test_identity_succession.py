@@ -20,8 +20,8 @@ from security.pki.succession import Succession, possession_statement, succession
 from security.process_lock import ProcessLock
 from security.secure_aggregation.messages import Advertisement
 from silo_agent.cli import main as silo_main
-from silo_agent.edges.identity_succession import predecessors, require_settled, succeed
-from silo_agent.edges.key_store import load_credentials
+from silo_agent.edges.identity_succession import predecessors, succeed
+from silo_agent.edges.key_store import load_credentials, require_settled
 from silo_agent.edges.masking_journal import masking_journal
 from silo_agent.edges.masking_party import party_of
 from silo_agent.edges.trust_store import How, trust_store
@@ -82,9 +82,9 @@ async def test_rotate_makes_a_successor_that_the_coordinator_knows(
         after = load_credentials(folder)
         keys.append(after.identity_key.public_key())
         assert key_text(after.identity, keys[-1]) in done.out
-        assert predecessors(folder)[-1].statement.hex() in done.out
+        assert predecessors(folder, after)[-1].statement.hex() in done.out
         assert enrolled_key(at) == public_key_bytes(keys[-1])
-        assert [one.key for one in predecessors(folder)] == [public_key_bytes(key) for key in keys[:times]]
+        assert [one.key for one in predecessors(folder, after)] == [public_key_bytes(key) for key in keys[:times]]
         assert after.tls_key_pem == before.tls_key_pem
         assert not folder.next_identity_key.exists()
         assert not any((tmp_path / f"{times}").read_bytes())  # the key before is not left on the disk
@@ -179,7 +179,7 @@ async def test_a_kill_between_any_two_steps_leaves_one_way_to_go(
             stored = load_credentials(folder).identity_key.public_key()
             assert after.identity_key.public_key() == stored
             assert enrolled_key(at) == public_key_bytes(stored)
-            chain = predecessors(folder)
+            chain = predecessors(folder, after)
             for earlier, later in itertools.pairwise(chain):
                 assert earlier.successor == later.key
             if chain:

@@ -13,7 +13,7 @@ from ops.demo.ports import free_ports
 from security.files import write_private
 from security.identifiers import SiloName
 from security.pki import key_file
-from security.pki.identity_key import new_identity_key
+from security.pki.identity_key import identity_key_to_pem, new_identity_key
 from security.pki.trust_bundle import TrustBundle
 from security.preflight import Check, Outcome
 from security.secure_aggregation.release_groups import Partition, SignedLink, first_link, signature_of
@@ -174,6 +174,11 @@ def key_in_clear_beside_a_passphrase(case: Case) -> None:
 def wrong_passphrase(case: Case) -> None:
     key_file.protect(case.folder.private_keys, {key_file.NEW_PASSPHRASE: PASSPHRASE})
     case.patch.setenv(key_file.PASSPHRASE, PASSPHRASE[::-1])
+
+
+@makes(Mistake.ROTATION)
+def half_a_rotation(case: Case) -> None:
+    key_file.write_key(case.folder.next_identity_key, identity_key_to_pem(new_identity_key()), {})
 
 
 @makes(Mistake.FILE_DAMAGED)

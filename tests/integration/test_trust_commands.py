@@ -25,10 +25,12 @@ from security.errors import (
     LoricaError,
     StateError,
 )
+from security.files import write_private
 from security.identifiers import SiloName
-from security.pki.identity_key import new_identity_key
+from security.pki.identity_key import identity_key_to_pem, new_identity_key
+from security.pki.key_file import write_key
 from security.pki.key_text import key_text
-from security.pki.seal import Seal
+from security.pki.seal import Seal, unsealed
 from security.pki.succession import succession_statement
 from security.preflight import Check, Outcome
 from security.process_lock import ProcessLock
@@ -36,11 +38,13 @@ from security.secure_aggregation.release_groups import Partition, SignedLink, fi
 from security.secure_aggregation.silo_memory import SiloMemory
 from silo_agent.cli import main
 from silo_agent.edges.audit_log import audited
+from silo_agent.edges.identity_succession import seal_anew
 from silo_agent.edges.key_store import SiloCredentials, load_credentials, store_credentials
 from silo_agent.edges.masking_journal import masking_journal
 from silo_agent.edges.plan_approvals import PlanApprovals
 from silo_agent.edges.plan_store import PlanStore
 from silo_agent.edges.preflight import Ground, preflight
+from silo_agent.edges.private_record import AS_HELD
 from silo_agent.edges.release_groups import group_chain
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.edges.silo_sources import SiloSources
@@ -462,6 +466,58 @@ def test_memory_that_was_lost_is_let_go_by_people_alone_and_stands_in_the_audit_
     log = read_log(silo.audit, keys=[load_credentials(silo).identity_key.public_key()])
     (entry,) = log.of(Event.MEMORY_RESET)
     assert "memory is missing" in entry.text("detail")
+
+
+def test_people_are_told_before_and_after_a_reset_what_nothing_proves(silo: SiloFolder) -> None:
+    said(silo, "trust", "add", BANK, text_of(KEY))
+    content = json.loads(unsealed(silo.lineages.read_bytes()))
+    content["groups"]["number"] = 9
+    silo.lineages.write_text(json.dumps(content))
+    doubts = [
+        "nothing proves what lineages.json says",
+        "number 9 is noted",
+        AS_HELD,
+        "nothing proves what peers.json says",
+    ]
+    before = contents(silo)
+    agent(silo, "trust", "reset-memory").is_refusal(ConfigurationError, *doubts, ALTHOUGH)
+    assert contents(silo) == before
+    text = said(silo, "trust", "reset-memory", ALTHOUGH)
+    for doubt in (*doubts, f"{BANK} {text_of(KEY)} added by people"):
+        assert doubt in text
+    agent(silo, "trust", "reset-memory", ALTHOUGH).is_refusal(StateError, "is whole: nothing was changed")
+    agent(silo, "trust", "reset-memory", AS_HELD).is_refusal(ConfigurationError, "number 9 is noted", ALTHOUGH)
+    assert "masks again" in said(silo, "trust", "reset-memory", ALTHOUGH, AS_HELD)
+    agent(silo, "trust", "reset-memory", ALTHOUGH, AS_HELD).is_refusal(StateError, "is whole: nothing was changed")
+    log = read_log(silo.audit, keys=[load_credentials(silo).identity_key.public_key()])
+    assert all("number 9 is noted" in entry.text("detail") for entry in log.of(Event.MEMORY_RESET))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(["trust", "list"], ["trust", "add", BANK, OWN_LIKE], ["trust", "remove", CLINIC]),
+        *(["trust", "reset-memory", ALTHOUGH], ["groups", "show"], ["groups", "approve", "00" * 32]),
+        *(["plan", "show"], ["plan", "approve", DIGEST], ["identity", "show"]),
+    ],
+    ids=" ".join,
+)
+def test_in_the_midst_of_a_rotation_no_command_says_that_files_were_edited(
+    silo: SiloFolder, arguments: list[str]
+) -> None:
+    said(silo, "trust", "add", CLINIC, text_of(KEY, CLINIC))
+    offered(silo)
+    said(silo, "plan", "approve", DIGEST)
+    write_private(silo.predecessors, Seal(load_credentials(silo).identity_key).sealed("predecessors.json", b"{}"))
+    new = new_identity_key()
+    write_key(silo.next_identity_key, identity_key_to_pem(new), os.environ)
+    seal_anew(silo, Seal(load_credentials(silo).identity_key), Seal(new))
+    before = contents(silo)
+    agent(silo, *arguments).is_refusal(StateError, "not finished", "silo-agent identity rotate")
+    assert contents(silo) == before
+    check = agent(silo, "check")
+    assert "rotation" in check.out
+    assert "edited" not in check.out
 
 
 def test_nothing_offered_is_nothing_shown(silo: SiloFolder) -> None:

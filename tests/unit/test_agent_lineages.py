@@ -27,7 +27,7 @@ from security.secure_aggregation.release_groups import (
 from security.secure_aggregation.silo_memory import Forgotten, SiloMemory
 from silo_agent.edges.group_chain import GroupChain
 from silo_agent.edges.identity_succession import seal_anew
-from silo_agent.edges.lineages import Lineages
+from silo_agent.edges.lineages import MORE_MODELS, Lineages
 from silo_agent.edges.masking_journal import MaskingJournal, masking_journal
 from silo_agent.edges.release_groups import ReleaseGroups, group_chain
 from silo_agent.edges.silo_folder import SiloFolder
@@ -356,6 +356,37 @@ def test_models_of_plans_are_kept_and_each_once(tmp_path: Path) -> None:
     (lineage,) = lineages.all()
     assert (lineage.models, lineage.layout, lineage.round) == ({MODEL, other}, BUNDLE.whole_layout.digest, 0)
     assert lineage.begins == {BUNDLE.plan.model.initial, BUNDLE.plan.model.initial_bfloat16}
+
+
+def test_attack_a_second_model_in_the_place_of_one_is_refused_for_good(tmp_path: Path) -> None:
+    """Also where the journal of rounds was lost, which knows the same."""
+    first, second = Digest("ab" * 32), Digest("cd" * 32)
+    for _ in range(2):
+        journal(tmp_path).saw(BUNDLE, MODEL, 0)
+        journal(tmp_path).saw(BUNDLE, first, 1)
+    left = contents(tmp_path)
+    for model, number in ((second, 1), (MODEL, 1), (first, 0)):
+        with pytest.raises(PolicyRefusal, match=f"{model} is handed out .* after round {number}, where") as refusal:
+            journal(tmp_path).saw(BUNDLE, model, number)
+        assert refusal.value.rule == "one_model"
+    assert contents(tmp_path) == left
+    journal(tmp_path).saw(BUNDLE, second, 2)
+    journal(tmp_path).saw(BUNDLE, second)
+    (lineage,) = Lineages(tmp_path / "lineages.json", SEAL).all()
+    assert lineage.models == {MODEL, first, second}
+
+
+def test_attack_a_plan_has_no_more_models_than_it_can_have(tmp_path: Path) -> None:
+    lineages = Lineages(tmp_path / "lineages.json", SEAL)
+    room = BUNDLE.plan.schedule.rounds + 1 + MORE_MODELS
+    for number in range(room):
+        lineages.saw(BUNDLE, Digest(f"{number:064x}"))
+    size = lineages.path.stat().st_size
+    with pytest.raises(PolicyRefusal, match=f"model {room + 1} of plan .* more than there can be") as refusal:
+        lineages.saw(BUNDLE, Digest("ab" * 32))
+    assert refusal.value.rule == "one_model"
+    assert lineages.path.stat().st_size == size
+    assert not lineages.saw(BUNDLE, Digest(f"{0:064x}"))
 
 
 def test_a_plan_that_an_earlier_release_noted_says_nothing_of_what_it_begins_from_until_it_goes_on(

@@ -19,10 +19,10 @@ from security.errors import (
     StateError,
     StorageError,
 )
-from security.files import write_private
 from security.identifiers import FederationName, Identity, Role, SiloName
 from security.pki.identity_key import new_identity_key, public_key_bytes
 from security.pki.key_text import key_text
+from security.pki.seal import Seal
 from security.pki.succession import Succession, succession_statement
 from silo_agent.edges.key_store import store_credentials
 from silo_agent.edges.silo_folder import SiloFolder
@@ -39,7 +39,8 @@ from silo_agent.edges.trust_store import (
 from tests.support.federation_peer import FEDERATION, SILO, TestNet
 
 BANK, CLINIC = SiloName("bank-b"), SiloName("clinic-c")
-OWN_KEY = new_identity_key().public_key()
+OWN = new_identity_key()
+OWN_KEY, SEAL = OWN.public_key(), Seal(OWN)
 BANK_KEY, NEXT_KEY, CLINIC_KEY = new_identity_key(), new_identity_key(), new_identity_key()
 NOW = datetime(2026, 11, 21, 3, 0, tzinfo=UTC)
 FILE = "peers.json"
@@ -47,7 +48,7 @@ FILE = "peers.json"
 
 def store_in(folder: Path, *, first_use: bool = False, now: datetime = NOW, own: Identity | None = None) -> TrustStore:
     identity = own or silo_identity(FEDERATION, SILO)
-    return TrustStore(folder / FILE, own=identity, own_key=OWN_KEY, first_use=first_use, now=lambda: now)
+    return TrustStore(folder / FILE, own=identity, own_key=OWN_KEY, seal=SEAL, first_use=first_use, now=lambda: now)
 
 
 def shown(silo: SiloName, key: Ed25519PrivateKey) -> str:
@@ -151,7 +152,7 @@ def test_every_key_that_was_followed_is_kept_with_its_statement_up_to_a_bound(tm
     (peer,) = store.peers()
     assert peer.predecessors == tuple(key.public_key() for key in reversed(keys[:4]))
     assert peer.predecessor == keys[3].public_key()
-    lines = json.loads((tmp_path / FILE).read_text())["peers"][BANK]["predecessors"]
+    lines = read(tmp_path)["peers"][BANK]["predecessors"]
     assert [line["statement"] for line in lines] == [step.statement.hex() for step in reversed(steps[:4])]
     for old, new in itertools.pairwise(keys[4:]):
         store.add(BANK, new.public_key(), succession=succession(old, new))
@@ -164,9 +165,9 @@ def test_the_one_predecessor_that_an_earlier_release_kept_is_still_known(tmp_pat
     store = store_in(tmp_path)
     store.add(BANK, BANK_KEY.public_key())
     store.add(BANK, NEXT_KEY.public_key(), succession=succession(BANK_KEY, NEXT_KEY))
-    content = json.loads((tmp_path / FILE).read_text())
+    content = read(tmp_path)
     del content["peers"][BANK]["predecessors"]
-    write_private(tmp_path / FILE, json.dumps(content).encode())
+    write(tmp_path, content)
     (peer,) = store.peers()
     assert peer.predecessors == (BANK_KEY.public_key(),)
     third = new_identity_key()
@@ -336,8 +337,13 @@ def test_attack_phantoms_without_number_do_not_fill_the_disk(tmp_path: Path) -> 
 
 def write(folder: Path, content: object) -> None:
     path = folder / FILE
-    path.write_text(json.dumps(content))
+    path.write_bytes(SEAL.sealed(FILE, json.dumps(content).encode()))
     path.chmod(0o600)
+
+
+def read(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(SEAL.opened(FILE, (folder / FILE).read_bytes()))
+    return content
 
 
 @pytest.fixture
@@ -345,8 +351,7 @@ def content(tmp_path: Path) -> dict[str, Any]:
     store = store_in(tmp_path)
     store.add(BANK, BANK_KEY.public_key())
     store.add(CLINIC, CLINIC_KEY.public_key())
-    read: dict[str, Any] = json.loads((tmp_path / FILE).read_bytes())
-    return read
+    return read(tmp_path)
 
 
 def without(name: str) -> Callable[[Any], None]:

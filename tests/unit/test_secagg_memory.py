@@ -206,8 +206,8 @@ def group_of_three(rounds: int) -> dict[SiloName, Silo]:
     return silos
 
 
-def deal(silos: dict[SiloName, Silo], number: int) -> list[SharedKeys]:
-    """What each deals in round `number`, of which all are told."""
+def deal(silos: dict[SiloName, Silo], number: int, *, heard_by: Sequence[SiloName] = NAMES) -> list[SharedKeys]:
+    """What each deals in round `number`, of which those in `heard_by` are told."""
     for each in silos.values():
         if isinstance(each.state, silo.Advertised):
             each.take(silo.AttemptEnded(each.state.attempt))
@@ -218,7 +218,7 @@ def deal(silos: dict[SiloName, Silo], number: int) -> list[SharedKeys]:
     parameters = terms_of(link=link).parameters(list(silos))
     roster = Roster(attempt=of, model=MODEL, link=link.digest, parameters=parameters, members=tuple(members))
     dealt = [each.take(roster)[0] for each in silos.values()]
-    for each in silos.values():
+    for each in (silos[name] for name in silos if name in heard_by):
         boxes = tuple(box for it in dealt for box in it.boxes if box.holder == each.name)
         each.take(
             Delivery(roster=roster.digest, holder=each.name, dealings=tuple(it.dealing for it in dealt), boxes=boxes)
@@ -259,6 +259,24 @@ def test_silos_that_lost_nothing_go_on_whoever_was_away_for_how_long() -> None:
     for each in silos.values():
         each.restart()
     assert len(deal(silos, 41)) == 3
+
+
+@pytest.mark.parametrize("heard_by", [NAMES, NAMES[1:], NAMES[:1]], ids=["all", "all but it", "it alone"])
+def test_silos_that_lost_nothing_go_on_after_more_attempts_than_there_is_room_for(
+    heard_by: Sequence[SiloName],
+) -> None:
+    """Of which its mate is in none: whatever the last was that the mate saw, this silo still knows of it."""
+    silos = group_of_three(1)
+    deal(silos, 2, heard_by=heard_by)
+    for name, each in silos.items():
+        silos[name] = Silo(each.party, state=silo.Resting(each.memory), memory=each.memory)
+    victim = silos[VICTIM]
+    memory = victim.memory
+    for number in range(2 * MAX_ANNOUNCED):
+        memory = memory.with_announced(number.to_bytes(32, "big"))
+    silos[VICTIM] = Silo(victim.party, state=silo.Resting(memory), memory=memory)
+    assert len(deal(silos, 3)) == 3
+    assert len(deal(silos, 4)) == 3
 
 
 def test_what_people_were_shown_is_known_from_then_on() -> None:

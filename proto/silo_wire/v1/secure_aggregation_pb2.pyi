@@ -1311,6 +1311,8 @@ class SiloMemory(_message.Message):
     ANNOUNCED_FIELD_NUMBER: _builtins.int
     SEEN_FIELD_NUMBER: _builtins.int
     LINEAGES_FIELD_NUMBER: _builtins.int
+    ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
+    DEALT_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     lineages: _builtins.int
     """changes of lineages.json that its file knows of"""
@@ -1322,6 +1324,14 @@ class SiloMemory(_message.Message):
 
     @_builtins.property
     def seen(self) -> _containers.RepeatedCompositeFieldContainer[Global___SeenKeys]: ...
+    @_builtins.property
+    def acknowledged(self) -> _containers.RepeatedCompositeFieldContainer[Global___SeenKeys]:
+        """of its own advertisements, by others' names: what each said last that it saw"""
+
+    @_builtins.property
+    def dealt(self) -> _containers.RepeatedCompositeFieldContainer[Global___SeenKeys]:
+        """and the last that this silo dealt by beside it"""
+
     def __init__(
         self,
         *,
@@ -1330,10 +1340,12 @@ class SiloMemory(_message.Message):
         announced: _abc.Iterable[_builtins.bytes] | None = ...,
         seen: _abc.Iterable[Global___SeenKeys] | None = ...,
         lineages: _builtins.int = ...,
+        acknowledged: _abc.Iterable[Global___SeenKeys] | None = ...,
+        dealt: _abc.Iterable[Global___SeenKeys] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["announced", b"announced", "lineages", b"lineages", "plans", b"plans", "seen", b"seen", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "announced", b"announced", "dealt", b"dealt", "lineages", b"lineages", "plans", b"plans", "seen", b"seen", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
