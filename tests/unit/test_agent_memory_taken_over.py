@@ -318,7 +318,7 @@ def test_a_signature_is_taken_back_also_where_what_was_signed_is_not_here_any_mo
     journal(folder).reset()
     with pytest.raises(PolicyRefusal, match="has signed"):
         chain(folder).take(offer(ALL, proposed=two))
-    with pytest.raises(StateError, match="not signed here"):
+    with pytest.raises(StateError, match="not signed to follow"):
         chain(folder).withdraw(two.digest.hex())
     assert chain(folder).withdraw(one.digest.hex()) is None
     assert chain(folder).take(offer(ALL, proposed=two)).to_sign == (two,)
