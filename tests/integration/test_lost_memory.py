@@ -38,8 +38,8 @@ async def test_the_coordinator_tells_a_silo_which_keys_it_forgot(
         await play.closed(1)
         rogue = play.rogue
         shutil.rmtree(rogue.folder.masking)
-        rogue.folder.lineages.unlink()
-        rogue.folder.release_groups.unlink()
+        for file in (rogue.folder.lineages, rogue.folder.release_groups, rogue.folder.peers):
+            file.unlink()
         await rogue.restart()
         lost.set()
         row = await play.closed(2)
