@@ -232,7 +232,9 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         return ledger_receipt.receipt_to_wire(receipt)
 
     async def FetchGroups(self, request: federation_pb2.GroupsRequest, context: Any) -> federation_pb2.GroupsReply:
-        self._caller(request.key)
+        silo = self._caller(request.key)
+        if request.held:
+            await self._service.groups.take_back(silo, groups_codec.held_from_wire(request.held, self._federation))
         return groups_codec.offer_to_wire(await self._service.groups_offer(request.after))
 
     async def SignGroups(self, request: federation_pb2.SignGroupsRequest, context: Any) -> federation_pb2.Ack:

@@ -9,6 +9,7 @@ A restored coordinator stands where it stood when the backup was made. What the 
                                         and has all that the newer log tells of
     the audit log forks                 the newer one goes on, if it was kept; else the entry `restore` says where the other one began
     the round under way                 is given up, and the plan is stopped: nothing begins before a person says so
+    release groups since                are given back by silos when they connect, and checked as they were when they came to stand
     masked rounds since                 silos take no lower round than they took before, and none again that they unmasked
     privacy ledgers of silos            are ahead of what the restored coordinator knows: silos tell it from there
 """

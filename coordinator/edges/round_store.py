@@ -403,8 +403,8 @@ class SqlRoundStore:
             "signed": signed_groups_to_bytes(signed),
         }
         with self._transaction() as connection:
-            if not stands:
-                connection.execute(delete(release_groups).where(release_groups.c.stands.is_(False)))
+            replaced = and_(release_groups.c.stands.is_(False), release_groups.c.number <= signed.link.number)
+            connection.execute(delete(release_groups).where(replaced))
             _put(connection, release_groups, {"digest": signed.link.digest.hex()}, values)
 
     # --- rounds

@@ -10,10 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from coordinator.service.ports import RoundStore
 from coordinator.service.threads import Threads
-from security.errors import AuthorisationError, Conflict, StateError, WrongTime
+from security.errors import AuthorisationError, Conflict, IntegrityError, MalformedMessage, StateError, WrongTime
 from security.identifiers import FederationName, SiloName
 from security.pki.identity_key import public_key_from_bytes
 from security.secure_aggregation.release_groups import (
@@ -23,6 +24,7 @@ from security.secure_aggregation.release_groups import (
     Promise,
     SignedLink,
     check_signature,
+    check_successor,
     first_link,
     least_group,
     missing_signatures,
@@ -183,6 +185,45 @@ class ReleaseGroups:
             return
         await self._keep(after)
 
+    async def take_back(self, silo: SiloName, links: Iterable[SignedLink]) -> None:
+        """The links after the head, from a silo that holds them: this coordinator came from a backup of before they stood.
+
+        Each has to follow, with the signatures that it needs, under the keys that silos had or have here. The first that does
+        not, and those after it, are left: the silo is answered with what stands, and says what its operator can do.
+        """
+        async with self._alone:
+            for signed in links:
+                link = signed.link
+                if self.head is not None and link.number <= self.head.number:
+                    continue
+                try:
+                    check_successor(self.head, link)
+                except MalformedMessage as error:
+                    _log.warning("release groups not taken back", silo=silo, detail=str(error))
+                    return
+                good = await self._good(signed)
+                missing, needed = missing_signatures(self.head, link, [name for name, _ in good.signatures])
+                if needed:
+                    _log.warning(
+                        "release groups not taken back", silo=silo, number=link.number, unsigned=sorted(missing)
+                    )
+                    return
+                await self._keep(good)
+                _log.info("release groups taken back", silo=silo, number=link.number)
+
+    async def _good(self, signed: SignedLink) -> SignedLink:
+        """With the signatures alone that a key of the signer's made, the present one or one that led to it."""
+        good = []
+        for silo, signature in signed.signatures:
+            enrolled = await self._threads.store(self._store.silo, silo)
+            if enrolled is None:
+                continue
+            successions = await self._threads.store(self._store.successions, silo)
+            keys = (public_key_from_bytes(enrolled.identity_public_key), *(one.predecessor for one in successions))
+            if any(_made(signed.link, silo, signature, key) for key in keys):
+                good.append((silo, signature))
+        return SignedLink(link=signed.link, signatures=tuple(good))
+
     async def _keep(self, signed: SignedLink) -> None:
         """As proposed, or standing once it has the signatures that it needs."""
         link = signed.link
@@ -209,3 +250,11 @@ class ReleaseGroups:
         self._news.set()
         for told in self.on_change:
             told()
+
+
+def _made(link: Link, silo: SiloName, signature: bytes, key: Ed25519PublicKey) -> bool:
+    try:
+        check_signature(link, silo, signature, key)
+    except IntegrityError:
+        return False
+    return True

@@ -8,7 +8,7 @@ import asyncio
 import functools
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from security.chain import Head
 from security.errors import StorageError
 from security.file_mark import FileMark
 from security.secure_aggregation.messages import MaskedInput
+from security.secure_aggregation.release_groups import SignedLink
 from silo_agent.edges.key_store import SiloCredentials
 from silo_agent.edges.signed_update import signed_header
 from silo_agent.service.ports import Progress, RoundModel
@@ -189,7 +190,7 @@ class DirectCoordinator:
     async def report_evaluation(self, key: RoundKey, model: Digest, evaluation: Evaluation) -> None:
         await self._service.report_evaluation(self._who.silo, key, model, evaluation)
 
-    async def fetch_groups(self, after: int) -> GroupsOffer:
+    async def fetch_groups(self, after: int, *, held: Sequence[SignedLink] = ()) -> GroupsOffer:
         return await self._service.groups_offer(after)
 
     async def sign_groups(self, link: bytes, signature: bytes) -> None:

@@ -17,6 +17,8 @@ from silo_wire.v1 import secure_aggregation_pb2 as pb
 
 MOST_LINKS = 1_000
 """In one answer; an agent that is further behind asks again."""
+MOST_BYTES_HELD = 2 << 20
+"""Of the links that a silo gives back to a coordinator that came from a backup; one link is given whatever its size."""
 MOST_SILOS = 10_000
 """In all groups or atoms of one link: leavers stay in the atoms."""
 MOST_NAME_CHARACTERS = 63
@@ -72,6 +74,26 @@ def offer_from_wire(message: federation_pb2.GroupsReply, federation: FederationN
             for one in message.identities
         ),
     )
+
+
+def held_to_wire(links: Sequence[SignedLink]) -> list[pb.SignedGroups]:
+    """The newest of what a silo keeps, oldest first, as many as one request takes."""
+    taken: list[pb.SignedGroups] = []
+    size = 0
+    for signed in reversed(links[-MOST_LINKS:]):
+        message = signed_groups_to_wire(signed)
+        size += message.ByteSize()
+        if taken and size > MOST_BYTES_HELD:
+            break
+        taken.insert(0, message)
+    return taken
+
+
+def held_from_wire(messages: Sequence[pb.SignedGroups], federation: FederationName) -> tuple[SignedLink, ...]:
+    """Raises MalformedMessage; checks no signature."""
+    if len(messages) > MOST_LINKS:
+        raise MalformedMessage(f"a silo gives {len(messages)} links of release groups: at most {MOST_LINKS} are taken")
+    return tuple(signed_groups_from_wire(one, federation) for one in messages)
 
 
 def groups_to_wire(link: Link) -> pb.ReleaseGroups:

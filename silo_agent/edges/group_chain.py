@@ -38,6 +38,7 @@ from security.secure_aggregation.release_groups import (
     too_little,
 )
 from silo_agent.edges.counted_record import CountedContent, CountedRecord, Notes, require_plausible
+from silo_agent.edges.group_return import is_of_another_key, lacks, to_compare
 from silo_agent.edges.private_record import RESET, PrivateRecord
 from silo_wire.groups_codec import MOST_SILOS, GroupsOffer, signed_groups_from_bytes, signed_groups_to_bytes
 from silo_wire.strict_toml import NameText
@@ -45,6 +46,8 @@ from silo_wire.strict_toml import NameText
 _REMEDY = (
     f"restore it from a backup of today, or have this silo's people decide with `{RESET}`; nothing is masked without it"
 )
+MOST_EARLIER = 256 << 10
+"""Characters of the links before the newest one: a coordinator that came from a backup is given them back."""
 DigestText = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 LinkNumber = Annotated[int, Field(ge=0, lt=MAX_LINKS)]
 ApprovedSets = Annotated[list[list[NameText]], Field(max_length=MOST_SILOS)]
@@ -55,6 +58,7 @@ class _Chain(CountedContent):
     lost: LinkNumber = 0  # people went on though links up to this number were lost: none before it is held
     federation: str = ""
     held: str = ""  # the newest link, as it travels, in base64
+    earlier: list[str] = Field(default_factory=list)  # the links before it, oldest first, as far as there is room
     proposed: str = ""  # what is to follow it, as it was offered last
     signed: dict[DigestText, DigestText] = Field(default_factory=dict)  # predecessor: the one successor
     approved: dict[DigestText, AwareDatetime] = Field(default_factory=dict)
@@ -154,6 +158,15 @@ class GroupChain:
         content = self._record.read()
         held = self._link(content.held)
         return None if held is None or held.link.number < content.lost else held.link
+
+    def kept(self) -> tuple[SignedLink, ...]:
+        """The links that this silo can show, each after the one before, the newest last."""
+        content = self._record.read()
+        links: list[SignedLink] = []
+        for text in (*content.earlier, content.held):
+            if (link := self._link(text)) is not None:
+                links.append(link)
+        return tuple(links)
 
     @property
     def is_new(self) -> bool:
@@ -272,6 +285,8 @@ class GroupChain:
     def _followed(self, content: _Chain, offer: GroupsOffer) -> tuple[_Chain, tuple[Link, ...], str | None]:
         """After the links that stand, as far as they may be taken."""
         held = self._link(content.held)
+        if held is None and not content.signed and any(map(self._is_of_another_key, offer.links)):
+            return self._come_back(content, offer)
         head = None if held is None else held.link
         before: Link | None = None  # of the link that is looked at
         new: list[Link] = []
@@ -296,12 +311,37 @@ class GroupChain:
             self._check_signed(after, signed)
             if reason := self._refused(head, link):
                 raise PolicyRefusal(RELEASE_GROUPS, reason)
-            if reason := self._objection(content, head, link):
+            if reason := self._objection(content, head, signed):
                 return content.model_copy(update={"proposed": _text(signed)}), tuple(new), reason
             head = before = link
             new.append(link)
-            content = content.model_copy(update={"held": _text(signed), "proposed": ""})
+            content = _holding(content, signed)
         return content, tuple(new), None
+
+    def _come_back(self, content: _Chain, offer: GroupsOffer) -> tuple[_Chain, tuple[Link, ...], str | None]:
+        """For a silo whose name signed with a key that it does not have: it lost its folder, and enrolled again.
+
+        It cannot check its own earlier signature, nor those of silos that left. People find out which link stands: the one whose digest
+        they approved is taken, where all whose keys are pinned signed as they must, and then what follows that one.
+        """
+        before: Link | None = None
+        for signed in offer.links:
+            self._check_follows(None if signed.link.number == 1 else before, signed.link)
+            before = signed.link
+        chosen = [one for one in offer.links if one.link.digest.hex() in content.approved]
+        newest = chosen[-1] if chosen else offer.links[-1]
+        link = newest.link
+        if self._silo not in link.members:
+            return content, (), None  # the others went on without it
+        previous = next((one.link for one in offer.links if one.link.digest == link.previous), None)
+        if reason := lacks(previous, newest, self._silo, self._pinned()):
+            raise PolicyRefusal(RELEASE_GROUPS, reason)
+        if reason := self._refused(None, link):
+            raise PolicyRefusal(RELEASE_GROUPS, reason)
+        if not chosen:
+            return content.model_copy(update={"proposed": _text(newest)}), (), self._objection(content, None, newest)
+        content, new, waits = self._followed(_holding(content, newest), offer)
+        return content, (link, *new), waits
 
     def _check_follows(self, previous: Link | None, link: Link) -> None:
         try:
@@ -332,7 +372,7 @@ class GroupChain:
         if reason := self._refused(head, link):
             return content, None, reason
         content = content.model_copy(update={"proposed": _text(offer.proposed)})
-        return content, self._objection(content, head, link), None
+        return content, self._objection(content, head, offer.proposed), None
 
     def _refused(self, head: Link | None, link: Link) -> str | None:
         """Why this silo has no part in a link that promises what nothing could follow, or less than its policy asks for.
@@ -349,7 +389,7 @@ class GroupChain:
         for one in (held, proposed):
             head = None if held is None else held.link
             if one is None or (
-                one is proposed and (self._refused(head, one.link) or self._objection(content, head, one.link))
+                one is proposed and (self._refused(head, one.link) or self._objection(content, head, one))
             ):
                 continue
             link = one.link
@@ -372,22 +412,27 @@ class GroupChain:
             to_sign.append(link)
         return content, tuple(to_sign)
 
-    def _objection(self, content: _Chain, head: Link | None, link: Link) -> str | None:
-        if link.digest.hex() in content.approved:
+    def _objection(self, content: _Chain, head: Link | None, signed: SignedLink) -> str | None:
+        if signed.link.digest.hex() in content.approved:
             return None
-        return objection(head, link, self._silo, pinned=self._pinned().keys(), asks=self._asks)
+        return self._told(head, signed, with_silent=False)
 
-    def _told(self, head: Link | None, proposed: SignedLink) -> str | None:
-        """What people are told about `proposed`, with those who have not signed it."""
+    def _told(self, head: Link | None, proposed: SignedLink, *, with_silent: bool = True) -> str | None:
+        """What people are told about `proposed`, `with_silent` with those who have not signed it."""
         keys = self._keys()
-        return objection(
+        learnt = objection(
             head,
             proposed.link,
             self._silo,
             pinned=keys.keys(),
             asks=self._asks,
-            signed=signers(proposed, keys),
+            signed=signers(proposed, keys) if with_silent else None,
         )
+        compare = None if head is not None else to_compare(proposed, self._silo, self._own_key, frozenset(keys))
+        return "; ".join(filter(None, (compare, learnt))) or None
+
+    def _is_of_another_key(self, signed: SignedLink) -> bool:
+        return is_of_another_key(signed, self._silo, self._own_key)
 
     def _keys(self) -> dict[SiloName, Ed25519PublicKey]:
         return {**self._pinned(), self._silo: self._own_key}
@@ -428,6 +473,18 @@ class GroupChain:
             raise ConfigurationError(f"it is of federation {content.federation!r}, this silo is in {self._federation}")
         for text in (content.held, content.proposed):
             self._link(text)
+
+
+def _holding(content: _Chain, signed: SignedLink) -> _Chain:
+    return content.model_copy(update={"earlier": _earlier(content), "held": _text(signed), "proposed": ""})
+
+
+def _earlier(content: _Chain) -> list[str]:
+    """With the link that is held, before another takes its place; the oldest go where there is no room."""
+    earlier = [*content.earlier, *filter(None, [content.held])]
+    while sum(map(len, earlier)) > MOST_EARLIER:
+        earlier.pop(0)
+    return earlier
 
 
 def _sets(groups: Iterable[Iterable[str]]) -> frozenset[Group]:

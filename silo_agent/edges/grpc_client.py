@@ -35,6 +35,7 @@ from security.file_mark import FileMark
 from security.pki.identity_key import verify
 from security.pki.succession import Succession
 from security.secure_aggregation.messages import MaskedInput
+from security.secure_aggregation.release_groups import SignedLink
 from security.secure_aggregation.verdicts import Verdict
 from silo_agent.edges.backoff import Backoff
 from silo_agent.edges.key_store import SiloCredentials
@@ -60,7 +61,7 @@ from silo_wire.codec import (
     update_header_to_wire,
 )
 from silo_wire.evidence_codec import MAX_CHECKABLE_BYTES, checkable_from_bytes
-from silo_wire.groups_codec import GroupsOffer, offer_from_wire
+from silo_wire.groups_codec import GroupsOffer, held_to_wire, offer_from_wire
 from silo_wire.ledger_receipt import LedgerReceipt, receipt_from_wire, report_to_wire
 from silo_wire.manifest import CHUNK_BYTES, Layout, Manifest
 from silo_wire.messages import (
@@ -621,9 +622,12 @@ class GrpcCoordinator:
         except grpc.aio.AioRpcError as error:
             raise error_of(error) from error
 
-    async def fetch_groups(self, after: int) -> GroupsOffer:
-        """Release groups from number `after` on, and what is proposed; raises what the coordinator says, Unreachable, MalformedMessage."""
-        request = federation_pb2.GroupsRequest(key=self._key(), after=after)
+    async def fetch_groups(self, after: int, *, held: Sequence[SignedLink] = ()) -> GroupsOffer:
+        """Release groups from number `after` on, and what is proposed; raises what the coordinator says, Unreachable, MalformedMessage.
+
+        `held` are given to a coordinator that does not have them any more.
+        """
+        request = federation_pb2.GroupsRequest(key=self._key(), after=after, held=held_to_wire(held))
         try:
             async with self._wire.used() as wire:
                 reply = await wire.stub.FetchGroups(request, timeout=CALL_TIMEOUT_S)

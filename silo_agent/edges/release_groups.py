@@ -9,7 +9,7 @@ from security.audit.log_file import AuditLog
 from security.errors import LoricaError, PolicyRefusal
 from security.pki.identity_key import public_key_bytes
 from security.pki.seal import Seal
-from security.secure_aggregation.release_groups import RELEASE_GROUPS, signature_of
+from security.secure_aggregation.release_groups import RELEASE_GROUPS, Link, SignedLink, signature_of
 from silo_agent.edges.group_chain import GroupChain
 from silo_agent.edges.key_store import SiloCredentials
 from silo_agent.edges.masking_journal import masking_journal
@@ -59,7 +59,7 @@ def small_by_approval(
 class GroupsWire(Protocol):
     """What the coordinator is asked. Raises what it says, Unreachable, MalformedMessage."""
 
-    async def fetch_groups(self, after: int) -> GroupsOffer: ...
+    async def fetch_groups(self, after: int, *, held: Sequence[SignedLink] = ()) -> GroupsOffer: ...
 
     async def sign_groups(self, link: bytes, signature: bytes) -> None: ...
 
@@ -87,6 +87,8 @@ class ReleaseGroups:
     async def sync(self) -> str | None:
         head = await asyncio.to_thread(lambda: self._chain.head)
         offer = await self._client.fetch_groups(0 if head is None else head.number)
+        if head is not None and not offer.links:  # a coordinator that came from a backup may not have it any more
+            offer = await self._client.fetch_groups(head.number, held=await asyncio.to_thread(self._chain.kept))
         first = await asyncio.to_thread(lambda: self._chain.is_new)
         await asyncio.to_thread(self._pin, offer, first)
         taken = await asyncio.to_thread(self._chain.take, offer)
@@ -97,6 +99,8 @@ class ReleaseGroups:
             await self._client.sign_groups(link.digest, signature_of(link, self._credentials.identity_key))
         if taken.refused is not None:
             raise PolicyRefusal(RELEASE_GROUPS, taken.refused)
+        if head is not None and not offer.links and taken.waits is None:
+            raise PolicyRefusal(RELEASE_GROUPS, _behind(head))
         return taken.waits
 
     def _pin(self, offer: GroupsOffer, first: bool) -> None:
@@ -116,3 +120,12 @@ class ReleaseGroups:
     def _tell(self, event: Event, **particulars: str | int) -> None:
         if self._log is not None:
             self._log.append(event, who=self._log.writer, **particulars)
+
+
+def _behind(head: Link) -> str:
+    groups = " ".join(",".join(group) for group in head.partition.groups)
+    return (
+        f"this silo holds release groups {head.number} ({head.digest.hex()[:16]}), the coordinator has older ones and does not take these "
+        f"back: its log says whose signatures it cannot check. Have the operator run `coordinator groups propose {groups} --colluders "
+        f"{head.promise.colluders} --smallest-group {head.promise.smallest_group}`: those who hold these sign again without a word of people"
+    )

@@ -17,11 +17,20 @@ from coordinator.edges.coordinator_folder import CoordinatorFolder
 from security.audit.entry import Event
 from security.identifiers import SiloName
 from security.process_lock import ProcessLock
-from security.secure_aggregation.release_groups import Link, Partition, Promise, SignedLink, first_link, successor
+from security.secure_aggregation.release_groups import (
+    Link,
+    Partition,
+    Promise,
+    SignedLink,
+    first_link,
+    signers,
+    successor,
+)
 from silo_agent.cli import main as silo_main
 from silo_agent.edges.audit_log import audit_log
 from silo_agent.edges.backoff import Backoff
 from silo_agent.edges.group_chain import GroupChain
+from silo_agent.edges.key_store import load_credentials
 from silo_agent.edges.release_groups import ReleaseGroups, group_chain
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.edges.trust_store import trust_store
@@ -59,6 +68,7 @@ class Silos:
         self.silos: dict[SiloName, GroupedSilo] = {}
         self.rules: dict[SiloName, PolicyRules] = {}
         self._stack = AsyncExitStack()
+        self._agents: dict[SiloName, AsyncExitStack] = {}
 
     async def __aenter__(self) -> "Silos":
         return self
@@ -68,10 +78,15 @@ class Silos:
 
     async def begin(self, *names: SiloName) -> None:
         for name in names:
-            agent = await self._stack.enter_async_context(kept_agent(self.folders[name]))
+            self._agents[name] = await self._stack.enter_async_context(AsyncExitStack())
+            agent = await self._agents[name].enter_async_context(kept_agent(self.folders[name]))
             self.silos[name] = self._grouped(name, agent)
             keeping = asyncio.create_task(self.silos[name].keeper.run())
-            self._stack.callback(keeping.cancel)
+            self._agents[name].callback(keeping.cancel)
+
+    async def end(self, name: SiloName) -> None:
+        """Its agent hears nothing more."""
+        await self._agents.pop(name).aclose()
 
     def _grouped(self, name: SiloName, agent: KeptAgent) -> GroupedSilo:
         folder = self.folders[name]
@@ -336,3 +351,130 @@ async def test_groups_that_are_none_are_refused_and_nothing_is_proposed(
     assert done.code != 0
     assert says in done.err
     assert silos.at.service.groups.proposed is None
+
+
+# --- what came from a backup, and what was lost -----------------------------------------------------------------------
+
+THIRDS = successor(HALVES, Partition.of([NAMES[:3], NAMES[3:5], NAMES[5:]]))
+
+
+@asynccontextmanager
+async def at_work(root: Path) -> AsyncIterator[Silos]:
+    folder = CoordinatorFolder(root / "coordinator")
+    with capture_logs():
+        async with (
+            held(folder),
+            running(folder) as at,
+            Silos(at, {name: SiloFolder(root / name) for name in NAMES}) as silos,
+        ):
+            await silos.begin(*NAMES)
+            yield silos
+
+
+async def agreed(silos: Silos, link: Link) -> None:
+    """Proposed, approved by all people, and held by all."""
+    await propose(silos, *link.partition.groups)
+    for name in NAMES:
+        await until(lambda name=name: _proposed(silos, name) == link)  # type: ignore[misc]
+        assert (await at_silo(silos, name, "approve", link.digest.hex())).code == 0
+    await silos.all_hold(link)
+
+
+async def test_a_coordinator_that_came_from_a_backup_has_the_groups_of_since_back_from_its_silos(
+    enrolled: Path, tmp_path: Path
+) -> None:
+    """Two links stood since. It would open attempts of groups that no silo masks under any more."""
+    shutil.copytree(enrolled, tmp_path, dirs_exist_ok=True)
+    async with at_work(tmp_path) as silos:
+        await propose(silos, NAMES)
+        await silos.all_hold(EVERYBODY)
+    shutil.copytree(tmp_path / "coordinator", tmp_path / "backup")
+    async with at_work(tmp_path) as silos:
+        await agreed(silos, HALVES)
+        await agreed(silos, THIRDS)
+    shutil.rmtree(tmp_path / "coordinator")
+    (tmp_path / "backup").rename(tmp_path / "coordinator")
+    async with at_work(tmp_path) as silos:
+        await until(lambda: silos.at.service.groups.head == THIRDS)
+        assert not any(one.refused or any(one.waiting) for one in silos.silos.values())
+        shown = await people(coordinator_main, "audit", "show", "--dir", silos.at.coordinator.folder.root, "--json")
+        stand = [one for one in map(json.loads, shown.out.splitlines()) if one["event"] == Event.GROUPS_STAND.value]
+        assert [one["details"]["digest"] for one in stand][-2:] == [HALVES.digest.hex(), THIRDS.digest.hex()]
+
+
+async def test_a_silo_tells_what_to_propose_to_a_coordinator_that_cannot_take_its_groups_back(
+    enrolled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(enrolled, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(tmp_path / "coordinator", tmp_path / "backup")
+    async with at_work(tmp_path) as silos:
+        await propose(silos, NAMES)
+        await silos.all_hold(EVERYBODY)
+    shutil.rmtree(tmp_path / "coordinator")
+    (tmp_path / "backup").rename(tmp_path / "coordinator")
+
+    async def takes_nothing(*_: object) -> None:
+        """As where it does not have the keys of those who signed."""
+
+    monkeypatch.setattr("coordinator.service.release_groups.ReleaseGroups.take_back", takes_nothing)
+    async with at_work(tmp_path) as silos:
+        for one in silos.silos.values():
+            await until(lambda one=one: bool(one.refused))  # type: ignore[misc]
+        rule, detail = silos.silos[NAMES[0]].refused[0]
+        assert rule == "release_groups"
+        command = f"coordinator groups propose {','.join(NAMES)} --colluders 0 --smallest-group 3"
+        assert command in detail
+        assert (
+            await people(coordinator_main, *command.split()[1:], "--dir", silos.at.coordinator.folder.root)
+        ).code == 0
+        await until(lambda: silos.at.service.groups.head == EVERYBODY)
+
+
+async def test_a_silo_that_lost_its_folder_comes_back_with_the_word_of_people(enrolled: Path, tmp_path: Path) -> None:
+    """Enrolled again under its name, pinned anew by the others, while one that left is not pinned any more."""
+    lost, left, others = NAMES[0], NAMES[5], NAMES[1:5]
+    shutil.copytree(enrolled, tmp_path, dirs_exist_ok=True)
+    without = successor(EVERYBODY, Partition.of([NAMES[:5]]))
+    async with at_work(tmp_path) as silos:
+        await propose(silos, NAMES)
+        await silos.all_hold(EVERYBODY)
+        await propose(silos, NAMES[:5])
+        for name in NAMES[:4]:
+            await until(lambda name=name: _proposed(silos, name) == without)  # type: ignore[misc]
+            assert (await at_silo(silos, name, "approve", without.digest.hex())).code == 0
+        await silos.all_hold(without, NAMES[:4])
+        await at_silo(silos, NAMES[4], "approve", without.digest.hex())
+        await silos.all_hold(without, NAMES[:5])
+
+        await silos.end(lost)
+        shutil.rmtree(tmp_path / lost)
+        credentials = await silos.at.enrolled(lost)
+        pins = trust_store(silo_at(tmp_path / lost, credentials, silos.at.address), credentials, first_use=False)
+        for name in others:
+            folder = silos.folders[name]
+            pins.add(name, load_credentials(folder).identity_key.public_key())
+            its = trust_store(folder, load_credentials(folder), first_use=False)
+            its.remove(lost)
+            its.add(lost, credentials.identity_key.public_key())
+        await silos.begin(lost)
+        await until(lambda: bool(silos.silos[lost].waits))
+        assert f"have the people of {', '.join(others)} read out the digest" in silos.silos[lost].waits[0]
+        held_elsewhere = json.loads((await at_silo(silos, others[0], "show", "--json")).out)["held"]["digest"]
+        assert (await at_silo(silos, lost, "approve", held_elsewhere)).code == 0
+        await silos.all_hold(without, NAMES[:5])
+        new_key = {lost: credentials.identity_key.public_key()}
+        await until(lambda: lost in signers(silos.at.service.groups.after(2)[0], new_key))
+
+        halves = successor(without, Partition.of([NAMES[:5]]), Promise(smallest_group=4))
+        await people(
+            coordinator_main,
+            "groups",
+            "propose",
+            ",".join(NAMES[:5]),
+            "--smallest-group",
+            "4",
+            "--dir",
+            silos.at.coordinator.folder.root,
+        )
+        await silos.all_hold(halves, NAMES[:5])
+        assert left not in halves.members

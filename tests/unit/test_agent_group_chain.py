@@ -315,6 +315,8 @@ def test_signatures_of_who_is_not_pinned_and_of_other_keys_count_for_nothing(tmp
     chain = chain_in(tmp_path)
     false = tuple((name, signature_of(EVERYBODY, identity_key("somebody"))) for name in NAMES)
     with pytest.raises(PolicyRefusal, match="lack 9 signatures"):
+        chain.take(offer(SignedLink(link=EVERYBODY, signatures=false[1:])))
+    with pytest.raises(PolicyRefusal, match="lack 8 signatures of silos whose keys"):  # its own may be an earlier key's
         chain.take(offer(SignedLink(link=EVERYBODY, signatures=false)))
     assert chain.head is None
 
@@ -330,6 +332,96 @@ def test_all_count_signatures_with_the_number_that_the_predecessor_says(tmp_path
     with pytest.raises(PolicyRefusal, match="lack 1 signatures"):
         chain.take(offer(signed(first), signed(link, NAMES[:5])))
     assert chain.take(offer(signed(first), signed(link, NAMES[:6]))).links == (link,)
+
+
+# --- a silo that lost its folder -------------------------------------------------------------------------------------
+
+LEFT = NAMES[-1]
+WITHOUT_LEFT = successor(EVERYBODY, Partition.of([NAMES[:-1]]))
+
+
+def before_it_was_lost(link: Link, by: Iterable[SiloName] = NAMES) -> SignedLink:
+    """Signed by this silo, too, with the key that it had then."""
+    earlier = signature_of(link, identity_key("an earlier key"))
+    return signed(link, set(by) - {OWN}).signed_by(OWN, earlier)
+
+
+def test_a_silo_that_lost_its_folder_takes_the_link_whose_digest_its_people_were_told(tmp_path: Path) -> None:
+    """It can check neither its own earlier signature nor that of a silo that left."""
+    chain = chain_in(tmp_path, pinned=NAMES[:-1])
+    shown = offer(before_it_was_lost(EVERYBODY), before_it_was_lost(WITHOUT_LEFT, NAMES[:-1]))
+    taken = chain.take(shown)
+    assert (taken.links, taken.to_sign, chain.head) == ((), (), None)
+    assert f"have the people of {', '.join(NAMES[1:-1])} read out the digest" in (taken.waits or "")
+    assert "somebody else chose" in (taken.waits or "")
+    link, told = chain.approve(WITHOUT_LEFT.digest.hex())
+    assert link == WITHOUT_LEFT
+    assert "read out the digest" in told, "the audit log has it"
+    assert chain.take(shown) == Taken(links=(WITHOUT_LEFT,), to_sign=(WITHOUT_LEFT,))
+    again = chain_in(tmp_path, pinned=NAMES[:-1])
+    assert again.head == WITHOUT_LEFT
+    both = successor(WITHOUT_LEFT, Partition.of([NAMES[:4], NAMES[4:-1]]))
+    assert "silo-00, silo-01, silo-02, silo-03 alone" in (again.take(offer(proposed=both)).waits or "")
+
+
+def test_a_link_that_was_approved_is_taken_also_where_another_followed_meanwhile(tmp_path: Path) -> None:
+    chain = chain_in(tmp_path)
+    chain.take(offer(before_it_was_lost(EVERYBODY)))
+    chain.approve(EVERYBODY.digest.hex())
+    wider = successor(EVERYBODY, EVERYBODY.partition, Promise(smallest_group=4))
+    taken = chain.take(offer(before_it_was_lost(EVERYBODY), before_it_was_lost(wider)))
+    assert taken.links == (EVERYBODY, wider)
+
+
+def test_a_silo_that_the_others_left_out_meanwhile_holds_nothing_until_they_take_it_in(tmp_path: Path) -> None:
+    without = successor(EVERYBODY, Partition.of([NAMES[1:]]))
+    chain = chain_in(tmp_path)
+    links = before_it_was_lost(EVERYBODY), signed(without, NAMES[1:])
+    assert chain.take(offer(*links)) == Taken()
+    within = successor(without, EVERYBODY.partition)
+    shown = offer(*links, signed(within, NAMES[1:]))
+    assert "read out the digest" in (chain.take(shown).waits or "")
+    chain.approve(within.digest.hex())
+    assert chain.take(shown) == Taken(links=(within,), to_sign=(within,))
+
+
+@pytest.mark.parametrize(
+    ("links", "pinned", "says"),
+    [
+        ((before_it_was_lost(EVERYBODY, NAMES[:-1]),), NAMES, "lack 1 signatures of silos whose keys"),
+        ((before_it_was_lost(EVERYBODY), before_it_was_lost(THIRDS, NAMES[:5])), NAMES, "lack 1 signatures of silos"),
+        ((before_it_was_lost(EVERYBODY), before_it_was_lost(forked(), NAMES)), NAMES, "do not follow"),
+        ((before_it_was_lost(WITHOUT_LEFT),), NAMES, "do not follow"),
+        ((before_it_was_lost(EVERYBODY),), (), "lack 1 signatures of silos whose keys .* these are none"),
+    ],
+    ids=["one did not sign", "half signed", "another chain", "the first is left out", "nobody is pinned"],
+)
+def test_attack_a_silo_that_lost_its_folder_is_shown_links_that_do_not_stand(
+    tmp_path: Path, links: tuple[SignedLink, ...], pinned: tuple[SiloName, ...], says: str
+) -> None:
+    """They do not come before its people, who could approve them."""
+    chain = chain_in(tmp_path, pinned=pinned)
+    with pytest.raises(PolicyRefusal, match=says):
+        chain.take(offer(*links))
+    assert chain.standing().proposed is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_attack_a_signature_in_its_name_opens_no_short_way_to_a_silo_that_has_signed(tmp_path: Path) -> None:
+    """It knows what it signed, so it did not lose its folder: what lacks signatures it never takes, whatever people approved."""
+    chain = chain_in(tmp_path, pinned=NAMES[:-1])
+    chain.take(offer(proposed=EVERYBODY))
+    chain.approve(EVERYBODY.digest.hex())
+    assert chain.take(offer(proposed=EVERYBODY)).to_sign == (EVERYBODY,)
+    with pytest.raises(PolicyRefusal, match="lack 2 signatures that this silo can check"):
+        chain.take(offer(before_it_was_lost(EVERYBODY)))
+    assert chain.head is None
+
+
+def test_attack_a_silo_that_holds_groups_is_not_taken_for_one_that_lost_them(tmp_path: Path) -> None:
+    chain = holding(tmp_path, EVERYBODY)
+    with pytest.raises(PolicyRefusal, match="lack 1 signatures that this silo can check"):
+        chain.take(offer(before_it_was_lost(EVERYBODY), before_it_was_lost(THIRDS, NAMES[:5])))
 
 
 # --- what a link promises ---------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -556,7 +556,7 @@ class OfferingOnly:
         known = (KnownIdentity(silo=name, key=identity_key(name).public_key()) for name in silos)
         self.offer = GroupsOffer(links=(), proposed=None, identities=tuple(known))
 
-    async def fetch_groups(self, after: int) -> GroupsOffer:
+    async def fetch_groups(self, after: int, *, held: Sequence[SignedLink] = ()) -> GroupsOffer:
         return self.offer
 
     async def sign_groups(self, link: bytes, signature: bytes) -> None:

@@ -12,9 +12,18 @@ from coordinator.service.records import EnrolledSilo, Invitation
 from coordinator.service.release_groups import ReleaseGroups
 from coordinator.service.threads import Threads
 from security.errors import AuthorisationError, Conflict, IntegrityError, MalformedMessage, StateError, WrongTime
-from security.identifiers import SiloName
+from security.identifiers import Identity, Role, SiloName
 from security.pki.identity_key import public_key_bytes
-from security.secure_aggregation.release_groups import Link, Partition, Promise, first_link, signature_of, successor
+from security.pki.succession import Succession, succession_statement
+from security.secure_aggregation.release_groups import (
+    Link,
+    Partition,
+    Promise,
+    SignedLink,
+    first_link,
+    signature_of,
+    successor,
+)
 from silo_wire.canonical import digest_of
 from tests.support.rounds import T0
 from tests.support.secagg_federation import FEDERATION, identity_key, silo_names
@@ -229,3 +238,78 @@ async def test_a_false_signature_and_one_of_a_stranger_are_refused(store: SqlRou
     with pytest.raises(WrongTime):
         await groups.sign(NAMES[0], EVERYBODY.digest, good)
     assert groups.waits_for()[1] == 3
+
+
+# --- a coordinator that came from a backup ----------------------------------------------------------------------------
+
+
+def signed_by(link: Link, silos: Iterable[SiloName]) -> SignedLink:
+    return SignedLink(
+        link=link, signatures=tuple((name, signature_of(link, identity_key(name))) for name in sorted(silos))
+    )
+
+
+FIRST_HALVES = successor(EVERYBODY, Partition.of(HALVES))
+TOGETHER = successor(FIRST_HALVES, EVERYBODY.partition)
+GIVEN = signed_by(EVERYBODY, NAMES), signed_by(FIRST_HALVES, NAMES[:4]), signed_by(TOGETHER, NAMES[2:])
+
+
+async def test_links_that_a_backup_does_not_have_are_taken_back_from_a_silo(store: SqlRoundStore) -> None:
+    groups = await standing(store)
+    await groups.propose([NAMES[::2], NAMES[1::2]])  # what followed in the backup, and never stood
+    told: list[SignedLink] = []
+    groups.on_standing.append(told.append)
+    news = groups.digest
+    await groups.take_back(NAMES[0], GIVEN)
+    assert tuple(told) == GIVEN[1:]
+    assert groups.digest != news
+    for each in (groups, await groups_of(store)):
+        assert each.require_head() == TOGETHER
+        assert each.proposed is None
+        assert each.after(2) == GIVEN[1:]
+    await groups.take_back(NAMES[1], GIVEN)
+    assert tuple(told) == GIVEN[1:], "the second silo brings nothing new"
+    await sign(groups, TOGETHER, NAMES[:1])
+    assert len(groups.after(3)[0].signatures) == 5
+
+
+async def test_a_whole_chain_is_taken_back_where_the_backup_had_none(store: SqlRoundStore) -> None:
+    groups = await groups_of(store)
+    await groups.take_back(NAMES[0], GIVEN)
+    assert (await groups_of(store)).after(0) == GIVEN
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        (signed_by(FIRST_HALVES, NAMES[:3]),),
+        (SignedLink(link=FIRST_HALVES, signatures=tuple((name, bytes(64)) for name in NAMES)),),
+        (signed_by(TOGETHER, NAMES),),
+        (signed_by(successor(first_link(FEDERATION, FIRST_HALVES.partition), EVERYBODY.partition), NAMES),),
+        (signed_by(first_link(FEDERATION, FIRST_HALVES.partition), NAMES),),
+    ],
+    ids=["too few", "false", "one is left out", "another chain", "another first one"],
+)
+async def test_attack_a_silo_gives_links_that_do_not_stand(store: SqlRoundStore, given: tuple[SignedLink, ...]) -> None:
+    groups = await standing(store)
+    before = groups.digest
+    await groups.take_back(NAMES[0], given)
+    assert (groups.head, groups.digest) == (EVERYBODY, before)
+
+
+async def test_a_signature_of_the_key_before_counts_where_links_are_taken_back(store: SqlRoundStore) -> None:
+    """The other silos hold those that were given when the link stood."""
+    groups = await standing(store)
+    old, new = identity_key(NAMES[0]), identity_key("a later key")
+    identity = Identity(FEDERATION, Role.SILO, NAMES[0])
+    store.succeed(
+        NAMES[0],
+        Succession(
+            predecessor=old.public_key(),
+            successor=new.public_key(),
+            statement=succession_statement(old, identity=identity, new_key=new.public_key()),
+        ),
+        at=T0,
+    )
+    await groups.take_back(NAMES[1], GIVEN)
+    assert groups.head == TOGETHER

@@ -67,6 +67,7 @@ COVERED: dict[str, Why] = {
             *("Verdict.silo", "Agreement.silo", "Reveal.silo", "RevealedShare.dealer", "SealedShare.peer"),
             *("EnrolRequest.federation", "EnrolRequest.silo", "EnrolRequest.agent_version", "EnrolRequest.csr_der"),
             "RenewalRequest.csr_der",
+            *("ReleaseGroup.silos", "GroupsSignature.silo"),  # given back to a coordinator that had them
         ),
         Why.IDENTITY,
     ),
@@ -86,6 +87,11 @@ COVERED: dict[str, Why] = {
                 "PiecesRequest.without_master",
             ),  # whether files of the last round are there
             "GroupsRequest.after",  # the number of the release groups that it holds
+            *(
+                "ReleaseGroups.number",
+                "ReleaseGroups.colluders",
+                "ReleaseGroups.smallest_group",
+            ),  # given back, as those
             "AuditHead.sequence",  # entries of orders, answers and people's commands, and seals by the clock
         ),
         Why.PUBLIC,
@@ -111,6 +117,7 @@ COVERED: dict[str, Why] = {
             *("RevealedShare.self_mask", "RevealedShare.mask_key", "RevealedShare.salt"),
             *("EnrolRequest.token_secret", "EnrolRequest.identity_public_key", "EnrolRequest.identity_endorsement"),
             *("SignGroupsRequest.groups", "SignGroupsRequest.signature"),  # over what the coordinator has shown
+            *("ReleaseGroups.previous", "GroupsSignature.signature"),  # that the coordinator has shown
             *("Verdict.evidence", "Verdict.signature"),  # over what the coordinator has shown
             "EnrolRequest.trust_bundle",  # of authorities that the coordinator has just told
             *("RenewalRequest.identity_endorsement", "SuccessionRequest.possession"),

@@ -1162,21 +1162,27 @@ class GroupsRequest(_message.Message):
 
     KEY_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
     after: _builtins.int
     """the number of the newest link that the silo holds; 0: none"""
     @_builtins.property
     def key(self) -> _common_pb2.CallKey:
         """names the silo; no plan, since the chain is of the federation"""
 
+    @_builtins.property
+    def held(self) -> _containers.RepeatedCompositeFieldContainer[_secure_aggregation_pb2.SignedGroups]:
+        """Where the coordinator has just answered with no link: those that the silo keeps, oldest first. It was restored from a backup."""
+
     def __init__(
         self,
         *,
         key: _common_pb2.CallKey | None = ...,
         after: _builtins.int = ...,
+        held: _abc.Iterable[_secure_aggregation_pb2.SignedGroups] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "key", b"key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "held", b"held", "key", b"key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
