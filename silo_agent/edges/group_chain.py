@@ -271,6 +271,8 @@ class GroupChain:
                 )
             if held is not None:
                 number = held.link.number + 1
+            elif NO_LINK.hex() in taken_back:
+                number = 1
             elif proposed is not None and proposed.link.digest.hex() == digest:
                 number = proposed.link.number
             kept = {before: after for before, after in content.signed.items() if before not in taken_back}

@@ -118,8 +118,8 @@ def test_the_search_finds_the_counterexample_of_memories_of_single_silos(
         def _check_follows(self, previous: Any, link: Any) -> None:
             """What others were shown in between is not known."""
 
-        def _objection(self, content: Any, head: Any, link: Any) -> str | None:
-            small = [] if head is None else release_groups.refined(head.atoms, link.partition)
+        def _objection(self, content: Any, head: Any, signed: Any) -> str | None:
+            small = [] if head is None else release_groups.refined(head.atoms, signed.link.partition)
             return "too fine" if any(len(atom) < self._asks.smallest_group for atom in small) else None
 
     monkeypatch.setattr("tests.support.leak_search.GroupChain", OwnMemory)
