@@ -40,6 +40,7 @@ from coordinator.edges.key_store import KeyStore, key_files
 from coordinator.edges.logs import log_to_stderr
 from coordinator.groups_commands import groups_app
 from coordinator.plans.forecast import forecast
+from coordinator.rounds.which_plan import DEFAULT_PLAN
 from coordinator.service.enrolment import MAX_VALID_SECONDS
 from coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT, STATUS_PORT, settings_text
 from coordinator.upkeep_commands import backup, gc, restore, upgrade
@@ -56,7 +57,6 @@ from silo_wire.software_version import software_version
 from silo_wire.transport import keep_chunks_in_memory
 from silo_wire.v1 import operator_pb2
 
-DEFAULT_PLAN = "default"
 DEFAULT_SIZE = "mini"
 
 PlanName = Annotated[str, typer.Argument(autocompletion=plan_names)]
@@ -442,14 +442,34 @@ def plan_list(directory: Dir = None) -> None:
 
 
 @plan_app.command(name="start")
-def plan_start(name: PlanName = DEFAULT_PLAN, directory: Dir = None) -> None:
+def plan_start(
+    name: Annotated[
+        str,
+        typer.Argument(
+            autocompletion=plan_names,
+            help="Default: the plan that runs, is stopped or is offered; 'default' where none ever was.",
+            show_default=False,
+        ),
+    ] = "",
+    leave: Annotated[
+        str,
+        typer.Option(
+            "--leave",
+            metavar="OTHER",
+            help="Leave this plan, which is stopped before its end, for good.",
+            autocompletion=plan_names,
+            show_default=False,
+        ),
+    ] = "",
+    directory: Dir = None,
+) -> None:
     """Start a plan, or go on with it after a stop."""
     reached = reach(directory)
-    reply = reached.ask(lambda stub: stub.StartPlan(operator_pb2.StartPlanRequest(plan=name)))
+    reply = reached.ask(lambda stub: stub.StartPlan(operator_pb2.StartPlanRequest(plan=name, leave=leave)))
     if isinstance(reached, OnTheHost):
         _print_forecast(reached.coordinator.shelf.bundle(Digest(reply.plan_digest.hex())).plan)
     Console().print(
-        f"plan {name} ({reply.plan_digest.hex()[:16]}) is started: {reply.detail}",
+        f"plan {reply.plan_name or name} ({reply.plan_digest.hex()[:16]}) is started: {reply.detail}",
         highlight=False,
         soft_wrap=True,
         markup=False,

@@ -114,7 +114,7 @@ def waiting_for(state: State) -> str:
         case Evaluating():
             return f"{len(state.reports)} of {len(state.cohort)} evaluations in, working: {named(_at_work(state))}"
         case Stopped():
-            return "stopped by the operator; `coordinator plan start` goes on"
+            return f"stopped by the operator; `coordinator plan start` goes on with plan {state.course.terms.name}"
         case PlanFinished():
             return state.reason or f"all {state.course.terms.rounds} rounds done"
 
@@ -135,7 +135,7 @@ def _gathering(state: Gathering) -> str:
         counts += f", left out until `coordinator plan start`: {named(sorted(barred))}"
     absent = named(cohort_of(course.population - course.ready))
     if not state.started:
-        return f"{counts}; waiting for `coordinator plan start`"
+        return f"{counts}; waiting for `coordinator plan start {course.terms.name}`"
     if course.paused:
         return f"{counts}; paused by the operator, `coordinator plan resume` goes on"
     if len(course.ready) < course.terms.min_silos:

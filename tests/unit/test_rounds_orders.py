@@ -117,5 +117,5 @@ def test_the_operator_reads_what_is_waited_for() -> None:
     assert waiting_for(after(COLLECTING, committed(A))) == "1 of 2 updates in, working: bank-b"
     assert waiting_for(AGGREGATING) == "summing 2 updates"
     assert waiting_for(after(EVALUATING, reported(B))) == "1 of 2 evaluations in, working: bank-a"
-    assert "plan start" in waiting_for(STOPPED)
+    assert waiting_for(STOPPED) == "stopped by the operator; `coordinator plan start` goes on with plan first"
     assert waiting_for(FINISHED) == "all 2 rounds done"
