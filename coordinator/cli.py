@@ -55,7 +55,7 @@ from silo_wire.canonical import Digest
 from silo_wire.plan import Plan
 from silo_wire.software_version import software_version
 from silo_wire.transport import keep_chunks_in_memory
-from silo_wire.v1 import operator_pb2
+from silo_wire.v1 import operator_pb2, operator_pb2_grpc
 
 DEFAULT_SIZE = "mini"
 
@@ -205,10 +205,11 @@ def serve_command(
 def status(directory: Dir = None, as_json: AsJson = False) -> None:
     """Show where the plan and each silo stand."""
     reached = reach(directory)
-    reply = reached.ask(lambda stub: stub.GetStatus(operator_pb2.GetStatusRequest()))
+    reply, groups = reached.ask(_status_and_groups)
     running = not isinstance(reached, OnTheHost) or reached.running
+    proposed = groups.proposed_digest.hex()
     if as_json:
-        print(json.dumps({"running": running, **_json(reply)}, indent=2))
+        print(json.dumps({"running": running, **_json(reply), "proposed_groups": proposed}, indent=2))
         return
     out = Console()
     out.print(
@@ -221,8 +222,13 @@ def status(directory: Dir = None, as_json: AsJson = False) -> None:
             f"plan {reply.plan_name} ({reply.plan_digest.hex()[:16]}), round {reply.round} of {reply.rounds}",
             highlight=False,
         )
-    left = f", {reply.seconds_left:.0f} s left" if reply.seconds_left >= 0 else ""
+    left = f", {reply.seconds_left:.0f} s left" if running and reply.seconds_left >= 0 else ""
     out.print(f"{reply.phase}{left}: {reply.detail}", highlight=False, markup=False)
+    if proposed:
+        say(
+            f"release groups {proposed} are proposed and wait for {groups.needed} signatures of: {', '.join(groups.missing)} "
+            "(coordinator groups show)"
+        )
     table = Table()
     for column in ("silo", "state", "progress", "last seen", "certificate expires", "agent", "detail"):
         table.add_column(column)
@@ -418,20 +424,15 @@ def plan_show(name: PlanName = DEFAULT_PLAN, directory: Dir = None, as_json: AsJ
     if as_json:
         print(json.dumps(value, indent=2))
         return
-    out = Console()
-    out.print(
-        f"plan [bold]{name}[/]: {bundle.plan.model.source}, {bundle.plan.model.parameters:,} parameters",
-        highlight=False,
-    )
-    table = Table(show_header=False)
-    for section, content in value.items():
-        if isinstance(content, dict):
-            for key, item in content.items():
-                table.add_row(section, key, json.dumps(item))
-            table.add_section()
-        else:
-            table.add_row("", section, json.dumps(content))
-    out.print(table)
+    # In lines of their own, however wide the terminal: people copy digests from here.
+    say(f"plan {name}: {bundle.plan.model.source}, {bundle.plan.model.parameters:,} parameters")
+    say(f"{'digest':<20} {bundle.plan.digest}")
+    for section, content in bundle.plan.model_dump(mode="json").items():
+        if not isinstance(content, dict):
+            say(f"{section:<20} {_shown(content)}")
+            continue
+        for key, item in content.items():
+            say(f"{section:<20} {key} = {_shown(item)}")
 
 
 @plan_app.command(name="list")
@@ -587,6 +588,10 @@ def _assignment(text: str) -> tuple[str, object]:
 # --- small things
 
 
+def _shown(value: object) -> str:
+    return value if isinstance(value, str) and value.isprintable() else json.dumps(value)
+
+
 def _name_from(folder: str) -> str:
     kept = "".join(character if character.isalnum() else "-" for character in folder.lower()).strip("-")
     return kept[:63].strip("-") or "federation"
@@ -600,6 +605,13 @@ def _own_hosts() -> list[str]:
     except OSError:
         return ["localhost"]
     return [name, "localhost"] if name != "localhost" else ["localhost"]
+
+
+async def _status_and_groups(
+    stub: "operator_pb2_grpc.OperatorAsyncStub",
+) -> tuple[operator_pb2.StatusReply, operator_pb2.GroupsStanding]:
+    reply = await stub.GetStatus(operator_pb2.GetStatusRequest())
+    return reply, await stub.GetGroups(operator_pb2.GetGroupsRequest())
 
 
 def _json(message: operator_pb2.StatusReply | operator_pb2.RoundRecord) -> dict[str, object]:

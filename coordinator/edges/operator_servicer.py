@@ -109,6 +109,8 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
             proposed=None if proposed is None else signed_groups_to_wire(proposed),
             missing=sorted(missing),
             needed=needed,
+            standing_digest=b"" if standing is None else standing.link.digest,
+            proposed_digest=b"" if proposed is None else proposed.link.digest,
         )
 
     async def GrantAccess(

@@ -123,14 +123,17 @@ class ReleaseGroups:
     ) -> SignedLink:
         """In the place of what is proposed; None: as the groups that stand promise, or what `colluders` ask for.
 
-        Raises MalformedMessage for groups or numbers that are none, StateError for a silo that is not enrolled.
+        Raises MalformedMessage for groups or numbers that are none, StateError for a silo that is not enrolled and for a group of fewer
+        silos than is promised.
         """
         partition = Partition.of(groups)
         async with self._alone:
             before = LEAST_PROMISE if self.head is None else self.head.promise
             against = before.colluders if colluders is None else colluders
             least = max(before.smallest_group, least_group(against)) if smallest_group is None else smallest_group
-            return await self._propose(partition, Promise(colluders=against, smallest_group=least))
+            promise = Promise(colluders=against, smallest_group=least)
+            _require_large_enough(partition, promise)
+            return await self._propose(partition, promise)
 
     async def _propose(self, partition: Partition, promise: Promise) -> SignedLink:
         enrolled = {item.silo for item in await self._threads.store(self._store.silos)}
@@ -205,3 +208,14 @@ class ReleaseGroups:
         self._news.set()
         for told in self.on_change:
             told()
+
+
+def _require_large_enough(partition: Partition, promise: Promise) -> None:
+    for group in partition.groups:
+        if len(group) < promise.smallest_group:
+            least = least_group(promise.colluders)
+            lower = f", or promise less with --smallest-group {len(group)}" if len(group) >= least else ""
+            raise StateError(
+                f"release group {','.join(group)} has {len(group)} silos, and the smallest group that is promised is "
+                f"{promise.smallest_group}: put these silos into a larger group{lower}"
+            )

@@ -130,17 +130,27 @@ async def test_release_groups_promise_what_the_plan_and_the_operator_say_and_wha
         groups.require_head(colluders=3)
     with pytest.raises(Conflict, match="these groups already"):
         await groups.propose([NAMES])
-    for asked, promise in (
-        ({}, first.promise),
-        ({"colluders": 4}, Promise(colluders=4, smallest_group=6)),
-        ({"smallest_group": 5}, Promise(colluders=2, smallest_group=5)),
-        ({"colluders": 0, "smallest_group": 3}, Promise()),
+    divided: tuple[tuple[SiloName, ...], ...]
+    for divided, asked, promise in (
+        ((NAMES[:4],), {}, first.promise),
+        ((NAMES,), {"colluders": 4}, Promise(colluders=4, smallest_group=6)),
+        ((NAMES[:5],), {"smallest_group": 5}, Promise(colluders=2, smallest_group=5)),
+        (HALVES, {"colluders": 0, "smallest_group": 3}, Promise()),
     ):
-        assert (await groups.propose(HALVES, **asked)).link == successor(first, Partition.of(HALVES), promise)
+        assert (await groups.propose(divided, **asked)).link == successor(first, Partition.of(divided), promise)
     more = (await groups.propose([NAMES], colluders=3)).link
     assert (more.partition, more.promise.colluders) == (first.partition, 3)
     with pytest.raises(MalformedMessage, match="allowed are 4 to"):
         await groups.propose(HALVES, smallest_group=3)
+
+
+async def test_a_group_of_fewer_silos_than_stands_promised_needs_a_smaller_promise(store: SqlRoundStore) -> None:
+    groups = await groups_of(store)
+    link = (await groups.propose([NAMES], smallest_group=5)).link
+    await sign(groups, link, NAMES)
+    with pytest.raises(StateError, match=r"has 4 silos, .* promised is 5: .* promise less with --smallest-group 4$"):
+        await groups.propose([NAMES[:4]])
+    assert (await groups.propose([NAMES[:4]], smallest_group=4)).link.promise == Promise(smallest_group=4)
 
 
 async def test_another_proposal_takes_the_place_of_one_that_does_not_stand(store: SqlRoundStore) -> None:
@@ -184,8 +194,13 @@ async def test_what_is_told_to_silos_changes_with_every_signature(store: SqlRoun
         ([NAMES, ()], MalformedMessage, "empty"),
         ([], MalformedMessage, "there is none"),
         ([NAMES], Conflict, "these groups already"),
+        (
+            [NAMES[:4], NAMES[4:]],
+            StateError,
+            "release group silo-04,silo-05 has 2 silos, .* promised is 3: put .* larger group$",
+        ),
     ],
-    ids=["a stranger", "twice", "an empty one", "none", "the same"],
+    ids=["a stranger", "twice", "an empty one", "none", "the same", "one of two"],
 )
 async def test_groups_that_are_none_are_not_proposed(
     store: SqlRoundStore, divided: list[tuple[SiloName, ...]], error: type[Exception], says: str

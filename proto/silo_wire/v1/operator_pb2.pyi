@@ -77,8 +77,13 @@ class GroupsStanding(_message.Message):
     PROPOSED_FIELD_NUMBER: _builtins.int
     MISSING_FIELD_NUMBER: _builtins.int
     NEEDED_FIELD_NUMBER: _builtins.int
+    STANDING_DIGEST_FIELD_NUMBER: _builtins.int
+    PROPOSED_DIGEST_FIELD_NUMBER: _builtins.int
     needed: _builtins.int
     """of so many of them"""
+    standing_digest: _builtins.bytes
+    """32 bytes, by which silos know them; empty: absent, as above"""
+    proposed_digest: _builtins.bytes
     @_builtins.property
     def standing(self) -> _secure_aggregation_pb2.SignedGroups:
         """absent: none stand"""
@@ -98,10 +103,12 @@ class GroupsStanding(_message.Message):
         proposed: _secure_aggregation_pb2.SignedGroups | None = ...,
         missing: _abc.Iterable[_builtins.str] | None = ...,
         needed: _builtins.int = ...,
+        standing_digest: _builtins.bytes = ...,
+        proposed_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["proposed", b"proposed", "standing", b"standing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["missing", b"missing", "needed", b"needed", "proposed", b"proposed", "standing", b"standing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["missing", b"missing", "needed", b"needed", "proposed", b"proposed", "proposed_digest", b"proposed_digest", "standing", b"standing", "standing_digest", b"standing_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
