@@ -429,10 +429,10 @@ def plan_show(name: PlanName = DEFAULT_PLAN, directory: Dir = None, as_json: AsJ
     say(f"{'digest':<20} {bundle.plan.digest}")
     for section, content in bundle.plan.model_dump(mode="json").items():
         if not isinstance(content, dict):
-            say(f"{section:<20} {_shown(content)}")
+            say(f"{section:<20} {json.dumps(content)}")
             continue
         for key, item in content.items():
-            say(f"{section:<20} {key} = {_shown(item)}")
+            say(f"{section:<20} {key} = {json.dumps(item)}")
 
 
 @plan_app.command(name="list")
@@ -586,10 +586,6 @@ def _assignment(text: str) -> tuple[str, object]:
 
 
 # --- small things
-
-
-def _shown(value: object) -> str:
-    return value if isinstance(value, str) and value.isprintable() else json.dumps(value)
 
 
 def _name_from(folder: str) -> str:

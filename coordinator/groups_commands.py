@@ -39,9 +39,10 @@ def propose(
     smallest_group: Annotated[
         int | None,
         typer.Option(
-            min=3,
+            min=1,
             max=10_002,
-            help="Sets of fewer silos are for people to allow; default: as the groups that stand, at least colluders + 2 and 3.",
+            help="No group is of fewer silos, and sets of fewer are for people to allow; default: as the groups that stand, at least "
+            "colluders + 2 and 3. 1 and 2 are for groups that small: the promise is as by default then.",
             show_default=False,
         ),
     ] = None,

@@ -17,6 +17,7 @@ from coordinator.rounds.states import (
     Stopped,
     Task,
     course_of,
+    round_of,
 )
 from coordinator.rounds.states import Finished as PlanFinished
 from coordinator.rounds.updates import CommittedUpdate
@@ -93,8 +94,17 @@ def _silos_of(items: Iterable[Report | CommittedUpdate | Declined]) -> tuple[Sil
     return tuple(item.silo for item in items)
 
 
+CLOSING = "closing round, in which nobody trains"
+
+
 def waiting_for(state: State) -> str:
     """What the present phase waits for, in one line for the operator."""
+    course = course_of(state)
+    closing = course is not None and round_of(state)[0] > course.terms.rounds
+    return f"{CLOSING}: {_waiting_for(state)}" if closing else _waiting_for(state)
+
+
+def _waiting_for(state: State) -> str:
     match state:
         case Idle():
             return f"{len(state.population)} silos enrolled; no plan has been started"

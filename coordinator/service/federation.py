@@ -25,7 +25,7 @@ from coordinator.rounds.events import (
     SiloRevoked,
     SiloTrained,
 )
-from coordinator.rounds.orders import order_for, waiting_for
+from coordinator.rounds.orders import CLOSING, order_for, waiting_for
 from coordinator.rounds.states import Course, Finished, Idle, course_of, population_of, round_of
 from coordinator.rounds.which_plan import DEFAULT_PLAN, check_start, unfinished
 from coordinator.service.attendance import Attendance, Seat
@@ -604,11 +604,16 @@ class Federation:
         return None if course is None else (await self._desk.opened(course.terms.plan)).bundle.plan
 
     async def rounds(self, last: int = 0) -> tuple[RoundRow, ...]:
-        """The last attempts at rounds of the plan under way, oldest first; 0: all."""
+        """The last attempts at rounds of the plan under way, oldest first; 0: all. A closing round, whose number is beyond the plan's, is named."""
         course = course_of(self._loop.state)
         if course is None:
             return ()
-        rows = await self._threads.store(self._store.rounds, course.terms.plan, last)
+        rows = tuple(
+            replace(row, detail="; ".join(filter(None, (CLOSING, row.detail))))
+            if row.round > course.terms.rounds
+            else row
+            for row in await self._threads.store(self._store.rounds, course.terms.plan, last)
+        )
         return rows if course.terms.shows_single_silos else tuple(map(of_all_silos, rows))
 
     # --- checks

@@ -123,6 +123,7 @@ class ReleaseGroups:
     ) -> SignedLink:
         """In the place of what is proposed; None: as the groups that stand promise, or what `colluders` ask for.
 
+        A `smallest_group` of 1 or 2, which no link can promise, lets groups be as small and leaves the promise as without it.
         Raises MalformedMessage for groups or numbers that are none, StateError for a silo that is not enrolled and for a group of fewer
         silos than is promised.
         """
@@ -130,9 +131,11 @@ class ReleaseGroups:
         async with self._alone:
             before = LEAST_PROMISE if self.head is None else self.head.promise
             against = before.colluders if colluders is None else colluders
-            least = max(before.smallest_group, least_group(against)) if smallest_group is None else smallest_group
+            least = max(before.smallest_group, least_group(against))
+            if smallest_group is not None and smallest_group >= LEAST_PROMISE.smallest_group:
+                least = smallest_group
             promise = Promise(colluders=against, smallest_group=least)
-            _require_large_enough(partition, promise)
+            _require_large_enough(partition, promise, least if smallest_group is None else smallest_group)
             return await self._propose(partition, promise)
 
     async def _propose(self, partition: Partition, promise: Promise) -> SignedLink:
@@ -210,12 +213,11 @@ class ReleaseGroups:
             told()
 
 
-def _require_large_enough(partition: Partition, promise: Promise) -> None:
+def _require_large_enough(partition: Partition, promise: Promise, allowed: int) -> None:
     for group in partition.groups:
-        if len(group) < promise.smallest_group:
-            least = least_group(promise.colluders)
-            lower = f", or promise less with --smallest-group {len(group)}" if len(group) >= least else ""
+        if len(group) < allowed:
             raise StateError(
                 f"release group {','.join(group)} has {len(group)} silos, and the smallest group that is promised is "
-                f"{promise.smallest_group}: put these silos into a larger group{lower}"
+                f"{promise.smallest_group}: put these silos into a larger group, or say with --smallest-group {len(group)} that it is "
+                "to be so small"
             )

@@ -345,7 +345,7 @@ def test_plan_show_prints_every_digest_whole(folder: CoordinatorFolder) -> None:
     lines = coordinator(folder, "plan", "show", PLAN).out.splitlines()
     assert f"digest               {value['digest']}" in lines
     for key in ("initial", "layout"):
-        assert f"model                {key} = {value['model'][key]}" in lines
+        assert f'model                {key} = "{value["model"][key]}"' in lines
     assert any(value["model"]["files"]["config.json"] in line for line in lines)
     assert "schedule             min_silos = 1" in lines
 

@@ -148,9 +148,24 @@ async def test_a_group_of_fewer_silos_than_stands_promised_needs_a_smaller_promi
     groups = await groups_of(store)
     link = (await groups.propose([NAMES], smallest_group=5)).link
     await sign(groups, link, NAMES)
-    with pytest.raises(StateError, match=r"has 4 silos, .* promised is 5: .* promise less with --smallest-group 4$"):
+    with pytest.raises(
+        StateError, match=r"has 4 silos, .* promised is 5: .* --smallest-group 4 that it is to be so small$"
+    ):
         await groups.propose([NAMES[:4]])
     assert (await groups.propose([NAMES[:4]], smallest_group=4)).link.promise == Promise(smallest_group=4)
+
+
+async def test_groups_of_one_are_proposed_where_that_is_said_and_promise_what_they_would_else(
+    store: SqlRoundStore,
+) -> None:
+    groups = await groups_of(store)
+    alone = [[name] for name in NAMES]
+    with pytest.raises(StateError, match="--smallest-group 1 "):
+        await groups.propose(alone, smallest_group=2)
+    assert (await groups.propose(alone, smallest_group=1)).link.promise == Promise()
+    assert (await groups.propose(alone, colluders=2, smallest_group=1)).link.promise == Promise(
+        colluders=2, smallest_group=4
+    )
 
 
 async def test_another_proposal_takes_the_place_of_one_that_does_not_stand(store: SqlRoundStore) -> None:
@@ -197,7 +212,7 @@ async def test_what_is_told_to_silos_changes_with_every_signature(store: SqlRoun
         (
             [NAMES[:4], NAMES[4:]],
             StateError,
-            "release group silo-04,silo-05 has 2 silos, .* promised is 3: put .* larger group$",
+            "release group silo-04,silo-05 has 2 silos, .* promised is 3: put .* larger group, .* --smallest-group 2 ",
         ),
     ],
     ids=["a stranger", "twice", "an empty one", "none", "the same", "one of two"],

@@ -375,6 +375,21 @@ async def test_stop_and_start_by_the_operator(at_work: Running) -> None:
         assert second.outcome == "running"
 
 
+async def test_a_round_beyond_the_plans_last_is_named_as_the_closing_one(
+    at_work: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with in_training(at_work):
+        (row,) = await at_work.service.rounds()
+        assert row.detail == ""
+        rows = [replace(row, round=2), replace(row, round=3), replace(row, round=3, detail="too late")]
+        monkeypatch.setattr(at_work.store, "rounds", lambda plan, last: tuple(rows))
+        assert [it.detail for it in await at_work.service.rounds()] == [
+            "",
+            "closing round, in which nobody trains",
+            "closing round, in which nobody trains; too late",
+        ]
+
+
 # --- who attends
 
 
