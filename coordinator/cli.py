@@ -40,6 +40,7 @@ from coordinator.edges.key_store import KeyStore, key_files
 from coordinator.edges.logs import log_to_stderr
 from coordinator.groups_commands import groups_app
 from coordinator.plans.forecast import forecast
+from coordinator.rounds.which_plan import DEFAULT_PLAN
 from coordinator.service.enrolment import MAX_VALID_SECONDS
 from coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT, STATUS_PORT, settings_text
 from coordinator.upkeep_commands import backup, gc, restore, upgrade
@@ -54,9 +55,8 @@ from silo_wire.canonical import Digest
 from silo_wire.plan import Plan
 from silo_wire.software_version import software_version
 from silo_wire.transport import keep_chunks_in_memory
-from silo_wire.v1 import operator_pb2
+from silo_wire.v1 import operator_pb2, operator_pb2_grpc
 
-DEFAULT_PLAN = "default"
 DEFAULT_SIZE = "mini"
 
 PlanName = Annotated[str, typer.Argument(autocompletion=plan_names)]
@@ -205,10 +205,11 @@ def serve_command(
 def status(directory: Dir = None, as_json: AsJson = False) -> None:
     """Show where the plan and each silo stand."""
     reached = reach(directory)
-    reply = reached.ask(lambda stub: stub.GetStatus(operator_pb2.GetStatusRequest()))
+    reply, groups = reached.ask(_status_and_groups)
     running = not isinstance(reached, OnTheHost) or reached.running
+    proposed = groups.proposed_digest.hex()
     if as_json:
-        print(json.dumps({"running": running, **_json(reply)}, indent=2))
+        print(json.dumps({"running": running, **_json(reply), "proposed_groups": proposed}, indent=2))
         return
     out = Console()
     out.print(
@@ -221,8 +222,13 @@ def status(directory: Dir = None, as_json: AsJson = False) -> None:
             f"plan {reply.plan_name} ({reply.plan_digest.hex()[:16]}), round {reply.round} of {reply.rounds}",
             highlight=False,
         )
-    left = f", {reply.seconds_left:.0f} s left" if reply.seconds_left >= 0 else ""
+    left = f", {reply.seconds_left:.0f} s left" if running and reply.seconds_left >= 0 else ""
     out.print(f"{reply.phase}{left}: {reply.detail}", highlight=False, markup=False)
+    if proposed:
+        say(
+            f"release groups {proposed} are proposed and wait for {groups.needed} signatures of: {', '.join(groups.missing)} "
+            "(coordinator groups show)"
+        )
     table = Table()
     for column in ("silo", "state", "progress", "last seen", "certificate expires", "agent", "detail"):
         table.add_column(column)
@@ -418,20 +424,15 @@ def plan_show(name: PlanName = DEFAULT_PLAN, directory: Dir = None, as_json: AsJ
     if as_json:
         print(json.dumps(value, indent=2))
         return
-    out = Console()
-    out.print(
-        f"plan [bold]{name}[/]: {bundle.plan.model.source}, {bundle.plan.model.parameters:,} parameters",
-        highlight=False,
-    )
-    table = Table(show_header=False)
-    for section, content in value.items():
-        if isinstance(content, dict):
-            for key, item in content.items():
-                table.add_row(section, key, json.dumps(item))
-            table.add_section()
-        else:
-            table.add_row("", section, json.dumps(content))
-    out.print(table)
+    # In lines of their own, however wide the terminal: people copy digests from here.
+    say(f"plan {name}: {bundle.plan.model.source}, {bundle.plan.model.parameters:,} parameters")
+    say(f"{'digest':<20} {bundle.plan.digest}")
+    for section, content in bundle.plan.model_dump(mode="json").items():
+        if not isinstance(content, dict):
+            say(f"{section:<20} {json.dumps(content)}")
+            continue
+        for key, item in content.items():
+            say(f"{section:<20} {key} = {json.dumps(item)}")
 
 
 @plan_app.command(name="list")
@@ -442,14 +443,34 @@ def plan_list(directory: Dir = None) -> None:
 
 
 @plan_app.command(name="start")
-def plan_start(name: PlanName = DEFAULT_PLAN, directory: Dir = None) -> None:
+def plan_start(
+    name: Annotated[
+        str,
+        typer.Argument(
+            autocompletion=plan_names,
+            help="Default: the plan that runs, is stopped or is offered; 'default' where none ever was.",
+            show_default=False,
+        ),
+    ] = "",
+    leave: Annotated[
+        str,
+        typer.Option(
+            "--leave",
+            metavar="OTHER",
+            help="Leave this plan, which is stopped before its end, for good.",
+            autocompletion=plan_names,
+            show_default=False,
+        ),
+    ] = "",
+    directory: Dir = None,
+) -> None:
     """Start a plan, or go on with it after a stop."""
     reached = reach(directory)
-    reply = reached.ask(lambda stub: stub.StartPlan(operator_pb2.StartPlanRequest(plan=name)))
+    reply = reached.ask(lambda stub: stub.StartPlan(operator_pb2.StartPlanRequest(plan=name, leave=leave)))
     if isinstance(reached, OnTheHost):
         _print_forecast(reached.coordinator.shelf.bundle(Digest(reply.plan_digest.hex())).plan)
     Console().print(
-        f"plan {name} ({reply.plan_digest.hex()[:16]}) is started: {reply.detail}",
+        f"plan {reply.plan_name or name} ({reply.plan_digest.hex()[:16]}) is started: {reply.detail}",
         highlight=False,
         soft_wrap=True,
         markup=False,
@@ -580,6 +601,13 @@ def _own_hosts() -> list[str]:
     except OSError:
         return ["localhost"]
     return [name, "localhost"] if name != "localhost" else ["localhost"]
+
+
+async def _status_and_groups(
+    stub: "operator_pb2_grpc.OperatorAsyncStub",
+) -> tuple[operator_pb2.StatusReply, operator_pb2.GroupsStanding]:
+    reply = await stub.GetStatus(operator_pb2.GetStatusRequest())
+    return reply, await stub.GetGroups(operator_pb2.GetGroupsRequest())
 
 
 def _json(message: operator_pb2.StatusReply | operator_pb2.RoundRecord) -> dict[str, object]:

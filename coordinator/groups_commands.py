@@ -39,9 +39,10 @@ def propose(
     smallest_group: Annotated[
         int | None,
         typer.Option(
-            min=3,
+            min=1,
             max=10_002,
-            help="Sets of fewer silos are for people to allow; default: as the groups that stand, at least colluders + 2 and 3.",
+            help="No group is of fewer silos, and sets of fewer are for people to allow; default: as the groups that stand, at least "
+            "colluders + 2 and 3. 1 and 2 are for groups that small: the promise is as by default then.",
             show_default=False,
         ),
     ] = None,
@@ -68,25 +69,33 @@ def _print(reply: operator_pb2.GroupsStanding, as_json: bool) -> None:
     console = Console(highlight=False, soft_wrap=True)
     if not reply.HasField("standing"):
         console.print("no release groups stand: nothing is summed under masks")
-    for title, signed in (("stand", reply.standing), ("proposed", reply.proposed)):
+    for title, signed, digest in (
+        ("stand", reply.standing, reply.standing_digest),
+        ("proposed", reply.proposed, reply.proposed_digest),
+    ):
         if signed.groups.number:
             number, signatures = signed.groups.number, len(signed.signatures)
+            console.print(f"release groups {number} ({title}), {digest.hex()}")
             console.print(
-                f"release groups {number} ({title}), against {signed.groups.colluders} colluders, smallest group "
+                f"  against {signed.groups.colluders} colluders, smallest group "
                 f"{signed.groups.smallest_group}, signed by {signatures}:"
             )
             for group in signed.groups.groups:
                 console.print(f"  {', '.join(group.silos)}")
     if reply.needed:
         console.print(f"{reply.needed} more signatures are needed, of: {', '.join(reply.missing)}")
+        console.print(
+            "read the digest to the silos' people: it is the one that `silo-agent groups show` prints to them"
+        )
 
 
 def _value(reply: operator_pb2.GroupsStanding) -> dict[str, object]:
-    def link(signed: secure_pb2.SignedGroups) -> dict[str, object] | None:
+    def link(signed: secure_pb2.SignedGroups, digest: bytes) -> dict[str, object] | None:
         if not signed.groups.number:
             return None
         return {
             "number": signed.groups.number,
+            "digest": digest.hex(),
             "groups": [list(group.silos) for group in signed.groups.groups],
             "atoms": [list(atom.silos) for atom in signed.groups.atoms],
             "colluders": signed.groups.colluders,
@@ -95,8 +104,8 @@ def _value(reply: operator_pb2.GroupsStanding) -> dict[str, object]:
         }
 
     return {
-        "standing": link(reply.standing),
-        "proposed": link(reply.proposed),
+        "standing": link(reply.standing, reply.standing_digest),
+        "proposed": link(reply.proposed, reply.proposed_digest),
         "missing": list(reply.missing),
         "needed": reply.needed,
     }

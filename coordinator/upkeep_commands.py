@@ -73,8 +73,13 @@ def restore(
 
     done = make(source, target.absolute(), os.environ, log=log, ledger=ledger, tell=tell)
     say(f"{done.files} files of {instant(done.about.made_at)} are in {target}; its plan is stopped")
-    say(f"let in again: {', '.join(done.silos) or 'no silo'}; shut out with coordinator revoke whoever should not be")
-    if done.since is not None:
+    silos = ", ".join(done.silos) or "no silo"
+    if done.since is None:
+        say(
+            f"let in again, who was revoked since as well: {silos}; shut out with coordinator revoke whoever should not be"
+        )
+    else:
+        say(f"enrolled, as the newer log has it: {silos}; who was revoked since stays so")
         for said, names in (
             ("revoked", done.since.revoked),
             ("registered", done.since.let_in),

@@ -131,7 +131,7 @@ def examine(
     directory: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Make the chunk of a proof again: does it show that the coordinator handed out a false model? Exit with 5 where it shows nothing."""
+    """Make the chunk of a proof again: does it show that the coordinator handed out a false model? Exit with 5 where it shows nothing, with 11 where the file is no proof."""
     from silo_agent.edges.model_checking import examine as examine_proof
 
     folder = silo_folder(directory)

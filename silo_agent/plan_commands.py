@@ -170,7 +170,7 @@ def _compared(
     source = bundle.plan.model.source
     raise ConfigurationError(
         f"plan {bundle.plan.name} begins from {source}, which was not compared: fetch a copy of it by a way of your own and give "
-        "its folder with --model DIR, or give --without-comparing-the-model, which the audit log tells of"
+        f"its folder, with `{policy.approve_command(bundle)}`; or give --without-comparing-the-model in place of it, which the audit log tells of"
     )
 
 
@@ -282,6 +282,7 @@ def _facts(bundle: "PlanBundle", policy: "SiloPolicy") -> dict[str, Any]:
         "weights": plan.model.weights,
         "files": plan.model.files,
         "compared": plan.digest in policy.record().compared,
+        "to_allow": policy.approve_command(bundle) if policy.waits_for_command(bundle) else None,
         "parameters": plan.model.parameters,
         "base_parameters": bundle.base_layout.parameters if bundle.base_layout else 0,
         "update_bytes": bundle.update_bytes,
@@ -343,15 +344,9 @@ def _described(facts: dict[str, Any]) -> str:
     lines += [f"{'! unusual':<20} {line}" for line in facts["unusual"]]
     refusals = [f"refused by {refusal['rule']}: {refusal['detail']}" for refusal in facts["refused_by"]]
     lines += [f"{'policy':<20} {verdict}" for verdict in refusals or ["allowed"]]
-    if any(refusal["rule"] == "approved_plans" for refusal in facts["refused_by"]):
-        lines.append(f"{'to allow it':<20} silo-agent plan approve {facts['digest']}{_how_compared(facts)}")
+    if facts["to_allow"] is not None:
+        lines.append(f"{'to allow it':<20} {facts['to_allow']}")
     return "\n".join(lines)
-
-
-def _how_compared(facts: dict[str, Any]) -> str:
-    """The option that `plan approve` wants."""
-    needless = facts["secure_aggregation"] is None or facts["compared"] or facts["model"].startswith("size:")
-    return "" if needless else " --model DIR"
 
 
 def _override(one: dict[str, Any]) -> str:

@@ -30,6 +30,8 @@ LEAST_SILOS = 3
 """Of a cohort, a threshold or a sum: in a sum of two each sees the other."""
 MOST_SILOS = 10_000
 SHOWN = 3
+MADE_AGAIN = "size:"
+"""How the source of a model begins that follows from the plan's size and seed."""
 MOST_TRUSTED_PEERS = 3
 """So many peers may all be taken for honest without a word of it in `silo-agent check`."""
 
@@ -158,6 +160,35 @@ class SiloPolicy:
 
         Another digest shows that some number differs, and not that two deltas do: people's own copies may be all but one, too.
         """
+        kin = list(self._kin(bundle))
+        command = self._approve(bundle.plan, [other for other, _ in kin])
+        for other, why in kin:
+            yield other, _second_plan(bundle.plan.name, command, other, why)
+
+    def approve_command(self, bundle: PlanBundle) -> str:
+        """The whole command by which people allow this plan, DIR being their own copy of its initial model."""
+        return self._approve(bundle.plan, [other for other, _ in self._kin(bundle)])
+
+    def waits_for_command(self, bundle: PlanBundle) -> bool:
+        """Whether it is that command that this plan lacks: not where silo.toml lists what is approved."""
+        approved, digest = self.rules.approved_plans, bundle.plan.digest
+        if isinstance(approved, list) and digest not in approved:
+            return False
+        return any(self._kin(bundle)) or (approved == "ask" and digest not in self.record().approved)
+
+    def _approve(self, plan: Plan, others: Sequence[Lineage]) -> str:
+        """`plan approve` with what this plan needs: a model to compare with, and each plan that it is approved beside."""
+        words = [f"silo-agent plan approve {plan.digest}"]
+        if self.wants_copy(plan):
+            words.append("--model DIR")
+        return " ".join([*words, *(f"--although {other.plan}" for other in others)])
+
+    def wants_copy(self, plan: Plan) -> bool:
+        """Whether `plan approve` wants people's own copy of the initial model: masks, none compared before, and not to be made again."""
+        made_again = plan.model.source.startswith(MADE_AGAIN)
+        return plan.aggregation.secure_aggregation and not made_again and plan.digest not in self.record().compared
+
+    def _kin(self, bundle: PlanBundle) -> Iterator[tuple[Lineage, str]]:
         plan, record = bundle.plan, self.record()
         if not plan.aggregation.secure_aggregation:
             return
@@ -174,7 +205,7 @@ class SiloPolicy:
                 why = "whose model has the same shape, and could be all but the same"
             else:
                 continue
-            yield other, _second_plan(plan.name, plan.digest, other, why)
+            yield other, why
 
     def check_model(self, bundle: PlanBundle, model: Digest, *, latest_round: int) -> None:
         """Raises PolicyRefusal for a model that this plan does not begin from, or that belongs to another plan with masks."""
@@ -191,7 +222,7 @@ class SiloPolicy:
         for other in record.lineages:
             beside = frozenset({plan.digest, other.plan})
             if other.plan != plan.digest and other.round and model in other.known and beside not in record.pairs:
-                raise _second_plan(plan.name, plan.digest, other, f"and model {model} is of both")
+                raise _second_plan(plan.name, self._approve(plan, [other]), other, f"and model {model} is of both")
 
     @property
     def budget(self) -> Budget:
@@ -362,10 +393,11 @@ class SiloPolicy:
             return
         if approved == "ask":
             if plan.digest not in self.record().approved:
+                own = ", DIR being their own copy of its initial model" if self.wants_copy(plan) else ""
                 yield PolicyRefusal(
                     "approved_plans",
                     f"plan {plan.name} waits for approval by this silo's people: they look with `silo-agent plan show` and allow it "
-                    f"with `silo-agent plan approve {plan.digest} --model DIR`, DIR being their own copy of its initial model",
+                    f"with `{self.approve_command(bundle)}`{own}",
                 )
         elif plan.digest not in approved:
             yield PolicyRefusal(
@@ -391,12 +423,12 @@ def _rounded_up(ratio: Fraction) -> float:
     return math.ceil(ratio * 100) / 100
 
 
-def _second_plan(name: str, digest: Digest, other: Lineage, why: str) -> PolicyRefusal:
+def _second_plan(name: str, command: str, other: Lineage, why: str) -> PolicyRefusal:
     return PolicyRefusal(
         "one_lineage",
         f"this silo masked under plan {other.name or other.plan[:16]} up to round {other.round}, {why}: the sums of the two may "
-        f"differ by one silo's update; its people look at the difference with `silo-agent plan approve {digest}` and allow "
-        f"plan {name} with `--although {other.plan}`",
+        f"differ by one silo's update; its people allow plan {name} with `{command}`, which without --although shows the difference "
+        "and approves nothing",
     )
 
 

@@ -68,8 +68,10 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         return operator_pb2.InviteReply(token=token, expires_unix_s=expires)
 
     async def StartPlan(self, request: operator_pb2.StartPlanRequest, context: Any) -> operator_pb2.StartPlanReply:
-        digest, detail = await self._service.start_plan(request.plan)
-        return operator_pb2.StartPlanReply(plan_digest=digest_to_wire(digest), detail=detail)
+        started = await self._service.start_plan(request.plan, leave=request.leave)
+        return operator_pb2.StartPlanReply(
+            plan_digest=digest_to_wire(started.plan), detail=started.waits_for, plan_name=started.name
+        )
 
     async def StopPlan(self, request: operator_pb2.StopPlanRequest, context: Any) -> operator_pb2.StopPlanReply:
         return operator_pb2.StopPlanReply(detail=await self._service.stop_plan())
@@ -107,6 +109,8 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
             proposed=None if proposed is None else signed_groups_to_wire(proposed),
             missing=sorted(missing),
             needed=needed,
+            standing_digest=b"" if standing is None else standing.link.digest,
+            proposed_digest=b"" if proposed is None else proposed.link.digest,
         )
 
     async def GrantAccess(

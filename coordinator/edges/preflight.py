@@ -296,10 +296,11 @@ class _Found:
             meaning(Mistake.DATABASE_DAMAGED.value),
             closing(SqlRoundStore(path, federation_name(self.settings.federation))) as store,
         ):
-            self._silos = store.silos()
+            recorded = store.silos()
             digest, self._under_way = _under_way(store.load())
             rounds = store.rounds(digest, 1) if digest else ()
-        instants = [0.0, *(max(silo.enrolled_unix_s, silo.last_seen_unix_s) for silo in self._silos)]
+        self._silos = tuple(silo for silo in recorded if silo.revoked_unix_s is None)
+        instants = [0.0, *(max(silo.enrolled_unix_s, silo.last_seen_unix_s) for silo in recorded)]
         instants += [row.closed_unix_s or row.opened_unix_s for row in rounds]
         self._newest = max(instants)
         return f"{path} is whole; enrolled: {len(self._silos)}"

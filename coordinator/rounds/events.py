@@ -30,12 +30,13 @@ class PlanOffered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanStarted:
-    """The operator starts this plan, or goes on with it. Fields as in PlanOffered."""
+    """The operator starts this plan, or goes on with it. Fields as in PlanOffered; `leave` names the unfinished plan that is left for good."""
 
     now: float
     terms: PlanTerms
     model: Digest
     signature: bytes
+    leave: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,6 +106,7 @@ from coordinator.rounds.states import (
     population_of,
 )
 from coordinator.rounds.updates import CommittedUpdate, IncludedUpdate, Outcome
+from coordinator.rounds.which_plan import check_start
 from security.errors import AuthorisationError, Conflict, MalformedMessage, StateError, WrongTime
 from security.identifiers import SiloName
 from security.secure_aggregation import coordinator_machine as protocol
@@ -158,8 +159,7 @@ def _start_idle(state: Idle, event: PlanStarted) -> Step:
 
 def _start_gathering(state: Gathering, event: PlanStarted) -> Step:
     if not _is_same_plan(state, event):
-        if state.started:
-            raise _other_plan_runs(state)
+        _check_start(state, event)
         return _begin(state.course.population, event, started=True)
     if state.started and _unbarred(state.course) == state.course:
         return state, ()
@@ -167,12 +167,12 @@ def _start_gathering(state: Gathering, event: PlanStarted) -> Step:
 
 
 def _start_running(state: Collecting | Masking | Aggregating | Evaluating, event: PlanStarted) -> Step:
-    if not _is_same_plan(state, event):
-        raise _other_plan_runs(state)
+    _check_start(state, event)
     return replace(state, course=replace(state.course, paused=False)), ()
 
 
 def _start_stopped(state: Stopped, event: PlanStarted) -> Step:
+    _check_start(state, event)
     if not _is_same_plan(state, event):
         after, effects = _begin(state.course.population, event, started=True)
         return after, (*_given_up(state, event.now), *effects)
@@ -202,7 +202,8 @@ def _given_up(state: Stopped, now: float) -> tuple[Effect, ...]:
 def _start_finished(state: Finished, event: PlanStarted) -> Step:
     if _is_same_plan(state, event):
         raise StateError(
-            f"plan {event.terms.name} is finished: change its seed or its name to run it again from the beginning"
+            f"plan {event.terms.name} is finished: `coordinator plan start NAME` starts another; change its seed or its name to run it again "
+            "from the beginning"
         )
     return _begin(state.course.population, event, started=True)
 
@@ -211,8 +212,8 @@ def _is_same_plan(state: Running, event: PlanStarted) -> bool:
     return state.course.terms.plan == event.terms.plan
 
 
-def _other_plan_runs(state: Running) -> StateError:
-    return StateError(f"plan {state.course.terms.name} is running: stop it before another is started")
+def _check_start(state: Running, event: PlanStarted) -> None:
+    check_start(state, plan=event.terms.plan, name=event.terms.name, leave=event.leave)
 
 
 def _stop_gathering(state: Gathering, event: PlanStopped) -> Step:
@@ -255,7 +256,9 @@ def _pause(state: Running, event: PlanPaused) -> Step:
 
 def _go_on(state: Running, event: PlanResumed) -> Step:
     if not state.course.paused:
-        raise StateError(f"plan {state.course.terms.name} is not paused; after a stop, coordinator plan start goes on")
+        raise StateError(
+            f"plan {state.course.terms.name} is not paused; after a stop, `coordinator plan start` goes on with it"
+        )
     return _with_course(state, replace(state.course, paused=False), event.now)
 
 

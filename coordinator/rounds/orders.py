@@ -17,6 +17,7 @@ from coordinator.rounds.states import (
     Stopped,
     Task,
     course_of,
+    round_of,
 )
 from coordinator.rounds.states import Finished as PlanFinished
 from coordinator.rounds.updates import CommittedUpdate
@@ -93,8 +94,17 @@ def _silos_of(items: Iterable[Report | CommittedUpdate | Declined]) -> tuple[Sil
     return tuple(item.silo for item in items)
 
 
+CLOSING = "closing round, in which nobody trains"
+
+
 def waiting_for(state: State) -> str:
     """What the present phase waits for, in one line for the operator."""
+    course = course_of(state)
+    closing = course is not None and round_of(state)[0] > course.terms.rounds
+    return f"{CLOSING}: {_waiting_for(state)}" if closing else _waiting_for(state)
+
+
+def _waiting_for(state: State) -> str:
     match state:
         case Idle():
             return f"{len(state.population)} silos enrolled; no plan has been started"
@@ -114,7 +124,7 @@ def waiting_for(state: State) -> str:
         case Evaluating():
             return f"{len(state.reports)} of {len(state.cohort)} evaluations in, working: {named(_at_work(state))}"
         case Stopped():
-            return "stopped by the operator; `coordinator plan start` goes on"
+            return f"stopped by the operator; `coordinator plan start` goes on with plan {state.course.terms.name}"
         case PlanFinished():
             return state.reason or f"all {state.course.terms.rounds} rounds done"
 
@@ -135,7 +145,7 @@ def _gathering(state: Gathering) -> str:
         counts += f", left out until `coordinator plan start`: {named(sorted(barred))}"
     absent = named(cohort_of(course.population - course.ready))
     if not state.started:
-        return f"{counts}; waiting for `coordinator plan start`"
+        return f"{counts}; waiting for `coordinator plan start {course.terms.name}`"
     if course.paused:
         return f"{counts}; paused by the operator, `coordinator plan resume` goes on"
     if len(course.ready) < course.terms.min_silos:

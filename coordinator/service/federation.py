@@ -25,8 +25,9 @@ from coordinator.rounds.events import (
     SiloRevoked,
     SiloTrained,
 )
-from coordinator.rounds.orders import order_for, waiting_for
+from coordinator.rounds.orders import CLOSING, order_for, waiting_for
 from coordinator.rounds.states import Course, Finished, Idle, course_of, population_of, round_of
+from coordinator.rounds.which_plan import DEFAULT_PLAN, check_start, unfinished
 from coordinator.service.attendance import Attendance, Seat
 from coordinator.service.authority_succession import AuthoritySteps
 from coordinator.service.chunk_cache import ChunkCache
@@ -111,6 +112,13 @@ class ModelSource:
     async def piece(self, index: int) -> bytes:
         """Chunk `index` as it is sent. Raises MalformedMessage for an index outside the model, IntegrityError or StorageError for its file."""
         return await self._chunks.piece(self._models, self.header.manifest, index)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedPlan:
+    plan: Digest
+    name: str
+    waits_for: str
 
 
 class Federation:
@@ -490,22 +498,27 @@ class Federation:
         opened = await self._desk.opened(course.terms.plan)
         return frozenset({course.model, course.best_model, *await asyncio.to_thread(self.checks.bases, opened)})
 
-    async def start_plan(self, name: str) -> tuple[Digest, str]:
-        """Start the plan folder `name`, or go on with it after a stop; its digest, and what it waits for.
+    async def start_plan(self, name: str = "", *, leave: str = "") -> StartedPlan:
+        """Start the plan folder `name`, or go on with it after a stop. Without a name: the plan that is there, else the default one.
 
-        Raises ConfigurationError for a plan that cannot be used, StateError when another runs, when this one has run
-        to its end or was left for another, or when fewer silos are enrolled than its quorum.
+        `leave` names the unfinished plan that is left for good. Raises ConfigurationError for a plan that cannot be used, StateError when
+        another runs, or is stopped and not named so, when this one has run to its end or was left for another, or when fewer silos are
+        enrolled than its quorum.
         """
         async with self._choosing:
-            return await self._start_plan(name)
+            return await self._start_plan(name, leave)
 
-    async def _start_plan(self, name: str) -> tuple[Digest, str]:
-        opened = await self._desk.compile(name)
-        plan = opened.bundle.plan
+    async def _start_plan(self, name: str, leave: str) -> StartedPlan:
         course = course_of(self._loop.state)
+        if not name and course is not None and (there := unfinished(self._loop.state)) is not None:
+            opened = await self._desk.opened(there.plan)  # as it began, whatever became of its folder
+        else:
+            opened = await self._desk.compile(name or (DEFAULT_PLAN if course is None else course.terms.name))
+        plan = opened.bundle.plan
         known = course is not None and course.terms.plan == opened.digest
         if not known:
             await self._check_unused(opened)
+        check_start(self._loop.state, plan=opened.digest, name=plan.name, leave=leave)
         enrolled = len(population_of(self._loop.state))
         if enrolled < plan.schedule.min_silos:
             raise StateError(
@@ -520,13 +533,14 @@ class Federation:
                 terms=terms_of(plan),
                 model=model,
                 signature=self._sign_initial(opened.digest, model),
+                leave=leave,
             )
         )
         if plan.aggregation.secure_aggregation:
             await self.groups.propose_first(
                 population_of(self._loop.state), colluders=plan.aggregation.colluders
             )  # while silos train
-        return opened.digest, waiting_for(state)
+        return StartedPlan(plan=opened.digest, name=plan.name, waits_for=waiting_for(state))
 
     async def stop_plan(self) -> str:
         """Stop the plan under way, keeping all that is committed; what that means, in one line."""
@@ -590,11 +604,16 @@ class Federation:
         return None if course is None else (await self._desk.opened(course.terms.plan)).bundle.plan
 
     async def rounds(self, last: int = 0) -> tuple[RoundRow, ...]:
-        """The last attempts at rounds of the plan under way, oldest first; 0: all."""
+        """The last attempts at rounds of the plan under way, oldest first; 0: all. A closing round, whose number is beyond the plan's, is named."""
         course = course_of(self._loop.state)
         if course is None:
             return ()
-        rows = await self._threads.store(self._store.rounds, course.terms.plan, last)
+        rows = tuple(
+            replace(row, detail="; ".join(filter(None, (CLOSING, row.detail))))
+            if row.round > course.terms.rounds
+            else row
+            for row in await self._threads.store(self._store.rounds, course.terms.plan, last)
+        )
         return rows if course.terms.shows_single_silos else tuple(map(of_all_silos, rows))
 
     # --- checks

@@ -126,17 +126,22 @@ class ReleaseGroups:
     ) -> SignedLink:
         """In the place of what is proposed; None: as the groups that stand promise, or what `colluders` ask for.
 
-        Raises MalformedMessage for groups or numbers that are none, StateError for a silo that is not enrolled, and for a promise that
-        nothing could follow.
+        A `smallest_group` of 1 or 2, which no link can promise, lets groups be as small and leaves the promise as without it.
+        Raises MalformedMessage for groups or numbers that are none, StateError for a silo that is not enrolled, for a promise that
+        nothing could follow, and for a group of fewer silos than is promised.
         """
         partition = Partition.of(groups)
         async with self._alone:
             before = LEAST_PROMISE if self.head is None else self.head.promise
             against = before.colluders if colluders is None else colluders
-            least = max(before.smallest_group, least_group(against)) if smallest_group is None else smallest_group
-            return await self._propose(partition, Promise(colluders=against, smallest_group=least))
+            least = max(before.smallest_group, least_group(against))
+            if smallest_group is not None and smallest_group >= LEAST_PROMISE.smallest_group:
+                least = smallest_group
+            promise = Promise(colluders=against, smallest_group=least)
+            return await self._propose(partition, promise, least=least if smallest_group is None else smallest_group)
 
-    async def _propose(self, partition: Partition, promise: Promise) -> SignedLink:
+    async def _propose(self, partition: Partition, promise: Promise, *, least: int = 0) -> SignedLink:
+        """`least` is how many silos each group has to have."""
         enrolled = {item.silo for item in await self._threads.store(self._store.silos)}
         if strangers := sorted(partition.members - enrolled):
             raise StateError(f"release groups name {', '.join(strangers)}, who are not enrolled: coordinator status")
@@ -146,6 +151,7 @@ class ReleaseGroups:
             raise Conflict(f"release groups {head.number} are these groups already: nothing was changed")
         if reason := out_of_reach(link):
             raise StateError(f"{reason}: nothing was proposed")
+        _require_large_enough(partition, promise, least)
         if self._proposed is not None and self._proposed.link == link:
             return self._proposed
         await self._keep(SignedLink(link=link))
@@ -258,3 +264,13 @@ def _made(link: Link, silo: SiloName, signature: bytes, key: Ed25519PublicKey) -
     except IntegrityError:
         return False
     return True
+
+
+def _require_large_enough(partition: Partition, promise: Promise, allowed: int) -> None:
+    for group in partition.groups:
+        if len(group) < allowed:
+            raise StateError(
+                f"release group {','.join(group)} has {len(group)} silos, and the smallest group that is promised is "
+                f"{promise.smallest_group}: put these silos into a larger group, or say with --smallest-group {len(group)} that it is "
+                "to be so small"
+            )

@@ -13,7 +13,7 @@ from datetime import datetime
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from security.errors import AuthenticationError, IntegrityError, LoricaError, MalformedMessage
+from security.errors import AuthenticationError, IntegrityError, LoricaError, MalformedMessage, Unreachable
 from security.identifiers import coordinator_dns_name
 from security.pki.csr import certificate_request
 from security.pki.endorsement import endorse_request
@@ -41,7 +41,7 @@ async def enrol(token: EnrolmentToken, *, now: datetime, agent_version: str) -> 
     """Everything that the silo keeps; raises a LoricaError, and then nothing was stored and, before step 4, nothing said."""
     token.check_unexpired(now)
     for tries_left in reversed(range(TRIES)):
-        answer = await asyncio.to_thread(probe, token.address, coordinator_dns_name(token.federation))
+        answer = await _answer(token)
         leaf = _leaf(answer, token)
         async with pinned_channel(token.address, token.federation, leaf.public_bytes(Encoding.PEM)) as channel:
             stub: enrolment_pb2_grpc.EnrolmentAsyncStub = enrolment_pb2_grpc.EnrolmentStub(channel)
@@ -58,6 +58,17 @@ async def enrol(token: EnrolmentToken, *, now: datetime, agent_version: str) -> 
             except grpc.aio.AioRpcError as error:
                 raise error_of(error) from error
     raise AssertionError("the last try returns or raises")
+
+
+async def _answer(token: EnrolmentToken) -> Answer:
+    """Raises Unreachable: also where all is well with the network, for nobody listens there while no invitation is open."""
+    try:
+        return await asyncio.to_thread(probe, token.address, coordinator_dns_name(token.federation))
+    except Unreachable as error:
+        raise Unreachable(
+            f"{error}; or no invitation is open for silo {token.silo}, since this token was spent or replaced: ask the operator for "
+            f"another one with coordinator invite {token.silo}"
+        ) from error
 
 
 def _leaf(answer: Answer, token: EnrolmentToken) -> x509.Certificate:

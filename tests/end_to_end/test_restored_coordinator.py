@@ -63,7 +63,7 @@ def test_silos_go_on_with_a_coordinator_that_came_from_a_backup(
         it.folder.rename(lost)
         told = it.coordinator("restore", str(backup), str(it.folder), "--log", str(lost / "audit"))
         assert "its plan is stopped" in told
-        assert f"let in again: {', '.join(SILOS)}" in told
+        assert f"enrolled, as the newer log has it: {', '.join(SILOS)}; " in told
         it.serve("--plan", "triage")
         restored = it.view().look()[0]
         assert (restored.phase, restored.round) == ("stopped", at_backup)

@@ -121,6 +121,8 @@ def story(federation_template: FederationTemplate, tmp_path_factory: pytest.Temp
 def restored(story: Story, target: Path, *more: str | Path) -> CoordinatorFolder:
     done = run_command(main, "restore", story.plain, target, *(more or ("--without-log",)))
     assert done.code == 0, done.err
+    assert ("let in again, who was revoked since as well: " in done.out) == ("--log" not in more), "the danger is named"
+    assert ("enrolled, as the newer log has it: " in done.out) == ("--log" in more)
     return CoordinatorFolder(target)
 
 

@@ -339,6 +339,39 @@ def test_impossible_quorum(folder: CoordinatorFolder) -> None:
     assert json.loads(coordinator(folder, "status", "--json").out)["phase"] == "idle"
 
 
+def test_plan_show_prints_every_digest_whole(folder: CoordinatorFolder) -> None:
+    """People copy them from here, also out of a pipe or a narrow terminal."""
+    value = json.loads(coordinator(folder, "plan", "show", PLAN, "--json").out)
+    lines = coordinator(folder, "plan", "show", PLAN).out.splitlines()
+    assert f"digest               {value['digest']}" in lines
+    for key in ("initial", "layout"):
+        assert f'model                {key} = "{value["model"][key]}"' in lines
+    assert any(value["model"]["files"]["config.json"] in line for line in lines)
+    assert "schedule             min_silos = 1" in lines
+
+
+def test_a_stopped_plan_goes_on_without_a_name_and_is_left_by_its_own(folder: CoordinatorFolder) -> None:
+    assert coordinator(folder, "plan", "start", PLAN).code == 0
+    stopped = coordinator(folder, "plan", "stop")
+    assert stopped.out == f"stopped by the operator; `coordinator plan start` goes on with plan {PLAN}\n"
+    again = coordinator(folder, "plan", "start")
+    assert f"plan {PLAN} (" in again.out
+    digest = again.out[again.out.index("(") + 1 : again.out.index(")")]
+    text = coordinator(folder, "status").out
+    assert "coordinator 0" in text
+    assert "not running" in text
+    assert " s left" not in text, "nothing runs that the time could run out for"
+    edit(folder.root / "state" / "plans" / PLAN / "plan.toml", "seed = 0", "seed = 1")
+    coordinator(folder, "plan", "start", PLAN).is_refusal(StateError, f"plan {PLAN} ({digest}) is running", "plan stop")
+    assert coordinator(folder, "plan", "stop").code == 0
+    coordinator(folder, "plan", "start", PLAN).is_refusal(
+        StateError, f"plan {PLAN} ({digest}) is stopped", f"coordinator plan start {PLAN} --leave {PLAN}"
+    )
+    left = coordinator(folder, "plan", "start", PLAN, "--leave", PLAN)
+    assert left.code == 0
+    assert digest not in left.out
+
+
 def folder_with(root: Path, **files: str) -> Path:
     root.mkdir()
     for name, text in files.items():

@@ -448,6 +448,14 @@ def test_a_sound_folder_passes_and_is_left_as_it_was(folder: CoordinatorFolder) 
     assert contents(folder) == before
 
 
+def test_a_silo_that_was_revoked_counts_no_more(folder: CoordinatorFolder) -> None:
+    assert run_command(main, "revoke", "hospital-a", "--dir", folder.root).code == 0
+    edit(folder.root / "state" / "plans" / "default" / "plan.toml", "min_silos = 1", "min_silos = 2")
+    done = run_command(main, "check", "--dir", folder.root)
+    assert "is whole; enrolled: 1" in done.out
+    assert "1 silos are enrolled, plan default has min_silos = 2" in done.out
+
+
 def test_what_is_wrong_is_named_with_the_exit_code(folder: CoordinatorFolder) -> None:
     (folder.keys / "identity.key").chmod(0o644)
     edit(plan_file(folder), "min_silos = 1", "min_silos = 3")

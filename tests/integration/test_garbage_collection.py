@@ -29,7 +29,7 @@ async def test_what_a_plan_left_goes_while_another_one_runs(
         text = (shelf.folder(PLAN) / "plan.toml").read_text()
         assert "seed = 0" in text
         (shelf.folder(PLAN) / "plan.toml").write_text(text.replace("seed = 0", "seed = 1", 1))
-        second, _ = await at.service.start_plan(PLAN)
+        second = (await at.service.start_plan(PLAN, leave=PLAN)).plan
         assert second != first
         async with (
             Silo(at, federation_template.silos[HOSPITAL]) as hospital,

@@ -253,6 +253,13 @@ async def test_a_proposal_promises_what_the_operator_says(silos: Silos) -> None:
         proposed = silos.at.service.groups.proposed
         assert proposed is not None
         assert proposed.link.promise == promise
+        digest = proposed.link.digest.hex()
+        assert f"release groups 1 (proposed), {digest}\n" in done.out, "what people read to each other"
+        status = await people(coordinator_main, "status", "--dir", folder)
+        assert f"release groups {digest} are proposed and wait for 6 signatures of: {', '.join(NAMES)}" in status.out
+        refused = await people(coordinator_main, "groups", "propose", ",".join(NAMES[:2]), "--dir", folder)
+        assert "release group silo-a,silo-b has 2 silos" in refused.err
+        assert silos.at.service.groups.proposed == proposed
 
 
 async def test_a_silo_that_asks_for_more_refuses_by_name_and_takes_what_promises_enough(silos: Silos) -> None:

@@ -445,6 +445,48 @@ def test_a_plan_of_a_size_is_approved_by_making_all_of_it_again(silo: SiloFolder
     assert shown(silo)[0]["refused_by"] == []
 
 
+def test_the_command_that_is_printed_for_a_plan_allows_it_wherever_it_is_printed(
+    silo: SiloFolder, tmp_path: Path
+) -> None:
+    """Of a model that people fetch, beside a plan that this silo masked under: `--model` and `--although` are both in it."""
+    model = random_model()
+    bundle = bundle_of(
+        model,
+        source="folder:export",
+        aggregation={"secure_aggregation": True, "max_weight": 100.0},
+        schedule={"rounds": 3, "min_silos": 3},
+    )
+    rules(silo, "require_secure_aggregation = true")
+    masking_journal(silo, load_credentials(silo)).remember(SiloMemory().joined(attempt(plan=bytes.fromhex(DIGEST))))
+    (silo.masking / "memory").unlink()
+    said(silo, "trust", "reset-memory", ALTHOUGH)  # what is left of that plan is that it was masked under
+    offered(silo, bundle)
+    command = f"silo-agent plan approve {bundle.plan.digest} --model DIR --although {DIGEST}"
+    (facts,) = shown(silo)
+    assert facts["to_allow"] == command
+    assert f"\nto allow it          {command}\n" in f"{said(silo, 'plan', 'show')}\n"
+    assert {it["rule"]: f"`{command}`" in it["detail"] for it in facts["refused_by"]} == {
+        "approved_plans": True,
+        "one_lineage": True,
+    }
+    agent(silo, "plan", "approve", bundle.plan.digest).is_refusal(ConfigurationError, f"`{command}`")
+    save_copy(model, tmp_path / "copy")
+    _, *arguments = command.replace("DIR", str(tmp_path / "copy")).split()
+    said(silo, *arguments)
+    (facts,) = shown(silo)
+    assert (facts["to_allow"], facts["refused_by"]) == (None, [])
+    assert "to allow it" not in said(silo, "plan", "show")
+
+
+def test_no_command_is_printed_for_a_plan_that_silo_toml_is_to_list(silo: SiloFolder) -> None:
+    rules(silo, f'approved_plans = ["{"0" * 64}"]')
+    offered(silo)
+    (facts,) = shown(silo)
+    assert [refusal["rule"] for refusal in facts["refused_by"]] == ["approved_plans"]
+    assert facts["to_allow"] is None
+    assert "to allow it" not in said(silo, "plan", "show")
+
+
 def test_memory_that_was_lost_is_let_go_by_people_alone_and_stands_in_the_audit_log(silo: SiloFolder) -> None:
     agent(silo, "trust", "reset-memory").is_refusal(StateError, "is whole: nothing was changed")
     plan = bytes.fromhex(MASKED.plan.digest)

@@ -652,7 +652,9 @@ def make_rogue_template(root: Path) -> FederationTemplate:
         async with running(folder) as coordinator:
             silos = {silo: await coordinator.enrolled(silo) for silo in SILOS}
             groups = coordinator.service.groups
-            link = (await groups.propose([[silo] for silo in SILOS])).link  # their people approve: `played`
+            link = (
+                await groups.propose([[silo] for silo in SILOS], smallest_group=1)
+            ).link  # their people approve: `played`
             for silo, credentials in silos.items():
                 await groups.sign(silo, link.digest, signature_of(link, credentials.identity_key))
             return silos

@@ -243,8 +243,11 @@ def test_a_pattern_that_would_not_mean_what_it_says_is_refused(pattern: object) 
 def test_a_plan_waits_for_approval_where_the_silo_asks_for_it() -> None:
     refusal = refusal_of(policy(approved_plans="ask"), PLAIN)
     assert refusal.rule == "approved_plans"
-    assert PLAIN.plan.digest in str(refusal)
-    assert "silo-agent plan approve" in str(refusal)
+    assert f"`silo-agent plan approve {PLAIN.plan.digest}`" in str(refusal)
+    sized = refusal_of(policy(approved_plans="ask"), masked())
+    assert str(sized).endswith(f"`silo-agent plan approve {masked().plan.digest}`"), (
+        "it is made again: nobody has a copy"
+    )
 
 
 @pytest.mark.parametrize("at", [0, 63])

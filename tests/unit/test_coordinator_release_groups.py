@@ -139,13 +139,14 @@ async def test_release_groups_promise_what_the_plan_and_the_operator_say_and_wha
         groups.require_head(colluders=3)
     with pytest.raises(Conflict, match="these groups already"):
         await groups.propose([NAMES])
-    for asked, promise in (
-        ({}, first.promise),
-        ({"colluders": 3}, Promise(colluders=3, smallest_group=5)),
-        ({"smallest_group": 5}, Promise(colluders=2, smallest_group=5)),
-        ({"colluders": 0, "smallest_group": 3}, Promise()),
+    divided: tuple[tuple[SiloName, ...], ...]
+    for divided, asked, promise in (
+        ((NAMES[:5],), {}, first.promise),
+        ((NAMES,), {"colluders": 3}, Promise(colluders=3, smallest_group=5)),
+        ((NAMES[:5],), {"smallest_group": 5}, Promise(colluders=2, smallest_group=5)),
+        (HALVES, {"colluders": 0, "smallest_group": 3}, Promise()),
     ):
-        assert (await groups.propose(HALVES, **asked)).link == successor(first, Partition.of(HALVES), promise)
+        assert (await groups.propose(divided, **asked)).link == successor(first, Partition.of(divided), promise)
     more = (await groups.propose([NAMES], colluders=3)).link
     assert (more.partition, more.promise.colluders) == (first.partition, 3)
     with pytest.raises(MalformedMessage, match="allowed are 4 to"):
@@ -170,6 +171,30 @@ async def test_a_promise_that_nothing_could_follow_is_proposed_to_nobody(store: 
     with pytest.raises(StateError, match=r"are of 2 silos.*Propose groups of at least 3"):
         await groups.propose([NAMES[:2]])
     assert groups.proposed is None
+
+
+async def test_a_group_of_fewer_silos_than_stands_promised_needs_a_smaller_promise(store: SqlRoundStore) -> None:
+    groups = await groups_of(store)
+    link = (await groups.propose([NAMES], smallest_group=5)).link
+    await sign(groups, link, NAMES)
+    with pytest.raises(
+        StateError, match=r"has 4 silos, .* promised is 5: .* --smallest-group 4 that it is to be so small$"
+    ):
+        await groups.propose([NAMES[:4]])
+    assert (await groups.propose([NAMES[:4]], smallest_group=4)).link.promise == Promise(smallest_group=4)
+
+
+async def test_groups_of_one_are_proposed_where_that_is_said_and_promise_what_they_would_else(
+    store: SqlRoundStore,
+) -> None:
+    groups = await groups_of(store)
+    alone = [[name] for name in NAMES]
+    with pytest.raises(StateError, match="--smallest-group 1 "):
+        await groups.propose(alone, smallest_group=2)
+    assert (await groups.propose(alone, smallest_group=1)).link.promise == Promise()
+    assert (await groups.propose(alone, colluders=2, smallest_group=1)).link.promise == Promise(
+        colluders=2, smallest_group=4
+    )
 
 
 async def test_another_proposal_takes_the_place_of_one_that_does_not_stand(store: SqlRoundStore) -> None:
@@ -213,8 +238,13 @@ async def test_what_is_told_to_silos_changes_with_every_signature(store: SqlRoun
         ([NAMES, ()], MalformedMessage, "empty"),
         ([], MalformedMessage, "there is none"),
         ([NAMES], Conflict, "these groups already"),
+        (
+            [NAMES[:4], NAMES[4:]],
+            StateError,
+            "release group silo-04,silo-05 has 2 silos, .* promised is 3: put .* larger group, .* --smallest-group 2 ",
+        ),
     ],
-    ids=["a stranger", "twice", "an empty one", "none", "the same"],
+    ids=["a stranger", "twice", "an empty one", "none", "the same", "one of two"],
 )
 async def test_groups_that_are_none_are_not_proposed(
     store: SqlRoundStore, divided: list[tuple[SiloName, ...]], error: type[Exception], says: str

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 from coordinator.rounds.events import PlanStopped, SiloLeft
 from coordinator.rounds.orders import order_for, waiting_for
-from coordinator.rounds.states import Idle, State
+from coordinator.rounds.states import Gathering, Idle, State
 from coordinator.rounds.updates import IncludedUpdate
 from security.identifiers import SiloName
 from silo_wire.messages import Evaluate, Finished, Prepare, Standby, StandbyReason, Train
@@ -14,21 +14,25 @@ from tests.support.rounds import (
     GATHERING,
     IDLE,
     INITIAL,
+    MASKING,
     ONE_OF_EACH_STATE,
     PLAN,
     STOPPED,
     T0,
+    TRAIN_1,
     A,
     B,
     C,
     after,
     committed,
+    course,
     declined,
     key,
     model_after,
     ready,
     reported,
     started,
+    terms,
     update,
 )
 
@@ -117,5 +121,17 @@ def test_the_operator_reads_what_is_waited_for() -> None:
     assert waiting_for(after(COLLECTING, committed(A))) == "1 of 2 updates in, working: bank-b"
     assert waiting_for(AGGREGATING) == "summing 2 updates"
     assert waiting_for(after(EVALUATING, reported(B))) == "1 of 2 evaluations in, working: bank-a"
-    assert "plan start" in waiting_for(STOPPED)
+    assert waiting_for(STOPPED) == "stopped by the operator; `coordinator plan start` goes on with plan first"
     assert waiting_for(FINISHED) == "all 2 rounds done"
+
+
+def test_the_closing_round_is_named_where_its_number_is_beyond_the_plans() -> None:
+    masked = terms(secure_aggregation=True, masking_deadline_s=30.0)
+    for state, says in (
+        (replace(GATHERING, course=course(terms=masked), opening=replace(TRAIN_1, round=3)), "2 of 3 enrolled silos"),
+        (replace(COLLECTING, course=course(terms=masked), round=3), "0 of 2 silos have trained"),
+        (replace(MASKING, round=3), "opening secure aggregation"),
+    ):
+        assert waiting_for(state).startswith(f"closing round, in which nobody trains: {says}")
+        last = replace(state, opening=TRAIN_1) if isinstance(state, Gathering) else replace(state, round=2)
+        assert waiting_for(last).startswith(says)

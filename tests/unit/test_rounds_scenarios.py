@@ -658,11 +658,15 @@ def test_stop_and_start_may_be_repeated() -> None:
 
 
 def test_another_plan_waits_until_the_running_one_is_stopped_and_then_begins_at_its_beginning() -> None:
-    other = started(plan=OTHER_PLAN)
+    other = started(plan=OTHER_PLAN, name="other")
     for state in (GATHERING, COLLECTING, AGGREGATING, EVALUATING):
-        with pytest.raises(StateError, match="stop it before"):
-            step(state, other)
-    begun, effects = step(after(AGGREGATING, PlanStopped(now=T0)), other)
+        for event in (other, replace(other, leave="first")):
+            with pytest.raises(StateError, match="`coordinator plan stop` stops it before another"):
+                step(state, event)
+    stopped = after(AGGREGATING, PlanStopped(now=T0))
+    with pytest.raises(StateError, match="`coordinator plan start other --leave first` leaves it for good"):
+        step(stopped, other)
+    begun, effects = step(stopped, replace(other, leave="first"))
     assert isinstance(begun, Gathering)
     assert begun.course.terms.plan == OTHER_PLAN
     assert begun.course.population == {A, B, C}

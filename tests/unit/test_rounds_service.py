@@ -124,7 +124,7 @@ async def in_training(
     """Two silos connected, in round 1, with nothing uploaded."""
     add_plan(coordinator.folder, "second", schedule={**SCHEDULE, **(schedule or {})}, evaluation=QUIET)
     bank, hospital = await two_silos(coordinator)
-    digest, _ = await coordinator.service.start_plan("second")
+    digest = (await coordinator.service.start_plan("second")).plan
     async with attending(coordinator.service, bank) as of_bank, attending(coordinator.service, hospital) as of_hospital:
         order, _ = await asyncio.gather(of_bank(Train), of_hospital(Train))
         bundle = PlanBundle.decode(await coordinator.service.plan_bundle(digest), digest)
@@ -140,8 +140,9 @@ async def test_two_silos_two_rounds_from_invitation_to_finished(folder: Path) ->
             add_plan(folder, "second", schedule=SCHEDULE, evaluation={"initial": True, "every": 1, "last": True})
             bank, hospital = await two_silos(coordinator)
             bank.examples, bank.loss_max, hospital.exact_matches = 30, 2.0, 8
-            digest, detail = await coordinator.service.start_plan("second")
-            assert detail.startswith("0 of 2 enrolled silos ready")
+            started = await coordinator.service.start_plan("second")
+            digest = started.plan
+            assert started.waits_for.startswith("0 of 2 enrolled silos ready")
 
             of_bank, of_hospital = await work_together(coordinator.service, bank, hospital, until=is_finished)
 
@@ -243,7 +244,7 @@ async def test_without_start_when_ready_an_offered_plan_waits_for_the_operator(a
     async with attending(at_work.service, bank) as of_bank, attending(at_work.service, hospital) as of_hospital:
         await asyncio.gather(of_bank(Standby), of_hospital(Standby))
         status = await at_work.service.status()
-        assert status.detail == "2 of 2 enrolled silos ready to train; waiting for `coordinator plan start`"
+        assert status.detail == "2 of 2 enrolled silos ready to train; waiting for `coordinator plan start second`"
         await at_work.service.start_plan("second")
         await asyncio.gather(of_bank(Train), of_hospital(Train))
 
@@ -363,7 +364,8 @@ async def test_a_plan_under_way_needs_its_folder_no_more(folder: Path) -> None:
 
 async def test_stop_and_start_by_the_operator(at_work: Running) -> None:
     async with in_training(at_work):
-        assert "plan start" in await at_work.service.stop_plan()
+        stopped = await at_work.service.stop_plan()
+        assert stopped == "stopped by the operator; `coordinator plan start` goes on with plan second"
         assert (await at_work.service.status()).phase == "stopped"
         await at_work.service.start_plan("second")
         status = await at_work.service.status()
@@ -371,6 +373,21 @@ async def test_stop_and_start_by_the_operator(at_work: Running) -> None:
         first, second = await at_work.service.rounds()
         assert (first.outcome, first.detail) == ("abandoned", "the operator stopped the plan")
         assert second.outcome == "running"
+
+
+async def test_a_round_beyond_the_plans_last_is_named_as_the_closing_one(
+    at_work: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with in_training(at_work):
+        (row,) = await at_work.service.rounds()
+        assert row.detail == ""
+        rows = [replace(row, round=2), replace(row, round=3), replace(row, round=3, detail="too late")]
+        monkeypatch.setattr(at_work.store, "rounds", lambda plan, last: tuple(rows))
+        assert [it.detail for it in await at_work.service.rounds()] == [
+            "",
+            "closing round, in which nobody trains",
+            "closing round, in which nobody trains; too late",
+        ]
 
 
 # --- who attends
@@ -450,7 +467,7 @@ async def test_readiness_needs_the_present_plan_and_a_connection(at_work: Runnin
     bank, _ = await two_silos(at_work)
     with pytest.raises(WrongTime, match="none is"):
         await at_work.service.declare_readiness(bank.name, digest_of(b"plan"), ready=True)
-    digest, _ = await at_work.service.start_plan("second")
+    digest = (await at_work.service.start_plan("second")).plan
     with pytest.raises(WrongTime, match="not under way"):
         await at_work.service.declare_readiness(bank.name, digest_of(b"plan"), ready=True)
     with pytest.raises(WrongTime, match="not attending"):
@@ -884,13 +901,76 @@ async def test_a_plan_of_another_federation_is_refused(at_work: Running) -> None
 async def test_a_second_plan_waits_for_the_first_to_stop_and_the_first_is_not_begun_twice(at_work: Running) -> None:
     async with in_training(at_work):
         add_plan(at_work.folder, "third", schedule=SCHEDULE)
-        with pytest.raises(StateError, match="second is running"):
+        with pytest.raises(StateError, match=r"plan second \(.{16}\) is running"):
             await at_work.service.start_plan("third")
         await at_work.service.stop_plan()
-        await at_work.service.start_plan("third")
+        await at_work.service.start_plan("third", leave="second")
         await at_work.service.stop_plan()
         with pytest.raises(StateError, match="second has run before"):
+            await at_work.service.start_plan("second")  # not that it wants --leave, which would be for nothing
+
+
+async def test_without_a_name_the_plan_that_is_there_starts_whatever_became_of_its_folder(at_work: Running) -> None:
+    """Never the default one, which would leave it for good."""
+    add_plan(at_work.folder, "default", schedule=SCHEDULE)
+    async with in_training(at_work) as (_, _, order, _):
+        assert (await at_work.service.start_plan()).plan == order.key.plan, "it runs"
+        await at_work.service.stop_plan()
+        shutil.rmtree(at_work.folder / "plans" / "second")
+        started = await at_work.service.start_plan()
+        assert (started.plan, started.name) == (order.key.plan, "second")
+        assert (await at_work.service.status()).phase == "collecting"
+
+
+async def test_without_a_name_the_plan_that_was_offered_starts_as_its_folder_has_it_now(at_work: Running) -> None:
+    add_plan(at_work.folder, "default", schedule=SCHEDULE)
+    add_plan(at_work.folder, "second", schedule=SCHEDULE, evaluation=QUIET)
+    await two_silos(at_work)
+    await at_work.service.offer_plan("second")
+    shutil.rmtree(at_work.folder / "plans" / "second")
+    add_plan(at_work.folder, "second", schedule={**SCHEDULE, "rounds": 5}, evaluation=QUIET)
+    assert (await at_work.service.start_plan()).name == "second"
+    assert (await at_work.service.status()).rounds == 5
+
+
+async def test_without_a_name_the_default_plan_starts_where_none_ever_was(at_work: Running) -> None:
+    add_plan(at_work.folder, "default", schedule=SCHEDULE)
+    await two_silos(at_work)
+    with pytest.raises(StateError, match="this one leaves none"):
+        await at_work.service.start_plan(leave="second")
+    assert (await at_work.service.start_plan()).name == "default"
+
+
+async def test_a_stopped_plan_is_left_by_its_name_alone_and_no_model_is_stored_before(at_work: Running) -> None:
+    async with in_training(at_work) as (_, _, order, _):
+        await at_work.service.stop_plan()
+        add_plan(at_work.folder, "default", schedule=SCHEDULE)
+
+        def stored() -> set[Path]:
+            return {path for path in (at_work.folder / "models").rglob("*") if path.is_file()}
+
+        models = stored()
+        for leave in ("", "default", "secon"):
+            with pytest.raises(StateError) as refused:
+                await at_work.service.start_plan("default", leave=leave)
+            assert "plan second " in str(refused.value)
+            assert "stopped in round 1 of 2" in str(refused.value)
+            assert "`coordinator plan start` goes on with it" in str(refused.value)
+            assert "`coordinator plan start default --leave second` leaves it for good" in str(refused.value)
+        with pytest.raises(StateError, match="this one leaves none"):
+            await at_work.service.start_plan("second", leave="second")
+        assert stored() == models
+        assert (await at_work.service.start_plan()).plan == order.key.plan, "it was left for nothing"
+
+
+async def test_a_stopped_plan_whose_folder_was_edited_is_another_plan(at_work: Running) -> None:
+    async with in_training(at_work) as (_, _, order, _):
+        await at_work.service.stop_plan()
+        shutil.rmtree(at_work.folder / "plans" / "second")
+        add_plan(at_work.folder, "second", schedule={**SCHEDULE, "rounds": 5}, evaluation=QUIET)
+        with pytest.raises(StateError, match="--leave second"):
             await at_work.service.start_plan("second")
+        assert (await at_work.service.start_plan("second", leave="second")).plan != order.key.plan
 
 
 async def test_stopping_without_a_plan_is_wrong_time(at_work: Running) -> None:

@@ -77,8 +77,13 @@ class GroupsStanding(_message.Message):
     PROPOSED_FIELD_NUMBER: _builtins.int
     MISSING_FIELD_NUMBER: _builtins.int
     NEEDED_FIELD_NUMBER: _builtins.int
+    STANDING_DIGEST_FIELD_NUMBER: _builtins.int
+    PROPOSED_DIGEST_FIELD_NUMBER: _builtins.int
     needed: _builtins.int
     """of so many of them"""
+    standing_digest: _builtins.bytes
+    """32 bytes, by which silos know them; empty: absent, as above"""
+    proposed_digest: _builtins.bytes
     @_builtins.property
     def standing(self) -> _secure_aggregation_pb2.SignedGroups:
         """absent: none stand"""
@@ -98,10 +103,12 @@ class GroupsStanding(_message.Message):
         proposed: _secure_aggregation_pb2.SignedGroups | None = ...,
         missing: _abc.Iterable[_builtins.str] | None = ...,
         needed: _builtins.int = ...,
+        standing_digest: _builtins.bytes = ...,
+        proposed_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["proposed", b"proposed", "standing", b"standing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["missing", b"missing", "needed", b"needed", "proposed", b"proposed", "standing", b"standing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["missing", b"missing", "needed", b"needed", "proposed", b"proposed", "proposed_digest", b"proposed_digest", "standing", b"standing", "standing_digest", b"standing_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -464,16 +471,20 @@ class StartPlanRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PLAN_FIELD_NUMBER: _builtins.int
+    LEAVE_FIELD_NUMBER: _builtins.int
     plan: _builtins.str
-    """name of a plan folder of the coordinator"""
+    """name of a plan folder of the coordinator; "": the plan that is there, where none ever was the default one"""
+    leave: _builtins.str
+    """name of the stopped plan that is left for good"""
     def __init__(
         self,
         *,
         plan: _builtins.str = ...,
+        leave: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leave", b"leave", "plan", b"plan"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -485,17 +496,20 @@ class StartPlanReply(_message.Message):
 
     PLAN_DIGEST_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
+    PLAN_NAME_FIELD_NUMBER: _builtins.int
     plan_digest: _builtins.bytes
     detail: _builtins.str
+    plan_name: _builtins.str
     def __init__(
         self,
         *,
         plan_digest: _builtins.bytes = ...,
         detail: _builtins.str = ...,
+        plan_name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "plan_digest", b"plan_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "plan_digest", b"plan_digest", "plan_name", b"plan_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
