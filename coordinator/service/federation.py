@@ -525,6 +525,8 @@ class Federation:
                 f"plan {plan.name} has min_silos = {plan.schedule.min_silos} and {enrolled} silos are enrolled: "
                 "enrol more or lower it"
             )
+        if plan.aggregation.secure_aggregation:  # silos sign while they train
+            await self.groups.propose_first(population_of(self._loop.state), colluders=plan.aggregation.colluders)
         # A plan that is known goes on from where it is: the machine looks at no model then.
         model = course.model if course is not None and known else await self._desk.store_initial(opened)
         state = await self._loop.post(
@@ -536,10 +538,6 @@ class Federation:
                 leave=leave,
             )
         )
-        if plan.aggregation.secure_aggregation:
-            await self.groups.propose_first(
-                population_of(self._loop.state), colluders=plan.aggregation.colluders
-            )  # while silos train
         return StartedPlan(plan=opened.digest, name=plan.name, waits_for=waiting_for(state))
 
     async def stop_plan(self) -> str:

@@ -237,8 +237,9 @@ class _Simulation:
         telling = asyncio.create_task(self._tell(service))
         tasks = [asyncio.create_task(agent.run()) for agent in agents]
         try:
-            if self.plan.aggregation.secure_aggregation and service.groups.head is None:
-                everybody = [silo.credentials.silo for silo in silos]
+            everybody = [silo.credentials.silo for silo in silos]
+            masked = self.plan.aggregation.secure_aggregation and len(everybody) >= self.plan.schedule.min_silos
+            if masked and service.groups.head is None:
                 await service.groups.propose_first(everybody, colluders=self.plan.aggregation.colluders)
                 for silo, keeper in zip(silos, keepers, strict=True):
                     await keeper.sync()
