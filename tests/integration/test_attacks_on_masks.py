@@ -690,7 +690,7 @@ async def test_asks_for_a_plain_upload_where_the_policy_demands_masks(tmp_path: 
 
 
 async def test_asks_for_the_plain_upload_of_an_update_from_before_the_policy_demanded_masks(tmp_path: Path) -> None:
-    async with attacked(tmp_path, NET, silos=(HOSPITAL,)) as at:
+    async with attacked(tmp_path, NET, silos=(HOSPITAL, BANK, CLINIC)) as at:
         victim = at.silos[HOSPITAL]
         model = at.peer.offer(PLAIN, vector_of(PLAIN.layout, 1))
         at.key = replace(at.key, plan=PLAIN.plan.digest)

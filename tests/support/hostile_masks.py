@@ -72,6 +72,7 @@ from silo_agent.task.events import SavedUpdate
 from silo_agent.training.masked_vector import KeptDelta, own_weight, write_masked_vector
 from silo_wire import codec
 from silo_wire.canonical import Digest
+from silo_wire.groups_codec import GroupsOffer
 from silo_wire.manifest import manifest_of
 from silo_wire.masked_ranges import CLOSING_RANGES, ranges_of
 from silo_wire.messages import (
@@ -367,7 +368,7 @@ class HostileCoordinator:
     """Honest where no test makes it say something else. `state` is the machine's, for the attempt that `open` began."""
 
     def __init__(
-        self, peer: FederationPeer, bundle: PlanBundle, silos: Mapping[SiloName, AttackedSilo], link: Link
+        self, peer: FederationPeer, bundle: PlanBundle, silos: Mapping[SiloName, AttackedSilo], link: Link | None
     ) -> None:
         self.peer = peer
         self.link = link
@@ -636,7 +637,7 @@ async def attacked(
 ) -> AsyncIterator[HostileCoordinator]:
     """Agents that run, with nothing ordered yet. Silos pin each other's keys, and phantoms everybody's: nobody pins theirs.
 
-    They hold `groups`, by default each silo for itself, as their people may allow. The models of later rounds come of no sum, so
+    Under a plan with masks they hold `groups`, by default each silo for itself, as their people may allow. The models of later rounds come of no sum, so
     that agents that `verify` them refuse them.
     """
     async with FederationPeer(net) as peer:
@@ -653,7 +654,11 @@ async def attacked(
             )
         held = [(agents[name].folder, credentials[name]) for name in silos]
         offered = bundle or masked_bundle()
-        link = hold_groups(held, groups, colluders=offered.plan.aggregation.colluders).link
+        link: Link | None = None
+        if offered.plan.aggregation.secure_aggregation:
+            standing = hold_groups(held, groups, colluders=offered.plan.aggregation.colluders)
+            peer.groups_offer = GroupsOffer(links=(standing,), proposed=None, identities=())
+            link = standing.link
         pretended = [(agents[name].folder, credentials[name]) for name in phantoms]
         async with AsyncExitStack() as running:
             for agent in agents.values():
