@@ -171,10 +171,14 @@ async def at_silo(silos: Silos, name: SiloName, *arguments: str) -> Done:
     return done
 
 
-async def propose(silos: Silos, *groups: Sequence[SiloName], colluders: int | None = None) -> Done:
+async def propose(
+    silos: Silos, *groups: Sequence[SiloName], colluders: int | None = None, smallest_group: int | None = None
+) -> Done:
     options = ("--json", "--dir", silos.at.coordinator.folder.root)
     if colluders is not None:
         options = ("--colluders", str(colluders), *options)
+    if smallest_group is not None:
+        options = ("--smallest-group", str(smallest_group), *options)
     return await people(coordinator_main, "groups", "propose", *map(",".join, groups), *options)
 
 
@@ -381,7 +385,8 @@ async def at_work(root: Path) -> AsyncIterator[Silos]:
 
 async def agreed(silos: Silos, link: Link) -> None:
     """Proposed, approved by all people, and held by all."""
-    await propose(silos, *link.partition.groups)
+    small = min(map(len, link.partition.groups))
+    await propose(silos, *link.partition.groups, smallest_group=small if small < link.promise.smallest_group else None)
     for name in NAMES:
         await until(lambda name=name: _proposed(silos, name) == link)  # type: ignore[misc]
         assert (await at_silo(silos, name, "approve", link.digest.hex())).code == 0
