@@ -10,11 +10,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from coordinator.service.ports import RoundStore
 from coordinator.service.threads import Threads
-from security.errors import AuthorisationError, Conflict, IntegrityError, MalformedMessage, StateError, WrongTime
+from security.errors import AuthorisationError, Conflict, MalformedMessage, StateError, WrongTime
 from security.identifiers import FederationName, SiloName
 from security.pki.identity_key import public_key_from_bytes
 from security.secure_aggregation.release_groups import (
@@ -29,6 +28,7 @@ from security.secure_aggregation.release_groups import (
     least_group,
     missing_signatures,
     out_of_reach,
+    signers,
     successor,
 )
 from security.secure_aggregation.transcript import digest
@@ -226,7 +226,7 @@ class ReleaseGroups:
                 continue
             successions = await self._threads.store(self._store.successions, silo)
             keys = (public_key_from_bytes(enrolled.identity_public_key), *(one.predecessor for one in successions))
-            if any(_made(signed.link, silo, signature, key) for key in keys):
+            if any(signers(signed, {silo: key}) for key in keys):
                 good.append((silo, signature))
         return SignedLink(link=signed.link, signatures=tuple(good))
 
@@ -256,14 +256,6 @@ class ReleaseGroups:
         self._news.set()
         for told in self.on_change:
             told()
-
-
-def _made(link: Link, silo: SiloName, signature: bytes, key: Ed25519PublicKey) -> bool:
-    try:
-        check_signature(link, silo, signature, key)
-    except IntegrityError:
-        return False
-    return True
 
 
 def _require_large_enough(partition: Partition, promise: Promise, allowed: int) -> None:
