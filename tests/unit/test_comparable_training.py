@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 from silo_agent.policy import PolicyRules, SiloPolicy
 from silo_agent.training.batches import EncodedExamples
-from silo_agent.training.local_trainer import train_locally
 from silo_wire.messages import TrainingSummary
 from silo_wire.plan import AggregationSection, TrainingSection
 from tests.support.federation_peer import SILO, small_bundle
 from tests.support.masked_round import summed
 from tests.support.secagg_federation import silo_names
 from tests.support.tiny_t5 import random_model, vocabulary_size
+from tests.support.undisturbed_training import train_undisturbed
 
 PLANS = 4 * int(os.environ.get("LORICA_SCHEDULES", "3"))
 SILOS = silo_names(4)
@@ -73,17 +73,13 @@ def part(silo: int, section: str, server: str) -> Part:
     """By the trainer of agents, from the same model each time."""
     model = copy.deepcopy(_model())
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    summary = train_locally(
+    summary = train_undisturbed(
         model,
         list(model.parameters()),
         examples(silo),
         TrainingSection.model_validate_json(section),
         seed=silo,
         round_parameters=before,
-        checkpoint=None,
-        on_progress=lambda fraction, loss: None,
-        should_stop=lambda: False,
-        clock=lambda: 0.0,
     )
     aggregation = AggregationSection.model_validate_json(server)
     delta = torch.cat([(now.detach() - then).flatten() for now, then in zip(model.parameters(), before, strict=True)])

@@ -18,13 +18,13 @@ import torch
 from security.secure_aggregation import mask_stream
 from silo_agent.task.update import TrainingDiverged
 from silo_agent.training.batches import EncodedExamples
-from silo_agent.training.local_trainer import train_locally
 from silo_wire.checked_chunk import FalseChunk
 from silo_wire.plan import AggregationSection, TrainingSection
 from silo_wire.server_step.server_optimizer import Sgd
 from tests.support.evidence import Made, Rounds, Vectors
 from tests.support.masked_round import summed
 from tests.support.tiny_t5 import random_model, vocabulary_size
+from tests.support.undisturbed_training import train_undisturbed
 
 ELEMENTS: Final = 512
 """Of a chunk."""
@@ -69,17 +69,12 @@ def victims_share(model: torch.Tensor) -> float:
         trained = copy.deepcopy(architecture())
         torch.nn.utils.vector_to_parameters(model.clone(), trained.parameters())
         try:
-            summary = train_locally(
+            summary = train_undisturbed(
                 trained,
                 list(trained.parameters()),
                 examples(silo),
                 SECTION,
                 seed=silo,
-                round_parameters=None,
-                checkpoint=None,
-                on_progress=lambda fraction, loss: None,
-                should_stop=lambda: False,
-                clock=lambda: 0.0,
             )
         except TrainingDiverged:
             return -1.0

@@ -22,13 +22,14 @@ from pydantic import ValidationError
 
 from silo_agent.plan_review import unusual
 from silo_agent.training.local_optimizer import learning_rate_factor
-from silo_agent.training.local_trainer import optimizer_steps, train_locally
+from silo_agent.training.local_trainer import optimizer_steps
 from silo_agent.training.model import add_adapters, layout_of
 from silo_wire.adapters import adapter_layout
 from silo_wire.messages import TrainingSummary
 from silo_wire.plan import BASE_LAYOUT_FILE, MOST_MASKED_MU, Plan, TrainingSection
 from tests.support.federation_peer import small_bundle
 from tests.support.tiny_t5 import random_model
+from tests.support.undisturbed_training import train_undisturbed
 from tests.unit.test_comparable_training import SILOS, SIZES, Part, accepted, closeness, examples
 
 PLANS = 4 * int(os.environ.get("LORICA_SCHEDULES", "3"))
@@ -83,17 +84,13 @@ def trained(silo: int, plan: Plan, training: TrainingSection | None = None, *, u
     reached = [torch.zeros_like(parameter, dtype=torch.bool) for parameter in parameters]
     for parameter, seen in zip(parameters, reached, strict=True):
         parameter.register_hook(partial(_see, seen))
-    summary = train_locally(
+    summary = train_undisturbed(
         t5,
         parameters,
         cut(silo, section),
         section,
         seed=silo,
         round_parameters=before,
-        checkpoint=None,
-        on_progress=lambda fraction, loss: None,
-        should_stop=lambda: False,
-        clock=lambda: 0.0,
     )
     return Trained(
         delta=torch.cat([(now.detach() - then).flatten() for now, then in zip(parameters, before, strict=True)]),

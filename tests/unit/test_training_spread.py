@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from silo_agent.training.batches import EncodedExamples
 from silo_agent.training.client_update import Feedback, write_update
-from silo_agent.training.local_trainer import train_locally
 from silo_agent.training.model import bind, layout_of
 from silo_agent.training.residual import Residuals
 from silo_agent.training.spread import DRAWN_TOGETHER, MOST_ALIKE, Spread, alike
@@ -29,6 +28,7 @@ from silo_wire.canonical import digest_of
 from silo_wire.manifest import TensorSpec
 from silo_wire.plan import TrainingSection
 from tests.support.tiny_t5 import random_model, write_model
+from tests.support.undisturbed_training import train_undisturbed
 from tests.unit.test_comparable_training import SILOS, masked_plan, part
 
 KEY = bytes(range(32))
@@ -228,17 +228,12 @@ def rows_of_words(folder: Path, silo: int, own: Spread | None) -> Floats:
         untied=True, tie_word_embeddings=False, vocab_size=WORDS, d_model=WIDTH, num_layers=1, dropout_rate=0.0
     )
     after = copy.deepcopy(before)
-    train_locally(
+    train_undisturbed(
         after,
         list(after.parameters()),
         examples_of(silo),
         TrainingSection(batch_size=1, learning_rate=RATE),
         seed=silo,
-        round_parameters=None,
-        checkpoint=None,
-        on_progress=lambda fraction, loss: None,
-        should_stop=lambda: False,
-        clock=lambda: 0.0,
     )
     manifest, layout = write_model(before, folder / "model"), layout_of(after)
     residuals = Residuals(folder=folder, plan=digest_of(b"plan"), layout=layout, notice=lambda event, detail: None)

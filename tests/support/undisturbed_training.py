@@ -1,0 +1,36 @@
+"""Local training by the agents' own trainer that nobody watches, stops or resumes."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from silo_agent.training.batches import EncodedExamples
+from silo_agent.training.local_trainer import train_locally
+from silo_agent.training.model import T5
+from silo_wire.messages import TrainingSummary
+from silo_wire.plan import TrainingSection
+
+
+def train_undisturbed(
+    model: T5,
+    parameters: Sequence[nn.Parameter],
+    examples: EncodedExamples,
+    section: TrainingSection,
+    *,
+    seed: int,
+    round_parameters: Sequence[torch.Tensor] | None = None,
+) -> TrainingSummary:
+    """Train `model` in place, as `train_locally` does."""
+    return train_locally(
+        model,
+        parameters,
+        examples,
+        section,
+        seed=seed,
+        round_parameters=round_parameters,
+        checkpoint=None,
+        on_progress=lambda fraction, loss: None,
+        should_stop=lambda: False,
+        clock=lambda: 0.0,
+    )
