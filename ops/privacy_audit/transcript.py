@@ -86,15 +86,14 @@ def attack_transcript(
         reductions = _losses(attacked, before, included, privacy) - _losses(attacked, vector, included, privacy)
         summary = update.summary
         weight = Weight(
-            # The sum of reductions is released without its sign. That of all canaries together has it, nearly always.
-            parts=reductions * np.sign(reductions.sum()),
+            parts=reductions,
             total=summary.examples * (summary.loss_max - summary.loss_min),
             deviation=math.hypot(
                 privacy.loss_noise_multiplier * privacy.loss_bound,
                 math.sqrt(len(included)) * privacy.loss_bound / GRID,  # each loss is rounded
             ),
         )
-        total += evidence(*decoder.estimates(gradient, weight), privacy.sampling_rate)
+        total += evidence(*decoder.estimates(gradient, weight if weight.total > 0.0 else None), privacy.sampling_rate)
     return total
 
 

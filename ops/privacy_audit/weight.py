@@ -15,6 +15,7 @@ from security.errors import StateError
 from security.privacy.random_words import RandomWords
 from silo_agent.training.batches import EncodedExamples, collate
 from silo_agent.training.model import T5
+from silo_agent.training.private.chunks import Chunks
 from silo_agent.training.private.example_losses import example_losses
 from silo_agent.training.private.loss_sums import GRID, loss_sum, noised_reduction
 
@@ -32,12 +33,12 @@ def attack_weight(included: Truths, *, noise_multiplier: float, claimed: float, 
     _learn(learnt)
     records = _OTHERS + math.ceil(8 * claimed)
     sums = {there: [_sum(one, records + there) for one in (model, learnt)] for there in (False, True)}
-    without, with_canary = ((max(points) - min(points)) * BOUND / GRID for points in (sums[False], sums[True]))
+    without, with_canary = ((before - after) * BOUND / GRID for before, after in (sums[False], sums[True]))
     words = RandomWords(key)
     released = np.array(
         [
             noised_reduction(
-                sums[bool(there)],
+                *sums[bool(there)],
                 bound=BOUND,
                 noise_multiplier=noise_multiplier,
                 cap=2.0 * BOUND * records,
@@ -51,7 +52,7 @@ def attack_weight(included: Truths, *, noise_multiplier: float, claimed: float, 
 
 
 def _sum(model: T5, records: int) -> int:
-    return loss_sum(model, _copies(records), bound=BOUND, batch_size=64, device=_CPU)
+    return loss_sum(model, _copies(records), Chunks(model, most=64), bound=BOUND)
 
 
 def _copies(records: int) -> EncodedExamples:

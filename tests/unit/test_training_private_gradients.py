@@ -14,17 +14,17 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from security.errors import StateError
 from silo_agent.training.batches import IGNORED, Batch
 from silo_agent.training.private.batched_bias import batched_bias
-from silo_agent.training.private.clipping import MARGIN, Backend, clip_factors, clipping, without_dropout
-from silo_agent.training.private.example_losses import example_losses, losses_of_kept
+from silo_agent.training.private.clipping import MARGIN, Backend, clip_factors, clipping
+from silo_agent.training.private.example_losses import example_losses
 from silo_agent.training.private.ghost_norms import check_covered
 
 VOCABULARY = 97
 EXACT = 1e-5
 BOUND = 0.4
-BACKENDS: Sequence[Backend] = ("ghost", "hooks", "loop")
+BACKENDS: Sequence[Backend] = ("ghost", "loop")
 
 
-def t5(*, gated: bool = False, tied: bool = True, dropout: float = 0.1) -> T5ForConditionalGeneration:
+def t5(*, gated: bool = False, tied: bool = True, dropout: float = 0.0) -> T5ForConditionalGeneration:
     torch.manual_seed(1)
     config = T5Config(
         vocab_size=VOCABULARY,
@@ -86,18 +86,11 @@ def clipped_sum(
     """Norms and the flat sum."""
     parameters = parameters_of(model)
     way = clipping(backend, model, parameters, max_grad_norm=BOUND)
-    try:
-        with without_dropout(model):
-            norms = []
-            for rows in torch.arange(len(batch.labels)).chunk(chunks):
-                part = Batch(batch.input_ids[rows], batch.attention_mask[rows], batch.labels[rows], 0)
-                norms.append(way.accumulate(part))
-        flat = torch.cat([parameter.summed_grad.flatten() for parameter in parameters])  # type: ignore[attr-defined]
-        return torch.cat(norms), flat.clone()
-    finally:
-        way.close()
-        for parameter in parameters:
-            parameter.grad = None
+    norms = []
+    for rows in torch.arange(len(batch.labels)).chunk(chunks):
+        part = Batch(batch.input_ids[rows], batch.attention_mask[rows], batch.labels[rows], 0)
+        norms.append(way.accumulate(part))
+    return torch.cat(norms), torch.cat([parameter.summed_grad.flatten() for parameter in parameters])  # type: ignore[attr-defined]
 
 
 def check_beside_the_loop(model: nn.Module, batch: Batch, backend: Backend) -> None:
@@ -105,12 +98,10 @@ def check_beside_the_loop(model: nn.Module, batch: Batch, backend: Backend) -> N
     single = gradients_one_by_one(model, batch)
     model.train()
     norms, total = clipped_sum(model, batch, backend)
-    expected_norms = torch.stack([gradient.norm() for gradient in single])
-    factors = clip_factors(expected_norms.double(), BOUND * (1 - MARGIN))
-    expected = sum(
-        (gradient * factor for gradient, factor in zip(single, factors.float(), strict=True)), torch.tensor(0.0)
-    )
-    assert torch.allclose(norms.float(), expected_norms, rtol=EXACT, atol=0)
+    expected_norms = torch.stack([gradient.double().norm() for gradient in single])
+    factors = clip_factors(expected_norms, BOUND * (1 - MARGIN))
+    expected = sum((gradient * factor for gradient, factor in zip(single, factors, strict=True)), torch.tensor(0.0))
+    assert torch.allclose(norms, expected_norms, rtol=EXACT, atol=0)
     assert float((total - expected).norm() / expected.norm()) < EXACT
 
 
@@ -131,7 +122,7 @@ def test_batch_source_and_target_of_one_size(backend: Backend, tied: bool) -> No
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_adapters_alone(backend: Backend) -> None:
-    model = get_peft_model(t5(), LoraConfig(r=4, target_modules=["q", "v", "wi", "wo"], lora_dropout=0.1))
+    model = get_peft_model(t5(), LoraConfig(r=4, target_modules=["q", "v", "wi", "wo"], lora_dropout=0.0))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
@@ -212,12 +203,6 @@ def test_examples_without_target_tokens_among_others(backend: Backend, empty: li
         assert (total == 0.0).all()
 
 
-def test_losses_without_padding_are_the_same() -> None:
-    model, batch = t5().eval(), batch_of(5, 9, 7)
-    batch.labels[3] = IGNORED
-    assert torch.allclose(losses_of_kept(model, batch), example_losses(model, batch), rtol=1e-6)
-
-
 def test_one_example_changes_no_other_ones_loss() -> None:
     model, batch = t5().eval(), batch_of(5, 9, 7)
     alone = Batch(batch.input_ids[:1], batch.attention_mask[:1], batch.labels[:1], 0)
@@ -234,16 +219,6 @@ def test_the_bias_of_each_example_is_the_bias_of_the_batch() -> None:
             assert each.shape == (3, *once.shape[1:])
             assert torch.equal(each, once.expand_as(each))
             assert attention.compute_bias(5, 7).shape == once.shape
-
-
-def test_dropout_is_back_afterwards() -> None:
-    model = t5()
-    rates = [module.p for module in model.modules() if isinstance(module, nn.Dropout)]
-    with without_dropout(model):
-        assert model.training
-        assert torch.equal(example_losses(model, batch_of(2, 4, 3)), example_losses(model, batch_of(2, 4, 3)))
-    assert [module.p for module in model.modules() if isinstance(module, nn.Dropout)] == rates
-    assert all(module.dropout == 0.1 for module in model.modules() if isinstance(module, T5Attention))
 
 
 # --- what is refused
@@ -315,4 +290,3 @@ def test_the_graph_of_a_batch_goes_with_the_batch(backend: Backend) -> None:
         assert tensors() == after_one
     finally:
         gc.enable()
-        way.close()

@@ -1,6 +1,7 @@
 """Private training: what it adds, what it divides by, what depends on the data, and what it refuses."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -13,15 +14,17 @@ from transformers import T5ForConditionalGeneration
 from security.errors import StateError
 from security.privacy.random_words import RandomWords
 from silo_agent.task.update import TrainingStopped
-from silo_agent.training.batches import EncodedExamples, collate
+from silo_agent.training.batches import Batch, EncodedExamples
 from silo_agent.training.private import clipping as clipping_module
-from silo_agent.training.private import private_trainer
+from silo_agent.training.private import private_optimizer, private_trainer
+from silo_agent.training.private.chunks import Chunks
 from silo_agent.training.private.clipping import Backend, clipping
-from silo_agent.training.private.exact_noise import add_noise
-from silo_agent.training.private.loss_sums import GRID, ROOM, loss_sum, noised_reduction
+from silo_agent.training.private.exact_noise import DoubleBlock, FloatBlock, StepNoise
+from silo_agent.training.private.loss_sums import GRID, noised_reduction
+from silo_agent.training.private.loss_sums import loss_sum as loss_sum_of_chunks
+from silo_agent.training.private.private_optimizer import PrivateOptimizer
 from silo_agent.training.private.private_trainer import (
     PrivateSchedule,
-    check_gradients,
     clipping_norm,
     drawn_examples,
     train_privately,
@@ -79,6 +82,10 @@ def train(
     )
 
 
+def loss_sum(model: T5ForConditionalGeneration, examples: EncodedExamples, *, bound: float, most: int = 4) -> int:
+    return loss_sum_of_chunks(model, examples, Chunks(model, most=most), bound=bound)
+
+
 def flat(model: nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
@@ -86,33 +93,43 @@ def flat(model: nn.Module) -> torch.Tensor:
 # --- noise on sums
 
 
+def noised(values: DoubleBlock, *, deviation: float, key: bytes = KEY, threads: int = 2, ahead: int = 3) -> FloatBlock:
+    with ThreadPoolExecutor(threads) as pool:
+        return StepNoise(key, [len(values)], pool, ahead=ahead).add(values, deviation=deviation)
+
+
 def test_noise_has_the_deviation_that_was_asked_for() -> None:
-    values = np.full(300_000, 0.125, dtype=np.float32)
-    add_noise(values, deviation=0.01, words=RandomWords(KEY))
+    values = noised(np.full(300_000, 0.125), deviation=0.01)
     assert abs(values.mean() - 0.125) < 5 * 0.01 / 300_000**0.5
     assert values.std() == pytest.approx(0.01, rel=0.01)
 
 
-def test_noise_is_that_of_the_stream_and_of_nothing_else() -> None:
-    once, again, other = (np.zeros(1000, dtype=np.float32) for _ in range(3))
-    add_noise(once, deviation=1.0, words=RandomWords(KEY))
+def test_noise_is_that_of_the_key_and_of_nothing_else() -> None:
+    once = noised(np.zeros(200_000), deviation=1.0)
     torch.manual_seed(9)
-    add_noise(again, deviation=1.0, words=RandomWords(KEY))
-    add_noise(other, deviation=1.0, words=RandomWords(bytes(32)))
-    assert np.array_equal(once, again)
-    assert not np.isclose(once, other).any()
+    for threads, ahead in ((1, 0), (4, 100)):
+        assert np.array_equal(once, noised(np.zeros(200_000), deviation=1.0, threads=threads, ahead=ahead))
+    assert not np.isclose(once, noised(np.zeros(200_000), deviation=1.0, key=bytes(32))).any(where=once != 0.0)
+
+
+def test_no_block_of_noise_is_used_twice() -> None:
+    """Neither within a tensor nor by the next one."""
+    with ThreadPoolExecutor(2) as pool:
+        noise = StepNoise(KEY, [150_000, 5, 70_000], pool, ahead=2)
+        drawn = np.concatenate([noise.add(np.zeros(count), deviation=1.0) for count in (150_000, 5, 70_000)])
+    assert len(np.unique(drawn)) > 0.95 * len(drawn)
+    for lag in (5, 1 << 16, 150_000, 150_005):
+        assert abs(np.corrcoef(drawn[lag:], drawn[:-lag])[0, 1]) < 5 / (len(drawn) - lag) ** 0.5
 
 
 def test_sums_far_above_the_noise_keep_what_is_added() -> None:
-    values = np.array([1e4, -1e4], dtype=np.float32)
-    add_noise(values, deviation=1e-3, words=RandomWords(KEY))
-    assert np.allclose(values, [1e4, -1e4], rtol=1e-6)
+    assert np.allclose(noised(np.array([1e4, -1e4]), deviation=1e-3), [1e4, -1e4], rtol=1e-6)
 
 
 # --- steps
 
 
-@pytest.mark.parametrize("backend", ["ghost", "hooks", "loop"])
+@pytest.mark.parametrize("backend", ["ghost", "loop"])
 def test_a_step_is_the_clipped_sum_over_the_expected_batch_size(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,7 +144,7 @@ def test_a_step_is_the_clipped_sum_over_the_expected_batch_size(
     examples = examples_of(7)
     steps = {}
     for expected in (8, 16):
-        model = t5(dropout=0.0)
+        model = t5()
         before = flat(model)
         assert (
             train(model, examples, replace(schedule, expected_batch_size=expected), section=section, backend=backend)
@@ -146,7 +163,7 @@ def test_an_empty_sample_is_a_step_of_noise_alone(monkeypatch: pytest.MonkeyPatc
         lambda section, parameters: torch.optim.SGD(parameters, lr=section.learning_rate),
     )
     schedule = replace(SCHEDULE, sampling_rate=1e-12, steps=1, loss_noise_multiplier=None)
-    model = t5(dropout=0.0)
+    model = t5()
     before = flat(model)
     train(model, examples_of(5), schedule, section=SECTION.model_copy(update={"learning_rate": 1.0}))
     moved = (flat(model) - before) * SCHEDULE.expected_batch_size
@@ -154,17 +171,17 @@ def test_an_empty_sample_is_a_step_of_noise_alone(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
-@pytest.mark.parametrize("backend", ["ghost", "hooks", "loop"])
+@pytest.mark.parametrize("backend", ["ghost", "loop"])
 def test_training_learns_where_noise_is_little(backend: Backend, optimizer: Any) -> None:
     schedule = replace(
         SCHEDULE, sampling_rate=0.5, steps=25, noise_multiplier=0.01, loss_noise_multiplier=0.01, expected_batch_size=6
     )
-    model, examples = t5(dropout=0.0), examples_of(12)
-    before = loss_sum(model, examples, bound=8.0, batch_size=4, device=CPU)
+    model, examples = t5(), examples_of(12)
+    before = loss_sum(model, examples, bound=8.0)
     weight = train(
         model, examples, schedule, section=SECTION.model_copy(update={"optimizer": optimizer}), backend=backend
     )
-    after = loss_sum(model, examples, bound=8.0, batch_size=4, device=CPU)
+    after = loss_sum(model, examples, bound=8.0)
     assert after < 0.8 * before
     assert weight == pytest.approx((before - after) * 8.0 / GRID, abs=0.5)
 
@@ -172,13 +189,50 @@ def test_training_learns_where_noise_is_little(backend: Backend, optimizer: Any)
 def test_noise_is_added_once_a_step_to_every_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tied weight has four names in T5, and gets the noise of one."""
     added: list[int] = []
-    monkeypatch.setattr(
-        "silo_agent.training.private.private_optimizer.add_noise",
-        lambda values, *, deviation, words: added.append(len(values)),
-    )
-    model = t5(dropout=0.0)
+    keys: set[bytes] = set()
+
+    class Counted(StepNoise):
+        def __init__(self, key: bytes, *others: Any, **more: Any) -> None:
+            assert key not in keys
+            keys.add(key)
+            super().__init__(key, *others, **more)
+
+        def add(self, values: DoubleBlock, *, deviation: float) -> FloatBlock:
+            assert deviation == SCHEDULE.noise_multiplier * SCHEDULE.max_grad_norm
+            added.append(len(values))
+            return super().add(values, deviation=deviation)
+
+    monkeypatch.setattr(private_optimizer, "StepNoise", Counted)
+    model = t5()
     train(model, examples_of(20), replace(SCHEDULE, loss_noise_multiplier=None))
     assert added == [parameter.numel() for parameter in model.parameters()] * SCHEDULE.steps
+    assert len(keys) == SCHEDULE.steps
+
+
+@pytest.mark.parametrize("multiplier", [0.4, 3.0])
+def test_noise_drawn_ahead_is_the_same(multiplier: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for an accelerator, whose gradients are made meanwhile."""
+    schedule = replace(SCHEDULE, noise_multiplier=multiplier, loss_noise_multiplier=None)
+    models = [t5(), t5()]
+    train(models[0], examples_of(20), schedule)
+    accumulate = clipping_module.Ghost.accumulate
+    began: list[PrivateOptimizer] = []
+    construct = PrivateOptimizer.__init__
+
+    def begin(optimizer: PrivateOptimizer, *others: Any, **more: Any) -> None:
+        construct(optimizer, *others, **more)
+        began.append(optimizer)
+
+    def ahead(way: clipping_module.Ghost, batch: Batch) -> torch.Tensor:
+        if began[0]._noise is None:
+            began[0].begin_noise()
+        return accumulate(way, batch)
+
+    monkeypatch.setattr(PrivateOptimizer, "__init__", begin)
+    monkeypatch.setattr(clipping_module.Ghost, "accumulate", ahead)
+    train(models[1], examples_of(20), schedule)
+    moved = [flat(model) - flat(t5()) for model in models]
+    assert torch.equal(moved[0], moved[1])
 
 
 # --- what would couple one example with others
@@ -189,23 +243,17 @@ def test_dropout_is_refused() -> None:
         train(t5(dropout=0.1), examples_of(5))
 
 
-@pytest.mark.parametrize("backend", ["ghost", "hooks", "loop"])
+@pytest.mark.parametrize("backend", ["ghost", "loop"])
 def test_one_record_more_moves_the_sum_of_gradients_by_no_more_than_the_bound(backend: Backend) -> None:
     """Wherever it stands, and however it changes the batches of the others."""
-    model = t5(dropout=0.0).train()
+    model = t5().train()
     parameters, bound = parameters_of(model), 0.3
 
     def summed(examples: EncodedExamples) -> torch.Tensor:
         way = clipping(backend, model, parameters, max_grad_norm=bound)
-        try:
-            for start in range(0, len(examples), 3):
-                indices = list(range(start, min(start + 3, len(examples))))
-                way.accumulate(collate(examples, indices, pad=0, device=CPU))
-            return torch.cat([parameter.summed_grad.flatten() for parameter in parameters])  # type: ignore[attr-defined]
-        finally:
-            way.close()
-            for parameter in parameters:
-                parameter.grad = parameter.summed_grad = None  # type: ignore[attr-defined]
+        for _, batch in Chunks(model, most=3).of(examples, range(len(examples))):
+            way.accumulate(batch)
+        return torch.cat([parameter.summed_grad.flatten() for parameter in parameters])  # type: ignore[attr-defined]
 
     whole = examples_of(20)
     everything = summed(whole)
@@ -251,22 +299,19 @@ def test_an_empty_sample_of_units_is_empty() -> None:
 
 
 def test_a_unit_counts_in_the_loss_as_one_record_of_its_mean_loss() -> None:
-    model = t5(dropout=0.0)
-    alone = [
-        loss_sum(model, replace(examples_of(6), units=((index,),)), bound=8.0, batch_size=4, device=CPU)
-        for index in range(6)
-    ]
-    together = loss_sum(model, grouped((0, 1, 2), (3, 4), (5,)), bound=8.0, batch_size=4, device=CPU)
+    model = t5()
+    alone = [loss_sum(model, replace(examples_of(6), units=((index,),)), bound=8.0) for index in range(6)]
+    together = loss_sum(model, grouped((0, 1, 2), (3, 4), (5,)), bound=8.0)
     assert together == sum(alone[:3]) // 3 + sum(alone[3:5]) // 2 + alone[5]
 
 
 def test_a_unit_of_many_records_moves_the_weight_by_no_more_than_one_record_does() -> None:
     """Whatever its losses: they are cut one by one, and then averaged."""
-    model, examples = t5(dropout=0.0), examples_of(8)
+    model, examples = t5(), examples_of(8)
     for bound in (0.5, 8.0):
         others = tuple((index,) for index in range(4))
-        less = loss_sum(model, replace(examples, units=others), bound=bound, batch_size=4, device=CPU)
-        more = loss_sum(model, replace(examples, units=(*others, (4, 5, 6, 7))), bound=bound, batch_size=4, device=CPU)
+        less = loss_sum(model, replace(examples, units=others), bound=bound)
+        more = loss_sum(model, replace(examples, units=(*others, (4, 5, 6, 7))), bound=bound)
         assert 0 < more - less <= GRID
 
 
@@ -277,21 +322,21 @@ def test_neighbouring_data_sets_have_the_same_schedule() -> None:
     seen = []
     for count in (40, 41):
         progress: list[float] = []
-        train(t5(dropout=0.0), examples_of(count), progress=progress)
+        train(t5(), examples_of(count), progress=progress)
         seen.append(progress)
     assert seen[0] == seen[1] == [1 / 3, 2 / 3, 1.0]
 
 
 def test_an_empty_data_set_trains_on_noise() -> None:
     progress: list[float] = []
-    weight = train(t5(dropout=0.0), examples_of(0), progress=progress)
+    weight = train(t5(), examples_of(0), progress=progress)
     assert progress[-1] == 1.0
     assert weight is not None
 
 
 def test_the_loss_sum_is_in_whole_steps_and_bounded_for_each_record() -> None:
-    model, examples = t5(dropout=0.0), examples_of(9)
-    whole = loss_sum(model, examples, bound=8.0, batch_size=4, device=CPU)
+    model, examples = t5(), examples_of(9)
+    whole = loss_sum(model, examples, bound=8.0)
     for gone in range(9):
         kept = [index for index in range(9) if index != gone]
         fewer = replace(
@@ -299,27 +344,27 @@ def test_the_loss_sum_is_in_whole_steps_and_bounded_for_each_record() -> None:
             inputs=tuple(examples.inputs[index] for index in kept),
             targets=tuple(examples.targets[index] for index in kept),
         )
-        assert 0 <= whole - loss_sum(model, fewer, bound=8.0, batch_size=4, device=CPU) <= GRID
-    assert loss_sum(model, examples, bound=0.5, batch_size=4, device=CPU) == 9 * (GRID - ROOM)  # each loss is above
+        assert 0 <= whole - loss_sum(model, fewer, bound=8.0) <= GRID
+    assert loss_sum(model, examples, bound=0.5) == 9 * GRID  # each loss is above
 
 
 def test_the_loss_sum_does_not_depend_on_batches() -> None:
-    model, examples = t5(dropout=0.0), examples_of(9)
-    sums = [loss_sum(model, examples, bound=8.0, batch_size=size, device=CPU) for size in (1, 4, 9)]
-    assert max(sums) - min(sums) <= 9  # a step of the grid for each record, where float32 rounds otherwise
+    model, examples = t5(), examples_of(9)
+    sums = [loss_sum(model, examples, bound=8.0, most=size) for size in (1, 4, 9)]
+    assert max(sums) == min(sums)
 
 
 def test_a_loss_that_is_not_finite_counts_as_the_bound() -> None:
-    model = t5(dropout=0.0)
+    model = t5()
     with torch.no_grad():
         model.lm_head.weight.fill_(float("nan"))
-    assert loss_sum(model, examples_of(4), bound=8.0, batch_size=4, device=CPU) == 4 * (GRID - ROOM)
+    assert loss_sum(model, examples_of(4), bound=8.0) == 4 * GRID
 
 
 def test_the_loss_reduction_is_noised_and_cut() -> None:
     drawn = np.array(
         [
-            noised_reduction([5 * GRID, 2 * GRID, 4 * GRID], bound=2.0, noise_multiplier=0.5, cap=100.0, words=words)
+            noised_reduction(5 * GRID, 2 * GRID, bound=2.0, noise_multiplier=0.5, cap=100.0, words=words)
             for words in [RandomWords(KEY)]
             for _ in range(4000)
         ]
@@ -327,7 +372,7 @@ def test_the_loss_reduction_is_noised_and_cut() -> None:
     assert drawn.mean() == pytest.approx(6.0, abs=5 / 4000**0.5)
     assert drawn.std() == pytest.approx(1.0, rel=0.06)
     cut = [
-        noised_reduction([GRID, 0], bound=2.0, noise_multiplier=50.0, cap=3.0, words=words)
+        noised_reduction(GRID, 0, bound=2.0, noise_multiplier=50.0, cap=3.0, words=words)
         for words in [RandomWords(KEY)]
         for _ in range(50)
     ]
@@ -337,46 +382,14 @@ def test_the_loss_reduction_is_noised_and_cut() -> None:
 @pytest.mark.parametrize("noise", [0.0, -1.0, float("inf"), float("nan")])
 def test_a_loss_reduction_without_noise_is_not_released(noise: float) -> None:
     with pytest.raises(ValueError, match="noise_multiplier"):
-        noised_reduction([1, 0], bound=2.0, noise_multiplier=noise, cap=3.0, words=RandomWords(KEY))
+        noised_reduction(1, 0, bound=2.0, noise_multiplier=noise, cap=3.0, words=RandomWords(KEY))
 
 
 # --- what is refused
 
 
-@pytest.mark.parametrize("backend", ["ghost", "hooks"])
-def test_gradients_that_are_not_those_of_single_examples_stop_training(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The bias without its batch dimension, as stock hooks see it, where batch, source and target have one size."""
-
-    class Unbatched:
-        def __init__(self, *_: object) -> None: ...
-        def __enter__(self) -> None: ...
-        def __exit__(self, *_: object) -> None: ...
-
-    monkeypatch.setattr(clipping_module, "batched_bias", Unbatched)
-    four = examples_of(4)
-    row = np.arange(2, 6, dtype=np.int32)
-    same = replace(four, inputs=tuple(row + k for k in range(4)), targets=tuple(row + 2 * k for k in range(4)))
-    model = t5(dropout=0.0)
-    before = flat(model)
-    with pytest.raises(StateError, match="not those of one example at a time"):
-        train(model, same, backend=backend)
-    assert torch.equal(flat(model), before)
-
-
-@pytest.mark.parametrize("backend", ["ghost", "hooks", "loop"])
-def test_the_check_leaves_the_model_as_it_was(backend: Backend) -> None:
-    model = t5(dropout=0.0)
-    before = flat(model)
-    check_gradients(model, parameters_of(model), examples_of(6), backend=backend, max_grad_norm=0.5)
-    assert torch.equal(flat(model), before)
-    assert all(parameter.grad is None for parameter in model.parameters())
-    assert model.training
-
-
 def test_a_module_that_no_test_covers_is_not_trained() -> None:
-    model = t5(dropout=0.0)
+    model = t5()
     model.encoder.extra = nn.LayerNorm(32)
     with pytest.raises(StateError, match=r"encoder\.extra has type LayerNorm"):
         train(model, examples_of(6))
@@ -385,4 +398,4 @@ def test_a_module_that_no_test_covers_is_not_trained() -> None:
 def test_training_stops_when_it_is_asked_to() -> None:
     asked: Sequence[int] = iter([0, 0, 1])  # type: ignore[assignment]
     with pytest.raises(TrainingStopped):
-        train(t5(dropout=0.0), examples_of(40), should_stop=lambda: bool(next(asked, 1)))  # type: ignore[call-overload]
+        train(t5(), examples_of(40), should_stop=lambda: bool(next(asked, 1)))  # type: ignore[call-overload]

@@ -21,9 +21,7 @@ class Way:
 WAYS: Mapping[str, Way] = {
     "plain": Way(),
     "ghost": Way(backend="ghost", beside="plain"),
-    "hooks": Way(backend="hooks", beside="plain"),
     "loop": Way(backend="loop", beside="plain"),
     "plain-lora": Way(adapters="lora", beside="plain"),
     "ghost-lora": Way(backend="ghost", adapters="lora", beside="plain-lora"),
-    "hooks-lora": Way(backend="hooks", adapters="lora", beside="plain-lora"),
 }

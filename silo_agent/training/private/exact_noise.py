@@ -3,24 +3,54 @@
 The sum is rounded to a grid of which the noise's standard deviation is SIGMA = 2^30 steps, discrete Gaussian noise is added as
 integers, and only the result becomes a float again, which is post-processing. torch.randn would neither be secret nor safe: the
 floats that it can give differ from place to place, and tell what it was added to.
+
+A step has one key. Its noise is drawn block by block (noise_streams.py), by as many threads as there are: which thread draws a block
+changes nothing. Where the gradients are made on a GPU, the processor draws while they are.
 """
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
 
-from security.privacy.discrete_gaussian import SIGMA, draw
-from security.privacy.random_words import RandomWords
-
-_BLOCK = 1 << 16
+from security.privacy.discrete_gaussian import SIGMA, Integers
+from security.privacy.noise_streams import BLOCK_ELEMENTS, NoiseStream
 
 FloatBlock = NDArray[np.float32]
+DoubleBlock = NDArray[np.float64]
 
 
-def add_noise(values: FloatBlock, *, deviation: float, words: RandomWords) -> None:
-    """Noise of standard deviation `deviation`, above 0, on each of the finite `values` (flat), in place."""
-    step = deviation / SIGMA
-    for start in range(0, len(values), _BLOCK):
-        block = values[start : start + _BLOCK]
-        steps = np.rint(block.astype(np.float64) / step)
-        noised = steps.astype(np.int64) + draw(words, len(block))
-        block[:] = noised * step
+class StepNoise:
+    """The noise of one step for tensors of so many `elements` each, in this order, each used once."""
+
+    def __init__(self, key: bytes, elements: Sequence[int], threads: ThreadPoolExecutor, *, ahead: int) -> None:
+        """`key` is used for nothing else. At most `ahead` blocks, of half a megabyte, are drawn before they are asked for."""
+        self._stream = NoiseStream(key)
+        self._threads = threads
+        counts = [min(BLOCK_ELEMENTS, count - start) for count in elements for start in range(0, count, BLOCK_ELEMENTS)]
+        self._left = iter(enumerate(counts))
+        self._drawn: list[Future[Integers]] = []
+        for _ in range(ahead):
+            self._draw_one_more()
+
+    def add(self, values: DoubleBlock, *, deviation: float) -> FloatBlock:
+        """The next tensor's finite `values` (flat) with noise of standard deviation `deviation`, above 0."""
+        step = deviation / SIGMA
+        noised = np.empty(len(values), dtype=np.float32)
+        for start, noise in self._blocks(len(values)):
+            block = values[start : start + len(noise)]
+            noised[start : start + len(noise)] = (np.rint(block / step).astype(np.int64) + noise) * step
+        return noised
+
+    def _blocks(self, elements: int) -> Iterator[tuple[int, Integers]]:
+        for start in range(0, elements, BLOCK_ELEMENTS):
+            if not self._drawn:
+                self._draw_one_more()
+            noise = self._drawn.pop(0).result()
+            self._draw_one_more()
+            yield start, noise
+
+    def _draw_one_more(self) -> None:
+        if (following := next(self._left, None)) is not None:
+            self._drawn.append(self._threads.submit(self._stream.block, *following))

@@ -9,22 +9,7 @@ from silo_agent.training.task_loss import encoded_inputs, previous_tokens
 
 
 def example_losses(model: T5, batch: Batch) -> torch.Tensor:
-    """Shape (B,), float32. The output layer sees padding, too: its rows belong to examples."""
-    logits = model.lm_head(_decoded(model, batch)).float()
-    losses = functional.cross_entropy(logits.transpose(1, 2), batch.labels, reduction="none", ignore_index=IGNORED)
-    return losses.sum(dim=1) / _tokens(batch)
-
-
-def losses_of_kept(model: T5, batch: Batch) -> torch.Tensor:
-    """The same, but the output layer, half of a small model's work, sees no padding: its input is of shape (kept tokens, d_model)."""
-    kept = batch.labels != IGNORED
-    logits = model.lm_head(_decoded(model, batch)[kept]).float()
-    losses = functional.cross_entropy(logits, batch.labels[kept], reduction="none")
-    examples = kept.nonzero()[:, 0]
-    return losses.new_zeros(len(batch.labels)).index_add(0, examples, losses) / _tokens(batch)
-
-
-def _decoded(model: T5, batch: Batch) -> torch.Tensor:
+    """Shape (B,), float32. Every layer sees padding, too: its rows belong to examples, and their number to the shape."""
     config = model.config
     hidden: torch.Tensor = model.get_decoder()(
         input_ids=previous_tokens(model, batch.labels),
@@ -32,8 +17,6 @@ def _decoded(model: T5, batch: Batch) -> torch.Tensor:
         encoder_attention_mask=batch.attention_mask,
         use_cache=False,
     )[0]
-    return hidden * config.d_model**-0.5 if config.scale_decoder_outputs else hidden
-
-
-def _tokens(batch: Batch) -> torch.Tensor:
-    return (batch.labels != IGNORED).sum(dim=1).clamp(min=1)
+    logits = model.lm_head(hidden * config.d_model**-0.5 if config.scale_decoder_outputs else hidden).float()
+    losses = functional.cross_entropy(logits.transpose(1, 2), batch.labels, reduction="none", ignore_index=IGNORED)
+    return losses.sum(dim=1) / (batch.labels != IGNORED).sum(dim=1).clamp(min=1)

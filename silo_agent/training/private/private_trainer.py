@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from security.errors import StateError
@@ -17,18 +16,15 @@ from security.privacy.discrete_gaussian import SIGMA
 from security.privacy.poisson_sampling import sample
 from security.privacy.random_words import RandomWords
 from silo_agent.task.update import TrainingStopped
-from silo_agent.training.batches import EncodedExamples, collate
+from silo_agent.training.batches import EncodedExamples
 from silo_agent.training.local_optimizer import learning_rate_factor, local_optimizer
 from silo_agent.training.model import T5
-from silo_agent.training.private.clipping import MARGIN, Backend, clip_factors, clipping, without_dropout
+from silo_agent.training.private.chunks import Chunks
+from silo_agent.training.private.clipping import Backend, clipping
 from silo_agent.training.private.ghost_norms import check_covered
 from silo_agent.training.private.loss_sums import loss_sum, noised_reduction
 from silo_agent.training.private.private_optimizer import PrivateOptimizer
 from silo_wire.plan import Plan, TrainingSection
-
-MISMATCH = 1e-4
-"""Relative, of norms and of the clipped sum: float32 gives 1e-6, a wrong formula 1."""
-CHECKED = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,18 +75,16 @@ def train_privately(
     """Train `model` in place; the noised scaled loss reduction where the schedule has one.
 
     `parameters` are those that are trained, `words` a stream of this training's own. `section.batch_size` examples are in memory at a
-    time. Raises TrainingStopped soon after `should_stop()` turns true, StateError where gradients per example are not to be trusted: a
-    mismatch, modules that no test covers, or dropout, whose masks for one example would depend on those before it.
+    time at most. Raises TrainingStopped soon after `should_stop()` turns true, StateError where gradients per example are not to be
+    trusted: modules that no test covers, or dropout, whose masks for one example would depend on those before it. Nothing that depends
+    on the examples is checked: who sees a check fail learns of them.
     """
-    device = parameters[0].device
     _require_no_dropout(model)
+    check_covered(model)
     norm = clipping_norm(schedule, sum(parameter.numel() for parameter in parameters))
-
-    def point() -> int:
-        return loss_sum(model, examples, bound=schedule.loss_bound, batch_size=section.batch_size, device=device)
-
-    check_gradients(model, parameters, examples, backend=backend, max_grad_norm=norm)
-    sums = [point()] if schedule.loss_noise_multiplier is not None else []
+    chunks = Chunks(model, most=section.batch_size)
+    weighs = schedule.loss_noise_multiplier is not None
+    before = loss_sum(model, examples, chunks, bound=schedule.loss_bound) if weighs else 0
     way = clipping(backend, model, parameters, max_grad_norm=norm)
     optimizer = PrivateOptimizer(
         local_optimizer(section, parameters),
@@ -102,12 +96,12 @@ def train_privately(
     model.train()
     try:
         for step in range(schedule.steps):
-            drawn = drawn_examples(examples, schedule.sampling_rate, words)
-            for start in range(0, len(drawn), section.batch_size):
+            if parameters[0].device.type != "cpu":
+                optimizer.begin_noise()
+            for _, batch in chunks.of(examples, drawn_examples(examples, schedule.sampling_rate, words)):
                 if should_stop():
                     raise TrainingStopped
-                indices = drawn[start : start + section.batch_size]
-                way.accumulate(collate(examples, indices, pad=model.config.pad_token_id, device=device))
+                way.accumulate(batch)
             factor = learning_rate_factor(section.learning_rate_schedule, step, schedule.steps)
             for settings in optimizer.param_groups:
                 settings["lr"] = section.learning_rate * factor
@@ -115,13 +109,14 @@ def train_privately(
             optimizer.zero_grad()
             on_progress((step + 1) / schedule.steps)
     finally:
-        way.close()
+        optimizer.close()
         for parameter in parameters:
-            parameter.grad = None
+            parameter.grad = parameter.summed_grad = None  # type: ignore[attr-defined]
     if schedule.loss_noise_multiplier is None:
         return None
     return noised_reduction(
-        [*sums, point()],
+        before,
+        loss_sum(model, examples, chunks, bound=schedule.loss_bound),
         bound=schedule.loss_bound,
         noise_multiplier=schedule.loss_noise_multiplier,
         cap=schedule.weight_cap,
@@ -157,43 +152,3 @@ def drawn_examples(examples: EncodedExamples, rate: float, words: RandomWords) -
     drawn = [examples.units[index] for index in sample(words, len(examples.units), rate).tolist()]
     fractions = words.words64(len(drawn)).tolist()
     return [unit[fraction * len(unit) >> 64] for unit, fraction in zip(drawn, fractions, strict=True)]
-
-
-def check_gradients(
-    model: T5,
-    parameters: Sequence[nn.Parameter],
-    examples: EncodedExamples,
-    *,
-    backend: Backend,
-    max_grad_norm: float,
-) -> None:
-    """Compare a real batch with one example at a time; raises StateError for a mismatch, or for modules that no test covers."""
-    check_covered(model)
-    if backend == "loop" or len(examples) == 0:
-        return
-    indices = list(range(min(CHECKED, len(examples))))
-    batch = collate(examples, indices, pad=model.config.pad_token_id, device=parameters[0].device)
-    found = []
-    for each in ("loop", backend):
-        way = clipping(each, model, parameters, max_grad_norm=max_grad_norm)
-        try:
-            with without_dropout(model):
-                norms = way.accumulate(batch).cpu()
-            sums = [parameter.summed_grad for parameter in parameters]  # type: ignore[attr-defined]
-            flat = torch.cat([torch.zeros(0) if one is None else one.detach().flatten().cpu() for one in sums])
-            found.append((norms, flat))
-        finally:
-            way.close()
-            for parameter in parameters:
-                parameter.grad = parameter.summed_grad = None  # type: ignore[attr-defined]
-    (expected_norms, expected), (norms, total) = found
-    finite = expected_norms.isfinite()
-    bound = max_grad_norm * (1 - MARGIN)
-    scale = float((expected_norms[finite] * clip_factors(expected_norms[finite], bound)).sum()) or 1.0
-    wrong_norms = not torch.allclose(norms[finite], expected_norms[finite], rtol=MISMATCH, atol=MISMATCH * bound)
-    off = float(total.sub_(expected).norm())
-    if wrong_norms or off > MISMATCH * scale:
-        raise StateError(
-            f"gradients per example by {backend!r} are not those of one example at a time (off by "
-            f'{off / scale:.2g}): nothing is trained; use the backend "loop" and report this'
-        )

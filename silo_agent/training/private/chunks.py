@@ -1,0 +1,192 @@
+"""Which examples are computed together: those of one shape, and only as many as change no bit of what each has alone.
+
+What an example adds to a private sum may not depend on which others were drawn: with weights that somebody chose, another rounding of
+the last bit, or padding that attention sees after all, changes a loss or a gradient by as much as he likes. So an example is padded
+by its own lengths alone, and a chunk is as large as this processor, with these numbers of threads, rows and columns, was found to give
+every row the bits that it gives it alone. That is tried out on numbers drawn here: how a product of matrices is cut into pieces
+depends on its sizes, never on its numbers. Where it fails, as it does for the shortest examples, each is computed alone.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import T5ForConditionalGeneration
+
+from silo_agent.training.batches import IGNORED, Batch, EncodedExamples
+from silo_agent.training.model import T5
+from silo_agent.training.private.batched_bias import batched_bias
+from silo_agent.training.private.example_losses import example_losses
+from silo_agent.training.private.ghost_norms import ExampleGradients
+
+SOURCE_STEP, TARGET_STEP = 16, 8
+"""Tokens; lengths are padded to multiples of these."""
+_TRIALS = 2
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Shape:
+    """What the lengths of an example are padded to."""
+
+    target: int
+    source: int
+
+
+def shape_of(examples: EncodedExamples, index: int) -> Shape:
+    source, target = len(examples.inputs[index]), len(examples.targets[index])
+    return Shape(_rounded_up(target, TARGET_STEP), _rounded_up(source, SOURCE_STEP))
+
+
+class Chunks:
+    """Of at most `most` examples, computed by `model` on its device."""
+
+    def __init__(self, model: T5, *, most: int) -> None:
+        self._trials = _Trials(model)
+        self._pad: int = model.config.pad_token_id
+        self._device = next(model.parameters()).device
+        self._sizes = [1]
+        while 2 * self._sizes[-1] <= most:
+            self._sizes.append(2 * self._sizes[-1])
+
+    def of(self, examples: EncodedExamples, indices: Sequence[int]) -> Iterator[tuple[list[int], Batch]]:
+        """All of `indices`, each as often as it is there: the longest first, so that memory runs out at once or not at all."""
+        by_shape: dict[Shape, list[int]] = {}
+        for index in indices:
+            by_shape.setdefault(shape_of(examples, index), []).append(index)
+        for shape, left in sorted(by_shape.items(), reverse=True):
+            start = 0
+            while start < len(left):
+                size = next(
+                    size for size in reversed(self._sizes) if size <= len(left) - start and self._alike(shape, size)
+                )
+                some = left[start : start + size]
+                yield some, padded(examples, some, shape, pad=self._pad, device=self._device)
+                start += size
+
+    def _alike(self, shape: Shape, size: int) -> bool:
+        return size == 1 or self._trials.rows_keep_their_bits(shape, size)
+
+
+def padded(examples: EncodedExamples, indices: Sequence[int], shape: Shape, *, pad: int, device: torch.device) -> Batch:
+    input_ids = np.full((len(indices), shape.source), pad, dtype=np.int64)
+    mask = np.zeros((len(indices), shape.source), dtype=np.bool_)
+    labels = np.full((len(indices), shape.target), IGNORED, dtype=np.int64)
+    for row, index in enumerate(indices):
+        source, target = examples.inputs[index], examples.targets[index]
+        input_ids[row, : len(source)], labels[row, : len(target)] = source, target
+        mask[row, : len(source)] = True
+    return Batch(
+        input_ids=torch.from_numpy(input_ids).to(device),
+        attention_mask=torch.from_numpy(mask).to(device),
+        labels=torch.from_numpy(labels).to(device),
+        target_tokens=int((labels != IGNORED).sum()),
+    )
+
+
+def unpadded(batch: Batch, index: int) -> Batch:
+    """One example of a batch, shape (1, ...), without padding."""
+    mask = batch.attention_mask[index : index + 1]
+    labels = batch.labels[index : index + 1]
+    source = max(1, int(mask.sum()))
+    target = max(1, int((labels >= 0).sum()))
+    return Batch(
+        input_ids=batch.input_ids[index : index + 1, :source],
+        attention_mask=mask[:, :source],
+        labels=labels[:, :target],
+        target_tokens=target,
+    )
+
+
+class _Trials:
+    """For models of one structure."""
+
+    def __init__(self, model: T5) -> None:
+        blocks = [model.encoder.block[0], model.decoder.block[0]]
+        layers = tuple(
+            (name, type(module).__name__, tuple(tuple(one.shape) for one in module.parameters(recurse=False)))
+            for block in blocks
+            for name, module in block.named_modules()
+        )
+        trained = tuple(
+            parameter.requires_grad
+            for part in (*blocks, model.shared, model.lm_head)
+            for parameter in part.parameters()
+        )
+        self._structure = (model.config.to_json_string(), layers, trained)
+        self._like = model
+        self._device = next(model.parameters()).device
+        self._made: T5 | None = None
+
+    def rows_keep_their_bits(self, shape: Shape, size: int) -> bool:
+        """Whether `size` examples of `shape` in one batch have, to the last bit, the losses and gradients that each has alone."""
+        key = (self._structure, shape, size, self._device, torch.get_num_threads())
+        if key not in _FOUND:
+            generator = torch.Generator().manual_seed(size)
+            with torch.inference_mode(False), torch.enable_grad():
+                tried = (_trial(self._model(), shape, size, self._device, generator) for _ in range(_TRIALS))
+                _FOUND[key] = all(tried)
+        return _FOUND[key]
+
+    def _model(self) -> T5:
+        """With one layer on either side, which holds every size there is, and random weights: those of the model may hide a difference."""
+        if self._made is None:
+            config = copy.deepcopy(self._like.config)
+            config.num_layers = config.num_decoder_layers = 1
+            made: Any = T5ForConditionalGeneration(config)
+            for ours, theirs in ((made.encoder, self._like.encoder), (made.decoder, self._like.decoder)):
+                ours.block[0] = copy.deepcopy(theirs.block[0])
+            made.shared.weight.requires_grad_(self._like.shared.weight.requires_grad)
+            made.lm_head.weight.requires_grad_(self._like.lm_head.weight.requires_grad)
+            for module in made.modules():
+                if isinstance(module, nn.Dropout):
+                    module.p = 0.0
+            generator = torch.Generator().manual_seed(0)
+            with torch.no_grad():
+                for parameter in made.parameters():
+                    drawn = torch.randn(parameter.shape, generator=generator)
+                    parameter.copy_(drawn * (1.0 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5))
+            self._made = made.to(self._device).train()
+        return self._made
+
+
+_FOUND: dict[tuple[object, ...], bool] = {}
+
+
+def _trial(model: T5, shape: Shape, size: int, device: torch.device, generator: torch.Generator) -> bool:
+    vocabulary: int = model.config.vocab_size
+    ids = torch.randint(0, vocabulary, (size, shape.source), generator=generator)
+    labels = torch.randint(0, vocabulary, (size, shape.target), generator=generator)
+    sources = torch.randint(1, shape.source + 1, (size, 1), generator=generator)
+    targets = torch.randint(1, shape.target + 1, (size, 1), generator=generator)
+    mask = torch.arange(shape.source) < sources
+    labels[torch.arange(shape.target) >= targets] = IGNORED
+    batch = Batch(ids.to(device), mask.to(device), labels.to(device), 0)
+    whole = _results(model, batch)
+    for row in range(size):
+        one = slice(row, row + 1)
+        alone = _results(model, Batch(batch.input_ids[one], batch.attention_mask[one], batch.labels[one], 0))
+        if not all(torch.equal(either[one], other) for either, other in zip(whole, alone, strict=True)):
+            return False
+    return True
+
+
+def _results(model: T5, batch: Batch) -> list[torch.Tensor]:
+    """Losses in training and in evaluation, and for each use of a trained weight what entered and the gradient of what left."""
+    size = len(batch.labels)
+    gradients = ExampleGradients(size, batch.labels.device)
+    with gradients.recording(model), batched_bias(model, size):
+        losses = example_losses(model, batch)
+    gradients.backward(losses)
+    model.eval()
+    with torch.inference_mode():
+        evaluated = example_losses(model, batch)
+    model.train()
+    return [losses.detach(), evaluated, *(part for use in gradients.uses for part in (use.entered, use.gradient))]
+
+
+def _rounded_up(length: int, step: int) -> int:
+    return max(step, -(-length // step) * step)
