@@ -127,6 +127,9 @@ SILO_MEANINGS: Final[dict[str, str]] = {
     "policy.max_epsilon": "Most epsilon that this silo's records ever cost, over all private rounds of all plans; a plan that would "
     "take more, or a round, is refused.",
     "policy.max_dp_delta": "The dp_delta at which that epsilon is counted.",
+    "policy.min_grad_norm": "Least `[training] max_grad_norm` of a plan with record-level privacy.",
+    "policy.max_model_value": "Largest parameter, in size, of a round model that is trained with record-level privacy. Trained models have "
+    "none of a thousand.",
     "policy.trust_on_first_use": "Whether the key that a silo comes with first is pinned unasked. It does not stop a "
     "coordinator that makes up silos.",
     "policy.allow_execution": "Whether SQL that the model wrote may run on the database, in the sandbox.",

@@ -76,6 +76,9 @@ class PolicyRules(Section):
     unit_field: Annotated[str, Field(max_length=100)] = ""  # what a private plan must group lines by; "": anything
     max_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0  # of all private rounds ever, over all plans
     max_dp_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5  # the dp_delta at which max_epsilon is counted
+    # of one record's gradient under record-level privacy: far below what float32 resolves in trained parameters nothing is learnt
+    min_grad_norm: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-4
+    max_model_value: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e5  # of a round model's parameters, in size
     trust_on_first_use: bool = False  # pin the key that a peer comes with first; does not stop invented silos
     allow_execution: bool = True  # a model's SQL on the database of [database], always in the sandbox
     tell_scores: bool = True  # how many held-out questions a model answers right; false: nothing of that leaves
@@ -256,6 +259,20 @@ class SiloPolicy:
                 "have more in dev.jsonl, or a higher [evaluation] max_examples in the plan",
             )
 
+    def check_private_model(self, bundle: PlanBundle, largest: float) -> None:
+        """Raises PolicyRefusal where record-level privacy would train a model whose `largest` parameter no trained model has.
+
+        What the promise of privacy needs holds for any model (private/clipping.py); this one is made for something else than to learn.
+        """
+        most = self.rules.max_model_value
+        if bundle.plan.privacy.level == "record" and not largest <= most:
+            raise PolicyRefusal(
+                "max_model_value",
+                f"a parameter of plan {bundle.plan.name}'s round model is {largest:g} in size, [policy] max_model_value of this silo "
+                f"allows {most:g} under record-level privacy: have the operator offer a plan with a model that was trained, or restore "
+                "the model",
+            )
+
     def check_execution(self) -> None:
         """Raises PolicyRefusal unless a model's SQL may run on this silo's database."""
         if not self.rules.allow_execution:
@@ -321,6 +338,13 @@ class SiloPolicy:
                 "unit_field",
                 f"plan {plan.name} promises privacy for each {plan.privacy.unit_field or 'line'!r}, [policy] unit_field of this "
                 f"silo wants it for each {rules.unit_field!r}: have the operator set [privacy] unit_field in the plan",
+            )
+        norm = plan.training.for_silo(self.silo).max_grad_norm
+        if plan.privacy.level == "record" and norm < rules.min_grad_norm:
+            yield PolicyRefusal(
+                "min_grad_norm",
+                f"plan {plan.name} clips gradients to max_grad_norm = {norm:g}, [policy] min_grad_norm of this silo wants at least "
+                f"{rules.min_grad_norm:g}: have the operator raise [training] max_grad_norm in the plan",
             )
         epsilon = epsilon_of(
             [replace(release, steps=release.steps * plan.schedule.rounds) for _, release in plan.releases_of_round],
@@ -487,6 +511,11 @@ def loosened(rules: PolicyRules, *, pinned: int, on_first_use: int, record: Reco
         value, usual = getattr(rules, key), PolicyRules.model_fields[key].default
         if value > usual:
             yield key, f"it is {value:,}, where {usual:,} is the default: {cost}"
+    if rules.min_grad_norm < (usual := PolicyRules.model_fields["min_grad_norm"].default):
+        yield (
+            "min_grad_norm",
+            f"it is {rules.min_grad_norm:g}, where {usual:g} is the default: a plan may learn nothing, and spend epsilon",
+        )
     for plan in sorted(set(record.approved) - set(record.compared)):
         yield (
             "--without-comparing-the-model",
@@ -503,6 +532,7 @@ _LIMITS = {
     "max_rounds": "each further sum tells more of the same records",
     "max_epochs": "the longer it trains in a round, the more a delta tells of single records",
     "max_epsilon": "the promise to each record is weaker",
+    "max_model_value": "a model may be made for something else than to learn",
     "max_dp_delta": "the promise to each record is weaker",
 }
 """Rules whose default is a limit, and what a higher one costs."""

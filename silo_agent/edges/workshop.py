@@ -114,6 +114,9 @@ class Workshop:
             losses.append(loss)
             progress(fraction)
 
+        if bundle.plan.privacy.level == "record":
+            largest = trainer.largest_parameter(model_path=model.file, model=model.manifest, model_mark=model.mark)
+            self._policy.check_private_model(bundle, largest)
         with _on_records():
             update = trainer.train(
                 round_number=key.round,

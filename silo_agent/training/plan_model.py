@@ -6,6 +6,8 @@ the plan, or nobody's, and whoever needs one loads it.
 
 from pathlib import Path
 
+import torch
+
 from security.errors import StateError
 from security.file_mark import FileMark
 from silo_agent.service.ports import RoundModel
@@ -64,6 +66,11 @@ class PlanModel:
             load_vector(self.parameters, vector)
             self._mark = vector.checked()
         self._loaded = model.digest
+
+    def largest_parameter(self) -> float:
+        """In size, of all parameters; not a number where one is none."""
+        ends = [torch.stack(torch.aminmax(parameter.detach())) for parameter in self.t5.parameters()]
+        return float(torch.stack(ends).abs().max())
 
     def begin_training(self) -> None:
         """From here on the parameters are no round model."""

@@ -173,6 +173,11 @@ class SiloTrainer:
         )
         return self._plan.privacy.summary(weight)
 
+    def largest_parameter(self, *, model_path: Path, model: Manifest, model_mark: FileMark | None = None) -> float:
+        """In size, of the round model and what its adapters are for; not a number where one is none. Raises IntegrityError."""
+        self._model.load(model_path, model, model_mark)
+        return self._model.largest_parameter()
+
     def questions(self, split: Literal["dev", "test"]) -> int:
         """How many an evaluation asks, by the plan's limit."""
         held = len(self._data.split(split))

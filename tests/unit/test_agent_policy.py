@@ -1,5 +1,6 @@
 """What this silo refuses about masks, tensors and plans that nobody approved; the limits are in test_agent_settings.py."""
 
+import math
 import re
 from dataclasses import replace
 from typing import Any
@@ -320,6 +321,33 @@ def test_attack_plan_that_costs_more_than_the_silo_ever_allows() -> None:
     policy(max_epsilon=5.0).check_plan(private())
 
 
+def test_attack_plan_whose_clipping_norm_leaves_nothing_to_learn() -> None:
+    def clipped(norm: float) -> PlanBundle:
+        return small_bundle(
+            training={"max_grad_norm": norm, "dropout": 0.0},
+            evaluation={"every": 0, "initial": False, "last": False},
+            privacy={"level": "record", "noise_multiplier": 3.0, "steps": 4},
+        )
+
+    for norm in (1e-12, 9.9e-5):
+        refusal = refusal_of(policy(), clipped(norm))
+        assert refusal.rule == "min_grad_norm"
+        assert "raise [training] max_grad_norm" in str(refusal)
+    policy().check_plan(clipped(1e-4))
+    assert refusal_of(policy(min_grad_norm=0.5), clipped(0.4)).rule == "min_grad_norm"
+    policy(min_grad_norm=0.0).check_plan(clipped(1e-12))
+
+
+@pytest.mark.parametrize("largest", [1.1e5, 1e18, math.inf, math.nan])
+def test_attack_model_of_numbers_that_no_trained_model_has(largest: float) -> None:
+    with pytest.raises(PolicyRefusal, match="restore the model") as refusal:
+        policy().check_private_model(private(), largest)
+    assert refusal.value.rule == "max_model_value"
+    policy().check_private_model(private(), 1e5)
+    policy().check_private_model(PLAIN, largest)  # where nothing is promised to records
+    policy(max_model_value=2e18).check_private_model(private(), min(1e18, largest))
+
+
 def test_attack_plan_that_hides_a_patient_by_the_line_where_patients_are_to_be_hidden() -> None:
     patients = policy(unit_field="patient")
     assert refusal_of(patients, private()).rule == "unit_field"
@@ -476,6 +504,8 @@ LOOSER: dict[str, object] = {
     "max_work_ratio": 1.01,
     "max_epsilon": 10.1,
     "max_dp_delta": 2e-5,
+    "min_grad_norm": 1e-5,
+    "max_model_value": 1e6,
     "trust_on_first_use": True,
 }
 """More than `require_secure_aggregation = true` allows by itself."""

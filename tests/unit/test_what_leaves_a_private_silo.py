@@ -12,6 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
@@ -24,7 +25,7 @@ from silo_agent.service.told import TOLD_UNDER_PRIVACY
 from silo_agent.settings import Settings
 from silo_agent.training.masked_vector import own_weight
 from silo_agent.training.model import bind, vector_blocks
-from silo_wire.messages import RoundKey, Train
+from silo_wire.messages import DeclineReason, RoundKey, Train
 from silo_wire.plan import PlanBundle
 from silo_wire.v1 import enrolment_pb2, federation_pb2
 from tests.support.federation_peer import FEDERATION, SILO, FederationPeer
@@ -343,3 +344,21 @@ async def test_how_many_lines_are_broken_stays_in_the_silo(tmp_path: Path) -> No
         sent.append((peer.declined, peer.readiness))
     assert sent[0] == sent[1]
     assert {reason for _, _, reason in sent[0][1]} <= set(TOLD_UNDER_PRIVACY)
+
+
+async def test_attack_model_made_for_something_else_is_refused_by_name_before_it_is_trained(tmp_path: Path) -> None:
+    peer = RecordingPeer()
+    async with peer:
+        silo = Silo(tmp_path / "silo", NET.credentials(peer.address))
+        silo.trainer = workshop(tmp_path, SIX)  # type: ignore[assignment]
+        vector = np.frombuffer(b"".join(vector_blocks(bind(random_model(), BUNDLE.layout))), dtype="<f4").copy()
+        vector[7] = 2e5
+        model = peer.offer(BUNDLE, vector.tobytes(), chunk_bytes=1 << 16)
+        key = RoundKey(federation=FEDERATION, plan=BUNDLE.plan.digest, round=1, attempt=1)
+        async with silo.running():
+            await peer.order(Train(key=key, model=model.digest, seconds_left=60.0))
+            await peer.until(lambda: bool(peer.declined))
+    ((_, reason, why),) = peer.declined
+    assert reason is DeclineReason.POLICY
+    assert "200000 in size, [policy] max_model_value of this silo allows 100000" in why
+    assert not peer.updates

@@ -1,0 +1,383 @@
+"""A search for weights and records with which one record counts for more than private training promises.
+
+It drives `train_privately` for one step on two neighbouring data sets, and looks at what noise is added to: how far apart the two sums of
+clipped gradients are, over max_grad_norm, and the two sums of losses, over the bound. It knows no attack. A candidate is a small T5 of
+either make, its weights, records, clipping norm, bound and batch size; it is changed by scaling tensors, rows, columns and
+single numbers over the whole range of float32, by a step along the gradient of the one record's loss against the others', by sharpening
+attention, and by other lengths, words and copies of records. Those that move a sum farthest are changed further.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from torch.nn import functional
+from transformers import T5Config, T5ForConditionalGeneration
+
+from security.errors import StateError
+from security.privacy.random_words import RandomWords
+from silo_agent.training.batches import EncodedExamples
+from silo_agent.training.private import private_trainer
+from silo_agent.training.private.private_optimizer import PrivateOptimizer
+from silo_agent.training.private.private_trainer import PrivateSchedule, train_privately
+from silo_wire.plan import TrainingSection
+
+VOCABULARY = 24
+MOST_TOKENS = 40
+MOST_RECORDS = 6
+SPARED = 4
+"""Records of which the first so many stay as they are: an audit of the first few would see nothing."""
+_LARGEST = 3e38
+_KEPT = 12
+"""Candidates that are changed further."""
+
+Row = np.ndarray[tuple[int], np.dtype[np.int32]]
+Random = np.random.Generator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """`records` are pairs of token ids, the last of which one data set has and the other not."""
+
+    model: T5ForConditionalGeneration
+    records: tuple[tuple[Row, Row], ...]
+    max_grad_norm: float
+    loss_bound: float
+    batch_size: int
+    told: tuple[str, ...] = ()  # how it was made, for people
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """How far one record moves the sum of gradients, over max_grad_norm, and that of losses, over the bound."""
+
+    gradients: float
+    losses: float
+
+    @property
+    def most(self) -> float:
+        return max(self.gradients, self.losses)
+
+
+@dataclass(slots=True)
+class Found:
+    """The worst candidate for each of the two, and how many were tried."""
+
+    tried: int = 0
+    gradients: tuple[float, Candidate | None] = (0.0, None)
+    losses: tuple[float, Candidate | None] = (0.0, None)
+    kept: list[tuple[float, Candidate]] = field(default_factory=list)
+
+
+def search(seed: int, candidates: int, *, until: Callable[[Found], bool] = lambda found: False) -> Found:
+    """Try so many candidates, or fewer where `until` is met."""
+    random, found = np.random.default_rng(seed), Found()
+    while found.tried < candidates and not until(found):
+        fresh = not found.kept or random.random() < 0.4
+        parent = _fresh(random) if fresh else found.kept[int(random.integers(len(found.kept)))][1]
+        candidate = _changed(parent, random, int(random.integers(1, 7 if fresh else 4)))
+        moved = moved_by_one(candidate)
+        found.tried += 1
+        if moved.gradients > found.gradients[0]:
+            found.gradients = moved.gradients, candidate
+        if moved.losses > found.losses[0]:
+            found.losses = moved.losses, candidate
+        found.kept.append((_promise(moved), candidate))
+        found.kept.sort(key=lambda one: -one[0])
+        del found.kept[_KEPT:]
+    return found
+
+
+def _promise(moved: Moved) -> float:
+    """Sums that move by anything at all are worth more than those that clipping or floating point brought to nothing."""
+    return moved.most if moved.most > 1.0 else min(moved.gradients, 0.9) + min(moved.losses, 0.9)
+
+
+def moved_by_one(candidate: Candidate) -> Moved:
+    whole, fewer = (_sums(candidate, records) for records in (candidate.records, candidate.records[:-1]))
+    if whole is None or fewer is None:
+        return Moved(0.0, 0.0)
+    difference = float((whole[0] - fewer[0]).norm())
+    return Moved(
+        difference / candidate.max_grad_norm if math.isfinite(difference) else math.inf,
+        abs(whole[1] - fewer[1]) / 65536,
+    )
+
+
+def _sums(candidate: Candidate, records: tuple[tuple[Row, Row], ...]) -> tuple[torch.Tensor, int] | None:
+    """What noise is added to: the flat sum of gradients, and the loss before training in steps of the bound / 65536."""
+    model = candidate.model
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    with _tapped(parameters) as tape:
+        try:
+            train_privately(
+                model,
+                parameters,
+                EncodedExamples(
+                    inputs=tuple(source for source, _ in records),
+                    targets=tuple(target for _, target in records),
+                    inputs_cut=0,
+                    targets_cut=0,
+                    targets_with_unknown=0,
+                ),
+                TrainingSection(
+                    optimizer="adamw",
+                    learning_rate=1e-3,
+                    batch_size=candidate.batch_size,
+                    max_grad_norm=candidate.max_grad_norm,
+                ),
+                PrivateSchedule(
+                    sampling_rate=1.0,
+                    steps=1,
+                    expected_batch_size=4,
+                    noise_multiplier=1.0,
+                    max_grad_norm=candidate.max_grad_norm,
+                    loss_bound=candidate.loss_bound,
+                    loss_noise_multiplier=1.0,
+                    weight_cap=1e6,
+                ),
+                backend="ghost",
+                words=RandomWords(bytes(32)),
+                on_progress=lambda fraction: None,
+                should_stop=lambda: False,
+            )
+        except _Seen:
+            return torch.cat([part.double().flatten() for part in tape["gradients"]]), tape["losses"]
+        except StateError:  # what is refused moves nothing
+            return None
+    raise AssertionError("a step adds noise")
+
+
+class _Seen(Exception):
+    """Nothing that comes after depends on more than the sums and noise."""
+
+
+@contextmanager
+def _tapped(parameters: list[torch.nn.Parameter]) -> Iterator[dict[str, Any]]:
+    tape: dict[str, Any] = {}
+    loss_sum = private_trainer.loss_sum
+
+    def of_gradients(optimizer: PrivateOptimizer) -> None:
+        sums = [parameter.summed_grad for parameter in parameters]  # type: ignore[attr-defined]
+        tape["gradients"] = [
+            torch.zeros_like(parameter) if one is None else one.detach().clone()
+            for parameter, one in zip(parameters, sums, strict=True)
+        ]
+        raise _Seen
+
+    def of_losses(*of: Any, **settings: Any) -> int:
+        tape["losses"] = loss_sum(*of, **settings)
+        return int(tape["losses"])
+
+    with (
+        patch.object(PrivateOptimizer, "add_noise", of_gradients),
+        patch.object(private_trainer, "loss_sum", of_losses),
+    ):
+        yield tape
+
+
+# --- candidates
+
+
+def _fresh(random: Random) -> Candidate:
+    torch.manual_seed(int(random.integers(1 << 31)))
+    config = T5Config(
+        vocab_size=VOCABULARY,
+        d_model=8,
+        d_kv=4,
+        d_ff=12,
+        num_layers=1,
+        num_heads=2,
+        feed_forward_proj="gated-gelu" if random.random() < 0.4 else "relu",
+        dropout_rate=0.0,
+        decoder_start_token_id=0,
+    )
+    model = T5ForConditionalGeneration(config)
+    if random.random() < 0.5:
+        model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
+    if random.random() < 0.15:
+        model.requires_grad_(False)
+        inject_adapter_in_model(LoraConfig(r=2, target_modules=["q", "v", "wo"]), model)
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, 0.0, 0.1)
+    count = int(random.integers(SPARED + 1, MOST_RECORDS + 1))
+    return Candidate(
+        model=model,
+        records=tuple(_record(random) for _ in range(count)),
+        max_grad_norm=float(10 ** random.uniform(-12, 6)),
+        loss_bound=float(10 ** random.uniform(-3, 3)),
+        batch_size=int(random.choice([1, 2, 4, 8, 16])),
+    )
+
+
+def _record(random: Random) -> tuple[Row, Row]:
+    def row() -> Row:
+        most = int(random.choice([1, 8, MOST_TOKENS]))
+        return random.integers(2, VOCABULARY, int(random.integers(1, most + 1))).astype(np.int32)
+
+    return row(), row()
+
+
+def _changed(parent: Candidate, random: Random, times: int) -> Candidate:
+    changed = replace(parent, model=copy.deepcopy(parent.model))
+    for _ in range(times):
+        change = _CHANGES[int(random.integers(len(_CHANGES)))]
+        with torch.no_grad():
+            changed = change(changed, random)
+        changed = replace(changed, told=(*changed.told, change.__name__.strip("_")))
+    return changed
+
+
+def _factor(random: Random) -> float:
+    reach = random.choice([0.5, 3.0, 12.0, 25.0])
+    return float(random.choice([-1, 1]) * 10 ** random.uniform(-reach, reach))
+
+
+def _tensor(candidate: Candidate, random: Random) -> torch.Tensor:
+    parameters = list(candidate.model.parameters())
+    return parameters[int(random.integers(len(parameters)))]
+
+
+def _bounded(tensor: torch.Tensor) -> None:
+    tensor.nan_to_num_(nan=0.0, posinf=_LARGEST, neginf=-_LARGEST)
+
+
+def _scale_a_tensor(candidate: Candidate, random: Random) -> Candidate:
+    tensor = _tensor(candidate, random)
+    tensor.mul_(_factor(random))
+    _bounded(tensor)
+    return candidate
+
+
+def _scale_a_row(candidate: Candidate, random: Random) -> Candidate:
+    tensor = _tensor(candidate, random)
+    part = tensor[int(random.integers(tensor.shape[0]))]
+    part.mul_(_factor(random))
+    _bounded(tensor)
+    return candidate
+
+
+def _scale_a_column(candidate: Candidate, random: Random) -> Candidate:
+    tensor = _tensor(candidate, random)
+    part = tensor[..., int(random.integers(tensor.shape[-1]))]
+    part.mul_(_factor(random))
+    _bounded(tensor)
+    return candidate
+
+
+def _scale_a_word(candidate: Candidate, random: Random) -> Candidate:
+    """What the one record has and the others, perhaps, not."""
+    source, target = candidate.records[-1]
+    words = source if random.random() < 0.5 else target
+    word = int(words[int(random.integers(len(words)))])
+    table = candidate.model.shared.weight if random.random() < 0.5 else candidate.model.lm_head.weight
+    table[word] *= _factor(random)
+    _bounded(table)
+    return candidate
+
+
+def _set_a_number(candidate: Candidate, random: Random) -> Candidate:
+    tensor = _tensor(candidate, random).view(-1)
+    tensor[int(random.integers(len(tensor)))] = _factor(random)
+    return candidate
+
+
+def _draw_anew(candidate: Candidate, random: Random) -> Candidate:
+    tensor = _tensor(candidate, random)
+    tensor.copy_(torch.from_numpy(random.standard_normal(tuple(tensor.shape))).float() * abs(_factor(random)))
+    _bounded(tensor)
+    return candidate
+
+
+def _sharpen_attention(candidate: Candidate, random: Random) -> Candidate:
+    names = ["SelfAttention", "EncDecAttention"]
+    chosen = [module for name, module in candidate.model.named_modules() if name.rpartition(".")[2] in names]
+    module: Any = chosen[int(random.integers(len(chosen)))]
+    factor = abs(_factor(random))
+    for projection in (module.q, module.k):
+        weight = getattr(projection, "base_layer", projection).weight
+        weight.mul_(factor)
+        _bounded(weight)
+    return candidate
+
+
+def _follow_the_gradient(candidate: Candidate, random: Random) -> Candidate:
+    """Such that the one record's loss grows beside the others', or falls."""
+    model = candidate.model
+    with torch.enable_grad():
+        losses = []
+        for source, target in candidate.records:
+            logits = model(
+                input_ids=torch.from_numpy(source.astype(np.int64))[None],
+                labels=torch.from_numpy(target.astype(np.int64))[None],
+            ).logits
+            losses.append(functional.cross_entropy(logits[0], torch.from_numpy(target.astype(np.int64))))
+        wanted = losses[-1] - torch.stack(losses[:-1]).mean()
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        gradients = torch.autograd.grad(wanted, trained, allow_unused=True)
+    rate = random.choice([-1, 1]) * 10 ** random.uniform(-3, 1)
+    for parameter, gradient in zip(trained, gradients, strict=True):
+        if gradient is not None:
+            size = parameter.abs().mean()
+            parameter.add_(gradient.nan_to_num(0.0, 0.0, 0.0).sign() * size * float(rate))
+            _bounded(parameter)
+    return candidate
+
+
+def _another_clipping_norm(candidate: Candidate, random: Random) -> Candidate:
+    return replace(
+        candidate, max_grad_norm=float(np.clip(candidate.max_grad_norm * 10 ** random.uniform(-6, 6), 1e-12, 1e6))
+    )
+
+
+def _another_bound(candidate: Candidate, random: Random) -> Candidate:
+    return replace(candidate, loss_bound=float(np.clip(candidate.loss_bound * 10 ** random.uniform(-2, 2), 1e-3, 1e3)))
+
+
+def _another_batch_size(candidate: Candidate, random: Random) -> Candidate:
+    return replace(candidate, batch_size=int(random.choice([1, 2, 4, 8, 16])))
+
+
+def _another_record(candidate: Candidate, random: Random) -> Candidate:
+    records = list(candidate.records)
+    records[int(random.integers(len(records)))] = _record(random)
+    return replace(candidate, records=tuple(records))
+
+
+def _copies_of_a_record(candidate: Candidate, random: Random) -> Candidate:
+    """What happens to one happens to all of them."""
+    copied = candidate.records[int(random.integers(len(candidate.records)))]
+    others = [copied] * int(random.integers(1, 6))
+    kept = candidate.records[:SPARED]
+    return replace(candidate, records=(*kept, *others, candidate.records[-1])[:MOST_RECORDS])
+
+
+def _another_last_record(candidate: Candidate, random: Random) -> Candidate:
+    return replace(candidate, records=(*candidate.records[:-1], _record(random)))
+
+
+_CHANGES: tuple[Callable[[Candidate, Random], Candidate], ...] = (
+    _scale_a_tensor,
+    _scale_a_tensor,
+    _scale_a_row,
+    _scale_a_column,
+    _scale_a_word,
+    _set_a_number,
+    _draw_anew,
+    _sharpen_attention,
+    _follow_the_gradient,
+    _another_clipping_norm,
+    _another_bound,
+    _another_batch_size,
+    _another_record,
+    _copies_of_a_record,
+    _another_last_record,
+)
