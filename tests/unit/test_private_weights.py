@@ -1,0 +1,214 @@
+"""No model, whatever its weights, makes one record count for more than max_grad_norm, or its loss for more than loss_bound.
+
+`make weight-search WEIGHTS=3000` looks further than this slice: that many candidates for each of three seeds, and that the search finds
+each of three ways to break the product, planted here.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from transformers import T5Config, T5ForConditionalGeneration
+
+from silo_agent.training.batches import Batch, EncodedExamples, collate, sorted_batches
+from silo_agent.training.private import ghost_norms
+from silo_agent.training.private.chunks import Chunks, Shape, padded, shape_of
+from silo_agent.training.private.clipping import clipping
+from silo_agent.training.private.example_losses import example_losses
+from silo_agent.training.private.ghost_norms import Use
+from tests.support.weight_search import VOCABULARY, Candidate, Found, moved_by_one, search
+
+CANDIDATES = int(os.environ.get("LORICA_WEIGHTS", "20"))
+WHOLE = "LORICA_WEIGHTS" in os.environ
+AT_MOST = 1.001
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Of which a small model needs no more, and beside which others of this machine go on."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_no_weights_make_one_record_count_for_more(seed: int) -> None:
+    found = search(seed, CANDIDATES)
+    assert found.tried == CANDIDATES
+    assert found.gradients[0] <= AT_MOST, found.gradients
+    assert found.losses[0] <= AT_MOST, found.losses
+
+
+# --- that the search would find it
+
+
+def _in_float32(uses: Sequence[Use]) -> tuple[torch.Tensor, torch.Tensor]:
+    """As norms were before: products of float32, which fall below its least number."""
+    single = [Use(use.module, use.entered, use.gradient.float()) for use in uses]
+    with patch.object(torch.Tensor, "double", lambda tensor: tensor.float()):
+        square, reach = _square_and_reach(single)
+    return square.double(), torch.zeros_like(reach, dtype=torch.float64)
+
+
+_square_and_reach = ghost_norms._square_and_reach
+
+
+def _padded_by_others(
+    chunks: Chunks, examples: EncodedExamples, indices: Sequence[int]
+) -> Iterator[tuple[list[int], Batch]]:
+    for some in sorted_batches(examples, chosen=indices, batch_size=max(chunks._sizes)):
+        yield some, collate(examples, some, pad=0, device=CPU)
+
+
+@contextmanager
+def broken(how: str) -> Iterator[None]:
+    with (
+        patch.object(ghost_norms, "_square_and_reach", _in_float32)
+        if how == "norms in float32"
+        else patch.object(Chunks, "of", _padded_by_others)
+    ):
+        yield
+
+
+@pytest.mark.skipif(not WHOLE, reason="takes minutes: `make weight-search`")
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("how", ["norms in float32", "gradients of padded batches", "losses of padded batches"])
+def test_what_was_broken_is_found(how: str, seed: int) -> None:
+    def enough(found: Found) -> bool:
+        return (found.losses if how.startswith("losses") else found.gradients)[0] > 1.05
+
+    with broken(how):
+        found = search(seed, CANDIDATES, until=enough)
+    assert enough(found), (found.tried, found.gradients, found.losses)
+
+
+# --- what was shown, as it was shown
+
+
+def made(*, gated: bool = False, width: int = 8) -> T5ForConditionalGeneration:
+    torch.manual_seed(3)
+    config = T5Config(
+        vocab_size=VOCABULARY,
+        d_model=width,
+        d_kv=width // 2,
+        d_ff=2 * width,
+        num_layers=1,
+        num_heads=2,
+        feed_forward_proj="gated-gelu" if gated else "relu",
+        dropout_rate=0.0,
+        decoder_start_token_id=0,
+    )
+    model = T5ForConditionalGeneration(config)
+    model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
+    return model
+
+
+def rows(*lengths: tuple[int, int]) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+    random = np.random.default_rng(5)
+    return tuple(
+        (
+            random.integers(2, VOCABULARY, source).astype(np.int32),
+            random.integers(2, VOCABULARY, target).astype(np.int32),
+        )
+        for source, target in lengths
+    )
+
+
+def test_attack_activations_so_large_and_gradients_so_small_that_float32_has_no_norm_of_them() -> None:
+    """A word that is predicted all but surely, by activations of 1e17: gradients of 1e-23 x 1e17, where 1e-23 squared is 0."""
+    model = made()
+    with torch.no_grad():
+        model.shared.weight[:, 0] = 100.0  # so that every position looks much the same
+        model.decoder.final_layer_norm.weight.zero_()
+        model.decoder.final_layer_norm.weight[0] = 1e17
+        model.lm_head.weight.zero_()
+        model.lm_head.weight[5, 0] = 5.3e-16
+    words = tuple((source, np.full(len(target), 5, dtype=np.int32)) for source, target in rows(*[(5, 4)] * 5))
+    candidate = Candidate(model=model, records=words, max_grad_norm=1e-8, loss_bound=10.0, batch_size=4)
+    moved = moved_by_one(candidate)
+    assert 0.9 < moved.gradients <= AT_MOST
+    with broken("norms in float32"):
+        assert moved_by_one(candidate).gradients > 10.0
+
+
+def test_attack_attention_so_sharp_that_padding_is_seen() -> None:
+    """Of the losses that this record has alone and beside longer ones, batches of another make would add the difference."""
+    model = made()
+    with torch.no_grad():
+        for attention in (layer.layer[0].SelfAttention for layer in (model.encoder.block[0], model.decoder.block[0])):
+            attention.q.weight.mul_(1e18)
+            attention.k.weight.mul_(1e18)
+    short, long = rows((3, 3), (30, 20))
+    candidate = Candidate(model=model, records=(short,) * 5 + (long,), max_grad_norm=1e-3, loss_bound=1.0, batch_size=8)
+    for batch_size in (1, 2, 8):
+        moved = moved_by_one(replace(candidate, batch_size=batch_size))
+        assert moved.most <= AT_MOST
+
+
+# --- what is computed together
+
+
+def encoded(lengths: Sequence[tuple[int, int]]) -> EncodedExamples:
+    records = rows(*lengths)
+    return EncodedExamples(
+        inputs=tuple(source for source, _ in records),
+        targets=tuple(target for _, target in records),
+        inputs_cut=0,
+        targets_cut=0,
+        targets_with_unknown=0,
+    )
+
+
+LENGTHS = [(source, target) for source in (1, 15, 16, 17, 33) for target in (1, 8, 9, 24)] * 3
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_every_example_has_the_bits_that_it_has_alone(gated: bool) -> None:
+    """Losses, norms, and what it adds to the sum, in whatever company."""
+    model = made(gated=gated, width=64).train()
+    parameters = list(model.parameters())
+    examples = encoded(LENGTHS)
+    together = list(Chunks(model, most=16).of(examples, range(len(examples))))
+    assert sorted(index for indices, _ in together for index in indices) == list(range(len(examples)))
+    for indices, batch in together:
+        norms = clipping("ghost", model, parameters, max_grad_norm=1.0).accumulate(batch)
+        losses = example_losses(model, batch)
+        for row, index in enumerate(indices):
+            alone = padded(examples, [index], shape_of(examples, index), pad=0, device=CPU)
+            norm = clipping("ghost", model, parameters, max_grad_norm=1.0).accumulate(alone)
+            assert torch.equal(losses[row], example_losses(model, alone)[0])
+            assert float(norms[row]) == pytest.approx(float(norm[0]), rel=1e-12)
+
+
+def test_an_example_is_padded_by_its_own_lengths() -> None:
+    examples = encoded([(1, 1), (16, 8), (17, 9), (40, 30)])
+    assert [shape_of(examples, index) for index in range(4)] == [
+        Shape(8, 16),
+        Shape(8, 16),
+        Shape(16, 32),
+        Shape(32, 48),
+    ]
+
+
+def test_rows_whose_bits_depend_on_others_are_computed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a processor that cuts a product of more rows another way."""
+    model, examples = made(), encoded([(5, 4)] * 8)
+    assert all(len(indices) == 1 for indices, _ in Chunks(model, most=1).of(examples, range(8))), (
+        "batch_size is the most that is in memory"
+    )
+    real = torch.nn.functional.linear
+
+    def other_bits(entered: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        made = real(entered, weight, bias)
+        return made * (1 + 2**-22) if entered.shape[0] > 1 else made
+
+    monkeypatch.setattr("silo_agent.training.private.chunks._FOUND", {})
+    monkeypatch.setattr(torch.nn.functional, "linear", other_bits)
+    assert all(len(indices) == 1 for indices, _ in Chunks(model, most=8).of(examples, range(8)))
