@@ -13,6 +13,7 @@ import structlog
 
 from coordinator.rounds.events import (
     EvaluationReported,
+    GroupsChanged,
     MaskAnswered,
     PlanOffered,
     PlanPaused,
@@ -26,7 +27,7 @@ from coordinator.rounds.events import (
     SiloTrained,
 )
 from coordinator.rounds.orders import CLOSING, order_for, waiting_for
-from coordinator.rounds.states import Course, Finished, Idle, course_of, population_of, round_of
+from coordinator.rounds.states import Course, Finished, Idle, course_of, groups_of, population_of, round_of
 from coordinator.rounds.which_plan import DEFAULT_PLAN, check_start, unfinished
 from coordinator.service.attendance import Attendance, Seat
 from coordinator.service.authority_succession import AuthoritySteps
@@ -201,7 +202,7 @@ class Federation:
             state=lambda: self._loop.state,
         )
         self._loop.on_change.append(self._changed)
-        self.groups.on_change.append(self._changed)
+        self.groups.on_change.append(self._regroup)
         self.authorities.on_change.append(self._attendance.wake_all)
 
     async def start(self) -> None:
@@ -236,6 +237,11 @@ class Federation:
         self._observer.standing_changed(
             pulse(self._loop.state, self._attendance, self._last_seen, groups_unsigned=unsigned)
         )
+
+    def _regroup(self) -> None:
+        if groups_of(self._loop.state) != self.groups.foreseen:
+            self._loop.post_soon(GroupsChanged(now=self._clock(), groups=self.groups.foreseen))
+        self._changed()
 
     @property
     def place(self) -> tuple[str, int, int]:

@@ -76,6 +76,13 @@ class ReleaseGroups:
         return self._proposed
 
     @property
+    def foreseen(self) -> Partition | None:
+        """What the next masked sum is over: the groups that stand, or while none do the first ones that are proposed."""
+        if self.head is not None:
+            return self.head.partition
+        return None if self._proposed is None else self._proposed.link.partition
+
+    @property
     def digest(self) -> bytes:
         """Of everything that a silo may want to fetch."""
         parts = [(one.link.digest, *(signature for _, signature in one.signatures)) for one in self._all]
