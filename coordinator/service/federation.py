@@ -593,6 +593,7 @@ class Federation:
             federation=self._federation,
             state=self._loop.state,
             fault=self._loop.fault,
+            behind=self.groups.behind(self._attendance.connected),
             enrolled=[
                 replace(item, last_seen_unix_s=max(item.last_seen_unix_s, self._last_seen.get(item.silo, 0.0)))
                 for item in enrolled

@@ -21,6 +21,7 @@ from coordinator.rounds.events import DeadlinePassed
 from coordinator.rounds.states import Collecting, population_of, round_of
 from coordinator.rounds.states import Finished as StateFinished
 from coordinator.service.federation import Federation
+from coordinator.service.release_groups import EarlierGroups
 from security.errors import (
     AuthenticationError,
     AuthorisationError,
@@ -1100,6 +1101,8 @@ async def test_a_masked_plan_whose_groups_lack_a_silo_waits_says_for_whom_and_op
                 await service.groups.propose([[silo.name for silo in silos[:3]]])
                 await coordinator.settled()
                 assert (await service.status()).seconds_left is not None, "the deadline of gathering runs"
+                service.groups.stood = EarlierGroups(number=1, digest="d" * 64, groups=(("bank-a", "clinic-d"),))
+                assert "waiting for clinic-d; where nobody has them" in (await service.status()).detail
                 assert coordinator.metric("lorica_release_groups_absent_silos") == 0
     (said,) = [line for line in logs if line["event"] == "no masked sum can come out"]
     assert said["absent"] == ["clinic-d"]
