@@ -55,6 +55,7 @@ from coordinator.service.release_groups import ReleaseGroups
 from coordinator.service.renewal import Renewal, Renewed
 from coordinator.service.round_checks import RoundChecks
 from coordinator.service.round_loop import RETRY_S, RoundLoop
+from coordinator.service.round_rows import as_they_stand
 from coordinator.service.standing import Standing, standing
 from coordinator.service.threads import Threads
 from coordinator.service.uploads import Upload, Uploads
@@ -613,11 +614,13 @@ class Federation:
         course = course_of(self._loop.state)
         if course is None:
             return ()
+        plan = course.terms.plan
+        kept = await self._threads.store(self._store.rounds, plan, last)
         rows = tuple(
             replace(row, detail="; ".join(filter(None, (CLOSING, row.detail))))
             if row.round > course.terms.rounds
             else row
-            for row in await self._threads.store(self._store.rounds, course.terms.plan, last)
+            for row in (as_they_stand(row, plan, self._loop.state, self._attendance.connected) for row in kept)
         )
         return rows if course.terms.shows_single_silos else tuple(map(of_all_silos, rows))
 

@@ -36,6 +36,8 @@ from coordinator.rounds.states import (
 )
 from coordinator.rounds.updates import Outcome
 from coordinator.rounds.whole_groups import awaited_groups
+from coordinator.service.records import RoundRow, SiloRow
+from coordinator.service.round_rows import as_they_stand
 from security.errors import Conflict, WrongTime
 from security.identifiers import SiloName
 from security.secure_aggregation import mask_stream
@@ -668,3 +670,34 @@ def test_groups_last_over_a_restart_and_another_plan_and_before_there_are_any_at
     whole = after(waits, replace(resumed, groups=regrouped((A, B, C)).groups), *(ready(name) for name in (A, B, C)))
     assert isinstance(whole, Gathering)
     assert whole.deadline is not None
+
+
+def test_under_masks_rounds_tell_who_has_trained_and_who_masks_still() -> None:
+    rounds = MaskedRounds()
+    silos = tuple(SiloRow(silo=silo, outcome="training") for silo in SILOS)
+    row = RoundRow(
+        round=1,
+        attempt=1,
+        outcome="running",
+        detail="",
+        opened_unix_s=T0,
+        closed_unix_s=None,
+        model=INITIAL,
+        weight_fallback=False,
+        silos=silos,
+        macro_exact_match=None,
+        micro_exact_match=None,
+    )
+
+    def outcomes(*there: SiloName) -> list[str]:
+        shown = as_they_stand(row, rounds.key.plan, rounds.state, there)
+        return [silo.outcome for silo in shown.silos]
+
+    rounds.train(*SILOS[:3])
+    assert outcomes(*SILOS) == ["trained", "trained", "trained", "training"]
+    rounds.train(SILOS[3])
+    assert outcomes() == ["trained"] * 4
+    rounds.open()
+    assert outcomes(*SILOS[:3]) == ["masking", "masking", "masking", "absent"]
+    rounds.happen(declined(SILOS[3], rounds.key))
+    assert outcomes(*SILOS) == ["masking", "masking", "masking", "no update"]

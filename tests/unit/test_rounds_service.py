@@ -1106,3 +1106,23 @@ async def test_a_masked_plan_whose_groups_lack_a_silo_waits_says_for_whom_and_op
                 assert coordinator.metric("lorica_release_groups_absent_silos") == 0
     (said,) = [line for line in logs if line["event"] == "no masked sum can come out"]
     assert said["absent"] == ["clinic-d"]
+
+
+async def test_rounds_say_what_each_silo_does_and_that_an_attempt_is_over_brought_nothing(at_work: Running) -> None:
+    coordinator = at_work
+    service = coordinator.service
+    add_plan(coordinator.folder, "second", schedule={**SCHEDULE, "min_silos": 2}, evaluation=QUIET)
+    bank, hospital = await two_silos(coordinator)
+
+    async def outcomes() -> list[list[str]]:
+        return [[silo.outcome for silo in row.silos] for row in await service.rounds()]
+
+    await service.start_plan("second")
+    async with attending(service, hospital) as of_hospital:
+        async with attending(service, bank) as of_bank:
+            await asyncio.gather(of_bank(Train), of_hospital(Train))
+            assert await outcomes() == [["training", "training"]]
+        await coordinator.settled()
+        assert await outcomes() == [["absent", "training"]]
+        await service.stop_plan()
+        assert await outcomes() == [["no update", "no update"]]
