@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from google.protobuf.message import DecodeError
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -66,6 +66,10 @@ BUNDLE_FILES = frozenset(
 )
 """The only files a bundle may hold. Each is data; those in JSON may not name code (`auto_map`, `custom_pipelines`)."""
 CODE_KEYS = frozenset({"auto_map", "custom_pipelines", "trust_remote_code"})
+
+
+FIRST_MAX_WEIGHT: Final = {"lorar": "half of its examples", "size": "its examples", "loss_reduction": "0.5"}
+"""By weighting, what is said of the largest silo before a round has shown what silos weigh; "equal" has a cap anyway."""
 
 
 class ScheduleSection(Section):
@@ -305,8 +309,8 @@ class Plan(Section):
         if not self.aggregation.weight_cap:
             yield (
                 f'[aggregation] max_weight = 0 with secure_aggregation = true and weighting = "{self.aggregation.weighting}": a '
-                "masked sum has one cap on weights for the whole plan; set max_weight to what the largest silo may weigh, to begin "
-                'with the number of its examples, or weighting to "equal"'
+                "masked sum has one cap on weights for the whole plan; set max_weight to what the largest silo may weigh, to begin with "
+                f'{FIRST_MAX_WEIGHT[self.aggregation.weighting]}, or weighting to "equal"'
             )
         if self.aggregation.max_weight_share:
             yield (
