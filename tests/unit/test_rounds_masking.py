@@ -662,7 +662,9 @@ def test_an_attempt_is_given_up_with_the_decline_after_which_no_sum_can_come() -
 def test_groups_last_over_a_restart_and_another_plan_and_before_there_are_any_attempts_open() -> None:
     another = replace(started(plan=digest_of(b"another"), **MASKED), leave="first")
     waits = after(stored(gathering(ALL_FOUR, there=(A, B, C))), PlanStopped(now=T0), another)
-    assert isinstance(after(waits, *(ready(name) for name in (A, B, C))), Gathering)
+    kept = after(waits, *(ready(name) for name in (A, B, C)))
+    assert isinstance(kept, Gathering)
+    assert kept.deadline is None, "the other plan waits for the same group"
     resumed = Resumed(now=T0, population=frozenset(SILOS))
     none = after(waits, resumed, *(ready(name) for name in (A, B, C)))
     assert isinstance(none, Gathering)
