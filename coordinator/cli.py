@@ -543,13 +543,19 @@ def _create_plan(
     tokenizer_text: Path | None = None,
     overrides: dict[str, object] | None = None,
 ) -> Plan:
-    from coordinator.plans.model_source import FolderModel, HubModel, ModelSource, SizedModel
-    from coordinator.plans.plan_folder import create_plan
+    from coordinator.plans.plan_folder import create_plan, require_new, require_valid
 
+    overrides = overrides or {}
     if sum(bool(item) for item in (size, model, hub)) > 1:
         raise ConfigurationError("give one of --size, --model and --hub, not several")
     if (model or hub) and (vocabulary or tokenizer_text):
         raise ConfigurationError("--vocabulary and --tokenizer-text go with --size: a given model brings its tokenizer")
+    require_new(coordinator.shelf.plans, name)
+    require_valid(name=name, federation=coordinator.federation, preset=preset, seed=seed, overrides=overrides)
+
+    # Here, not above: it imports torch and transformers, which takes seconds, and what is refused needs neither.
+    from coordinator.plans.model_source import FolderModel, HubModel, ModelSource, SizedModel
+
     source: ModelSource
     if model:
         source = FolderModel(model)

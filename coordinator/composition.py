@@ -21,6 +21,7 @@ from coordinator.edges.federation_servicer import FederationServicer
 from coordinator.edges.fresh_certificates import FreshCertificates
 from coordinator.edges.garbage import Collector, Garbage
 from coordinator.edges.gate import Refusal
+from coordinator.edges.groups_in_log import newest_groups
 from coordinator.edges.grpc_server import enrolment_listener, serve_while_open, silo_listener
 from coordinator.edges.key_store import KeyStore
 from coordinator.edges.logs import Whereabouts
@@ -211,6 +212,7 @@ class Coordinator:
             )
             service.authorities.on_change.append(partial(self._authority_changed, audit))
             service.groups.on_standing.append(partial(_groups_stand, audit))
+            service.groups.stood = newest_groups(audit.folder)
             await service.start()
             loop = asyncio.create_task(service.run())
             try:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from coordinator.command_line import AsJson, Dir, reach
+from coordinator.command_line import AsJson, Dir, reach, say
 from security.errors import ConfigurationError
 from silo_wire.v1 import operator_pb2
 from silo_wire.v1 import secure_aggregation_pb2 as secure_pb2
@@ -52,7 +52,16 @@ def propose(
     """Propose release groups; they stand once the silos have signed them."""
     wanted = [secure_pb2.ReleaseGroup(silos=_silos(group)) for group in groups]
     request = operator_pb2.ProposeGroupsRequest(groups=wanted, colluders=colluders, smallest_group=smallest_group)
-    _print(reach(directory).ask(lambda stub: stub.ProposeGroups(request)), as_json)
+    reached = reach(directory)
+    reply = reached.ask(lambda stub: stub.ProposeGroups(request))
+    _print(reply, as_json)
+    status = reached.ask(lambda stub: stub.GetStatus(operator_pb2.GetStatusRequest()))
+    enrolled = {silo.silo for silo in status.silos if silo.state not in ("invited", "revoked")}
+    out = sorted(enrolled - {silo for group in groups for silo in _silos(group)})
+    if out and not as_json:
+        say(
+            f"enrolled, and in none of the proposed groups: {', '.join(out)}; what these silos train is in no masked sum then"
+        )
 
 
 def _silos(text: str) -> list[str]:

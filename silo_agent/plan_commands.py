@@ -167,9 +167,11 @@ def _compared(
         return Comparison.EARLIER, ()
     if is_from_seed(bundle):
         return Comparison.SEED, compare(bundle, None)
-    source = bundle.plan.model.source
+    source, plan = bundle.plan.model.source, bundle.plan
+    before = next((it.name for it in policy.record().lineages if it.round and it.led_to(plan.initial_model)), None)
+    had = "" if before is None else f" Its parameters are those of a model that this silo had under plan {before}."
     raise ConfigurationError(
-        f"plan {bundle.plan.name} begins from {source}, which was not compared: fetch a copy of it by a way of your own and give "
+        f"plan {plan.name} begins from {source}, which was not compared.{had} Fetch a copy of it by a way of your own and give "
         f"its folder, with `{policy.approve_command(bundle)}`; or give --without-comparing-the-model in place of it, which the audit log tells of"
     )
 
@@ -213,8 +215,12 @@ def _require_pairs_approved(
 def _pair(bundle: "PlanBundle", other: "Lineage", before: "PlanBundle | None") -> str:
     """Two plans whose sums may be of updates from one model, in words and as a difference of their settings."""
     lines = [
-        f"this silo masked under plan {other.name} ({other.plan}) up to round {other.round}; plan {bundle.plan.name} may begin from "
-        "the same model.",
+        f"this silo masked under plan {other.name} ({other.plan}) up to round {other.round}; plan {bundle.plan.name} "
+        + (
+            "begins from a model that this silo had under it, as a plan does that goes on where another ended."
+            if other.led_to(bundle.plan.initial_model)
+            else "may begin from the same model."
+        ),
         "What may be learnt: the difference of two sums. If all but one silo do the same work under both, it is that one's update.",
     ]
     if before is None:
@@ -311,7 +317,7 @@ def _vouched(facts: dict[str, Any]) -> str:
         "size": "random under the plan's seed: plan approve makes it again",
         "hub": f"{revision}, as the operator says: fetch your own copy for plan approve --model",
     }.get(kind, "from a folder of the operator's: nobody else can vouch for it")
-    return f"{said}; {'compared' if facts['compared'] else 'not compared'} here"
+    return f"{said}; {'was compared here' if facts['compared'] else 'was not compared here so far'}"
 
 
 def _described(facts: dict[str, Any]) -> str:
@@ -338,7 +344,7 @@ def _described(facts: dict[str, Any]) -> str:
         "secure aggregation": aggregation,
     }
     lines = [f"plan {facts['name']}", *(f"{name:<20} {value}" for name, value in rows.items())]
-    for name in ("schedule", "training", "adapters", "wire", "privacy", "server", "scores"):
+    for name in ("schedule", "training", "adapters", "wire", "privacy", "aggregation", "evaluation"):
         lines += [f"{name:<20} {key} = {json.dumps(value)}" for key, value in facts[name].items()]
     lines += [f"{'override':<20} {_override(one)}" for one in facts["overrides"]]
     lines += [f"{'! unusual':<20} {line}" for line in facts["unusual"]]

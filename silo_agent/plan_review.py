@@ -50,8 +50,8 @@ def settings(plan: Plan) -> dict[str, dict[str, Any]]:
         "adapters": about(plan.adapters) if plan.adapters.rank else {"rank": 0},
         "wire": about(plan.wire),
         "privacy": about(plan.privacy) if plan.privacy.level != "none" else {"level": "none"},
-        "server": about(plan.aggregation, *MASKS),
-        "scores": about(plan.evaluation),
+        "aggregation": about(plan.aggregation, *MASKS),
+        "evaluation": about(plan.evaluation),
     }
 
 

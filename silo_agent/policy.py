@@ -105,6 +105,10 @@ class Lineage:
         """Every model that this silo knows to be of the plan."""
         return self.models | (self.begins or frozenset())
 
+    def led_to(self, model: str) -> bool:
+        """Whether this silo saw `model` under the plan, and it is not what the plan begins from."""
+        return self.begins is not None and model in self.models - self.begins
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
@@ -200,7 +204,12 @@ class SiloPolicy:
             pair = frozenset({plan.digest, other.plan})
             if other.plan == plan.digest or not other.round or pair in record.pairs:
                 continue
-            if own & other.known:
+            if other.led_to(plan.initial_model):
+                why = (
+                    "and it begins from a model that this silo had under that one, which is so of each plan that goes on where another "
+                    "ended: the question is whether you know of that"
+                )
+            elif own & other.known:
                 why = "and both have the same model, or one base of adapters"
             elif other.layout is None or other.begins is None or not other.models:
                 why = "and this silo does not know of which models any more"

@@ -89,6 +89,11 @@ class CoordinatorMetrics:
             "Signatures of silos that proposed release groups still want; 0 where nothing is proposed.",
             registry=registry,
         )
+        self.groups_absent = Gauge(
+            "lorica_release_groups_absent_silos",
+            "Silos that release groups lack, while a quorum is ready and no masked sum can come out of it; else 0.",
+            registry=registry,
+        )
         self.silos = Gauge(
             "lorica_silos", "Silos by state; a ready one is also connected and enrolled.", ["state"], registry=registry
         )
@@ -378,6 +383,7 @@ class CoordinatorMetrics:
         self.quorum.set(pulse.quorum)
         self.running.set(pulse.running)
         self.groups_unsigned.set(pulse.groups_unsigned)
+        self.groups_absent.set(pulse.groups_absent)
         self.phase_deadline.set(pulse.deadline_unix_s or 0.0)
         known, self._seen = self._seen, dict(pulse.last_seen_unix_s)
         for silo in pulse.connected ^ self._at_hand | self._seen.keys() - known.keys():

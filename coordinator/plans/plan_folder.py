@@ -61,17 +61,16 @@ def create_plan(
     the preset's. Values are checked before the model is made. Raises ConfigurationError naming the key or the file, and
     leaves nothing behind then.
     """
-    # Here, not above: it imports torch and transformers, which takes seconds, and reading a plan needs neither.
-    from coordinator.plans.adapters import write_adapters
-    from coordinator.plans.model_source import write_model
-
     values, draft = _drafted(name=name, federation=federation, preset=preset, seed=seed, overrides=overrides or {})
     if draft.privacy.level != "none" and not draft.privacy.noise_multiplier:
         noise = calibrated_noise(draft.privacy, rounds=draft.schedule.rounds, weighted=draft.weighted)
         values["privacy"] = {**values["privacy"], "noise_multiplier": noise}
+    require_new(plans, name)
+    # Here, not above: it imports torch and transformers, which takes seconds, and what is refused needs neither.
+    from coordinator.plans.adapters import write_adapters
+    from coordinator.plans.model_source import write_model
+
     target = plans / name
-    if target.exists():
-        raise ConfigurationError(f"plan {name!r} already exists in {plans}: choose another name, or delete its folder")
     try:
         plans.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(dir=plans, prefix=".new-"))
@@ -103,6 +102,12 @@ def create_plan(
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return compile_plan(target)
+
+
+def require_new(plans: Path, name: str) -> None:
+    """Raises ConfigurationError where there is a folder of this name."""
+    if (plans / name).exists():
+        raise ConfigurationError(f"plan {name!r} already exists in {plans}: choose another name, or delete its folder")
 
 
 def require_valid(

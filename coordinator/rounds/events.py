@@ -11,6 +11,7 @@ from security.identifiers import SiloName
 from security.pki.succession import Succession
 from security.secure_aggregation import coordinator_machine as protocol
 from security.secure_aggregation.messages import MaskedInput
+from security.secure_aggregation.release_groups import Partition
 from silo_wire.canonical import Digest
 from silo_wire.messages import DeclineReason, Evaluation, MaskAnswer, RoundKey
 
@@ -62,6 +63,14 @@ class SiloRevoked:
     now: float
     silo: SiloName
     reason: str = "revoked by the operator"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupsChanged:
+    """The release groups that the next masked sum is over: those that stand, else the first ones that are proposed; None: neither."""
+
+    now: float
+    groups: Partition | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,10 +201,11 @@ class DeadlinePassed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """The coordinator has started again; nobody is connected. `population` is who is enrolled by its records."""
+    """The coordinator has started again; nobody is connected. `population` and `groups` are what its records say."""
 
     now: float
     population: frozenset[SiloName]
+    groups: Partition | None = None
 
 
 Event = (
@@ -206,6 +216,7 @@ Event = (
     | PlanResumed
     | SiloEnrolled
     | SiloRevoked
+    | GroupsChanged
     | ReadinessDeclared
     | SiloLeft
     | UpdateCommitted
@@ -228,6 +239,7 @@ EVENTS: tuple[type[Event], ...] = (
     PlanResumed,
     SiloEnrolled,
     SiloRevoked,
+    GroupsChanged,
     ReadinessDeclared,
     SiloLeft,
     UpdateCommitted,

@@ -4,9 +4,11 @@ One rule for time: each phase has one deadline and one quorum, `min_silos`.
 
 - Gathering opens when it is started and the whole population is ready, or when its deadline has passed, which runs from
   the moment a quorum is ready. Below the quorum it waits. The cohort is whoever is ready at the opening.
+- Under secure aggregation a quorum is ready when a masked sum can come out of who is: of whole release groups, with silos enough.
+  So it waits for silos of a group that is not whole, for other groups, or for a silo that was left out and may take part again.
 - Collecting ends when everyone in the cohort has committed or declined, or at its deadline: with a quorum of updates
   they are aggregated, else the attempt is abandoned and the same round gathers again, from the same model. It is also
-  abandoned as soon as so many have declined that no quorum can come together. Leaving drops nobody: a silo may return
+  abandoned as soon as so many have declined that no quorum, or no masked sum, can come together. Leaving drops nobody: a silo may return
   and commit until the deadline. A late silo is dropped for the round, not for good.
 - Under secure aggregation Collecting ends the same way, with silos that have trained in place of updates, and Masking
   follows: each phase of the protocol has the deadline anew, and its own quorum (security/secure_aggregation). An attempt
@@ -67,6 +69,7 @@ from coordinator.rounds.events import (
     DeadlinePassed,
     EvaluationReported,
     Event,
+    GroupsChanged,
     MaskAnswered,
     MaskingOpened,
     PlanOffered,
@@ -103,10 +106,12 @@ from coordinator.rounds.states import (
     Stopped,
     Task,
     deadline_of,
+    groups_of,
     population_of,
 )
 from coordinator.rounds.updates import CommittedUpdate, IncludedUpdate, Outcome
 from coordinator.rounds.which_plan import check_start
+from coordinator.rounds.whole_groups import wanting
 from security.errors import AuthorisationError, Conflict, MalformedMessage, StateError, WrongTime
 from security.identifiers import SiloName
 from security.secure_aggregation import coordinator_machine as protocol
@@ -136,9 +141,10 @@ def step(state: State, event: Event) -> Step:
 # --- the plan begins, stops, goes on ------------------------------------------------------------------------------
 
 
-def _begin(population: frozenset[SiloName], event: PlanOffered | PlanStarted, *, started: bool) -> Step:
+def _begin(before: State, event: PlanOffered | PlanStarted, *, started: bool) -> Step:
+    """With the silos and the release groups that there were `before`."""
     terms = event.terms
-    course = Course(terms=terms, population=population, model=event.model)
+    course = Course(terms=terms, population=population_of(before), groups=groups_of(before), model=event.model)
     if terms.evaluation_due(0):
         opening = Opening(round=0, attempt=1, task=Task.EVALUATION)
     else:
@@ -150,17 +156,17 @@ def _begin(population: frozenset[SiloName], event: PlanOffered | PlanStarted, *,
 
 
 def _offer(state: Idle, event: PlanOffered) -> Step:
-    return _begin(state.population, event, started=event.terms.start_when_ready)
+    return _begin(state, event, started=event.terms.start_when_ready)
 
 
 def _start_idle(state: Idle, event: PlanStarted) -> Step:
-    return _begin(state.population, event, started=True)
+    return _begin(state, event, started=True)
 
 
 def _start_gathering(state: Gathering, event: PlanStarted) -> Step:
     if not _is_same_plan(state, event):
         _check_start(state, event)
-        return _begin(state.course.population, event, started=True)
+        return _begin(state, event, started=True)
     if state.started and _unbarred(state.course) == state.course:
         return state, ()
     return _gather(_unbarred(state.course), state.opening, started=True, now=event.now)
@@ -174,7 +180,7 @@ def _start_running(state: Collecting | Masking | Aggregating | Evaluating, event
 def _start_stopped(state: Stopped, event: PlanStarted) -> Step:
     _check_start(state, event)
     if not _is_same_plan(state, event):
-        after, effects = _begin(state.course.population, event, started=True)
+        after, effects = _begin(state, event, started=True)
         return after, (*_given_up(state, event.now), *effects)
     course, opening = _unbarred(state.course), state.opening
     if state.masked is not None:
@@ -205,7 +211,7 @@ def _start_finished(state: Finished, event: PlanStarted) -> Step:
             f"plan {event.terms.name} is finished: `coordinator plan start NAME` starts another; change its seed or its name to run it again "
             "from the beginning"
         )
-    return _begin(state.course.population, event, started=True)
+    return _begin(state, event, started=True)
 
 
 def _is_same_plan(state: Running, event: PlanStarted) -> bool:
@@ -271,6 +277,14 @@ def _enrol_idle(state: Idle, event: SiloEnrolled) -> Step:
 
 def _enrol(state: Running, event: SiloEnrolled) -> Step:
     return _with_course(state, replace(state.course, population=state.course.population | {event.silo}), event.now)
+
+
+def _regroup_idle(state: Idle, event: GroupsChanged) -> Step:
+    return replace(state, groups=event.groups), ()
+
+
+def _regroup(state: Running, event: GroupsChanged) -> Step:
+    return _with_course(state, replace(state.course, groups=event.groups), event.now)
 
 
 def _revoke_idle(state: Idle, event: SiloRevoked) -> Step:
@@ -360,13 +374,20 @@ def _with_course(state: Running, course: Course, now: float) -> Step:
 def _gather(course: Course, opening: Opening, *, started: bool, now: float, deadline: float | None = None) -> Step:
     """Wait for silos, or open at once when all are there; `deadline` is the one that runs already."""
     left_out = _left_out(course, opening)
-    if not started or course.paused or len(course.ready - left_out) < course.terms.min_silos:
+    if not started or course.paused or not _suffice(course, opening.task, course.ready - left_out):
         deadline = None
     elif everyone_is_ready(population=course.population - left_out, ready=course.ready - left_out):
         return _open(course, opening, now)
     elif deadline is None:
         deadline = now + course.terms.gathering_deadline_s
     return Gathering(course=course, opening=opening, started=started, deadline=deadline), ()
+
+
+def _suffice(course: Course, task: Task, silos: frozenset[SiloName]) -> bool:
+    """Whether a quorum is among `silos`, and what is asked of them can come to something."""
+    if len(silos) < course.terms.min_silos:
+        return False
+    return task is not Task.TRAINING or wanting(course, silos) is None
 
 
 def _left_out(course: Course, opening: Opening) -> frozenset[SiloName]:
@@ -497,9 +518,12 @@ def _decline_training(state: Collecting, event: SiloDeclined) -> Step:
 
 def _settle_collecting(state: Collecting, now: float) -> Step:
     least = state.course.terms.min_silos
-    if len(state.cohort) - len(state.declined) < least:
+    left = frozenset(outstanding(state.cohort, (item.silo for item in state.declined)))
+    lacking = wanting(state.course, left) if state.declined else None
+    if len(left) < least or lacking is not None:
+        says = f"fewer than {least} silos are left" if lacking is None else lacking.in_words
         reasons = "; ".join(f"{item.silo}: {item.reason.value} {item.detail}".rstrip() for item in state.declined)
-        return _abandon(state, Cause.DECLINED, f"fewer than {least} silos are left, declined have {reasons}", now)
+        return _abandon(state, Cause.DECLINED, f"{says}, declined have {reasons}", now)
     if _missing(state):
         return state, ()
     return _collected(state, now)
@@ -884,11 +908,11 @@ def _next(course: Course, done: int, now: float) -> Step:
 
 
 def _resume_idle(state: Idle, event: Resumed) -> Step:
-    return replace(state, population=event.population), ()
+    return replace(state, population=event.population, groups=event.groups), ()
 
 
 def _resume(state: Running, event: Resumed) -> Step:
-    course = replace(state.course, population=event.population, ready=frozenset())
+    course = replace(state.course, population=event.population, groups=event.groups, ready=frozenset())
     retained = _retained(course)
     match state:
         case Gathering():
@@ -980,6 +1004,14 @@ TABLE: dict[tuple[type[State], type[Event]], Callable[[Any, Any], Step]] = {
     (Evaluating, PlanResumed): _go_on,
     (Stopped, PlanResumed): _go_on,
     (Finished, PlanResumed): _go_on,
+    (Idle, GroupsChanged): _regroup_idle,
+    (Gathering, GroupsChanged): _regroup,
+    (Collecting, GroupsChanged): _regroup,
+    (Masking, GroupsChanged): _regroup,
+    (Aggregating, GroupsChanged): _regroup,
+    (Evaluating, GroupsChanged): _regroup,
+    (Stopped, GroupsChanged): _regroup,
+    (Finished, GroupsChanged): _regroup,
     (Idle, SiloRevoked): _revoke_idle,
     (Gathering, SiloRevoked): _revoke,
     (Collecting, SiloRevoked): _revoke,

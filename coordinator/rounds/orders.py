@@ -21,6 +21,7 @@ from coordinator.rounds.states import (
 )
 from coordinator.rounds.states import Finished as PlanFinished
 from coordinator.rounds.updates import CommittedUpdate
+from coordinator.rounds.whole_groups import awaited_groups
 from security.identifiers import SiloName
 from security.secure_aggregation.coordinator_machine import is_awaited, request_to, takes_part
 from security.secure_aggregation.roster import Roster
@@ -150,4 +151,6 @@ def _gathering(state: Gathering) -> str:
         return f"{counts}; paused by the operator, `coordinator plan resume` goes on"
     if len(course.ready) < course.terms.min_silos:
         return f"{counts}, at least {course.terms.min_silos} are needed; waiting for {absent}"
+    if (lacking := awaited_groups(state)) is not None:
+        return f"{counts}; {lacking.in_words}"
     return f"{counts}; waiting for {absent} until the deadline"

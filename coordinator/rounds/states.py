@@ -18,6 +18,7 @@ from coordinator.rounds.secure_attempt import MaskedSum, SecureAttempt
 from coordinator.rounds.terms import PlanTerms
 from coordinator.rounds.updates import CommittedUpdate, IncludedUpdate
 from security.identifiers import SiloName
+from security.secure_aggregation.release_groups import Partition
 from silo_wire.canonical import Digest
 from silo_wire.messages import DeclineReason, Evaluation, RoundKey
 
@@ -50,7 +51,8 @@ class Course:
     `population` holds the enrolled silos, `ready` those of them that are connected and have declared readiness for this
     plan since they last connected or declined; a restart empties it. `model_round` is the round that made `model`.
     `included` has, in order of silo name, the newest update of each silo that a model of the plan includes. `barred` and
-    `disputes` are lifted by the operator's next `plan start`. While `paused` no attempt opens.
+    `disputes` are lifted by the operator's next `plan start`. While `paused` no attempt opens. `groups` are the release groups that
+    the next masked sum is over; None: there are none yet, and which there will be is not known.
     """
 
     terms: PlanTerms
@@ -63,6 +65,7 @@ class Course:
     barred: tuple[Barred, ...] = ()
     disputes: tuple[Dispute, ...] = ()
     paused: bool = False
+    groups: Partition | None = None
 
     def barred_in(self, round_number: int) -> frozenset[SiloName]:
         """Who is left out: those who are barred, and one of each dispute, whoever is in most of them first.
@@ -115,17 +118,19 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Idle:
-    """No plan."""
+    """No plan. `groups` as in Course."""
 
     phase: ClassVar[str] = "idle"
     population: frozenset[SiloName] = frozenset()
+    groups: Partition | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathering:
     """Waiting for silos. `started`: the operator, or start_when_ready, lets the round open.
 
-    The deadline runs while started and a quorum is ready; without a quorum this phase waits as long as it takes.
+    The deadline runs while started and a quorum is ready, of which under masks a sum can come out; else this phase waits as long as it
+    takes.
     """
 
     phase: ClassVar[str] = "gathering"
@@ -256,6 +261,10 @@ def course_of(state: State) -> Course | None:
 
 def population_of(state: State) -> frozenset[SiloName]:
     return state.population if isinstance(state, Idle) else state.course.population
+
+
+def groups_of(state: State) -> Partition | None:
+    return state.groups if isinstance(state, Idle) else state.course.groups
 
 
 def deadline_of(state: State) -> float | None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from security.identifiers import FederationName
+from security.secure_aggregation.parameters import LEAST_COHORT
 from silo_wire.canonical import Digest
 from silo_wire.timetable import Timetable
 
@@ -11,7 +12,8 @@ from silo_wire.timetable import Timetable
 class PlanTerms:
     """`plan` is the plan's digest. Every phase has one deadline, in seconds from its beginning, and the quorum `min_silos`.
 
-    `masking_deadline_s` is for each phase of secure aggregation. `record_level`, `silo_level`: of privacy.
+    `masking_deadline_s` is for each phase of secure aggregation; `min_survivors`, `colluders` and `threshold` are its own, `threshold`
+    None where the default is meant. `record_level`, `silo_level`: of privacy.
     """
 
     federation: FederationName
@@ -28,6 +30,9 @@ class PlanTerms:
     evaluate_last: bool
     secure_aggregation: bool = False
     masking_deadline_s: float = 0.0
+    min_survivors: int = LEAST_COHORT
+    colluders: int = 0
+    threshold: int | None = None
     record_level: bool = False
     silo_level: bool = False
 

@@ -13,6 +13,7 @@ import structlog
 
 from coordinator.rounds.events import (
     EvaluationReported,
+    GroupsChanged,
     MaskAnswered,
     PlanOffered,
     PlanPaused,
@@ -26,7 +27,7 @@ from coordinator.rounds.events import (
     SiloTrained,
 )
 from coordinator.rounds.orders import CLOSING, order_for, waiting_for
-from coordinator.rounds.states import Course, Finished, Idle, course_of, population_of, round_of
+from coordinator.rounds.states import Course, Finished, Idle, course_of, groups_of, population_of, round_of
 from coordinator.rounds.which_plan import DEFAULT_PLAN, check_start, unfinished
 from coordinator.service.attendance import Attendance, Seat
 from coordinator.service.authority_succession import AuthoritySteps
@@ -54,6 +55,7 @@ from coordinator.service.release_groups import ReleaseGroups
 from coordinator.service.renewal import Renewal, Renewed
 from coordinator.service.round_checks import RoundChecks
 from coordinator.service.round_loop import RETRY_S, RoundLoop
+from coordinator.service.round_rows import as_they_stand
 from coordinator.service.standing import Standing, standing
 from coordinator.service.threads import Threads
 from coordinator.service.uploads import Upload, Uploads
@@ -201,7 +203,7 @@ class Federation:
             state=lambda: self._loop.state,
         )
         self._loop.on_change.append(self._changed)
-        self.groups.on_change.append(self._changed)
+        self.groups.on_change.append(self._regroup)
         self.authorities.on_change.append(self._attendance.wake_all)
 
     async def start(self) -> None:
@@ -236,6 +238,11 @@ class Federation:
         self._observer.standing_changed(
             pulse(self._loop.state, self._attendance, self._last_seen, groups_unsigned=unsigned)
         )
+
+    def _regroup(self) -> None:
+        if groups_of(self._loop.state) != self.groups.foreseen:
+            self._loop.post_soon(GroupsChanged(now=self._clock(), groups=self.groups.foreseen))
+        self._changed()
 
     @property
     def place(self) -> tuple[str, int, int]:
@@ -587,6 +594,7 @@ class Federation:
             federation=self._federation,
             state=self._loop.state,
             fault=self._loop.fault,
+            behind=self.groups.behind(self._attendance.connected),
             enrolled=[
                 replace(item, last_seen_unix_s=max(item.last_seen_unix_s, self._last_seen.get(item.silo, 0.0)))
                 for item in enrolled
@@ -606,11 +614,13 @@ class Federation:
         course = course_of(self._loop.state)
         if course is None:
             return ()
+        plan = course.terms.plan
+        kept = await self._threads.store(self._store.rounds, plan, last)
         rows = tuple(
             replace(row, detail="; ".join(filter(None, (CLOSING, row.detail))))
             if row.round > course.terms.rounds
             else row
-            for row in await self._threads.store(self._store.rounds, course.terms.plan, last)
+            for row in (as_they_stand(row, plan, self._loop.state, self._attendance.connected) for row in kept)
         )
         return rows if course.terms.shows_single_silos else tuple(map(of_all_silos, rows))
 

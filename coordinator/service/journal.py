@@ -18,6 +18,7 @@ from coordinator.rounds.effects import (
 from coordinator.rounds.events import Event
 from coordinator.rounds.states import Masking, State, course_of, round_of
 from coordinator.rounds.terms import PlanTerms
+from coordinator.rounds.whole_groups import awaited_groups
 from coordinator.service.disclosure import Means, closed_of_all_silos, evaluation_of_all_silos, means_of
 from coordinator.service.ports import Observer
 from silo_wire.messages import RoundKey
@@ -47,6 +48,8 @@ class Journal:
             attempt=attempt,
             **({} if silo is None else {"silo": silo}),
         )
+        if (lacking := awaited_groups(after)) is not None and lacking != awaited_groups(before):
+            _log.warning("no masked sum can come out", absent=list(lacking.absent), detail=lacking.in_words)
         course = course_of(after)
         for record in records:
             self._record(record, before, None if course is None else course.terms)

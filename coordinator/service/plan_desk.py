@@ -20,7 +20,7 @@ class OpenedPlan:
 
 
 def terms_of(plan: Plan) -> PlanTerms:
-    schedule, evaluation = plan.schedule, plan.evaluation
+    schedule, evaluation, aggregation = plan.schedule, plan.evaluation, plan.aggregation
     return PlanTerms(
         federation=FederationName(plan.federation),
         plan=plan.digest,
@@ -34,8 +34,11 @@ def terms_of(plan: Plan) -> PlanTerms:
         evaluate_every=evaluation.every,
         evaluate_initial=evaluation.initial,
         evaluate_last=evaluation.last,
-        secure_aggregation=plan.aggregation.secure_aggregation,
+        secure_aggregation=aggregation.secure_aggregation,
         masking_deadline_s=schedule.masking_deadline_s,
+        min_survivors=aggregation.min_survivors,
+        colluders=aggregation.colluders,
+        threshold=aggregation.threshold or None,
         record_level=plan.privacy.level == "record",
         silo_level=plan.privacy.level == "silo",
     )

@@ -14,6 +14,7 @@ from coordinator.rounds.states import (
     deadline_of,
     population_of,
 )
+from coordinator.rounds.whole_groups import awaited_groups
 from coordinator.service.attendance import Attendance
 from security.identifiers import SiloName
 
@@ -24,7 +25,8 @@ class Pulse:
 
     `quorum`: the plan's min_silos, 0 without a plan. `running`: the plan waits for no operator and has not ended. `deadline_unix_s`: of the
     phase, None where it has none. `last_seen_unix_s` has every enrolled silo, 0 for one that never connected.
-    `groups_unsigned`: signatures that proposed release groups still want.
+    `groups_unsigned`: signatures that proposed release groups still want. `groups_absent`: silos of release groups that lack some,
+    while no masked sum can come out of a quorum that is ready.
     """
 
     silos: Mapping[str, int]
@@ -35,6 +37,7 @@ class Pulse:
     connected: frozenset[SiloName]
     last_seen_unix_s: Mapping[SiloName, float]
     groups_unsigned: int = 0
+    groups_absent: int = 0
 
 
 def pulse(
@@ -55,6 +58,7 @@ def pulse(
         connected=connected,
         last_seen_unix_s={silo: last_seen.get(silo, 0.0) for silo in population},
         groups_unsigned=groups_unsigned,
+        groups_absent=0 if (lacking := awaited_groups(state)) is None else max(1, len(lacking.absent)),
     )
 
 

@@ -101,7 +101,8 @@ class SignedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiloRow:
-    """One silo's part of an attempt. `outcome`: training, committed, late, declined, refused, evaluated.
+    """One silo's part of an attempt. `outcome`: training, committed, late, declined, refused, evaluated; where people are shown it also
+    trained, masking, absent and no update (round_rows.py).
 
     Numbers are 0 where the silo committed nothing; `weight` and `share` until the round is closed.
     """

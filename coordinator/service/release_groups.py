@@ -5,7 +5,7 @@ opened with. A proposal can be replaced by another one; a silo that signed the f
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -45,6 +45,25 @@ class GroupsStanding:
     unsigned: frozenset[SiloName]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierGroups:
+    """Release groups that came to stand at this coordinator, by its audit log; `groups` may be cut where they are very many."""
+
+    number: int
+    digest: str
+    groups: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """A link that silo `by` holds and that cannot be taken back, and `why`; whether it `follows` what stands here."""
+
+    by: SiloName
+    link: Link
+    why: str
+    follows: bool
+
+
 class ReleaseGroups:
     """`await load()` once. `on_change` are told when a link or a signature came, `on_standing` before a link is kept that has what it needs."""
 
@@ -56,6 +75,9 @@ class ReleaseGroups:
         self._proposed: SignedLink | None = None
         self._news = asyncio.Event()
         self._alone = asyncio.Lock()
+        self.stood: EarlierGroups | None = None
+        """The newest that stood here before this coordinator began, where somebody knows."""
+        self._held: _Held | None = None
         self.on_change: list[Callable[[], None]] = []
         self.on_standing: list[Callable[[SignedLink], None]] = []
 
@@ -74,6 +96,13 @@ class ReleaseGroups:
     @property
     def proposed(self) -> SignedLink | None:
         return self._proposed
+
+    @property
+    def foreseen(self) -> Partition | None:
+        """What the next masked sum is over: the groups that stand, or while none do the first ones that are proposed."""
+        if self.head is not None:
+            return self.head.partition
+        return None if self._proposed is None else self._proposed.link.partition
 
     @property
     def digest(self) -> bytes:
@@ -100,6 +129,31 @@ class ReleaseGroups:
         proposed = None if self._proposed is None else self._proposed.link
         return GroupsStanding(stands=self.head, proposed=proposed, unsigned=unsigned)
 
+    def behind(self, connected: Collection[SiloName]) -> str | None:
+        """What silos have that is newer than what stands here, of whom it is waited for and what can be done; None: nothing is known."""
+        number = 0 if self.head is None else self.head.number
+        here = f"release groups {number} stand" if number else "none stand"
+        if (held := self._held) is not None and held.link.number > number:
+            groups = " ".join(",".join(group) for group in held.link.partition.groups)
+            promise = held.link.promise
+            remedy = (
+                f"`coordinator groups propose {groups} --colluders {promise.colluders} --smallest-group {promise.smallest_group}`"
+                if held.follows
+                else "restore a newer backup: groups that others have followed are not signed again"
+            )
+            return f"silo {held.by} holds release groups {held.link.number}, here {here}, and they are not taken back: {held.why}; {remedy}"
+        if self.stood is None or self.stood.number <= number:
+            return None
+        stood = f"release groups {self.stood.number} ({self.stood.digest[:16]}) stood before this coordinator was restored, here {here}"
+        away = sorted({silo for group in self.stood.groups for silo in group} - set(connected))
+        whom = f"waiting for {', '.join(away)}" if away else "those that are connected have none of them"
+        remedy = (
+            f"where nobody has them any more, `coordinator groups propose {' '.join(','.join(group) for group in self.stood.groups)}`"
+            if self.stood.number == number + 1
+            else "where nobody has them any more, restore a newer backup"
+        )
+        return f"{stood}: a silo that holds them gives them back when it connects; {whom}; {remedy}"
+
     def require_head(self, *, colluders: int = 0) -> Link:
         """Raises StateError where masked rounds cannot begin: no groups stand, or they hold against fewer colluders than the plan."""
         if (head := self.head) is not None:
@@ -109,6 +163,8 @@ class ReleaseGroups:
                     f"{head.promise.colluders}: `coordinator groups propose` with --colluders {colluders}"
                 )
             return head
+        if self.behind(()) is not None:
+            raise StateError("release groups that stood before are to come back from the silos first")
         if self._proposed is None:
             raise StateError("no release groups stand: `coordinator groups propose` says who is summed with whom")
         silos, _ = self.waits_for()
@@ -159,9 +215,9 @@ class ReleaseGroups:
         return SignedLink(link=link)
 
     async def propose_first(self, silos: Iterable[SiloName], *, colluders: int) -> None:
-        """One group of all, where nothing stands and nothing is proposed; `colluders` are the plan's."""
+        """One group of all, where nothing stands, nothing is proposed and nothing is to come back; `colluders` are the plan's."""
         async with self._alone:
-            if self.head is None and self._proposed is None:
+            if self.head is None and self._proposed is None and self.behind(()) is None:
                 promise = Promise(colluders=colluders, smallest_group=least_group(colluders))
                 await self._propose(Partition.of([silos]), promise)
 
@@ -205,17 +261,24 @@ class ReleaseGroups:
                 try:
                     check_successor(self.head, link)
                 except MalformedMessage as error:
-                    _log.warning("release groups not taken back", silo=silo, detail=str(error))
+                    self._hold(_Held(by=silo, link=link, why=str(error), follows=False))
                     return
                 good = await self._good(signed)
                 missing, needed = missing_signatures(self.head, link, [name for name, _ in good.signatures])
                 if needed:
-                    _log.warning(
-                        "release groups not taken back", silo=silo, number=link.number, unsigned=sorted(missing)
-                    )
+                    unsigned = ", ".join(sorted(missing))
+                    why = f"no good signature is with them of {unsigned}"
+                    self._hold(_Held(by=silo, link=link, why=why, follows=True))
                     return
                 await self._keep(good)
                 _log.info("release groups taken back", silo=silo, number=link.number)
+
+    def _hold(self, held: _Held) -> None:
+        if held != self._held:
+            _log.warning("release groups not taken back", silo=held.by, number=held.link.number, detail=held.why)
+            self._held = held
+            for told in self.on_change:
+                told()
 
     async def _good(self, signed: SignedLink) -> SignedLink:
         """With the signatures alone that a key of the signer's made, the present one or one that led to it."""

@@ -112,7 +112,8 @@ class RoundLoop:
         before = await self._threads.store(self._store.load)
         silos = await self._threads.store(self._store.silos)
         now = self._clock()
-        event = Resumed(now=now, population=frozenset(item.silo for item in silos if item.revoked_unix_s is None))
+        population = frozenset(item.silo for item in silos if item.revoked_unix_s is None)
+        event = Resumed(now=now, population=population, groups=self._groups.foreseen)
         after, effects = step(before, event)
         await self._threads.store(self._store.transition, after, [])
         self._state = after

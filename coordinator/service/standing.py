@@ -67,11 +67,13 @@ def standing(
     federation: FederationName,
     state: State,
     fault: str | None,
+    behind: str | None = None,
     enrolled: Sequence[EnrolledSilo],
     invited: Sequence[SiloName],
     attendance: Attendance,
     now: float,
 ) -> Standing:
+    """`fault` is why the present phase cannot go on; `behind` what silos have of release groups that is newer than what is here."""
     course, deadline = course_of(state), deadline_of(state)
     round_number, attempt = round_of(state)
     names = {item.silo for item in enrolled}
@@ -93,7 +95,7 @@ def standing(
         plan_name="" if course is None else course.terms.name,
         plan=None if course is None else course.terms.plan,
         phase=state.phase,
-        detail=waiting_for(state) if fault is None else f"{waiting_for(state)}; {fault}",
+        detail="; ".join(dict.fromkeys(says for says in (waiting_for(state), fault, behind) if says is not None)),
         round=round_number,
         attempt=attempt,
         rounds=0 if course is None else max(course.terms.rounds, round_number),  # a closing round comes after them

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from google.protobuf.message import DecodeError
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -68,6 +68,10 @@ BUNDLE_FILES = frozenset(
 CODE_KEYS = frozenset({"auto_map", "custom_pipelines", "trust_remote_code"})
 
 
+FIRST_MAX_WEIGHT: Final = {"lorar": "half of its examples", "size": "its examples", "loss_reduction": "0.5"}
+"""By weighting, what is said of the largest silo before a round has shown what silos weigh; "equal" has a cap anyway."""
+
+
 class ScheduleSection(Section):
     """When rounds open and close. Each phase has one deadline; `min_silos` is the quorum of every one of them."""
 
@@ -120,15 +124,6 @@ class AggregationSection(Section):
             raise ValueError(
                 f'[aggregation] server_learning_rate = {self.server_learning_rate:g} of server_optimizer = "sgd" leaves the '
                 f"model almost as it was: set at least {LEAST_SGD_RATE:g}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _masked_weights_have_a_cap(self) -> Self:
-        if self.secure_aggregation and not self.weight_cap:
-            raise ValueError(
-                f'[aggregation] max_weight = 0 with secure_aggregation = true and weighting = "{self.weighting}": a masked sum '
-                "has one cap on weights for the whole plan; set max_weight to what the largest silo may weigh"
             )
         return self
 
@@ -268,124 +263,131 @@ class Plan(Section):
     evaluation: EvaluationSection = EvaluationSection()
 
     @model_validator(mode="after")
-    def _share_cap_is_possible(self) -> Self:
+    def _sections_go_together(self) -> Self:
+        """Whatever does not is named at once: who mends one finds no next."""
+        if wrong := "; ".join(self._contradictions()):
+            raise ValueError(wrong)
+        return self
+
+    def _contradictions(self) -> Iterator[str]:
+        yield from self._of_the_share_cap()
+        yield from self._of_the_initial_model()
+        yield from self._of_adapters()
+        if self.aggregation.secure_aggregation:
+            yield from self._of_sums_alone()
+            yield from self._of_steps_that_tell()
+            yield from self._of_cohorts_that_do_not_hold()
+        yield from self._of_what_is_not_private()
+
+    def _of_the_share_cap(self) -> Iterator[str]:
         cap = self.aggregation.max_weight_share
         if cap and cap * self.schedule.min_silos < 1:
-            raise ValueError(
+            yield (
                 f"[aggregation] max_weight_share = {cap} cannot hold with min_silos = {self.schedule.min_silos}: "
                 f"raise it to at least {1 / self.schedule.min_silos:.3f}"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _initial_model_is_named(self) -> Self:
+    def _of_the_initial_model(self) -> Iterator[str]:
         if self.wire.model == "bfloat16" and self.model.initial_bfloat16 is None:
-            raise ValueError(
+            yield (
                 '[wire] model = "bfloat16" without [model] initial_bfloat16, by which silos know the initial model: make a '
                 "new plan with coordinator plan new"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _adapters_have_a_base(self) -> Self:
+    def _of_adapters(self) -> Iterator[str]:
+        """They have a base, and nothing else has."""
         named = {"base": self.model.base is not None, BASE_LAYOUT_FILE: BASE_LAYOUT_FILE in self.model.files}
         for what, is_there in named.items():
             if is_there != bool(self.adapters.rank):
-                raise ValueError(
+                yield (
                     f"[model] {'has' if is_there else 'lacks'} {what}, [adapters] rank = {self.adapters.rank}: make a new plan "
                     "with coordinator plan new, where a rank is for good"
                 )
-        return self
 
-    @model_validator(mode="after")
-    def _masks_are_possible(self) -> Self:
-        if self.aggregation.secure_aggregation:
-            self._require_sums_alone()
-            self._require_steps_that_tell_nothing()
-            self._require_cohorts_that_hold()
-        return self
-
-    def _require_sums_alone(self) -> None:
+    def _of_sums_alone(self) -> Iterator[str]:
         """What a coordinator that sees nothing but a sum cannot do."""
+        if not self.aggregation.weight_cap:
+            yield (
+                f'[aggregation] max_weight = 0 with secure_aggregation = true and weighting = "{self.aggregation.weighting}": a '
+                "masked sum has one cap on weights for the whole plan; set max_weight to what the largest silo may weigh, to begin with "
+                f'{FIRST_MAX_WEIGHT[self.aggregation.weighting]}, or weighting to "equal"'
+            )
         if self.aggregation.max_weight_share:
-            raise ValueError(
+            yield (
                 f"[aggregation] max_weight_share = {self.aggregation.max_weight_share} cannot be applied to masked "
                 "updates, of which only the sum is seen: set it to 0, or turn secure_aggregation off"
             )
         if self.wire.update != "float32":
-            raise ValueError(
+            yield (
                 f'[wire] update = "{self.wire.update}" does not go with secure_aggregation, under which updates travel as '
                 'masked 32-bit integers: use "float32", or turn secure_aggregation off'
             )
 
-    def _require_steps_that_tell_nothing(self) -> None:
+    def _of_steps_that_tell(self) -> Iterator[str]:
         """What would make a delta a function of how many optimizer steps its silo made, and that tells how many examples it has."""
         training = self.training
         if training.weight_decay:
-            raise ValueError(
+            yield (
                 f"[training] weight_decay = {training.weight_decay:g} does not go with secure_aggregation: it moves parameters "
                 "that no example reaches by a public function of a silo's optimizer steps, and one sum tells the steps of all "
                 "silos; set it to 0, or turn secure_aggregation off"
             )
         if training.fedprox_mu > MOST_MASKED_MU:
-            raise ValueError(
+            yield (
                 f"[training] fedprox_mu = {training.fedprox_mu:g} does not go with secure_aggregation, under which it holds a "
                 f"silo of many steps still beside one of a single step: set at most {MOST_MASKED_MU:g}"
             )
         if 0 < training.max_grad_norm < LEAST_GRAD_NORM and self.privacy.level != "record":
-            raise ValueError(
+            yield (
                 f"[training] max_grad_norm = {training.max_grad_norm:g} leaves next to nothing of a gradient, which does not go "
                 f"with secure_aggregation: set 0 for no clipping, or at least {LEAST_GRAD_NORM:g}"
             )
-        self._require_more_than_one_step_of_adapters()
+        yield from self._of_a_single_step_of_adapters()
 
-    def _require_more_than_one_step_of_adapters(self) -> None:
+    def _of_a_single_step_of_adapters(self) -> Iterator[str]:
         """Whatever its batch and its examples, a silo makes a step for each epoch, and may make no other."""
         if not self.adapters.rank or self.privacy.level == "record":  # there all silos make [privacy] steps
             return
         for who, work in self.training.works.items():
             if work.epochs < LEAST_ADAPTER_EPOCHS:
-                raise ValueError(
+                yield (
                     f"{who} epochs = {work.epochs} with [adapters] rank = {self.adapters.rank} does not go with "
                     "secure_aggregation: a silo that makes a single optimizer step adds nothing to half of the adapters, where "
                     f"the sum is what the other silos add; set at least {LEAST_ADAPTER_EPOCHS}, or turn secure_aggregation off"
                 )
 
-    def _require_cohorts_that_hold(self) -> None:
+    def _of_cohorts_that_do_not_hold(self) -> Iterator[str]:
         """The rules of secure aggregation's parameters, for the smallest cohorts that this plan lets begin."""
         # Here, not above: numpy, which this brings, is for plans with masks alone.
         from security.secure_aggregation import parameters
 
         wanted, silos = self.aggregation, self.schedule.min_silos
         colluders, threshold = wanted.colluders, wanted.threshold
-        if silos < parameters.LEAST_COHORT:
-            raise ValueError(
+        if silos < parameters.LEAST_COHORT:  # what is asked of the others follows from it
+            yield (
                 f"[schedule] min_silos = {silos} is too few for secure aggregation, since a sum of two shows each the "
                 f"other: raise it to at least {parameters.LEAST_COHORT}"
             )
+            return
         least = parameters.least_survivors(colluders)
         if not least <= wanted.min_survivors <= silos:
-            raise ValueError(
+            yield (
                 f"[aggregation] min_survivors = {wanted.min_survivors} does not hold with min_silos = {silos} and "
                 f"colluders = {colluders}: set it to at least {least}, and min_silos to no less"
             )
         # More is asked of the threshold nowhere: a cohort that needs a higher one has it raised (parameters.Terms).
         if threshold and not parameters.LEAST_COHORT <= threshold <= silos:
-            raise ValueError(
+            yield (
                 f"[aggregation] threshold = {threshold} does not hold with min_silos = {silos}: set "
                 f"{parameters.LEAST_COHORT} to {silos}, or 0 for the default of each cohort"
             )
 
-    @model_validator(mode="after")
-    def _nothing_but_private_things_leave(self) -> Self:
+    def _of_what_is_not_private(self) -> Iterator[str]:
         level = self.privacy.level
         if level != "none":
             unlike = self._unlike_private() if level == "record" else self._unlike_silo_level()
             for key, has, needed, why in (*unlike, *self._scores()):
-                raise ValueError(
-                    f'{key} = {has} does not go with [privacy] level = "{level}", {why}: set it to {needed}'
-                )
-        return self
+                yield f'{key} = {has} does not go with [privacy] level = "{level}", {why}: set it to {needed}'
 
     def _unlike_private(self) -> Iterator[tuple[str, object, str, str]]:
         """Key, value, what it must be and why, for each key that does not go with record-level privacy."""

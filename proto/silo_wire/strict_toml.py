@@ -67,7 +67,7 @@ def describe(error: ValidationError) -> str:
             lines.append(f"unknown key {key}: remove it or correct its spelling")
         elif item["type"] == "missing":
             lines.append(f"key {key} is missing: add it")
-        elif not key:
+        elif not key or item["msg"].startswith("Value error, ["):  # it names the key itself
             lines.append(item["msg"].removeprefix("Value error, "))
         else:
             shown = repr(item["input"])

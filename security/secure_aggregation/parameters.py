@@ -30,6 +30,13 @@ def default_threshold(cohort: int) -> int:
     return max(3, 2 * cohort // 3 + 1)
 
 
+def threshold_for(cohort: int, *, colluders: int, asked: int | None) -> int:
+    """`asked` None: the default; any other is raised to what the cohort and the colluders need."""
+    return max(
+        default_threshold(cohort) if asked is None else asked, least_threshold(cohort), (cohort + colluders) // 2 + 1
+    )
+
+
 def least_survivors(colluders: int) -> int:
     return max(3, colluders + 2)
 
@@ -107,11 +114,7 @@ class Terms:
         cohort = len(silos)
         if cohort < self.min_cohort:
             raise MalformedMessage(f"{cohort} silos advertised keys: the terms ask for at least {self.min_cohort}")
-        threshold = max(
-            default_threshold(cohort) if self.threshold is None else self.threshold,
-            least_threshold(cohort),
-            (cohort + self.colluders) // 2 + 1,
-        )
+        threshold = threshold_for(cohort, colluders=self.colluders, asked=self.threshold)
         least_sum = self.link.partition.least_sum(silos, threshold=threshold, min_survivors=self.min_survivors)
         if least_sum is None:
             raise MalformedMessage(

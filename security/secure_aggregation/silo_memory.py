@@ -35,6 +35,10 @@ MAX_PLANS: Final = 100_000
 Seen = tuple[tuple[SiloName, bytes], ...]
 """Digests of advertisements, by the names of their silos, ascending."""
 COORDINATOR: Final = "the coordinator"
+_FROM_A_BACKUP: Final = (
+    "Where the coordinator came from a backup its operator exports the model and begins another plan with it: `coordinator plan new NAME "
+    "--model DIR`, `coordinator plan start NAME --leave OLD`"
+)
 
 
 class Forgotten(PolicyRefusal):
@@ -91,12 +95,12 @@ class SiloMemory:
         if attempt.round < last.round:
             raise PolicyRefusal(
                 "one_sum_per_round",
-                f"round {attempt.round} was offered after round {last.round}: secure aggregation takes no lower round",
+                f"round {attempt.round} was offered after round {last.round}: secure aggregation takes no lower round. {_FROM_A_BACKUP}",
             )
         if last.answered:
             raise PolicyRefusal(
                 "one_sum_per_round",
-                f"round {attempt.round} was unmasked with this silo's help: it joins no further attempt of it",
+                f"round {attempt.round} was unmasked with this silo's help: it joins no further attempt of it. {_FROM_A_BACKUP}",
             )
         if attempt.number <= last.number:
             raise PolicyRefusal(

@@ -89,7 +89,11 @@ def report_of(entries: Iterable[Entry], *, since: int = 0) -> Report:
         match entry.event:
             case Event.PLAN_RECEIVED:
                 about = report.plans.setdefault(entry.text("plan"), {"promise": "not allowed"})
-                about |= {"name": entry.text("name"), "tensors": entry.number("tensors")}
+                about |= {
+                    "name": entry.text("name"),
+                    "tensors": entry.number("tensors"),
+                    "rounds": entry.number("rounds"),
+                }
             case Event.PLAN_ALLOWED:
                 report.plans.setdefault(entry.text("plan"), {})["promise"] = entry.text("promise")
             case _:
@@ -186,9 +190,11 @@ def page(report: Report, silo: str) -> str:
     for one in report.parts:
         if not (one.updates or one.keys or one.scores or one.outcome):
             continue
+        rounds = int(report.plans.get(one.plan, {}).get("rounds", 0))
         said = ", ".join(
             text
             for text in (
+                "closing round, without training" if 0 < rounds < one.round else "",
                 one.outcome or ("only scores" if one.scores and not one.updates else ""),
                 one.covered_by,
                 f"sum over {one.survivors.replace(' ', ', ')} of model {one.model[:16]}, release groups {one.groups[:16]}"

@@ -60,17 +60,17 @@ class CountedRecord(PrivateRecord[Content]):
             self._notes.check(content.changes)
         return content
 
-    def change(self, edit: Callable[[Content], Content], *, whoever_wrote_it: bool = False) -> None:
+    def change(self, edit: Callable[[Content], Content], *, whoever_wrote_it: bool = False, make: bool = True) -> None:
         def counted(content: Content) -> Content:
             after = edit(content)
             return content if after == content else after.model_copy(update={"changes": content.changes + 1})
 
         with alone(self._path.parent):
             if self._notes is None:
-                super().change(counted, whoever_wrote_it=whoever_wrote_it)
+                super().change(counted, whoever_wrote_it=whoever_wrote_it, make=make)
                 return
             self._notes.note(self.read())  # where a kill left the note behind
-            super().change(counted)
+            super().change(counted, make=make)
             self._notes.note(self.read())
 
 

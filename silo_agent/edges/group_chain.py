@@ -8,23 +8,18 @@ Rules that hold whatever the coordinator offers:
 - what `group_changes.objection` finds is for this silo's people: until they approve, the link is neither signed nor taken.
 """
 
-from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from pydantic import AwareDatetime, Field
 
 from security.errors import ConfigurationError, MalformedMessage, PolicyRefusal, StateError
-from security.files import is_there
 from security.identifiers import FederationName, SiloName
 from security.pki.seal import Seal
 from security.secure_aggregation.group_changes import judged_by, objection
 from security.secure_aggregation.release_groups import (
-    MAX_LINKS,
     NO_LINK,
     RELEASE_GROUPS,
     Group,
@@ -37,33 +32,20 @@ from security.secure_aggregation.release_groups import (
     signers,
     too_little,
 )
-from silo_agent.edges.counted_record import CountedContent, CountedRecord, Notes, require_plausible
-from silo_agent.edges.group_return import is_of_another_key, lacks, to_compare
-from silo_agent.edges.private_record import RESET, PrivateRecord
-from silo_wire.groups_codec import MOST_SILOS, GroupsOffer, signed_groups_from_bytes, signed_groups_to_bytes
-from silo_wire.strict_toml import NameText
-
-_REMEDY = (
-    f"restore it from a backup of today, or have this silo's people decide with `{RESET}`; nothing is masked without it"
+from silo_agent.edges.counted_record import CountedRecord, Notes
+from silo_agent.edges.group_file import (
+    REMEDY,
+    ChainContent,
+    GroupsKeeper,
+    decoded,
+    holding,
+    note_of,
+    sets_of,
+    text_of,
 )
-MOST_EARLIER = 256 << 10
-"""Characters of the links before the newest one: a coordinator that came from a backup is given them back."""
-DigestText = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-LinkNumber = Annotated[int, Field(ge=0, lt=MAX_LINKS)]
-ApprovedSets = Annotated[list[list[NameText]], Field(max_length=MOST_SILOS)]
-
-
-class _Chain(CountedContent):
-    version: Literal[1] = 1
-    lost: LinkNumber = 0  # people went on though links up to this number were lost: none before it is held
-    federation: str = ""
-    held: str = ""  # the newest link, as it travels, in base64
-    earlier: list[str] = Field(default_factory=list)  # the links before it, oldest first, as far as there is room
-    proposed: str = ""  # what is to follow it, as it was offered last
-    signed: dict[DigestText, DigestText] = Field(default_factory=dict)  # predecessor: the one successor
-    approved: dict[DigestText, AwareDatetime] = Field(default_factory=dict)
-    approved_atoms: ApprovedSets = Field(default_factory=list)
-    approved_groups: ApprovedSets = Field(default_factory=list)
+from silo_agent.edges.group_return import is_of_another_key, lacks, to_compare
+from silo_wire.groups_codec import GroupsOffer
+from silo_wire.strict_toml import NameText
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,25 +56,6 @@ class CheckedLink:
     good: tuple[SiloName, ...]
     unchecked: tuple[SiloName, ...]
     false: tuple[SiloName, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupsNote:
-    """What stands elsewhere of a chain: how often its file changed, the number of the link that was held, and what was signed last."""
-
-    changes: int = 0
-    number: int = 0
-    signed: Mapping[str, str] = field(default_factory=dict)
-
-
-class GroupsKeeper(Protocol):
-    """Keeps that note, and finds out by it that the file was lost or put back."""
-
-    def check_groups(self, changes: int) -> None:
-        """Raise PolicyRefusal unless a file of so many changes is the newest that there was."""
-
-    def note_groups(self, note: GroupsNote) -> None:
-        """Durable when it returns. Raises PolicyRefusal where this silo's memory of masked rounds is not whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,10 +111,10 @@ class GroupChain:
         self._pinned = pinned
         self._asks = Promise(colluders=colluders, smallest_group=smallest_group)
         self._now = now
-        notes: Notes[_Chain] | None = None
+        notes: Notes[ChainContent] | None = None
         if keeper is not None:
-            notes = Notes(check=keeper.check_groups, note=lambda content: keeper.note_groups(_note(content)))
-        self._record = CountedRecord(path, _Chain, check=self._check, remedy=_REMEDY, seal=seal, notes=notes)
+            notes = Notes(check=keeper.check_groups, note=lambda content: keeper.note_groups(note_of(content)))
+        self._record = CountedRecord(path, ChainContent, check=self._check, remedy=REMEDY, seal=seal, notes=notes)
 
     @property
     def head(self) -> Link | None:
@@ -177,12 +140,12 @@ class GroupChain:
     @property
     def approved_atoms(self) -> frozenset[Group]:
         """Small sets that people allowed to be told apart. A release group of such a set is not allowed by that."""
-        return _sets(self._record.read().approved_atoms)
+        return sets_of(self._record.read().approved_atoms)
 
     @property
     def approved_groups(self) -> frozenset[Group]:
         """Small release groups that people allowed."""
-        return _sets(self._record.read().approved_groups)
+        return sets_of(self._record.read().approved_groups)
 
     def standing(self) -> Standing:
         content = self._record.read()
@@ -206,7 +169,7 @@ class GroupChain:
         if not offer.links and offer.proposed is None and self.is_new:
             return taken  # where nobody masks, a silo has no file that says that it may have
 
-        def edit(content: _Chain) -> _Chain:
+        def edit(content: ChainContent) -> ChainContent:
             nonlocal taken
             content, new, waits = self._followed(content, offer)
             content, proposed_waits, refused = self._noted(content, offer)
@@ -224,7 +187,7 @@ class GroupChain:
         """
         told: tuple[Link, str] | None = None
 
-        def edit(content: _Chain) -> _Chain:
+        def edit(content: ChainContent) -> ChainContent:
             nonlocal told
             proposed, held = self._link(content.proposed), self._link(content.held)
             signed = next((one for one in (proposed, held) if one and one.link.digest.hex() == digest), None)
@@ -258,7 +221,7 @@ class GroupChain:
         """
         number: int | None = None
 
-        def edit(content: _Chain) -> _Chain:
+        def edit(content: ChainContent) -> ChainContent:
             nonlocal number
             held, proposed = self._link(content.held), self._link(content.proposed)
             # Where nothing is held, as after a loss, people alone know that it does not stand.
@@ -284,7 +247,7 @@ class GroupChain:
 
     # ---- what every link is held to --------------------------------------------------------------------------------
 
-    def _followed(self, content: _Chain, offer: GroupsOffer) -> tuple[_Chain, tuple[Link, ...], str | None]:
+    def _followed(self, content: ChainContent, offer: GroupsOffer) -> tuple[ChainContent, tuple[Link, ...], str | None]:
         """After the links that stand, as far as they may be taken."""
         held = self._link(content.held)
         if held is None and not content.signed and any(map(self._is_of_another_key, offer.links)):
@@ -314,13 +277,15 @@ class GroupChain:
             if reason := self._refused(head, link):
                 raise PolicyRefusal(RELEASE_GROUPS, reason)
             if reason := self._objection(content, head, signed):
-                return content.model_copy(update={"proposed": _text(signed)}), tuple(new), reason
+                return content.model_copy(update={"proposed": text_of(signed)}), tuple(new), reason
             head = before = link
             new.append(link)
-            content = _holding(content, signed)
+            content = holding(content, signed)
         return content, tuple(new), None
 
-    def _come_back(self, content: _Chain, offer: GroupsOffer) -> tuple[_Chain, tuple[Link, ...], str | None]:
+    def _come_back(
+        self, content: ChainContent, offer: GroupsOffer
+    ) -> tuple[ChainContent, tuple[Link, ...], str | None]:
         """For a silo whose name signed with a key that it does not have: it lost its folder, and enrolled again.
 
         It cannot check its own earlier signature, nor those of silos that left. People find out which link stands: the one whose digest
@@ -341,8 +306,8 @@ class GroupChain:
         if reason := self._refused(None, link):
             raise PolicyRefusal(RELEASE_GROUPS, reason)
         if not chosen:
-            return content.model_copy(update={"proposed": _text(newest)}), (), self._objection(content, None, newest)
-        content, new, waits = self._followed(_holding(content, newest), offer)
+            return content.model_copy(update={"proposed": text_of(newest)}), (), self._objection(content, None, newest)
+        content, new, waits = self._followed(holding(content, newest), offer)
         return content, (link, *new), waits
 
     def _check_follows(self, previous: Link | None, link: Link) -> None:
@@ -361,7 +326,7 @@ class GroupChain:
                 f"check, of {', '.join(sorted(silos))}",
             )
 
-    def _noted(self, content: _Chain, offer: GroupsOffer) -> tuple[_Chain, str | None, str | None]:
+    def _noted(self, content: ChainContent, offer: GroupsOffer) -> tuple[ChainContent, str | None, str | None]:
         """What is proposed, kept for people to look at, where it follows what this silo holds; why it waits, or is refused."""
         if offer.proposed is None:
             return content, None, None
@@ -373,7 +338,7 @@ class GroupChain:
         self._check_follows(head, link)
         if reason := self._refused(head, link):
             return content, None, reason
-        content = content.model_copy(update={"proposed": _text(offer.proposed)})
+        content = content.model_copy(update={"proposed": text_of(offer.proposed)})
         return content, self._objection(content, head, offer.proposed), None
 
     def _refused(self, head: Link | None, link: Link) -> str | None:
@@ -384,7 +349,7 @@ class GroupChain:
         concerned = self._silo in link.members or (head is not None and self._silo in head.members)
         return out_of_reach(link) or (too_little(link, self._asks) if concerned else None)
 
-    def _signed(self, content: _Chain, offer: GroupsOffer) -> tuple[_Chain, tuple[Link, ...]]:
+    def _signed(self, content: ChainContent, offer: GroupsOffer) -> tuple[ChainContent, tuple[Link, ...]]:
         """With what this silo signs now noted: the newest link that it holds and what is to follow, where its signature is not there."""
         held, proposed = self._link(content.held), self._link(content.proposed)
         to_sign: list[Link] = []
@@ -414,7 +379,7 @@ class GroupChain:
             to_sign.append(link)
         return content, tuple(to_sign)
 
-    def _objection(self, content: _Chain, head: Link | None, signed: SignedLink) -> str | None:
+    def _objection(self, content: ChainContent, head: Link | None, signed: SignedLink) -> str | None:
         if signed.link.digest.hex() in content.approved:
             return None
         return self._told(head, signed, with_silent=False)
@@ -455,162 +420,23 @@ class GroupChain:
         least = judged_by(link, self._asks.smallest_group)
         return [list(one) for one in sorted({*map(tuple, allowed), *(one for one in sets if len(one) < least)})]
 
-    def _unapproved(self, content: _Chain, link: Link) -> tuple[Group, ...]:
+    def _unapproved(self, content: ChainContent, link: Link) -> tuple[Group, ...]:
         """As a roster is judged, by policy alone."""
         atom = link.atom_of(self._silo)
         if atom is None or self._silo not in link.members:
             return ()
-        groups = _sets(content.approved_groups)
-        atoms = groups | _sets(content.approved_atoms)
+        groups = sets_of(content.approved_groups)
+        atoms = groups | sets_of(content.approved_atoms)
         found = [group for group in link.partition.groups if group not in groups]
         found += [atom] if atom not in atoms else []
         return tuple(sorted({one for one in found if len(one) < self._asks.smallest_group}))
 
     def _link(self, text: str) -> SignedLink | None:
-        return _decoded(text, self._federation) if text else None
+        return decoded(text, self._federation) if text else None
 
-    def _check(self, content: _Chain) -> None:
+    def _check(self, content: ChainContent) -> None:
         """Raises ConfigurationError or MalformedMessage for a file that this class would not have written."""
         if content.federation != self._federation:
             raise ConfigurationError(f"it is of federation {content.federation!r}, this silo is in {self._federation}")
         for text in (content.held, content.proposed):
             self._link(text)
-
-
-def _holding(content: _Chain, signed: SignedLink) -> _Chain:
-    return content.model_copy(update={"earlier": _earlier(content), "held": _text(signed), "proposed": ""})
-
-
-def _earlier(content: _Chain) -> list[str]:
-    """With the link that is held, before another takes its place; the oldest go where there is no room."""
-    earlier = [*content.earlier, *filter(None, [content.held])]
-    while sum(map(len, earlier)) > MOST_EARLIER:
-        earlier.pop(0)
-    return earlier
-
-
-def _sets(groups: Iterable[Iterable[str]]) -> frozenset[Group]:
-    return frozenset(tuple(map(SiloName, group)) for group in groups)
-
-
-def changes_of(path: Path, seal: Seal) -> int:
-    """How often the file changed; 0 where there is none. Raises ConfigurationError, StorageError as GroupChain does."""
-    return PrivateRecord(path, _Chain, check=lambda _content: None, remedy=_REMEDY, seal=seal).read().changes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
-    """What is left of release-groups.json, for people who decide about it.
-
-    `held` and `lost` are numbers of links, 0 where there is none; `approvals`, whether people's word or a proposal stands in it;
-    `ours`, whether this silo wrote it.
-    """
-
-    held: int
-    lost: int
-    approvals: bool
-    ours: bool
-
-
-def left_of(path: Path, federation: FederationName, seal: Seal) -> Left:
-    """Whoever wrote it. Raises ConfigurationError, StorageError."""
-    content = _taken_over(path, federation, seal).read(whoever_wrote_it=True)
-    said = (content.approved, content.approved_atoms, content.approved_groups, content.proposed)
-    ours = _is_ours(path, seal)
-    return Left(held=_number(content) if ours else 0, lost=content.lost, approvals=any(said), ours=ours)
-
-
-def take_over(
-    path: Path,
-    federation: FederationName,
-    seal: Seal,
-    known: GroupsNote,
-    *,
-    proven: bool = False,
-    as_held: bool = False,
-) -> GroupsNote:
-    """By word of people what is there counts from now on, whoever wrote it. Raises ConfigurationError, StorageError.
-
-    Unless it is `proven` that this silo wrote the file, and last, what it says of people's approvals and of proposed links is
-    dropped; where somebody else wrote it, the link that is held, too: its signatures are checked when it is offered again. Where links that are `known` of were lost, none before them is held, no key is taken on first use, and the successor
-    that was signed last stays the only one. `as_held`: people say that no link was lost, whatever number is noted.
-    """
-    note = known
-    ours = _is_ours(path, seal)
-
-    def edit(content: _Chain) -> _Chain:
-        nonlocal note
-        number = max(known.number, int(bool(content.held)))
-        if not ours:
-            content = content.model_copy(update={"held": ""})
-        held = _number(content)
-        lost = number if held < number else content.lost
-        if as_held:
-            lost = min(lost, max(held, 1))  # 1: first use stays over
-        after = content.model_copy(
-            update={
-                "federation": federation,
-                "changes": max(content.changes, known.changes) + 1,
-                "lost": lost,
-                "signed": {**content.signed, **known.signed},
-            }
-        )
-        if not proven:
-            after = after.model_copy(
-                update={"proposed": "", "approved": {}, "approved_atoms": [], "approved_groups": []}
-            )
-        note = _note(after)
-        return after
-
-    if known != GroupsNote() or is_there(path):
-        _taken_over(path, federation, seal).change(edit, whoever_wrote_it=True)
-    return note
-
-
-def _is_ours(path: Path, seal: Seal) -> bool:
-    """Whether this silo wrote it, or nobody did."""
-    try:
-        changes_of(path, seal)
-    except ConfigurationError:
-        return False
-    return True
-
-
-def _taken_over(path: Path, federation: FederationName, seal: Seal) -> PrivateRecord[_Chain]:
-    """The file as people take it over: anything that could not be gone on from is as good as no file."""
-
-    def check(content: _Chain) -> None:
-        if content.federation != federation:
-            raise ConfigurationError(f"it is of federation {content.federation!r}, this silo is in {federation}")
-        require_plausible(content.changes, "changes")
-        _number(content)
-
-    return PrivateRecord(path, _Chain, check=check, remedy=_REMEDY, seal=seal)
-
-
-def _note(content: _Chain) -> GroupsNote:
-    return GroupsNote(
-        changes=content.changes,
-        number=max(_number(content), content.lost),
-        signed=dict(list(content.signed.items())[-1:]),
-    )
-
-
-def _number(content: _Chain) -> int:
-    """Of the link that is held, 0 where none is. Raises MalformedMessage."""
-    if not content.held:
-        return 0
-    return _decoded(content.held, FederationName(content.federation)).link.number
-
-
-def _decoded(text: str, federation: FederationName) -> SignedLink:
-    """Raises MalformedMessage."""
-    try:
-        data = b64decode(text, validate=True)
-    except ValueError as error:
-        raise MalformedMessage("release groups are no base64: they are damaged") from error
-    return signed_groups_from_bytes(data, federation)
-
-
-def _text(signed: SignedLink) -> str:
-    return b64encode(signed_groups_to_bytes(signed)).decode()

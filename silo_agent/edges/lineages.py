@@ -25,7 +25,7 @@ from security.secure_aggregation.silo_memory import (
     SiloMemory,
 )
 from silo_agent.edges.counted_record import MOST_UNPROVEN, Number, require_plausible
-from silo_agent.edges.group_chain import GroupsNote, LinkNumber
+from silo_agent.edges.group_file import GroupsNote, LinkNumber
 from silo_agent.edges.private_record import RESET, PrivateRecord
 from silo_agent.policy import Lineage, beginnings
 from silo_wire.canonical import Digest
@@ -272,10 +272,7 @@ class Lineages:
             changed = after != content
             return after.model_copy(update={"changes": content.changes + 1}) if changed else content
 
-        content = self._record.read()
-        if edit(content) == content:
-            return False  # and no file is made to say nothing
-        self._record.change(counted)
+        self._record.change(counted, make=False)
         return changed
 
 

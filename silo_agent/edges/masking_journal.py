@@ -29,7 +29,8 @@ from security.pki.seal import Seal, unsealed
 from security.secure_aggregation.silo_machine import Event
 from security.secure_aggregation.silo_memory import Forgotten, SiloMemory
 from silo_agent.edges import trust_store
-from silo_agent.edges.group_chain import GroupsNote, changes_of, left_of, take_over
+from silo_agent.edges.group_file import GroupsNote, changes_of
+from silo_agent.edges.groups_left import left_of, take_over
 from silo_agent.edges.key_store import SiloCredentials
 from silo_agent.edges.lineages import Behind, Lineages, lost, plausible
 from silo_agent.edges.private_record import AS_HELD, RESET, alone

@@ -347,7 +347,10 @@ def _budget(folder: SiloFolder, credentials: SiloCredentials, policy: SiloPolicy
             f"the {rounds} rounds of plan {bundle.plan.name} would take this silo from epsilon {spent:.3g} to {after:.3g}, "
             f"[policy] max_epsilon is {rules.max_epsilon:g}",
         )
-    return f"epsilon {spent:.3g} of {rules.max_epsilon:g} is spent, {after:.3g} after the plan"
+    if bundle is None or not releases:
+        further = "no plan was offered yet" if bundle is None else f"plan {bundle.plan.name} spends none"
+        return f"epsilon {spent:.3g} of {rules.max_epsilon:g} is spent; {further}"
+    return f"epsilon {spent:.3g} of {rules.max_epsilon:g} is spent, {after:.3g} after plan {bundle.plan.name}"
 
 
 def _memory(bundle: PlanBundle, free: int) -> str:

@@ -92,11 +92,14 @@ class PrivateRecord(Generic[Content]):
             raise ConfigurationError(f"{self._path} is damaged ({why}): {self._remedy}") from error
         return content
 
-    def change(self, edit: Callable[[Content], Content], *, whoever_wrote_it: bool = False) -> None:
-        """Replace what is there by what `edit` makes of it, durably; nothing is written when that is the same, or raises."""
+    def change(self, edit: Callable[[Content], Content], *, whoever_wrote_it: bool = False, make: bool = True) -> None:
+        """Replace what is there by what `edit` makes of it, durably; nothing is written when that is the same, or raises.
+
+        Where there is no file, one that says nothing is made, unless `make` is false.
+        """
         with alone(self._path.parent):
             before = self.read(whoever_wrote_it=whoever_wrote_it)
             after = edit(before)
-            if after != before or whoever_wrote_it or not is_there(self._path):
+            if after != before or whoever_wrote_it or (make and not is_there(self._path)):
                 raw = after.model_dump_json(indent=1).encode() + b"\n"
                 write_private(self._path, raw if self._seal is None else self._seal.sealed(self._path.name, raw))

@@ -26,7 +26,7 @@ def check_record(policy: SiloPolicy) -> str:
             Mistake.MASKS_UNSAID.value,
             f"this silo masked under {len(masked)} plans, and [policy] does not say whether it always must",
         )
-    return f"{len(record.approved)} plans approved by command, {len(masked)} masked under"
+    return f"people approved {len(record.approved)} plans with plan approve; this silo took part in masked rounds of {len(masked)}"
 
 
 def check_plan(bundle: PlanBundle, policy: SiloPolicy) -> str:

@@ -564,7 +564,7 @@ async def test_reuses_a_round(tmp_path: Path) -> None:
         at.open(number=2)
         for silo in SILOS:
             await at.ask(silo, None)
-            says = "round 1 was offered after round 2: secure aggregation takes no lower round"
+            says = "round 1 was offered after round 2: secure aggregation takes no lower round. Where the coordinator came from a backup"
             await at.refused(silo, "one_sum_per_round", says, declined=POLICY)
 
 

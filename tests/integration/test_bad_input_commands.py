@@ -183,6 +183,19 @@ def test_argument_that_a_user_can_correct(folder: CoordinatorFolder, arguments: 
     assert differences(before, contents_of(folder.root)) <= HARMLESS
 
 
+def test_a_plan_that_cannot_be_is_refused_with_all_that_is_wrong_before_a_model_is_made(
+    folder: CoordinatorFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "coordinator.plans.model_source", None)  # an import of it is an error
+    values = "aggregation.secure_aggregation=true", "schedule.min_silos=2", "training.weight_decay=0.1"
+    refused = coordinator(folder, "plan", "new", "p", *(word for value in values for word in ("--set", value)))
+    refused.is_refusal(
+        ConfigurationError, "plan p: [aggregation] max_weight = 0", "min_silos = 2 is too few", "weight_decay = 0.1"
+    )
+    assert "{" not in refused.err, "no section is printed whole"
+    assert not (folder.root / "state" / "plans" / "p").exists()
+
+
 @pytest.mark.parametrize("days", ["0", "-1", "0.000001", "1e9", "inf", "nan"])
 def test_access_for_no_days_at_all_or_for_ever_is_refused(folder: CoordinatorFolder, tmp_path: Path, days: str) -> None:
     """0 on the wire is what the settings say: nobody who types it means that."""

@@ -262,9 +262,12 @@ async def test_a_proposal_promises_what_the_operator_says(silos: Silos) -> None:
         status = await people(coordinator_main, "status", "--dir", folder)
         assert f"release groups {digest} are proposed and wait for 6 signatures of: {', '.join(NAMES)}" in status.out
         two, four = ",".join(NAMES[:2]), ",".join(NAMES[2:])
+        assert "in none of" not in done.out
         refused = await people(coordinator_main, "groups", "propose", two, four, "--dir", folder)
         assert "release group silo-a,silo-b has 2 silos" in refused.err
         assert silos.at.service.groups.proposed == proposed
+    fewer = await people(coordinator_main, "groups", "propose", ",".join(NAMES[:4]), "--dir", folder)
+    assert "enrolled, and in none of the proposed groups: silo-e, silo-f; what these silos train is in no" in fewer.out
 
 
 async def test_a_silo_that_asks_for_more_refuses_by_name_and_takes_what_promises_enough(silos: Silos) -> None:

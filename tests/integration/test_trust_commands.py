@@ -319,7 +319,7 @@ def test_every_setting_of_a_plan_is_shown_before_people_approve_it(silo: SiloFol
         if section in ("model", "adapters", "version", "federation"):
             continue
         for key in values if isinstance(values, dict) else [section]:
-            where = {"aggregation": "server", "evaluation": "scores", "seed": "schedule"}.get(section, section)
+            where = {"seed": "schedule"}.get(section, section)
             if key in (
                 "secure_aggregation",
                 "threshold",
@@ -588,6 +588,16 @@ def test_attack_a_report_cannot_be_written_by_a_plan(silo: SiloFolder) -> None:
     text = said(silo, "audit", "report")
     assert "\x1b" not in text
     assert [line for line in text.splitlines() if line.startswith("refused")] == ["refused: max_rounds  1 times"]
+
+
+def test_the_report_names_a_closing_round(silo: SiloFolder) -> None:
+    with audited(silo, load_credentials(silo)) as log:
+        log.append(Event.PLAN_RECEIVED, plan=DIGEST, name="small", tensors=1, rounds=3)
+        for number in (3, 4):
+            log.append(Event.MASKED_UPDATE_LEAVES, plan=DIGEST, round=number, attempt=1, bytes=32, covered_by="masks")
+    last, closing = (line for line in said(silo, "audit", "report").splitlines() if line.endswith("masks"))
+    assert "closing" not in last
+    assert closing.endswith("closing round, without training, masks")
 
 
 def test_the_report_has_all_that_people_allowed(silo: SiloFolder) -> None:

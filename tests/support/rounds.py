@@ -9,6 +9,7 @@ from coordinator.rounds.events import (
     DeadlinePassed,
     EvaluationReported,
     Event,
+    GroupsChanged,
     MaskAnswered,
     MaskingOpened,
     PlanOffered,
@@ -129,6 +130,10 @@ def started(now: float = T0, **changes: Any) -> PlanStarted:
 
 def enrolled(silo: SiloName, now: float = T0) -> SiloEnrolled:
     return SiloEnrolled(now=now, silo=silo)
+
+
+def regrouped(*groups: tuple[SiloName, ...], now: float = T0) -> GroupsChanged:
+    return GroupsChanged(now=now, groups=Partition.of(groups))
 
 
 def ready(silo: SiloName, now: float = T0) -> ReadinessDeclared:
@@ -271,6 +276,7 @@ ONE_OF_EACH_EVENT: dict[str, Event] = {
         ready(A),
         SiloLeft(now=T0, silo=A),
         revoked(A),
+        regrouped((A, B, C)),
         committed(A),
         trained(A),
         masking_opened(),

@@ -358,6 +358,27 @@ def test_models_of_plans_are_kept_and_each_once(tmp_path: Path) -> None:
     assert lineage.begins == {BUNDLE.plan.model.initial, BUNDLE.plan.model.initial_bfloat16}
 
 
+def test_a_change_of_lineages_reads_the_file_once_and_what_is_known_writes_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lineages = Lineages(tmp_path / "lineages.json", SEAL)
+    assert not lineages.hold_pins(0)
+    assert not (tmp_path / "lineages.json").exists(), "no file is made to say nothing"
+    assert lineages.hold_pins(1)
+    reads: list[Path] = []
+
+    def counted(path: Path) -> bytes:
+        reads.append(path)
+        return path.read_bytes()
+
+    monkeypatch.setattr("silo_agent.edges.private_record.read_private", counted)
+    before = (tmp_path / "lineages.json").stat().st_mtime_ns
+    assert not lineages.hold_pins(1)
+    assert (tmp_path / "lineages.json").stat().st_mtime_ns == before
+    assert lineages.hold_pins(2)
+    assert len(reads) == 2, "one of each call"
+
+
 def test_attack_a_second_model_in_the_place_of_one_is_refused_for_good(tmp_path: Path) -> None:
     """Also where the journal of rounds was lost, which knows the same."""
     first, second = Digest("ab" * 32), Digest("cd" * 32)

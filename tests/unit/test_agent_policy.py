@@ -599,6 +599,17 @@ def of_another_model(bundle: PlanBundle) -> PlanBundle:
     return of(bundle, initial="1a" * 32, initial_bfloat16="1b" * 32)
 
 
+def test_a_plan_that_goes_on_where_another_ended_is_asked_about_in_words_of_its_own() -> None:
+    first, second = masked(), of_another_model(masked(max_weight=7.0))
+    initial = first.plan.initial_model
+    refusal = refusal_of(remembering(lineage(first, initial, second.plan.initial_model)), second)
+    assert refusal.rule == "one_lineage"
+    assert "begins from a model that this silo had under that one, which is so of each plan that goes on" in str(
+        refusal
+    )
+    assert f"--although {first.plan.digest}" in str(refusal)
+
+
 def test_attack_second_plan_whose_model_people_compared_and_that_could_be_all_but_the_same_one() -> None:
     """Another digest says that one number differs; so may the two folders that people were handed to compare with."""
     first, second = masked(), of_another_model(masked(max_weight=7.0))

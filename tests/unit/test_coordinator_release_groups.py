@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.edges.groups_in_log import newest_groups
 from coordinator.edges.round_store import SqlRoundStore
 from coordinator.service.records import EnrolledSilo, Invitation
-from coordinator.service.release_groups import ReleaseGroups
+from coordinator.service.release_groups import EarlierGroups, ReleaseGroups
 from coordinator.service.threads import Threads
+from security.audit.entry import Event
+from security.audit.log_file import AuditLog
 from security.errors import AuthorisationError, Conflict, IntegrityError, MalformedMessage, StateError, WrongTime
 from security.identifiers import Identity, Role, SiloName
 from security.pki.identity_key import public_key_bytes
@@ -343,3 +346,59 @@ async def test_a_signature_of_the_key_before_counts_where_links_are_taken_back(s
     )
     await groups.take_back(NAMES[1], GIVEN)
     assert groups.head == TOGETHER
+
+
+async def test_what_silos_hold_and_cannot_give_back_is_told_with_the_remedy_until_it_stands(
+    store: SqlRoundStore,
+) -> None:
+    groups = await standing(store)
+    assert groups.behind(NAMES) is None
+    await groups.take_back(NAMES[5], (signed_by(FIRST_HALVES, NAMES[:3]),))
+    says = groups.behind(NAMES)
+    assert says is not None
+    assert says.startswith("silo silo-05 holds release groups 2, here release groups 1 stand, and they are not taken")
+    assert "no good signature is with them of silo-03, silo-04, silo-05" in says
+    command = (
+        "`coordinator groups propose silo-00,silo-01,silo-02 silo-03,silo-04,silo-05 --colluders 0 --smallest-group 3`"
+    )
+    assert says.endswith(command)
+    link = (await groups.propose(HALVES, colluders=0, smallest_group=3)).link
+    assert link == FIRST_HALVES, "what the command proposes is what they hold"
+    await sign(groups, link, NAMES[:4])
+    assert groups.behind(NAMES) is None
+    await groups.take_back(NAMES[5], (signed_by(successor(EVERYBODY, EVERYBODY.partition), NAMES),))
+    assert groups.behind(NAMES) is None, "as old as what stands"
+
+
+async def test_groups_that_the_log_tells_of_are_waited_for_and_no_first_ones_take_their_place(
+    store: SqlRoundStore, tmp_path: Path
+) -> None:
+    log = AuditLog(
+        tmp_path / "audit", writer=Identity(FEDERATION, Role.COORDINATOR).uri, key=identity_key("log"), clock=lambda: T0
+    )
+    assert newest_groups(tmp_path / "audit") is None
+    for link in (EVERYBODY, FIRST_HALVES):
+        said = "; ".join(", ".join(group) for group in link.partition.groups)
+        log.append(Event.GROUPS_STAND, number=link.number, digest=link.digest.hex(), groups=said)
+    log.append(Event.SEALED)
+    groups = await groups_of(store)
+    groups.stood = newest_groups(tmp_path / "audit")
+    assert groups.stood == EarlierGroups(number=2, digest=FIRST_HALVES.digest.hex(), groups=HALVES)
+    await groups.propose_first(NAMES, colluders=0)
+    assert groups.proposed is None
+    with pytest.raises(StateError, match="are to come back from the silos first"):
+        groups.require_head()
+    says = groups.behind(NAMES[:4])
+    assert says is not None
+    assert "stood before this coordinator was restored, here none stand" in says
+    assert "waiting for silo-04, silo-05; where nobody has them any more, restore a newer backup" in says
+    await groups.take_back(NAMES[0], GIVEN[:1])
+    says = groups.behind(NAMES)
+    assert says is not None
+    assert "here release groups 1 stand" in says
+    assert says.endswith(
+        "those that are connected have none of them; where nobody has them any more, "
+        "`coordinator groups propose silo-00,silo-01,silo-02 silo-03,silo-04,silo-05`"
+    )
+    await groups.take_back(NAMES[4], GIVEN[1:])
+    assert groups.behind(()) is None

@@ -19,26 +19,32 @@ from coordinator.rounds.effects import (
     RoundClosed,
     SiloDropped,
 )
-from coordinator.rounds.events import AggregationFailed, DeadlinePassed, MaskAnswered, PlanStopped, Resumed
-from coordinator.rounds.machine import check_may_send_masked
+from coordinator.rounds.events import AggregationFailed, DeadlinePassed, MaskAnswered, PlanStopped, Resumed, SiloLeft
+from coordinator.rounds.machine import check_may_send_masked, step
+from coordinator.rounds.orders import waiting_for
 from coordinator.rounds.states import (
     Aggregating,
+    Barred,
     Collecting,
     Finished,
     Gathering,
+    Idle,
     Masking,
     State,
     Stopped,
     course_of,
 )
 from coordinator.rounds.updates import Outcome
+from coordinator.rounds.whole_groups import awaited_groups
+from coordinator.service.records import RoundRow, SiloRow
+from coordinator.service.round_rows import as_they_stand
 from security.errors import Conflict, WrongTime
 from security.identifiers import SiloName
 from security.secure_aggregation import mask_stream
 from security.secure_aggregation.fixed_point import EXTRA_WORDS
 from security.secure_aggregation.messages import Complaint, MaskedInput, signed
 from security.secure_aggregation.scores import NO_SCORES, Scores
-from silo_wire.canonical import Digest
+from silo_wire.canonical import Digest, digest_of
 from silo_wire.messages import Mask, Standby, StandbyReason
 from tests.support.masked_rounds import SILOS, D, MaskedRounds
 from tests.support.rounds import (
@@ -47,6 +53,7 @@ from tests.support.rounds import (
     A,
     B,
     C,
+    after,
     aggregated,
     committed,
     declined,
@@ -54,6 +61,7 @@ from tests.support.rounds import (
     masking_opened,
     model_after,
     ready,
+    regrouped,
     revoked,
     started,
     trained,
@@ -577,3 +585,121 @@ def test_nothing_of_the_protocols_state_is_written_twice() -> None:
     text = state_to_json(rounds.state)
     assert '"held":null' in text
     assert Digest(rounds.state.course.model) in text  # type: ignore[union-attr]
+
+
+# --- release groups that lack silos
+
+
+ALL_FOUR = (A, B, C, D)
+MASKED = {"secure_aggregation": True, "masking_deadline_s": 30.0, "min_silos": 3, "evaluate_every": 0}
+
+
+def gathering(*groups: tuple[SiloName, ...], there: tuple[SiloName, ...], **terms: object) -> State:
+    """A masked plan that is started, under these release groups, with some of the silos ready."""
+    begun = after(Idle(population=frozenset(SILOS)), regrouped(*groups), started(**{**MASKED, **terms}))
+    return after(begun, *(ready(name) for name in there))
+
+
+def test_no_attempt_opens_from_which_no_sum_can_come_and_the_groups_that_lack_silos_are_named() -> None:
+    waits = gathering(ALL_FOUR, there=(A, B, C))
+    assert isinstance(waits, Gathering)
+    assert waits.deadline is None, "a quorum is ready, and nothing can come of it"
+    assert waiting_for(waits) == (
+        "3 of 4 enrolled silos ready to train; no masked sum can come out yet: it takes whole release groups, 3 silos at least, and "
+        "bank-a,bank-b,clinic-c,clinic-d lacks clinic-d"
+    )
+    wanted = awaited_groups(waits)
+    assert wanted is not None
+    assert wanted.absent == (D,)
+    assert isinstance(after(waits, ready(D)), Collecting)
+
+
+def test_an_attempt_opens_at_the_deadline_without_a_group_that_is_not_whole() -> None:
+    waits = gathering((A, B, C), (D,), there=(A, B, C))
+    assert isinstance(waits, Gathering)
+    assert awaited_groups(waits) is None
+    assert waits.deadline == T0 + 60.0
+    opened = after(waits, DeadlinePassed(now=waits.deadline, deadline=waits.deadline))
+    assert isinstance(opened, Collecting)
+    gone = after(waits, SiloLeft(now=T0, silo=C), ready(D))
+    assert isinstance(gone, Gathering)
+    assert gone.deadline is None, "three are ready, of whom two are of a whole group's rest"
+
+
+def test_other_groups_wake_a_plan_that_waits_for_a_silo_which_is_gone_for_good() -> None:
+    waits = after(gathering(ALL_FOUR, there=(A, B, C)), revoked(D))
+    assert isinstance(waits, Gathering), "all that are enrolled are ready, and the group is never whole again"
+    assert "clinic-d not being enrolled, `coordinator groups propose` says" in waiting_for(waits)
+    assert isinstance(after(waits, regrouped((A, B, C))), Collecting)
+
+
+def test_the_operators_word_wakes_a_plan_whose_group_lacks_a_silo_that_was_left_out() -> None:
+    waits = gathering(ALL_FOUR, there=())
+    barred = replace(waits.course, barred=(Barred(silo=D, round=2),))  # type: ignore[union-attr]
+    waits = after(replace(waits, course=barred), *(ready(name) for name in SILOS))  # type: ignore[type-var]
+    assert isinstance(waits, Gathering)
+    assert "clinic-d being left out, `coordinator plan start` lets all in again" in waiting_for(waits)
+    assert isinstance(after(waits, started(**MASKED)), Collecting)
+
+
+def test_a_plan_that_asks_for_more_silos_than_all_groups_have_says_so() -> None:
+    waits = gathering(ALL_FOUR, there=SILOS, min_survivors=5)
+    assert isinstance(waits, Gathering)
+    assert "the plan asks for 5 silos at least, and release groups have 4; `coordinator groups propose`" in waiting_for(
+        waits
+    )
+
+
+def test_an_attempt_is_given_up_with_the_decline_after_which_no_sum_can_come() -> None:
+    opened = gathering(ALL_FOUR, there=SILOS)
+    assert isinstance(opened, Collecting)
+    waits, effects = step(opened, declined(D, opened.key))
+    assert isinstance(waits, Gathering), "three are left, as many as the quorum: they need not train for nothing"
+    (abandoned,) = (it for it in effects if isinstance(it, RoundAbandoned))
+    assert "lacks clinic-d, declined have clinic-d: training_failed" in abandoned.reason
+
+
+def test_groups_last_over_a_restart_and_another_plan_and_before_there_are_any_attempts_open() -> None:
+    another = replace(started(plan=digest_of(b"another"), **MASKED), leave="first")
+    waits = after(stored(gathering(ALL_FOUR, there=(A, B, C))), PlanStopped(now=T0), another)
+    kept = after(waits, *(ready(name) for name in (A, B, C)))
+    assert isinstance(kept, Gathering)
+    assert kept.deadline is None, "the other plan waits for the same group"
+    resumed = Resumed(now=T0, population=frozenset(SILOS))
+    none = after(waits, resumed, *(ready(name) for name in (A, B, C)))
+    assert isinstance(none, Gathering)
+    assert none.deadline is not None, "the first release groups are signed while silos train"
+    whole = after(waits, replace(resumed, groups=regrouped((A, B, C)).groups), *(ready(name) for name in (A, B, C)))
+    assert isinstance(whole, Gathering)
+    assert whole.deadline is not None
+
+
+def test_under_masks_rounds_tell_who_has_trained_and_who_masks_still() -> None:
+    rounds = MaskedRounds()
+    silos = tuple(SiloRow(silo=silo, outcome="training") for silo in SILOS)
+    row = RoundRow(
+        round=1,
+        attempt=1,
+        outcome="running",
+        detail="",
+        opened_unix_s=T0,
+        closed_unix_s=None,
+        model=INITIAL,
+        weight_fallback=False,
+        silos=silos,
+        macro_exact_match=None,
+        micro_exact_match=None,
+    )
+
+    def outcomes(*there: SiloName) -> list[str]:
+        shown = as_they_stand(row, rounds.key.plan, rounds.state, there)
+        return [silo.outcome for silo in shown.silos]
+
+    rounds.train(*SILOS[:3])
+    assert outcomes(*SILOS) == ["trained", "trained", "trained", "training"]
+    rounds.train(SILOS[3])
+    assert outcomes() == ["trained"] * 4
+    rounds.open()
+    assert outcomes(*SILOS[:3]) == ["masking", "masking", "masking", "absent"]
+    rounds.happen(declined(SILOS[3], rounds.key))
+    assert outcomes(*SILOS) == ["masking", "masking", "masking", "no update"]

@@ -6,7 +6,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from coordinator.rounds.events import DeadlinePassed
 from coordinator.rounds.states import Collecting, population_of, round_of
 from coordinator.rounds.states import Finished as StateFinished
 from coordinator.service.federation import Federation
+from coordinator.service.release_groups import EarlierGroups
 from security.errors import (
     AuthenticationError,
     AuthorisationError,
@@ -1073,3 +1074,55 @@ async def test_names_and_lifetimes_of_invitations_are_checked(at_work: Running) 
     for name, seconds in (("Bank B", 60), ("bank-b", 0), ("bank-b", 91 * 86_400)):
         with pytest.raises(ConfigurationError):
             await at_work.service.enrolment.invite(name, seconds)
+
+
+# --- masked plans whose release groups lack silos
+
+
+async def test_a_masked_plan_whose_groups_lack_a_silo_waits_says_for_whom_and_opens_once_others_are_proposed(
+    folder: Path,
+) -> None:
+    masked = {"secure_aggregation": True, "max_weight": 1000.0}
+    with capture_logs() as logs:
+        async with running(folder) as coordinator:
+            service = coordinator.service
+            add_plan(folder, "masked", schedule={"rounds": 1, "min_silos": 3}, aggregation=masked, evaluation=QUIET)
+            silos = [await coordinator.enrolled(name) for name in ("bank-a", "bank-b", "clinic-c", "clinic-d")]
+            await service.start_plan("masked")
+            async with AsyncExitStack() as there:
+                waits = [await there.enter_async_context(attending(service, silo)) for silo in silos[:3]]
+                for wait in waits:
+                    assert (await wait(Standby)).reason is StandbyReason.GATHERING
+                status = await service.status()
+                assert status.seconds_left is None
+                assert "bank-a,bank-b,clinic-c,clinic-d lacks clinic-d" in status.detail
+                assert coordinator.metric("lorica_release_groups_absent_silos") == 1
+                assert not await service.rounds()
+                await service.groups.propose([[silo.name for silo in silos[:3]]])
+                await coordinator.settled()
+                assert (await service.status()).seconds_left is not None, "the deadline of gathering runs"
+                service.groups.stood = EarlierGroups(number=1, digest="d" * 64, groups=(("bank-a", "clinic-d"),))
+                assert "waiting for clinic-d; where nobody has them" in (await service.status()).detail
+                assert coordinator.metric("lorica_release_groups_absent_silos") == 0
+    (said,) = [line for line in logs if line["event"] == "no masked sum can come out"]
+    assert said["absent"] == ["clinic-d"]
+
+
+async def test_rounds_say_what_each_silo_does_and_that_an_attempt_is_over_brought_nothing(at_work: Running) -> None:
+    coordinator = at_work
+    service = coordinator.service
+    add_plan(coordinator.folder, "second", schedule={**SCHEDULE, "min_silos": 2}, evaluation=QUIET)
+    bank, hospital = await two_silos(coordinator)
+
+    async def outcomes() -> list[list[str]]:
+        return [[silo.outcome for silo in row.silos] for row in await service.rounds()]
+
+    await service.start_plan("second")
+    async with attending(service, hospital) as of_hospital:
+        async with attending(service, bank) as of_bank:
+            await asyncio.gather(of_bank(Train), of_hospital(Train))
+            assert await outcomes() == [["training", "training"]]
+        await coordinator.settled()
+        assert await outcomes() == [["absent", "training"]]
+        await service.stop_plan()
+        assert await outcomes() == [["no update", "no update"]]

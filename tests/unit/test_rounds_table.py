@@ -12,18 +12,18 @@ from security.errors import LoricaError, WrongTime
 from tests.support.rounds import ONE_OF_EACH_EVENT, ONE_OF_EACH_STATE
 
 ACCEPTED = {
-    "idle": "PlanOffered PlanStarted SiloEnrolled SiloRevoked SiloLeft Resumed",
-    "gathering": "PlanStarted PlanStopped PlanPaused PlanResumed SiloRevoked SiloEnrolled ReadinessDeclared SiloLeft DeadlinePassed Resumed",
-    "collecting": "PlanStarted PlanStopped PlanPaused PlanResumed SiloRevoked SiloEnrolled ReadinessDeclared SiloLeft UpdateCommitted SiloTrained "
+    "idle": "PlanOffered PlanStarted SiloEnrolled SiloRevoked GroupsChanged SiloLeft Resumed",
+    "gathering": "PlanStarted PlanStopped PlanPaused PlanResumed SiloRevoked GroupsChanged SiloEnrolled ReadinessDeclared SiloLeft DeadlinePassed Resumed",
+    "collecting": "PlanStarted PlanStopped PlanPaused PlanResumed SiloRevoked GroupsChanged SiloEnrolled ReadinessDeclared SiloLeft UpdateCommitted SiloTrained "
     "SiloDeclined DeadlinePassed Resumed",
-    "masking": "PlanStarted PlanStopped PlanPaused PlanResumed SiloRevoked SiloEnrolled ReadinessDeclared SiloLeft SiloTrained MaskingOpened MaskAnswered "
+    "masking": "PlanStarted PlanStopped PlanPaused PlanResumed SiloRevoked GroupsChanged SiloEnrolled ReadinessDeclared SiloLeft SiloTrained MaskingOpened MaskAnswered "
     "SiloDeclined DeadlinePassed Resumed",
-    "aggregating": "PlanStarted PlanStopped PlanPaused PlanResumed SiloRevoked SiloEnrolled ReadinessDeclared SiloLeft UpdateCommitted MaskAnswered "
+    "aggregating": "PlanStarted PlanStopped PlanPaused PlanResumed SiloRevoked GroupsChanged SiloEnrolled ReadinessDeclared SiloLeft UpdateCommitted MaskAnswered "
     "Aggregated AggregationFailed BudgetExhausted Resumed",
-    "evaluating": "PlanStarted PlanStopped PlanPaused PlanResumed SiloRevoked SiloEnrolled ReadinessDeclared SiloLeft SiloDeclined EvaluationReported "
+    "evaluating": "PlanStarted PlanStopped PlanPaused PlanResumed SiloRevoked GroupsChanged SiloEnrolled ReadinessDeclared SiloLeft SiloDeclined EvaluationReported "
     "DeadlinePassed Resumed",
-    "stopped": "PlanStarted PlanStopped PlanPaused PlanResumed SiloRevoked SiloEnrolled ReadinessDeclared SiloLeft Resumed",
-    "finished": "PlanStarted PlanPaused PlanResumed SiloRevoked SiloEnrolled ReadinessDeclared SiloLeft Resumed",
+    "stopped": "PlanStarted PlanStopped PlanPaused PlanResumed SiloRevoked GroupsChanged SiloEnrolled ReadinessDeclared SiloLeft Resumed",
+    "finished": "PlanStarted PlanPaused PlanResumed SiloRevoked GroupsChanged SiloEnrolled ReadinessDeclared SiloLeft Resumed",
 }
 PAIRS = [(state, event) for state in ONE_OF_EACH_STATE.values() for event in ONE_OF_EACH_EVENT.values()]
 
