@@ -5,9 +5,10 @@ number of samples.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -110,6 +111,14 @@ def distance_limit(samples: int, tests: int, alarm: float = FALSE_ALARM) -> floa
     return math.sqrt(math.log(2 * tests / alarm) / (2 * samples))
 
 
+def mean_products(rows: NDArray[np.float64] | NDArray[np.float32]) -> Vector:
+    """Of each two rows, by torch, whose threads wait for each other less than numpy's; a row's with itself counts as 0."""
+    tensor = torch.from_numpy(rows)
+    products: Vector = ((tensor @ tensor.T) / rows.shape[1]).double().numpy()
+    np.fill_diagonal(products, 0.0)
+    return products
+
+
 def beyond(deviations: float) -> float:
     """How probable a normal number is that far from its mean, on either side."""
     return math.erfc(deviations / math.sqrt(2))
@@ -120,3 +129,20 @@ def worst(values: Sequence[float] | Vector) -> tuple[int, float]:
     flat = np.abs(np.asarray(values, dtype=np.float64))
     at = int(np.nanargmax(flat)) if len(flat) else 0
     return at, float(values[at]) if len(flat) else 0.0
+
+
+def none(promise: str, about: str, wrong: Sequence[str], broken: str) -> Check:
+    """Where there must be no case at all; the first are named."""
+    named = f"{broken}: {', '.join(wrong[:3])}{' and more' if len(wrong) > 3 else ''}" if wrong else broken
+    return Check(promise=promise, about=about, measured=len(wrong), lowest=0, highest=0, broken=named)
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """`owner` has `value` under `name` while this is open."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)

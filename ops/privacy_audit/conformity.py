@@ -28,6 +28,8 @@ from ops.privacy_audit.checks import (
     distance_from_normal,
     distance_limit,
     likely,
+    mean_products,
+    none,
     rare,
     sizes_spread,
     spread_limits,
@@ -59,11 +61,10 @@ LOSS_DRAWS = 20_000
 MULTIPLIERS = (0.7, 2.3)
 """Neither is 1, which a root or a square would leave as it is."""
 CLIPPED_TO = 4.0
-"""A third of the records have gradients of two to four times this norm, the others of a third to a half of it."""
+"""A third of the records have gradients of two to nine times this norm, the shortest are a fifth of it."""
 MARGIN = 2.0**-10
 """What the trainer clips below max_grad_norm by, of it (silo_agent/training/private/clipping.py)."""
-LOSS_BOUND, LOSS_MULTIPLIER = 8.9, 5.0
-"""About half of the losses are above the bound."""
+LOSS_MULTIPLIER = 5.0
 LEAST_COUNTED = 0.98
 """Of the bound: what the trainer counts a loss as that is above it; a little less, for float32 (loss_sums.py)."""
 EXACT, NOISE = 1e-3, 0.01
@@ -72,17 +73,18 @@ TAIL = 4.0
 
 _EXPECTED, _NOMINAL = 18, 60
 """A rate of 0.3; the true number of records would make it 0.75."""
-_VOCABULARY = 6144
+VOCABULARY = 6144
 """So that a step has 200,000 numbers, whose noise is measured to 0.15 %."""
+# Without a rectifier: a unit near zero, which float32 puts on the other side, would move a gradient by 0.2 %.
 _SHAPE = {
     "d_model": 32,
     "d_kv": 8,
     "d_ff": 32,
     "num_layers": 1,
     "num_heads": 2,
+    "feed_forward_proj": "gated-gelu",
     "dropout_rate": 0.0,
     "decoder_start_token_id": 0,  # nosec B105  # a number of a vocabulary
-    "vocab_size": _VOCABULARY,
 }
 _SCALES = (0.05, 0.2, 1.0)
 """Of the embeddings of a record's words, in turn: they make the norms of gradients."""
@@ -103,8 +105,13 @@ class World:
     """The words of question and answer, by number."""
     oracle: Oracle
 
+    @property
+    def loss_bound(self) -> float:
+        """Half of the losses are above it."""
+        return round(float(np.median(self.oracle.losses)), 3)
+
     @classmethod
-    def of(cls, seed: int) -> "World":
+    def of(cls, seed: int, vocabulary: int = VOCABULARY) -> "World":
         records = tuple(
             (
                 tuple(record + RECORDS * place for place in range(1 + record % 4)),
@@ -114,9 +121,9 @@ class World:
         )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model: T5 = T5ForConditionalGeneration(T5Config.from_dict(_SHAPE))
-        scales = torch.full((_VOCABULARY, 1), _SCALES[0])
-        for number in range(_VOCABULARY - SPECIAL):
+            model: T5 = T5ForConditionalGeneration(T5Config.from_dict({**_SHAPE, "vocab_size": vocabulary}))
+        scales = torch.full((vocabulary, 1), _SCALES[0])
+        for number in range(vocabulary - SPECIAL):
             scales[SPECIAL + number] = _SCALES[number % RECORDS % len(_SCALES)]
         with torch.no_grad():
             model.shared.weight.mul_(scales)
@@ -193,7 +200,7 @@ def _trained(world: World, audited: Audited, work: Path) -> list[Training]:
         expected_batch_size=_EXPECTED,
         steps=audited.steps,
         noise_multiplier=audited.multiplier,
-        loss_bound=LOSS_BOUND,
+        loss_bound=world.loss_bound,
         loss_noise_multiplier=LOSS_MULTIPLIER,
         unit_field="patient" if audited.grouped else "",
     )
@@ -322,11 +329,11 @@ def _ledger(about: str, trainings: Sequence[Training]) -> Iterator[Check]:
         for training in trainings
         if [(entry.mechanism, entry.release, entry.unit) for entry in training.entries] != expected
     ]
-    yield _none(
+    yield none(
         "ledger", about, wrong, "mechanisms, multipliers, rate, steps or unit in the ledger are not those of the plan"
     )
     taken = [training.name for training in trainings if len(training.tape.steps) != training.gradients.steps]
-    yield _none("number of steps", about, taken, "more or fewer noised steps were made than the ledger says")
+    yield none("number of steps", about, taken, "more or fewer noised steps were made than the ledger says")
 
 
 def _noise(about: str, trainings: Sequence[Training]) -> Iterator[Check]:
@@ -334,12 +341,13 @@ def _noise(about: str, trainings: Sequence[Training]) -> Iterator[Check]:
     steps, size = noise.shape
     scales = np.sqrt(np.mean(np.square(noise, dtype=np.float64), axis=1))
     at, off = worst(scales - 1)
+    low, high = (math.sqrt(limit) for limit in spread_limits(size, FALSE_ALARM / steps))
     yield Check(
         promise="noise scale",
         about=about,
         measured=1 + off,
-        lowest=1 - NOISE,
-        highest=1 + NOISE,
+        lowest=min(1 - NOISE, low),  # of so many numbers as VOCABULARY makes it is the former
+        highest=max(1 + NOISE, high),
         broken=f"noise of step {at + 1} is not as large as the ledger's multiplier times max_grad_norm, as a part of it",
     )
     yield Check(
@@ -350,25 +358,24 @@ def _noise(about: str, trainings: Sequence[Training]) -> Iterator[Check]:
         highest=distance_limit(size, steps) + NOISE / 4,
         broken="noise is not distributed as a Gaussian, by Kolmogorov's distance",
     )
-    low, high = rare(noise.size * beyond(TAIL))
+    fewest, most = rare(noise.size * beyond(TAIL))
     yield Check(
         promise="noise distribution",
         about=f"{about}, tails",
         measured=int((np.abs(noise / scales[:, None]) > TAIL).sum()),
-        lowest=low,
-        highest=high,
+        lowest=fewest,
+        highest=most,
         broken=f"of {noise.size:,} draws another number than a Gaussian's is beyond {TAIL:g} deviations",
     )
     sizes = trainings[0].tape.sizes
-    faults, most = [], 0.0
+    faults = []
     for tensor, part in enumerate(np.split(noise, np.cumsum(sizes)[:-1], axis=1)):
         low_square, high_square = spread_limits(part.size, FALSE_ALARM / len(sizes))
         square = float(np.mean(np.square(part, dtype=np.float64)))
         silent = float(np.mean(part == 0.0))
         if not (low_square * (1 - NOISE) <= square <= high_square * (1 + NOISE)) or silent > EXACT:
             faults.append(f"tensor {tensor}")
-        most = max(most, silent)
-    yield _none("noise on every parameter", about, faults, "noise is missing, or of another size, on some parameters")
+    yield none("noise on every parameter", about, faults, "noise is missing, or of another size, on some parameters")
     yield Check(
         promise="noise independent of itself",
         about=about,
@@ -464,7 +471,7 @@ def _contributions(about: str, trainings: Sequence[Training], parts: Sequence[_P
         drawn.append(counts)
     counted, expected = np.concatenate([found.coefficients for found in parts]), np.concatenate(drawn)
     wrong = np.rint(counted) != expected
-    yield _none(
+    yield none(
         "drawn records are in the sum",
         about,
         [f"record {record} of step {step + 1}" for step, record in np.argwhere(wrong | (expected > 1))],
@@ -548,14 +555,13 @@ def _samples(about: str, trainings: Sequence[Training], present: Sequence[Truths
         highest=high,
         broken=f"unit {at} is sampled more or less often than others",
     )
-    yield from _fresh(about, sampled)
+    yield from _fresh(about, sampled, rate)
     if any(len(unit) > 1 for unit in units):
         yield _members(about, units, present)
 
 
-def _fresh(about: str, sampled: Sequence[Truths]) -> Iterator[Check]:
-    """Two samples agree on a unit as often as two coins of the rate that was found do; pairs do not overlap."""
-    rate = float(np.concatenate(sampled).mean())
+def _fresh(about: str, sampled: Sequence[Truths], rate: float) -> Iterator[Check]:
+    """Two samples agree on a unit as often as two coins of the rate do; pairs do not overlap."""
     agree = rate**2 + (1 - rate) ** 2
     within = [here[: len(here) // 2 * 2 : 2] == here[1::2] for here in sampled if len(here) > 1]
     between = [one == other for one, other in zip(sampled[::2], sampled[1::2], strict=False) if len(one) == len(other)]
@@ -575,32 +581,36 @@ def _fresh(about: str, sampled: Sequence[Truths]) -> Iterator[Check]:
 
 
 def _members(about: str, units: Sequence[Sequence[int]], present: Sequence[Truths]) -> Check:
+    """Of each draw from a unit of several records, whether it took the first: each with a probability of its own."""
     every = np.concatenate(list(present))
-    first, expected, drawn = 0, 0.0, 0
+    first, drawn = 0, 0
+    probabilities = np.ones(1)
     for unit in units:
-        if len(unit) > 1:
-            here = every[:, list(unit)]
-            first += int(here[:, 0].sum())
-            drawn += int(here.sum())
-            expected += float(here.sum()) / len(unit)
-    allowed = math.sqrt(max(drawn, 1) * math.log(2 / FALSE_ALARM) / 2)  # Hoeffding
+        here = every[:, list(unit)]
+        if len(unit) == 1:
+            continue
+        first += int(here[:, 0].sum())
+        drawn += int(here.sum())
+        for _ in range(int(here.sum())):
+            probabilities = np.convolve(probabilities, [1 - 1 / len(unit), 1 / len(unit)])
+    low, high = likely(probabilities)
     return Check(
         promise="records of a unit alike",
         about=about,
         measured=first,
-        lowest=expected - allowed,
-        highest=expected + allowed,
+        lowest=low,
+        highest=high,
         broken=f"of {drawn} draws from units of several records so many took the first one",
     )
 
 
 def _weights(world: World, about: str, trainings: Sequence[Training]) -> Iterator[Check]:
     taken = [training.name for training in trainings if len(training.tape.weights) != 1]
-    yield _none("one weight a round", about, taken, "a round released more or fewer noised weights than one")
+    yield none("one weight a round", about, taken, "a round released more or fewer noised weights than one")
     weights: list[Weight] = [training.tape.weights[0] for training in trainings if training.tape.weights]
     if not weights:
         return
-    bounded = np.minimum(world.oracle.losses, LOSS_BOUND)
+    bounded = np.minimum(world.oracle.losses, world.loss_bound)
     exact = sum(float(bounded[list(unit)].mean()) for unit in trainings[0].units)
     sums = np.concatenate([weight.sums for weight in weights])
     at, _ = worst(sums - exact)
@@ -617,7 +627,7 @@ def _weights(world: World, about: str, trainings: Sequence[Training]) -> Iterato
         for training, weight in zip(trainings, weights, strict=False)
         if not math.isclose(training.summary.examples * training.summary.loss_max, weight.released, rel_tol=1e-9)
     ]
-    yield _none("noised weight", about, told, "the weight that leaves is not the one that noise was added to")
+    yield none("noised weight", about, told, "the weight that leaves is not the one that noise was added to")
     noise = np.concatenate([weight.noise for weight in weights])
     promised = next(
         (entry.release.noise_multiplier for entry in trainings[0].entries if entry.mechanism == "loss_reduction"), 0.0
@@ -626,13 +636,13 @@ def _weights(world: World, about: str, trainings: Sequence[Training]) -> Iterato
     yield Check(
         promise="weight's noise",
         about=about,
-        measured=float(np.sqrt(np.square(noise).mean())) / ((promised or 1.0) * LOSS_BOUND),
+        measured=float(np.sqrt(np.square(noise).mean())) / ((promised or 1.0) * world.loss_bound),
         lowest=low,
         highest=high,
         broken="noise on a weight is not as large as the ledger's multiplier times loss_bound, as a part of it",
     )
     released = [weight.released for weight in weights if weight.released > 0.0]
-    yield _none(
+    yield none(
         "fresh noise on weights",
         about,
         [str(one) for one in set(released) if released.count(one) > 1],
@@ -650,10 +660,7 @@ def _independence(trainings: Sequence[Training]) -> Iterator[Check]:
         return
     noise = np.concatenate([_normalised([training]) for training in trainings if training.tape.steps])
     noise /= np.sqrt(np.mean(np.square(noise), axis=1, keepdims=True)).clip(min=1e-30)
-    rows_of = torch.from_numpy(noise)
-    products = (rows_of @ rows_of.T).double().numpy() / noise.shape[1]
-    np.fill_diagonal(products, 0.0)
-    at, most = worst(products.ravel())
+    at, most = worst(mean_products(noise).ravel())
     one, other = divmod(at, len(rows))
     yield Check(
         promise="independent noise",
@@ -667,15 +674,9 @@ def _independence(trainings: Sequence[Training]) -> Iterator[Check]:
 
 def _keys(trainings: Sequence[Training]) -> Iterator[Check]:
     without = [training.name for training in trainings if not training.tape.keys or training.tape.foreign]
-    yield _none(
+    yield none(
         "keys from the operating system", "all trainings", without, "randomness came from a key that is not from there"
     )
     keys = [key for training in trainings for key in training.tape.keys]
     twice = ["a key"] * (len(keys) - len(set(keys)))
-    yield _none("keys are used once", "all trainings", twice, "two trainings drew from one key")
-
-
-def _none(promise: str, about: str, wrong: Sequence[str], broken: str) -> Check:
-    """Where there must be no case at all; the first are named."""
-    named = f"{broken}: {', '.join(wrong[:3])}{' and more' if len(wrong) > 3 else ''}" if wrong else broken
-    return Check(promise=promise, about=about, measured=len(wrong), lowest=0, highest=0, broken=named)
+    yield none("keys are used once", "all trainings", twice, "two trainings drew from one key")

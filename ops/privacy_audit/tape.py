@@ -1,7 +1,8 @@
 """What a private training did, step by step, seen from inside: a tape of the sums before noise, the noise, and what was drawn.
 
 The product has no door through which an exact sum could leave. The audit puts its own functions around the product's, in its own
-process, for as long as one training takes. What it holds on to is all in `_around`: who moves one of these functions moves it there.
+process, for as long as one training takes. What it holds on to is all in `_around`, and in `summed`, which knows in what unit the product
+keeps a sum: who moves one of these moves it there.
 """
 
 import secrets
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ops.privacy_audit.checks import replaced
 from security.privacy.random_words import RandomWords
 from silo_agent.training import silo_trainer
 from silo_agent.training.private import private_trainer
@@ -71,7 +73,7 @@ def taped(*, loss_draws: int) -> Iterator[Tape]:
         opened.enter_context(torch.random.fork_rng(devices=[]))
         torch.manual_seed(0)
         for owner, name, around in _around(tape, loss_draws):
-            opened.enter_context(_replaced(owner, name, around(getattr(owner, name))))
+            opened.enter_context(replaced(owner, name, around(getattr(owner, name))))
         yield tape
 
 
@@ -83,9 +85,9 @@ def _around(tape: Tape, loss_draws: int) -> Sequence[tuple[Any, str, Callable[[A
     def add_noise(original: Any) -> Any:
         def taped_noise(optimizer: PrivateOptimizer) -> None:
             tape.sizes = tuple(parameter.numel() for parameter in optimizer.params)
-            total = _flat([parameter.summed_grad for parameter in optimizer.params], tape.sizes)
+            total = _flat(summed(optimizer))
             original(optimizer)
-            noised = _flat([parameter.grad for parameter in optimizer.params], tape.sizes)
+            noised = _flat([parameter.grad for parameter in optimizer.params])
             pending[:] = [total, noised - total]
 
         return taped_noise
@@ -94,7 +96,7 @@ def _around(tape: Tape, loss_draws: int) -> Sequence[tuple[Any, str, Callable[[A
         def taped_step(optimizer: PrivateOptimizer, *arguments: Any) -> Any:
             answer = original(optimizer, *arguments)
             total, noise = pending
-            used = _flat([parameter.grad for parameter in optimizer.params], tape.sizes)
+            used = _flat([parameter.grad for parameter in optimizer.params])
             tape.steps.append(Step(total, noise.astype(np.float32), used.astype(np.float32)))
             pending.clear()
             return answer
@@ -148,22 +150,17 @@ def _around(tape: Tape, loss_draws: int) -> Sequence[tuple[Any, str, Callable[[A
     )
 
 
-def _flat(parts: Sequence[torch.Tensor | None], sizes: Sequence[int]) -> Vector:
-    """One after the other; what is None, of an empty sample, is zeros."""
-    flat: Vector = np.concatenate(
-        [
-            np.zeros(size) if part is None else part.detach().flatten().double().cpu().numpy()
-            for part, size in zip(parts, sizes, strict=True)
-        ]
-    )
+def summed(optimizer: PrivateOptimizer) -> list[torch.Tensor]:
+    """The sum of clipped gradients as it is before noise, parameter by parameter, in float64; zeros of an empty sample."""
+    return [
+        torch.zeros_like(parameter, dtype=torch.float64)
+        if parameter.summed_grad is None
+        else parameter.summed_grad.detach().double().clone()
+        for parameter in optimizer.params
+    ]
+
+
+def _flat(parts: Sequence[torch.Tensor]) -> Vector:
+    """One after the other."""
+    flat: Vector = torch.cat([part.detach().flatten().double().cpu() for part in parts]).numpy()
     return flat
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
