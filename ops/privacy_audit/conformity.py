@@ -90,6 +90,8 @@ _SCALES = (0.05, 0.2, 1.0)
 """Of the embeddings of a record's words, in turn: they make the norms of gradients."""
 _SILOS = ("silo-a", "silo-b")
 _CLOCK = 1_800_000_000.0
+_NOTHING = 1e-30
+"""In place of 0 where something is divided by what ought not to be 0."""
 
 Floats = NDArray[np.float32]
 Floats64 = NDArray[np.float64]
@@ -339,7 +341,7 @@ def _ledger(about: str, trainings: Sequence[Training]) -> Iterator[Check]:
 def _noise(about: str, trainings: Sequence[Training]) -> Iterator[Check]:
     noise = _normalised(trainings)
     steps, size = noise.shape
-    scales = np.sqrt(np.mean(np.square(noise, dtype=np.float64), axis=1))
+    scales = np.sqrt(np.mean(np.square(noise, dtype=np.float64), axis=1)).clip(min=_NOTHING)
     at, off = worst(scales - 1)
     low, high = (math.sqrt(limit) for limit in spread_limits(size, FALSE_ALARM / steps))
     yield Check(
@@ -402,7 +404,7 @@ def _own_correlation(row: Floats) -> float:
     """The largest mean product of a row with itself shifted."""
     power = np.square(np.abs(np.fft.rfft(row.astype(np.float64))))
     products = np.fft.irfft(power, len(row))
-    return float(np.abs(products[1:]).max() / products[0])
+    return float(np.abs(products[1:]).max() / max(products[0], _NOTHING))
 
 
 def _between_tensors(about: str, noise: Floats, sizes: Sequence[int]) -> Check:
@@ -458,7 +460,7 @@ def _parts(apart: _Apart, training: Training) -> _Parts:
     divisors = []
     for step in training.tape.steps:
         noised = step.total + step.noise
-        divisors.append(float(noised @ noised) / float(noised @ step.used))
+        divisors.append(float(noised @ noised) / (float(noised @ step.used) or _NOTHING))
     return _Parts(coefficients, left / CLIPPED_TO, np.array(divisors))
 
 
@@ -659,7 +661,7 @@ def _independence(trainings: Sequence[Training]) -> Iterator[Check]:
     if len(rows) < 2:
         return
     noise = np.concatenate([_normalised([training]) for training in trainings if training.tape.steps])
-    noise /= np.sqrt(np.mean(np.square(noise), axis=1, keepdims=True)).clip(min=1e-30)
+    noise /= np.sqrt(np.mean(np.square(noise), axis=1, keepdims=True)).clip(min=_NOTHING)
     at, most = worst(mean_products(noise).ravel())
     one, other = divmod(at, len(rows))
     yield Check(

@@ -159,7 +159,7 @@ class _Coordinator:
             for silo, delta, (_, weight) in zip(_SILOS, deltas, _UPDATES, strict=False)
         ]
         keys: list[bytes] = []
-        original = aggregator_module.NoiseStream
+        original: type[NoiseStream] = vars(aggregator_module)["NoiseStream"]
 
         def taped(key: bytes) -> NoiseStream:
             keys.append(key)

@@ -338,6 +338,7 @@ BREAKS: dict[str, tuple[Plant, Audited, str]] = {
         replace(ONE, multiplier=0.7),
         "noise scale",
     ),
+    "no noise": (noised(lambda _, noise: 0 * noise), ONE, "noise scale"),
     "noise halved": (noised(lambda _, noise: noise / 2), ONE, "noise scale"),
     "noise less by 2 %": (noised(lambda _, noise: noise * 0.98), ONE, "noise scale"),
     "noise of another law": (noised(laplace), ONE, "noise distribution"),
