@@ -64,7 +64,7 @@ bench-simulation: $(INSTALLED) ## Measure simulated rounds of eight silos; SIZES
 
 .PHONY: privacy-audit
 privacy-audit: OUT = privacy-audit.json
-privacy-audit: $(INSTALLED) ## Attack what private training releases, claims of epsilon beside what that proves; TARGETS=trainer CLAIMS='1 4 8' OUT=FILE
+privacy-audit: $(INSTALLED) ## What private training does beside its ledger, claims of epsilon beside what an attack proves; TARGETS='conformity trainer' CLAIMS='1 4 8' OUT=FILE
 	@$(BIN)/lorica privacy-audit --out '$(OUT)' $(foreach target,$(TARGETS),--target $(target)) \
 		$(foreach claim,$(CLAIMS),--claim $(claim)) $(if $(CANARIES),--canaries $(CANARIES)) $(if $(SEED),--seed $(SEED))
 

@@ -364,19 +364,19 @@ def soak(
 @app.command()
 def privacy_audit(
     target: Annotated[
-        list[str] | None, typer.Option(help="trainer, transcript or weight; repeatable. Default: all three.")
+        list[str] | None, typer.Option(help="conformity, trainer, transcript or weight; repeatable. Default: all four.")
     ] = None,
     claim: Annotated[
         list[float] | None, typer.Option(help="Epsilon that is claimed; repeatable. Default: 1, 4 and 8.")
     ] = None,
-    canaries: Annotated[int, typer.Option(min=10, max=20_000, help="Canary records of a training.")] = 1000,
+    canaries: Annotated[int, typer.Option(min=10, max=20_000, help="Canary records of a training.")] = 2000,
     releases: Annotated[int, typer.Option(min=10, help="Noised weights, for the target weight.")] = 25_000,
     seed: Annotated[
         int, typer.Option(min=0, help="Of the model, the coins and the noise that is not a silo's own.")
     ] = 1,
     out: Annotated[Path | None, typer.Option(help="JSON file for what was found.")] = None,
 ) -> None:
-    """Attack what private training releases, and set what that proves of epsilon beside what is claimed."""
+    """Hold what private training does against what it promises, and what an attack on it proves of epsilon against what is claimed."""
     from ops.privacy_audit.run import choice, run_audit
 
     chosen = choice(targets=target, claims=claim, canaries=canaries, releases=releases, seed=seed, out=out)

@@ -18,15 +18,13 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers import T5Config, T5ForConditionalGeneration
 
+from ops.privacy_audit.audited_plan import END, SPECIAL
 from ops.privacy_audit.bound import Guesses
 from security.errors import ConfigurationError
 from silo_agent.training.batches import EncodedExamples
 from silo_agent.training.model import T5, bind, layout_of
 from silo_wire.plan import TrainingSection
 
-SPECIAL = 3
-"""Padding, end and unknown: T5's places."""
-_END = 1
 _EMBEDDING_SCALE = 0.02
 _SHAPE = {
     "d_model": 16,
@@ -69,13 +67,9 @@ def coins(canaries: int, seed: int) -> Truths:
     return drawn
 
 
-def word(canary: int) -> str:
-    return f"canary{canary}"
-
-
 def examples_of(included: Truths) -> EncodedExamples:
     """Each canary that is in asks its word and is answered with it."""
-    rows = tuple(np.array([SPECIAL + canary, _END], dtype=np.int32) for canary in np.flatnonzero(included))
+    rows = tuple(np.array([SPECIAL + canary, END], dtype=np.int32) for canary in np.flatnonzero(included))
     return EncodedExamples(inputs=rows, targets=rows, inputs_cut=0, targets_cut=0, targets_with_unknown=0)
 
 
@@ -125,7 +119,7 @@ class Decoder:
         size = sum(parameter.numel() for parameter in parameters)
         directions: Vector = np.empty((canaries, size))
         for canary in range(canaries):
-            tokens = torch.tensor([[SPECIAL + canary, _END]])
+            tokens = torch.tensor([[SPECIAL + canary, END]])
             loss = model(input_ids=tokens, labels=tokens).loss
             gradient = torch.cat([part.flatten() for part in torch.autograd.grad(loss, parameters)]).double()
             directions[canary] = (gradient / gradient.norm()).numpy()

@@ -1,11 +1,17 @@
-"""`lorica privacy-audit`: claims of epsilon beside what an attack proves, with the noise that keeps them and without.
+"""`lorica privacy-audit`: what private training does beside what it promises, and claims of epsilon beside what an attack proves.
 
+    conformity   every noised step on a tape, beside ledger and plan (conformity.py); noise of silo level (silo_level.py)
     trainer      train_privately with every step's model in the attacker's hands: all records in each step, and a sample of them
     transcript   rounds of the SiloTrainer: deltas and noised weights
     weight       noised scaled loss reductions alone
 
-With noise, what is proved must stay below what is claimed. Without, it must be above it, or the audit would show nothing; where
-so many canaries cannot prove as much as is claimed, it must come near the most that they can, their ceiling.
+The last three attack, with the noise that keeps a claim and without. With noise, what is proved must stay below what is claimed. Without, it
+must be above it, or the audit would show nothing; where so many canaries cannot prove as much as is claimed, it must come near
+the most that they can, their ceiling.
+
+Guesses are held against a Gaussian's curve (bound.py). Where every record is in each step, that is the very curve of what was released. That of
+samples is not a Gaussian's; one lies above it that has its epsilon at SLACK instead of dp_delta, but for SLACK of probability. Its
+epsilon at dp_delta is a little above the claim, `curve_epsilon`, and is what has to be refuted.
 """
 
 import json
@@ -21,21 +27,26 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
-from ops.privacy_audit.bound import ceiling, lower_bound
+from ops.privacy_audit.bound import ceiling, gaussian_shift, lower_bound
 from ops.privacy_audit.canaries import Decoder, canary_model, coins, guess
+from ops.privacy_audit.checks import Check
+from ops.privacy_audit.conformity import World, conformity, plans
+from ops.privacy_audit.silo_level import silo_level
 from ops.privacy_audit.trainer import attack_trainer
 from ops.privacy_audit.transcript import LEAST_LOSS_NOISE, attack_transcript
 from ops.privacy_audit.weight import attack_weight
 from security.errors import ConfigurationError, StateError
+from security.privacy.accounting import GaussianRelease, epsilon_of, gaussian_epsilon
 from silo_agent.training.model import T5
 from silo_wire.privacy import PrivacySection, calibrated_noise
 
-Target = Literal["trainer", "transcript", "weight"]
+Target = Literal["conformity", "trainer", "transcript", "weight"]
 
-TARGETS: tuple[Target, ...] = ("trainer", "transcript", "weight")
+TARGETS: tuple[Target, ...] = ("conformity", "trainer", "transcript", "weight")
 CLAIMS = (1.0, 4.0, 8.0)
-CANARIES = 1000
-"""Of a training. The ceiling at dp_delta 1e-5 is highest for about as many: with more of them what dp_delta allows grows faster."""
+CANARIES = 2000
+"""Of a training. As many prove up to 8.5 when all are guessed right; the ceiling grows as slowly as their logarithm."""
+SLACK = 1e-8
 RELEASES = 25_000
 CONFIDENCE = 0.999
 DP_DELTA = 1e-5
@@ -75,10 +86,14 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One claim, one target, with noise or without. `noise_seed` is None where the operating system made the noise."""
+    """One claim, one target, with noise or without. What is audited has to stay below `curve_epsilon`, the claim or a little more.
+
+    `noise_seed` is None where the operating system made the noise.
+    """
 
     target: Target
     claimed_epsilon: float
+    curve_epsilon: float
     audited_epsilon: float
     ceiling: float
     noise: bool
@@ -100,11 +115,11 @@ class Finding:
         """Why this is not as it must be."""
         what = f"{self.target}, sampling rate {self.sampling_rate:g}, claimed epsilon {self.claimed_epsilon:g}"
         if self.noise:
-            if self.audited_epsilon >= self.claimed_epsilon:
+            if self.audited_epsilon >= self.curve_epsilon:
                 return f"{what}: refuted, at least {self.audited_epsilon:.3f} was released"
             return None
-        if self.ceiling > self.claimed_epsilon:
-            found = self.audited_epsilon > self.claimed_epsilon
+        if self.ceiling > self.curve_epsilon:
+            found = self.audited_epsilon > self.curve_epsilon
         else:
             found = self.audited_epsilon >= NEAR_CEILING * self.ceiling
         return (
@@ -132,14 +147,17 @@ def choice(
     )
 
 
-def run_audit(chosen: Choice, console: Console) -> list[Finding]:
+def run_audit(chosen: Choice, console: Console) -> list[Finding | Check]:
     """Audit all that was chosen, print and write what was found; raises StateError where that is not as it must be."""
-    found: list[Finding] = []
+    found: list[Finding | Check] = []
     for finding in _findings(chosen, console):
         found.append(finding)
         if chosen.out is not None:  # after each, so that a run that is cut short leaves what it has
-            chosen.out.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
-    console.print(_table(found))
+            chosen.out.write_text(json.dumps([_told(one) for one in found], indent=1) + "\n")
+    if checks := [one for one in found if isinstance(one, Check)]:
+        console.print(_table_of_checks(checks))
+    if findings := [one for one in found if isinstance(one, Finding)]:
+        console.print(_table(findings))
     if faults := [finding.fault for finding in found if finding.fault is not None]:
         raise StateError("the audit failed: " + "; ".join(faults))
     return found
@@ -148,15 +166,18 @@ def run_audit(chosen: Choice, console: Console) -> list[Finding]:
 def share_guessed(claim: float) -> float:
     """Of the canaries of a training: where a coin is hard to see, only the clearest are guessed.
 
-    Fixed before anything is seen, as the theorem wants it. Less than all lowers the ceiling: at a claim of 4 only all guesses
-    reach above it, and at 8 none do, so that what proves most is taken.
+    Fixed before anything is seen, as the theorem wants it. Less than all lowers the ceiling: above a claim of 8 only all guesses reach.
     """
-    if claim <= 2.0:
-        return 0.5
-    return 1.0 if claim <= 4.0 else 0.2
+    return 0.5 if claim <= 4.0 else 1.0
 
 
-def _findings(chosen: Choice, console: Console) -> Iterator[Finding]:
+def _findings(chosen: Choice, console: Console) -> Iterator[Finding | Check]:
+    if "conformity" in chosen.targets:
+        with console.status("conformity"), tempfile.TemporaryDirectory(prefix="lorica-audit-") as work:
+            for part in ("records", "silos"):
+                (Path(work) / part).mkdir()
+            yield from conformity(World.of(chosen.seed), plans(), Path(work) / "records")
+            yield from silo_level(Path(work) / "silos")
     attacked: _Attacked | None = None
     for setting in SETTINGS:
         if setting.target not in chosen.targets:
@@ -184,6 +205,7 @@ class _Attacked:
 def _finding(chosen: Choice, setting: Setting, claim: float, noise: bool, attacked: _Attacked | None) -> Finding:
     started = time.monotonic()
     privacy = _section(chosen, setting, claim)
+    slack = SLACK if setting.rate < 1.0 else 0.0
     coin_seed, noise_seed = (_seed(chosen, purpose, setting, claim, noise) for purpose in ("coins", "noise"))
     key = sha256(b"%d" % noise_seed).digest()
     if setting.target == "weight":
@@ -213,8 +235,9 @@ def _finding(chosen: Choice, setting: Setting, claim: float, noise: bool, attack
     return Finding(
         target=setting.target,
         claimed_epsilon=claim,
-        audited_epsilon=lower_bound(guesses, dp_delta=DP_DELTA, confidence=CONFIDENCE),
-        ceiling=ceiling(guesses, dp_delta=DP_DELTA, confidence=CONFIDENCE),
+        curve_epsilon=_above(privacy, setting) if slack else claim,
+        audited_epsilon=lower_bound(guesses, dp_delta=DP_DELTA, confidence=CONFIDENCE, slack=slack),
+        ceiling=ceiling(guesses, dp_delta=DP_DELTA, confidence=CONFIDENCE, slack=slack),
         noise=noise,
         noise_multiplier=privacy.noise_multiplier,
         sampling_rate=setting.rate,
@@ -247,6 +270,33 @@ def _section(chosen: Choice, setting: Setting, claim: float) -> PrivacySection:
         warnings.simplefilter("ignore", UserWarning)  # the accountant's, on its way through noise that nobody will use
         noise = calibrated_noise(section, rounds=setting.rounds, weighted=setting.target == "transcript")
     return section.model_copy(update={"noise_multiplier": noise})
+
+
+def _above(privacy: PrivacySection, setting: Setting) -> float:
+    """Of the Gaussian curve that has the epsilon of sampled steps at SLACK, the epsilon at dp_delta."""
+    release = GaussianRelease(privacy.noise_multiplier, setting.rate, setting.steps * setting.rounds)
+    return gaussian_epsilon(gaussian_shift(epsilon_of([release], dp_delta=SLACK), SLACK), DP_DELTA)
+
+
+def _told(one: Finding | Check) -> dict[str, object]:
+    """As it is written to JSON."""
+    if isinstance(one, Finding):
+        return asdict(one)
+    told = asdict(one)
+    del told["broken"]
+    return {**told, "held": one.held, "fault": one.fault}
+
+
+def _table_of_checks(checks: Sequence[Check]) -> Table:
+    """A line for each promise; all numbers are in the JSON."""
+    table = Table(title="what private training does beside what it promises", title_style="dim")
+    table.add_column("promise")
+    table.add_column("checks", justify="right")
+    table.add_column("as it must be", justify="right")
+    for promise in dict.fromkeys(check.promise for check in checks):
+        held = [check.held for check in checks if check.promise == promise]
+        table.add_row(promise, str(len(held)), "yes" if all(held) else "NO")
+    return table
 
 
 def _seed(chosen: Choice, purpose: str, setting: Setting, claim: float, noise: bool) -> int:

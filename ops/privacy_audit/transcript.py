@@ -6,17 +6,15 @@ system here, as it does at a silo.
 """
 
 import copy
-import json
 import math
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import T5Tokenizer
 
+from ops.privacy_audit.audited_plan import SILO, bundle_of, data_of, word
 from ops.privacy_audit.canaries import (
-    SPECIAL,
     AdamWReader,
     Decoder,
     Truths,
@@ -26,26 +24,19 @@ from ops.privacy_audit.canaries import (
     examples_of,
     section_for,
     trained,
-    word,
 )
 from silo_agent.training.batches import collate
 from silo_agent.training.device import DeviceSettings
-from silo_agent.training.model import T5, bind, layout_of, vector_blocks
+from silo_agent.training.model import T5, bind, vector_blocks
 from silo_agent.training.private.example_losses import example_losses
 from silo_agent.training.private.loss_sums import GRID
-from silo_agent.training.schema import Column, ColumnType, Schema, Table
 from silo_agent.training.silo_trainer import SiloTrainer
 from silo_agent.training.text_to_sql_data import Example, SiloData
-from silo_wire.canonical import digest_of
 from silo_wire.manifest import manifest_of
-from silo_wire.plan import Plan, PlanBundle
 from silo_wire.privacy import PrivacySection
 
-SILO = "audited"
 LEAST_LOSS_NOISE = 1e-6
 """Of a weight without noise: the function that releases it refuses to do without."""
-_COLUMN = Column(name="WORD", sql_type="text", type=ColumnType.TEXT, primary_key=True, foreign_key=False)
-_SCHEMA = Schema(SILO, "audit", (Table("CANARY", (_COLUMN,)),))
 _LOSSES_AT_ONCE = 256
 
 Floats = NDArray[np.float32]
@@ -64,7 +55,7 @@ def attack_transcript(
     """The evidence for each canary that `rounds` rounds of one step give away; `work` is an empty folder."""
     if not noise:
         privacy = privacy.model_copy(update={"noise_multiplier": 0.0, "loss_noise_multiplier": LEAST_LOSS_NOISE})
-    bundle = _bundle(model, privacy, rounds)
+    bundle = bundle_of(model, section_for(privacy.expected_batch_size), privacy, rounds)
     trainer = SiloTrainer(bundle, _data(included), SILO, DeviceSettings(device="cpu", threads=torch.get_num_threads()))
     section = bundle.plan.training
     scale = privacy.expected_batch_size / section.max_grad_norm
@@ -97,53 +88,9 @@ def attack_transcript(
     return total
 
 
-def _bundle(model: T5, privacy: PrivacySection, rounds: int) -> PlanBundle:
-    layout = layout_of(model)
-    files = {
-        "config.json": json.dumps(model.config.to_dict()).encode(),
-        "layout.json": layout.to_json(),
-        "tokenizer.json": _tokenizer(model.config.vocab_size - SPECIAL),
-    }
-    plan = Plan.model_validate(
-        {
-            "name": "privacy-audit",
-            "federation": "privacy-audit",
-            "model": {
-                "source": "privacy-audit",
-                "parameters": layout.parameters,
-                "layout": layout.digest,
-                "initial": manifest_of(layout, vector_blocks(bind(model, layout))).digest,
-                "files": {name: digest_of(content) for name, content in files.items()},
-            },
-            "schedule": {"rounds": rounds, "min_silos": 1},
-            "aggregation": {"weighting": "lorar"},
-            "training": section_for(privacy.expected_batch_size).model_dump(),
-            "privacy": privacy.model_dump(),
-            "evaluation": {"every": 0, "initial": False, "last": False},
-        }
-    )
-    return PlanBundle(plan, files)
-
-
-def _tokenizer(canaries: int) -> bytes:
-    """One piece for each canary's word, and nothing else."""
-    special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
-    pieces = [*special, *((f"▁{word(canary)}", -1.0) for canary in range(canaries))]
-    made: str = T5Tokenizer(vocab=pieces, extra_ids=0).backend_tokenizer.to_str()
-    return made.encode()
-
-
 def _data(included: Truths) -> SiloData:
-    return SiloData(
-        train=tuple(
-            Example(f"train-{canary}", word(int(canary)), word(int(canary)), SILO)
-            for canary in np.flatnonzero(included)
-        ),
-        dev=(),
-        test=(),
-        schema=_SCHEMA,
-        database=None,
-        bad_lines=(),
+    return data_of(
+        [Example(f"train-{canary}", word(int(canary)), word(int(canary)), SILO) for canary in np.flatnonzero(included)]
     )
 
 
