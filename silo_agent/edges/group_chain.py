@@ -449,7 +449,9 @@ class GroupChain:
         return "; ".join(filter(None, (compare, learnt))) or None
 
     def _is_of_another_key(self, signed: SignedLink) -> bool:
-        return is_of_another_key(signed, self._silo, (self._own_key, *self._earlier().get(self._silo, ())))
+        return is_of_another_key(signed, self._silo, [self._own_key]) and is_of_another_key(
+            signed, self._silo, self._earlier().get(self._silo, ())
+        )
 
     def _keys(self) -> dict[SiloName, Ed25519PublicKey]:
         return {**self._pinned(), self._silo: self._own_key}

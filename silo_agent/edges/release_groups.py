@@ -137,7 +137,10 @@ class ReleaseGroups:
 def _behind(head: Link) -> str:
     groups = " ".join(",".join(group) for group in head.partition.groups)
     return (
-        f"this silo holds release groups {head.number} ({head.digest.hex()[:16]}), the coordinator has older ones and does not take these "
-        f"back: its log says whose signatures it cannot check. Have the operator run `coordinator groups propose {groups} --colluders "
-        f"{head.promise.colluders} --smallest-group {head.promise.smallest_group}`: those who hold these sign again without a word of people"
+        f"this silo holds release groups {head.number} ({head.digest.hex()[:16]}), the coordinator has older ones or none, and does not take "
+        "these back. Where `coordinator groups show` says that none stand, have the operator run "
+        f"`coordinator groups take-back {head.digest.hex()}`, once people of other silos have read out that digest too. Else the "
+        "coordinator's log says whose signatures it cannot check: have the operator run "
+        f"`coordinator groups propose {groups} --colluders {head.promise.colluders} --smallest-group {head.promise.smallest_group}`: those who "
+        "hold these sign again without a word of people"
     )
