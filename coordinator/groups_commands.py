@@ -64,6 +64,33 @@ def propose(
         )
 
 
+@groups_app.command(name="take-back")
+def take_back(
+    digest: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIGEST",
+            help="All 64 characters, as people of several silos read them out from `silo-agent groups show`.",
+            show_default=False,
+        ),
+    ],
+    directory: Dir = None,
+) -> None:
+    """Where no release groups stand, as after a restore, take those back from silos that lead to the ones named.
+
+    Ask the people of several silos which they hold: what one silo gives back alone may be of its own making.
+    """
+    whole = digest.lower()
+    if len(whole) != 64 or set(whole) - set("0123456789abcdef"):
+        raise ConfigurationError(
+            f"{digest[:80]!r} is not the whole digest of release groups, 64 of 0-9 and a-f: have people of several silos read out what "
+            "`silo-agent groups show` says they hold"
+        )
+    request = operator_pb2.TakeGroupsBackRequest(digest=bytes.fromhex(whole))
+    reach(directory).ask(lambda stub: stub.TakeGroupsBack(request))
+    print("the next silo that holds these release groups gives them back: `coordinator groups show` has them then")
+
+
 def _silos(text: str) -> list[str]:
     silos = sorted(name.strip() for name in text.split(","))
     if not all(silos):

@@ -46,6 +46,7 @@ ALLOWED: Final[dict[str, frozenset[Role]]] = {
     "/silo_wire.v1.Operator/CollectGarbage": _OPERATOR,
     "/silo_wire.v1.Operator/GetGroups": _READER,
     "/silo_wire.v1.Operator/ProposeGroups": _OPERATOR,
+    "/silo_wire.v1.Operator/TakeGroupsBack": _OPERATOR,
     "/silo_wire.v1.Operator/ListAuthorities": _READER,
     "/silo_wire.v1.Operator/ChangeAuthority": _OPERATOR,
 }

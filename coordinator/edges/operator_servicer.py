@@ -19,6 +19,7 @@ from coordinator.service.records import PresentPlan, RoundRow, SiloRow
 from coordinator.service.standing import Standing
 from security.errors import ConfigurationError, MalformedMessage, StateError
 from security.identifiers import Role
+from security.secure_aggregation.transcript import DIGEST_BYTES, check_bytes
 from silo_wire import wire_version
 from silo_wire.canonical import Digest, digest_to_wire
 from silo_wire.groups_codec import groups_from_request, signed_groups_to_wire
@@ -98,6 +99,13 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
             colluders=request.colluders if request.HasField("colluders") else None,
             smallest_group=request.smallest_group if request.HasField("smallest_group") else None,
         )
+        return self._groups_standing()
+
+    async def TakeGroupsBack(
+        self, request: operator_pb2.TakeGroupsBackRequest, context: Any
+    ) -> operator_pb2.GroupsStanding:
+        check_bytes("release groups", DIGEST_BYTES, digest=request.digest)
+        await self._service.groups.begin_with(request.digest)
         return self._groups_standing()
 
     def _groups_standing(self) -> operator_pb2.GroupsStanding:

@@ -123,8 +123,9 @@ class RoundEvidence:
             raise IntegrityError(f"{path} was damaged ({error}): restore it from a backup") from error
 
     def keep_verdict(self, model: Digest, verdict: Verdict) -> tuple[Verdict, ...]:
-        """Keep, durably, what a silo found right of `model`, one verdict of each: the one on the most chunks. All that are kept.
+        """Keep, durably, what a silo found right of `model`, one verdict of each; all that are kept. Whoever brings it checked who signed it.
 
+        Another one of the same silo takes its place if it is on all of its chunks: others may have gone on without checking these.
         Raises StateError where there is no evidence of `model`, or the verdict is on other evidence, MalformedMessage for chunks that there
         are not.
         """
@@ -143,7 +144,7 @@ class RoundEvidence:
             )
         kept = {it.silo: it for it in self.verdicts(model)}
         before = kept.get(verdict.silo)
-        if before is None or (before != verdict and len(before.numbers) <= len(verdict.numbers)):
+        if before is None or (before != verdict and before.numbers <= verdict.numbers):
             kept[verdict.silo] = verdict
             files.replace(self._verdicts(model), verdicts_to_bytes(kept[silo] for silo in sorted(kept)))
         return tuple(kept[silo] for silo in sorted(kept))

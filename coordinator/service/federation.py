@@ -377,7 +377,11 @@ class Federation:
         course = self._check_plan(plan)
         if course.model != model:
             raise WrongTime(f"model {model} is not the present one, {course.model} is: wait for the next order")
-        return await self.checks.share(silo, plan, model, verdict, known)
+        enrolled = await self._threads.store(self._store.silo, silo)
+        if enrolled is None:
+            raise AuthorisationError(f"silo {silo} is not enrolled in this federation")
+        key = public_key_from_bytes(enrolled.identity_public_key)
+        return await self.checks.share(silo, plan, model, verdict, known, identity_key=key)
 
     async def verdicts(self, plan: Digest, model: Digest) -> Collection[Verdict]:
         """Those that are kept on `model`; raises WrongTime for another plan."""

@@ -144,7 +144,10 @@ class RoundEvidence(Protocol):
         """What silos found right of `model`."""
 
     def keep_verdict(self, model: Digest, verdict: Verdict) -> tuple[Verdict, ...]:
-        """Keep it durably; all that are kept on `model`. Raises StateError for a verdict on other evidence, MalformedMessage."""
+        """Keep it durably in the place of one of that silo's on no other chunks; all that are kept on `model`.
+
+        Who signed it was checked. Raises StateError for a verdict on other evidence, MalformedMessage.
+        """
 
     def kept(self) -> tuple[KeptRound, ...]:
         """The rounds whose chunks can be made again."""

@@ -73,6 +73,7 @@ class ReleaseGroups:
         self._threads = threads
         self._chain: tuple[SignedLink, ...] = ()
         self._proposed: SignedLink | None = None
+        self._word = b""
         self._news = asyncio.Event()
         self._alone = asyncio.Lock()
         self.stood: EarlierGroups | None = None
@@ -108,7 +109,7 @@ class ReleaseGroups:
     def digest(self) -> bytes:
         """Of everything that a silo may want to fetch."""
         parts = [(one.link.digest, *(signature for _, signature in one.signatures)) for one in self._all]
-        return digest("release-groups-standing", len(self._chain), parts)
+        return digest("release-groups-standing", len(self._chain), parts, self._word)
 
     @property
     def _all(self) -> tuple[SignedLink, ...]:
@@ -247,14 +248,40 @@ class ReleaseGroups:
             return
         await self._keep(after)
 
+    async def begin_with(self, link: bytes) -> None:
+        """The operator's word, until this process ends, that a chain may begin that leads to `link`; silos give theirs again.
+
+        Raises StateError where release groups stand.
+        """
+        async with self._alone:
+            if self.head is not None:
+                raise StateError(
+                    f"release groups {self.head.number} stand ({self.head.digest.hex()[:16]}): what follows them is taken back from silos "
+                    "by itself, and nothing in their place"
+                )
+            self._word = link
+            _log.info("release groups to be taken back", digest=link.hex())
+            self._tell()
+
     async def take_back(self, silo: SiloName, links: Iterable[SignedLink]) -> None:
         """The links after the head, from a silo that holds them: this coordinator came from a backup of before they stood.
 
         Each has to follow, with the signatures that it needs, under the keys that silos had or have here. The first that does
-        not, and those after it, are left: the silo is answered with what stands, and says what its operator can do.
+        not, and those after it, are left: the silo is answered with what stands, and says what its operator can do. Where nothing
+        stands, the operator has to have named a link that they lead to: any silo could sign first ones of itself alone. A member that
+        is not enrolled here is no hindrance in a later link: it may have come after the backup, and enough of those before signed for it.
         """
         async with self._alone:
-            for signed in links:
+            given = tuple(links)
+            if given and self.head is None and not self._may_begin(given):
+                _log.warning(
+                    "release groups not taken back",
+                    silo=silo,
+                    digest=given[-1].link.digest.hex(),
+                    detail="none stand here, and the operator named none that these lead to: coordinator groups take-back",
+                )
+                return
+            for signed in given:
                 link = signed.link
                 if self.head is not None and link.number <= self.head.number:
                     continue
@@ -263,6 +290,9 @@ class ReleaseGroups:
                 except MalformedMessage as error:
                     self._hold(_Held(by=silo, link=link, why=str(error), follows=False))
                     return
+                if reason := out_of_reach(link):
+                    _log.warning("release groups not taken back", silo=silo, detail=reason)
+                    return
                 good = await self._good(signed)
                 missing, needed = missing_signatures(self.head, link, [name for name, _ in good.signatures])
                 if needed:
@@ -270,6 +300,7 @@ class ReleaseGroups:
                     why = f"no good signature is with them of {unsigned}"
                     self._hold(_Held(by=silo, link=link, why=why, follows=True))
                     return
+                self._word = b""
                 await self._keep(good)
                 _log.info("release groups taken back", silo=silo, number=link.number)
 
@@ -280,10 +311,27 @@ class ReleaseGroups:
             for told in self.on_change:
                 told()
 
+    def _may_begin(self, given: Iterable[SignedLink]) -> bool:
+        """Whether the operator named one of these links, or the log of this coordinator does, and those before it lead to it from the first."""
+        named = {self._word} if self.stood is None else {self._word, bytes.fromhex(self.stood.digest)}
+        before: Link | None = None
+        for signed in given:
+            try:
+                check_successor(before, signed.link)
+            except MalformedMessage:
+                return False
+            if signed.link.digest in named:
+                return True
+            before = signed.link
+        return False
+
     async def _good(self, signed: SignedLink) -> SignedLink:
-        """With the signatures alone that a key of the signer's made, the present one or one that led to it."""
+        """With the signatures alone that a key of who signs it made, the present one or one that led to it."""
+        voters = signed.link.members | (frozenset() if self.head is None else self.head.members)
         good = []
         for silo, signature in signed.signatures:
+            if silo not in voters:
+                continue
             enrolled = await self._threads.store(self._store.silo, silo)
             if enrolled is None:
                 continue

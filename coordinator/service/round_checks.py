@@ -8,10 +8,12 @@ nothing else by which it could tell that the model was checked.
 import asyncio
 from collections.abc import Collection
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
 from coordinator.rounds.effects import Aggregate
 from coordinator.service.plan_desk import OpenedPlan, PlanDesk
 from coordinator.service.ports import Keys, Spools
-from security.errors import AuthorisationError
+from security.errors import AuthorisationError, IntegrityError
 from security.identifiers import SiloName
 from security.secure_aggregation.evidence import EVIDENCE_DOMAIN, Evidence, SignedEvidence
 from security.secure_aggregation.verdicts import Verdict
@@ -77,15 +79,29 @@ class RoundChecks:
         return await asyncio.to_thread(opened.parts.evidence.verdicts, model)
 
     async def share(
-        self, silo: SiloName, plan: Digest, model: Digest, verdict: Verdict, known: int
+        self,
+        silo: SiloName,
+        plan: Digest,
+        model: Digest,
+        verdict: Verdict,
+        known: int,
+        *,
+        identity_key: Ed25519PublicKey,
     ) -> tuple[Collection[Verdict], int]:
         """Keep the silo's verdict on the present model; all there are, and a number that stands for them.
 
         It answers at once where that is not `known`, else when there is another one, or after some seconds. Raises AuthorisationError
-        for another silo's verdict, StateError for one on other evidence, MalformedMessage, StorageError.
+        for another silo's verdict, IntegrityError for one that its present `identity_key` did not sign (the attempt's key, or one
+        after it), StateError for one on other evidence, MalformedMessage, StorageError.
         """
         if verdict.silo != silo:
             raise AuthorisationError(f"silo {silo} brings a verdict of silo {verdict.silo}: only its own is taken")
+        try:
+            verdict.check(identity_key)
+        except IntegrityError:
+            raise IntegrityError(
+                f"the verdict of silo {silo} on model {model} is not signed by the identity key that it is enrolled with: it is not kept"
+            ) from None
         evidence = (await self._desk.opened(plan)).parts.evidence
         async with self._changed:
             kept = await asyncio.to_thread(evidence.keep_verdict, model, verdict)

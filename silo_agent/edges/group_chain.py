@@ -2,7 +2,8 @@
 
 Rules that hold whatever the coordinator offers:
 
-- a link is taken only after the one that this silo holds, with the signatures that it needs, under the keys that are pinned here;
+- a link is taken only after the one that this silo holds, with the signatures that it needs, under the keys that are pinned here, and
+  under earlier ones where enough others went on from it (`group_return.stand_by`);
 - one successor of a link is signed, and that is on disk before the signature leaves; people alone take a signature back;
 - a link that promises less than this silo's policy asks for, or so much that nothing could follow it, is refused, whoever signed it;
 - what `group_changes.objection` finds is for this silo's people: until they approve, the link is neither signed nor taken.
@@ -43,7 +44,7 @@ from silo_agent.edges.group_file import (
     sets_of,
     text_of,
 )
-from silo_agent.edges.group_return import is_of_another_key, lacks, to_compare
+from silo_agent.edges.group_return import EarlierKeys, is_of_another_key, lacks, stand_by, to_compare
 from silo_wire.groups_codec import GroupsOffer
 from silo_wire.strict_toml import NameText
 
@@ -85,7 +86,7 @@ class Taken:
 
 
 class GroupChain:
-    """Each call reads the file. `pinned` gives the peers whose keys count, as of now.
+    """Each call reads the file. `pinned` gives the peers whose keys count, as of now, `earlier` the keys that they and this silo had before.
 
     Raises ConfigurationError naming the file when it is damaged, edited, or when others can read it, PolicyRefusal where `keeper`
     knows of a newer one, StorageError.
@@ -103,12 +104,14 @@ class GroupChain:
         colluders: int,
         seal: Seal,
         keeper: GroupsKeeper | None = None,
+        earlier: Callable[[], EarlierKeys] = dict,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._federation = federation
         self._silo = silo
         self._own_key = own_key
         self._pinned = pinned
+        self._earlier = earlier
         self._asks = Promise(colluders=colluders, smallest_group=smallest_group)
         self._now = now
         notes: Notes[ChainContent] | None = None
@@ -250,8 +253,10 @@ class GroupChain:
     def _followed(self, content: ChainContent, offer: GroupsOffer) -> tuple[ChainContent, tuple[Link, ...], str | None]:
         """After the links that stand, as far as they may be taken."""
         held = self._link(content.held)
-        if held is None and not content.signed and any(map(self._is_of_another_key, offer.links)):
-            return self._come_back(content, offer)
+        if held is None and any(map(self._is_of_another_key, offer.links)):
+            if not content.signed:
+                return self._come_back(content, offer)
+            _check_on_the_way(content, offer)
         head = None if held is None else held.link
         before: Link | None = None  # of the link that is looked at
         new: list[Link] = []
@@ -273,14 +278,14 @@ class GroupChain:
             if head is None and self._silo not in link.members:
                 before = link  # from before this silo came: nothing was summed with it
                 continue
-            self._check_signed(after, signed)
+            self._check_signed(content, after, signed, offer)
             if reason := self._refused(head, link):
                 raise PolicyRefusal(RELEASE_GROUPS, reason)
             if reason := self._objection(content, head, signed):
                 return content.model_copy(update={"proposed": text_of(signed)}), tuple(new), reason
             head = before = link
             new.append(link)
-            content = holding(content, signed)
+            content = holding(content, after, signed)
         return content, tuple(new), None
 
     def _come_back(
@@ -307,7 +312,7 @@ class GroupChain:
             raise PolicyRefusal(RELEASE_GROUPS, reason)
         if not chosen:
             return content.model_copy(update={"proposed": text_of(newest)}), (), self._objection(content, None, newest)
-        content, new, waits = self._followed(holding(content, newest), offer)
+        content, new, waits = self._followed(holding(content, previous, newest), offer)
         return content, (link, *new), waits
 
     def _check_follows(self, previous: Link | None, link: Link) -> None:
@@ -316,9 +321,20 @@ class GroupChain:
         except MalformedMessage as error:
             raise PolicyRefusal(RELEASE_GROUPS, str(error)) from error
 
-    def _check_signed(self, previous: Link | None, signed: SignedLink) -> None:
-        who = signers(signed, self._keys())
+    def _check_signed(
+        self, content: ChainContent, previous: Link | None, signed: SignedLink, offer: GroupsOffer
+    ) -> None:
+        keys = self._keys()
+        who = signers(signed, keys)
         silos, needed = missing_signatures(previous, signed.link, who)
+        if needed:
+            earlier, colluders = self._earlier(), self._asks.colluders
+            who |= stand_by(
+                previous, signed, offer.links, self._silo, pinned=keys, earlier=earlier, colluders=colluders
+            )
+            if content.signed.get(signed.link.previous.hex()) == signed.link.digest.hex():
+                who |= {self._silo for key in earlier.get(self._silo, ()) if signers(signed, {self._silo: key})}
+            silos, needed = missing_signatures(previous, signed.link, who)
         if needed:
             raise PolicyRefusal(
                 RELEASE_GROUPS,
@@ -395,11 +411,14 @@ class GroupChain:
             asks=self._asks,
             signed=signers(proposed, keys) if with_silent else None,
         )
-        compare = None if head is not None else to_compare(proposed, self._silo, self._own_key, frozenset(keys))
+        others = frozenset(keys) - {self._silo}
+        compare = to_compare(proposed, self._silo, others, self._is_of_another_key(proposed)) if head is None else None
         return "; ".join(filter(None, (compare, learnt))) or None
 
     def _is_of_another_key(self, signed: SignedLink) -> bool:
-        return is_of_another_key(signed, self._silo, self._own_key)
+        return is_of_another_key(signed, self._silo, [self._own_key]) and is_of_another_key(
+            signed, self._silo, self._earlier().get(self._silo, ())
+        )
 
     def _keys(self) -> dict[SiloName, Ed25519PublicKey]:
         return {**self._pinned(), self._silo: self._own_key}
@@ -440,3 +459,15 @@ class GroupChain:
             raise ConfigurationError(f"it is of federation {content.federation!r}, this silo is in {self._federation}")
         for text in (content.held, content.proposed):
             self._link(text)
+
+
+def _check_on_the_way(content: ChainContent, offer: GroupsOffer) -> None:
+    """Raise PolicyRefusal for a silo that enrolled again, and then signed what is not among the links that stand."""
+    links = {one.link.digest.hex() for one in offer.links}
+    if links.isdisjoint(content.signed.values()):
+        ours = next(reversed(content.signed.values()))
+        raise PolicyRefusal(
+            RELEASE_GROUPS,
+            f"the release groups that stand have a signature in this silo's name by another key, and this silo signed {ours} in their "
+            f"place: ask the people of the other silos which they hold, then take it back with `silo-agent groups withdraw {ours}`",
+        )

@@ -11,7 +11,7 @@ from pydantic import AwareDatetime, Field
 from security.errors import MalformedMessage
 from security.identifiers import FederationName, SiloName
 from security.pki.seal import Seal
-from security.secure_aggregation.release_groups import MAX_LINKS, Group, SignedLink
+from security.secure_aggregation.release_groups import MAX_LINKS, Group, Link, SignedLink
 from silo_agent.edges.counted_record import CountedContent
 from silo_agent.edges.private_record import RESET, PrivateRecord
 from silo_wire.groups_codec import MOST_SILOS, signed_groups_from_bytes, signed_groups_to_bytes
@@ -59,7 +59,10 @@ class GroupsKeeper(Protocol):
         """Durable when it returns. Raises PolicyRefusal where this silo's memory of masked rounds is not whole."""
 
 
-def holding(content: ChainContent, signed: SignedLink) -> ChainContent:
+def holding(content: ChainContent, previous: Link | None, signed: SignedLink) -> ChainContent:
+    """Of the signatures those of silos that sign it: others bring nothing, and take the room of earlier links."""
+    known = signed.link.members | (frozenset() if previous is None else previous.members)
+    signed = SignedLink(link=signed.link, signatures=tuple(one for one in signed.signatures if one[0] in known))
     return content.model_copy(update={"earlier": _earlier(content), "held": text_of(signed), "proposed": ""})
 
 

@@ -7,10 +7,12 @@ from typing import Protocol
 from security.audit.entry import Event
 from security.audit.log_file import AuditLog
 from security.errors import LoricaError, PolicyRefusal
-from security.pki.identity_key import public_key_bytes
+from security.pki.identity_key import public_key_bytes, public_key_from_bytes
 from security.pki.seal import Seal
 from security.secure_aggregation.release_groups import RELEASE_GROUPS, Link, SignedLink, signature_of
 from silo_agent.edges.group_chain import GroupChain
+from silo_agent.edges.group_return import EarlierKeys
+from silo_agent.edges.identity_succession import predecessors
 from silo_agent.edges.key_store import SiloCredentials
 from silo_agent.edges.masking_journal import masking_journal
 from silo_agent.edges.silo_folder import SiloFolder
@@ -33,7 +35,17 @@ def group_chain(folder: SiloFolder, credentials: SiloCredentials, policy: SiloPo
         colluders=demands.colluders,
         seal=Seal(credentials.identity_key),
         keeper=masking_journal(folder, credentials),
+        earlier=lambda: _earlier_keys(folder, credentials, store),
     )
+
+
+def _earlier_keys(folder: SiloFolder, credentials: SiloCredentials, store: TrustStore) -> EarlierKeys:
+    """Newest first: what led to each pin that counts, and to this silo's own key, and keys whose pins people removed."""
+    own = [public_key_from_bytes(it.key) for it in reversed(predecessors(folder, credentials))]
+    removed = store.removed_keys()
+    followed = {it.silo: it.predecessors for it in store.trusted()}
+    others = {silo: (*followed.get(silo, ()), *removed.get(silo, ())) for silo in followed.keys() | removed.keys()}
+    return {**others, credentials.silo: own}
 
 
 def small_by_approval(
@@ -125,7 +137,10 @@ class ReleaseGroups:
 def _behind(head: Link) -> str:
     groups = " ".join(",".join(group) for group in head.partition.groups)
     return (
-        f"this silo holds release groups {head.number} ({head.digest.hex()[:16]}), the coordinator has older ones and does not take these "
-        f"back: its log says whose signatures it cannot check. Have the operator run `coordinator groups propose {groups} --colluders "
-        f"{head.promise.colluders} --smallest-group {head.promise.smallest_group}`: those who hold these sign again without a word of people"
+        f"this silo holds release groups {head.number} ({head.digest.hex()[:16]}), the coordinator has older ones or none, and does not take "
+        "these back. Where `coordinator groups show` says that none stand, have the operator run "
+        f"`coordinator groups take-back {head.digest.hex()}`, once people of other silos have read out that digest too. Else the "
+        "coordinator's log says whose signatures it cannot check: have the operator run "
+        f"`coordinator groups propose {groups} --colluders {head.promise.colluders} --smallest-group {head.promise.smallest_group}`: those who "
+        "hold these sign again without a word of people"
     )

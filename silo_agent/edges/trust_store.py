@@ -61,7 +61,7 @@ class Taken(Enum):
 class PinnedPeer:
     """`how` is how the first key of this peer was pinned; `predecessors` were followed to the present one, newest first.
 
-    They are for what was signed at their time, evidence of old rounds, and for nothing else.
+    They are for what was signed at their time, evidence of old rounds and release groups that others went on from, and for nothing else.
     """
 
     silo: SiloName
@@ -162,7 +162,10 @@ class TrustStore:
         return tuple(SiloName(silo) for silo in sorted(self._record.read().removed))
 
     def removed_keys(self) -> Mapping[SiloName, Sequence[Ed25519PublicKey]]:
-        """Keys whose pins people removed, newest first: for evidence of rounds that this silo helped to sum, and for nothing else."""
+        """Keys whose pins people removed, newest first.
+
+        For evidence of rounds that this silo helped to sum, release groups that others went on from, and for nothing else.
+        """
         return {SiloName(silo): tuple(map(_key, keys)) for silo, keys in self._record.read().removed_keys.items()}
 
     def trusted(self) -> tuple[PinnedPeer, ...]:

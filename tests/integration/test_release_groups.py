@@ -421,8 +421,32 @@ async def test_a_coordinator_that_came_from_a_backup_has_the_groups_of_since_bac
         assert [one["details"]["digest"] for one in stand][-2:] == [HALVES.digest.hex(), THIRDS.digest.hex()]
 
 
+async def test_a_coordinator_of_an_older_backup_has_the_whole_chain_back_by_the_operators_word(
+    enrolled: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(enrolled, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(tmp_path / "coordinator", tmp_path / "backup")
+    async with at_work(tmp_path) as silos:
+        await propose(silos, NAMES)
+        await silos.all_hold(EVERYBODY)
+        await agreed(silos, HALVES)
+    shutil.rmtree(tmp_path / "coordinator")
+    (tmp_path / "backup").rename(tmp_path / "coordinator")
+    async with at_work(tmp_path) as silos:
+        for one in silos.silos.values():
+            await until(lambda one=one: bool(one.refused))  # type: ignore[misc]
+        assert silos.at.service.groups.head is None, "any silo could say so"
+        command = f"coordinator groups take-back {HALVES.digest.hex()}"
+        assert command in silos.silos[NAMES[0]].refused[0][1]
+        folder = silos.at.coordinator.folder.root
+        short = await people(coordinator_main, "groups", "take-back", HALVES.digest.hex()[:16], "--dir", folder)
+        assert "not the whole digest" in short.err
+        assert (await people(coordinator_main, *command.split()[1:], "--dir", folder)).code == 0
+        await until(lambda: silos.at.service.groups.head == HALVES)
+
+
 async def test_a_silo_tells_what_to_propose_to_a_coordinator_that_cannot_take_its_groups_back(
-    enrolled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    enrolled: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(enrolled, tmp_path, dirs_exist_ok=True)
     shutil.copytree(tmp_path / "coordinator", tmp_path / "backup")
@@ -431,11 +455,6 @@ async def test_a_silo_tells_what_to_propose_to_a_coordinator_that_cannot_take_it
         await silos.all_hold(EVERYBODY)
     shutil.rmtree(tmp_path / "coordinator")
     (tmp_path / "backup").rename(tmp_path / "coordinator")
-
-    async def takes_nothing(*_: object) -> None:
-        """As where it does not have the keys of those who signed."""
-
-    monkeypatch.setattr("coordinator.service.release_groups.ReleaseGroups.take_back", takes_nothing)
     async with at_work(tmp_path) as silos:
         for one in silos.silos.values():
             await until(lambda one=one: bool(one.refused))  # type: ignore[misc]

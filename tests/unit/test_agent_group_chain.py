@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from ops.simulation import disk
 from security.errors import ConfigurationError, LoricaError, PolicyRefusal, StateError
-from security.identifiers import FederationName, SiloName
+from security.identifiers import FederationName, Identity, Role, SiloName
 from security.pki.seal import Seal, unsealed
+from security.pki.succession import Succession, succession_statement
 from security.secure_aggregation.release_groups import (
     Link,
     Partition,
@@ -25,10 +27,11 @@ from security.secure_aggregation.release_groups import (
     successor,
 )
 from silo_agent.edges.group_chain import GroupChain, Taken
-from silo_agent.edges.release_groups import group_chain
+from silo_agent.edges.release_groups import ReleaseGroups, group_chain
 from silo_agent.edges.silo_folder import SiloFolder
+from silo_agent.edges.trust_store import trust_store
 from silo_agent.policy import PolicyRules, SiloPolicy
-from silo_wire.groups_codec import GroupsOffer
+from silo_wire.groups_codec import GroupsOffer, KnownIdentity
 from tests.support.federation_peer import TestNet
 from tests.support.secagg_federation import FEDERATION, identities, identity_key, silo_names
 
@@ -48,18 +51,26 @@ def chain_in(
     colluders: int = 0,
     smallest_group: int = 3,
     federation: FederationName = FEDERATION,
+    rotated: Iterable[SiloName] = (),
 ) -> GroupChain:
-    keys = {name: key for name, key in identities(pinned).items() if name != own}
+    """Those `rotated`, this silo among them, have a later key, and the chain knows that they had the other one."""
+    new = {name: later_key(name).public_key() for name in rotated}
+    keys = {name: key for name, key in (identities(pinned) | new).items() if name != own}
     return GroupChain(
         folder / FILE,
         federation=federation,
         silo=own,
-        own_key=identity_key(own).public_key(),
+        own_key=new.get(own, identity_key(own).public_key()),
         pinned=lambda: keys,
+        earlier=lambda: {name: (identity_key(name).public_key(),) for name in new},
         smallest_group=max(smallest_group, colluders + 2),
         colluders=colluders,
-        seal=Seal(identity_key(own)),
+        seal=Seal(later_key(own) if own in new else identity_key(own)),
     )
+
+
+def later_key(name: SiloName) -> Ed25519PrivateKey:
+    return identity_key(f"a later key of {name}")
 
 
 def signed(link: Link, by: Iterable[SiloName] | None = None) -> SignedLink:
@@ -422,6 +433,151 @@ def test_attack_a_silo_that_holds_groups_is_not_taken_for_one_that_lost_them(tmp
     chain = holding(tmp_path, EVERYBODY)
     with pytest.raises(PolicyRefusal, match="lack 1 signatures that this silo can check"):
         chain.take(offer(before_it_was_lost(EVERYBODY), before_it_was_lost(THIRDS, NAMES[:5])))
+
+
+def test_a_silo_that_signed_after_it_lost_its_folder_is_told_to_withdraw_that(tmp_path: Path) -> None:
+    """As first groups somebody showed it what the others never took."""
+    chain = chain_in(tmp_path)
+    assert chain.take(offer(proposed=EVERYBODY)).to_sign == (EVERYBODY,)
+    other = first_link(FEDERATION, Partition.of([NAMES]), Promise(colluders=1))
+    shown = offer(before_it_was_lost(other))
+    with pytest.raises(PolicyRefusal, match=rf"ask the people .*`silo-agent groups withdraw {EVERYBODY.digest.hex()}"):
+        chain.take(shown)
+    chain.withdraw(EVERYBODY.digest.hex())
+    assert "read out the digest" in (chain.take(shown).waits or "")
+    chain.approve(other.digest.hex())
+    assert chain.take(shown) == Taken(links=(other,), to_sign=(other,))
+
+
+# --- a silo that was away, while others had other keys -------------------------------------------------------------
+
+FOUR = Partition.of([NAMES[:4]])
+FIRST = first_link(FEDERATION, FOUR, Promise(colluders=1))
+SECOND = successor(FIRST, Partition.of([NAMES[:4], NAMES[4:7]]))
+THIRD = successor(SECOND, FOUR)
+ROTATES = NAMES[3]
+
+
+def anew(link: SignedLink, silos: Iterable[SiloName]) -> SignedLink:
+    for name in silos:
+        link = link.signed_by(name, signature_of(link.link, later_key(name)))
+    return link
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["signs the newest again", "signs nothing any more"])
+def test_a_silo_that_was_away_goes_along_though_a_signer_has_another_key(tmp_path: Path, gone: bool) -> None:
+    """What others went on from nobody signs again, and three of four have to have signed it."""
+    holding(tmp_path, FIRST)
+    chain = chain_in(tmp_path, colluders=1, rotated=[ROTATES])
+    newest = signed(THIRD, set(NAMES[1:7]) - {ROTATES})
+    links = signed(FIRST), signed(SECOND, NAMES[1:4]), newest if gone else anew(newest, [ROTATES])
+    assert chain.take(offer(*links)).links == (SECOND, THIRD)
+
+
+def test_a_silo_that_was_away_takes_first_groups_that_it_signed_with_an_earlier_key(tmp_path: Path) -> None:
+    assert chain_in(tmp_path).take(offer(proposed=EVERYBODY)).to_sign == (EVERYBODY,)
+    seal_anew(tmp_path)
+    chain = chain_in(tmp_path, rotated=[OWN])
+    assert chain.take(offer(signed(EVERYBODY))) == Taken(links=(EVERYBODY,), to_sign=(EVERYBODY,))
+
+
+def seal_anew(folder: Path) -> None:
+    """As a succession of this silo's key leaves its file."""
+    raw = unsealed((folder / FILE).read_bytes())
+    (folder / FILE).write_bytes(Seal(later_key(OWN)).sealed(FILE, raw))
+
+
+def test_a_silo_that_comes_in_late_goes_along_though_it_never_knew_the_keys_of_then(tmp_path: Path) -> None:
+    """Who signed what followed holds what it followed."""
+    chain = chain_in(tmp_path, own=NAMES[4], pinned=set(NAMES) - {ROTATES})
+    links = signed(FIRST), signed(SECOND, NAMES[1:4]), signed(THIRD, NAMES[:7])
+    with pytest.raises(PolicyRefusal, match=f"lack 1 signatures that this silo can check, of {NAMES[0]}, {ROTATES}"):
+        chain.take(offer(*links[:2]))
+    assert "somebody else chose" in (chain.take(offer(*links)).waits or "")
+    chain.approve(SECOND.digest.hex())
+    assert chain.take(offer(*links)).links == (SECOND, THIRD)
+
+
+FORK = successor(FIRST, Partition.of([NAMES[:4], NAMES[5:8]]))
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        (),
+        (signed(successor(FORK, FOUR), NAMES[1:2]),),
+        (signed(successor(FORK, FOUR), NAMES[2:4]),),
+        (anew(signed(THIRD, NAMES[1:2]), NAMES[2:4]),),
+    ],
+    ids=["nobody", "one that colludes", "by keys that were given up", "what is of another chain"],
+)
+def test_attack_keys_that_were_given_up_sign_a_link_that_nobody_holds(
+    tmp_path: Path, after: tuple[SignedLink, ...]
+) -> None:
+    holding(tmp_path, FIRST)
+    chain = chain_in(tmp_path, colluders=1, rotated=NAMES[2:4])
+    with pytest.raises(PolicyRefusal, match=r"lack [12] signatures that this silo can check"):
+        chain.take(offer(signed(FIRST), signed(FORK, NAMES[1:4]), *after))
+    assert chain.head == FIRST
+
+
+@pytest.mark.parametrize("people", [False, True], ids=["by a statement", "by people, after its folder was lost"])
+async def test_an_agent_that_was_away_takes_what_a_signer_with_another_key_signed(tmp_path: Path, people: bool) -> None:
+    """Two changes, then a signer of the first of them has another key."""
+    folder = SiloFolder(tmp_path / "silo")
+    folder.make()
+    own = TestNet.create().credentials("127.0.0.1:1", OWN)
+    store = trust_store(folder, own, first_use=False)
+    for name in NAMES[1:]:
+        store.add(name, identity_key(name).public_key())
+    keys = {name: identity_key(name) for name in NAMES} | {OWN: own.identity_key}
+
+    def by(link: Link, silos: Iterable[SiloName]) -> SignedLink:
+        return SignedLink(link=link, signatures=tuple((it, signature_of(link, keys[it])) for it in sorted(silos)))
+
+    first = first_link(own.federation, FOUR, Promise(colluders=1))
+    second = successor(first, SECOND.partition)
+    third = successor(second, THIRD.partition)
+    chain = group_chain(folder, own, SiloPolicy(rules=PolicyRules(colluders=1), silo=OWN))
+    chain.take(offer(by(first, NAMES[:4])))
+    chain.approve(first.digest.hex())
+    chain.take(offer(by(first, NAMES[:4])))
+    links = [by(first, NAMES[:4]), by(second, NAMES[1:4])]
+    old, new = keys[ROTATES], later_key(ROTATES)
+    keys[ROTATES] = new
+    statement = succession_statement(
+        old, identity=Identity(own.federation, Role.SILO, ROTATES), new_key=new.public_key()
+    )
+    step = Succession(predecessor=old.public_key(), successor=new.public_key(), statement=statement)
+    shown = GroupsOffer(
+        links=(*links, by(third, NAMES[1:7])),
+        proposed=None,
+        identities=(KnownIdentity(silo=ROTATES, key=new.public_key(), successions=() if people else (step,)),),
+    )
+    if people:
+        store.remove(ROTATES)
+        store.add(ROTATES, new.public_key())
+
+    class Client:
+        async def fetch_groups(self, after: int, *, held: Sequence[SignedLink] = ()) -> GroupsOffer:
+            return shown
+
+        async def sign_groups(self, link: bytes, signature: bytes) -> None:
+            assert link == third.digest
+
+    await ReleaseGroups(chain, store, own, client=Client()).sync()
+    assert chain.head == third
+
+
+def test_attack_signatures_of_silos_that_have_no_say_leave_the_room_to_earlier_links(tmp_path: Path) -> None:
+    chain = holding(tmp_path, EVERYBODY)
+    strangers = tuple((SiloName(f"stranger-{number:04}-{'x' * 40}"), bytes(64)) for number in range(2_500))
+    again = successor(EVERYBODY, EVERYBODY.partition)
+    third = successor(again, EVERYBODY.partition)
+    links = signed(EVERYBODY), signed(again), signed(third)
+    padded = SignedLink(link=again, signatures=tuple(sorted((*links[1].signatures, *strangers))))
+    chain.take(offer(links[0], padded, links[2]))
+    assert chain.kept() == links
 
 
 # --- what a link promises ---------------------------------------------------------------------------------------------

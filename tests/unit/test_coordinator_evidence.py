@@ -1,7 +1,7 @@
 """What the coordinator's own files say of its rounds: every chunk that it wrote is the one that a silo makes again."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -157,6 +157,11 @@ def test_verdicts_stay_beside_the_evidence_also_of_an_older_round_and_after_a_re
     assert store.keep_verdict(first, whole) == (whole,)
     assert store.keep_verdict(first, other) == (other, whole)
     assert store.keep_verdict(first, part) == (other, whole), "of an agent that was started anew"
+    of_a_later_key = signed_verdict(evidence, silos[1], range(3), identity_key("a later key"))
+    assert store.keep_verdict(first, of_a_later_key) == (other, of_a_later_key)
+    assert store.keep_verdict(first, whole) == (other, whole)
+    elsewhere = verdict(evidence, silos[0], [0, 1])
+    assert store.keep_verdict(first, elsewhere) == (other, whole), "others may have gone on by chunk 2"
     next_round(place, store, 2, first)
     store.let_go(first)
     store = store_of(place.reopened())
@@ -194,17 +199,22 @@ async def test_silos_hear_of_each_others_verdicts_and_of_those_before_a_restart(
         desk: Any = SimpleNamespace(opened=opened)
         return RoundChecks(desk=desk, keys=cast(Any, None), spools=place.spools, wait_s=60.0)
 
+    async def share(by: SiloName, verdict: Verdict, known: int = 0) -> tuple[Collection[Verdict], int]:
+        return await checks.share(by, plan, model, verdict, known, identity_key=identity_key(by).public_key())
+
     checks = process()
     one, other = verdict(evidence, silos[0], [0]), verdict(evidence, silos[1], [1])
-    told, known = await checks.share(silos[0], plan, model, one, 0)
+    told, known = await share(silos[0], one)
     assert told == (one,)
-    waiting = asyncio.create_task(checks.share(silos[0], plan, model, one, known))
-    told, _ = await checks.share(silos[1], plan, model, other, 0)
+    waiting = asyncio.create_task(share(silos[0], one, known))
+    told, _ = await share(silos[1], other)
     assert told == (await waiting)[0] == (one, other)
     with pytest.raises(AuthorisationError, match="only its own is taken"):
-        await checks.share(silos[2], plan, model, other, 0)
+        await share(silos[2], other)
+    with pytest.raises(IntegrityError, match=f"verdict of silo {silos[0]} on model {model} is not signed"):
+        await share(silos[0], signed_verdict(evidence, silos[0], [0, 1], identity_key("a key that it gave up")))
     checks = process()
     assert await checks.verdicts(plan, model) == (one, other)
     third = verdict(evidence, silos[2], [2])
-    told, _ = await checks.share(silos[2], plan, model, third, 0)
+    told, _ = await share(silos[2], third)
     assert told == (one, other, third)

@@ -306,10 +306,82 @@ async def test_links_that_a_backup_does_not_have_are_taken_back_from_a_silo(stor
     assert len(groups.after(3)[0].signatures) == 5
 
 
-async def test_a_whole_chain_is_taken_back_where_the_backup_had_none(store: SqlRoundStore) -> None:
+@pytest.mark.parametrize("named", [EVERYBODY, TOGETHER], ids=["the first", "the newest"])
+async def test_a_whole_chain_is_taken_back_where_none_stands_and_the_operator_names_one_of_it(
+    store: SqlRoundStore, named: Link
+) -> None:
     groups = await groups_of(store)
+    news: list[bytes] = []
+    groups.on_change.append(lambda: news.append(groups.digest))
+    before = groups.digest
+    await groups.take_back(NAMES[0], GIVEN)
+    assert (groups.head, news) == (None, [])
+    await groups.begin_with(named.digest)
+    assert news[0] != before, "silos give theirs again"
+    await groups.take_back(NAMES[1], GIVEN[:1] if named == TOGETHER else ())
+    assert groups.head is None, "that silo holds an older one, or none"
     await groups.take_back(NAMES[0], GIVEN)
     assert (await groups_of(store)).after(0) == GIVEN
+    with pytest.raises(StateError, match=r"release groups 3 stand .* nothing in their place"):
+        await groups.begin_with(EVERYBODY.digest)
+
+
+ALONE = first_link(FEDERATION, Partition.of([NAMES[:1]]), Promise(colluders=10_000, smallest_group=10_002))
+THREE = first_link(FEDERATION, Partition.of([NAMES[:3]]))
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ([signed_by(ALONE, NAMES[:1])], None),
+        ([signed_by(THREE, NAMES[:3])], None),
+        ([signed_by(THREE, NAMES[:3]), *GIVEN[1:]], TOGETHER),
+        ([signed_by(THREE, NAMES[:3]), GIVEN[0]], EVERYBODY),
+        ([signed_by(ALONE, NAMES[:1])], ALONE),
+        ([signed_by(EVERYBODY, NAMES[:-1])], EVERYBODY),
+        (GIVEN[1:], TOGETHER),
+    ],
+    ids=[
+        "of itself alone",
+        "of silos that work together",
+        "before those that the operator named",
+        "with those that the operator named",
+        "what nothing could follow",
+        "one did not sign",
+        "the first is left out",
+    ],
+)
+async def test_attack_silos_begin_the_chain_with_first_groups_of_their_own(
+    store: SqlRoundStore, given: list[SignedLink], named: Link | None
+) -> None:
+    """Nothing stands yet; what the others signed is not dropped for it, also after a restart."""
+    groups = await groups_of(store)
+    await groups.propose_first(NAMES, colluders=0)
+    await sign(groups, EVERYBODY, NAMES[:-1])
+    if named is not None:
+        await groups.begin_with(named.digest)
+    await groups.take_back(NAMES[0], given)
+    for each in (groups, await groups_of(store)):
+        assert each.head is None
+        assert each.waits_for() == (frozenset(NAMES[-1:]), 1)
+    await sign(groups, EVERYBODY, NAMES[-1:])
+    assert groups.head == EVERYBODY
+
+
+async def test_attack_a_link_that_nothing_could_follow_is_not_taken_back(store: SqlRoundStore) -> None:
+    groups = await standing(store)
+    much = successor(EVERYBODY, EVERYBODY.partition, Promise(colluders=4, smallest_group=6))
+    await groups.take_back(NAMES[0], [signed_by(much, NAMES)])
+    assert groups.head == EVERYBODY
+
+
+async def test_signatures_of_who_has_no_say_are_not_taken_back(store: SqlRoundStore) -> None:
+    groups = await groups_of(store)
+    link = (await groups.propose([NAMES[:4]])).link
+    await sign(groups, link, NAMES[:4])
+    again = successor(link, link.partition)
+    await groups.take_back(NAMES[0], [signed_by(again, NAMES)])
+    assert groups.after(2) == (signed_by(again, NAMES[:4]),)
 
 
 @pytest.mark.parametrize(
@@ -393,6 +465,9 @@ async def test_groups_that_the_log_tells_of_are_waited_for_and_no_first_ones_tak
     assert "stood before this coordinator was restored, here none stand" in says
     assert "waiting for silo-04, silo-05; where nobody has them any more, restore a newer backup" in says
     await groups.take_back(NAMES[0], GIVEN[:1])
+    assert groups.head is None, "it does not lead to what the log tells of"
+    await groups.begin_with(EVERYBODY.digest)
+    await groups.take_back(NAMES[0], GIVEN[:1])
     says = groups.behind(NAMES)
     assert says is not None
     assert "here release groups 1 stand" in says
@@ -402,3 +477,12 @@ async def test_groups_that_the_log_tells_of_are_waited_for_and_no_first_ones_tak
     )
     await groups.take_back(NAMES[4], GIVEN[1:])
     assert groups.behind(()) is None
+
+
+async def test_a_chain_that_leads_to_what_the_own_log_tells_of_needs_no_word_of_the_operator(
+    store: SqlRoundStore,
+) -> None:
+    groups = await groups_of(store)
+    groups.stood = EarlierGroups(number=2, digest=FIRST_HALVES.digest.hex(), groups=HALVES)
+    await groups.take_back(NAMES[0], GIVEN)
+    assert groups.head == TOGETHER

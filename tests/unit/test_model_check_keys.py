@@ -1,20 +1,23 @@
 """Whose keys evidence and verdicts count under: never one that was given up before, and no reader's own choice of keys."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from security.errors import PolicyRefusal, StateError
+from coordinator.edges.round_evidence import RoundEvidence
+from coordinator.service.round_checks import RoundChecks
+from security.errors import IntegrityError, PolicyRefusal, StateError
 from security.identifiers import Identity, Role, SiloName
 from security.pki.succession import succession_statement
 from security.secure_aggregation.coordinator_machine import PhaseClosed
 from security.secure_aggregation.evidence import Checked
 from security.secure_aggregation.messages import Advertisement, signed
-from security.secure_aggregation.verdicts import signed_verdict
+from security.secure_aggregation.verdicts import Verdict, signed_verdict
 from silo_agent.edges.masking_party import party_of
 from silo_agent.edges.model_checking import check_party_of
 from silo_agent.edges.release_groups import group_chain
@@ -22,11 +25,23 @@ from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.edges.trust_store import trust_store
 from silo_agent.policy import PolicyRules, SiloPolicy
 from silo_wire.canonical import Digest
+from silo_wire.checked_chunk import CheckableRound
 from silo_wire.messages import Mask, RoundKey
 from tests.support.evidence import Made, Rounds, Vectors
 from tests.support.federation_peer import TestNet
 from tests.support.secagg_federation import FEDERATION, MODEL, PLAN, attempt, identities, identity_key
-from tests.unit.test_model_checks import OWN, SILOS, checker, refused, rounds_of, verdicts
+from tests.unit.test_model_checks import (
+    OWN,
+    SILOS,
+    Checker,
+    Memory,
+    Says,
+    checker,
+    model_of,
+    refused,
+    rounds_of,
+    verdicts,
+)
 from tests.unit.test_model_checks import _rule_of_the_round as _rule_of_the_round
 
 ROGUE = SILOS[3]
@@ -48,6 +63,71 @@ def false_everywhere(rounds: Rounds) -> Made:
 
 
 # --- verdicts
+
+
+class KeptAt(RoundEvidence):
+    """The coordinator's own store of verdicts, on evidence in memory."""
+
+    def __init__(self, folder: Path, rounds: Sequence[Made]) -> None:
+        self._kept_in, self._rounds = folder, rounds
+
+    def _parsed(self, model: Digest) -> CheckableRound:
+        return next(one for one in self._rounds if model_of(one) == model).checkable(identity_key("coordinator"))
+
+    def _verdicts(self, model: Digest) -> Path:
+        return self._kept_in / f"{model}.verdicts"
+
+
+@dataclass
+class Relays(Says):
+    """What it hands out of verdicts is what the coordinator keeps."""
+
+    checks: RoundChecks | None = None
+
+    async def fetch_verdicts(self, plan: Digest, model: Digest) -> Collection[Verdict]:
+        assert self.checks is not None
+        return await self.checks.verdicts(plan, model)
+
+    async def share_verdict(
+        self, plan: Digest, model: Digest, verdict: Verdict, known: int
+    ) -> tuple[Collection[Verdict], int]:
+        assert self.checks is not None
+        return await self.checks.share(verdict.silo, plan, model, verdict, -1, identity_key=key_of(verdict.silo))
+
+
+@pytest.mark.parametrize("how", ["unsigned", "on other chunks"])
+async def test_attack_a_silo_takes_its_verdict_back_once_others_went_on_by_it(tmp_path: Path, how: str) -> None:
+    """Whoever missed the round finds no vectors of it any more: nothing but signatures shows it that the model is true."""
+    rounds = rounds_of()
+    first, second = rounds.next(1), rounds.next(2)
+    digest, plan, model = first.evidence.digest, Digest(PLAN.hex()), model_of(first)
+
+    async def opened(plan: Digest) -> SimpleNamespace:
+        return SimpleNamespace(parts=SimpleNamespace(evidence=KeptAt(tmp_path, [first, second])))
+
+    desk, nothing = cast(Any, SimpleNamespace(opened=opened)), cast(Any, None)
+    checks = RoundChecks(desk=desk, keys=nothing, spools=nothing, wait_s=0.0)
+
+    async def share(verdict: Verdict) -> None:
+        await checks.share(ROGUE, plan, model, verdict, -1, identity_key=key_of(ROGUE))
+
+    def silo(name: SiloName) -> Checker:
+        says = Relays([first, second], checks=checks)
+        return Checker(says=says, memory=Memory(rounds_of().lineage()), silo=name)
+
+    vouched = signed_verdict(digest, ROGUE, range(22) if how == "unsigned" else range(11, 22), identity_key(ROGUE))
+    await share(vouched)
+    for name in (SILOS[2], SILOS[1]):
+        at = silo(name)
+        await at.require(first)
+    assert len(at.says.asked) < 22, "it went on by the verdict"
+    if how == "unsigned":
+        with pytest.raises(IntegrityError, match="is not signed by the identity key"):
+            await share(replace(vouched, signature=bytes(64)))
+    else:
+        await share(signed_verdict(digest, ROGUE, range(11), identity_key(ROGUE)))
+    assert vouched in await checks.verdicts(plan, model)
+    await silo(OWN).require(second)
 
 
 @pytest.mark.parametrize("key", ["given up", ""], ids=["that it gave up", "that it has"])

@@ -70,6 +70,26 @@ class ProposeGroupsRequest(_message.Message):
 Global___ProposeGroupsRequest: _TypeAlias = ProposeGroupsRequest  # noqa: Y015
 
 @_typing.final
+class TakeGroupsBackRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    digest: _builtins.bytes
+    """32 bytes"""
+    def __init__(
+        self,
+        *,
+        digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeGroupsBackRequest: _TypeAlias = TakeGroupsBackRequest  # noqa: Y015
+
+@_typing.final
 class GroupsStanding(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -110,6 +110,11 @@ class OperatorStub:
                 request_serializer=silo__wire_dot_v1_dot_operator__pb2.ProposeGroupsRequest.SerializeToString,
                 response_deserializer=silo__wire_dot_v1_dot_operator__pb2.GroupsStanding.FromString,
                 _registered_method=True)
+        self.TakeGroupsBack = channel.unary_unary(
+                '/silo_wire.v1.Operator/TakeGroupsBack',
+                request_serializer=silo__wire_dot_v1_dot_operator__pb2.TakeGroupsBackRequest.SerializeToString,
+                response_deserializer=silo__wire_dot_v1_dot_operator__pb2.GroupsStanding.FromString,
+                _registered_method=True)
         self.ListAuthorities = channel.unary_unary(
                 '/silo_wire.v1.Operator/ListAuthorities',
                 request_serializer=silo__wire_dot_v1_dot_operator__pb2.ListAuthoritiesRequest.SerializeToString,
@@ -222,6 +227,13 @@ class OperatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TakeGroupsBack(self, request, context):
+        """Where none stand, as after a restore of an old backup: take those back from a silo that lead to the ones named.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListAuthorities(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -311,6 +323,11 @@ def add_OperatorServicer_to_server(servicer, server):
             'ProposeGroups': grpc.unary_unary_rpc_method_handler(
                     servicer.ProposeGroups,
                     request_deserializer=silo__wire_dot_v1_dot_operator__pb2.ProposeGroupsRequest.FromString,
+                    response_serializer=silo__wire_dot_v1_dot_operator__pb2.GroupsStanding.SerializeToString,
+            ),
+            'TakeGroupsBack': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeGroupsBack,
+                    request_deserializer=silo__wire_dot_v1_dot_operator__pb2.TakeGroupsBackRequest.FromString,
                     response_serializer=silo__wire_dot_v1_dot_operator__pb2.GroupsStanding.SerializeToString,
             ),
             'ListAuthorities': grpc.unary_unary_rpc_method_handler(
@@ -729,6 +746,33 @@ class Operator:
             target,
             '/silo_wire.v1.Operator/ProposeGroups',
             silo__wire_dot_v1_dot_operator__pb2.ProposeGroupsRequest.SerializeToString,
+            silo__wire_dot_v1_dot_operator__pb2.GroupsStanding.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeGroupsBack(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/silo_wire.v1.Operator/TakeGroupsBack',
+            silo__wire_dot_v1_dot_operator__pb2.TakeGroupsBackRequest.SerializeToString,
             silo__wire_dot_v1_dot_operator__pb2.GroupsStanding.FromString,
             options,
             channel_credentials,

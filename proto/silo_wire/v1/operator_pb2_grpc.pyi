@@ -54,6 +54,8 @@ class OperatorStub:
     GetGroups: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetGroupsRequest, _operator_pb2.GroupsStanding]
     """Which silos are summed with whom under masks, and what is proposed to follow."""
     ProposeGroups: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ProposeGroupsRequest, _operator_pb2.GroupsStanding]
+    TakeGroupsBack: _grpc.UnaryUnaryMultiCallable[_operator_pb2.TakeGroupsBackRequest, _operator_pb2.GroupsStanding]
+    """Where none stand, as after a restore of an old backup: take those back from a silo that lead to the ones named."""
     ListAuthorities: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListAuthoritiesRequest, _operator_pb2.AuthoritiesReply]
     ChangeAuthority: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ChangeAuthorityRequest, _operator_pb2.AuthoritiesReply]
     """One step of a succession; answers how the authorities stand after it."""
@@ -84,6 +86,8 @@ class OperatorAsyncStub(OperatorStub):
     GetGroups: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetGroupsRequest, _operator_pb2.GroupsStanding]  # type: ignore[assignment]
     """Which silos are summed with whom under masks, and what is proposed to follow."""
     ProposeGroups: _aio.UnaryUnaryMultiCallable[_operator_pb2.ProposeGroupsRequest, _operator_pb2.GroupsStanding]  # type: ignore[assignment]
+    TakeGroupsBack: _aio.UnaryUnaryMultiCallable[_operator_pb2.TakeGroupsBackRequest, _operator_pb2.GroupsStanding]  # type: ignore[assignment]
+    """Where none stand, as after a restore of an old backup: take those back from a silo that lead to the ones named."""
     ListAuthorities: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListAuthoritiesRequest, _operator_pb2.AuthoritiesReply]  # type: ignore[assignment]
     ChangeAuthority: _aio.UnaryUnaryMultiCallable[_operator_pb2.ChangeAuthorityRequest, _operator_pb2.AuthoritiesReply]  # type: ignore[assignment]
     """One step of a succession; answers how the authorities stand after it."""
@@ -201,6 +205,14 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.ProposeGroupsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.GroupsStanding, _abc.Awaitable[_operator_pb2.GroupsStanding]]: ...
+
+    @_abc_1.abstractmethod
+    def TakeGroupsBack(
+        self,
+        request: _operator_pb2.TakeGroupsBackRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.GroupsStanding, _abc.Awaitable[_operator_pb2.GroupsStanding]]:
+        """Where none stand, as after a restore of an old backup: take those back from a silo that lead to the ones named."""
 
     @_abc_1.abstractmethod
     def ListAuthorities(
