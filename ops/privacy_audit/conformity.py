@@ -65,8 +65,6 @@ CLIPPED_TO = 4.0
 MARGIN = 2.0**-10
 """What the trainer clips below max_grad_norm by, of it (silo_agent/training/private/clipping.py)."""
 LOSS_MULTIPLIER = 5.0
-LEAST_COUNTED = 0.98
-"""Of the bound: what the trainer counts a loss as that is above it; a little less, for float32 (loss_sums.py)."""
 EXACT, NOISE = 1e-3, 0.01
 """Relative: how far a record's part may be off, and a step's noise."""
 TAIL = 4.0
@@ -620,7 +618,7 @@ def _weights(world: World, about: str, trainings: Sequence[Training]) -> Iterato
         promise="loss bound",
         about=about,
         measured=float(sums[at]),
-        lowest=exact * LEAST_COUNTED,
+        lowest=exact * (1 - EXACT),
         highest=exact * (1 + EXACT),
         broken="the sum of losses in a weight is not that of losses cut at the plan's loss_bound",
     )

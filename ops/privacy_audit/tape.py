@@ -112,13 +112,11 @@ def _around(tape: Tape, loss_draws: int) -> Sequence[tuple[Any, str, Callable[[A
         return taped_sample
 
     def noised_reduction(original: Any) -> Any:
-        def taped_weight(sums: Sequence[int], *, bound: float, **named: Any) -> float:
-            released: float = original(sums, bound=bound, **named)
-            apart = [_FAR * GRID, 0]
-            measured = [original(apart, bound=bound, **{**named, "cap": np.inf}) for _ in range(loss_draws)]
-            tape.weights.append(
-                Weight(np.array(sums, dtype=np.float64) * (bound / GRID), released, np.array(measured) - _FAR * bound)
-            )
+        def taped_weight(before: int, after: int, *, bound: float, **named: Any) -> float:
+            released: float = original(before, after, bound=bound, **named)
+            measured = [original(_FAR * GRID, 0, bound=bound, **{**named, "cap": np.inf}) for _ in range(loss_draws)]
+            sums = np.array([before, after], dtype=np.float64) * (bound / GRID)
+            tape.weights.append(Weight(sums, released, np.array(measured) - _FAR * bound))
             return released
 
         return taped_weight

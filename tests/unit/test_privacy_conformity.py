@@ -37,6 +37,7 @@ from security.privacy.accounting import GaussianRelease
 from security.secure_aggregation import parameters
 from silo_agent.training import masked_vector, silo_trainer
 from silo_agent.training.private import private_trainer
+from silo_agent.training.private.chunks import Chunks
 from silo_agent.training.private.private_optimizer import PrivateOptimizer
 from silo_wire.plan import Plan
 
@@ -128,19 +129,28 @@ def clipped(factor: float) -> Plant:
     return plant
 
 
-def last_chunk_twice(patch: pytest.MonkeyPatch) -> None:
-    def starts(*bounds: int) -> list[int]:
-        made = list(range(*bounds))
-        return [*made, *made[-1:]] if len(bounds) == 3 else made
+def chunked(change: Callable[[list[tuple[list[int], Any]]], list[tuple[list[int], Any]]]) -> Plant:
+    """Other chunks of a step; losses are summed over the true ones."""
 
-    patch.setattr(private_trainer, "range", starts, raising=False)
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        original = Chunks.of
+
+        def of(chunks: Any, examples: Any, indices: Any) -> Any:
+            made = list(original(chunks, examples, indices))
+            return made if isinstance(indices, range) else change(made)
+
+        patch.setattr(Chunks, "of", of)
+
+    return plant
 
 
-def first_of_each_chunk_left_out(patch: pytest.MonkeyPatch) -> None:
-    original = private_trainer.collate
-    patch.setattr(
-        private_trainer, "collate", lambda examples, indices, **rest: original(examples, indices[1:] or indices, **rest)
-    )
+def first_of_each_chunk_left_out(chunks: list[tuple[list[int], Any]]) -> list[tuple[list[int], Any]]:
+    def rest(batch: Any) -> Any:
+        return replace(
+            batch, input_ids=batch.input_ids[1:], attention_mask=batch.attention_mask[1:], labels=batch.labels[1:]
+        )
+
+    return [(indices[1:], rest(batch)) for indices, batch in chunks if len(indices) > 1]
 
 
 def drawn(change: Callable[[Callable[..., list[int]], Any, float, Any], list[int]]) -> Plant:
@@ -281,7 +291,7 @@ def by_the_real_batch(patch: pytest.MonkeyPatch) -> None:
 def weight_of_other_noise(patch: pytest.MonkeyPatch) -> None:
     original = private_trainer.noised_reduction
     patch.setattr(
-        private_trainer, "noised_reduction", lambda sums, **rest: original(sums, **{**rest, "noise_multiplier": 2.3})
+        private_trainer, "noised_reduction", lambda *sums, **rest: original(*sums, **{**rest, "noise_multiplier": 2.3})
     )
 
 
@@ -360,8 +370,8 @@ BREAKS: dict[str, tuple[Plant, Audited, str]] = {
     "clip x 2": (clipped(2.0), ONE, "contribution of a record"),
     "clip x 1.5": (clipped(1.5), ONE, "contribution of a record"),
     "clip + 0.3 %": (clipped(1.003), ONE, "contribution of a record"),
-    "last chunk twice": (last_chunk_twice, ONE, "contribution of a record"),
-    "first of each chunk left out": (first_of_each_chunk_left_out, ONE, "drawn records are in the sum"),
+    "last chunk twice": (chunked(lambda chunks: [*chunks, *chunks[-1:]]), ONE, "contribution of a record"),
+    "first of each chunk left out": (chunked(first_of_each_chunk_left_out), ONE, "drawn records are in the sum"),
     "more than records in the sum": (decay_in_the_sum, ONE, "nothing but records in the sum"),
     "fixed-size batches": (drawn(fixed_size), LONG, "Poisson samples"),
     "one sample for all steps": (one_sample_a_training(), replace(LONG, steps=4), "fresh samples"),
