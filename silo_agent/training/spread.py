@@ -52,12 +52,12 @@ Scalar = TypeVar("Scalar", np.bool_, np.float32)
 class Spread:
     """What a delta of one training is spread by. `key` is the silo's own, for this training alone: the same delta comes out again."""
 
-    def __init__(self, key: bytes) -> None:
-        """`key` has 32 bytes."""
+    def __init__(self, key: bytes, share: float = 1.0) -> None:
+        """`key` has 32 bytes; the sum has the delta times `share`."""
         self._elements, self._rows, self._columns = (
             _Factors(bound_key(key, purpose)) for purpose in (b"elements", b"rows", b"columns")
         )
-        self._steps = StepNoise(bound_key(key, b"steps"))
+        self._steps = StepNoise(bound_key(key, b"steps"), share)
         self._order: Callable[[int], Indices] = lru_cache(maxsize=8)(_Orders(bound_key(key, b"orders")).of)
 
     def noise(self, binades: FloatBlock, begin: int) -> FloatBlock:
