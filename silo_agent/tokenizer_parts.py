@@ -26,10 +26,39 @@ _BLANK: Final = frozenset("▁\N{REPLACEMENT CHARACTER}")
 """What sentencepiece makes a space of beside white space and control characters."""
 _MOST_AROUND: Final = 2
 """Special tokens that a template has beside the text: one before it and one after."""
-_MOST_STEPS: Final = 1 << 20
-"""Through a character map; those of sentencepiece take some ten thousand."""
-_LONGEST_WORD: Final = 16
-"""Letters of ASCII that a character map may have one text for; those of sentencepiece have none longer than three."""
+_MOST_BYTES: Final = 1 << 25
+"""Of tokenizer.json; mT5's have 16 million."""
+_MOST_LISTS: Final = 1 << 19
+"""Lists and objects in tokenizer.json; mT5's vocabulary has 250,000. Memory is for these and values, not for bytes."""
+_MOST_VALUES: Final = 1 << 20
+_WITHIN: Final = {
+    "normalizer": "normalizers",
+    "pre_tokenizer": "pretokenizers",
+    "post_processor": "processors",
+    "decoder": "decoders",
+}
+"""Where a Sequence of each has its parts; others the library does not look at."""
+_KEYS: Final = frozenset(
+    (
+        "version",
+        "truncation",
+        "padding",
+        "added_tokens",
+        "normalizer",
+        "pre_tokenizer",
+        "post_processor",
+        "decoder",
+        "model",
+    )
+)
+_MOST_MAP_BYTES: Final = 1 << 19
+"""Of a character map; those of sentencepiece have 247,165."""
+_MOST_STEPS: Final = 1 << 19
+"""Through a character map; those of sentencepiece take 264,227."""
+_LONGEST_KEY: Final = 24
+"""Bytes that a character map may have one text for; those of sentencepiece have 12 at most."""
+_LONGEST_TEXT: Final = 72
+"""Bytes of what becomes of these: 18 characters is the most that NFKC makes of one, and those of sentencepiece have 33 bytes."""
 
 Part = Mapping[str, Any]
 
@@ -38,17 +67,35 @@ def odd_parts(files: Mapping[str, bytes]) -> Iterator[str]:
     """A line for each part of the tokenizer that no tokenizer of T5's family has; none where the plan has no tokenizer."""
     if TOKENIZER_FILE not in files:
         return
+    raw = files[TOKENIZER_FILE]
+    if too_large := _too_large(raw):
+        yield too_large
+        return
     try:
-        value = json.loads(files[TOKENIZER_FILE])
+        value = json.loads(raw)
     except (ValueError, RecursionError):
         yield "it is not JSON"
         return
     if not isinstance(value, dict):
         yield "it is not a JSON object"
         return
+    if unknown := sorted(value.keys() - _KEYS):
+        yield f"it has {_shown(unknown[0])}, which no tokenizer has"
     for name, known in _PARTS.items():
         yield from _walk(name, value.get(name), known)
     yield from _model(value.get("model"))
+
+
+def _too_large(raw: bytes) -> str:
+    """Found out before it is parsed, which takes memory for each value: nobody has approved the plan yet."""
+    for count, most, what in (
+        (len(raw), _MOST_BYTES, "bytes"),
+        (raw.count(b"[") + raw.count(b"{"), _MOST_LISTS, "lists and objects"),
+        (raw.count(b","), _MOST_VALUES, "values"),
+    ):
+        if count > most:
+            return f"it has {count:,} {what}: more than {most:,}"
+    return ""
 
 
 def _walk(where: str, part: object, known: "Mapping[str, Callable[[Part], str]]") -> Iterator[str]:
@@ -59,15 +106,17 @@ def _walk(where: str, part: object, known: "Mapping[str, Callable[[Part], str]]"
     if not isinstance(part, dict) or not isinstance(kind, str):
         yield f"{where} has no type"
     elif kind == "Sequence":
-        within = next(
-            (part[key] for key in ("normalizers", "pretokenizers", "processors", "decoders") if key in part), None
-        )
+        within = part.get(_WITHIN[where])
         if not isinstance(within, list) or any(isinstance(it, dict) and it.get("type") == "Sequence" for it in within):
             yield f"{where} is a Sequence of something else than parts"
             return
         kinds = [it.get("type") for it in within if isinstance(it, dict)]
         if twice := next((kind for kind in kinds if kinds.count(kind) > 1), None):
             yield f"{where} has {_shown(twice)} twice"  # each time a text could grow
+            return
+        if "Precompiled" in kinds and (parting := next((kind for kind in kinds if kind in ("NFD", "NFKD")), None)):
+            # The library looks up the first text of a letter and its marks: of two marks the second would be lost.
+            yield f"{where} has {parting} beside Precompiled"
             return
         for each in within:
             yield from _walk(where, each, known)
@@ -137,83 +186,72 @@ def _charsmap(part: Part) -> str:
         return ""  # of a model that normalises nothing
     try:
         raw = base64.b64decode(text, validate=True)
-        for key, value in _of_one_character(raw):
-            if not _says_the_same(key, value):
-                return f"that makes {_shown(value)} of {_shown(key)}"
+        for key, value in _texts(raw):
+            if problem := _loss(key, value):
+                return problem
     except (binascii.Error, TypeError, ValueError, IndexError, struct.error):
         return "that is no character map"
     return ""
 
 
-def _says_the_same(key: str, value: str) -> bool:
-    """Whether a map of Unicode's compatibility forms may have this, with or without case; later ones know more characters."""
-    before, after = (unicodedata.normalize("NFKC", it).casefold() for it in (key, value))
-    kinds = {unicodedata.category(it) for it in key}
-    blank = value in ("", " ") and (key in _BLANK or all(kind[0] in "CZ" for kind in kinds))
-    return before == after or unicodedata.normalize("NFKC", before) == after or blank or "Cn" in kinds
+def _loss(key: str, value: str) -> str:
+    """What is wrong with one text of a map, which may be of Unicode's compatibility forms, with or without case; "" if nothing is.
 
-
-def _of_one_character(raw: bytes) -> Iterator[tuple[str, str]]:
-    """What a character map (a Darts double array, then texts that end with 0) makes of single characters and of words of ASCII.
-
-    Raises ValueError, IndexError or struct.error for what is none.
+    The library puts the first text that it finds for a letter and its marks in the place of all of them, if they are less than 6 bytes. So what would
+    stay as it is has no text: the marks behind it would be lost.
     """
+    normal = unicodedata.normalize("NFKC", key)
+    if value == normal != key:
+        return ""  # nearly all are such
+    kinds = {unicodedata.category(it) for it in key}
+    if "Cn" in kinds:  # later versions of Unicode know more characters
+        return ""
+    if value in ("", " ") and (key in _BLANK or all(kind[0] in "CZ" for kind in kinds)):
+        return ""
+    before, after = normal.casefold(), unicodedata.normalize("NFKC", value).casefold()
+    if after not in (before, unicodedata.normalize("NFKC", before)):
+        return f"that makes {_shown(value)} of {_shown(key)}"
+    if key == value or key == normal == before:
+        return f"that has a text, {_shown(value)}, for {_shown(key)}: marks behind it are lost"
+    return ""
+
+
+def _texts(raw: bytes) -> Iterator[tuple[str, str]]:
+    """All that a character map (a Darts double array, then texts that end with 0) has texts for, and these.
+
+    Raises ValueError, IndexError or struct.error for what is none, or is larger than any.
+    """
+    if len(raw) > _MOST_MAP_BYTES:
+        raise ValueError("more than any map has")
     (size,) = struct.unpack_from("<I", raw)
     units = struct.unpack_from(f"<{size // 4}I", raw, 4)
     texts = raw[4 + size :]
+    children: dict[int, list[int]] = {}
+    """By what their places are counted from: a child's place is that, xor its byte, which its unit tells."""
+    for at, unit in enumerate(units):
+        if unit & 0xFF and not unit >> 31:
+            children.setdefault(at ^ unit & 0xFF, []).append(at)
     steps = 0
-
-    def below(base: int, labels: range) -> Iterator[tuple[int, int, str | None]]:
-        """Each child by its byte: where its own children are, and the text that ends here."""
-        nonlocal steps
-        for label in labels:
-            at = base ^ label
-            if at < len(units) and units[at] & (1 << 31 | 0xFF) == label:
-                steps += 1
-                if steps > _MOST_STEPS:
-                    raise ValueError("a map without end")
-                unit = units[at]
-                own = at ^ _offset(unit)
-                text = None
-                if unit >> 8 & 1:
-                    begin = units[own] & (1 << 31) - 1
-                    text = texts[begin : texts.index(0, begin)].decode()
-                yield label, own, text
-
-    ascii_alone, lead, following = range(0x20, 0x7F), range(0xC2, 0xF5), range(0x80, 0xC0)
-    pending: list[tuple[bytes, int]] = []
-    for label, base, text in below(_offset(units[0]), range(1, 0x80)):
-        if text is not None:
-            yield chr(label), text
-        if label in ascii_alone:
-            pending.append((bytes([label]), base))
-    for label, base, text in below(_offset(units[0]), lead):
-        if text is not None:
-            raise ValueError("a text of part of a character: of all that begin so the library makes it")
-        pending.append((bytes([label]), base))
+    pending = [(b"", _offset(units[0]))]
     while pending:
         key, base = pending.pop()
-        is_ascii = key[0] < 0x80
-        for label, own, text in below(base, ascii_alone if is_ascii else following):
-            longer = key + bytes([label])
-            whole = is_ascii or len(longer) == _length(key[0])
-            if whole and text is not None:
-                yield longer.decode(), text
-            elif text is not None:
-                raise ValueError("a text of part of a character")
-            if is_ascii and len(longer) == _LONGEST_WORD:
-                raise ValueError("a text of many letters")
-            if is_ascii or not whole:
-                pending.append((longer, own))
+        if len(key) == _LONGEST_KEY and base in children:
+            raise ValueError("a text for more letters than any map has")
+        for at in children.get(base, ()):
+            steps += 1
+            if steps > _MOST_STEPS:
+                raise ValueError("a map without end")
+            longer, own = key + bytes([base ^ at]), at ^ _offset(units[at])
+            if units[at] >> 8 & 1:
+                begin = units[own] & (1 << 31) - 1
+                text = texts[begin : texts.index(0, begin, begin + _LONGEST_TEXT + 1)]
+                # Of part of a character it is no UTF-8: of all that begin so the library would make that text.
+                yield longer.decode(), text.decode()
+            pending.append((longer, own))
 
 
 def _offset(unit: int) -> int:
     return unit >> 10 << ((unit & 1 << 9) >> 6)
-
-
-def _length(lead: int) -> int:
-    """Bytes of a character in UTF-8."""
-    return 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
 
 
 def _model(model: object) -> Iterator[str]:

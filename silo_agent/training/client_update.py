@@ -24,6 +24,7 @@ from silo_agent.task.update import (
     round_to_bfloat16,
     squared_norm,
 )
+from silo_agent.training.float_steps import binade
 from silo_agent.training.model import BoundParameters
 from silo_agent.training.residual import ResidualReader, Residuals, ResidualWriter
 from silo_agent.training.spread import Spread
@@ -61,7 +62,8 @@ def write_update(
 ) -> WrittenUpdate:
     """Write the update that `parameters` make of `round_model` to `path`, of type and order of `layout`.
 
-    Where it is to be masked, `spread` is what numbers that are too much alike are spread by. In bfloat16 the residual of `feedback.included` is added first, and what rounding leaves is kept for the new update.
+    Where it is to be masked, `spread` is what numbers that are too much alike are spread by, and all have noise by within their own
+    steps. In bfloat16 the residual of `feedback.included` is added first, and what rounding leaves is kept for the new update.
     Raises TrainingDiverged for a value that is not finite or beyond bfloat16's range, IntegrityError and StorageError for
     the round model's file, StorageError for the update's. After an error there is no file.
     """
@@ -118,18 +120,24 @@ def _deltas(
 ) -> Iterator[tuple[FloatBlock, float]]:
     """Finite blocks of local - round model + residual, spread, each in the memory of the one before, with their squared norms."""
     memory: FloatBlock = np.empty(BLOCK_ELEMENTS, dtype=np.float32)
+    sizes: FloatBlock = np.empty(BLOCK_ELEMENTS if spread is not None else 0, dtype=np.float32)
     starts = dict(layout.placed())
     for begin, end in blocks(parameters.elements):
         values = memory[: end - begin]
         round_model.read([values])
+        at = 0
         for _, local, part in parameters.beside(values, begin):
-            np.subtract(local.cpu().numpy(), part, out=part)
+            own = local.cpu().numpy()
+            if spread is not None:
+                binade(own, part, out=sizes[at : at + len(part)])
+                at += len(part)
+            np.subtract(own, part, out=part)
         if residual is not None:
             residual.add_to(values, begin)
         if spread is not None:
-            at = begin
+            noise, at = spread.noise(sizes[: len(values)], begin), 0
             for spec, _, part in parameters.beside(values, begin):
-                spread.over(part, at, spec, starts[spec])
+                spread.over(part, begin + at, spec, starts[spec], noise[at : at + len(part)])
                 at += len(part)
         square = squared_norm(values)
         if not math.isfinite(square):

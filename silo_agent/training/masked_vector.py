@@ -78,6 +78,11 @@ def own_weight(section: AggregationSection, summary: TrainingSummary) -> float:
     return max(weight, section.least_weight)
 
 
+def own_share(section: AggregationSection, summary: TrainingSummary) -> float:
+    """What the sum has of this silo's delta, where it is within its range: its weight over the plan's cap, above 0 and at most 1."""
+    return min(own_weight(section, summary) / section.weight_cap, 1.0)
+
+
 def write_masked_vector(
     path: Path,
     work: MaskVector,

@@ -29,6 +29,7 @@ from silo_agent.training.draws import Seed
 from silo_agent.training.evaluation import SameResult, evaluate
 from silo_agent.training.generation import generated
 from silo_agent.training.local_trainer import Progress, train_locally
+from silo_agent.training.masked_vector import own_share
 from silo_agent.training.plan_model import PlanModel
 from silo_agent.training.residual import Residuals
 from silo_agent.training.schema import serialise
@@ -150,9 +151,15 @@ class SiloTrainer:
             parameters=self._model.parameters,
             round_model=lambda: self._model.reader(model_path, model),
             feedback=Feedback(residuals=residuals, included=included_update),
-            spread=Spread(self._own_key("spread", round_number)) if self._plan.aggregation.secure_aggregation else None,
+            spread=self._spread(round_number, summary),
         )
         return LocalUpdate(summary=summary, manifest=written.manifest, delta_norm=written.norm, mark=written.mark)
+
+    def _spread(self, round_number: int, summary: TrainingSummary) -> Spread | None:
+        section = self._plan.aggregation
+        if not section.secure_aggregation:
+            return None
+        return Spread(self._own_key("spread", round_number), own_share(section, summary))
 
     def _train_privately(
         self, round_number: int, *, on_progress: Progress, should_stop: Callable[[], bool]

@@ -9,9 +9,11 @@ Deltas of more steps are spread by themselves where every step moved them. A row
 and a unit of ReLU by those that made it fire: a row or column that one step reached has numbers of one size, which tells how many
 steps there were, and with them how many examples. So rows and columns are judged too. Factors of their elements leave a row's
 length, which tells that size as well: what is spread by its rows or columns has one more factor for each of them.
+
+What is alike is judged before noise of float32's steps is added, which would hide it in numbers of a step or two, and multiplied after.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Final, TypeVar
 
@@ -21,6 +23,7 @@ from numpy.typing import NDArray
 from security.privacy.noise_streams import NoiseStream, bound_key
 from security.privacy.random_words import RandomWords
 from silo_agent.task.update import FloatBlock
+from silo_agent.training.float_steps import StepNoise
 from silo_wire.manifest import TensorSpec
 
 MOST_ALIKE: Final = 0.25
@@ -49,23 +52,39 @@ Scalar = TypeVar("Scalar", np.bool_, np.float32)
 class Spread:
     """What a delta of one training is spread by. `key` is the silo's own, for this training alone: the same delta comes out again."""
 
-    def __init__(self, key: bytes) -> None:
-        """`key` has 32 bytes."""
+    def __init__(self, key: bytes, share: float = 1.0) -> None:
+        """`key` has 32 bytes; the sum has the delta times `share`."""
         self._elements, self._rows, self._columns = (
             _Factors(bound_key(key, purpose)) for purpose in (b"elements", b"rows", b"columns")
         )
+        self._steps = StepNoise(bound_key(key, b"steps"), share)
         self._order: Callable[[int], Indices] = lru_cache(maxsize=8)(_Orders(bound_key(key, b"orders")).of)
 
-    def over(self, values: FloatBlock, begin: int, tensor: TensorSpec, start: int) -> None:
-        """Spread `values` where too many of them are alike.
+    def noise(self, binades: FloatBlock, begin: int) -> FloatBlock:
+        """What `over` is to add to the block of the delta that begins at its element `begin`: see StepNoise."""
+        return self._steps.of(binades, begin)
+
+    def over(
+        self, values: FloatBlock, begin: int, tensor: TensorSpec, start: int, noise: FloatBlock | None = None
+    ) -> None:
+        """Add `noise` to `values`, and spread them where too many of them were alike.
 
         They are of `tensor`, which begins at element `start` of the delta, and their first is the delta's element `begin`. Numbers
         that are alike are spread all over; of a matrix so are its rows and columns, each for itself.
         """
+        factors = list(self._factors(values, begin, tensor, start))
+        if noise is not None:
+            with np.errstate(invalid="ignore"):  # of values that are not finite, which end the training
+                values += noise
+        for each in factors:
+            values *= each
+
+    def _factors(self, values: FloatBlock, begin: int, tensor: TensorSpec, start: int) -> Iterator[FloatBlock]:
+        """What to multiply `values` by; nothing where they stay as they are."""
         whole = alike(values) > MOST_ALIKE
         if len(tensor.shape) != 2 or 1 in tensor.shape:
             if whole:
-                values *= self._elements.where(np.ones(len(values), dtype=np.bool_), begin)
+                yield self._elements.where(np.ones(len(values), dtype=np.bool_), begin)
             return
         rows = _Rows(values, begin - start, tensor.shape[1])
         flat = np.ones(len(rows.counts), dtype=np.bool_) if whole else self._flat_rows(rows)
@@ -75,11 +94,11 @@ class Spread:
         moved = np.repeat(flat, rows.counts)
         if columns is not None:
             moved |= rows.beside(columns)
-        values *= self._elements.where(moved, begin)
+        yield self._elements.where(moved, begin)
         # Rows are numbered from where their tensor begins, and so are columns: no tensor has more of them than elements.
-        values *= np.repeat(self._rows.where(flat, start + rows.first), rows.counts)
+        yield np.repeat(self._rows.where(flat, start + rows.first), rows.counts)
         if columns is not None:
-            values *= rows.beside(self._columns.where(columns, start))
+            yield rows.beside(self._columns.where(columns, start))
 
     def _flat_rows(self, rows: "_Rows") -> Truths:
         flat = np.zeros(len(rows.counts), dtype=np.bool_)

@@ -4,7 +4,9 @@ import base64
 import io
 import json
 import string
+import struct
 import tracemalloc
+import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from security.errors import PolicyRefusal
 from security.identifiers import SiloName
+from silo_agent import tokenizer_parts
 from silo_agent.plan_review import unusual
 from silo_agent.policy import PolicyRules, SiloPolicy
 from silo_agent.tokenizer_parts import LETTERS, odd_parts
@@ -122,6 +125,9 @@ def part_of(made: Any) -> Any:
     return values
 
 
+SPLIT = part_of(pre_tokenizers.Split(Regex("[^x]"), "removed"))
+
+
 @pytest.mark.parametrize(
     ("name", "part", "says"),
     [
@@ -132,10 +138,11 @@ def part_of(made: Any) -> Any:
         ("normalizer", part_of(normalizers.BertNormalizer()), 'normalizer has "BertNormalizer"'),
         ("normalizer", {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": []}]}, "a Sequence of"),
         ("normalizer", {"type": "Sequence"}, "a Sequence of"),
+        ("pre_tokenizer", {"type": "Sequence", "normalizers": [], "pretokenizers": [SPLIT]}, 'pre_tokenizer has "Split"'),
         ("normalizer", ["Replace"], "normalizer has no type"),
         ("normalizer", {"type": "Replace", "pattern": {}, "content": ""}, "Replace of no pattern"),
         ("normalizer", {"type": "Replace", "pattern": {"String": " ", "Regex": "x"}, "content": ""}, "of no pattern"),
-        ("pre_tokenizer", part_of(pre_tokenizers.Split(Regex("[^x]"), "removed")), 'pre_tokenizer has "Split"'),
+        ("pre_tokenizer", SPLIT, 'pre_tokenizer has "Split"'),
         ("pre_tokenizer", part_of(pre_tokenizers.Punctuation("removed")), 'pre_tokenizer has "Punctuation"'),
         ("pre_tokenizer", part_of(pre_tokenizers.Metaspace("e")), "with the replacement"),
         ("post_processor", {"type": "TemplateProcessing", "single": []}, "that is not the text once"),
@@ -219,6 +226,85 @@ def test_attack_a_letter_or_digit_that_has_no_piece(letter: str) -> None:
     vocabulary = {piece: at for at, piece in enumerate(known)}
     (line,) = odd(with_part("model", {"type": "BPE", "vocab": vocabulary}))
     assert f'model has no piece for "{letter}"' in line
+
+
+def raw_map(texts: dict[str, str], *, nodes: int) -> str:
+    """A character map with a text for each key, no key being the beginning of another one."""
+    units, written, places = [0] * (256 * nodes), b"", {b"": 256}
+    units[0] = 256 << 10
+    free = 512
+
+    def node(key: bytes, *, leaf: bool) -> int:
+        nonlocal free
+        at, own = places[key[:-1]] ^ key[-1], free
+        units[at] = (at ^ own) << 10 | leaf << 8 | key[-1]
+        places[key] = own
+        free += 256
+        return own
+
+    for key, text in texts.items():
+        raw = key.encode()
+        for end in range(1, len(raw)):
+            if raw[:end] not in places:
+                node(raw[:end], leaf=False)
+        units[node(raw, leaf=True)] = 1 << 31 | len(written)
+        written += text.encode() + b"\0"
+    map_of = struct.pack(f"<I{len(units)}I", 4 * len(units), *units) + written
+    return base64.b64encode(map_of).decode()
+
+
+ACUTE = "\N{COMBINING ACUTE ACCENT}"
+IE = "\N{CYRILLIC SMALL LETTER IE}"
+QAMATS, FATHA = "\N{HEBREW POINT QAMATS}", "\N{ARABIC FATHA}"
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "marks", "says"),
+    [
+        ("e", "e", ACUTE, "that has a text"),
+        ("e", "E", ACUTE, "that has a text"),
+        ("E", "E", ACUTE, "that has a text"),
+        ("ש", "ש", QAMATS, "that has a text"),
+        ("ب", "ب", FATHA, "that has a text"),
+        (IE, IE, "\N{COMBINING BREVE}", "that has a text"),
+        (f"e{ACUTE}", "e", ACUTE, 'that makes "e" of'),
+        (f"ש{QAMATS}", "ש", QAMATS, "that makes"),
+        (f"ب{FATHA}", "ب", FATHA, "that makes"),
+    ],
+    ids=["e", "upper case of e", "E as it is", "Hebrew", "Arabic", "Cyrillic", "e with a mark", "Hebrew with a point", "Arabic with a vowel"],
+)  # fmt: skip
+def test_attack_a_character_map_that_loses_marks_behind_letters(key: str, text: str, marks: str, says: str) -> None:
+    """The library looks up a letter with its marks by the first text that there is, and puts that in the place of all."""
+    made = precompiled(raw_map({key: text}, nodes=16))
+    letter = key[0]
+    normalised = Tokenizer.from_str(json.dumps(made)).normalizer.normalize_str(f"{letter}{marks}")
+    assert normalised == text, "the attack loses nothing"
+    (line,) = odd(made)
+    assert line.startswith("normalizer has Precompiled ")
+    assert says in line
+
+
+def test_a_character_map_may_compose_letters_and_fold_their_case() -> None:
+    assert (
+        odd(
+            precompiled(
+                raw_map({f"e{ACUTE}": "é", "É": "é", "ﬁ": "fi", "\N{FULLWIDTH LATIN CAPITAL LETTER A}": "A"}, nodes=32)
+            )
+        )
+        == []
+    )
+
+
+@pytest.mark.parametrize("kind", ["NFD", "NFKD"])
+def test_attack_letters_are_parted_from_their_marks_before_a_character_map_that_takes_one_mark(kind: str) -> None:
+    parts = [
+        {"type": kind},
+        {"type": "Precompiled", "precompiled_charsmap": charsmap(normalization_rule_name="nmt_nfkc")},
+    ]
+    made = with_part("normalizer", {"type": "Sequence", "normalizers": parts})
+    normalizer = Tokenizer.from_str(json.dumps(made)).normalizer
+    assert normalizer.normalize_str("ệ") == normalizer.normalize_str("ẹ"), "the attack loses nothing"
+    assert odd(made) == [f"normalizer has {kind} beside Precompiled"]
 
 
 @pytest.mark.parametrize(("first", "at"), [(0xD0, 1), (0xE0, 2)])
@@ -384,6 +470,72 @@ def test_a_character_map_without_end_is_not_walked_for_ever() -> None:
     raw = (4 * len(units)).to_bytes(4, "little") + b"".join(it.to_bytes(4, "little") for it in units)
     (line,) = odd(precompiled(base64.b64encode(raw).decode()))
     assert "that is no character map" in line
+
+
+def small_map_with_a_text_for_all_of_four_bytes(text: bytes) -> str:
+    """Of U+40000 to U+7FFFF, which no version of Unicode has: nodes are shared, so that a few thousand bytes say so."""
+    units = [0] * 1536
+    units[0] = 256 << 10
+
+    def node(base: int, label: int, own: int, leaf: int) -> None:
+        at = base ^ label
+        units[at] = (at ^ own) << 10 | leaf << 8 | label
+
+    node(256, 0xF1, 512, 0)
+    for label in range(0x80, 0xC0):
+        node(512, label, 768, 0)
+        node(768, label, 1024, 0)
+        node(1024, label, 1280, 1)
+    raw = struct.pack(f"<I{len(units)}I", 4 * len(units), *units) + text + b"\0"
+    return base64.b64encode(raw).decode()
+
+
+@pytest.mark.parametrize("length", [73, 400_000, 1_000_000])
+def test_attack_a_small_character_map_with_one_long_text_for_many_characters_takes_no_time(length: int) -> None:
+    """Anybody's coordinator can offer a plan, which is looked at before anybody approved it."""
+    compared: list[str] = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(tokenizer_parts, "_loss", lambda key, value: compared.append(value) or "")
+        (line,) = odd(precompiled(small_map_with_a_text_for_all_of_four_bytes(b"x" * length)))
+    assert "that is no character map" in line
+    assert compared == []
+
+
+def test_texts_of_a_character_map_that_are_taken_come_to_some_megabytes_at_most() -> None:
+    """18 characters are the most that NFKC makes of one."""
+    longest = max(len(unicodedata.normalize("NFKC", chr(at)).encode()) for at in range(0x20, 0xD800))
+    assert longest < tokenizer_parts._LONGEST_TEXT
+    assert tokenizer_parts._MOST_STEPS * tokenizer_parts._LONGEST_TEXT < 40 << 20
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (b"[]," * (1 << 19), "lists and objects"),
+        (b"{}," * (1 << 19), "lists and objects"),
+        (b"1," * ((1 << 20) + 1), "values"),
+        (b'"' + b"x" * (1 << 25) + b'",', "bytes"),
+        (b"", '"ignored", which no tokenizer has'),
+    ],
+    ids=["lists", "objects", "values", "bytes", "a key"],
+)
+def test_attack_what_the_library_ignores_takes_no_memory(more: bytes, says: str) -> None:
+    raw = tokenizer_json().rstrip()[:-1] + b', "ignored": [' + more + b"0]}"
+    tracemalloc.start()
+    try:
+        (line,) = odd_parts({"tokenizer.json": raw})
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert says in line
+    assert most < 1 << 20
+
+
+def test_a_vocabulary_as_large_as_that_of_mt5_is_not_too_large() -> None:
+    tokenizer = json.loads(tokenizer_json())
+    more = [[f"▁piece{number}", -10.123456789012345] for number in range(256_000)]
+    tokenizer["model"]["vocab"] = [*tokenizer["model"]["vocab"], *more]
+    assert list(odd_parts({"tokenizer.json": json.dumps(tokenizer).encode()})) == []
 
 
 @pytest.mark.parametrize("raw", [b"{", b"[]", b"[" * 100_000])

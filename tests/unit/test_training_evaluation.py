@@ -357,7 +357,9 @@ def test_attack_the_plans_seed_tells_nothing_of_order_and_dropout_under_masks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever knows plan, round and silo could else try out what a guessed record does to the delta."""
-    monkeypatch.setattr("silo_agent.training.spread.MOST_ALIKE", 1.0)  # which comes of the silo's own entropy as well
+    monkeypatch.setattr(
+        silo_trainer, "Spread", lambda key, share: None
+    )  # which comes of the silo's own entropy as well
     mine, again, other = (bytes([number]) * 32 for number in (1, 1, 2))
     first = masked_update(tmp_path / "first", mine, **MASKED)
     assert masked_update(tmp_path / "again", again, **MASKED) == first, "a killed training comes to the same bits"
@@ -375,9 +377,9 @@ def test_each_round_has_keys_of_its_own_for_order_and_spread(tmp_path: Path, mon
         keys.append(more["seed"])
         return train(*args, **more)
 
-    def spread(key: bytes) -> Any:
+    def spread(key: bytes, share: float) -> Any:
         keys.append(key)
-        return spread_by(key)
+        return spread_by(key, share)
 
     monkeypatch.setattr(silo_trainer, "train_locally", trained)
     monkeypatch.setattr(silo_trainer, "Spread", spread)

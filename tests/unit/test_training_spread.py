@@ -280,7 +280,8 @@ def test_attack_rows_that_one_step_reached_tell_neither_steps_nor_words_of_one_r
     parts = [rows_of_words(tmp_path / f"spread-{silo}", silo, own[silo]) for silo in range(len(RECORDS))]
     assert not rows_of_one_size(np.sum(parts, axis=0))
     for one, plain in zip(parts, raw, strict=True):
-        assert np.array_equal(np.sign(one), np.sign(plain))
+        moved = np.abs(plain) > RATE / 100  # what did not move has the noise of a step
+        assert np.array_equal(np.sign(one[moved]), np.sign(plain[moved]))
 
 
 def test_attack_lengths_of_rows_do_not_tell_what_their_silo_weighs() -> None:
