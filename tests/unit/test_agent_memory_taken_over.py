@@ -339,6 +339,54 @@ def test_attack_a_link_that_somebody_wrote_is_not_held_after_a_reset(tmp_path: P
     assert chain(elsewhere).is_new
 
 
+def test_attack_a_proposal_that_somebody_wrote_is_not_shown_to_people_after_a_reset(tmp_path: Path) -> None:
+    """They could approve it, and with it sets that no coordinator ever offered."""
+    folder = masked(silo_in(tmp_path))
+    proposed = b64encode(signed_groups_to_bytes(SignedLink(link=APART))).decode()
+    rewritten(folder.release_groups, lambda content: content.update(proposed=proposed))
+    journal(folder).reset()
+    assert chain(folder).standing().proposed is None
+    with pytest.raises(StateError, match="are proposed or held"):
+        chain(folder).approve(APART.digest.hex())
+
+
+@pytest.mark.parametrize("taken_over", ["nothing", "the copy"])
+def test_attack_release_groups_of_before_a_reset_are_put_back_after_it(tmp_path: Path, taken_over: str) -> None:
+    """Whatever was left then: what is written anew is counted on from every change that is known of."""
+    folder = masked(silo_in(tmp_path))
+    chain(folder).take(offer(proposed=APART))
+    older = folder.release_groups.read_bytes()
+    chain(folder).approve(APART.digest.hex())
+    if taken_over == "nothing":
+        folder.release_groups.unlink()
+    else:
+        folder.release_groups.write_bytes(older)
+    journal(folder).reset()
+    for copy in (older, older):
+        folder.release_groups.write_bytes(copy)
+        with pytest.raises(PolicyRefusal, match=r"release-groups\.json is missing or comes from a backup"):
+            _ = chain(folder).head
+        journal(folder).reset()
+
+
+def test_attack_links_that_were_lost_are_known_of_after_each_further_loss(tmp_path: Path) -> None:
+    """None before them is held, whichever of the two files is lost next: each has the number."""
+    later = successor(ALL, Partition.of([NAMES, [SiloName(f"x-{at}") for at in range(3)]]), ALL.promise)
+    for lost in ("release-groups.json", "lineages.json"):
+        folder = masked(silo_in(tmp_path / lost))
+        chain(folder).take(offer(later))
+        assert chain(folder).head == later
+        folder.release_groups.unlink()
+        journal(folder).reset()
+        chain(folder).take(offer(ALL))
+        (folder.root / lost).unlink()
+        journal(folder).reset()
+        chain(folder).take(offer(ALL))
+        assert chain(folder).head is None
+        chain(folder).take(offer(ALL, later))
+        assert chain(folder).head == later
+
+
 # --- numbers that nothing proves ---------------------------------------------------------------------------------------
 
 
