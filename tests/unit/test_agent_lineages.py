@@ -585,6 +585,28 @@ def test_attack_release_groups_that_were_lost_sign_no_second_successor(tmp_path:
     assert chain(tmp_path).head == EVERYBODY
 
 
+@pytest.mark.parametrize("how", ["deleted", "put back"])
+def test_attack_of_two_successors_that_were_signed_the_last_stays_the_only_one_after_a_reset(
+    tmp_path: Path, how: str
+) -> None:
+    """People took the first one back, and others may have taken the second."""
+    first = GroupsOffer(links=(), proposed=SignedLink(link=EVERYBODY), identities=())
+    assert chain(tmp_path).take(first).to_sign == (EVERYBODY,)
+    assert chain(tmp_path).take(offered(NEWCOMERS[0])).to_sign == (NEWCOMERS[0],)
+    file = tmp_path / "release-groups.json"
+    copy = file.read_bytes()
+    chain(tmp_path).withdraw(NEWCOMERS[0].digest.hex())
+    assert chain(tmp_path).take(offered(NEWCOMERS[1])).to_sign == (NEWCOMERS[1],)
+    if how == "deleted":
+        file.unlink()
+    else:
+        file.write_bytes(copy)
+    journal(tmp_path).reset()
+    with pytest.raises(PolicyRefusal, match=f"has signed {NEWCOMERS[1].digest.hex()[:16]} in their place"):
+        chain(tmp_path).take(offered(NEWCOMERS[0]))
+    assert chain(tmp_path).take(offered(NEWCOMERS[1])).to_sign == (NEWCOMERS[1],)
+
+
 def test_attack_links_before_the_one_that_was_lost_are_not_held_again(tmp_path: Path) -> None:
     chain(tmp_path).take(offered(None, EVERYBODY, NEWCOMERS[0]))
     assert chain(tmp_path).head == NEWCOMERS[0]
@@ -629,7 +651,7 @@ async def test_attack_lost_release_groups_do_not_open_first_use_again(tmp_path: 
         await ReleaseGroups(chain, pins, credentials, client=wire, first_use=True).sync()
         return {peer.silo for peer in pins.peers()}
 
-    assert await asked(*NAMES[1:3]) == set(NAMES[1:3])
+    assert await asked(*NAMES[:3]) == set(NAMES[1:3]), "it needs no pin of itself"
     policy = SiloPolicy(rules=rules, silo=NAMES[0])
     first = first_link(credentials.federation, Partition.of([NAMES[:3]]))
     keys = {NAMES[0]: credentials.identity_key, **{name: identity_key(name) for name in NAMES[1:3]}}
@@ -642,6 +664,21 @@ async def test_attack_lost_release_groups_do_not_open_first_use_again(tmp_path: 
         await asked(NAMES[3])
     masking_journal(folder, credentials).reset()
     assert await asked(NAMES[3]) == set(NAMES[1:3])
+
+
+async def test_groups_that_promise_less_than_policy_end_in_a_refusal_that_says_so(tmp_path: Path) -> None:
+    credentials = TestNet.create().credentials("127.0.0.1:1", NAMES[0])
+    folder, policy = SiloFolder(tmp_path / "silo"), SiloPolicy(rules=PolicyRules(colluders=1), silo=NAMES[0])
+    folder.make()
+    wire = OfferingOnly(())
+    proposed = SignedLink(link=first_link(credentials.federation, Partition.of([NAMES])))
+    wire.offer = GroupsOffer(links=(), proposed=proposed, identities=())
+    groups = ReleaseGroups(
+        group_chain(folder, credentials, policy), trust_store(folder, credentials), credentials, client=wire
+    )
+    with pytest.raises(PolicyRefusal, match="colluders 0 instead of 1") as refusal:
+        await groups.sync()
+    assert refusal.value.rule == "release_groups"
 
 
 class OfferingOnly:
