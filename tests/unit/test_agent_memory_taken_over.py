@@ -156,8 +156,10 @@ def test_attack_an_older_peers_json_brings_no_removed_pin_back(tmp_path: Path, h
     journal(folder).reset()
     assert journal(folder).problem() is None
     stranger = SiloName("silo-99")
-    with pytest.raises(PolicyRefusal, match="taken over with"):  # whose pins were removed is not known any more
-        pins(folder, first_use=True).trusted_on_first_use(stranger, identity_key(stranger).public_key())
+    for _ in range(2):  # whose pins were removed is not known any more, and a reset again does not tell
+        with pytest.raises(PolicyRefusal, match="taken over with"):
+            pins(folder, first_use=True).trusted_on_first_use(stranger, identity_key(stranger).public_key())
+        journal(folder).reset()
     pins(folder).add(stranger, identity_key(stranger).public_key())
     assert journal(folder).problem() is None
 
