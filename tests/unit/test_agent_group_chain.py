@@ -185,6 +185,28 @@ def test_only_sets_that_people_approved_may_be_small(tmp_path: Path) -> None:
     assert chain.approved_atoms == {NAMES[:2]}
 
 
+def test_sets_that_people_approved_stay_approved_where_policy_rises_to_what_the_link_promises(tmp_path: Path) -> None:
+    link = first_link(FEDERATION, Partition.of([NAMES[:3], NAMES[3:]]), Promise(smallest_group=4))
+    chain = chain_in(tmp_path)
+    chain.take(offer(proposed=link))
+    assert "fewer than 4 silos" in chain.approve(link.digest.hex())[1]
+    chain.take(offer(signed(link)))
+    assert chain.approved_groups == {NAMES[:3]}
+    assert chain_in(tmp_path, smallest_group=4).standing().unapproved == ()
+
+
+def test_a_proposal_beyond_what_waits_for_people_keeps_nothing_from_them(tmp_path: Path) -> None:
+    """The others are further: what follows the link that they hold is for later."""
+    chain = holding(tmp_path, EVERYBODY)
+    beyond = successor(THIRDS, EVERYBODY.partition)
+    taken = chain.take(offer(signed(EVERYBODY), signed(THIRDS, NAMES[1:]), proposed=beyond))
+    assert (taken.links, taken.to_sign) == ((), ())
+    assert "silo-00, silo-01, silo-02 alone" in (taken.waits or "")
+    proposed = chain.standing().proposed
+    assert proposed is not None
+    assert proposed.link == THIRDS
+
+
 @pytest.mark.parametrize(
     "digest",
     ["", EVERYBODY.digest.hex()[:-1], "ff" * 32, THIRDS.digest.hex()],
@@ -262,7 +284,9 @@ def test_only_what_was_signed_is_taken_back_and_an_approval_stays_else(tmp_path:
 
 
 def test_a_signature_under_groups_that_stand_is_not_taken_back(tmp_path: Path) -> None:
-    chain = holding(tmp_path, EVERYBODY)
+    chain = chain_in(tmp_path)
+    assert chain.take(offer(proposed=EVERYBODY)).to_sign == (EVERYBODY,)
+    assert chain.take(offer(signed(EVERYBODY))).links == (EVERYBODY,)
     with pytest.raises(StateError, match="stand here already"):
         chain.withdraw(EVERYBODY.digest.hex())
 
@@ -416,6 +440,50 @@ def test_attack_a_silo_that_lost_its_folder_is_shown_links_that_do_not_stand(
         chain.take(offer(*links))
     assert chain.standing().proposed is None
     assert list(tmp_path.iterdir()) == []
+
+
+def test_attack_signatures_that_one_colluder_gave_twice_make_no_link_stand_for_who_lost_its_folder(
+    tmp_path: Path,
+) -> None:
+    """It counts as all others do, with the number that the predecessor says."""
+    first = first_link(FEDERATION, Partition.of([NAMES]), Promise(colluders=2, smallest_group=4))
+    link = successor(first, Partition.of([NAMES[:4], NAMES[4:]]))
+    chain = chain_in(tmp_path)
+    with pytest.raises(PolicyRefusal, match="lack 1 signatures of silos whose keys"):
+        chain.take(offer(before_it_was_lost(first), before_it_was_lost(link, NAMES[:6])))
+    shown = offer(before_it_was_lost(first), before_it_was_lost(link, NAMES[:7]))
+    assert "read out the digest" in (chain.take(shown).waits or "")
+
+
+def test_attack_newcomers_sign_in_the_place_of_those_before_for_who_lost_its_folder(tmp_path: Path) -> None:
+    first = first_link(FEDERATION, Partition.of([NAMES[:5]]))
+    link = successor(first, Partition.of([NAMES[:5], NAMES[5:]]))
+    chain = chain_in(tmp_path)
+    with pytest.raises(PolicyRefusal, match="lack 2 signatures of silos whose keys"):
+        chain.take(offer(before_it_was_lost(first, NAMES[:5]), before_it_was_lost(link, NAMES[4:])))
+
+
+def test_attack_who_lost_its_folder_takes_no_link_that_promises_less_than_its_policy(tmp_path: Path) -> None:
+    """Neither before its people approved it nor after, where policy rose since."""
+    shown = offer(before_it_was_lost(EVERYBODY))
+    chain_in(tmp_path).take(shown)
+    chain_in(tmp_path).approve(EVERYBODY.digest.hex())
+    (anew := tmp_path / "nobody approved").mkdir()
+    for folder in (tmp_path, anew):
+        chain = chain_in(folder, colluders=1)
+        with pytest.raises(PolicyRefusal, match="colluders 0 instead of 1"):
+            chain.take(shown)
+        assert chain.head is None
+
+
+def test_of_two_links_that_people_approved_who_lost_its_folder_takes_the_newer(tmp_path: Path) -> None:
+    """The coordinator went back in between, and they approved the older one, too."""
+    chain = chain_in(tmp_path, pinned=NAMES[:-1])
+    first, both = before_it_was_lost(EVERYBODY), before_it_was_lost(WITHOUT_LEFT, NAMES[:-1])
+    for shown, link in ((offer(first, both), WITHOUT_LEFT), (offer(first), EVERYBODY)):
+        chain.take(shown)
+        chain.approve(link.digest.hex())
+    assert chain.take(offer(first, both)) == Taken(links=(WITHOUT_LEFT,), to_sign=(WITHOUT_LEFT,))
 
 
 def test_attack_a_signature_in_its_name_opens_no_short_way_to_a_silo_that_has_signed(tmp_path: Path) -> None:

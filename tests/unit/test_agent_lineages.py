@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -88,6 +89,17 @@ def test_attack_a_memory_that_was_deleted_is_not_taken_for_a_fresh_silos(tmp_pat
     (tmp_path / "masking" / "memory").unlink()
     refused(tmp_path, "masking/memory is missing, and lineages.json says that this silo has masked")
     shutil.rmtree(tmp_path / "masking")
+    refused(tmp_path, "masking/memory is missing")
+
+
+@pytest.mark.parametrize("before", ["two models were seen", "people reset it"])
+def test_attack_a_memory_that_was_deleted_before_anything_was_masked_is_missed(tmp_path: Path, before: str) -> None:
+    if before == "people reset it":
+        journal(tmp_path).reset()
+    else:
+        for number in range(2):
+            journal(tmp_path).saw(BUNDLE, Digest(f"{number:064x}"))
+    (tmp_path / "masking" / "memory").unlink()
     refused(tmp_path, "masking/memory is missing")
 
 
@@ -273,9 +285,11 @@ def test_attack_a_memory_that_people_reset_is_not_written_over_by_who_remembers_
     stale = masked(tmp_path, 1, 2)
     (tmp_path / "lineages.json").unlink()
     reset = journal(tmp_path).reset()
-    with pytest.raises(PolicyRefusal, match="was changed by somebody else"):
-        journal(tmp_path).remember(stale.joined(attempt(plan=PLAN, round=3)))
-    assert journal(tmp_path).memory() == reset
+    skips = reset.joined(attempt(plan=PLAN, round=3)).joined(attempt(plan=PLAN, round=4))
+    for another in (stale.joined(attempt(plan=PLAN, round=3)), skips):
+        with pytest.raises(PolicyRefusal, match="was changed by somebody else"):
+            journal(tmp_path).remember(another)
+        assert journal(tmp_path).memory() == reset
 
 
 @pytest.mark.parametrize("which", ["masking/memory", "lineages.json"])
@@ -285,6 +299,40 @@ def test_attack_a_file_of_the_same_change_that_says_less(tmp_path: Path, which: 
     masked(tmp_path / "other", 1)
     (tmp_path / which).write_bytes((tmp_path / "other" / which).read_bytes())
     refused(tmp_path, f"{which} comes from a backup: .* round 3")
+
+
+def test_attack_a_list_of_lineages_of_the_same_change_knows_another_plan(tmp_path: Path) -> None:
+    """Of a silo with the same key, which did as much: only what was masked under is another plan."""
+    masked(tmp_path, 1)
+    other = small_bundle(
+        aggregation={"secure_aggregation": True, "max_weight": 100.0}, schedule={"rounds": 8, "min_silos": 3}
+    )
+    elsewhere = journal(tmp_path / "other")
+    elsewhere.saw(other, other.plan.initial_model)
+    memory = elsewhere.memory()
+    for change in (SiloMemory.joined, SiloMemory.answered):
+        memory = change(memory, attempt(plan=bytes.fromhex(other.plan.digest), round=1))
+        elsewhere.remember(memory)
+    (tmp_path / "lineages.json").write_bytes((tmp_path / "other" / "lineages.json").read_bytes())
+    refused(tmp_path, f"it does not know of plan {BUNDLE.plan.digest[:16]}")
+
+
+def test_attack_a_memory_put_back_to_before_models_were_noted(tmp_path: Path) -> None:
+    """It says no less of rounds, and is not the newest."""
+    masked(tmp_path, 1)
+    copy = (tmp_path / "masking" / "memory").read_bytes()
+    for number in range(2):
+        journal(tmp_path).saw(BUNDLE, Digest(f"{number:064x}"))
+    (tmp_path / "masking" / "memory").write_bytes(copy)
+    refused(tmp_path, "masking/memory comes from a backup")
+
+
+def test_attack_a_memory_of_the_same_change_knows_of_no_plan(tmp_path: Path) -> None:
+    memory = masked(tmp_path, 3)
+    less = sealed("memory", memory_to_bytes(replace(memory, plans=()), lineages=1))
+    assert sealed("memory", memory_to_bytes(memory, lineages=1)) == (tmp_path / "masking" / "memory").read_bytes()
+    (tmp_path / "masking" / "memory").write_bytes(less)
+    refused(tmp_path, "knows of round 3 of plan .*, it of none")
 
 
 @pytest.mark.parametrize("damage", [b"{", b"", b"[]"])
@@ -346,6 +394,53 @@ def test_people_let_a_silo_go_on_and_every_round_that_is_known_of_counts_as_answ
         with pytest.raises(PolicyRefusal):
             memory.check_may_join(attempt(plan=PLAN, round=number))
     memory.check_may_join(attempt(plan=PLAN, round=3))
+
+
+def test_an_attempt_that_was_under_way_is_gone_after_a_reset(tmp_path: Path) -> None:
+    """It was begun under another memory, and its root would make the same keys again."""
+    masked(tmp_path, 1)
+    journal(tmp_path).append(opening("silo-00", attempt(plan=PLAN, round=2)))
+    assert journal(tmp_path).events()
+    journal(tmp_path).reset()
+    assert journal(tmp_path).events() == ()
+
+
+@pytest.mark.parametrize("put_back", ["masking/memory", "lineages.json"])
+def test_of_a_file_that_was_put_back_people_go_on_from_the_later_round_of_the_two(
+    tmp_path: Path, put_back: str
+) -> None:
+    masked(tmp_path, 1)
+    copy = (tmp_path / put_back).read_bytes()
+    masked(tmp_path, 2, 3)
+    (tmp_path / put_back).write_bytes(copy)
+    journal(tmp_path).reset()
+    known = journal(tmp_path).memory().of(PLAN)
+    assert known is not None
+    assert (known.round, known.answered) == (3, True)
+
+
+def test_attack_a_memory_of_before_a_reset_is_put_back_after_it(tmp_path: Path) -> None:
+    """It is of the same round, and does not say that this silo answered."""
+    journal(tmp_path).saw(BUNDLE, MODEL)
+    joined = journal(tmp_path).memory().joined(attempt(plan=PLAN, round=1))
+    journal(tmp_path).remember(joined)
+    copy = (tmp_path / "masking" / "memory").read_bytes()
+    journal(tmp_path).remember(joined.answered(attempt(plan=PLAN, round=1)))
+    (tmp_path / "masking" / "memory").unlink()
+    journal(tmp_path).reset()
+    (tmp_path / "masking" / "memory").write_bytes(copy)
+    refused(tmp_path, "masking/memory comes from a backup")
+
+
+def test_after_a_reset_the_model_after_a_round_may_be_another_one_and_that_one_stays(tmp_path: Path) -> None:
+    """Of a round that comes now nothing has left: people go on with what the coordinator has."""
+    first, second = Digest("ab" * 32), Digest("cd" * 32)
+    masked(tmp_path, 1)
+    journal(tmp_path).saw(BUNDLE, first, 1)
+    journal(tmp_path).reset()
+    journal(tmp_path).saw(BUNDLE, second, 1)
+    with pytest.raises(PolicyRefusal, match=f"{first} is handed out .* after round 1, where"):
+        journal(tmp_path).saw(BUNDLE, first, 1)
 
 
 def test_models_of_plans_are_kept_and_each_once(tmp_path: Path) -> None:
@@ -511,6 +606,28 @@ def test_attack_release_groups_that_were_lost_sign_no_second_successor(tmp_path:
     assert chain(tmp_path).head == EVERYBODY
 
 
+@pytest.mark.parametrize("how", ["deleted", "put back"])
+def test_attack_of_two_successors_that_were_signed_the_last_stays_the_only_one_after_a_reset(
+    tmp_path: Path, how: str
+) -> None:
+    """People took the first one back, and others may have taken the second."""
+    first = GroupsOffer(links=(), proposed=SignedLink(link=EVERYBODY), identities=())
+    assert chain(tmp_path).take(first).to_sign == (EVERYBODY,)
+    assert chain(tmp_path).take(offered(NEWCOMERS[0])).to_sign == (NEWCOMERS[0],)
+    file = tmp_path / "release-groups.json"
+    copy = file.read_bytes()
+    chain(tmp_path).withdraw(NEWCOMERS[0].digest.hex())
+    assert chain(tmp_path).take(offered(NEWCOMERS[1])).to_sign == (NEWCOMERS[1],)
+    if how == "deleted":
+        file.unlink()
+    else:
+        file.write_bytes(copy)
+    journal(tmp_path).reset()
+    with pytest.raises(PolicyRefusal, match=f"has signed {NEWCOMERS[1].digest.hex()[:16]} in their place"):
+        chain(tmp_path).take(offered(NEWCOMERS[0]))
+    assert chain(tmp_path).take(offered(NEWCOMERS[1])).to_sign == (NEWCOMERS[1],)
+
+
 def test_attack_links_before_the_one_that_was_lost_are_not_held_again(tmp_path: Path) -> None:
     chain(tmp_path).take(offered(None, EVERYBODY, NEWCOMERS[0]))
     assert chain(tmp_path).head == NEWCOMERS[0]
@@ -555,7 +672,7 @@ async def test_attack_lost_release_groups_do_not_open_first_use_again(tmp_path: 
         await ReleaseGroups(chain, pins, credentials, client=wire, first_use=True).sync()
         return {peer.silo for peer in pins.peers()}
 
-    assert await asked(*NAMES[1:3]) == set(NAMES[1:3])
+    assert await asked(*NAMES[:3]) == set(NAMES[1:3]), "it needs no pin of itself"
     policy = SiloPolicy(rules=rules, silo=NAMES[0])
     first = first_link(credentials.federation, Partition.of([NAMES[:3]]))
     keys = {NAMES[0]: credentials.identity_key, **{name: identity_key(name) for name in NAMES[1:3]}}
@@ -568,6 +685,21 @@ async def test_attack_lost_release_groups_do_not_open_first_use_again(tmp_path: 
         await asked(NAMES[3])
     masking_journal(folder, credentials).reset()
     assert await asked(NAMES[3]) == set(NAMES[1:3])
+
+
+async def test_groups_that_promise_less_than_policy_end_in_a_refusal_that_says_so(tmp_path: Path) -> None:
+    credentials = TestNet.create().credentials("127.0.0.1:1", NAMES[0])
+    folder, policy = SiloFolder(tmp_path / "silo"), SiloPolicy(rules=PolicyRules(colluders=1), silo=NAMES[0])
+    folder.make()
+    wire = OfferingOnly(())
+    proposed = SignedLink(link=first_link(credentials.federation, Partition.of([NAMES])))
+    wire.offer = GroupsOffer(links=(), proposed=proposed, identities=())
+    groups = ReleaseGroups(
+        group_chain(folder, credentials, policy), trust_store(folder, credentials), credentials, client=wire
+    )
+    with pytest.raises(PolicyRefusal, match="colluders 0 instead of 1") as refusal:
+        await groups.sync()
+    assert refusal.value.rule == "release_groups"
 
 
 class OfferingOnly:

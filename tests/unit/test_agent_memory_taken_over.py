@@ -18,6 +18,7 @@ from security.pki.identity_key import identity_key_to_pem, new_identity_key, pub
 from security.pki.key_file import write_key
 from security.pki.seal import Seal, unsealed
 from security.pki.succession import Succession
+from security.secure_aggregation.attempt import MAX_NUMBER
 from security.secure_aggregation.release_groups import (
     MAX_LINKS,
     Link,
@@ -27,7 +28,7 @@ from security.secure_aggregation.release_groups import (
     signature_of,
     successor,
 )
-from security.secure_aggregation.silo_memory import SiloMemory
+from security.secure_aggregation.silo_memory import MAX_ANNOUNCED, PlanMemory, SiloMemory
 from silo_agent.edges.group_chain import GroupChain
 from silo_agent.edges.identity_succession import predecessors, seal_anew, succeed
 from silo_agent.edges.key_store import SiloCredentials, load_credentials, store_credentials
@@ -38,7 +39,9 @@ from silo_agent.edges.release_groups import group_chain
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.edges.trust_store import TrustStore, trust_store
 from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_wire.canonical import Digest
 from silo_wire.groups_codec import GroupsOffer, signed_groups_to_bytes
+from silo_wire.secure_codec import memory_to_bytes
 from tests.support.federation_peer import TestNet, small_bundle
 from tests.support.secagg_federation import attempt, identity_key, silo_names
 from tests.unit.test_agent_lineages import killed_before
@@ -153,8 +156,10 @@ def test_attack_an_older_peers_json_brings_no_removed_pin_back(tmp_path: Path, h
     journal(folder).reset()
     assert journal(folder).problem() is None
     stranger = SiloName("silo-99")
-    with pytest.raises(PolicyRefusal, match="taken over with"):  # whose pins were removed is not known any more
-        pins(folder, first_use=True).trusted_on_first_use(stranger, identity_key(stranger).public_key())
+    for _ in range(2):  # whose pins were removed is not known any more, and a reset again does not tell
+        with pytest.raises(PolicyRefusal, match="taken over with"):
+            pins(folder, first_use=True).trusted_on_first_use(stranger, identity_key(stranger).public_key())
+        journal(folder).reset()
     pins(folder).add(stranger, identity_key(stranger).public_key())
     assert journal(folder).problem() is None
 
@@ -272,7 +277,7 @@ def test_attack_a_reset_seals_no_approval_that_nobody_gave(tmp_path: Path) -> No
     assert chain(folder).head == ALL
 
 
-@pytest.mark.parametrize("how", ["no seal", "put back", "beside another list"])
+@pytest.mark.parametrize("how", ["no seal", "put back", "beside another list", "beside an older list"])
 def test_what_was_approved_of_held_groups_is_approved_anew_after_a_reset(tmp_path: Path, how: str) -> None:
     """Also an older copy's: an approval in it may have been taken back since."""
     folder = masked(silo_in(tmp_path))
@@ -286,6 +291,10 @@ def test_what_was_approved_of_held_groups_is_approved_anew_after_a_reset(tmp_pat
         folder.release_groups.write_bytes(older)
     elif how == "no seal":
         rewritten(folder.release_groups, lambda content: None)
+    elif how == "beside an older list":
+        older = folder.lineages.read_bytes()
+        journal(folder).saw(BUNDLE, Digest("ab" * 32))
+        folder.lineages.write_bytes(older)
     else:
         rewritten(folder.lineages, lambda content: None)
     doubts = journal(folder).doubts()
@@ -337,6 +346,54 @@ def test_attack_a_link_that_somebody_wrote_is_not_held_after_a_reset(tmp_path: P
     chain(folder).take(offer(ALL))
     assert chain(folder).head == ALL
     assert chain(elsewhere).is_new
+
+
+def test_attack_a_proposal_that_somebody_wrote_is_not_shown_to_people_after_a_reset(tmp_path: Path) -> None:
+    """They could approve it, and with it sets that no coordinator ever offered."""
+    folder = masked(silo_in(tmp_path))
+    proposed = b64encode(signed_groups_to_bytes(SignedLink(link=APART))).decode()
+    rewritten(folder.release_groups, lambda content: content.update(proposed=proposed))
+    journal(folder).reset()
+    assert chain(folder).standing().proposed is None
+    with pytest.raises(StateError, match="are proposed or held"):
+        chain(folder).approve(APART.digest.hex())
+
+
+@pytest.mark.parametrize("taken_over", ["nothing", "the copy"])
+def test_attack_release_groups_of_before_a_reset_are_put_back_after_it(tmp_path: Path, taken_over: str) -> None:
+    """Whatever was left then: what is written anew is counted on from every change that is known of."""
+    folder = masked(silo_in(tmp_path))
+    chain(folder).take(offer(proposed=APART))
+    older = folder.release_groups.read_bytes()
+    chain(folder).approve(APART.digest.hex())
+    if taken_over == "nothing":
+        folder.release_groups.unlink()
+    else:
+        folder.release_groups.write_bytes(older)
+    journal(folder).reset()
+    for copy in (older, older):
+        folder.release_groups.write_bytes(copy)
+        with pytest.raises(PolicyRefusal, match=r"release-groups\.json is missing or comes from a backup"):
+            _ = chain(folder).head
+        journal(folder).reset()
+
+
+def test_attack_links_that_were_lost_are_known_of_after_each_further_loss(tmp_path: Path) -> None:
+    """None before them is held, whichever of the two files is lost next: each has the number."""
+    later = successor(ALL, Partition.of([NAMES, [SiloName(f"x-{at}") for at in range(3)]]), ALL.promise)
+    for lost in ("release-groups.json", "lineages.json"):
+        folder = masked(silo_in(tmp_path / lost))
+        chain(folder).take(offer(later))
+        assert chain(folder).head == later
+        folder.release_groups.unlink()
+        journal(folder).reset()
+        chain(folder).take(offer(ALL))
+        (folder.root / lost).unlink()
+        journal(folder).reset()
+        chain(folder).take(offer(ALL))
+        assert chain(folder).head is None
+        chain(folder).take(offer(ALL, later))
+        assert chain(folder).head == later
 
 
 # --- numbers that nothing proves ---------------------------------------------------------------------------------------
@@ -402,6 +459,31 @@ def test_attack_no_number_in_a_file_keeps_people_from_going_on(
         content[where[-1]] = number
 
     rewritten(folder.root / file, edit)
+    goes_on(folder)
+
+
+@pytest.mark.parametrize(
+    ("memory", "known"),
+    [
+        (SiloMemory(sequence=MAX_NUMBER - 2), 1),
+        (SiloMemory(sequence=2), MAX_NUMBER - 2),
+        (SiloMemory(sequence=2, plans=(PlanMemory(plan=PLAN, round=MAX_NUMBER - 1, number=1, answered=True),)), 1),
+    ],
+    ids=["sequence", "known", "round"],
+)
+def test_attack_no_number_in_the_memory_keeps_people_from_going_on(
+    tmp_path: Path, memory: SiloMemory, known: int
+) -> None:
+    folder = masked(silo_in(tmp_path))
+    write_private(folder.masking / "memory", memory_to_bytes(memory, lineages=known))
+    goes_on(folder)
+
+
+def test_attack_no_list_of_what_others_saw_keeps_people_from_going_on(tmp_path: Path) -> None:
+    """A memory has room for so many advertisements: of more it would forget some, and be refused again."""
+    folder = masked(silo_in(tmp_path))
+    told = {f"{number:064x}": "silo bank-b" for number in range(MAX_ANNOUNCED + 1)}
+    rewritten(folder.lineages, lambda content: content.update(forgotten=told))
     goes_on(folder)
 
 

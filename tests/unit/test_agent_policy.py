@@ -165,8 +165,8 @@ def test_no_policy_goes_below_three(rule: str) -> None:
 
 
 def test_the_rules_go_into_every_roster() -> None:
-    demands = policy(min_cohort=4, min_threshold=5, min_survivors=6, colluders=1).demands()
-    assert demands == Demands(min_cohort=4, min_threshold=5, min_survivors=6, colluders=1)
+    demands = policy(min_cohort=4, min_threshold=5, min_survivors=6, colluders=1, smallest_group=7).demands()
+    assert demands == Demands(min_cohort=4, min_threshold=5, min_survivors=6, colluders=1, smallest_group=7)
     ranges = Ranges.of(sizes=(1,), largest_delta=(1.0,), largest_weight=1.0)
     offered = Parameters(
         cohort=6,
@@ -658,6 +658,16 @@ def adapted(rank: int, *, seed: int = 0, base: str = "ba" * 32, width: int = 4) 
         "files": {name: digest_of(content) for name, content in files.items()},
     }
     return PlanBundle(Plan.model_validate(values), files)
+
+
+def test_the_parameters_of_a_model_count_with_those_that_adapters_leave_as_they_are() -> None:
+    """It is what a silo holds in memory, and what can hold of its records."""
+    bundle = adapted(2)
+    assert (bundle.layout.parameters, bundle.whole_layout.parameters) == (16, 16)
+    policy(max_parameters=32).check_plan(bundle)
+    refusal = refusal_of(policy(max_parameters=31), bundle)
+    assert refusal.rule == "max_parameters"
+    assert "asks for 32 parameters" in str(refusal)
 
 
 @pytest.mark.parametrize(("rank", "seed"), [(2, 1), (3, 0), (3, 1)], ids=["another seed", "another rank", "both"])

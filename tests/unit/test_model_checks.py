@@ -479,6 +479,18 @@ async def test_attack_a_false_state_that_a_spot_check_took_before_verify_was_joi
     await refused(at, false[1], PolicyRefusal, "evidence of round 1")
 
 
+async def test_attack_a_false_model_that_a_spot_check_took_is_not_trained_from_once_verify_is_joint() -> None:
+    """It was false in a chunk that was not drawn."""
+    rounds = rounds_of()
+    false = crafted(rounds.next(1), 17)
+    at = checker(false, rounds=rounds, mode="spot")
+    at.memory.draws[false.evidence.digest] = [7]
+    await at.require(false)
+    at.mode = "joint"
+    with pytest.raises(FalseModel, match="chunk 4 "):
+        await at.require(false)
+
+
 async def test_a_model_whose_vectors_are_lost_is_taken_where_enough_others_checked_it() -> None:
     """As after a restore: the coordinator has verdicts in its backup, and no masked vectors."""
 
@@ -490,6 +502,8 @@ async def test_a_model_whose_vectors_are_lost_is_taken_where_enough_others_check
     at = checker(made, rounds=rounds)
     at.says.pieces = gone
     at.says.kept = verdicts(made, SILOS[1:2], range(22))
+    await refused(at, made, PolicyRefusal, "shows nothing of chunk")
+    at.says.kept = verdicts(made, SILOS[1:3], set(range(22)) - {5})
     await refused(at, made, PolicyRefusal, "shows nothing of chunk")
     at.says.kept = verdicts(made, SILOS[1:3], range(22))
     await at.require(made)
@@ -671,7 +685,7 @@ async def test_a_silo_says_that_it_is_led_back_to_an_older_model() -> None:
 def own_of(made: Made, silo: SiloName = OWN) -> Own:
     words = made.federation.silos[silo].masked
     assert words is not None
-    return Own(masked=words.tobytes(), before=bits_of(made.before.master))
+    return Own(masked=words.tobytes(), before=bits_of(made.before.model))
 
 
 @pytest.mark.parametrize("published", ["float32", "bfloat16"])

@@ -145,6 +145,20 @@ def test_complaints_that_are_refused_do_not_make_the_journal_longer() -> None:
     assert federation.run().unmask is not None
 
 
+def test_a_complaint_about_who_dealt_its_silo_nothing_names_that_silo_and_ends_nothing() -> None:
+    """Itself, or one that dealt to nobody: there is no box to look into."""
+    for dealer, drops in ((ROGUE, {}), (NAMES[0], {NAMES[0]: "share keys"})):
+        federation = Federation(9).run(until="masked input", drops=drops)
+        named = len(federation.blames)
+        roster = federation.coordinator.roster.digest  # type: ignore[union-attr]
+        complaint = Complaint(roster=roster, silo=ROGUE, dealer=dealer, key=bytes(32))
+        federation.tell_coordinator(signed(complaint, identity_key(ROGUE)))
+        (blame,) = federation.blames[named:]
+        assert (blame.silo, blame.offence) == (ROGUE, Offence.BAD_MESSAGE)
+        assert blame.detail == f"silo {ROGUE} complains about {dealer}, who dealt it nothing"
+        assert federation.run().unmask is not None
+
+
 def test_silence_is_named_in_every_phase() -> None:
     federation = Federation(6).run(drops={ROGUE: "masked input"})
     assert federation.blames == [

@@ -293,12 +293,14 @@ def found(evidence: Evidence, kind: type, silo: SiloName) -> Any:
     return next(event for event in evidence.journal if isinstance(event, kind) and event.silo == silo)  # type: ignore[attr-defined]
 
 
-def test_a_journal_of_another_round_or_of_other_survivors_is_refused() -> None:
+def test_a_journal_of_another_round_or_of_other_survivors_or_vectors_is_refused() -> None:
     rounds = Rounds()
     first, second = rounds.next(1).evidence, rounds.next(2).evidence
     refusal(replace(second, journal=first.journal), "journal is of round 1 attempt 1")
     fewer = replace(first.survivors, silos=(A, B, C), inputs=first.survivors.inputs[:3])
     refusal(replace(first, survivors=fewer), "with other survivors than it says")
+    crafted = replace(first.survivors, inputs=(entropy("crafted"), *first.survivors.inputs[1:]))
+    refusal(replace(first, survivors=crafted), "with other survivors than it says")
 
 
 def test_a_sum_over_deltas_of_another_model_is_refused() -> None:

@@ -452,6 +452,12 @@ def test_who_comes_to_groups_that_others_allowed_is_told_which_of_them_are_small
     assert "release groups of fewer than 3 silos are in: silo-03, silo-04" in told
 
 
+def test_who_comes_to_a_promise_beyond_its_policy_is_told_though_the_others_gave_it_before() -> None:
+    first = first_link(FEDERATION, groups(6), Promise(colluders=1))
+    assert "colluders 1 where 0 would do" in objects(first, successor(first, groups(6, 3)), of=NAMES[6])
+    assert "would do" not in objects(first, successor(first, groups(6, 3)), of=NAMES[6], asks=first.promise)
+
+
 def test_a_set_that_was_small_already_needs_no_second_word() -> None:
     first = link_of(3, 2)
     assert new_small_atoms(first, successor(first, groups(3, 2, 3)), smallest_group=3) == ()
