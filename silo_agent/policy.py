@@ -15,7 +15,8 @@ from pydantic import AfterValidator, Field
 
 from security.errors import PolicyRefusal
 from security.identifiers import SiloName
-from security.privacy.accounting import Budget, epsilon_of
+from security.privacy.accounting import Budget
+from security.privacy.renyi_filter import favoured_order, filtered_epsilon
 from silo_agent.tokenizer_parts import odd_parts
 from silo_wire.canonical import Digest
 from silo_wire.manifest import MAX_NAME_CHARACTERS, Manifest
@@ -322,16 +323,22 @@ class SiloPolicy:
                 f"plan {plan.name} promises privacy for each {plan.privacy.unit_field or 'line'!r}, [policy] unit_field of this "
                 f"silo wants it for each {rules.unit_field!r}: have the operator set [privacy] unit_field in the plan",
             )
-        epsilon = epsilon_of(
-            [replace(release, steps=release.steps * plan.schedule.rounds) for _, release in plan.releases_of_round],
-            dp_delta=rules.max_dp_delta,
-            relation=self.budget.relation,
+        of_round = [release for _, release in plan.releases_of_round]
+        budget = self.budget
+        epsilon = filtered_epsilon(
+            [replace(release, steps=release.steps * plan.schedule.rounds) for release in of_round],
+            favoured=favoured_order(
+                of_round, epsilon=budget.epsilon, dp_delta=budget.dp_delta, relation=budget.relation
+            ),
+            dp_delta=budget.dp_delta,
+            relation=budget.relation,
         )
         if epsilon > rules.max_epsilon:
             yield PolicyRefusal(
                 "max_epsilon",
                 f"the {plan.schedule.rounds} rounds of plan {plan.name} cost epsilon {epsilon:.3g} at dp_delta "
-                f"{rules.max_dp_delta:g}, [policy] max_epsilon of this silo is {rules.max_epsilon:g}: change one of them",
+                f"{rules.max_dp_delta:g} by the filter that holds over all plans, [policy] max_epsilon of this silo is "
+                f"{rules.max_epsilon:g}: change one of them",
             )
 
     def _masks(self, bundle: PlanBundle) -> Iterator[PolicyRefusal]:

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, get_args
 from security.chain import Head, digest_of_entry, line_of_entry, text, whole_number
 from security.errors import ConfigurationError, IntegrityError
 from security.privacy.accounting import GaussianRelease
+from security.privacy.renyi_filter import check_order
 
 Mechanism = Literal["gradients", "loss_reduction", "delta"]
 """What was released: noised gradient sums (as a trained model), a noised scaled loss reduction, a noised delta of a silo."""
@@ -26,6 +27,7 @@ class Entry:
 
     `subject` is the digest of what the noise was bound to, where the same release may be made again and counts once; else empty.
     `unit` is the key of whom several records belong to, where the release is private for all of these together; else empty.
+    `order` is what the ledger's filter favours (renyi_filter.py), in its first entry, or the first that a release with filters wrote; else 0.
     """
 
     sequence: int
@@ -39,6 +41,12 @@ class Entry:
     at: int
     subject: str = ""
     unit: str = ""
+    order: int = 0
+
+    @property
+    def key(self) -> tuple[str, str, int, int]:
+        """Of one key are the releases of one attempt."""
+        return self.federation, self.plan, self.round, self.attempt
 
     @property
     def digest(self) -> str:
@@ -62,6 +70,7 @@ class Entry:
             "steps": self.release.steps,
             **({"subject": self.subject} if self.subject else {}),
             **({"unit": self.unit} if self.unit else {}),
+            **({"order": self.order} if self.order else {}),
         }
 
 
@@ -131,7 +140,10 @@ def _entry(line: bytes, where: str) -> Entry:
             at=whole_number(value["at"]),
             subject=text(value.get("subject", "")),
             unit=text(value.get("unit", "")),
+            order=whole_number(value.get("order", 0)),
         )
+        if entry.order:
+            check_order(entry.order)
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError, ConfigurationError) as error:
         raise IntegrityError(f"{where} is no entry of a privacy ledger: the file was edited or damaged") from error
     if entry.line() != line:

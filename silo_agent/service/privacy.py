@@ -5,6 +5,9 @@ anything that it stands for leaves: a crash may leave an entry for what was neve
 journal remembers the ledger's head, so that a ledger that was cut or put back from a backup is noticed. A machine that is put
 back from a snapshot forgets both: so the coordinator remembers the head, too, and signs that it does. It can stop this silo
 with what it says, and never make it release more than the ledger allows.
+
+Plans are offered by who has seen what earlier ones released, so the budget is held by a filter (security/privacy/renyi_filter.py),
+whose favoured order the ledger's first entry has.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +17,7 @@ from security.chain import Head
 from security.errors import IntegrityError, PolicyRefusal
 from security.privacy.accounting import UNLIMITED, Budget, epsilon_of
 from security.privacy.ledger import Entry, check_head, head_of, releases_of
+from security.privacy.renyi_filter import favoured_order, filtered_epsilon
 from silo_wire.ledger_receipt import LedgerReceipt
 from silo_wire.messages import RoundKey
 from silo_wire.privacy import Release
@@ -103,12 +107,26 @@ class PrivacyGuard:
         )
 
     def spent(self) -> float:
-        """Unlimited where the budget is for patients, say, and something was released that is private for each line alone."""
+        """By the filter, whatever the plans were chosen by.
+
+        Unlimited where the budget is for patients, say, and something was released that is private for each line alone."""
         return self.spent_after(())
 
     def spent_after(self, releases: Sequence[Release]) -> float:
         """What `spent` would be with `releases` more."""
         return self._epsilon(self.entries(), releases)
+
+    def as_one_schedule(self) -> float:
+        """What all releases come to if they had been fixed before the first: as exact as it gets for one plan, a forecast for several."""
+        entries = self.entries()
+        if not all(self._covers(entry) for entry in entries):
+            return UNLIMITED
+        return epsilon_of(releases_of(entries), dp_delta=self.budget.dp_delta, relation=self.budget.relation)
+
+    def order(self) -> int:
+        """What the filter favours; 0 where nothing was released yet."""
+        entries = self.entries()
+        return self._order(entries, ()) if entries else 0
 
     def check(self, releases: Sequence[Release]) -> None:
         """Raise BudgetSpent where `releases` more would cost more than the budget."""
@@ -126,6 +144,7 @@ class PrivacyGuard:
         """Enter `releases` of an attempt, of a plan with this unit_field. When this returns they may leave; call it before anything does."""
         self.check(releases)
         entries = list(self.entries())
+        order, has_order = self._order(entries, releases), any(entry.order for entry in entries)
         fresh = []
         for mechanism, release in releases:
             head = head_of(entries)
@@ -140,7 +159,9 @@ class PrivacyGuard:
                 release=release,
                 at=int(self._clock()),
                 unit=unit,
+                order=0 if has_order else order,
             )
+            has_order = True
             entries.append(entry)
             fresh.append(entry)
         self._ledger.append(fresh)
@@ -149,8 +170,22 @@ class PrivacyGuard:
     def _epsilon(self, entries: Sequence[Entry], more: Sequence[Release] = ()) -> float:
         if not all(self._covers(entry) for entry in entries):
             return UNLIMITED
-        releases = [*releases_of(entries), *(release for _, release in more)]
-        return epsilon_of(releases, dp_delta=self.budget.dp_delta, relation=self.budget.relation)
+        return filtered_epsilon(
+            [*releases_of(entries), *(release for _, release in more)],
+            favoured=self._order(entries, more),
+            dp_delta=self.budget.dp_delta,
+            relation=self.budget.relation,
+        )
+
+    def _order(self, entries: Sequence[Entry], more: Sequence[Release]) -> int:
+        """That of the ledger; where no entry has one yet, it follows from the first round and the budget, which nothing released tells of."""
+        for entry in entries:
+            if entry.order:
+                return entry.order
+        first = [entry.release for entry in entries if entry.key == entries[0].key] or [release for _, release in more]
+        return favoured_order(
+            first, epsilon=self.budget.epsilon, dp_delta=self.budget.dp_delta, relation=self.budget.relation
+        )
 
     def _covers(self, entry: Entry) -> bool:
         """Whether an entry says something of the budget's unit. A delta of a whole silo does of any, what is private for each patient of each line."""

@@ -98,8 +98,8 @@ def test_status_shows_what_is_spent_of_what_is_allowed_in_one_line(folder: SiloF
     assert "epsilon 0 of 10" in command(folder, "status").out
     spend(folder, 1)
     (line,) = [line for line in command(folder, "status").out.splitlines() if line.startswith("privacy budget")]
-    assert line.split(maxsplit=2)[2] == "epsilon 0.661 of 10"
-    assert json.loads(command(folder, "status", "--json").out)["privacy_budget"] == "epsilon 0.661 of 10"
+    assert line.split(maxsplit=2)[2] == "epsilon 0.929 of 10"
+    assert json.loads(command(folder, "status", "--json").out)["privacy_budget"] == "epsilon 0.929 of 10"
     folder.privacy_ledger.unlink()
     broken = command(folder, "status")
     assert broken.code == 0
