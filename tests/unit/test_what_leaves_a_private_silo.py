@@ -20,7 +20,7 @@ from silo_agent.edges.privacy_ledger import PrivacyLedgerFile
 from silo_agent.edges.silo_sources import SiloSources
 from silo_agent.edges.workshop import Workshop
 from silo_agent.policy import SiloPolicy
-from silo_agent.service.told import TOLD_UNDER_PRIVACY
+from silo_agent.service.told import FAILED, TOLD_UNDER_PRIVACY
 from silo_agent.settings import Settings
 from silo_agent.training.masked_vector import own_weight
 from silo_agent.training.model import bind, vector_blocks
@@ -325,6 +325,33 @@ async def test_the_summary_is_the_released_weight_and_numbers_of_the_plan(tmp_pa
     assert summary == privacy.summary(summary.loss_reduction * privacy.nominal_records)
     assert weight == pytest.approx(max(summary.loss_reduction * privacy.nominal_records, section.least_weight))
     assert weight <= privacy.weight_cap
+
+
+async def test_that_one_patient_has_half_of_the_lines_stays_in_the_silo(tmp_path: Path) -> None:
+    """Its own log names the patient; the coordinator hears what it hears of any data that cannot be used."""
+    values = BUNDLE.plan.model_dump(mode="json")
+    values["privacy"]["unit_field"] = "patient"
+    grouped = type(BUNDLE)(type(BUNDLE.plan).model_validate(values), BUNDLE.files)
+    peer = RecordingPeer()
+    async with peer:
+        silo = Silo(tmp_path / "silo", NET.credentials(peer.address))
+        silo.trainer = workshop(tmp_path, SIX)  # type: ignore[assignment]
+        train = tmp_path / "data" / "train.jsonl"
+        lines = [json.loads(line) for line in train.read_text().splitlines()]
+        owners = ["bea", "ann", "ann", "cy", "ann", "dot"]
+        train.write_text(
+            "".join(json.dumps({**line, "patient": who}) + "\n" for line, who in zip(lines, owners, strict=True))
+        )
+        peer.bundles[grouped.plan.digest] = grouped
+        key = RoundKey(federation=FEDERATION, plan=grouped.plan.digest, round=1, attempt=1)
+        async with silo.running():
+            await peer.order(Train(key=key, model=grouped.plan.model.initial, seconds_left=60.0))
+            await peer.until(lambda: bool(peer.declined and peer.readiness))
+    assert "patient 'ann' has 3 of 6 training lines" in silo.notes.of("work-failed")[0]["detail"]
+    assert {detail for _, _, detail in peer.declined} == {reason for _, _, reason in peer.readiness} == {FAILED}
+    assert peer.updates == {}
+    assert PrivacyLedgerFile(silo.folder.privacy_ledger).entries() == ()
+    assert not any("ann" in str(value) for values in peer.sent.values() for value in values if isinstance(value, str))
 
 
 async def test_how_many_lines_are_broken_stays_in_the_silo(tmp_path: Path) -> None:
