@@ -127,6 +127,8 @@ SILO_MEANINGS: Final[dict[str, str]] = {
     "policy.max_epsilon": "Most epsilon that this silo's records ever cost, over all private rounds of all plans, by a filter that "
     "costs somewhat more than one plan by itself; a plan that would take more, or a round, is refused.",
     "policy.max_dp_delta": "The dp_delta at which that epsilon is counted.",
+    "policy.shared_budget": "Folder of the registry by which silo folders of this machine find that they train on the same records, and "
+    'count their epsilon together; `"none"`: count apart. Empty: `/var/lib/lorica/shared-budget` where that is there.',
     "policy.trust_on_first_use": "Whether the key that a silo comes with first is pinned unasked. It does not stop a "
     "coordinator that makes up silos.",
     "policy.allow_execution": "Whether SQL that the model wrote may run on the database, in the sandbox.",

@@ -77,6 +77,7 @@ class PolicyRules(Section):
     unit_field: Annotated[str, Field(max_length=100)] = ""  # what a private plan must group lines by; "": anything
     max_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0  # of all private rounds ever, over all plans
     max_dp_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5  # the dp_delta at which max_epsilon is counted
+    shared_budget: Annotated[str, Field(max_length=4096)] = ""  # registry of folders that train on the same records
     trust_on_first_use: bool = False  # pin the key that a peer comes with first; does not stop invented silos
     allow_execution: bool = True  # a model's SQL on the database of [database], always in the sandbox
     tell_scores: bool = True  # how many held-out questions a model answers right; false: nothing of that leaves

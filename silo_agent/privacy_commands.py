@@ -41,8 +41,13 @@ def show(config: Config = None, directory: Dir = None, as_json: Json = False) ->
             f"noise multiplier {release.noise_multiplier:.4g}, sampling rate {release.sampling_rate:.4g}, {release.steps} steps"
         )
     print(_spent_line(spent["epsilon"], budget))
-    if entries:
+    if spent["plans"]:
         print(_schedule_line(spent))
+    if spent["releases_of_others"]:
+        print(
+            f"{spent['releases_of_others']} releases of other silo folders are in it, which train on some of the same records "
+            f"({spent['shared_budget']})"
+        )
 
 
 @privacy_app.command()
@@ -122,12 +127,14 @@ def _forecast(plan: "Plan", guard: "PrivacyGuard") -> dict[str, object]:
 @contextmanager
 def _guarded(directory: "Path | None", config: "Path | None") -> "Iterator[tuple[PrivacyGuard, Budget]]":
     from silo_agent.edges.privacy_ledger import guard_of
+    from silo_agent.edges.shared_budget import sharing_of
 
     folder = silo_folder(directory)
     credentials = credentials_of(folder)
     policy = policy_of(folder, credentials, chosen(folder, None, None, config).settings(folder))
     with open_journal(folder, credentials) as journal:
-        yield guard_of(folder, credentials, policy, journal), policy.budget
+        sharing = sharing_of(folder, policy.rules.shared_budget)
+        yield guard_of(folder, credentials, policy, journal, sharing=sharing), policy.budget
 
 
 def _facts(entry: "Entry") -> dict[str, object]:
@@ -155,7 +162,9 @@ def _spent(guard: "PrivacyGuard") -> dict[str, Any]:
         "max_epsilon": budget.epsilon,
         "favoured_order": guard.order(),
         "as_one_schedule": guard.as_one_schedule(),
-        "plans": len({entry.plan for entry in guard.entries()}),
+        "plans": len({entry.plan for entry in guard.counted()}),
+        "shared_budget": guard.sharing.shown,
+        "releases_of_others": len(guard.counted()) - len(guard.entries()),
     }
 
 
