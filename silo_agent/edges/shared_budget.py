@@ -100,7 +100,8 @@ class SharedBudget(SharingPort):
             key = self._key()
             if key is None or self._records is None:
                 raise SharedRecords(
-                    f"{self._root} does not know yet which records this silo trains on: start the agent again"
+                    "shared_records",
+                    f"{self._root} does not know yet which records this silo trains on: start the agent again",
                 )
             path = self._path(self._id(key), "releases")
             known, whole = self._read_releases(path)
@@ -131,7 +132,7 @@ class SharedBudget(SharingPort):
             yield
         except (ConfigurationError, StorageError, IntegrityError, Conflict) as error:
             raise SharedRecords(
-                f"what other silos of this machine spent of these records cannot be told: {error}"
+                "shared_records", f"what other silos of this machine spent of these records cannot be told: {error}"
             ) from error
 
     def _locked(self) -> ProcessLock:

@@ -38,9 +38,6 @@ class BudgetSpent(PolicyRefusal):
 class SharedRecords(BudgetSpent):
     """What others spent of the same records cannot be told, and could be all of it."""
 
-    def __init__(self, detail: str) -> None:
-        super().__init__("shared_records", detail)
-
 
 class LedgerPort(Protocol):
     def entries(self) -> tuple[Entry, ...]: ...
