@@ -124,12 +124,14 @@ SILO_MEANINGS: Final[dict[str, str]] = {
     "coordinator's, unless `require_secure_aggregation` is set as well.",
     "policy.unit_field": "The key of a training line, such as `patient`, that a private plan must group lines by. Empty: whatever the "
     "plan says, also each line by itself.",
-    "policy.max_epsilon": "Most epsilon that this silo's records ever cost, over all private rounds of all plans; a plan that would "
-    "take more, or a round, is refused.",
+    "policy.max_epsilon": "Most epsilon that this silo's records ever cost, over all private rounds of all plans, by a filter that "
+    "costs somewhat more than one plan by itself; a plan that would take more, or a round, is refused.",
     "policy.max_dp_delta": "The dp_delta at which that epsilon is counted.",
     "policy.min_grad_norm": "Least `[training] max_grad_norm` of a plan with record-level privacy.",
     "policy.max_model_value": "Largest parameter, in size, of a round model that is trained with record-level privacy. Trained models have "
     "none of a thousand.",
+    "policy.shared_budget": "Folder of the registry by which silo folders of this machine find that they train on the same records, and "
+    'count their epsilon together; `"none"`: count apart. Empty: `/var/lib/lorica/shared-budget` where that is there.',
     "policy.trust_on_first_use": "Whether the key that a silo comes with first is pinned unasked. It does not stop a "
     "coordinator that makes up silos.",
     "policy.allow_execution": "Whether SQL that the model wrote may run on the database, in the sandbox.",

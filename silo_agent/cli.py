@@ -61,10 +61,12 @@ if TYPE_CHECKING:
     from silo_agent.edges.logs import Whereabouts
     from silo_agent.edges.model_cache import ModelCache
     from silo_agent.edges.round_journal import RoundJournal
+    from silo_agent.edges.shared_budget import SharedBudget
     from silo_agent.edges.silo_sources import SiloSources
     from silo_agent.edges.workshop import Workshop
     from silo_agent.policy import SiloPolicy
     from silo_agent.service.ports import RoundModel
+    from silo_agent.service.privacy import NotShared
     from silo_agent.settings import Settings
     from silo_wire.canonical import Digest
     from silo_wire.plan import PlanBundle
@@ -236,6 +238,7 @@ async def _run_agent(
     from silo_agent.edges.plan_store import PlanStore
     from silo_agent.edges.privacy_ledger import guard_of
     from silo_agent.edges.release_groups import ReleaseGroups, group_chain
+    from silo_agent.edges.shared_budget import sharing_of
     from silo_agent.edges.trust_store import trust_store
     from silo_agent.service.agent import AgentService
     from silo_agent.service.audited import AuditedCoordinator, AuditedGate, AuditedObserver, SiloAudit
@@ -253,7 +256,8 @@ async def _run_agent(
         TerminalDisplay(console) if _is_watched(console) else LogDisplay(where) as display,
     ):
         policy = policy_of(folder, credentials, settings)
-        trainer = _workshop(settings, policy, sources, own_entropy(folder.own_entropy))
+        sharing = sharing_of(folder, settings.policy.shared_budget)
+        trainer = _workshop(settings, policy, sources, own_entropy(folder.own_entropy), sharing)
         log = audit_log(folder, credentials)
         audit = SiloAudit(
             log,
@@ -342,7 +346,7 @@ async def _run_agent(
                     goes_back=goes_back,
                     checked=metrics.checked_chunks.inc,
                 ),
-                privacy=guard_of(folder, credentials, policy, journal),
+                privacy=guard_of(folder, credentials, policy, journal, sharing=sharing),
                 display=display,
                 observer=observer,
             )
@@ -421,6 +425,7 @@ def status(directory: Dir = None, as_json: Json = False) -> None:
     """What this silo is, what it does, and how its last rounds ended."""
     from security.process_lock import holder
     from silo_agent.edges.privacy_ledger import guard_of
+    from silo_agent.edges.shared_budget import sharing_of
     from silo_wire.wire_version import OURS
 
     folder = silo_folder(directory)
@@ -444,7 +449,9 @@ def status(directory: Dir = None, as_json: Json = False) -> None:
             "activity": (journal.fact("activity") or "starting") if agent else "not running",
             "plan": journal.fact("plan"),
             "model": model.model if model else None,
-            "privacy_budget": spent_of_allowed(guard_of(folder, credentials, policy, journal)),
+            "privacy_budget": spent_of_allowed(
+                guard_of(folder, credentials, policy, journal, sharing=sharing_of(folder, policy.rules.shared_budget))
+            ),
         }
         history, refusals = journal.history(10), journal.refusals(10)
     if as_json:
@@ -614,11 +621,18 @@ def _base(models: "ModelCache", bundle: "PlanBundle") -> "RoundModel | None":
 
 
 def _workshop(
-    settings: "Settings", policy: "SiloPolicy", sources: "SiloSources", entropy: bytes | None = None
+    settings: "Settings",
+    policy: "SiloPolicy",
+    sources: "SiloSources",
+    entropy: bytes | None = None,
+    sharing: "SharedBudget | NotShared | None" = None,
 ) -> "Workshop":
+    """`sharing` hears which records private plans are prepared on."""
     from silo_agent.edges.workshop import Workshop
+    from silo_agent.service.privacy import NotShared
 
-    return Workshop(settings=settings, policy=policy, sources=sources, own_entropy=entropy)
+    register = (sharing or NotShared()).register
+    return Workshop(settings=settings, policy=policy, sources=sources, own_entropy=entropy, on_private_data=register)
 
 
 if __name__ == "__main__":

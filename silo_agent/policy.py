@@ -15,7 +15,8 @@ from pydantic import AfterValidator, Field
 
 from security.errors import PolicyRefusal
 from security.identifiers import SiloName
-from security.privacy.accounting import Budget, epsilon_of
+from security.privacy.accounting import Budget
+from security.privacy.renyi_filter import favoured_order, filtered_epsilon
 from silo_agent.tokenizer_parts import odd_parts
 from silo_wire.canonical import Digest
 from silo_wire.manifest import MAX_NAME_CHARACTERS, Manifest
@@ -79,6 +80,7 @@ class PolicyRules(Section):
     # of one record's gradient under record-level privacy: far below what float32 resolves in trained parameters nothing is learnt
     min_grad_norm: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-4
     max_model_value: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e5  # of a round model's parameters, in size
+    shared_budget: Annotated[str, Field(max_length=4096)] = ""  # registry of folders that train on the same records
     trust_on_first_use: bool = False  # pin the key that a peer comes with first; does not stop invented silos
     allow_execution: bool = True  # a model's SQL on the database of [database], always in the sandbox
     tell_scores: bool = True  # how many held-out questions a model answers right; false: nothing of that leaves
@@ -355,16 +357,22 @@ class SiloPolicy:
                 f"plan {plan.name} clips gradients to max_grad_norm = {norm:g}, [policy] min_grad_norm of this silo wants at least "
                 f"{rules.min_grad_norm:g}: have the operator raise [training] max_grad_norm in the plan",
             )
-        epsilon = epsilon_of(
-            [replace(release, steps=release.steps * plan.schedule.rounds) for _, release in plan.releases_of_round],
-            dp_delta=rules.max_dp_delta,
-            relation=self.budget.relation,
+        of_round = [release for _, release in plan.releases_of_round]
+        budget = self.budget
+        epsilon = filtered_epsilon(
+            [replace(release, steps=release.steps * plan.schedule.rounds) for release in of_round],
+            favoured=favoured_order(
+                of_round, epsilon=budget.epsilon, dp_delta=budget.dp_delta, relation=budget.relation
+            ),
+            dp_delta=budget.dp_delta,
+            relation=budget.relation,
         )
         if epsilon > rules.max_epsilon:
             yield PolicyRefusal(
                 "max_epsilon",
                 f"the {plan.schedule.rounds} rounds of plan {plan.name} cost epsilon {epsilon:.3g} at dp_delta "
-                f"{rules.max_dp_delta:g}, [policy] max_epsilon of this silo is {rules.max_epsilon:g}: change one of them",
+                f"{rules.max_dp_delta:g} by the filter that holds over all plans, [policy] max_epsilon of this silo is "
+                f"{rules.max_epsilon:g}: change one of them",
             )
 
     def _masks(self, bundle: PlanBundle) -> Iterator[PolicyRefusal]:

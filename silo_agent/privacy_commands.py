@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -29,9 +29,9 @@ privacy_app = typer.Typer(
 def show(config: Config = None, directory: Dir = None, as_json: Json = False) -> None:
     """Print every release in the ledger, and what they come to together."""
     with _guarded(directory, config) as (guard, budget):
-        entries, spent = guard.entries(), guard.spent()
+        entries, spent = guard.entries(), _spent(guard)
     if as_json:
-        print(json.dumps({"spent": _budget(spent, budget), "releases": [_facts(entry) for entry in entries]}, indent=1))
+        print(json.dumps({"spent": spent, "releases": [_facts(entry) for entry in entries]}, indent=1))
         return
     for entry in entries:
         release = entry.release
@@ -40,7 +40,14 @@ def show(config: Config = None, directory: Dir = None, as_json: Json = False) ->
             f"{entry.sequence:>5}  {when}  plan {entry.plan[:12]} round {entry.round} attempt {entry.attempt}  {entry.mechanism}: "
             f"noise multiplier {release.noise_multiplier:.4g}, sampling rate {release.sampling_rate:.4g}, {release.steps} steps"
         )
-    print(_spent_line(spent, budget))
+    print(_spent_line(spent["epsilon"], budget))
+    if spent["plans"]:
+        print(_schedule_line(spent))
+    if spent["releases_of_others"]:
+        print(
+            f"{spent['releases_of_others']} releases of other silo folders are in it, which train on some of the same records "
+            f"({spent['shared_budget']})"
+        )
 
 
 @privacy_app.command()
@@ -120,12 +127,14 @@ def _forecast(plan: "Plan", guard: "PrivacyGuard") -> dict[str, object]:
 @contextmanager
 def _guarded(directory: "Path | None", config: "Path | None") -> "Iterator[tuple[PrivacyGuard, Budget]]":
     from silo_agent.edges.privacy_ledger import guard_of
+    from silo_agent.edges.shared_budget import sharing_of
 
     folder = silo_folder(directory)
     credentials = credentials_of(folder)
     policy = policy_of(folder, credentials, chosen(folder, None, None, config).settings(folder))
     with open_journal(folder, credentials) as journal:
-        yield guard_of(folder, credentials, policy, journal), policy.budget
+        sharing = sharing_of(folder, policy.rules.shared_budget)
+        yield guard_of(folder, credentials, policy, journal, sharing=sharing), policy.budget
 
 
 def _facts(entry: "Entry") -> dict[str, object]:
@@ -144,12 +153,18 @@ def _facts(entry: "Entry") -> dict[str, object]:
     }
 
 
-def _budget(spent: float, budget: "Budget") -> dict[str, object]:
+def _spent(guard: "PrivacyGuard") -> dict[str, Any]:
+    budget = guard.budget
     return {
-        "epsilon": spent,
+        "epsilon": guard.spent(),
         "dp_delta": budget.dp_delta,
         "neighbouring_relation": budget.relation,
         "max_epsilon": budget.epsilon,
+        "favoured_order": guard.order(),
+        "as_one_schedule": guard.as_one_schedule(),
+        "plans": len({entry.plan for entry in guard.counted()}),
+        "shared_budget": guard.sharing.shown,
+        "releases_of_others": len(guard.counted()) - len(guard.entries()),
     }
 
 
@@ -167,4 +182,16 @@ def _spent_line(spent: float, budget: "Budget") -> str:
     return (
         f"epsilon {spent:.3g} of {budget.epsilon:g} is spent, at dp_delta {budget.dp_delta:g}, for one record more or less "
         f"({budget.relation})"
+    )
+
+
+def _schedule_line(spent: "dict[str, Any]") -> str:
+    several = spent["plans"] > 1
+    return (
+        f"{'forecast' if several else 'exact'}, as one schedule that was fixed beforehand: epsilon {spent['as_one_schedule']:.3g}"
+        + (
+            f"; {spent['plans']} plans are in it, and the budget counts what holds whatever later ones were chosen by"
+            if several
+            else ""
+        )
     )

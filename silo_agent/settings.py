@@ -90,8 +90,16 @@ class Settings(Section):
             update={
                 "data": self.data.model_copy(update={"folder": folder}),
                 "database": self.database.model_copy(update={"url": _resolved_url(self.database.url, base)}),
+                "policy": self.policy.model_copy(update=_resolved_registry(self.policy.shared_budget, base)),
             }
         )
+
+
+def _resolved_registry(shared_budget: str, base: Path) -> dict[str, str]:
+    """Nothing where it is not a path: what people did not set stays unset."""
+    if shared_budget in ("", "none"):
+        return {}
+    return {"shared_budget": str(base / Path(shared_budget).expanduser())}
 
 
 def _resolved_url(url: str, base: Path) -> str:

@@ -23,7 +23,7 @@ from coordinator.edges.coordinator_folder import CoordinatorFolder
 from coordinator.service.records import COMPLETED
 from ops.demo.display import RoundDisplay, round_table
 from ops.demo.observer import FederationView
-from ops.demo.plan import DEMO_PLAN, MASKED_PLAN, PLAN_NAME, PRIVATE_RECORDS, SIZE, private_plan
+from ops.demo.plan import DEMO_PLAN, MASKED_PLAN, PLAN_NAME, PRIVATE_RECORDS, ROOM_FOR_THE_FILTER, SIZE, private_plan
 from ops.demo.ports import free_ports
 from ops.demo.processes import Processes, run
 from ops.demo.query_log import query_log
@@ -125,7 +125,7 @@ def run_demo(
         with console.status("generating four silos, and training a public model that never saw them"):
             write_private_silos(place, SILOS, records=PRIVATE_RECORDS, seed=seed)
         plan = private_plan(place.warm_start, silos=len(names), records=PRIVATE_RECORDS, epsilon=epsilon)
-        policy |= {"require_privacy": "record", "max_epsilon": epsilon}
+        policy |= {"require_privacy": "record", "max_epsilon": ROOM_FOR_THE_FILTER * epsilon}
     if secure:
         values = ("aggregation.secure_aggregation=true", *values)
         policy["require_secure_aggregation"] = True

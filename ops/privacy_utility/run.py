@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ops.demo.plan import private_plan, set_arguments
+from ops.demo.plan import ROOM_FOR_THE_FILTER, private_plan, set_arguments
 from ops.demo.run import Layout, Outcome, Scene, prepare, run_federation, spent, write_private_silos
 from ops.demo.silos import SILOS
 from ops.privacy_utility.picture import picture
@@ -161,7 +161,7 @@ def _of_real(records: int, epsilon: float, seed: int) -> Sequence[str]:
 
 
 def _policy(epsilon: float) -> Mapping[str, object]:
-    return {} if epsilon == NO_PRIVACY else {"require_privacy": "record", "max_epsilon": epsilon}
+    return {} if epsilon == NO_PRIVACY else {"require_privacy": "record", "max_epsilon": ROOM_FOR_THE_FILTER * epsilon}
 
 
 def _trained(data: str, records: int, epsilon: float, seed: int, shared: Path, scene: Scene, console: Console) -> Row:
@@ -178,7 +178,7 @@ def _trained(data: str, records: int, epsilon: float, seed: int, shared: Path, s
         exact_match=fmean(score.exact_match for score in after),
         loss_per_token_before=fmean(score.loss_per_token for score in before),
         loss_per_token=fmean(score.loss_per_token for score in after),
-        spent=max((spent(place, name)["epsilon"] for name in scene.names), default=0.0),
+        spent=max((spent(place, name)["as_one_schedule"] for name in scene.names), default=0.0),
     )
 
 

@@ -5,7 +5,7 @@ Of all records (a rate of 1) the composition is a Gaussian mechanism again, and 
 whose upper bound is taken.
 
 Mechanisms and noise multipliers are for adding or removing one unit: noise over the most that one unit adds. To replace one is
-to remove one and add another: twice the shift where nothing is sampled, and the composition of both with sampling.
+to remove one and add another: twice the shift where nothing is sampled, and with sampling the pair of replaced_unit.py.
 """
 
 import math
@@ -33,7 +33,27 @@ LEAST_RATE = 1e-6
 _LEAST_CONVOLVED_DELTA = 1e-16
 _LEAST_ERROR, _ERROR = 0.01, 0.005
 """Of an epsilon, absolutely and in parts of it; what is returned is above the true one by as much at most."""
-_JUST_BELOW = 0.99
+_ROUGH_ORDERS = (
+    1.1,
+    1.25,
+    1.5,
+    2.0,
+    2.5,
+    3.0,
+    4.0,
+    5.0,
+    6.0,
+    8.0,
+    10.0,
+    12.0,
+    16.0,
+    20.0,
+    24.0,
+    32.0,
+    48.0,
+    64.0,
+    128.0,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +106,7 @@ def epsilon_of(
     if all(release.sampling_rate == 1.0 for release in made):
         mu = math.sqrt(sum(release.steps / release.noise_multiplier**2 for release in made))
         return gaussian_epsilon(mu if relation == "add_or_remove_one" else 2 * mu, dp_delta)
-    if relation == "replace_one":
-        return _of_two(tuple(made), dp_delta)
-    return _sampled(tuple(made), dp_delta)
+    return _sampled(tuple(made), dp_delta, relation)
 
 
 def merged(releases: Iterable[GaussianRelease]) -> list[GaussianRelease]:
@@ -134,49 +152,84 @@ def check_dp_delta(dp_delta: float) -> None:
         raise ConfigurationError(f"dp_delta is {dp_delta}: set it above 0 and below 1, far below one over the records")
 
 
-def _of_two(releases: tuple[GaussianRelease, ...], dp_delta: float) -> float:
-    """Removing one unit and adding another: with (e, d) for each, (2 e, (1 + exp(e)) d) for both (group privacy).
-
-    What d may be depends on the e that it leads to: d falls until both fit, each time to just below what the last e allows.
-    """
-    each = dp_delta / 2
-    while each > _LEAST_CONVOLVED_DELTA:
-        epsilon = _sampled(releases, each)
-        if epsilon > 700.0:
-            break
-        allowed = dp_delta / (1 + math.exp(epsilon))
-        if each <= allowed:
-            return 2 * epsilon
-        each = _JUST_BELOW * allowed
-    return UNLIMITED
-
-
 @lru_cache(maxsize=32)  # seconds each; a silo asks for the same before a round, after it and before the next
-def _sampled(releases: tuple[GaussianRelease, ...], dp_delta: float) -> float:
+def _sampled(releases: tuple[GaussianRelease, ...], dp_delta: float, relation: NeighbouringRelation) -> float:
     too_little = any(release.noise_multiplier < LEAST_NOISE for release in releases)
     if too_little or dp_delta < _LEAST_CONVOLVED_DELTA or sum(release.steps for release in releases) > MOST_STEPS:
         return UNLIMITED
-    # Here, not above: with torch, which not every process that reads a plan has loaded.
-    from opacus.accountants import PRVAccountant, RDPAccountant
-
-    history = [
-        (min(release.noise_multiplier, MOST_NOISE), max(release.sampling_rate, LEAST_RATE), release.steps)
+    limited = [
+        GaussianRelease(
+            min(release.noise_multiplier, MOST_NOISE), max(release.sampling_rate, LEAST_RATE), release.steps
+        )
         for release in releases
     ]
-    accountant, rough = PRVAccountant(), RDPAccountant()
-    accountant.history = rough.history = history
+    cost = _added if relation == "add_or_remove_one" else _replaced
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # log(0) where nothing is sampled, which is meant
         warnings.simplefilter("ignore", UserWarning)  # that the rough one could be less rough
         try:
-            roughly = rough.get_epsilon(dp_delta)
-            if not roughly <= MOST_EPSILON:
-                return UNLIMITED
-            error = max(_LEAST_ERROR, _ERROR * roughly)
-            return max(0.0, float(accountant.get_epsilon(dp_delta, eps_error=error)))
+            return cost(limited, dp_delta)
         except (
             ValueError,
             OverflowError,
             MemoryError,
         ):  # so little noise, or so small a delta, that sums would be rounding errors
             return UNLIMITED
+
+
+def _added(releases: Sequence[GaussianRelease], dp_delta: float) -> float:
+    # Here, not above: with torch, which not every process that reads a plan has loaded.
+    from opacus.accountants import PRVAccountant, RDPAccountant
+
+    accountant, rough = PRVAccountant(), RDPAccountant()
+    accountant.history = rough.history = [
+        (release.noise_multiplier, release.sampling_rate, release.steps) for release in releases
+    ]
+    roughly = rough.get_epsilon(dp_delta)
+    if not roughly <= MOST_EPSILON:
+        return UNLIMITED
+    return max(0.0, float(accountant.get_epsilon(dp_delta, eps_error=_error(roughly))))
+
+
+def _replaced(releases: Sequence[GaussianRelease], dp_delta: float) -> float:
+    """What Opacus does for one unit more or less, with the privacy loss of a unit that is replaced."""
+    from opacus.accountants.analysis.prv import (
+        Domain,
+        TruncatedPrivacyRandomVariable,
+        compose_heterogeneous,
+        discretize,
+    )
+
+    from security.privacy.replaced_unit import ReplacedUnit
+
+    losses = [ReplacedUnit(release.noise_multiplier, release.sampling_rate) for release in releases]
+    steps = [release.steps for release in releases]
+    each = [[loss.renyi(order) for order in _ROUGH_ORDERS] for loss in losses]
+    together = [sum(n * one[i] for n, one in zip(steps, each, strict=True)) for i in range(len(_ROUGH_ORDERS))]
+
+    def rough(divergences: Sequence[float], delta: float) -> float:
+        return min(renyi_epsilon(a, d, delta) for a, d in zip(_ROUGH_ORDERS, divergences, strict=True))
+
+    roughly = rough(together, dp_delta)
+    if not roughly <= MOST_EPSILON:
+        return UNLIMITED
+    error, delta_error = _error(roughly), dp_delta / 1000
+    # Beyond it losses, together and of each step alone, are rarer than delta_error allows (Gopi, Lee and Wutschitz 2021, remark 5.6).
+    end = 3 + max(
+        error, rough(together, delta_error / 4), *(rough(one, delta_error / (8 * sum(steps))) for one in each)
+    )
+    domain = Domain.create_aligned(-end, end, error / math.sqrt(sum(steps) * math.log(12 / delta_error) / 2))
+    discrete = [discretize(TruncatedPrivacyRandomVariable(loss, domain.t_min, domain.t_max), domain) for loss in losses]
+    _, _, above = compose_heterogeneous(dprvs=discrete, num_self_compositions=steps).compute_epsilon(
+        dp_delta, delta_error, error
+    )
+    return max(0.0, float(above))
+
+
+def _error(roughly: float) -> float:
+    return max(_LEAST_ERROR, _ERROR * roughly)
+
+
+def renyi_epsilon(order: float, divergence: float, dp_delta: float) -> float:
+    """The epsilon at `dp_delta` of whatever has this Renyi divergence (Canonne, Kamath and Steinke 2020, proposition 12)."""
+    return max(0.0, divergence + math.log1p(-1 / order) - math.log(dp_delta * order) / (order - 1))

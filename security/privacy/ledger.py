@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, get_args
 from security.chain import Head, digest_of_entry, line_of_entry, text, whole_number
 from security.errors import ConfigurationError, IntegrityError
 from security.privacy.accounting import GaussianRelease
+from security.privacy.renyi_filter import check_order
 
 Mechanism = Literal["gradients", "loss_reduction", "delta"]
 """What was released: noised gradient sums (as a trained model), a noised scaled loss reduction, a noised delta of a silo."""
@@ -26,6 +27,8 @@ class Entry:
 
     `subject` is the digest of what the noise was bound to, where the same release may be made again and counts once; else empty.
     `unit` is the key of whom several records belong to, where the release is private for all of these together; else empty.
+    `nonce` tells it from an entry of another silo's that is the same for the rest; ledgers of earlier releases have none.
+    `order` is what the ledger's filter favours (renyi_filter.py), in its first entry, or the first that a release with filters wrote; else 0.
     """
 
     sequence: int
@@ -39,6 +42,13 @@ class Entry:
     at: int
     subject: str = ""
     unit: str = ""
+    order: int = 0
+    nonce: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, int, int]:
+        """Of one key are the releases of one attempt."""
+        return self.federation, self.plan, self.round, self.attempt
 
     @property
     def digest(self) -> str:
@@ -62,6 +72,8 @@ class Entry:
             "steps": self.release.steps,
             **({"subject": self.subject} if self.subject else {}),
             **({"unit": self.unit} if self.unit else {}),
+            **({"order": self.order} if self.order else {}),
+            **({"nonce": self.nonce} if self.nonce else {}),
         }
 
 
@@ -93,6 +105,16 @@ def read_ledger(raw: bytes, where: str) -> tuple[tuple[Entry, ...], int]:
         head = Head(entry.sequence, entry.digest)
         whole += len(line) + 1
     return tuple(entries), whole
+
+
+def read_releases(raw: bytes, where: str) -> tuple[tuple[Entry, ...], int]:
+    """Entries of any ledgers, in any order, and how many bytes they take; an unfinished last line counts as not there.
+
+    Each is checked by itself. Raises IntegrityError naming `where`.
+    """
+    *lines, _ = raw.split(b"\n")
+    entries = tuple(_entry(line + b"\n", f"{where} line {number}") for number, line in enumerate(lines, 1))
+    return entries, sum(len(line) + 1 for line in lines)
 
 
 def check_head(entries: Sequence[Entry], known: Head, *, where: str, by: str) -> None:
@@ -131,7 +153,11 @@ def _entry(line: bytes, where: str) -> Entry:
             at=whole_number(value["at"]),
             subject=text(value.get("subject", "")),
             unit=text(value.get("unit", "")),
+            order=whole_number(value.get("order", 0)),
+            nonce=text(value.get("nonce", "")),
         )
+        if entry.order:
+            check_order(entry.order)
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError, ConfigurationError) as error:
         raise IntegrityError(f"{where} is no entry of a privacy ledger: the file was edited or damaged") from error
     if entry.line() != line:

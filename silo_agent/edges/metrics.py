@@ -92,7 +92,8 @@ class SiloMetrics:
         )
         self.epsilon_spent = Gauge(
             "lorica_silo_epsilon_spent",
-            "Epsilon of all private releases of this silo so far, at [policy] max_dp_delta; from its first private plan on.",
+            "Epsilon of all private releases of this silo so far, by the filter that holds over all plans, at [policy] max_dp_delta; "
+            "from its first private plan on.",
             registry=registry,
         )
         self.epsilon_left = Gauge(

@@ -200,6 +200,12 @@ class Mistake(Enum):
         "the budget does not last to the end of the plan's schedule",
         "raise `[policy] max_epsilon`, or have the operator plan fewer rounds or more noise",
     )
+    BUDGET_SHARED = Misconfiguration(
+        "budget-shared",
+        "privacy budget",
+        "the registry of `[policy] shared_budget` is missing, damaged, open to others, or another than this silo counted in before",
+        'restore it; set `shared_budget` to its place, or to "none" if no other folder has these records',
+    )
     MEMORY = Misconfiguration(
         "memory-small",
         "memory",
@@ -247,6 +253,12 @@ class Mistake(Enum):
         "unit of privacy",
         "the plan hides all lines of one unit, and training lines do not say whose they are",
         "add the key to each training line",
+    )
+    UNIT_HALF = Misconfiguration(
+        "unit-owns-half",
+        "unit of privacy",
+        "the plan hides all lines of one unit, and one has half of the training lines or more: nothing is trained",
+        "correct the key of the lines, or leave lines of this unit out",
     )
     DATABASE = Misconfiguration(
         "database-unreachable",

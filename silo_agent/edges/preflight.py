@@ -43,13 +43,15 @@ from silo_agent.edges.plan_store import PlanStore
 from silo_agent.edges.privacy_ledger import guard_of
 from silo_agent.edges.round_journal import RoundJournal
 from silo_agent.edges.rules_check import check_groups, check_memory, check_peers, check_plan, check_record, loosenings
+from silo_agent.edges.shared_budget import sharing_of
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.edges.silo_record import record_of
 from silo_agent.edges.silo_sources import SiloSources
 from silo_agent.edges.tls_probe import probe
 from silo_agent.policy import SiloPolicy
+from silo_agent.service.privacy import SharedRecords
 from silo_agent.settings import Settings
-from silo_agent.training.text_to_sql_data import SCHEMA_FILE
+from silo_agent.training.text_to_sql_data import SCHEMA_FILE, UnitOwnsHalf
 from silo_wire.canonical import Digest
 from silo_wire.codec import call_key
 from silo_wire.listen_address import address, require_bindable
@@ -332,8 +334,13 @@ def _budget(folder: SiloFolder, credentials: SiloCredentials, policy: SiloPolicy
             Mistake.BUDGET_UNSET.value,
             f"[policy] require_privacy = {rules.require_privacy!r} without max_epsilon, for which {rules.max_epsilon:g} is taken",
         )
-    with closing(_journal(folder, credentials)) as journal, meaning(Mistake.LEDGER.value, IntegrityError, StorageError):
-        guard = guard_of(folder, credentials, policy, journal)
+    with (
+        closing(_journal(folder, credentials)) as journal,
+        meaning(Mistake.LEDGER.value, IntegrityError, StorageError),
+        meaning(Mistake.BUDGET_SHARED.value, SharedRecords),
+    ):
+        sharing = sharing_of(folder, rules.shared_budget)
+        guard = guard_of(folder, credentials, policy, journal, sharing=sharing)
         spent = guard.spent()
         rounds = bundle.plan.schedule.rounds if bundle else 0
         releases = [
@@ -349,8 +356,14 @@ def _budget(folder: SiloFolder, credentials: SiloCredentials, policy: SiloPolicy
         )
     if bundle is None or not releases:
         further = "no plan was offered yet" if bundle is None else f"plan {bundle.plan.name} spends none"
-        return f"epsilon {spent:.3g} of {rules.max_epsilon:g} is spent; {further}"
-    return f"epsilon {spent:.3g} of {rules.max_epsilon:g} is spent, {after:.3g} after plan {bundle.plan.name}"
+        counted = f"epsilon {spent:.3g} of {rules.max_epsilon:g} is spent; {further}"
+    else:
+        counted = f"epsilon {spent:.3g} of {rules.max_epsilon:g} is spent, {after:.3g} after plan {bundle.plan.name}"
+    if sharing.shown:
+        return f"{counted}; together with other folders that count in {sharing.shown}"
+    if rules.require_privacy == "none" and not releases:
+        return counted
+    return f"{counted}; counted in this folder alone: nobody notices other folders with the same records ([policy] shared_budget)"
 
 
 def _memory(bundle: PlanBundle, free: int) -> str:
@@ -422,6 +435,8 @@ def _data(sources: SiloSources, folder: Path) -> str:
 def _unit(sources: SiloSources, unit: str) -> str:
     try:
         data = sources.data_for(unit, True)
+    except UnitOwnsHalf as error:
+        raise Misconfigured(Mistake.UNIT_HALF.value, str(error)) from error
     except DataError as error:
         raise misconfigured(Mistake.UNIT_FIELD.value, f"the plan groups lines by {unit!r}: {error}") from error
     return f"{len(data.train)} lines of {len({example.unit for example in data.train})} by {unit!r}"

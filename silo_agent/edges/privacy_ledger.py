@@ -10,14 +10,19 @@ from silo_agent.edges.key_store import SiloCredentials
 from silo_agent.edges.round_journal import RoundJournal
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.policy import SiloPolicy
-from silo_agent.service.privacy import PrivacyGuard
+from silo_agent.service.privacy import PrivacyGuard, SharingPort
 from silo_wire.ledger_receipt import LedgerReceipt
 
 
 def guard_of(
-    folder: SiloFolder, credentials: SiloCredentials, policy: SiloPolicy, journal: RoundJournal
+    folder: SiloFolder,
+    credentials: SiloCredentials,
+    policy: SiloPolicy,
+    journal: RoundJournal,
+    *,
+    sharing: SharingPort | None = None,
 ) -> PrivacyGuard:
-    """Of the silo in `folder`, with the budget of its policy."""
+    """Of the silo in `folder`, with the budget of its policy, which it has for itself unless `sharing` says otherwise."""
     return PrivacyGuard(
         ledger=PrivacyLedgerFile(folder.privacy_ledger),
         heads=journal,
@@ -25,6 +30,7 @@ def guard_of(
         budget=policy.budget,
         clock=time.time,
         where=str(folder.privacy_ledger),
+        sharing=sharing,
     )
 
 

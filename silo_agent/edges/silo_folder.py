@@ -99,6 +99,11 @@ class SiloFolder:
         return self.root / "privacy" / "receipt.json"
 
     @property
+    def privacy_sharing(self) -> Path:
+        """Which registry this silo counted in last (shared_budget.py)."""
+        return self.root / "privacy" / "shared-budget"
+
+    @property
     def masking(self) -> Path:
         """What secure aggregation must not forget, or must forget in time."""
         return self.root / "masking"

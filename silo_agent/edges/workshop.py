@@ -37,6 +37,7 @@ from silo_agent.training.evaluation import in_sandbox
 from silo_agent.training.masked_vector import KeptDelta, own_weight, write_masked_vector
 from silo_agent.training.plan_model import PlanModel
 from silo_agent.training.silo_trainer import SiloTrainer
+from silo_agent.training.text_to_sql_data import SiloData
 from silo_wire.canonical import Digest
 from silo_wire.manifest import SCORES_ALONE
 from silo_wire.messages import Evaluation, RoundKey, TrainingSummary
@@ -61,14 +62,17 @@ class Workshop:
         own_entropy: bytes | None = None,
         checkpoint_every_s: float = 0.0,
         on_losses: Callable[[int, Sequence[float]], None] = lambda round_number, losses: None,
+        on_private_data: Callable[[SiloData, str], None] = lambda data, unit_field: None,
     ) -> None:
         """`model_of` gives a model that other workshops of this process use in turn; without it each plan's is made here.
 
         `own_entropy`: see SiloTrainer.
         `checkpoint_every_s`: how many seconds of training a checkpoint must be worth; 0: every epoch leaves one.
+        `on_private_data` hears of the data that a private plan is prepared on, and by which key lines are grouped.
         `on_losses` hears the loss of each optimizer step of a round when its training has ended; NaN where a step has none to tell.
         """
         self._on_losses = on_losses
+        self._on_private_data = on_private_data
         self._settings = settings
         self._model_of = model_of or (lambda bundle, device, base: PlanModel(bundle, device, base=base))
         self._policy = policy
@@ -84,6 +88,8 @@ class Workshop:
         with _on_records():
             privacy = bundle.plan.privacy
             data = self._sources.data_for(privacy.unit_field, privacy.level == "record")
+            if bundle.plan.releases_of_round:
+                self._on_private_data(data, privacy.unit_field)
             model = self._model_of(bundle, self._device(), base)
             trainer = SiloTrainer(
                 bundle, data, self._policy.silo, self._device(), model=model, own_entropy=self._own_entropy

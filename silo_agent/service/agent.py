@@ -343,6 +343,8 @@ class AgentService:
                 progress=self._progress(None, AgentPhase.FETCHING),
             )
         data = await self._in_thread(lambda _cancelled: self._trainer.prepare(bundle, base))
+        if releases:  # by now it is known who else has these records
+            await self._in_thread(lambda _cancelled: self._privacy.admit(releases))
         self._display.note(
             "prepared",
             plan=bundle.plan.name,

@@ -5,15 +5,21 @@ anything that it stands for leaves: a crash may leave an entry for what was neve
 journal remembers the ledger's head, so that a ledger that was cut or put back from a backup is noticed. A machine that is put
 back from a snapshot forgets both: so the coordinator remembers the head, too, and signs that it does. It can stop this silo
 with what it says, and never make it release more than the ledger allows.
+
+Plans are offered by who has seen what earlier ones released, so the budget is held by a filter (security/privacy/renyi_filter.py),
+whose favoured order the ledger's first entry has.
 """
 
+import secrets
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 from security.chain import Head
 from security.errors import IntegrityError, PolicyRefusal
 from security.privacy.accounting import UNLIMITED, Budget, epsilon_of
 from security.privacy.ledger import Entry, check_head, head_of, releases_of
+from security.privacy.renyi_filter import favoured_order, filtered_epsilon
 from silo_wire.ledger_receipt import LedgerReceipt
 from silo_wire.messages import RoundKey
 from silo_wire.privacy import Release
@@ -22,8 +28,15 @@ if TYPE_CHECKING:  # it brings numpy, which commands that only look can do witho
     from silo_agent.service.ports import CountersignPort
 
 
+_NONCE_BYTES = 16
+
+
 class BudgetSpent(PolicyRefusal):
     """What is asked would cost more than this silo's people allow for all plans together."""
+
+
+class SharedRecords(BudgetSpent):
+    """What others spent of the same records cannot be told, and could be all of it."""
 
 
 class LedgerPort(Protocol):
@@ -49,6 +62,41 @@ class ReceiptPort(Protocol):
     def keep(self, receipt: LedgerReceipt, /) -> None: ...
 
 
+class SharingPort(Protocol):
+    """Other silo folders that train on some of the same records. Raises SharedRecords where it cannot tell what they spent."""
+
+    @property
+    def shown(self) -> str:
+        """Where it is, for people; empty where nothing is shared."""
+
+    def others(self, own: Sequence[Entry], /) -> tuple[Entry, ...]:
+        """What was released of records that this folder trains on, and is not among `own`."""
+
+    def held(self) -> AbstractContextManager[None]:
+        """Nobody else spends meanwhile."""
+
+    def enter(self, entries: Sequence[Entry], /) -> None:
+        """Have others count `entries`, those that they know already once; durable when a call returns."""
+
+
+class NotShared:
+    """Each folder for itself."""
+
+    shown = ""
+
+    def others(self, own: Sequence[Entry], /) -> tuple[Entry, ...]:
+        return ()
+
+    def held(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def enter(self, entries: Sequence[Entry], /) -> None:
+        return
+
+    def register(self, data: object, unit_field: str, /) -> None:
+        return
+
+
 class PrivacyGuard:
     """Raises IntegrityError for a ledger that is not the one that this silo wrote, StorageError."""
 
@@ -61,11 +109,13 @@ class PrivacyGuard:
         budget: Budget,
         clock: Callable[[], float],
         where: str,
+        sharing: SharingPort | None = None,
     ) -> None:
         """`clock` gives seconds since 1970; `where` names the ledger to people."""
         self._ledger, self._heads, self._receipts = ledger, heads, receipts
         self._clock, self._where = clock, where
         self.budget = budget
+        self.sharing: SharingPort = sharing or NotShared()
 
     def entries(self) -> tuple[Entry, ...]:
         """All that was ever released, checked against what the journal knows and what the coordinator signed."""
@@ -103,46 +153,81 @@ class PrivacyGuard:
         )
 
     def spent(self) -> float:
-        """Unlimited where the budget is for patients, say, and something was released that is private for each line alone."""
+        """By the filter, whatever the plans were chosen by.
+
+        Unlimited where the budget is for patients, say, and something was released that is private for each line alone."""
         return self.spent_after(())
 
     def spent_after(self, releases: Sequence[Release]) -> float:
         """What `spent` would be with `releases` more."""
-        return self._epsilon(self.entries(), releases)
+        return self._epsilon(self.counted(), releases)
+
+    def counted(self) -> tuple[Entry, ...]:
+        """All that was ever released of these records: by this silo, then by others that share some of them."""
+        own = self.entries()
+        return (*own, *self.sharing.others(own))
+
+    def as_one_schedule(self) -> float:
+        """What all releases come to if they had been fixed before the first: as exact as it gets for one plan, a forecast for several."""
+        entries = self.counted()
+        if not all(self._covers(entry) for entry in entries):
+            return UNLIMITED
+        return epsilon_of(releases_of(entries), dp_delta=self.budget.dp_delta, relation=self.budget.relation)
+
+    def order(self) -> int:
+        """What the filter favours; 0 where nothing was released yet."""
+        entries = self.counted()
+        return self._orders(entries, ())[0] if entries else 0
 
     def check(self, releases: Sequence[Release]) -> None:
         """Raise BudgetSpent where `releases` more would cost more than the budget."""
-        entries = self.entries()
+        entries = self.counted()
         after = self._epsilon(entries, releases)
         if after > self.budget.epsilon:
             raise BudgetSpent(
                 "max_epsilon",
                 f"this round would take the silo's releases to epsilon {after:.3g} at dp_delta "
                 f"{self.budget.dp_delta:g}, its people allow {self.budget.epsilon:g}; "
-                f"{self._epsilon(entries):.3g} are spent",
+                f"{self._epsilon(entries):.3g} are spent{self._by_others(entries)}",
             )
+
+    def _by_others(self, entries: Sequence[Entry]) -> str:
+        others = len(entries) - len(self.entries())
+        return f", also by {others} releases of other silo folders with some of the same records" if others else ""
+
+    def admit(self, releases: Sequence[Release]) -> None:
+        """Have others that share some of these records count what this silo spent, and `check`."""
+        with self.sharing.held():
+            self.sharing.enter(self.entries())
+            self.check(releases)
 
     def spend(self, key: RoundKey, releases: Sequence[Release], *, unit: str = "") -> None:
         """Enter `releases` of an attempt, of a plan with this unit_field. When this returns they may leave; call it before anything does."""
-        self.check(releases)
-        entries = list(self.entries())
-        fresh = []
-        for mechanism, release in releases:
-            head = head_of(entries)
-            entry = Entry(
-                sequence=head.sequence + 1,
-                previous=head.digest,
-                federation=key.federation,
-                plan=key.plan,
-                round=key.round,
-                attempt=key.attempt,
-                mechanism=mechanism,
-                release=release,
-                at=int(self._clock()),
-                unit=unit,
-            )
-            entries.append(entry)
-            fresh.append(entry)
+        with self.sharing.held():
+            self.check(releases)
+            entries = list(self.entries())
+            has_order = any(entry.order for entry in entries)
+            order = 0 if has_order else self._orders(self.counted(), releases)[0]
+            fresh: list[Entry] = []
+            for mechanism, release in releases:
+                head = head_of(entries)
+                entry = Entry(
+                    sequence=head.sequence + 1,
+                    previous=head.digest,
+                    federation=key.federation,
+                    plan=key.plan,
+                    round=key.round,
+                    attempt=key.attempt,
+                    mechanism=mechanism,
+                    release=release,
+                    at=int(self._clock()),
+                    unit=unit,
+                    order=0 if fresh else order,
+                    nonce=secrets.token_hex(_NONCE_BYTES),
+                )
+                entries.append(entry)
+                fresh.append(entry)
+            self.sharing.enter(entries)  # before its own ledger: after a crash others count what was never released
         self._ledger.append(fresh)
         self._heads.record_ledger_head(head_of(entries))
 
@@ -150,7 +235,23 @@ class PrivacyGuard:
         if not all(self._covers(entry) for entry in entries):
             return UNLIMITED
         releases = [*releases_of(entries), *(release for _, release in more)]
-        return epsilon_of(releases, dp_delta=self.budget.dp_delta, relation=self.budget.relation)
+        return max(
+            filtered_epsilon(releases, favoured=order, dp_delta=self.budget.dp_delta, relation=self.budget.relation)
+            for order in self._orders(entries, more)
+        )
+
+    def _orders(self, entries: Sequence[Entry], more: Sequence[Release]) -> list[int]:
+        """What the filters of these ledgers favour, the own ledger's first; nothing goes beyond any of them.
+
+        That of the ledger which was opened first is among them, and was chosen before anything was released of a record in both. Where
+        no entry has one yet, it follows from the first round and the budget, which nothing released tells of.
+        """
+        orders = list(dict.fromkeys(entry.order for entry in entries if entry.order))
+        if orders:
+            return orders
+        first = [entry.release for entry in entries if entry.key == entries[0].key] or [release for _, release in more]
+        budget = self.budget
+        return [favoured_order(first, epsilon=budget.epsilon, dp_delta=budget.dp_delta, relation=budget.relation)]
 
     def _covers(self, entry: Entry) -> bool:
         """Whether an entry says something of the budget's unit. A delta of a whole silo does of any, what is private for each patient of each line."""

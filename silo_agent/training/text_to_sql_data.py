@@ -7,6 +7,7 @@ too many of them is refused, because then the file is most likely not what its o
 import gzip
 import json
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,10 @@ Split = Literal["train", "dev", "test"]
 SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 SCHEMA_FILE = "schema.json"
 _SHOWN = 60
+
+
+class UnitOwnsHalf(DataError):
+    """One unit has half of the training lines or more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,8 @@ def load_silo_data(
     """Read the folder; raises DataError naming the file where one is missing, unreadable, empty or bad beyond the limit.
 
     With `unit_field`, the key of a training line that says whom it belongs to; a line without it is a bad one. For `private`
-    training no line keeps another one out: a repeated id is a bad line everywhere else.
+    training no line keeps another one out: a repeated id is a bad line everywhere else. Raises UnitOwnsHalf for `private` training
+    on lines of which one unit has half or more.
     """
     limits = limits or DataLimits()
     if not folder.is_dir():
@@ -111,6 +117,8 @@ def load_silo_data(
             path, databases, known, limits, grouped_by, distinct=not (private and name == "train")
         )
         bad.extend(of_file)
+        if private and grouped_by:
+            _check_units(path, splits[name], grouped_by)
     return SiloData(
         train=splits["train"],
         dev=splits["dev"],
@@ -120,6 +128,16 @@ def load_silo_data(
         bad_lines=tuple(bad),
         further_schemas=tuple(further),
     )
+
+
+def _check_units(path: Path, examples: tuple[Example, ...], unit_field: str) -> None:
+    """A step sees one line of each unit: of such data next to nothing would be learnt, or the key does not say whose lines are."""
+    unit, lines = Counter(example.unit for example in examples).most_common(1)[0]
+    if 2 * lines >= len(examples):
+        raise UnitOwnsHalf(
+            f"{path}: {unit_field} {_short(unit)} has {lines} of {len(examples)} training lines, half or more: nothing is trained; "
+            f"correct the key {unit_field!r} of the lines, or leave lines of this {unit_field} out"
+        )
 
 
 def _schemas(path: Path, limits: DataLimits) -> tuple[Schema, ...]:

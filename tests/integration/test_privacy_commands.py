@@ -94,12 +94,28 @@ def test_forecast_ends_with_the_code_of_a_refusal_when_no_round_is_left(folder: 
     assert json.loads(spent.out)["rounds_left"] == 0
 
 
+def test_show_tells_what_holds_over_plans_and_what_is_a_forecast(folder: SiloFolder) -> None:
+    spend(folder, 2)
+    one_plan = command(folder, "privacy", "show").out
+    assert "epsilon 1.34 of 10 is spent" in one_plan
+    assert "exact, as one schedule that was fixed beforehand: epsilon 0.966" in one_plan
+    journal = RoundJournal(folder.journal, updates=folder.updates, silo=SILO)
+    guard = guard_of(folder, WHO, SiloPolicy(rules=PolicyRules(), silo=SILO), journal)
+    guard.spend(RoundKey(federation=FEDERATION, plan="ab" * 32, round=1, attempt=1), BUNDLE.plan.releases_of_round)
+    journal.close()
+    two_plans = command(folder, "privacy", "show").out
+    assert "forecast, as one schedule that was fixed beforehand: epsilon 1.21; 2 plans are in it" in two_plans
+    spent = json.loads(command(folder, "privacy", "show", "--json").out)["spent"]
+    assert (spent["plans"], spent["favoured_order"], spent["releases_of_others"]) == (2, guard.order(), 0)
+    assert spent["as_one_schedule"] < spent["epsilon"] == pytest.approx(1.6635, abs=1e-4)
+
+
 def test_status_shows_what_is_spent_of_what_is_allowed_in_one_line(folder: SiloFolder) -> None:
     assert "epsilon 0 of 10" in command(folder, "status").out
     spend(folder, 1)
     (line,) = [line for line in command(folder, "status").out.splitlines() if line.startswith("privacy budget")]
-    assert line.split(maxsplit=2)[2] == "epsilon 0.661 of 10"
-    assert json.loads(command(folder, "status", "--json").out)["privacy_budget"] == "epsilon 0.661 of 10"
+    assert line.split(maxsplit=2)[2] == "epsilon 0.929 of 10"
+    assert json.loads(command(folder, "status", "--json").out)["privacy_budget"] == "epsilon 0.929 of 10"
     folder.privacy_ledger.unlink()
     broken = command(folder, "status")
     assert broken.code == 0

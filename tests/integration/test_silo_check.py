@@ -1,5 +1,6 @@
 """`silo-agent check` finds each misconfiguration of its table when that really is there, and nothing where all is well."""
 
+import json
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -355,6 +356,18 @@ def budget_for_a_part_of_the_schedule(case: Case) -> None:
     case.settings("[policy]\nmax_epsilon = 1.6\n")
 
 
+@makes(Mistake.BUDGET_SHARED)
+def registry_of_shared_records_that_is_not_there(case: Case) -> None:
+    case.settings('[policy]\nshared_budget = "/not/mounted"\n')
+
+
+@makes(Mistake.BUDGET_SHARED)
+def registry_of_shared_records_that_others_can_read(case: Case) -> None:
+    registry = case.data.parent / "registry"
+    registry.mkdir(mode=0o755)
+    case.settings(f'[policy]\nshared_budget = "{registry}"\n')
+
+
 # --- the machine -------------------------------------------------------------------------------------------------------------
 
 
@@ -415,6 +428,15 @@ def lines_that_do_not_say_whose_they_are(case: Case) -> None:
     case.settings("[policy]\nmax_epsilon = 1000.0\n")
 
 
+@makes(Mistake.UNIT_HALF)
+def lines_half_of_which_are_one_patients(case: Case) -> None:
+    lines_that_do_not_say_whose_they_are(case)
+    train = case.data / "train.jsonl"
+    lines = [json.loads(line) for line in train.read_text().splitlines()]
+    owned = [{**line, "patient": "ann" if 2 * number < len(lines) else number} for number, line in enumerate(lines)]
+    train.write_text("".join(json.dumps(line) + "\n" for line in owned))
+
+
 @makes(Mistake.DATABASE)
 def database_that_is_none(case: Case) -> None:
     (case.data / "db.sqlite").write_bytes(b"this is no database" * 100)
@@ -434,6 +456,23 @@ async def test_the_clean_silo_that_all_of_these_spoil_has_nothing_wrong(case: Ca
     case.settings('[policy]\nrequire_privacy = "record"\nmax_epsilon = 12.0\n')
     PlanStore(case.folder.plans).keep_refused(PRIVATE)
     assert await case.wrong() == []
+
+
+async def test_whether_other_folders_with_the_same_records_would_be_noticed_is_told(case: Case) -> None:
+    """By whom privacy is wanted."""
+
+    async def told() -> str:
+        return next(it.detail for it in await case.checks() if it.name == "privacy budget")
+
+    registry = case.data.parent / "registry"
+    registry.mkdir(mode=0o700)
+    required = '[policy]\nrequire_privacy = "record"\nmax_epsilon = 12.0\n'
+    case.settings(required)
+    assert "counted in this folder alone: nobody notices other folders with the same records" in await told()
+    case.settings(f'{required}shared_budget = "{registry}"\n')
+    assert f"together with other folders that count in {registry}" in await told()
+    case.settings("")
+    assert "alone" not in await told()
 
 
 @pytest.mark.parametrize(

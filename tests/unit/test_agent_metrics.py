@@ -55,7 +55,7 @@ def named_in_refusals(path: Path) -> Iterator[ast.expr]:
     """The rule of every PolicyRefusal and RecordRefusal that is made in a file."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         match node:
-            case ast.Call(func=ast.Name(id="PolicyRefusal"), args=[rule, *_]):
+            case ast.Call(func=ast.Name(id="PolicyRefusal" | "BudgetSpent" | "SharedRecords"), args=[rule, *_]):
                 yield rule
             case ast.Call(func=ast.Name(id="RecordRefusal"), keywords=[ast.keyword(arg="rule", value=rule), *_]):
                 yield rule

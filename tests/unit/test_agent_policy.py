@@ -9,7 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from security.errors import PolicyRefusal
-from security.privacy.accounting import gaussian_epsilon
+from security.privacy.accounting import GaussianRelease, gaussian_epsilon
+from security.privacy.renyi_filter import favoured_order, filtered_epsilon
 from security.secure_aggregation.fixed_point import FixedPoint, Ranges
 from security.secure_aggregation.parameters import LEAST_COHORT, Parameters, default_threshold
 from security.secure_aggregation.silo_machine import Demands
@@ -397,7 +398,7 @@ def test_attack_numbers_that_are_allowed_and_promise_nothing_are_refused_by_rule
     for privacy in (
         {"noise_multiplier": 1e-200},
         {"noise_multiplier": 1e-200, "nominal_records": 128},
-        {"noise_multiplier": 1.0, "nominal_records": 1 << 40, "expected_batch_size": 1, "steps": 1_000_000},
+        {"noise_multiplier": 1.0, "nominal_records": 1 << 20, "expected_batch_size": 1 << 10, "steps": 1_000_000},
         {"noise_multiplier": 0.3, "nominal_records": 128, "expected_batch_size": 64, "steps": 10_000},
     ):
         assert refusal_of(policy(max_epsilon=5.0), private(**privacy)).rule == "max_epsilon"
@@ -434,11 +435,16 @@ def test_a_silo_that_requires_one_level_of_privacy_is_offered_another() -> None:
 
 def test_noise_of_the_silos_counts_half_in_a_silos_own_budget() -> None:
     """For a record: 3 rounds at a multiplier of 10 / 2."""
-    bundle = noised_by_silos()
-    cost = gaussian_epsilon(2 * 3**0.5 / 10.0, 1e-5)
-    policy(max_epsilon=cost * 1.001).check_plan(bundle)
-    assert refusal_of(policy(max_epsilon=cost * 0.999), bundle).rule == "max_epsilon"
-    smaller = policy(max_epsilon=cost * 1.001, max_dp_delta=1e-6)
+    bundle, once = noised_by_silos(), GaussianRelease(10.0 / 2)
+
+    def cost(allowed: float, dp_delta: float) -> float:
+        favoured = favoured_order([once], epsilon=allowed, dp_delta=dp_delta)
+        return filtered_epsilon([once] * 3, favoured=favoured, dp_delta=dp_delta)
+
+    assert gaussian_epsilon(3**0.5 / 5, 1e-5) < cost(1.6, 1e-5) < 1.6 < cost(1.6, 1e-6)
+    policy(max_epsilon=1.6).check_plan(bundle)
+    assert f"cost epsilon {cost(1.2, 1e-5):.3g} " in str(refusal_of(policy(max_epsilon=1.2), bundle))
+    smaller = policy(max_epsilon=1.6, max_dp_delta=1e-6)
     assert refusal_of(smaller, bundle).rule == "max_epsilon", "it is counted at this silo's own max_dp_delta"
 
 

@@ -8,9 +8,11 @@ import pytest
 
 from security.chain import Head
 from security.errors import ConfigurationError, IntegrityError, PolicyRefusal, StorageError
+from security.files import write_private
 from security.privacy.accounting import Budget, GaussianRelease, epsilon_of, merged
-from security.privacy.ledger import head_of
+from security.privacy.ledger import Entry, head_of
 from security.privacy.ledger_file import PrivacyLedgerFile
+from security.privacy.renyi_filter import favoured_order, filtered_epsilon
 from silo_agent.service.privacy import PrivacyGuard
 from silo_wire.canonical import digest_of
 from silo_wire.ledger_receipt import LedgerReceipt
@@ -83,7 +85,9 @@ def test_attack_a_link_that_leads_nowhere_is_not_taken_for_an_empty_ledger(file:
 
 def test_rounds_are_refused_before_they_would_cost_too_much(file: PrivacyLedgerFile) -> None:
     within = guard(file, Heads())
-    costs = [epsilon_of(merged(release for _, release in ROUND * rounds), dp_delta=1e-5) for rounds in range(9)]
+    once = [release for _, release in ROUND]
+    order = favoured_order(once, epsilon=1.5, dp_delta=1e-5)
+    costs = [filtered_epsilon(once * rounds, favoured=order, dp_delta=1e-5) for rounds in range(9)]
     allowed = max(rounds for rounds, cost in enumerate(costs) if cost <= 1.5)
     assert 1 < allowed < 8
     for number in range(allowed):
@@ -105,6 +109,56 @@ def test_the_ledger_covers_every_plan(file: PrivacyLedgerFile) -> None:
     assert guard(file, heads).spent() > spent
 
 
+def test_the_first_entry_has_the_order_that_the_filter_favours_from_then_on(file: PrivacyLedgerFile) -> None:
+    """Also after a restart, with another budget and other mechanisms: by then it could be chosen by what was released."""
+    heads = Heads()
+    assert guard(file, heads).order() == 0
+    guard(file, heads).spend(key(1), ROUND)
+    order = favoured_order([release for _, release in ROUND], epsilon=BUDGET.epsilon, dp_delta=BUDGET.dp_delta)
+    other = guard(file, heads, replace(BUDGET, epsilon=9.0))
+    other.spend(key(2), [("gradients", GaussianRelease(0.9, 0.02, 20))])
+    assert [entry.order for entry in file.entries()] == [order, 0, 0]
+    assert other.order() == guard(file, heads).order() == order
+    releases = [entry.release for entry in file.entries()]
+    assert other.spent() == guard(file, heads).spent() == filtered_epsilon(releases, favoured=order, dp_delta=1e-5)
+    assert favoured_order(releases, epsilon=9.0, dp_delta=1e-5) != order
+
+
+def test_a_ledger_of_an_earlier_release_gets_its_order_by_its_first_round_and_the_budget(
+    file: PrivacyLedgerFile,
+) -> None:
+    """Not by the rounds since: the first mechanism was chosen before anything was released."""
+    heads = Heads()
+    first = [("gradients", GaussianRelease(5.0)), ("loss_reduction", GaussianRelease(20.0))]
+    guard(file, heads).spend(key(1), first)
+    guard(file, heads).spend(key(2), [("gradients", GaussianRelease(40.0, 0.5, 3))])
+    old: list[Entry] = []
+    for entry in file.entries():
+        old.append(replace(entry, order=0, previous=head_of(old).digest))
+    write_private(file.path, b"".join(entry.line() for entry in old))
+    heads.head = head_of(old)
+    order = favoured_order([release for _, release in first], epsilon=BUDGET.epsilon, dp_delta=BUDGET.dp_delta)
+    assert guard(file, heads).order() == order
+    guard(file, heads).spend(key(3), ROUND[1:])
+    guard(file, heads).spend(key(4), ROUND[1:])
+    assert [entry.order for entry in file.entries()] == [0, 0, 0, order, 0]
+    assert guard(file, heads, replace(BUDGET, epsilon=9.0)).order() == order
+
+
+def test_the_total_of_one_schedule_is_shown_beside_and_decides_nothing(file: PrivacyLedgerFile) -> None:
+    heads = Heads()
+    within = guard(file, heads)
+    assert within.as_one_schedule() == within.spent() == 0.0
+    within.spend(key(1), ROUND)
+    within.spend(key(2), ROUND)
+    exact = epsilon_of(merged(release for _, release in ROUND * 2), dp_delta=1e-5)
+    assert within.as_one_schedule() == exact < within.spent()
+    three = epsilon_of(merged(release for _, release in ROUND * 3), dp_delta=1e-5)
+    assert three < BUDGET.epsilon
+    with pytest.raises(PolicyRefusal, match="would take the silo's releases to epsilon"):
+        within.check(ROUND)
+
+
 def test_a_crash_between_entry_and_release_wastes_it_and_forgets_nothing(file: PrivacyLedgerFile) -> None:
     """The journal is one entry behind: the ledger is what counts."""
     heads = Heads()
@@ -113,7 +167,7 @@ def test_a_crash_between_entry_and_release_wastes_it_and_forgets_nothing(file: P
     crashing.head = heads.head
     with pytest.raises(KeyboardInterrupt):
         guard(file, crashing).spend(key(2), ROUND)
-    again = guard(file, heads)
+    again = guard(file, heads, replace(BUDGET, epsilon=2.0))
     assert [entry.round for entry in again.entries()] == [1, 1, 2, 2]
     again.spend(key(2), ROUND)  # the round is done again, and paid for again
     assert len(again.entries()) == 6

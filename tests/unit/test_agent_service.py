@@ -38,6 +38,7 @@ from silo_agent.service.agent import AgentService
 from silo_agent.service.audited import AuditedCoordinator, AuditedGate, AuditedObserver, SiloAudit
 from silo_agent.service.masking import Masking
 from silo_agent.service.ports import Cancelled, DataSummary, Notice, Progress, RoundModel, TrainedUpdate, WorkCancelled
+from silo_agent.service.privacy import SharingPort
 from silo_agent.service.refusals import RULES
 from silo_agent.task.machine import Ready, Stopped
 from silo_wire.canonical import Digest
@@ -146,6 +147,7 @@ class Silo:
         self.notes = Notes()
         self.metrics = SiloMetrics(CollectorRegistry())
         self.rules = PolicyRules()
+        self.sharing: SharingPort | None = None
         self.service: AgentService
         self.journal: RoundJournal
         self.log: AuditLog
@@ -197,7 +199,7 @@ class Silo:
                     proves=audit.proves,
                     goes_back=audit.goes_back,
                 ),
-                privacy=guard_of(self.folder, self.credentials, policy, self.journal),
+                privacy=guard_of(self.folder, self.credentials, policy, self.journal, sharing=self.sharing),
                 display=self.notes,
                 observer=observer,
             )

@@ -100,6 +100,14 @@ def test_an_update_is_measured_again_before_it_leaves() -> None:
         policy(max_upload_bytes=3999).check_upload(manifest)
 
 
+def test_the_registry_of_shared_records_is_a_folder_none_or_unset(tmp_path: Path) -> None:
+    for given, read in (("registry", f"{tmp_path}/registry"), ("/srv/registry", "/srv/registry"), ("none", "none")):
+        settings = Settings.read(written(tmp_path, f'[policy]\nshared_budget = "{given}"\n'))
+        assert settings.policy.shared_budget == read
+    unset = Settings.read(written(tmp_path, "[policy]\nmax_rounds = 3\n")).policy
+    assert (unset.shared_budget, unset.model_fields_set) == ("", {"max_rounds"})
+
+
 def test_queries_on_the_database_can_be_forbidden() -> None:
     policy().check_execution()
     with pytest.raises(PolicyRefusal, match="allow_execution = true"):

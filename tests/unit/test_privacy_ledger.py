@@ -98,6 +98,17 @@ def test_an_entry_that_was_edited() -> None:
         read_ledger(FOUR[0].line() + edited, WHERE)
 
 
+def test_the_order_of_the_filter_is_read_back_and_cannot_be_taken_out() -> None:
+    first = replace(FOUR[0], order=12)
+    assert read_ledger(first.line(), WHERE) == ((first,), len(first.line()))
+    assert b'"order"' not in FOUR[0].line(), "ledgers of earlier releases stay as they are"
+    for edited in (first.line().replace(b'"order":12,', b""), first.line().replace(b'"order":12', b'"order":64')):
+        with pytest.raises(IntegrityError, match="it was edited"):
+            read_ledger(edited, WHERE)
+    with pytest.raises(IntegrityError, match=f"{WHERE} line 1 is no entry"):
+        read_ledger(replace(FOUR[0], order=7).line(), WHERE)
+
+
 @pytest.mark.parametrize(
     "line",
     [

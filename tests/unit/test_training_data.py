@@ -8,7 +8,7 @@ from support.tiny_t5 import SCHEMA
 
 from security.errors import DataError
 from silo_agent.training.schema import Schema, Table
-from silo_agent.training.text_to_sql_data import DataLimits, load_silo_data
+from silo_agent.training.text_to_sql_data import DataLimits, UnitOwnsHalf, load_silo_data
 
 
 def line(number: int, **changes: Any) -> bytes:
@@ -174,6 +174,21 @@ def test_a_line_that_does_not_say_whom_it_belongs_to_is_a_bad_one(folder: Path, 
     data = load_silo_data(folder, DataLimits(max_bad_fraction=0.5), unit_field="patient")
     assert len(data.train) == 9
     assert "patient" in data.bad_lines[0].reason
+
+
+def test_a_unit_that_owns_half_of_the_lines_is_refused_by_name_where_training_is_private(folder: Path) -> None:
+    train = folder / "train.jsonl"
+    for owners, refused in (("aabc", True), ("aaaa", True), ("a", True), ("aabcd", False), ("abcd", False)):
+        train.write_bytes(b"\n".join(line(n, patient=owner) for n, owner in enumerate(owners)))
+        assert len(load_silo_data(folder, unit_field="patient").train) == len(owners)
+        assert len(load_silo_data(folder, private=True).train) == len(owners), "each line is a unit of its own"
+        if refused:
+            with pytest.raises(
+                UnitOwnsHalf, match=rf"patient 'a' has {owners.count('a')} of {len(owners)} training lines"
+            ):
+                load_silo_data(folder, unit_field="patient", private=True)
+        else:
+            assert len(load_silo_data(folder, unit_field="patient", private=True).train) == len(owners)
 
 
 def test_attack_line_that_takes_the_id_of_another_one_does_not_remove_it_from_private_training(folder: Path) -> None:

@@ -16,12 +16,14 @@ import numpy as np
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
+from prometheus_client import generate_latest
 
 from silo_agent.edges.privacy_ledger import PrivacyLedgerFile
+from silo_agent.edges.shared_budget import SharedBudget
 from silo_agent.edges.silo_sources import SiloSources
 from silo_agent.edges.workshop import Workshop
-from silo_agent.policy import SiloPolicy
-from silo_agent.service.told import TOLD_UNDER_PRIVACY
+from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_agent.service.told import BUDGET_SPENT, FAILED, TOLD_UNDER_PRIVACY
 from silo_agent.settings import Settings
 from silo_agent.training.masked_vector import own_weight
 from silo_agent.training.model import bind, vector_blocks
@@ -223,6 +225,7 @@ class RecordingPeer(FederationPeer):
 def private_bundle() -> PlanBundle:
     return bundle_of(
         random_model(),
+        schedule={"rounds": 1, "min_silos": 1},
         privacy={
             "level": "record",
             "target_epsilon": 8.0,
@@ -257,29 +260,41 @@ def data_folder(folder: Path, records: list[tuple[str, str]], *, broken: int = 0
     return folder
 
 
-async def played(folder: Path, records: list[tuple[str, str]]) -> tuple[RecordingPeer, Silo]:
-    """One private round of a real trainer on these records."""
+async def played(
+    folder: Path, records: list[tuple[str, str]], registry: Path | None = None, *, declines: bool = False
+) -> tuple[RecordingPeer, Silo]:
+    """One private round of a real trainer on these records, of a silo that counts in `registry`."""
     peer = RecordingPeer()
     async with peer:
         silo = Silo(folder / "silo", NET.credentials(peer.address))
-        silo.trainer = workshop(folder, records)  # type: ignore[assignment]
+        silo.sharing = sharing = SharedBudget(registry, silo.folder) if registry else None
+        silo.rules = PolicyRules(max_epsilon=2.0)  # one round costs 1.52 by the filter, two 2.11
+        silo.trainer = workshop(folder, records, sharing=sharing)  # type: ignore[assignment]
         blocks = vector_blocks(bind(random_model(), BUNDLE.layout))
         model = peer.offer(BUNDLE, b"".join(bytes(block) for block in blocks), chunk_bytes=1 << 16)
         key = RoundKey(federation=FEDERATION, plan=BUNDLE.plan.digest, round=1, attempt=1)
         async with silo.running():
             await peer.order(Train(key=key, model=model.digest, seconds_left=60.0))
+            if declines:
+                await peer.until(lambda: bool(peer.declined and peer.readiness))
+                return peer, silo
             await silo.notes.outcomes(1)
             await peer.until(lambda: all(update.committed for update in peer.updates.values()))
         assert silo.outcomes() == [(1, "training", "uploaded")], silo.notes.of("work-failed")
     return peer, silo
 
 
-def workshop(folder: Path, records: list[tuple[str, str]], *, broken: int = 0) -> Workshop:
+def workshop(
+    folder: Path, records: list[tuple[str, str]], *, broken: int = 0, sharing: SharedBudget | None = None
+) -> Workshop:
     settings = Settings.model_validate(
         {"data": {"folder": str(data_folder(folder / "data", records, broken=broken))}, "training": {"device": "cpu"}}
     )
     sources = SiloSources(settings, scratch=folder / "scratch")
-    return Workshop(settings=settings, policy=SiloPolicy(rules=settings.policy, silo=SILO), sources=sources)
+    policy = SiloPolicy(rules=settings.policy, silo=SILO)
+    if sharing is None:
+        return Workshop(settings=settings, policy=policy, sources=sources)
+    return Workshop(settings=settings, policy=policy, sources=sources, on_private_data=sharing.register)
 
 
 @pytest.fixture(autouse=True)
@@ -326,6 +341,68 @@ async def test_the_summary_is_the_released_weight_and_numbers_of_the_plan(tmp_pa
     assert summary == privacy.summary(summary.loss_reduction * privacy.nominal_records)
     assert weight == pytest.approx(max(summary.loss_reduction * privacy.nominal_records, section.least_weight))
     assert weight <= privacy.weight_cap
+
+
+async def test_of_a_registry_of_shared_records_nothing_leaves_and_a_budget_that_others_spent_is_a_budget_spent(
+    tmp_path: Path,
+) -> None:
+    """The second folder has one record of the first's, written otherwise; the third has none."""
+    registry = tmp_path / "registry"
+    registry.mkdir(mode=0o700)
+    alone, _ = await played(tmp_path / "alone", SIX)
+    first, silo = await played(tmp_path / "a", SIX, registry)
+    assert {name: values for name, values in first.sent.items() if COVERED[name] in (Why.PUBLIC, Why.CLOSED)} == {
+        name: values for name, values in alone.sent.items() if COVERED[name] in (Why.PUBLIC, Why.CLOSED)
+    }
+    others = [(f"which city {number} ?", f"SELECT CITY FROM PEOPLE WHERE NAME = '{number}' ;") for number in range(5)]
+    second, declined = await played(tmp_path / "b", [*others, (SIX[3][0].upper(), SIX[3][1])], registry, declines=True)
+    assert (
+        {reason for _, _, reason in second.readiness} == {detail for _, _, detail in second.declined} == {BUDGET_SPENT}
+    )
+    assert (
+        "releases of other silo folders with some of the same records" in declined.notes.of("work-failed")[0]["detail"]
+    )
+    assert PrivacyLedgerFile(declined.folder.privacy_ledger).entries() == ()
+    await played(tmp_path / "c", others, registry)
+    digests = [path.read_bytes()[:16] for path in registry.glob("*.records")]
+    assert len(digests) == 3
+    for peer, one in ((first, silo), (second, declined)):
+        told = [
+            str(value).encode() if not isinstance(value, bytes) else value
+            for values in peer.sent.values()
+            for value in values
+        ]
+        metrics = generate_latest(one.metrics.registry)
+        assert not any(
+            digest in value or digest.hex().encode() in value for digest in digests for value in (*told, metrics)
+        )
+
+
+async def test_that_one_patient_has_half_of_the_lines_stays_in_the_silo(tmp_path: Path) -> None:
+    """Its own log names the patient; the coordinator hears what it hears of any data that cannot be used."""
+    values = BUNDLE.plan.model_dump(mode="json")
+    values["privacy"]["unit_field"] = "patient"
+    grouped = type(BUNDLE)(type(BUNDLE.plan).model_validate(values), BUNDLE.files)
+    peer = RecordingPeer()
+    async with peer:
+        silo = Silo(tmp_path / "silo", NET.credentials(peer.address))
+        silo.trainer = workshop(tmp_path, SIX)  # type: ignore[assignment]
+        train = tmp_path / "data" / "train.jsonl"
+        lines = [json.loads(line) for line in train.read_text().splitlines()]
+        owners = ["bea", "ann", "ann", "cy", "ann", "dot"]
+        train.write_text(
+            "".join(json.dumps({**line, "patient": who}) + "\n" for line, who in zip(lines, owners, strict=True))
+        )
+        peer.bundles[grouped.plan.digest] = grouped
+        key = RoundKey(federation=FEDERATION, plan=grouped.plan.digest, round=1, attempt=1)
+        async with silo.running():
+            await peer.order(Train(key=key, model=grouped.plan.model.initial, seconds_left=60.0))
+            await peer.until(lambda: bool(peer.declined and peer.readiness))
+    assert "patient 'ann' has 3 of 6 training lines" in silo.notes.of("work-failed")[0]["detail"]
+    assert {detail for _, _, detail in peer.declined} == {reason for _, _, reason in peer.readiness} == {FAILED}
+    assert peer.updates == {}
+    assert PrivacyLedgerFile(silo.folder.privacy_ledger).entries() == ()
+    assert not any("ann" in str(value) for values in peer.sent.values() for value in values if isinstance(value, str))
 
 
 async def test_how_many_lines_are_broken_stays_in_the_silo(tmp_path: Path) -> None:
