@@ -693,6 +693,7 @@ async def test_what_this_silo_has_itself_does_not_travel(published: ParameterDty
     rounds = rounds_of(published=published)
     made = rounds.next(1)
     at = checker(made, rounds=rounds, own=own_of(made), mode="spot")
+    at.memory.draws[made.evidence.digest] = [3]  # which a model in either type has
     await at.require(made)
     with_master = [held.master for held in at.says.held]
     assert all(held.vector_of == OWN for held in at.says.held)

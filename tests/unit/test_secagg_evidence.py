@@ -27,10 +27,10 @@ from security.secure_aggregation.fixed_point import EXTRA_WORDS, averaged, decod
 from security.secure_aggregation.mask_stream import Workspace
 from security.secure_aggregation.messages import Agreement, MaskedInput, Reveal
 from security.secure_aggregation.silo_machine import Demands
-from silo_wire.checked_chunk import MASTER, MODEL, TAIL, CheckedRound, FalseChunk
-from silo_wire.manifest import ParameterDtype
+from silo_wire.checked_chunk import MASTER, MODEL, TAIL, CheckedRound, FalseChunk, StateManifests
+from silo_wire.manifest import ParameterDtype, manifest_of
 from silo_wire.server_step.apply_mean import apply_mean
-from tests.support.evidence import OPTIMIZERS, Made, Rounds, Vectors
+from tests.support.evidence import OPTIMIZERS, Made, Rounds, Vectors, bits_of
 from tests.support.secagg_federation import entropy, identities, identity_key, silo_names
 
 A, B, C, D = silo_names(4)
@@ -122,6 +122,13 @@ def test_one_bit_of_what_came_out_is_found_in_its_chunk_and_no_other(
     else:
         after = replace(made.after, slots={**made.after.slots, part: changed})
     assert false_chunks(made.told(after)) == {element // 4: part}
+
+
+def test_the_last_number_of_a_large_chunk_counts_as_the_first_does() -> None:
+    made = Rounds(sizes=(200,), published="bfloat16", chunk_bytes=4 * 200, silos=3).next(1)
+    for element in (0, 199):
+        model = flipped(made.after.model, element, 0)
+        assert false_chunks(made.told(replace(made.after, model=model))) == {0: MODEL}
 
 
 def false_chunks(made: Made) -> dict[int, str]:
@@ -505,12 +512,36 @@ def test_manifests_that_do_not_fit_evidence_or_plan_make_no_check() -> None:
         CheckedRound(made.rule, replace(told.checkable(), before=right.before, masked=right.masked), told.opened())
     for rule, match in (
         (replace(made.rule, optimizer=OPTIMIZERS["adam"]), "the plan's optimizer has"),
+        (replace(made.rule, optimizer=OPTIMIZERS["fedavg"]), "the plan's optimizer has"),
         (Rounds(sizes=(3, 7, 1, 11)).rule, "the plan's model 22 parameters"),
+        (Rounds(sizes=(3, 7, 1, 9)).rule, "the plan's model 20 parameters"),
         (Rounds(sizes=(7, 3, 1, 10)).rule, "another layout"),
         (Rounds(published="bfloat16").rule, "another layout"),
     ):
         with pytest.raises(PolicyRefusal, match=match):
             CheckedRound(rule, right, made.opened())
+
+
+def checked_with(made: Made, after: StateManifests) -> CheckedRound:
+    """Of a coordinator that says so of the state after the step."""
+    lie = replace(made, evidence=replace(made.evidence, after=after.state(made.evidence.after.steps)))
+    return CheckedRound(made.rule, replace(lie.checkable(), after=after), lie.opened())
+
+
+def test_another_layout_or_other_chunks_of_one_vector_alone_make_no_check() -> None:
+    made, rounded = Rounds().next(1), Rounds(published="bfloat16").next(1)
+    right = made.checkable().after
+    momentum = [bits_of(made.after.slots["momentum"])]
+    other_layout = manifest_of(Rounds(sizes=(7, 3, 1, 10)).rule.layout, momentum, made.chunk_bytes)
+    wider = manifest_of(made.rule.layout, momentum, 2 * made.chunk_bytes)
+    model = manifest_of(rounded.rule.model_layout, [bits_of(rounded.after.model)], 2 * made.chunk_bytes)
+    for of, after, match in (
+        (made, replace(right, slots={"momentum": other_layout}), "another layout"),
+        (made, replace(right, slots={"momentum": wider}), "not in chunks of one size"),
+        (rounded, replace(rounded.checkable().after, model=model), "not in chunks of one size"),
+    ):
+        with pytest.raises(PolicyRefusal, match=match):
+            checked_with(of, after)
 
 
 def test_a_model_in_float32_is_its_own_master() -> None:
