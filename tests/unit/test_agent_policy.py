@@ -482,6 +482,7 @@ LOOSER: dict[str, object] = {
     "max_work_ratio": 1.01,
     "max_epsilon": 10.1,
     "max_dp_delta": 2e-5,
+    "shared_budget": "none",
     "trust_on_first_use": True,
 }
 """More than `require_secure_aggregation = true` allows by itself."""
