@@ -524,6 +524,11 @@ def loosened(rules: PolicyRules, *, pinned: int, on_first_use: int, record: Reco
             "max_work_ratio",
             f"it is {rules.max_work_ratio:g}: a silo may train so many times more than another, and the sum be mostly its delta",
         )
+    if rules.shared_budget == "none":
+        yield (
+            "shared_budget",
+            'it is "none": a second folder with the same records, or a copy of this one, spends max_epsilon once more',
+        )
     for key, cost in _LIMITS.items():
         value, usual = getattr(rules, key), PolicyRules.model_fields[key].default
         if value > usual:

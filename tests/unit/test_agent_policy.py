@@ -512,6 +512,7 @@ LOOSER: dict[str, object] = {
     "max_dp_delta": 2e-5,
     "min_grad_norm": 1e-5,
     "max_model_value": 1e6,
+    "shared_budget": "none",
     "trust_on_first_use": True,
 }
 """More than `require_secure_aggregation = true` allows by itself."""
