@@ -1,10 +1,11 @@
 """A search for weights and records with which one record counts for more than private training promises.
 
 It drives `train_privately` for one step on two neighbouring data sets, and looks at what noise is added to: how far apart the two sums of
-clipped gradients are, over max_grad_norm, and the two sums of losses, over the bound. It knows no attack. A candidate is a small T5 of
+clipped gradients are, over max_grad_norm, and the two sums of losses, over the bound. It knows no attack, and goes where a norm is a little wrong, or where two records together are a little more
+than each alone: rounding is there from the beginning, and what makes it larger is kept. A candidate is a small T5 of
 either make, its weights, records, clipping norm, bound and batch size; it is changed by scaling tensors, rows, columns and
 single numbers over the whole range of float32, by a step along the gradient of the one record's loss against the others', by sharpening
-attention, and by other lengths, words and copies of records. Those that move a sum farthest are changed further.
+attention, and by other lengths, words and copies of records.
 """
 
 import copy
@@ -25,6 +26,8 @@ from security.errors import StateError
 from security.privacy.random_words import RandomWords
 from silo_agent.training.batches import EncodedExamples
 from silo_agent.training.private import private_trainer
+from silo_agent.training.private.clipping import MARGIN
+from silo_agent.training.private.loss_sums import GRID
 from silo_agent.training.private.private_optimizer import PrivateOptimizer
 from silo_agent.training.private.private_trainer import PrivateSchedule, train_privately
 from silo_wire.plan import TrainingSection
@@ -35,7 +38,7 @@ MOST_RECORDS = 6
 SPARED = 4
 """Records of which the first so many stay as they are: an audit of the first few would see nothing."""
 _LARGEST = 3e38
-_KEPT = 12
+_KEPT = 5
 """Candidates that are changed further."""
 
 Row = np.ndarray[tuple[int], np.dtype[np.int32]]
@@ -56,14 +59,21 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """How far one record moves the sum of gradients, over max_grad_norm, and that of losses, over the bound."""
+    """How far one record moves the sum of gradients, over max_grad_norm, and that of losses, over the bound.
+
+    The others are what leads there: how wrong the norm of the record's gradient was, as a part of it, and how much more than the record
+    adds alone the two sums moved. A product that keeps its promise has next to nothing of either.
+    """
 
     gradients: float
     losses: float
+    wrong_norm: float = 0.0
+    more_gradients: float = 0.0
+    more_losses: float = 0.0
 
     @property
-    def most(self) -> float:
-        return max(self.gradients, self.losses)
+    def signs(self) -> tuple[float, float, float]:
+        return self.wrong_norm, self.more_gradients, self.more_losses
 
 
 @dataclass(slots=True)
@@ -73,15 +83,17 @@ class Found:
     tried: int = 0
     gradients: tuple[float, Candidate | None] = (0.0, None)
     losses: tuple[float, Candidate | None] = (0.0, None)
-    kept: list[tuple[float, Candidate]] = field(default_factory=list)
+    kept: list[list[tuple[float, Candidate]]] = field(default_factory=lambda: [[], [], []])
+    """Of each sign those that have most of it."""
 
 
 def search(seed: int, candidates: int, *, until: Callable[[Found], bool] = lambda found: False) -> Found:
     """Try so many candidates, or fewer where `until` is met."""
     random, found = np.random.default_rng(seed), Found()
     while found.tried < candidates and not until(found):
-        fresh = not found.kept or random.random() < 0.4
-        parent = _fresh(random) if fresh else found.kept[int(random.integers(len(found.kept)))][1]
+        of_one_sign = found.kept[int(random.integers(3))]
+        fresh = not of_one_sign or random.random() < 0.2
+        parent = _fresh(random) if fresh else of_one_sign[int(random.integers(len(of_one_sign)))][1]
         candidate = _changed(parent, random, int(random.integers(1, 7 if fresh else 4)))
         moved = moved_by_one(candidate)
         found.tried += 1
@@ -89,25 +101,31 @@ def search(seed: int, candidates: int, *, until: Callable[[Found], bool] = lambd
             found.gradients = moved.gradients, candidate
         if moved.losses > found.losses[0]:
             found.losses = moved.losses, candidate
-        found.kept.append((_promise(moved), candidate))
-        found.kept.sort(key=lambda one: -one[0])
-        del found.kept[_KEPT:]
+        for sign, kept in zip(moved.signs, found.kept, strict=True):
+            if sign > 0.0:
+                kept.append((sign, candidate))
+                kept.sort(key=lambda one: -one[0])
+                del kept[_KEPT:]
     return found
 
 
-def _promise(moved: Moved) -> float:
-    """Sums that move by anything at all are worth more than those that clipping or floating point brought to nothing."""
-    return moved.most if moved.most > 1.0 else min(moved.gradients, 0.9) + min(moved.losses, 0.9)
-
-
 def moved_by_one(candidate: Candidate) -> Moved:
-    whole, fewer = (_sums(candidate, records) for records in (candidate.records, candidate.records[:-1]))
-    if whole is None or fewer is None:
+    records = candidate.records
+    whole, fewer, alone = (_sums(candidate, some) for some in (records, records[:-1], records[-1:]))
+    if whole is None or fewer is None or alone is None:
         return Moved(0.0, 0.0)
-    difference = float((whole[0] - fewer[0]).norm())
+
+    def length(of: torch.Tensor) -> float:
+        norm = float(of.norm()) / candidate.max_grad_norm
+        return norm if math.isfinite(norm) else math.inf
+
+    own = length(alone[0]) / (1 - MARGIN)
     return Moved(
-        difference / candidate.max_grad_norm if math.isfinite(difference) else math.inf,
-        abs(whole[1] - fewer[1]) / 65536,
+        gradients=length(whole[0] - fewer[0]),
+        losses=abs(whole[1] - fewer[1]) / GRID,
+        wrong_norm=abs(own - 1.0) if own > 0.5 else 0.0,  # shorter ones are not cut
+        more_gradients=length(whole[0] - fewer[0] - alone[0]),
+        more_losses=abs(whole[1] - fewer[1] - alone[1]) / GRID,
     )
 
 
@@ -212,7 +230,7 @@ def _fresh(random: Random) -> Candidate:
     return Candidate(
         model=model,
         records=tuple(_record(random) for _ in range(count)),
-        max_grad_norm=float(10 ** random.uniform(-12, 6)),
+        max_grad_norm=float(10 ** random.uniform(-12, random.choice([-10, 6]))),
         loss_bound=float(10 ** random.uniform(-3, 3)),
         batch_size=int(random.choice([1, 2, 4, 8, 16])),
     )
