@@ -62,7 +62,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         for silo in SILOS:
             it.agent(silo, "enroll", it.coordinator("invite", silo).strip())
             (root / "agents" / silo / "silo.toml").write_text(
-                '[policy]\nrequire_privacy = "record"\nmax_epsilon = 9.0\n'
+                '[policy]\nrequire_privacy = "record"\nmax_epsilon = 7.5\n'
             )
             it.start_agent(silo)
         it.wait(it.all_ready)
