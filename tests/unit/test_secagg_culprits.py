@@ -78,6 +78,10 @@ def fewer_boxes(shared: SharedKeys) -> SharedKeys:
     return replace(shared, boxes=shared.boxes[1:])
 
 
+def box_for_a_stranger(shared: SharedKeys) -> SharedKeys:
+    return replace(shared, boxes=(replace(shared.boxes[0], holder=SiloName("mallory")), *shared.boxes[1:]))
+
+
 def fewer_lines(shared: SharedKeys) -> SharedKeys:
     return replace(shared, dealing=resigned(shared.dealing, lines=shared.dealing.lines[1:]))
 
@@ -92,9 +96,11 @@ def fewer_lines(shared: SharedKeys) -> SharedKeys:
         (SharedKeys, lambda it: replace(it, dealing=replace(it.dealing, signature=bytes(64))), Offence.BAD_SIGNATURE),
         (SharedKeys, unsigned_box, Offence.BAD_MESSAGE),
         (SharedKeys, fewer_boxes, Offence.BAD_MESSAGE),
+        (SharedKeys, box_for_a_stranger, Offence.BAD_MESSAGE),
         (SharedKeys, fewer_lines, Offence.BAD_MESSAGE),
         (MaskedInput, lambda it: replace(it, vector=bytes(32)), Offence.BAD_SIGNATURE),
         (MaskedInput, lambda it: resigned(it, words=it.words - 1), Offence.WRONG_LENGTH),
+        (MaskedInput, lambda it: resigned(it, words=it.words + 1), Offence.WRONG_LENGTH),
         (MaskedInput, lambda it: resigned(it, dealings=bytes(32)), Offence.BAD_MESSAGE),
         (Agreement, lambda it: replace(it, signature=bytes(64)), Offence.BAD_SIGNATURE),
         (Agreement, lambda it: resigned(it, survivors=bytes(32)), Offence.BAD_MESSAGE),
@@ -112,6 +118,23 @@ def test_a_false_message_names_its_sender_and_the_others_sum_comes_out(
     assert np.array_equal(federation.sum(), federation.true_sum())
     assert federation.unmask is not None
     assert (ROGUE in federation.unmask.survivors) == (kind in (Agreement, Reveal))
+
+
+def test_whoever_advertises_a_key_of_another_silo_is_named_and_the_others_sum_comes_out() -> None:
+    federation, others = Federation(6), list[Advertisement]()
+
+    def alter(to: str, message: Any) -> Any:
+        if to or not isinstance(message, Advertisement):
+            return message
+        if message.silo == ROGUE:
+            return resigned(message, mask_key=others[0].mask_key)
+        others.append(message)
+        return message
+
+    federation.alter = alter
+    federation.run()
+    assert [(blame.silo, blame.offence) for blame in federation.blames] == [(ROGUE, Offence.BAD_MESSAGE)]
+    assert np.array_equal(federation.sum(), federation.true_sum())
 
 
 @pytest.mark.parametrize("kind", [Advertisement, SharedKeys, MaskedInput, Agreement, Reveal])
