@@ -189,10 +189,36 @@ def test_silence_is_named_in_every_phase() -> None:
     ]
 
 
+def test_where_too_few_sign_the_survivor_set_nobody_is_asked_for_shares() -> None:
+    federation = Federation(6).run(drops=dict.fromkeys(NAMES[1:4], "consistency check"))
+    assert isinstance(federation.coordinator, coordinator.Abandoned)
+    assert federation.coordinator.reason == "3 silos signed the survivor set, at least 5 must"
+    assert not any(isinstance(it, Reveal) for it in federation.seen)
+
+
 # --- false shares -----------------------------------------------------------------------------------------------------
 
 
-def dealt_falsely(victim: int, *, commit: bool, right_key: bool = True) -> Federation:
+def another_share(shares: share_box.KeyShares) -> None:
+    shares.mask_key.buffer[-1] ^= 1
+
+
+def a_share_beyond_the_field(shares: share_box.KeyShares) -> None:
+    shares.mask_key.buffer[:] = b"\xff" * len(shares.mask_key)
+
+
+def another_pair_secret(shares: share_box.KeyShares) -> None:
+    assert shares.pair_secret is not None
+    shares.pair_secret.buffer[-1] ^= 1
+
+
+def dealt_falsely(
+    victim: int,
+    *,
+    commit: bool,
+    right_key: bool = True,
+    spoil: Callable[[share_box.KeyShares], None] = another_share,
+) -> Federation:
     """The rogue seals other shares for one holder; `commit` says whether it commits to those as well."""
     federation = Federation(6)
 
@@ -209,7 +235,7 @@ def dealt_falsely(victim: int, *, commit: bool, right_key: bool = True) -> Feder
         index = next(index for index, box in enumerate(message.boxes) if box.holder == holder)
         bound_to = {"roster": roster.digest, "dealer": ROGUE, "holder": holder}
         shares = share_box.opened(message.boxes[index].box, key, **bound_to)
-        shares.mask_key.buffer[-1] ^= 1
+        spoil(shares)
         sealing = key if right_key else Secret(bytes(32))
         box = replace(message.boxes[index], box=share_box.sealed(shares, sealing, **bound_to))
         place = roster.place(holder) - 1
@@ -236,6 +262,18 @@ def test_a_share_that_does_not_fit_its_commitment_convicts_the_dealer_before_any
     assert [(it.silo, it.offence) for it in federation.blames] == [(ROGUE, Offence.BAD_SHARE)]
     assert not any(isinstance(it, Reveal) for it in federation.seen)
     assert federation.silos[NAMES[1]].erased, "the accuser is done with this attempt"
+
+
+@pytest.mark.parametrize(
+    ("victim", "commit", "spoil"), [(1, True, a_share_beyond_the_field), (4, False, another_pair_secret)]
+)
+def test_a_box_of_what_no_mask_comes_of_convicts_its_dealer_though_all_in_it_is_signed(
+    victim: int, commit: bool, spoil: Callable[[share_box.KeyShares], None]
+) -> None:
+    federation = dealt_falsely(victim, commit=commit, spoil=spoil).run()
+    assert isinstance(federation.coordinator, coordinator.Abandoned)
+    assert [(it.silo, it.offence) for it in federation.blames] == [(ROGUE, Offence.BAD_SHARE)]
+    assert not any(isinstance(it, Reveal) for it in federation.seen)
 
 
 def test_the_next_attempt_goes_on_without_the_rogue() -> None:
