@@ -16,7 +16,7 @@ from security.errors import (
 from security.identifiers import SiloName
 from security.secure_aggregation import silo_machine as silo
 from security.secure_aggregation.fixed_point import FixedPoint
-from security.secure_aggregation.key_agreement import halves
+from security.secure_aggregation.key_agreement import encapsulated, halves
 from security.secure_aggregation.messages import (
     Advertisement,
     Agreement,
@@ -229,19 +229,41 @@ def test_a_second_roster_is_refused() -> None:
     refused(victim, with_members(roster, *roster.members[:4]), Conflict, "second roster")
 
 
-def test_a_key_of_small_order_is_refused() -> None:
+@pytest.mark.parametrize("field", ["mask_key", "box_key"])
+def test_a_key_of_small_order_is_refused(field: str) -> None:
     _, victim, roster = at("share keys")
-    kem, _ = halves(roster.members[3].mask_key)
-    weak = signed(replace(roster.members[3], mask_key=kem + bytes(32)), identity_key(NAMES[3]))
+    kem, _ = halves(getattr(roster.members[3], field))
+    weak = signed(replace(roster.members[3], **{field: kem + bytes(32)}), identity_key(NAMES[3]))
     members = (*roster.members[:3], weak, roster.members[4])
     refused(victim, replace(roster, members=members), MalformedMessage, f"{NAMES[3]} advertised")
 
 
+def test_keys_of_another_attempt_of_the_round_make_no_roster() -> None:
+    _, _, roster = at("share keys")
+    earlier = replace(roster.attempt, number=roster.attempt.number + 1)
+    old = signed(replace(roster.members[3], attempt=earlier), identity_key(NAMES[3]))
+    with pytest.raises(MalformedMessage, match="advertised for another attempt"):
+        replace(roster, members=(*roster.members[:3], old, roster.members[4]))
+
+
+def test_what_another_silo_dealt_does_not_stand_for_what_this_one_did() -> None:
+    federation, victim, roster = at("share keys")
+    other = federation.silos[NAMES[1]]
+    state, _ = silo.step(victim.state, roster, victim.party)
+    sharing, _ = silo.step(other.state, roster, other.party)
+    assert isinstance(sharing, silo.Sharing)
+    dealt = silo.shared_keys(sharing, other.party, encapsulated)
+    with pytest.raises(IntegrityError, match=f"what silo {NAMES[1]} dealt stands for what this silo dealt"):
+        silo.step(state, dealt, victim.party)
+
+
 def test_one_public_key_for_two_members_is_refused() -> None:
     _, _, roster = at("share keys")
-    twin = signed(replace(roster.members[3], mask_key=roster.members[1].mask_key), identity_key(NAMES[3]))
-    with pytest.raises(MalformedMessage, match="twice"):
-        replace(roster, members=(*roster.members[:3], twin, roster.members[4]))
+    (kem, curve), other = halves(roster.members[3].mask_key), halves(roster.members[1].mask_key)
+    for key in (b"".join(other), other[0] + curve, kem + other[1]):  # or one of its two halves
+        twin = signed(replace(roster.members[3], mask_key=key), identity_key(NAMES[3]))
+        with pytest.raises(MalformedMessage, match="twice"):
+            replace(roster, members=(*roster.members[:3], twin, roster.members[4]))
 
 
 # --- deliveries -------------------------------------------------------------------------------------------------------
@@ -368,6 +390,15 @@ def test_what_policy_asks_for_since_the_roster_holds_for_what_is_signed_and_reve
     refused(victim, request, PolicyRefusal, "at least 6 must", rule="min_threshold")
 
 
+def test_the_signature_of_one_who_dealt_no_keys_counts_for_nothing() -> None:
+    federation = Federation(6).run(until="unmasking", drops={NAMES[4]: "share keys"})
+    request = next(message for to, message in federation.queue if to == VICTIM)
+    late = signed(replace(request.agreements[0], silo=NAMES[4]), identity_key(NAMES[4]))
+    agreements = tuple(sorted((*request.agreements[1:], late), key=lambda it: it.silo))
+    says = f"a signature of silo {NAMES[4]}, who dealt no keys"
+    refused(federation.silos[VICTIM], replace(request, agreements=agreements), MalformedMessage, says)
+
+
 def test_one_signature_many_times_is_one() -> None:
     _, _, request = at("unmasking")
     with pytest.raises(MalformedMessage, match="twice"):
@@ -488,6 +519,14 @@ def test_an_attempt_of_another_federation_is_refused() -> None:
     each = Silo(party(VICTIM, NAMES))
     foreign = replace(attempt(), federation="elsewhere")
     refused(each, opening(VICTIM, foreign), PolicyRefusal, "elsewhere", rule="federation")
+
+
+def test_an_attempt_that_is_opened_again_keeps_the_keys_that_it_began_with() -> None:
+    """Whatever root comes with the repetition: two of one attempt would be two sets of masks."""
+    each = Silo(party(VICTIM, NAMES))
+    first = each.take(opening("one root", attempt()))
+    assert each.take(opening("another root", attempt())) == first
+    assert len(first) == 1
 
 
 def test_opening_another_attempt_during_one_is_refused() -> None:

@@ -78,6 +78,10 @@ def fewer_boxes(shared: SharedKeys) -> SharedKeys:
     return replace(shared, boxes=shared.boxes[1:])
 
 
+def box_for_a_stranger(shared: SharedKeys) -> SharedKeys:
+    return replace(shared, boxes=(replace(shared.boxes[0], holder=SiloName("mallory")), *shared.boxes[1:]))
+
+
 def fewer_lines(shared: SharedKeys) -> SharedKeys:
     return replace(shared, dealing=resigned(shared.dealing, lines=shared.dealing.lines[1:]))
 
@@ -92,9 +96,11 @@ def fewer_lines(shared: SharedKeys) -> SharedKeys:
         (SharedKeys, lambda it: replace(it, dealing=replace(it.dealing, signature=bytes(64))), Offence.BAD_SIGNATURE),
         (SharedKeys, unsigned_box, Offence.BAD_MESSAGE),
         (SharedKeys, fewer_boxes, Offence.BAD_MESSAGE),
+        (SharedKeys, box_for_a_stranger, Offence.BAD_MESSAGE),
         (SharedKeys, fewer_lines, Offence.BAD_MESSAGE),
         (MaskedInput, lambda it: replace(it, vector=bytes(32)), Offence.BAD_SIGNATURE),
         (MaskedInput, lambda it: resigned(it, words=it.words - 1), Offence.WRONG_LENGTH),
+        (MaskedInput, lambda it: resigned(it, words=it.words + 1), Offence.WRONG_LENGTH),
         (MaskedInput, lambda it: resigned(it, dealings=bytes(32)), Offence.BAD_MESSAGE),
         (Agreement, lambda it: replace(it, signature=bytes(64)), Offence.BAD_SIGNATURE),
         (Agreement, lambda it: resigned(it, survivors=bytes(32)), Offence.BAD_MESSAGE),
@@ -112,6 +118,23 @@ def test_a_false_message_names_its_sender_and_the_others_sum_comes_out(
     assert np.array_equal(federation.sum(), federation.true_sum())
     assert federation.unmask is not None
     assert (ROGUE in federation.unmask.survivors) == (kind in (Agreement, Reveal))
+
+
+def test_whoever_advertises_a_key_of_another_silo_is_named_and_the_others_sum_comes_out() -> None:
+    federation, others = Federation(6), list[Advertisement]()
+
+    def alter(to: str, message: Any) -> Any:
+        if to or not isinstance(message, Advertisement):
+            return message
+        if message.silo == ROGUE:
+            return resigned(message, mask_key=others[0].mask_key)
+        others.append(message)
+        return message
+
+    federation.alter = alter
+    federation.run()
+    assert [(blame.silo, blame.offence) for blame in federation.blames] == [(ROGUE, Offence.BAD_MESSAGE)]
+    assert np.array_equal(federation.sum(), federation.true_sum())
 
 
 @pytest.mark.parametrize("kind", [Advertisement, SharedKeys, MaskedInput, Agreement, Reveal])
@@ -166,10 +189,36 @@ def test_silence_is_named_in_every_phase() -> None:
     ]
 
 
+def test_where_too_few_sign_the_survivor_set_nobody_is_asked_for_shares() -> None:
+    federation = Federation(6).run(drops=dict.fromkeys(NAMES[1:4], "consistency check"))
+    assert isinstance(federation.coordinator, coordinator.Abandoned)
+    assert federation.coordinator.reason == "3 silos signed the survivor set, at least 5 must"
+    assert not any(isinstance(it, Reveal) for it in federation.seen)
+
+
 # --- false shares -----------------------------------------------------------------------------------------------------
 
 
-def dealt_falsely(victim: int, *, commit: bool, right_key: bool = True) -> Federation:
+def another_share(shares: share_box.KeyShares) -> None:
+    shares.mask_key.buffer[-1] ^= 1
+
+
+def a_share_beyond_the_field(shares: share_box.KeyShares) -> None:
+    shares.mask_key.buffer[:] = b"\xff" * len(shares.mask_key)
+
+
+def another_pair_secret(shares: share_box.KeyShares) -> None:
+    assert shares.pair_secret is not None
+    shares.pair_secret.buffer[-1] ^= 1
+
+
+def dealt_falsely(
+    victim: int,
+    *,
+    commit: bool,
+    right_key: bool = True,
+    spoil: Callable[[share_box.KeyShares], None] = another_share,
+) -> Federation:
     """The rogue seals other shares for one holder; `commit` says whether it commits to those as well."""
     federation = Federation(6)
 
@@ -186,7 +235,7 @@ def dealt_falsely(victim: int, *, commit: bool, right_key: bool = True) -> Feder
         index = next(index for index, box in enumerate(message.boxes) if box.holder == holder)
         bound_to = {"roster": roster.digest, "dealer": ROGUE, "holder": holder}
         shares = share_box.opened(message.boxes[index].box, key, **bound_to)
-        shares.mask_key.buffer[-1] ^= 1
+        spoil(shares)
         sealing = key if right_key else Secret(bytes(32))
         box = replace(message.boxes[index], box=share_box.sealed(shares, sealing, **bound_to))
         place = roster.place(holder) - 1
@@ -213,6 +262,18 @@ def test_a_share_that_does_not_fit_its_commitment_convicts_the_dealer_before_any
     assert [(it.silo, it.offence) for it in federation.blames] == [(ROGUE, Offence.BAD_SHARE)]
     assert not any(isinstance(it, Reveal) for it in federation.seen)
     assert federation.silos[NAMES[1]].erased, "the accuser is done with this attempt"
+
+
+@pytest.mark.parametrize(
+    ("victim", "commit", "spoil"), [(1, True, a_share_beyond_the_field), (4, False, another_pair_secret)]
+)
+def test_a_box_of_what_no_mask_comes_of_convicts_its_dealer_though_all_in_it_is_signed(
+    victim: int, commit: bool, spoil: Callable[[share_box.KeyShares], None]
+) -> None:
+    federation = dealt_falsely(victim, commit=commit, spoil=spoil).run()
+    assert isinstance(federation.coordinator, coordinator.Abandoned)
+    assert [(it.silo, it.offence) for it in federation.blames] == [(ROGUE, Offence.BAD_SHARE)]
+    assert not any(isinstance(it, Reveal) for it in federation.seen)
 
 
 def test_the_next_attempt_goes_on_without_the_rogue() -> None:

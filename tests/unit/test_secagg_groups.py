@@ -531,9 +531,11 @@ def test_a_set_with_another_vector_of_this_silo_is_not_signed() -> None:
     federation = grouped(3).run(until="consistency check")
     to, like = next((to, message) for to, message in federation.queue if to)
     each = federation.silos[SiloName(to)]
-    other = replace(like, inputs=(bytes(32), *like.inputs[1:]))
-    with pytest.raises(IntegrityError, match="another vector for this silo"):
-        silo.step(each.state, other, each.party)
+    own = like.inputs[0]
+    for vector in (bytes(32), own[:-1] + bytes([own[-1] ^ 1])):
+        other = replace(like, inputs=(vector, *like.inputs[1:]))
+        with pytest.raises(IntegrityError, match="another vector for this silo"):
+            silo.step(each.state, other, each.party)
 
 
 def test_no_groups_or_other_ones_or_smaller_ones_share_no_keys() -> None:
@@ -619,6 +621,8 @@ def test_an_atom_that_people_allowed_is_no_group_that_they_allowed() -> None:
     roster = next(message for to, message in federation.queue if to == NAMES[3])
     each = federation.silos[NAMES[3]]
     silo.step(each.state, roster, replace(each.party, approved=frozenset(), approved_atoms=frozenset({NAMES[3:4]})))
+    with pytest.raises(PolicyRefusal, match="release group silo-03 has 1 silos"):
+        silo.step(each.state, roster, replace(each.party, approved=frozenset(), approved_atoms=frozenset()))
 
 
 def test_colluders_raise_the_least_size_of_a_group() -> None:

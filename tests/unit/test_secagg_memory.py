@@ -312,6 +312,14 @@ def test_others_than_those_of_its_group_are_not_asked() -> None:
     assert dict(world.silos[VICTIM].memory.seen) == {it.silo: it.digest for it in roster.members[1:3]}
 
 
+def test_a_silo_says_what_it_saw_of_those_of_its_group_alone() -> None:
+    """Also where it saw others before the groups were changed."""
+    memory = SiloMemory(seen=((NAMES[1], bytes(32)), (NAMES[4], bytes(32))))
+    each = Silo(party(VICTIM, NAMES, link=LINK, approved=frozenset()), state=silo.Resting(memory), memory=memory)
+    (advertised,) = each.take(opening(VICTIM, attempt()))
+    assert advertised.seen == ((NAMES[1], bytes(32)),)
+
+
 def test_a_memory_keeps_the_newest_of_its_own_keys_and_forgets_silos_that_left() -> None:
     memory = SiloMemory()
     digests = [number.to_bytes(32, "big") for number in range(MAX_ANNOUNCED + 5)]

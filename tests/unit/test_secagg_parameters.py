@@ -7,7 +7,7 @@ import pytest
 from security.errors import MalformedMessage
 from security.secure_aggregation.fixed_point import FixedPoint, Ranges, TensorRange
 from security.secure_aggregation.parameters import Parameters, default_threshold, least_threshold
-from tests.support.secagg_federation import ranges, silo_names, terms
+from tests.support.secagg_federation import alone, ranges, silo_names, terms
 
 
 def parameters(cohort: int, threshold: int, *, colluders: int = 0, min_survivors: int = 3) -> Parameters:
@@ -92,6 +92,21 @@ def test_terms_refuse_a_cohort_below_their_own_minimum() -> None:
         terms(min_cohort=6).parameters(silo_names(5))
     assert terms(min_cohort=6).parameters(silo_names(6)).threshold == 5
     assert terms(threshold=6).parameters(silo_names(8)).threshold == 6
+
+
+def test_more_must_sign_where_more_may_collude_than_the_default_threshold_stands() -> None:
+    names = silo_names(9)
+    assert default_threshold(9) == 7
+    made = terms(link=alone(names, colluders=5), colluders=5, min_survivors=7).parameters(names)
+    assert made.threshold == 8
+
+
+@pytest.mark.parametrize(("colluders", "honest"), [(0, 5), (1, 5), (2, 4)])
+def test_whoever_looks_at_a_sum_knows_its_own_noise_or_that_of_all_who_work_with_it(
+    colluders: int, honest: int
+) -> None:
+    made = parameters(6, 6, colluders=colluders, min_survivors=max(3, colluders + 2))
+    assert (made.least_sum, made.honest) == (6, honest)
 
 
 def test_every_number_is_in_what_the_roster_digest_covers() -> None:
