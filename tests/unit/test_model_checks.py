@@ -731,6 +731,14 @@ async def test_a_false_model_is_found_with_own_copies_and_the_proof_is_whole() -
         demands=Demands(),
     )
     assert found.chunk == proof.chunk
+    with pytest.raises(IntegrityError, match="round-evidence"):  # anybody can make up what a coordinator did not sign
+        examined(
+            proof,
+            made.rule,
+            identities=identities(SILOS),
+            coordinator=identity_key("another").public_key(),
+            demands=Demands(),
+        )
 
 
 def test_own_files_give_chunks_that_are_what_their_manifest_says(tmp_path: Path) -> None:
