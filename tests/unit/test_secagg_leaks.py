@@ -112,7 +112,7 @@ def test_the_search_finds_the_counterexample_of_memories_of_single_silos(
     """Each silo refuses what its own memory shows to be too fine; nothing makes the silos share one memory."""
 
     class OwnMemory(group_chain.GroupChain):
-        def _check_signed(self, previous: Any, signed: Any) -> None:
+        def _check_signed(self, content: Any, previous: Any, signed: Any, offer: Any) -> None:
             """Nobody's word is asked for."""
 
         def _check_follows(self, previous: Any, link: Any) -> None:
@@ -139,10 +139,10 @@ def test_partitions_that_are_shown_to_some_alone_bring_nothing_apart(shape: Shap
 class OwnNumbers(group_chain.GroupChain):
     """Counts and judges with its own policy's numbers, whatever the link says, as each silo did at first."""
 
-    def _check_signed(self, previous: Any, signed: Any) -> None:
+    def _check_signed(self, content: Any, previous: Any, signed: Any, offer: Any) -> None:
         if previous is not None:
             previous = replace(previous, promise=self._asks)
-        super()._check_signed(previous, signed)
+        super()._check_signed(content, previous, signed, offer)
 
     def _refused(self, head: Any, link: Any) -> None:
         """What the link says is nothing to it."""
