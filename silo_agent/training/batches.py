@@ -36,7 +36,7 @@ class EncodedExamples:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Padded to the longest of the batch: input_ids and attention_mask (B, S), labels (B, T) with IGNORED for padding."""
+    """Padded to one length: input_ids and attention_mask (B, S), labels (B, T) with IGNORED for padding."""
 
     input_ids: torch.Tensor
     attention_mask: torch.Tensor
@@ -93,16 +93,25 @@ def sorted_batches(examples: EncodedExamples, *, chosen: Sequence[int], batch_si
         yield ordered[start : start + batch_size]
 
 
-def collate(examples: EncodedExamples, indices: Sequence[int], *, pad: int, device: torch.device) -> Batch:
+def collate(
+    examples: EncodedExamples,
+    indices: Sequence[int],
+    *,
+    pad: int,
+    device: torch.device,
+    source: int = 0,
+    target: int = 0,
+) -> Batch:
+    """Inputs are padded to `source` tokens and targets to `target`, or to the longest of them where that is more."""
     inputs = [examples.inputs[index] for index in indices]
     targets = [examples.targets[index] for index in indices]
-    input_ids = _padded(inputs, pad)
+    input_ids = _padded(inputs, pad, source)
     lengths = np.fromiter(map(len, inputs), dtype=np.int64)
     attention_mask = np.arange(input_ids.shape[1]) < lengths[:, None]
     return Batch(
         input_ids=torch.from_numpy(input_ids).to(device),
         attention_mask=torch.from_numpy(attention_mask).to(device),
-        labels=torch.from_numpy(_padded(targets, IGNORED)).to(device),
+        labels=torch.from_numpy(_padded(targets, IGNORED, target)).to(device),
         target_tokens=sum(map(len, targets)),
     )
 
@@ -111,8 +120,8 @@ def _length(examples: EncodedExamples, index: int) -> tuple[int, int]:
     return len(examples.targets[index]), len(examples.inputs[index])
 
 
-def _padded(rows: Sequence[Ids], filler: int) -> NDArray[np.int64]:
-    padded = np.full((len(rows), max(map(len, rows))), filler, dtype=np.int64)
+def _padded(rows: Sequence[Ids], filler: int, least: int) -> NDArray[np.int64]:
+    padded = np.full((len(rows), max(least, *map(len, rows))), filler, dtype=np.int64)
     for row, ids in zip(padded, rows, strict=True):
         row[: len(ids)] = ids
     return padded

@@ -204,22 +204,29 @@ def _tapped(parameters: list[torch.nn.Parameter]) -> Iterator[dict[str, Any]]:
 # --- candidates
 
 
-def _fresh(random: Random) -> Candidate:
-    torch.manual_seed(int(random.integers(1 << 31)))
+def small_t5(seed: int, *, gated: bool, tied: bool, width: int = 8, d_ff: int = 12) -> T5ForConditionalGeneration:
+    """One layer on either side, two heads."""
+    torch.manual_seed(seed)
     config = T5Config(
         vocab_size=VOCABULARY,
-        d_model=8,
-        d_kv=4,
-        d_ff=12,
+        d_model=width,
+        d_kv=width // 2,
+        d_ff=d_ff,
         num_layers=1,
         num_heads=2,
-        feed_forward_proj="gated-gelu" if random.random() < 0.4 else "relu",
+        feed_forward_proj="gated-gelu" if gated else "relu",
         dropout_rate=0.0,
         decoder_start_token_id=0,
     )
     model = T5ForConditionalGeneration(config)
-    if random.random() < 0.5:
+    if not tied:
         model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
+    return model
+
+
+def _fresh(random: Random) -> Candidate:
+    seed = int(random.integers(1 << 31))
+    model = small_t5(seed, gated=random.random() < 0.4, tied=random.random() >= 0.5)
     if random.random() < 0.15:
         model.requires_grad_(False)
         inject_adapter_in_model(LoraConfig(r=2, target_modules=["q", "v", "wo"]), model)

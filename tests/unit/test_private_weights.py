@@ -13,7 +13,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import T5ForConditionalGeneration
 
 from silo_agent.training.batches import Batch, EncodedExamples, collate, sorted_batches
 from silo_agent.training.private import ghost_norms
@@ -21,7 +21,7 @@ from silo_agent.training.private.chunks import Chunks, Shape, padded, shape_of
 from silo_agent.training.private.clipping import clipping
 from silo_agent.training.private.example_losses import example_losses
 from silo_agent.training.private.ghost_norms import Use
-from tests.support.weight_search import VOCABULARY, Candidate, Found, moved_by_one, search
+from tests.support.weight_search import VOCABULARY, Candidate, Found, moved_by_one, search, small_t5
 
 CANDIDATES = int(os.environ.get("LORICA_WEIGHTS", "20"))
 WHOLE = "LORICA_WEIGHTS" in os.environ
@@ -93,21 +93,7 @@ def test_what_was_broken_is_found(how: str, seed: int) -> None:
 
 
 def made(*, gated: bool = False, width: int = 8) -> T5ForConditionalGeneration:
-    torch.manual_seed(3)
-    config = T5Config(
-        vocab_size=VOCABULARY,
-        d_model=width,
-        d_kv=width // 2,
-        d_ff=2 * width,
-        num_layers=1,
-        num_heads=2,
-        feed_forward_proj="gated-gelu" if gated else "relu",
-        dropout_rate=0.0,
-        decoder_start_token_id=0,
-    )
-    model = T5ForConditionalGeneration(config)
-    model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
-    return model
+    return small_t5(3, gated=gated, tied=False, width=width, d_ff=2 * width)
 
 
 def rows(*lengths: tuple[int, int]) -> tuple[tuple[np.ndarray, np.ndarray], ...]:

@@ -12,12 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from transformers import T5ForConditionalGeneration
 
-from silo_agent.training.batches import IGNORED, Batch, EncodedExamples
+from silo_agent.training.batches import IGNORED, Batch, EncodedExamples, collate
 from silo_agent.training.model import T5
 from silo_agent.training.private.batched_bias import batched_bias
 from silo_agent.training.private.example_losses import example_losses
@@ -72,19 +71,7 @@ class Chunks:
 
 
 def padded(examples: EncodedExamples, indices: Sequence[int], shape: Shape, *, pad: int, device: torch.device) -> Batch:
-    input_ids = np.full((len(indices), shape.source), pad, dtype=np.int64)
-    mask = np.zeros((len(indices), shape.source), dtype=np.bool_)
-    labels = np.full((len(indices), shape.target), IGNORED, dtype=np.int64)
-    for row, index in enumerate(indices):
-        source, target = examples.inputs[index], examples.targets[index]
-        input_ids[row, : len(source)], labels[row, : len(target)] = source, target
-        mask[row, : len(source)] = True
-    return Batch(
-        input_ids=torch.from_numpy(input_ids).to(device),
-        attention_mask=torch.from_numpy(mask).to(device),
-        labels=torch.from_numpy(labels).to(device),
-        target_tokens=int((labels != IGNORED).sum()),
-    )
+    return collate(examples, indices, pad=pad, device=device, source=shape.source, target=shape.target)
 
 
 def unpadded(batch: Batch, index: int) -> Batch:

@@ -8,8 +8,10 @@ A step has one key. Its noise is drawn block by block (noise_streams.py), by as 
 changes nothing. Where the gradients are made on a GPU, the processor draws while they are.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +32,8 @@ class StepNoise:
         self._threads = threads
         counts = [min(BLOCK_ELEMENTS, count - start) for count in elements for start in range(0, count, BLOCK_ELEMENTS)]
         self._left = iter(enumerate(counts))
-        self._drawn: list[Future[Integers]] = []
-        for _ in range(ahead):
-            self._draw_one_more()
+        self._drawn: deque[Future[Integers]] = deque()
+        self._draw(ahead)
 
     def add(self, values: DoubleBlock, *, deviation: float) -> FloatBlock:
         """The next tensor's finite `values` (flat) with noise of standard deviation `deviation`, above 0."""
@@ -46,11 +47,11 @@ class StepNoise:
     def _blocks(self, elements: int) -> Iterator[tuple[int, Integers]]:
         for start in range(0, elements, BLOCK_ELEMENTS):
             if not self._drawn:
-                self._draw_one_more()
-            noise = self._drawn.pop(0).result()
-            self._draw_one_more()
+                self._draw(1)
+            noise = self._drawn.popleft().result()
+            self._draw(1)
             yield start, noise
 
-    def _draw_one_more(self) -> None:
-        if (following := next(self._left, None)) is not None:
-            self._drawn.append(self._threads.submit(self._stream.block, *following))
+    def _draw(self, blocks: int) -> None:
+        """So many more, or those that are left."""
+        self._drawn.extend(self._threads.submit(self._stream.block, *each) for each in islice(self._left, blocks))
