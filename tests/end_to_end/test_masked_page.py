@@ -54,6 +54,8 @@ class Typist:
             if words[0] == "start":
                 it.start_agent(who)
                 return ""
+            if words[0] == "plan":  # people look again until the agent has fetched it, as the page says
+                it.wait(lambda: self.stands_for["DIGEST-OF-FIRST"] in it.agent(who, "plan", "show"))
             return it.agent(who, *words)
         assert program == "coordinator"
         match words:
