@@ -1,4 +1,4 @@
-"""The silo agent's own command, but with a constant in the place of local training: `python -m ops.bench.constant_silo start ...`.
+"""The silo agent's own command, but with numbers that are always the same in the place of local training: `python -m ops.bench.constant_silo start ...`.
 
 Everything else is what runs at a silo: the round model is downloaded, verified and loaded into a T5, the delta is taken,
 encoded, written, digested, signed, journaled and uploaded.
@@ -15,19 +15,33 @@ from silo_agent.cli import main
 from silo_wire.messages import TrainingSummary
 
 STEP = 2.0**-10
-"""What each round adds to each parameter of every silo's model, and so to the global model's under FedAvg."""
+"""The size of what each round adds to each parameter of every silo's model, and so to the global model's under FedAvg."""
+_TOGETHER = 1 << 16
 
 
-def add_a_constant(_model: object, parameters: Sequence[nn.Parameter], *_: Any, **__: Any) -> TrainingSummary:
+def steps() -> torch.Tensor:
+    """What a round adds to a tensor's first parameters, again and again: normal numbers, since silos spread what is all alike (ADR 16)."""
+    return STEP * torch.randn(_TOGETHER, generator=torch.Generator().manual_seed(1))
+
+
+def moved(parameter: torch.Tensor, *, rounds: int = 1) -> torch.Tensor:
+    """`parameter`, changed in place by so many rounds."""
+    added = rounds * steps()
+    for part in torch.split(parameter.view(-1), _TOGETHER):
+        part.add_(added[: len(part)].to(part.dtype))
+    return parameter
+
+
+def take_known_steps(_model: object, parameters: Sequence[nn.Parameter], *_: Any, **__: Any) -> TrainingSummary:
     """As `silo_agent.training.local_trainer.train_locally`, at the cost of one pass over the parameters."""
     with torch.no_grad():
         for parameter in parameters:
-            parameter.add_(STEP)
+            moved(parameter)
     return TrainingSummary(
         examples=100, loss_max=2.0, loss_min=1.0, loss_first=2.0, loss_last=1.0, optimizer_steps=1, seconds=0.0
     )
 
 
 if __name__ == "__main__":
-    with patch("silo_agent.training.silo_trainer.train_locally", add_a_constant):
+    with patch("silo_agent.training.silo_trainer.train_locally", take_known_steps):
         main()

@@ -1,4 +1,7 @@
-"""From nothing to a trained model with the nine commands of the README: real processes, mutual TLS, no file edited by hand."""
+"""From nothing to a trained model with the nine commands of the README: real processes, mutual TLS, no file edited by hand.
+
+How cold programs do is for tests/network/test_quickstart.py and test_wheel.py.
+"""
 
 import json
 from collections.abc import Iterator
@@ -13,11 +16,11 @@ from coordinator.composition import Coordinator
 from coordinator.edges.coordinator_folder import CoordinatorFolder
 from ops.demo.clinic import CLINIC
 from ops.demo.insurer import INSURER
-from ops.demo.processes import Processes
 from ops.demo.silos import write_silo
 from silo_agent.training.schema import Schema, serialise
 from silo_agent.training.serialisation import model_input
 from tests.support.federation import Federation
+from tests.support.warm_processes import WarmProcesses
 
 SILOS = ("hospital-a", "bank-b")
 TRAIN_LINES = 48
@@ -41,7 +44,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         write_silo(data[silo], specification, seed=3)
         shortened(data[silo])
     (root / "logs").mkdir()
-    with Processes(root / "logs") as processes:
+    with WarmProcesses(root / "logs") as processes:
         it = Federation(root, processes, data)
         it.init()
         plan = it.plans / "default" / "plan.toml"

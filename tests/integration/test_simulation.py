@@ -30,6 +30,8 @@ from tests.support.warm_processes import WarmProcesses
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROUNDS = 2
+TRAIN = 64
+"""Examples of each silo, of which a round takes several steps."""
 VALUES = {
     "schedule.rounds": ROUNDS,
     "evaluation.every": 1,
@@ -47,10 +49,11 @@ def settings(**values: object) -> list[str]:
 
 @pytest.fixture(scope="module")
 def silos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two silos, and in `three` one more."""
     folder = tmp_path_factory.mktemp("silos")
     for specification in (CLINIC, INSURER):
         write_silo(folder / specification.name, specification, seed=3)
+        train = folder / specification.name / "train.jsonl"
+        train.write_text("".join(train.read_text().splitlines(keepends=True)[:TRAIN]))
     return folder
 
 
