@@ -134,6 +134,21 @@ def test_attack_a_sum_is_no_lattice_of_float32s_steps(tmp_path: Path, monkeypatc
         assert np.median(off) < 2, "what is not spread is in the sum within a step or two of what was trained"
 
 
+@pytest.mark.parametrize("divisor", [2**8, 2**16, 2**20])
+def test_attack_nothing_of_the_noise_falls_out_of_what_a_division_of_the_sum_leaves_over(divisor: int) -> None:
+    """In the sum all silos' noise is of one size: were it whole multiples of a part of a step, what is left over would be the deltas'.
+
+    Weights 0.31 and so on of steps are then seen by their fractions. With a power of two as the divisor float32 rounds nothing away.
+    """
+    weights, count = (0.31, 0.17, 0.08), 1 << 15
+    binades = np.ones(count, dtype="<f4")
+    noise = [StepNoise(bytes([silo]) * 32, weight).of(binades, 0) for silo, weight in enumerate(weights)]
+    in_sum = sum(weight * it.astype(np.float64) for weight, it in zip(weights, noise, strict=True)) * 2.0**23 * divisor
+    left = in_sum % 1.0
+    tenths, _ = np.histogram(left, bins=10, range=(0.0, 1.0))
+    assert np.abs(tenths / count - 0.1).max() < 0.015, tenths
+
+
 def smooth_steps(count: int, deviation: float) -> Doubles:
     return np.round(np.random.default_rng(3).normal(0, deviation, count))
 
