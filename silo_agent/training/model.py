@@ -31,6 +31,8 @@ from silo_wire.manifest import Layout, TensorSpec
 from silo_wire.plan import MOST_DROPOUT
 
 CONFIG_FILE = "config.json"
+LEAST_EPSILON = 1e-12
+"""Of layer norms; T5's own is 1e-6."""
 _OUTPUT = "lm_head.weight"
 _PEFT_NAME = ".default."
 """What PEFT calls the adapter that is added first, in the middle of its parameters' names."""
@@ -127,6 +129,11 @@ def t5_config(raw: bytes, dropout: float | None = None) -> T5Config:
         number = getattr(config, name, None)
         if type(number) is not int or not 0 <= number < config.vocab_size:
             raise MalformedMessage(f"{CONFIG_FILE} has {name} {number!r}: it must be a token below {config.vocab_size}")
+    epsilon = config.layer_norm_epsilon
+    if type(epsilon) not in (int, float) or not LEAST_EPSILON <= epsilon <= 1:
+        raise MalformedMessage(
+            f"{CONFIG_FILE} has layer_norm_epsilon {epsilon!r}: it must be {LEAST_EPSILON:g} to 1, since without it the norm of zeros is none"
+        )
     if dropout is not None:
         config.dropout_rate = dropout
     if not 0 <= config.dropout_rate <= MOST_DROPOUT:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import T5ForConditionalGeneration
+from transformers import T5Config, T5ForConditionalGeneration
 
 from security.errors import StateError
 from security.privacy.random_words import RandomWords
@@ -17,9 +17,10 @@ from silo_agent.task.update import TrainingStopped
 from silo_agent.training.batches import Batch, EncodedExamples
 from silo_agent.training.private import clipping as clipping_module
 from silo_agent.training.private import private_optimizer, private_trainer
-from silo_agent.training.private.chunks import Chunks
+from silo_agent.training.private.chunks import Chunks, Shape
 from silo_agent.training.private.clipping import Backend, clipping
 from silo_agent.training.private.exact_noise import DoubleBlock, FloatBlock, StepNoise
+from silo_agent.training.private.example_losses import example_losses
 from silo_agent.training.private.loss_sums import GRID, noised_reduction
 from silo_agent.training.private.loss_sums import loss_sum as loss_sum_of_chunks
 from silo_agent.training.private.private_optimizer import PrivateOptimizer
@@ -399,3 +400,70 @@ def test_training_stops_when_it_is_asked_to() -> None:
     asked: Sequence[int] = iter([0, 0, 1])  # type: ignore[assignment]
     with pytest.raises(TrainingStopped):
         train(t5(), examples_of(40), should_stop=lambda: bool(next(asked, 1)))  # type: ignore[call-overload]
+
+
+# --- rows that belong to one example alone
+
+
+@pytest.mark.parametrize("feed_forward", ["silu", "gelu_new", "gated-gelu", "relu"])
+@pytest.mark.parametrize("width", [9, 11, 13])
+def test_no_activation_rounds_otherwise_where_examples_are_together(feed_forward: str, width: int) -> None:
+    """What is left beside whole vectors of the processor, with an odd width, is the last of an example that is alone."""
+    config = T5Config(
+        vocab_size=VOCABULARY,
+        d_model=16,
+        d_kv=4,
+        d_ff=width,
+        num_layers=1,
+        num_heads=1,
+        dropout_rate=0.0,
+        decoder_start_token_id=0,
+        feed_forward_proj=feed_forward,
+    )
+    model = T5ForConditionalGeneration(config)
+    entered = {name: module for name, module in model.named_modules() if name.endswith(("wo", "final_layer_norm"))}
+    shape = Shape(8, 16)
+    for seed in range(4):
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.normal_(0.0, 1.0)
+        inputs, targets = torch.randint(2, VOCABULARY, (2, 16)), torch.randint(2, VOCABULARY, (2, 8))
+
+        def left_by(rows: slice, inputs: torch.Tensor = inputs, targets: torch.Tensor = targets) -> list[torch.Tensor]:
+            seen: list[torch.Tensor] = []
+            hooks = [it.register_forward_hook(lambda _m, given, _o: seen.append(given[0])) for it in entered.values()]
+            example_losses(model, Batch(inputs[rows], torch.ones(2, 16, dtype=torch.bool)[rows], targets[rows], 0))
+            for hook in hooks:
+                hook.remove()
+            return seen
+
+        together = left_by(slice(0, 2))
+        for row in range(2):
+            alone = left_by(slice(row, row + 1))
+            for each, other in zip(together, alone, strict=True):
+                assert torch.equal(each[row : row + 1], other), (shape, seed)
+
+
+def test_an_example_that_is_left_out_leaves_no_trace_in_layer_norms_of_any_epsilon() -> None:
+    """A word of zeros and no epsilon make what is not a number, which its factor of 0 does not take away."""
+    model = t5()
+    for module in model.modules():
+        if hasattr(module, "variance_epsilon"):
+            module.variance_epsilon = 0.0
+    with torch.no_grad():
+        model.shared.weight[7] = 0.0
+    rows = [np.array(row, dtype=np.int32) for row in ([3, 4, 5, 1], [3, 7, 5, 1])]
+    target = np.array([6, 8, 1], dtype=np.int32)
+    examples = EncodedExamples(
+        inputs=tuple(rows), targets=(target, target), inputs_cut=0, targets_cut=0, targets_with_unknown=0
+    )
+
+    def summed(indices: list[int]) -> list[torch.Tensor]:
+        way = clipping("ghost", model, parameters_of(model), max_grad_norm=1.0)
+        for _, batch in Chunks(model, most=2).of(examples, indices):
+            way.accumulate(batch)
+        return [parameter.summed_grad.clone() for parameter in parameters_of(model)]
+
+    for one, other in zip(summed([0]), summed([0, 1]), strict=True):
+        assert torch.equal(one, other)

@@ -5,18 +5,20 @@ from torch.nn import functional
 
 from silo_agent.training.batches import IGNORED, Batch
 from silo_agent.training.model import T5
+from silo_agent.training.private.own_activations import own_activations
 from silo_agent.training.task_loss import encoded_inputs, previous_tokens
 
 
 def example_losses(model: T5, batch: Batch) -> torch.Tensor:
     """Shape (B,), float32. Every layer sees padding, too: its rows belong to examples, and their number to the shape."""
     config = model.config
-    hidden: torch.Tensor = model.get_decoder()(
-        input_ids=previous_tokens(model, batch.labels),
-        encoder_hidden_states=encoded_inputs(model, batch),
-        encoder_attention_mask=batch.attention_mask,
-        use_cache=False,
-    )[0]
+    with own_activations(model):
+        hidden: torch.Tensor = model.get_decoder()(
+            input_ids=previous_tokens(model, batch.labels),
+            encoder_hidden_states=encoded_inputs(model, batch),
+            encoder_attention_mask=batch.attention_mask,
+            use_cache=False,
+        )[0]
     logits = model.lm_head(hidden * config.d_model**-0.5 if config.scale_decoder_outputs else hidden).float()
     losses = functional.cross_entropy(logits.transpose(1, 2), batch.labels, reduction="none", ignore_index=IGNORED)
     return losses.sum(dim=1) / (batch.labels != IGNORED).sum(dim=1).clamp(min=1)

@@ -126,7 +126,7 @@ class ExampleGradients:
                 gradient[none] = 0.0
                 if entered.is_floating_point():
                     entered = entered.clone()
-                    entered[none] = 0.0
+                    entered[none] = 1.0  # of which a layer norm makes a number, whatever its epsilon is
             gradient *= factors.view(-1, *[1] * (gradient.dim() - 1))
             _add(use.module, entered, gradient, sums[id(weight)])
 
