@@ -101,13 +101,13 @@ lint: $(INSTALLED) ## Style, types, dependency walls and generated code
 SCHEDULES ?= 200
 .PHONY: leak-search
 leak-search: $(INSTALLED) ## Play hostile coordinators against what may be summed; SCHEDULES=200 of each kind
-	@LORICA_SCHEDULES=$(SCHEDULES) $(BIN)/python -m pytest -n logical --maxprocesses 4 tests/unit/test_secagg_leaks.py tests/unit/test_secagg_memory.py tests/unit/test_secagg_exploration.py \
+	@LORICA_SCHEDULES=$(SCHEDULES) $(BIN)/python -m pytest --timeout 0 -n logical --maxprocesses 4 tests/unit/test_secagg_leaks.py tests/unit/test_secagg_memory.py tests/unit/test_secagg_exploration.py \
 		tests/unit/test_comparable_training.py $(ARGS)
 
 WEIGHTS ?= 3000
 .PHONY: weight-search
 weight-search: $(INSTALLED) ## Look for weights with which one record breaks the promise of privacy; WEIGHTS=3000 candidates for each of three seeds
-	@LORICA_WEIGHTS=$(WEIGHTS) $(BIN)/python -m pytest -n logical --maxprocesses 4 tests/unit/test_private_weights.py $(ARGS)
+	@LORICA_WEIGHTS=$(WEIGHTS) $(BIN)/python -m pytest --timeout 0 -n logical --maxprocesses 4 tests/unit/test_private_weights.py $(ARGS)
 
 # What looks at dependencies has an environment of its own, so that it neither changes nor counts as what it looks at.
 AUDIT := $(VENV)-audit
