@@ -31,7 +31,7 @@ from silo_wire.manifest import Layout, TensorSpec
 from silo_wire.plan import MOST_DROPOUT
 
 CONFIG_FILE = "config.json"
-LEAST_EPSILON = 1e-12
+LEAST_EPSILON, MOST_EPSILON = 1e-12, 1e-2
 """Of layer norms; T5's own is 1e-6."""
 _OUTPUT = "lm_head.weight"
 _PEFT_NAME = ".default."
@@ -119,6 +119,10 @@ def t5_config(raw: bytes, dropout: float | None = None) -> T5Config:
     if not isinstance(value, dict) or value.get("model_type") != "t5":
         kind = value.get("model_type") if isinstance(value, dict) else value
         raise MalformedMessage(f"{CONFIG_FILE} has model_type {kind!r}: only t5 models are taken")
+    if chosen := [key for key in value if isinstance(key, str) and ("implementation" in key or "kernel" in key)]:
+        raise MalformedMessage(
+            f"{CONFIG_FILE} has {chosen[0]}: what computes a model is chosen here, and no code comes from a peer; leave it out"
+        )
     if "quantization_config" in value:
         raise MalformedMessage(f"{CONFIG_FILE} asks for quantisation: only float32 models are taken")
     try:
@@ -130,9 +134,10 @@ def t5_config(raw: bytes, dropout: float | None = None) -> T5Config:
         if type(number) is not int or not 0 <= number < config.vocab_size:
             raise MalformedMessage(f"{CONFIG_FILE} has {name} {number!r}: it must be a token below {config.vocab_size}")
     epsilon = config.layer_norm_epsilon
-    if type(epsilon) not in (int, float) or not LEAST_EPSILON <= epsilon <= 1:
+    if type(epsilon) not in (int, float) or not LEAST_EPSILON <= epsilon <= MOST_EPSILON:
         raise MalformedMessage(
-            f"{CONFIG_FILE} has layer_norm_epsilon {epsilon!r}: it must be {LEAST_EPSILON:g} to 1, since without it the norm of zeros is none"
+            f"{CONFIG_FILE} has layer_norm_epsilon {epsilon!r}: it must be {LEAST_EPSILON:g} to {MOST_EPSILON:g}, since without it the norm "
+            "of zeros is none, and beside much of it nothing else is left"
         )
     if dropout is not None:
         config.dropout_rate = dropout

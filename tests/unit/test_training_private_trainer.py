@@ -467,3 +467,12 @@ def test_an_example_that_is_left_out_leaves_no_trace_in_layer_norms_of_any_epsil
 
     for one, other in zip(summed([0]), summed([0, 1]), strict=True):
         assert torch.equal(one, other)
+
+
+def test_no_number_that_is_none_goes_beside_the_noise() -> None:
+    """As an integer it were one that noise of any size is nothing beside."""
+    with ThreadPoolExecutor(1) as threads:
+        values = np.array([np.nan, np.inf, -np.inf, 0.0] * 64)
+        noised = StepNoise(KEY, [256], threads, ahead=1).add(values, deviation=1.0)
+        plain = StepNoise(KEY, [256], threads, ahead=1).add(np.zeros(256), deviation=1.0)
+    assert np.array_equal(noised, plain)

@@ -36,12 +36,13 @@ class StepNoise:
         self._draw(ahead)
 
     def add(self, values: DoubleBlock, *, deviation: float) -> FloatBlock:
-        """The next tensor's finite `values` (flat) with noise of standard deviation `deviation`, above 0."""
+        """The next tensor's `values` (flat) with noise of standard deviation `deviation`, above 0. What is not finite counts as 0: no noise would hide it."""
         step = deviation / SIGMA
         noised = np.empty(len(values), dtype=np.float32)
         for start, noise in self._blocks(len(values)):
             block = values[start : start + len(noise)]
-            noised[start : start + len(noise)] = (np.rint(block / step).astype(np.int64) + noise) * step
+            steps = np.nan_to_num(np.rint(block / step), copy=False, nan=0.0, posinf=0.0, neginf=0.0).astype(np.int64)
+            noised[start : start + len(noise)] = (steps + noise) * step
         return noised
 
     def _blocks(self, elements: int) -> Iterator[tuple[int, Integers]]:
