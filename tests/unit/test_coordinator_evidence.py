@@ -18,6 +18,7 @@ from security.secure_aggregation.evidence import Evidence, Lineage, SignedEviden
 from security.secure_aggregation.mask_stream import Workspace
 from security.secure_aggregation.silo_machine import Demands
 from security.secure_aggregation.verdicts import Verdict, signed_verdict
+from silo_wire import secure_codec
 from silo_wire.canonical import Digest
 from silo_wire.checked_chunk import MASTER as MASTER_PART
 from silo_wire.checked_chunk import CheckedRound, FalseChunk, Pieces, StepRule
@@ -167,6 +168,27 @@ def test_verdicts_stay_beside_the_evidence_also_of_an_older_round_and_after_a_re
     store = store_of(place.reopened())
     assert store.verdicts(first) == (other, whole)
     assert store.kept()[0].model != first
+
+
+def test_verdicts_of_silos_that_are_not_in_the_sum_leave_room_for_those_that_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A silo takes no more than MAX_COHORT of them in one reply."""
+    monkeypatch.setattr(secure_codec, "MAX_COHORT", 6)
+    place = MaskedPlace.at(tmp_path / "state", OPTIMIZERS[0])
+    store = store_of(place)
+    _, model = next_round(place, store, 1, place.models.initial())
+    evidence = digest_of_evidence(store, model)
+    inside = sorted(checkable_from_bytes(store.read(model), FEDERATION).masked)
+    outside = [SiloName(f"outside-{number}") for number in range(7 - len(inside))]
+    for silo in outside[:-1]:
+        store.keep_verdict(model, verdict(evidence, silo, [0]))
+    with pytest.raises(StateError, match="is not in the sum that made model"):
+        store.keep_verdict(model, verdict(evidence, outside[-1], [0]))
+    store.keep_verdict(model, verdict(evidence, outside[0], [0, 1]))
+    for silo in inside:
+        kept = store.keep_verdict(model, verdict(evidence, silo, [0]))
+    assert {it.silo for it in kept} == {*inside, *outside[:-1]}
 
 
 def test_a_verdict_on_other_evidence_or_on_chunks_that_there_are_not_is_not_kept(tmp_path: Path) -> None:
