@@ -4,10 +4,12 @@ It holds whether the silo is paused, the plan and the model it works with, the u
 `silo-agent pause` and `status` open it beside the running agent.
 """
 
+import errno
 import os
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -152,22 +154,16 @@ class RoundJournal:
 
     def __init__(self, path: Path, *, updates: Path, silo: SiloName) -> None:
         self._path, self._updates, self._silo = path, updates, silo
-        try:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        except OSError as error:
-            raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+        _begin(path)
         self._engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": BUSY_TIMEOUT_S})
         event.listen(self._engine, "connect", _configure)
         try:
             with self._transaction() as connection:
-                tables = inspect(connection).get_table_names()
-                known = select(_facts.c.value).where(_facts.c.name == "schema_version")
-                version = connection.execute(known).scalar() if _facts.name in tables else None
-                if version not in (None, SCHEMA_VERSION) or (version is None and tables):
+                version, empty = _found(connection)
+                if version is None and empty:  # a file that an earlier release, or people, began
+                    _make(connection)
+                elif version != SCHEMA_VERSION:
                     raise _another_release(path, version or "none")
-                _metadata.create_all(connection)
-                row = upsert(_facts).values(name="schema_version", value=SCHEMA_VERSION).on_conflict_do_nothing()
-                connection.execute(row)
         except StorageError:
             self.close()
             raise
@@ -412,6 +408,51 @@ def _configure(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None
     cursor.execute("PRAGMA journal_mode=WAL")
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.close()
+
+
+def _begin(path: Path) -> None:
+    """Have a journal at `path`, whole from its first instant: commands look at one that an agent is about to begin."""
+    if path.exists():
+        return
+    try:
+        descriptor, made = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        os.close(descriptor)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+    try:
+        engine = create_engine(f"sqlite:///{made}")
+        event.listen(engine, "connect", _configure)
+        try:
+            with engine.begin() as connection:
+                _make(connection)
+        finally:
+            engine.dispose()
+        try:
+            with suppress(FileExistsError):  # another process was first, with the same
+                os.link(made, path)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK):
+                raise
+            os.rename(made, path)  # a file system without links
+    except (SQLAlchemyError, OSError) as error:
+        reason = str(getattr(error, "orig", None) or error).splitlines()[0]
+        raise StorageError(f"{path} cannot be written: {reason}") from error
+    finally:
+        for end in ("", "-wal", "-shm"):
+            Path(made + end).unlink(missing_ok=True)
+
+
+def _make(connection: Connection) -> None:
+    _metadata.create_all(connection)
+    row = upsert(_facts).values(name="schema_version", value=SCHEMA_VERSION).on_conflict_do_nothing()
+    connection.execute(row)
+
+
+def _found(connection: Connection) -> tuple[str | None, bool]:
+    """The schema version that is there, and whether nothing is."""
+    tables = inspect(connection).get_table_names()
+    known = select(_facts.c.value).where(_facts.c.name == "schema_version")
+    return connection.execute(known).scalar() if _facts.name in tables else None, not tables
 
 
 def _another_release(path: Path, version: str) -> StorageError:

@@ -1,12 +1,15 @@
 """The journal: what it records is there for the next process, whole or not at all."""
 
 import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from security.errors import StorageError
+from silo_agent.edges import round_journal
 from silo_agent.edges.round_journal import LastModel, RoundJournal
 from silo_agent.task.effects import (
     Activity,
@@ -216,6 +219,40 @@ def test_two_processes_share_it(tmp_path: Path) -> None:
 def test_it_is_private(tmp_path: Path) -> None:
     opened(tmp_path).close()
     assert (tmp_path / "journal.sqlite").stat().st_mode & 0o777 == 0o600
+
+
+def test_many_that_begin_it_at_once_find_one_that_is_whole(tmp_path: Path) -> None:
+    """An agent that starts, and commands that look."""
+    for number in range(8):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        begin = threading.Barrier(6)
+
+        def open_it(folder: Path = folder, begin: threading.Barrier = begin) -> None:
+            begin.wait()
+            opened(folder).close()
+
+        with ThreadPoolExecutor(6) as pool:
+            for done in [pool.submit(open_it) for _ in range(6)]:
+                done.result()
+        assert {path.name for path in folder.iterdir()} - {"journal.sqlite-wal", "journal.sqlite-shm"} == {
+            "journal.sqlite",
+            "updates",
+        }
+
+
+def test_a_begin_that_is_cut_off_leaves_nothing_that_the_next_one_stumbles_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as cut:
+        cut.setattr(round_journal, "_make", lambda connection: _end_of_power())
+        with pytest.raises(ZeroDivisionError):
+            opened(tmp_path)
+    opened(tmp_path).close()
+
+
+def _end_of_power() -> None:
+    raise ZeroDivisionError
 
 
 def test_a_file_that_is_no_journal_is_named(tmp_path: Path) -> None:
