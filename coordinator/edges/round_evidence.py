@@ -126,8 +126,8 @@ class RoundEvidence:
         """Keep, durably, what a silo found right of `model`, one verdict of each; all that are kept. Whoever brings it checked who signed it.
 
         Another one of the same silo takes its place if it is on all of its chunks: others may have gone on without checking these.
-        Raises StateError where there is no evidence of `model`, the verdict is on other evidence, or it is of a silo that is not in the sum
-        and those that are would have no room, MalformedMessage for chunks that there are not.
+        Raises StateError where there is no evidence of `model`, the verdict is on other evidence, or it is of a silo that is not
+        in the sum and those that are would have no room, MalformedMessage for chunks that there are not.
         """
         from silo_wire.evidence_codec import verdicts_to_bytes
         from silo_wire.secure_codec import MAX_COHORT
@@ -149,7 +149,8 @@ class RoundEvidence:
             room = MAX_COHORT - len(checkable.masked)
             if sum(silo not in checkable.masked for silo in kept) >= room:
                 raise StateError(
-                    f"silo {verdict.silo} is not in the sum that made model {model}, and {room} such silos have checked it: more are not kept"
+                    f"silo {verdict.silo} is not in the sum that made model {model}, and {room} such silos have checked it: "
+                    "more are not kept"
                 )
         if before is None or (before != verdict and before.numbers <= verdict.numbers):
             kept[verdict.silo] = verdict

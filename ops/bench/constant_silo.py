@@ -1,10 +1,13 @@
-"""The silo agent's own command, but with numbers that are always the same in the place of local training: `python -m ops.bench.constant_silo start ...`.
+"""The silo agent's own command with numbers that are always the same in the place of local training.
+
+`python -m ops.bench.constant_silo start ...`
 
 Everything else is what runs at a silo: the round model is downloaded, verified and loaded into a T5, the delta is taken,
 encoded, written, digested, signed, journaled and uploaded.
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 
@@ -15,12 +18,13 @@ from silo_agent.cli import main
 from silo_wire.messages import TrainingSummary
 
 STEP = 2.0**-10
-"""The size of what each round adds to each parameter of every silo's model, and so to the global model's under FedAvg."""
+"""The size of what each round adds to a parameter of every silo's model, and so to the global model's under FedAvg."""
 _TOGETHER = 1 << 16
 
 
+@cache
 def steps() -> torch.Tensor:
-    """What a round adds to a tensor's first parameters, again and again: normal numbers, since silos spread what is all alike (ADR 16)."""
+    """What a round adds to a tensor, again and again: normal numbers, since silos spread what is all alike (ADR 16)."""
     return STEP * torch.randn(_TOGETHER, generator=torch.Generator().manual_seed(1))
 
 

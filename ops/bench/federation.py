@@ -216,9 +216,9 @@ def _changes(written: Path, watch: _Watch) -> Iterator[None]:
 
 
 def _check(work: Path, rounds: int, *, masked: Mode | None) -> None:
-    """Raise StateError unless every parameter of the global model was moved as its silos move theirs, in each of `rounds`.
+    """Raise StateError unless each of `rounds` moved every parameter of the global model as its silos move theirs.
 
-    Under secure aggregation to within what its integers can express, and the noise that silos have within float32's steps (ADR 18).
+    Under secure aggregation to within what integers can express and silos' noise within float32's steps (ADR 18).
     """
     fine, finest = (2.0**-16, 2.0**-10) if masked else (2.0**-20, 2.0**-20)
     home = work / "coordinator"

@@ -19,7 +19,7 @@ from coordinator.edges.round_store import SqlRoundStore
 from coordinator.rounds.states import Finished, Idle
 from ops.demo.ports import free_ports
 from ops.demo.processes import Processes, run
-from ops.demo.silos import SILOS, write_silo
+from ops.demo.silos import SILOS, keep_first, write_silo
 from ops.soak.comparison import Result
 from security.errors import StateError
 from security.files import write_private
@@ -217,5 +217,4 @@ def _write_data(folder: Path, index: int, shape: Shape) -> None:
     """Synthetic data of one of the demo's kinds, cut to the shape's lines; no two silos have the same."""
     write_silo(folder, SILOS[index % len(SILOS)], seed=1 + index)
     for split, lines in (("train", shape.lines), ("dev", shape.dev_lines), ("test", shape.dev_lines)):
-        path = folder / f"{split}.jsonl"
-        path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
+        keep_first(folder / f"{split}.jsonl", lines)

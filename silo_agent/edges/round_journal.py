@@ -159,11 +159,12 @@ class RoundJournal:
         event.listen(self._engine, "connect", _configure)
         try:
             with self._transaction() as connection:
-                version, empty = _found(connection)
-                if version is None and empty:  # a file that an earlier release, or people, began
-                    _make(connection)
-                elif version != SCHEMA_VERSION:
+                tables = inspect(connection).get_table_names()
+                known = select(_facts.c.value).where(_facts.c.name == "schema_version")
+                version = connection.execute(known).scalar() if _facts.name in tables else None
+                if version not in (None, SCHEMA_VERSION) or (version is None and tables):
                     raise _another_release(path, version or "none")
+                _make(connection)
         except StorageError:
             self.close()
             raise
@@ -443,16 +444,10 @@ def _begin(path: Path) -> None:
 
 
 def _make(connection: Connection) -> None:
+    """What is not there yet."""
     _metadata.create_all(connection)
     row = upsert(_facts).values(name="schema_version", value=SCHEMA_VERSION).on_conflict_do_nothing()
     connection.execute(row)
-
-
-def _found(connection: Connection) -> tuple[str | None, bool]:
-    """The schema version that is there, and whether nothing is."""
-    tables = inspect(connection).get_table_names()
-    known = select(_facts.c.value).where(_facts.c.name == "schema_version")
-    return connection.execute(known).scalar() if _facts.name in tables else None, not tables
 
 
 def _another_release(path: Path, version: str) -> StorageError:

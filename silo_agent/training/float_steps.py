@@ -6,8 +6,8 @@ reduction of lattices takes apart: one sum told the weights and each silo's delt
 
 Numbers that did not move have it as well: where one silo alone moved a row, its weight was seen by what is missing between 0 and a step.
 And all silos' noise is of one size in the sum, whatever they weigh: where nobody moved anything, the size of the noise would tell it.
-So noise that were whole multiples of anything would be so in the sum as well, of the same for all silos, and gone from what is left over: it
-is finer than any masked vector can tell.
+So noise that were whole multiples of anything would be so in the sum as well, of the same for all silos, and gone from
+what is left over: it is finer than any masked vector can tell.
 """
 
 from typing import Final

@@ -121,7 +121,8 @@ def t5_config(raw: bytes, dropout: float | None = None) -> T5Config:
         raise MalformedMessage(f"{CONFIG_FILE} has model_type {kind!r}: only t5 models are taken")
     if chosen := [key for key in value if isinstance(key, str) and ("implementation" in key or "kernel" in key)]:
         raise MalformedMessage(
-            f"{CONFIG_FILE} has {chosen[0]}: what computes a model is chosen here, and no code comes from a peer; leave it out"
+            f"{CONFIG_FILE} has {chosen[0]}: what computes a model is chosen here, and no code comes from a peer; "
+            "leave it out"
         )
     if "quantization_config" in value:
         raise MalformedMessage(f"{CONFIG_FILE} asks for quantisation: only float32 models are taken")
@@ -136,8 +137,8 @@ def t5_config(raw: bytes, dropout: float | None = None) -> T5Config:
     epsilon = config.layer_norm_epsilon
     if type(epsilon) not in (int, float) or not LEAST_EPSILON <= epsilon <= MOST_EPSILON:
         raise MalformedMessage(
-            f"{CONFIG_FILE} has layer_norm_epsilon {epsilon!r}: it must be {LEAST_EPSILON:g} to {MOST_EPSILON:g}, since without it the norm "
-            "of zeros is none, and beside much of it nothing else is left"
+            f"{CONFIG_FILE} has layer_norm_epsilon {epsilon!r}: it must be {LEAST_EPSILON:g} to {MOST_EPSILON:g}, since "
+            "without it the norm of zeros is none, and beside much of it nothing else is left"
         )
     if dropout is not None:
         config.dropout_rate = dropout

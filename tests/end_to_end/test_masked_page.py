@@ -11,7 +11,7 @@ import pytest
 from ops.demo.bank import BANK
 from ops.demo.clinic import CLINIC
 from ops.demo.hospital import HOSPITAL
-from ops.demo.silos import write_silo
+from ops.demo.silos import keep_first, write_silo
 from tests.support.federation import Federation
 from tests.support.warm_processes import WarmProcesses
 
@@ -78,7 +78,7 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Typist]:
     for silo, specification in SILOS.items():
         write_silo(data[silo], specification, seed=3)
         for file in data[silo].glob("*.jsonl"):
-            file.write_text("".join(file.read_text().splitlines(keepends=True)[:EXAMPLES]))
+            keep_first(file, EXAMPLES)
     (root / "logs").mkdir()
     text = PAGE.read_text(encoding="utf-8")
     with WarmProcesses(root / "logs") as processes:

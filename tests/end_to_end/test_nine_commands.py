@@ -16,7 +16,7 @@ from coordinator.composition import Coordinator
 from coordinator.edges.coordinator_folder import CoordinatorFolder
 from ops.demo.clinic import CLINIC
 from ops.demo.insurer import INSURER
-from ops.demo.silos import write_silo
+from ops.demo.silos import keep_first, write_silo
 from silo_agent.training.schema import Schema, serialise
 from silo_agent.training.serialisation import model_input
 from tests.support.federation import Federation
@@ -31,8 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 def shortened(folder: Path) -> None:
     for split, lines in (("train", TRAIN_LINES), ("dev", HELD_OUT_LINES), ("test", HELD_OUT_LINES)):
-        path = folder / f"{split}.jsonl"
-        path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
+        keep_first(folder / f"{split}.jsonl", lines)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 from coordinator.edges.backup_file import PASSPHRASE
 from ops.demo.clinic import CLINIC
 from ops.demo.insurer import INSURER
-from ops.demo.silos import write_silo
+from ops.demo.silos import keep_first, write_silo
 from tests.support.federation import Federation
 from tests.support.warm_processes import WarmProcesses
 
@@ -38,7 +38,7 @@ def test_silos_go_on_with_a_coordinator_that_came_from_a_backup(
     for specification in (CLINIC, INSURER):
         write_silo(data[specification.name], specification, seed=3)
         for file in data[specification.name].glob("*.jsonl"):
-            file.write_text("".join(file.read_text().splitlines(keepends=True)[:LINES]))
+            keep_first(file, LINES)
     (tmp_path / "logs").mkdir()
     backup, lost = tmp_path / "north.backup", tmp_path / "lost"
     with WarmProcesses(tmp_path / "logs") as processes:

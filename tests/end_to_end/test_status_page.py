@@ -7,7 +7,7 @@ import pytest
 
 from ops.demo.clinic import CLINIC
 from ops.demo.insurer import INSURER
-from ops.demo.silos import write_silo
+from ops.demo.silos import keep_first, write_silo
 from tests.support.browser import Browser, browsing
 from tests.support.federation import Federation
 from tests.support.warm_processes import WarmProcesses
@@ -47,7 +47,7 @@ def federation(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> It
     for specification in (CLINIC, INSURER):
         write_silo(data[specification.name], specification, seed=3)
         for file in data[specification.name].glob("*.jsonl"):
-            file.write_text("".join(file.read_text().splitlines(keepends=True)[:LINES]))
+            keep_first(file, LINES)
     (root / "logs").mkdir()
     with WarmProcesses(root / "logs") as processes:
         it = Federation(root, processes, data)

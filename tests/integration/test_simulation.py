@@ -18,7 +18,7 @@ from coordinator.service.records import RoundRow
 from ops.cli import app
 from ops.demo.clinic import CLINIC
 from ops.demo.insurer import INSURER
-from ops.demo.silos import write_silo
+from ops.demo.silos import keep_first, write_silo
 from ops.simulation import report
 from ops.simulation.run import silos_in, simulate
 from security.errors import ConfigurationError, StateError
@@ -52,8 +52,7 @@ def silos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("silos")
     for specification in (CLINIC, INSURER):
         write_silo(folder / specification.name, specification, seed=3)
-        train = folder / specification.name / "train.jsonl"
-        train.write_text("".join(train.read_text().splitlines(keepends=True)[:TRAIN]))
+        keep_first(folder / specification.name / "train.jsonl", TRAIN)
     return folder
 
 

@@ -15,7 +15,7 @@ from coordinator.plans.plan_folder import compile_plan, create_plan
 from coordinator.service.records import RoundRow
 from ops.cli import main as lorica
 from ops.demo.clinic import CLINIC
-from ops.demo.silos import write_silo
+from ops.demo.silos import keep_first, write_silo
 from ops.simulation import going_on
 from ops.simulation.dry_run import dry_run
 from ops.simulation.run import Simulated, silos_in, simulate
@@ -57,7 +57,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_silo(folder / SILOS[0], CLINIC, seed=3)
     for name in ("train", "dev"):
         file = folder / SILOS[0] / f"{name}.jsonl"
-        file.write_text("".join(file.read_text().splitlines(keepends=True)[:EXAMPLES]))
+        keep_first(file, EXAMPLES)
     for other in SILOS[1:]:
         shutil.copytree(folder / SILOS[0], folder / other)
     return folder

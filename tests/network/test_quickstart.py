@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import pytest
 
+from ops.demo.silos import keep_first
 from tests.support.network_hosts import Cable, Host, Namespaces, why_not
 from tests.support.waiting import until
 
@@ -104,7 +105,7 @@ class Typist:
             self.said[f"{name}$ {command}"] = self.type(name, command)
             if command.startswith("lorica silos"):
                 for file in (self.root / name / "srv").rglob("*.jsonl"):
-                    file.write_text("".join(file.read_text().splitlines(keepends=True)[:EXAMPLES]))
+                    keep_first(file, EXAMPLES)
             if command.startswith("coordinator invite bank"):
                 shutil.copy(self.root / "one" / "bank.token", self.root / "two")  # the page: by a way that you trust
             if command == "coordinator serve":

@@ -248,6 +248,7 @@ def test_a_begin_that_is_cut_off_leaves_nothing_that_the_next_one_stumbles_over(
         cut.setattr(round_journal, "_make", lambda connection: _end_of_power())
         with pytest.raises(ZeroDivisionError):
             opened(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["updates"]
     opened(tmp_path).close()
 
 

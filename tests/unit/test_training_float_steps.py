@@ -136,9 +136,9 @@ def test_attack_a_sum_is_no_lattice_of_float32s_steps(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("divisor", [2**8, 2**16, 2**20])
 def test_attack_nothing_of_the_noise_falls_out_of_what_a_division_of_the_sum_leaves_over(divisor: int) -> None:
-    """In the sum all silos' noise is of one size: were it whole multiples of a part of a step, what is left over would be the deltas'.
+    """Were the noise whole multiples of a part of a step, as in each silo so in the sum, what is left over were the deltas'.
 
-    Weights 0.31 and so on of steps are then seen by their fractions. With a power of two as the divisor float32 rounds nothing away.
+    Weights 0.31 and so on of steps are then seen by their fractions. With a power of two float32 rounds nothing away.
     """
     weights, count = (0.31, 0.17, 0.08), 1 << 15
     binades = np.ones(count, dtype="<f4")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import T5ForConditionalGeneration
 
 from security.errors import StateError
 from security.privacy.random_words import RandomWords
@@ -17,7 +17,7 @@ from silo_agent.task.update import TrainingStopped
 from silo_agent.training.batches import Batch, EncodedExamples
 from silo_agent.training.private import clipping as clipping_module
 from silo_agent.training.private import private_optimizer, private_trainer
-from silo_agent.training.private.chunks import Chunks, Shape
+from silo_agent.training.private.chunks import Chunks
 from silo_agent.training.private.clipping import Backend, clipping
 from silo_agent.training.private.exact_noise import DoubleBlock, FloatBlock, StepNoise
 from silo_agent.training.private.example_losses import example_losses
@@ -31,6 +31,7 @@ from silo_agent.training.private.private_trainer import (
     train_privately,
 )
 from silo_wire.plan import TrainingSection
+from tests.support.tiny_t5 import random_model
 from tests.unit.test_training_private_gradients import VOCABULARY, parameters_of, t5
 
 KEY = bytes(range(2, 34))
@@ -409,26 +410,16 @@ def test_training_stops_when_it_is_asked_to() -> None:
 @pytest.mark.parametrize("width", [9, 11, 13])
 def test_no_activation_rounds_otherwise_where_examples_are_together(feed_forward: str, width: int) -> None:
     """What is left beside whole vectors of the processor, with an odd width, is the last of an example that is alone."""
-    config = T5Config(
-        vocab_size=VOCABULARY,
-        d_model=16,
-        d_kv=4,
-        d_ff=width,
-        num_layers=1,
-        num_heads=1,
-        dropout_rate=0.0,
-        decoder_start_token_id=0,
-        feed_forward_proj=feed_forward,
-    )
-    model = T5ForConditionalGeneration(config)
+    sizes = {"d_model": 16, "d_kv": 4, "d_ff": width, "num_heads": 1, "num_layers": 1}
+    model = random_model(dropout_rate=0.0, feed_forward_proj=feed_forward, **sizes)
+    words = model.config.vocab_size
     entered = {name: module for name, module in model.named_modules() if name.endswith(("wo", "final_layer_norm"))}
-    shape = Shape(8, 16)
     for seed in range(4):
         torch.manual_seed(seed)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.normal_(0.0, 1.0)
-        inputs, targets = torch.randint(2, VOCABULARY, (2, 16)), torch.randint(2, VOCABULARY, (2, 8))
+        inputs, targets = torch.randint(2, words, (2, 16)), torch.randint(2, words, (2, 8))
 
         def left_by(rows: slice, inputs: torch.Tensor = inputs, targets: torch.Tensor = targets) -> list[torch.Tensor]:
             seen: list[torch.Tensor] = []
@@ -442,7 +433,7 @@ def test_no_activation_rounds_otherwise_where_examples_are_together(feed_forward
         for row in range(2):
             alone = left_by(slice(row, row + 1))
             for each, other in zip(together, alone, strict=True):
-                assert torch.equal(each[row : row + 1], other), (shape, seed)
+                assert torch.equal(each[row : row + 1], other), seed
 
 
 def test_an_example_that_is_left_out_leaves_no_trace_in_layer_norms_of_any_epsilon() -> None:

@@ -4,7 +4,8 @@ What an example adds to a private sum may not depend on which others were drawn:
 the last bit, or padding that attention sees after all, changes a loss or a gradient by as much as he likes. So an example is padded
 by its own lengths alone, and a chunk is as large as this processor, with these numbers of threads, rows and columns, was found to give
 every row the bits that it gives it alone. That is tried out on numbers drawn here: how a product of matrices is cut into pieces
-depends on its sizes, never on its numbers. Where it fails, as it does for the shortest examples, each is computed alone.
+depends on its sizes, never on its numbers; activations, of which that is not true, are apart (own_activations.py). Where it
+fails, as it does for the shortest examples, each is computed alone.
 """
 
 import copy

@@ -36,7 +36,10 @@ class StepNoise:
         self._draw(ahead)
 
     def add(self, values: DoubleBlock, *, deviation: float) -> FloatBlock:
-        """The next tensor's `values` (flat) with noise of standard deviation `deviation`, above 0. What is not finite counts as 0: no noise would hide it."""
+        """The next tensor's `values` (flat) with noise of standard deviation `deviation`, above 0.
+
+        What is not finite counts as 0: no noise would hide it.
+        """
         step = deviation / SIGMA
         noised = np.empty(len(values), dtype=np.float32)
         for start, noise in self._blocks(len(values)):
