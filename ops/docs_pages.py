@@ -123,7 +123,7 @@ SILO_MEANINGS: Final[dict[str, str]] = {
     "policy.require_privacy": 'The `[privacy] level` that a plan must have; `"none"`: any. With `"silo"` the noise may be the '
     "coordinator's, unless `require_secure_aggregation` is set as well.",
     "policy.unit_field": "The key of a training line, such as `patient`, that a private plan must group lines by. Empty: whatever the "
-    "plan says, also each line by itself.",
+    "plan says, also each line by itself; `max_epsilon` then counts for a line, which costs more where the plan groups lines.",
     "policy.max_epsilon": "Most epsilon that this silo's records ever cost, over all private rounds of all plans, by a filter that "
     "costs somewhat more than one plan by itself; a plan that would take more, or a round, is refused.",
     "policy.max_dp_delta": "The dp_delta at which that epsilon is counted.",

@@ -358,21 +358,25 @@ class SiloPolicy:
                 f"{rules.min_grad_norm:g}: have the operator raise [training] max_grad_norm in the plan",
             )
         of_round = [release for _, release in plan.releases_of_round]
-        budget = self.budget
+        budget, unit = self.budget, plan.privacy.unit_field
+        relation = budget.relation_over((mechanism, unit) for mechanism, _ in plan.releases_of_round) or budget.relation
         epsilon = filtered_epsilon(
             [replace(release, steps=release.steps * plan.schedule.rounds) for release in of_round],
-            favoured=favoured_order(
-                of_round, epsilon=budget.epsilon, dp_delta=budget.dp_delta, relation=budget.relation
-            ),
+            favoured=favoured_order(of_round, epsilon=budget.epsilon, dp_delta=budget.dp_delta, relation=relation),
             dp_delta=budget.dp_delta,
-            relation=budget.relation,
+            relation=relation,
         )
         if epsilon > rules.max_epsilon:
             yield PolicyRefusal(
                 "max_epsilon",
                 f"the {plan.schedule.rounds} rounds of plan {plan.name} cost epsilon {epsilon:.3g} at dp_delta "
                 f"{rules.max_dp_delta:g} by the filter that holds over all plans, [policy] max_epsilon of this silo is "
-                f"{rules.max_epsilon:g}: change one of them",
+                f"{rules.max_epsilon:g}: change one of them"
+                + (
+                    f", or set [policy] unit_field = {unit!r} where epsilon is meant for each {unit!r} and not for each line"
+                    if unit and not rules.unit_field
+                    else ""
+                ),
             )
 
     def _masks(self, bundle: PlanBundle) -> Iterator[PolicyRefusal]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
@@ -15,7 +15,7 @@ from silo_agent.edges.silo_folder import silo_folder
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from security.privacy.accounting import Budget
+    from security.privacy.accounting import Budget, NeighbouringRelation
     from security.privacy.ledger import Entry
     from silo_agent.service.privacy import PrivacyGuard
     from silo_wire.plan import Plan
@@ -28,7 +28,7 @@ privacy_app = typer.Typer(
 @privacy_app.command()
 def show(config: Config = None, directory: Dir = None, as_json: Json = False) -> None:
     """Print every release in the ledger, and what they come to together."""
-    with _guarded(directory, config) as (guard, budget):
+    with _guarded(directory, config) as (guard, _):
         entries, spent = guard.entries(), _spent(guard)
     if as_json:
         print(json.dumps({"spent": spent, "releases": [_facts(entry) for entry in entries]}, indent=1))
@@ -40,7 +40,7 @@ def show(config: Config = None, directory: Dir = None, as_json: Json = False) ->
             f"{entry.sequence:>5}  {when}  plan {entry.plan[:12]} round {entry.round} attempt {entry.attempt}  {entry.mechanism}: "
             f"noise multiplier {release.noise_multiplier:.4g}, sampling rate {release.sampling_rate:.4g}, {release.steps} steps"
         )
-    print(_spent_line(spent["epsilon"], budget))
+    print(_spent_line(spent))
     if spent["plans"]:
         print(_schedule_line(spent))
     if spent["releases_of_others"]:
@@ -53,8 +53,8 @@ def show(config: Config = None, directory: Dir = None, as_json: Json = False) ->
 @privacy_app.command()
 def verify(config: Config = None, directory: Dir = None) -> None:
     """Check that the ledger is whole, as far as its entries, the journal and the coordinator's newest receipt tell; offline."""
-    with _guarded(directory, config) as (guard, budget):
-        entries, receipt, spent = guard.entries(), guard.receipt(), guard.spent()
+    with _guarded(directory, config) as (guard, _):
+        entries, receipt, spent = guard.entries(), guard.receipt(), _spent(guard)
     print(f"the ledger is whole: {len(entries)} entries, head {entries[-1].digest if entries else 'none'}")
     if receipt is None:
         print("countersigned by the coordinator: nothing yet")
@@ -64,7 +64,7 @@ def verify(config: Config = None, directory: Dir = None) -> None:
             f"countersigned by the coordinator: entry {newest.sequence}, {newest.digest}; its signature is right "
             f"({receipt.signature.hex()})"
         )
-    print(_spent_line(spent, budget))
+    print(_spent_line(spent))
 
 
 @privacy_app.command()
@@ -104,7 +104,8 @@ def _forecast_text(facts: "dict[str, object]", budget: "Budget") -> str:
 def _forecast(plan: "Plan", guard: "PrivacyGuard") -> dict[str, object]:
     def after(rounds: int) -> float:
         return guard.spent_after(
-            [(what, replace(release, steps=release.steps * rounds)) for what, release in plan.releases_of_round]
+            [(what, replace(release, steps=release.steps * rounds)) for what, release in plan.releases_of_round],
+            unit=plan.privacy.unit_field,
         )
 
     low, high = 0, plan.schedule.rounds + 1  # the cost rises with every round
@@ -158,7 +159,8 @@ def _spent(guard: "PrivacyGuard") -> dict[str, Any]:
     return {
         "epsilon": guard.spent(),
         "dp_delta": budget.dp_delta,
-        "neighbouring_relation": budget.relation,
+        "unit": budget.unit or "record",
+        "neighbouring_relation": guard.relation(),
         "max_epsilon": budget.epsilon,
         "favoured_order": guard.order(),
         "as_one_schedule": guard.as_one_schedule(),
@@ -178,10 +180,17 @@ def spent_of_allowed(guard: "PrivacyGuard") -> str:
         return f"not to be spent: {error}"
 
 
-def _spent_line(spent: float, budget: "Budget") -> str:
+_NEIGHBOURS: Final[dict["NeighbouringRelation | None", str]] = {
+    "add_or_remove_one": "for one {} more or less",
+    "replace_one": "for one {} more or less, which replaces what it is a part of",
+    None: "since something was released that is not private for each {} as a whole",
+}
+
+
+def _spent_line(spent: "dict[str, Any]") -> str:
     return (
-        f"epsilon {spent:.3g} of {budget.epsilon:g} is spent, at dp_delta {budget.dp_delta:g}, for one record more or less "
-        f"({budget.relation})"
+        f"epsilon {spent['epsilon']:.3g} of {spent['max_epsilon']:g} is spent, at dp_delta {spent['dp_delta']:g}, "
+        f"{_NEIGHBOURS[spent['neighbouring_relation']].format(spent['unit'])}"
     )
 
 

@@ -85,6 +85,17 @@ class Budget:
     relation: NeighbouringRelation = "add_or_remove_one"
     unit: str = ""
 
+    def relation_over(self, kinds: Iterable[tuple[str, str]]) -> NeighbouringRelation | None:
+        """How neighbours differ for releases of these kinds together, each a mechanism and its unit; None where one says nothing of this unit.
+
+        Where a release is private for units that have several records, a record more or less changes what its unit adds from one vector
+        to another, which is a replacement. A delta of a whole silo has noise for that already, and says something of any unit.
+        """
+        others = {unit for mechanism, unit in kinds if mechanism != "delta"} - {self.unit}
+        if self.unit and others:
+            return None
+        return "replace_one" if others else self.relation
+
 
 def epsilon_of(
     releases: Sequence[GaussianRelease],

@@ -347,7 +347,7 @@ def _budget(folder: SiloFolder, credentials: SiloCredentials, policy: SiloPolicy
             (what, replace(release, steps=release.steps * rounds))
             for what, release in (bundle.plan.releases_of_round if bundle else ())
         ]
-        after = guard.spent_after(releases)
+        after = guard.spent_after(releases, unit=bundle.plan.privacy.unit_field if bundle else "")
     if bundle is not None and releases and after > rules.max_epsilon:
         raise misconfigured(
             Mistake.BUDGET_SMALL.value,

@@ -7,7 +7,7 @@ dropped; what it refused is recorded all the same. Training and evaluation run i
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -96,7 +96,6 @@ from silo_wire.canonical import Digest
 from silo_wire.manifest import SCORES_ALONE
 from silo_wire.messages import AgentPhase, Evaluate, Evaluation, Finished, Mask, RoundKey, Train
 from silo_wire.plan import PlanBundle
-from silo_wire.privacy import Release
 
 STOP_S = 5.0
 """How long a stopping agent tries to tell the coordinator so."""
@@ -333,7 +332,7 @@ class AgentService:
             raise
         self._plans.save(bundle)
         if releases:
-            await self._afford(releases)  # before others wait for a silo that will decline
+            await self._afford(bundle)  # before others wait for a silo that will decline
         base: RoundModel | None = None
         if bundle.base_layout is not None:
             base = await self._coordinator.fetch_base(
@@ -344,7 +343,8 @@ class AgentService:
             )
         data = await self._in_thread(lambda _cancelled: self._trainer.prepare(bundle, base))
         if releases:  # by now it is known who else has these records
-            await self._in_thread(lambda _cancelled: self._privacy.admit(releases))
+            unit = bundle.plan.privacy.unit_field
+            await self._in_thread(lambda _cancelled: self._privacy.admit(releases, unit=unit))
         self._display.note(
             "prepared",
             plan=bundle.plan.name,
@@ -394,7 +394,7 @@ class AgentService:
         model = self._fetched(order.model)
         releases = bundle.plan.releases_of_round
         if releases:
-            await self._afford(releases)  # before hours of training that would come to nothing
+            await self._afford(bundle)  # before hours of training that would come to nothing
         scores = await self._scores(order, bundle, model)  # of the very model that the round begins with
         update_file = self._journal.new_update_file(order.key)
         if bundle.plan.timetable.is_closing(order.key.round):
@@ -478,10 +478,11 @@ class AgentService:
         )
         return Trained(update)
 
-    async def _afford(self, releases: Sequence[Release]) -> None:
-        """Raise IntegrityError for a ledger that went back, BudgetSpent where `releases` would cost too much."""
+    async def _afford(self, bundle: PlanBundle) -> None:
+        """Raise IntegrityError for a ledger that went back, BudgetSpent where a round of this plan would cost too much."""
+        releases, unit = bundle.plan.releases_of_round, bundle.plan.privacy.unit_field
         await self._privacy.countersign(self._coordinator)
-        await self._in_thread(lambda _cancelled: self._privacy.check(releases))
+        await self._in_thread(lambda _cancelled: self._privacy.check(releases, unit=unit))
         await self._tell_spent()
 
     async def _tell_spent(self) -> float:
@@ -518,8 +519,8 @@ class AgentService:
             )
             self._gate.check_upload(masked.manifest, masked=True)
             if bundle.plan.noise_at == "silos":  # each started upload counts, also of an update that was masked before
-                releases = bundle.plan.releases_of_round
-                await self._in_thread(lambda _cancelled: self._privacy.spend(order.key, releases))
+                releases, unit = bundle.plan.releases_of_round, bundle.plan.privacy.unit_field
+                await self._in_thread(lambda _cancelled: self._privacy.spend(order.key, releases, unit=unit))
                 await self._tell_spent()
                 await self._privacy.countersign(self._coordinator)  # before a byte of it leaves
             return masked

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from security.chain import Head
 from security.errors import IntegrityError, PolicyRefusal
-from security.privacy.accounting import UNLIMITED, Budget, epsilon_of
+from security.privacy.accounting import UNLIMITED, Budget, NeighbouringRelation, epsilon_of
 from security.privacy.ledger import Entry, check_head, head_of, releases_of
 from security.privacy.renyi_filter import favoured_order, filtered_epsilon
 from silo_wire.ledger_receipt import LedgerReceipt
@@ -156,11 +156,15 @@ class PrivacyGuard:
         """By the filter, whatever the plans were chosen by.
 
         Unlimited where the budget is for patients, say, and something was released that is private for each line alone."""
-        return self.spent_after(())
+        return self._epsilon(self.counted())
 
-    def spent_after(self, releases: Sequence[Release]) -> float:
-        """What `spent` would be with `releases` more."""
-        return self._epsilon(self.counted(), releases)
+    def spent_after(self, releases: Sequence[Release], *, unit: str) -> float:
+        """What `spent` would be with `releases` more, of a plan with this unit_field."""
+        return self._epsilon(self.counted(), releases, unit)
+
+    def relation(self) -> NeighbouringRelation | None:
+        """How the neighbours differ that `spent` is for; None where something was released that says nothing of the budget's unit."""
+        return self._relation(self.counted())
 
     def counted(self) -> tuple[Entry, ...]:
         """All that was ever released of these records: by this silo, then by others that share some of them."""
@@ -170,44 +174,53 @@ class PrivacyGuard:
     def as_one_schedule(self) -> float:
         """What all releases come to if they had been fixed before the first: as exact as it gets for one plan, a forecast for several."""
         entries = self.counted()
-        if not all(self._covers(entry) for entry in entries):
+        relation = self._relation(entries)
+        if relation is None:
             return UNLIMITED
-        return epsilon_of(releases_of(entries), dp_delta=self.budget.dp_delta, relation=self.budget.relation)
+        return epsilon_of(releases_of(entries), dp_delta=self.budget.dp_delta, relation=relation)
 
     def order(self) -> int:
         """What the filter favours; 0 where nothing was released yet."""
         entries = self.counted()
-        return self._orders(entries, ())[0] if entries else 0
+        return self._orders(entries)[0] if entries else 0
 
-    def check(self, releases: Sequence[Release]) -> None:
-        """Raise BudgetSpent where `releases` more would cost more than the budget."""
+    def check(self, releases: Sequence[Release], *, unit: str) -> None:
+        """Raise BudgetSpent where `releases` more, of a plan with this unit_field, would cost more than the budget."""
         entries = self.counted()
-        after = self._epsilon(entries, releases)
+        after = self._epsilon(entries, releases, unit)
         if after > self.budget.epsilon:
             raise BudgetSpent(
                 "max_epsilon",
                 f"this round would take the silo's releases to epsilon {after:.3g} at dp_delta "
                 f"{self.budget.dp_delta:g}, its people allow {self.budget.epsilon:g}; "
-                f"{self._epsilon(entries):.3g} are spent{self._by_others(entries)}",
+                f"{self._epsilon(entries):.3g} are spent{self._by_others(entries)}{self._by_replacing(entries, releases, unit)}",
             )
 
     def _by_others(self, entries: Sequence[Entry]) -> str:
         others = len(entries) - len(self.entries())
         return f", also by {others} releases of other silo folders with some of the same records" if others else ""
 
-    def admit(self, releases: Sequence[Release]) -> None:
+    def _by_replacing(self, entries: Sequence[Entry], releases: Sequence[Release], unit: str) -> str:
+        if unit and not self.budget.unit and self._relation(entries, releases, unit) == "replace_one":
+            return (
+                f"; a line more or less replaces what its {unit!r} adds, which costs more: set [policy] unit_field = {unit!r} "
+                f"where epsilon is meant for each {unit!r}"
+            )
+        return ""
+
+    def admit(self, releases: Sequence[Release], *, unit: str) -> None:
         """Have others that share some of these records count what this silo spent, and `check`."""
         with self.sharing.held():
             self.sharing.enter(self.entries())
-            self.check(releases)
+            self.check(releases, unit=unit)
 
-    def spend(self, key: RoundKey, releases: Sequence[Release], *, unit: str = "") -> None:
+    def spend(self, key: RoundKey, releases: Sequence[Release], *, unit: str) -> None:
         """Enter `releases` of an attempt, of a plan with this unit_field. When this returns they may leave; call it before anything does."""
         with self.sharing.held():
-            self.check(releases)
+            self.check(releases, unit=unit)
             entries = list(self.entries())
             has_order = any(entry.order for entry in entries)
-            order = 0 if has_order else self._orders(self.counted(), releases)[0]
+            order = 0 if has_order else self._orders(self.counted(), releases, unit)[0]
             fresh: list[Entry] = []
             for mechanism, release in releases:
                 head = head_of(entries)
@@ -231,16 +244,17 @@ class PrivacyGuard:
         self._ledger.append(fresh)
         self._heads.record_ledger_head(head_of(entries))
 
-    def _epsilon(self, entries: Sequence[Entry], more: Sequence[Release] = ()) -> float:
-        if not all(self._covers(entry) for entry in entries):
+    def _epsilon(self, entries: Sequence[Entry], more: Sequence[Release] = (), unit: str = "") -> float:
+        relation = self._relation(entries, more, unit)
+        if relation is None:
             return UNLIMITED
         releases = [*releases_of(entries), *(release for _, release in more)]
         return max(
-            filtered_epsilon(releases, favoured=order, dp_delta=self.budget.dp_delta, relation=self.budget.relation)
-            for order in self._orders(entries, more)
+            filtered_epsilon(releases, favoured=order, dp_delta=self.budget.dp_delta, relation=relation)
+            for order in self._orders(entries, more, unit)
         )
 
-    def _orders(self, entries: Sequence[Entry], more: Sequence[Release]) -> list[int]:
+    def _orders(self, entries: Sequence[Entry], more: Sequence[Release] = (), unit: str = "") -> list[int]:
         """What the filters of these ledgers favour, the own ledger's first; nothing goes beyond any of them.
 
         That of the ledger which was opened first is among them, and was chosen before anything was released of a record in both. Where
@@ -249,10 +263,20 @@ class PrivacyGuard:
         orders = list(dict.fromkeys(entry.order for entry in entries if entry.order))
         if orders:
             return orders
-        first = [entry.release for entry in entries if entry.key == entries[0].key] or [release for _, release in more]
+        first = [entry for entry in entries if entry.key == entries[0].key]
+        relation = self._relation(first) if first else self._relation((), more, unit)
         budget = self.budget
-        return [favoured_order(first, epsilon=budget.epsilon, dp_delta=budget.dp_delta, relation=budget.relation)]
+        return [
+            favoured_order(
+                releases_of(first) or [release for _, release in more],
+                epsilon=budget.epsilon,
+                dp_delta=budget.dp_delta,
+                relation=relation or budget.relation,
+            )
+        ]
 
-    def _covers(self, entry: Entry) -> bool:
-        """Whether an entry says something of the budget's unit. A delta of a whole silo does of any, what is private for each patient of each line."""
-        return self.budget.unit in ("", entry.unit) or entry.mechanism == "delta"
+    def _relation(
+        self, entries: Sequence[Entry], more: Sequence[Release] = (), unit: str = ""
+    ) -> NeighbouringRelation | None:
+        kinds = [(entry.mechanism, entry.unit) for entry in entries]
+        return self.budget.relation_over([*kinds, *((mechanism, unit) for mechanism, _ in more)])

@@ -47,7 +47,7 @@ def spend(folder: SiloFolder, rounds: int) -> LedgerReceipt:
     assert guard.budget == Budget(epsilon=10.0, dp_delta=1e-5)
     for number in range(1, rounds + 1):
         key = RoundKey(federation=FEDERATION, plan=PLAN, round=number, attempt=1)
-        guard.spend(key, BUNDLE.plan.releases_of_round)
+        guard.spend(key, BUNDLE.plan.releases_of_round, unit="")
     receipt = FederationPeer(NET).receipt(head_of(guard.entries()))
     LedgerReceiptFile(folder.privacy_receipt, WHO).keep(receipt)
     journal.close()
@@ -101,7 +101,9 @@ def test_show_tells_what_holds_over_plans_and_what_is_a_forecast(folder: SiloFol
     assert "exact, as one schedule that was fixed beforehand: epsilon 0.966" in one_plan
     journal = RoundJournal(folder.journal, updates=folder.updates, silo=SILO)
     guard = guard_of(folder, WHO, SiloPolicy(rules=PolicyRules(), silo=SILO), journal)
-    guard.spend(RoundKey(federation=FEDERATION, plan="ab" * 32, round=1, attempt=1), BUNDLE.plan.releases_of_round)
+    guard.spend(
+        RoundKey(federation=FEDERATION, plan="ab" * 32, round=1, attempt=1), BUNDLE.plan.releases_of_round, unit=""
+    )
     journal.close()
     two_plans = command(folder, "privacy", "show").out
     assert "forecast, as one schedule that was fixed beforehand: epsilon 1.21; 2 plans are in it" in two_plans

@@ -97,7 +97,7 @@ class Case:
         guard = guard_of(self.folder, credentials, SiloPolicy(rules=PolicyRules(), silo=SILO), journal)
         for number in range(1, rounds + 1):
             key = RoundKey(federation=FEDERATION, plan=PRIVATE.plan.digest, round=number, attempt=1)
-            guard.spend(key, PRIVATE.plan.releases_of_round)
+            guard.spend(key, PRIVATE.plan.releases_of_round, unit="")
         journal.close()
 
     async def checks(self) -> Sequence[Check]:

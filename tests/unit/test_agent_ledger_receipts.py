@@ -89,7 +89,7 @@ class SiloDisk:
 
     def spend(self, round_number: int) -> Head:
         key = RoundKey(federation=FEDERATION, plan=digest_of(b"plan"), round=round_number, attempt=1)
-        self.guard().spend(key, ROUND)
+        self.guard().spend(key, ROUND, unit="")
         return head_of(self.guard().entries())
 
     def snapshot(self) -> Callable[[], None]:
@@ -213,7 +213,7 @@ async def test_a_receipt_outlives_the_journal(disk: SiloDisk) -> None:
     restore()
     write_private(disk.receipt_path, kept)
     with pytest.raises(IntegrityError, match="ends with entry 2, but the coordinator's receipt knows entry 4"):
-        disk.guard().check(ROUND)
+        disk.guard().check(ROUND, unit="")
 
 
 def test_a_receipt_of_nobody_or_of_another_silo_is_none(disk: SiloDisk) -> None:

@@ -322,6 +322,16 @@ def test_attack_plan_that_costs_more_than_the_silo_ever_allows() -> None:
     policy(max_epsilon=5.0).check_plan(private())
 
 
+def test_a_plan_for_patients_costs_more_where_the_budget_is_for_lines() -> None:
+    """A line more or less turns what its patient adds into something else."""
+    bundle = private(unit_field="patient")
+    for rules in ({}, {"unit_field": "patient"}):
+        policy(max_epsilon=3.0, **rules).check_plan(private() if not rules else bundle)
+    refusal = refusal_of(policy(max_epsilon=3.0), bundle)
+    assert refusal.rule == "max_epsilon"
+    assert "set [policy] unit_field = 'patient' where epsilon is meant for each 'patient'" in str(refusal)
+
+
 def test_attack_plan_whose_clipping_norm_leaves_nothing_to_learn() -> None:
     def clipped(norm: float) -> PlanBundle:
         return small_bundle(

@@ -69,7 +69,7 @@ def guard(file: PrivacyLedgerFile, heads: Heads, budget: Budget = BUDGET) -> Pri
 
 def test_what_is_spent_is_in_the_file_and_in_the_head(file: PrivacyLedgerFile) -> None:
     heads = Heads()
-    guard(file, heads).spend(key(1), ROUND)
+    guard(file, heads).spend(key(1), ROUND, unit="")
     entries = guard(file, heads).entries()
     assert [(entry.round, entry.mechanism, entry.release) for entry in entries] == [(1, *release) for release in ROUND]
     assert heads.head == head_of(entries) == Head(2, entries[1].digest)
@@ -91,10 +91,10 @@ def test_rounds_are_refused_before_they_would_cost_too_much(file: PrivacyLedgerF
     allowed = max(rounds for rounds, cost in enumerate(costs) if cost <= 1.5)
     assert 1 < allowed < 8
     for number in range(allowed):
-        within.spend(key(number + 1), ROUND)
+        within.spend(key(number + 1), ROUND, unit="")
     before = within.entries()
     with pytest.raises(PolicyRefusal) as refused:
-        within.spend(key(allowed + 1), ROUND)
+        within.spend(key(allowed + 1), ROUND, unit="")
     assert refused.value.rule == "max_epsilon"
     assert within.entries() == before  # what was refused is not entered
     assert within.spent() == pytest.approx(costs[allowed])
@@ -103,9 +103,9 @@ def test_rounds_are_refused_before_they_would_cost_too_much(file: PrivacyLedgerF
 
 def test_the_ledger_covers_every_plan(file: PrivacyLedgerFile) -> None:
     heads = Heads()
-    guard(file, heads).spend(key(1), ROUND)
+    guard(file, heads).spend(key(1), ROUND, unit="")
     spent = guard(file, heads).spent()
-    guard(file, heads).spend(RoundKey(federation="south", plan=digest_of(b"other"), round=1, attempt=1), ROUND)
+    guard(file, heads).spend(RoundKey(federation="south", plan=digest_of(b"other"), round=1, attempt=1), ROUND, unit="")
     assert guard(file, heads).spent() > spent
 
 
@@ -113,10 +113,10 @@ def test_the_first_entry_has_the_order_that_the_filter_favours_from_then_on(file
     """Also after a restart, with another budget and other mechanisms: by then it could be chosen by what was released."""
     heads = Heads()
     assert guard(file, heads).order() == 0
-    guard(file, heads).spend(key(1), ROUND)
+    guard(file, heads).spend(key(1), ROUND, unit="")
     order = favoured_order([release for _, release in ROUND], epsilon=BUDGET.epsilon, dp_delta=BUDGET.dp_delta)
     other = guard(file, heads, replace(BUDGET, epsilon=9.0))
-    other.spend(key(2), [("gradients", GaussianRelease(0.9, 0.02, 20))])
+    other.spend(key(2), [("gradients", GaussianRelease(0.9, 0.02, 20))], unit="")
     assert [entry.order for entry in file.entries()] == [order, 0, 0]
     assert other.order() == guard(file, heads).order() == order
     releases = [entry.release for entry in file.entries()]
@@ -130,8 +130,8 @@ def test_a_ledger_of_an_earlier_release_gets_its_order_by_its_first_round_and_th
     """Not by the rounds since: the first mechanism was chosen before anything was released."""
     heads = Heads()
     first = [("gradients", GaussianRelease(5.0)), ("loss_reduction", GaussianRelease(20.0))]
-    guard(file, heads).spend(key(1), first)
-    guard(file, heads).spend(key(2), [("gradients", GaussianRelease(40.0, 0.5, 3))])
+    guard(file, heads).spend(key(1), first, unit="")
+    guard(file, heads).spend(key(2), [("gradients", GaussianRelease(40.0, 0.5, 3))], unit="")
     old: list[Entry] = []
     for entry in file.entries():
         old.append(replace(entry, order=0, previous=head_of(old).digest))
@@ -139,8 +139,8 @@ def test_a_ledger_of_an_earlier_release_gets_its_order_by_its_first_round_and_th
     heads.head = head_of(old)
     order = favoured_order([release for _, release in first], epsilon=BUDGET.epsilon, dp_delta=BUDGET.dp_delta)
     assert guard(file, heads).order() == order
-    guard(file, heads).spend(key(3), ROUND[1:])
-    guard(file, heads).spend(key(4), ROUND[1:])
+    guard(file, heads).spend(key(3), ROUND[1:], unit="")
+    guard(file, heads).spend(key(4), ROUND[1:], unit="")
     assert [entry.order for entry in file.entries()] == [0, 0, 0, order, 0]
     assert guard(file, heads, replace(BUDGET, epsilon=9.0)).order() == order
 
@@ -149,27 +149,27 @@ def test_the_total_of_one_schedule_is_shown_beside_and_decides_nothing(file: Pri
     heads = Heads()
     within = guard(file, heads)
     assert within.as_one_schedule() == within.spent() == 0.0
-    within.spend(key(1), ROUND)
-    within.spend(key(2), ROUND)
+    within.spend(key(1), ROUND, unit="")
+    within.spend(key(2), ROUND, unit="")
     exact = epsilon_of(merged(release for _, release in ROUND * 2), dp_delta=1e-5)
     assert within.as_one_schedule() == exact < within.spent()
     three = epsilon_of(merged(release for _, release in ROUND * 3), dp_delta=1e-5)
     assert three < BUDGET.epsilon
     with pytest.raises(PolicyRefusal, match="would take the silo's releases to epsilon"):
-        within.check(ROUND)
+        within.check(ROUND, unit="")
 
 
 def test_a_crash_between_entry_and_release_wastes_it_and_forgets_nothing(file: PrivacyLedgerFile) -> None:
     """The journal is one entry behind: the ledger is what counts."""
     heads = Heads()
-    guard(file, heads).spend(key(1), ROUND)
+    guard(file, heads).spend(key(1), ROUND, unit="")
     crashing = CrashBeforeHead()
     crashing.head = heads.head
     with pytest.raises(KeyboardInterrupt):
-        guard(file, crashing).spend(key(2), ROUND)
+        guard(file, crashing).spend(key(2), ROUND, unit="")
     again = guard(file, heads, replace(BUDGET, epsilon=2.0))
     assert [entry.round for entry in again.entries()] == [1, 1, 2, 2]
-    again.spend(key(2), ROUND)  # the round is done again, and paid for again
+    again.spend(key(2), ROUND, unit="")  # the round is done again, and paid for again
     assert len(again.entries()) == 6
     assert heads.head == head_of(again.entries())
 
@@ -177,41 +177,41 @@ def test_a_crash_between_entry_and_release_wastes_it_and_forgets_nothing(file: P
 @pytest.mark.parametrize("cut", [1, 40, 10_000])
 def test_an_entry_that_a_crash_tore_was_never_released_and_is_written_over(file: PrivacyLedgerFile, cut: int) -> None:
     heads = Heads()
-    guard(file, heads).spend(key(1), ROUND)
+    guard(file, heads).spend(key(1), ROUND, unit="")
     whole = file.path.read_bytes()
-    guard(file, Heads()).spend(key(2), ROUND[:1])
+    guard(file, Heads()).spend(key(2), ROUND[:1], unit="")
     torn = file.path.read_bytes()
     file.path.write_bytes(torn[: max(len(whole), len(torn) - cut)])
     assert len(guard(file, heads).entries()) == 2
-    guard(file, heads).spend(key(2), ROUND[:1])
+    guard(file, heads).spend(key(2), ROUND[:1], unit="")
     assert file.path.read_bytes()[: len(whole)] == whole
     assert len(guard(file, heads).entries()) == 3
 
 
 def test_a_ledger_that_was_truncated_or_put_back_from_a_backup(file: PrivacyLedgerFile) -> None:
     heads = Heads()
-    guard(file, heads).spend(key(1), ROUND)
+    guard(file, heads).spend(key(1), ROUND, unit="")
     backup = file.path.read_bytes()
-    guard(file, heads).spend(key(2), ROUND)
+    guard(file, heads).spend(key(2), ROUND, unit="")
     file.path.write_bytes(backup)
     with pytest.raises(IntegrityError, match="ends with entry 2, but the round journal knows entry 4"):
-        guard(file, heads).check(ROUND)
+        guard(file, heads).check(ROUND, unit="")
     file.path.unlink()
     with pytest.raises(IntegrityError, match="ends with entry 0"):
-        guard(file, heads).spend(key(3), ROUND)
+        guard(file, heads).spend(key(3), ROUND, unit="")
     assert not file.path.exists()
 
 
 def test_a_ledger_that_was_edited(file: PrivacyLedgerFile) -> None:
     heads = Heads()
-    guard(file, heads).spend(key(1), ROUND)
+    guard(file, heads).spend(key(1), ROUND, unit="")
     file.path.write_bytes(file.path.read_bytes().replace(b'"round":1', b'"round":2'))
     with pytest.raises(IntegrityError, match=f"{file.path} line 1"):
-        guard(file, heads).check(ROUND)
+        guard(file, heads).check(ROUND, unit="")
 
 
 def test_a_ledger_that_others_could_read_is_refused(file: PrivacyLedgerFile) -> None:
-    guard(file, Heads()).spend(key(1), ROUND)
+    guard(file, Heads()).spend(key(1), ROUND, unit="")
     file.path.chmod(0o644)
     with pytest.raises(ConfigurationError, match="0644"):
         file.entries()
@@ -224,7 +224,7 @@ def test_a_full_disk_names_the_ledger(file: PrivacyLedgerFile, monkeypatch: pyte
     monkeypatch.setattr("security.files.write_at", full)
     heads = Heads()
     with pytest.raises(StorageError, match=r"ledger cannot be written \(No space left on device\)"):
-        guard(file, heads).spend(key(1), ROUND)
+        guard(file, heads).spend(key(1), ROUND, unit="")
     assert heads.head == Head()
 
 
@@ -235,19 +235,47 @@ def test_equal_mechanisms_are_one_of_more_steps() -> None:
 
 def test_rounds_that_were_private_for_a_line_say_nothing_of_a_patient(file: PrivacyLedgerFile) -> None:
     heads = Heads()
-    guard(file, heads).spend(key(1), ROUND)
+    guard(file, heads).spend(key(1), ROUND, unit="")
     of_patients = guard(file, heads)
     of_patients.budget = replace(of_patients.budget, unit="patient")
     assert of_patients.spent() == math.inf
     with pytest.raises(PolicyRefusal, match="epsilon inf"):
-        of_patients.check(ROUND)
+        of_patients.check(ROUND, unit="")
     assert guard(file, heads).spent() < math.inf
 
 
-def test_rounds_that_were_private_for_a_patient_count_for_patients_and_for_lines(file: PrivacyLedgerFile) -> None:
+def test_rounds_that_were_private_for_a_patient_count_for_lines_as_a_patient_replaced(file: PrivacyLedgerFile) -> None:
+    heads, ample = Heads(), replace(BUDGET, epsilon=10.0)
+    guard(file, heads, ample).spend(key(1), ROUND, unit="patient")
+    of_patients, of_lines = guard(file, heads, ample), guard(file, heads, ample)
+    of_patients.budget = replace(of_patients.budget, unit="patient")
+    assert [entry.unit for entry in file.entries()] == ["patient"] * len(ROUND)
+    assert (of_patients.relation(), of_lines.relation()) == ("add_or_remove_one", "replace_one")
+    releases = [release for _, release in ROUND]
+    for counting, relation in ((of_patients, "add_or_remove_one"), (of_lines, "replace_one")):
+        spent = filtered_epsilon(releases, favoured=counting.order(), dp_delta=BUDGET.dp_delta, relation=relation)
+        assert counting.spent() == spent < math.inf
+        assert counting.as_one_schedule() == epsilon_of(releases, dp_delta=BUDGET.dp_delta, relation=relation)
+    assert of_lines.spent() > of_patients.spent()
+
+
+def test_a_round_that_is_within_the_budget_for_a_patient_alone_says_what_to_write(file: PrivacyLedgerFile) -> None:
+    """At rate 1, a line more turns its patient's gradient into any other: twice the shift."""
+    release: list[Release] = [("gradients", GaussianRelease(4.0))]
+    counting = guard(file, Heads(), Budget(epsilon=1.6, dp_delta=1e-5))
+    counting.check(release, unit="")
+    with pytest.raises(
+        PolicyRefusal, match=r"replaces what its 'patient' adds.* set \[policy\] unit_field = 'patient'"
+    ):
+        counting.check(release, unit="patient")
+    counting.budget = replace(counting.budget, unit="patient")
+    counting.spend(key(1), release, unit="patient")
+    assert counting.spent() < 1.6
+
+
+def test_a_delta_of_a_whole_silo_counts_alike_for_patients_and_for_lines(file: PrivacyLedgerFile) -> None:
     heads = Heads()
-    guard(file, heads).spend(key(1), ROUND, unit="patient")
+    guard(file, heads).spend(key(1), [("delta", GaussianRelease(8.0))], unit="")
     of_patients = guard(file, heads)
     of_patients.budget = replace(of_patients.budget, unit="patient")
     assert of_patients.spent() == guard(file, heads).spent() < math.inf
-    assert [entry.unit for entry in file.entries()] == ["patient"] * len(ROUND)

@@ -174,7 +174,7 @@ def test_two_silos_whose_first_entries_are_the_same_count_both(tmp_path: Path, r
     assert silos[0].ledger.entries() == silos[1].ledger.entries()
     for silo in silos:
         silo.guard.sharing = silo.sharing
-        silo.guard.admit(())
+        silo.guard.admit((), unit="")
     assert [silo.guard.spent() for silo in silos] == [cost(2), cost(2)]
 
 
@@ -195,7 +195,7 @@ def test_a_folder_that_counted_alone_brings_its_ledger_with_it(tmp_path: Path, r
     a = OneSilo(tmp_path / "a", registry).trains_on("one")
     b = OneSilo(tmp_path / "b", registry).trains_on("one")
     assert b.guard.spent() == 0.0
-    a.guard.admit(ROUND)  # as soon as a plan is prepared, before any round
+    a.guard.admit(ROUND, unit="")  # as soon as a plan is prepared, before any round
     assert b.guard.spent() == a.guard.spent() == cost(1)
 
 
@@ -369,7 +369,7 @@ def test_a_registry_that_cannot_be_trusted_ends_all_release(tmp_path: Path, regi
                 path.write_bytes(path.read_bytes()[:-1])
         case "edited":
             releases.write_bytes(releases.read_bytes().replace(b'"round":1', b'"round":2'))
-    for call in (a.guard.spent, lambda: a.guard.check(ROUND), lambda: a.spends(1)):
+    for call in (a.guard.spent, lambda: a.guard.check(ROUND, unit=""), lambda: a.spends(1)):
         with pytest.raises(SharedRecords) as refused:
             call()
         assert told(refused.value, private=True, masked=False) == BUDGET_SPENT, "nothing of this machine is told"
