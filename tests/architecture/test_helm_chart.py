@@ -16,6 +16,7 @@ import yaml
 from coordinator.cli import app as coordinator_app
 from coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT
 from silo_agent.cli import app as silo_app
+from silo_agent.edges.shared_budget import MACHINE_WIDE
 from silo_agent.settings import Settings as SiloSettings
 from tests.support.deployment_tools import tool
 
@@ -76,9 +77,13 @@ def taken(kubernetes: str, text: str, given: Path) -> "subprocess.CompletedProce
     return subprocess.run(check, capture_output=True, text=True, check=False)
 
 
+SHARED = "silo.sharedBudget.existingClaim=hospital-budget"
+
+
 @pytest.mark.parametrize("kubernetes", KUBERNETES)
 def test_kubernetes_takes_every_manifest(kubernetes: str, tmp_path: Path) -> None:
     text = "\n".join(rendered(example, "serviceMonitor.enabled=false") for example in EXAMPLES)
+    text += "\n" + rendered("silo", "serviceMonitor.enabled=false", SHARED)
     done = taken(kubernetes, text, tmp_path / "manifests.yaml")
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
@@ -123,6 +128,25 @@ def test_pods_are_what_kubernetes_calls_restricted_and_cannot_write_to_their_roo
             "capabilities": {"drop": ["ALL"]},
         }
         assert "memory" in container["resources"]["limits"]
+
+
+def test_silos_that_share_a_budget_mount_it_where_their_agents_look_and_nobody_else_does() -> None:
+    def of_pod(*settings: str) -> dict[str, Any]:
+        (deployment,) = (one for one in manifests("silo", *settings) if one["kind"] == "Deployment")
+        spec = deployment["spec"]["template"]["spec"]
+        assert isinstance(spec, dict)
+        return spec
+
+    assert "shared-budget" not in json.dumps(of_pod())
+    spec = of_pod(SHARED)
+    (claim,) = (one for one in spec["volumes"] if one["name"] == "shared-budget")
+    assert claim["persistentVolumeClaim"] == {"claimName": "hospital-budget"}
+    (made,) = (one for one in spec["initContainers"] if one["name"] == "shared-budget")
+    (agent,) = spec["containers"]
+    (mount,) = (one for one in agent["volumeMounts"] if one["name"] == "shared-budget")
+    assert mount == {"name": "shared-budget", "mountPath": str(MACHINE_WIDE), "subPath": "registry"}
+    assert "mkdir --mode=0700 /shared/registry" in made["command"][-1]  # a folder that others can read is refused
+    assert made["securityContext"] == agent["securityContext"]
 
 
 @each_example
