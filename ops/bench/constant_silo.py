@@ -19,7 +19,8 @@ from silo_wire.messages import TrainingSummary
 
 STEP = 2.0**-10
 """The size of what each round adds to a parameter of every silo's model, and so to the global model's under FedAvg."""
-_TOGETHER = 1 << 16
+_TOGETHER = 65_537
+"""A prime: no column of any tensor has the same few numbers again and again, which silos spread, too."""
 
 
 @cache

@@ -34,6 +34,7 @@ class Shape:
     """What is trained on how much; `lines` are training lines of each silo, `values` are keys of the plan.
 
     `secure`: under secure aggregation, with silos that refuse any plan without it, and pin each other's keys on first use.
+    `spot` are those of them that check round models by single chunks, the others check all of them together.
     """
 
     federation: str
@@ -42,6 +43,7 @@ class Shape:
     lines: int
     dev_lines: int
     secure: bool = False
+    spot: tuple[str, ...] = ()
     values: Mapping[str, object]
 
 
@@ -87,6 +89,7 @@ class MortalFederation:
                 self.agent(silo).root.mkdir(mode=0o700)
                 self.agent(silo).settings.write_text(
                     '[policy]\nrequire_secure_aggregation = true\napproved_plans = "any"\ntrust_on_first_use = true\n'
+                    f'verify = "{"spot" if silo in shape.spot else "joint"}"\n'
                 )
                 # The same in the run that nobody disturbs: else the two come to other models.
                 write_private(self.agent(silo).own_entropy, hashlib.sha256(silo.encode()).digest())

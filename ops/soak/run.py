@@ -87,13 +87,15 @@ def _shape(rounds: int, silos: int, secure: bool) -> Shape:
         raise ConfigurationError(
             f"a soak of {rounds} rounds and {silos} silos: use at least 1 round, and {least} to 99 silos"
         )
+    names = tuple(f"silo-{number:02}" for number in range(1, silos + 1))
     return Shape(
         federation="soak",
-        silos=tuple(f"silo-{number:02}" for number in range(1, silos + 1)),
+        silos=names,
         size="tiny",
         lines=32,
         dev_lines=4,
         secure=secure,
+        spot=names[-1:] if secure else (),
         values={
             "schedule.rounds": rounds,
             "aggregation.momentum": 0.9,

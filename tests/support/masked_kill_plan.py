@@ -19,6 +19,7 @@ SHAPE = Shape(
     lines=8,
     dev_lines=2,
     secure=True,
+    spot=(INSURER,),
     values={
         "schedule.rounds": ROUNDS,
         "aggregation.momentum": 0.9,
@@ -52,12 +53,13 @@ KILLS = (
     Kill(process=HOSPITAL, point="vector-written", round=3),
     Kill(process=HOSPITAL, point="shares-delivered", round=3),
     Kill(process=INSURER, point="answer-not-marked", round=3),
+    Kill(process=HOSPITAL, point="pieces-fetched"),  # of the model of round 3, which its next order names
     Kill(process=COORDINATOR, point="boxes-delivered", round=4),
     Kill(process=COORDINATOR, point="survivors-signed", round=4),
     Kill(process=INSURER, point="vector-journalled", round=4),
     Kill(process=COORDINATOR, point="evidence-kept", round=4),
     Kill(process=CLINIC, point="mid-upload", round=4, nth=4),
-    Kill(process=INSURER, point="pieces-fetched"),  # of the model of round 4, which its next order names
+    Kill(process=INSURER, point="pieces-fetched"),  # of the model of round 4, in its spot check
     Kill(process=COORDINATOR, point="survivors-fixed", round=5),
     Kill(process=COORDINATOR, point="shares-revealed", round=5),
     Kill(process=HOSPITAL, point="survivors-journalled", round=5),
@@ -66,6 +68,7 @@ KILLS = (
     Kill(process=COORDINATOR, point="shares-asked", round=6),
     Kill(process=COORDINATOR, point="mid-unmasking", round=6),
     Kill(process=INSURER, point="shares-journalled", round=6),
+    Kill(process=INSURER, point="model-not-accepted"),  # of the model of round 6, after its spot check
     Kill(process=CLINIC, point="verdict-shared"),  # of the model of round 5, which its next order names
     Kill(process=HOSPITAL, point="model-accepted"),  # of the model of round 5, which its next order names
     # A silo whose shares came last may find the next round open when the coordinator is back: no silo's end is here.
