@@ -201,8 +201,8 @@ def _memory(bundle: PlanBundle, peak: int) -> SiloMemory:
 
 
 def optimizer_bytes(optimizer: str, layout: Layout) -> int:
-    """Of a silo's local optimizer: AdamW has two moments of each parameter; Adafactor has of a matrix its rows and columns alone."""
-    if optimizer == "adamw":
+    """Of a silo's local optimizer: an Adam has two moments of each parameter; Adafactor has of a matrix its rows and columns alone."""
+    if optimizer != "adafactor":
         return 2 * FLOAT_BYTES * layout.parameters
     numbers = 0
     for tensor in layout.tensors:

@@ -166,6 +166,7 @@ def test_the_optimizers_bytes_are_those_of_its_state(model: Any, optimizer: Any)
     state = [value for of_one in it.state.values() for value in of_one.values() if isinstance(value, torch.Tensor)]
     held = sum(value.nbytes for value in state if value.dim())  # a counter of steps is no vector
     assert optimizer_bytes(optimizer, layout_of(model)) == held
+    assert optimizer_bytes("adam_corrected", layout_of(model)) == optimizer_bytes("adamw", layout_of(model))
 
 
 def test_optimizer_steps_count_what_is_left_at_an_epochs_end() -> None:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from security.errors import StateError
@@ -21,6 +22,7 @@ from silo_agent.training.local_optimizer import learning_rate_factor, local_opti
 from silo_agent.training.model import T5
 from silo_agent.training.private.chunks import Chunks
 from silo_agent.training.private.clipping import Backend, clipping
+from silo_agent.training.private.corrected_adam import CorrectedAdam
 from silo_agent.training.private.ghost_norms import check_covered
 from silo_agent.training.private.loss_sums import loss_sum, noised_reduction
 from silo_agent.training.private.private_optimizer import PrivateOptimizer
@@ -87,7 +89,7 @@ def train_privately(
     before = loss_sum(model, examples, chunks, bound=schedule.loss_bound) if weighs else 0
     way = clipping(backend, model, parameters, max_grad_norm=norm)
     optimizer = PrivateOptimizer(
-        local_optimizer(section, parameters),
+        _optimizer(section, schedule, parameters),
         noise_multiplier=schedule.noise_multiplier,
         max_grad_norm=schedule.max_grad_norm,
         expected_batch_size=schedule.expected_batch_size,
@@ -121,6 +123,20 @@ def train_privately(
         noise_multiplier=schedule.loss_noise_multiplier,
         cap=schedule.weight_cap,
         words=words,
+    )
+
+
+def _optimizer(
+    section: TrainingSection, schedule: PrivateSchedule, parameters: Sequence[nn.Parameter]
+) -> torch.optim.Optimizer:
+    if section.optimizer != "adam_corrected":
+        return local_optimizer(section, parameters)
+    return CorrectedAdam(
+        parameters,
+        lr=section.learning_rate,
+        weight_decay=section.weight_decay,
+        noise_deviation=schedule.noise_multiplier * schedule.max_grad_norm / schedule.expected_batch_size,
+        floor=section.variance_floor,
     )
 
 
