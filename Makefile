@@ -70,8 +70,8 @@ privacy-audit: $(INSTALLED) ## What private training does beside its ledger, cla
 
 .PHONY: privacy-utility
 privacy-utility: OUT = privacy-utility.json
-privacy-utility: $(INSTALLED) ## What privacy costs in accuracy, about an hour; EPSILONS='inf 8 4 1' SEEDS='1 2' RECORDS=20000 REAL=DIR SVG=FILE OUT=FILE
-	@$(BIN)/lorica privacy-utility --out '$(OUT)' $(foreach e,$(EPSILONS),--epsilon $(e)) $(foreach s,$(SEEDS),--seed $(s)) \
+privacy-utility: $(INSTALLED) ## What privacy costs in accuracy, about an hour; EPSILONS='inf 8 4 1' SEEDS='1 2' VARIANTS='average corrected' RECORDS=20000 REAL=DIR SVG=FILE OUT=FILE
+	@$(BIN)/lorica privacy-utility --out '$(OUT)' $(foreach e,$(EPSILONS),--epsilon $(e)) $(foreach s,$(SEEDS),--seed $(s)) $(foreach v,$(VARIANTS),--variant $(v)) \
 		$(if $(RECORDS),--records $(RECORDS)) $(if $(REAL),--real '$(REAL)') $(if $(SVG),--svg '$(SVG)')
 
 .PHONY: paper-round

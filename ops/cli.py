@@ -328,6 +328,14 @@ def privacy_utility(
         Path | None,
         typer.Option(help="Folder of the real silo geoquery; without it that row is left out.", show_default=False),
     ] = None,
+    variants: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--variant",
+            help="average, corrected, corrected-slower or both: trained beside each epsilon as it is today, and compared; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Train with several epsilons and none, and show what privacy costs in accuracy. Takes about an hour."""
     from ops.privacy_utility.run import run_utility
@@ -341,6 +349,7 @@ def privacy_utility(
         out=out,
         svg=svg,
         console=Console(),
+        variants=variants or [],
     )
 
 

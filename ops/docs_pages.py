@@ -60,6 +60,7 @@ PLAN_UNITS: Final[dict[str, str]] = {
     "aggregation.threshold": "silos",
     "aggregation.colluders": "silos",
     "aggregation.min_survivors": "silos",
+    "training.variance_floor": "times the variance of the noise on a mean gradient",
     "training.weight_decay": "per step",
     "training.epochs": "passes",
     "training.batch_size": "examples",

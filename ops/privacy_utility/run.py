@@ -2,7 +2,7 @@
 
 Two silos have query logs (ops/demo/query_log.py) and train adapters from a public warm start; the same silos, warm start and steps for
 every epsilon of a seed. One real silo of a few hundred records trains a small T5 from scratch: what cannot be learnt at epsilon 8
-is shown beside what can. Each finished training is in the JSON file at once, and is not done again by the next run.
+is shown beside what can. Ideas that cost no epsilon are trained beside it (comparison.py). Each finished training is in the JSON file at once, and is not done again by the next run.
 """
 
 import gzip
@@ -21,6 +21,7 @@ from rich.table import Table
 from ops.demo.plan import ROOM_FOR_THE_FILTER, private_plan, set_arguments
 from ops.demo.run import Layout, Outcome, Scene, prepare, run_federation, spent, write_private_silos
 from ops.demo.silos import SILOS
+from ops.privacy_utility.comparison import TODAY, VARIANTS, comparison_table, comparisons
 from ops.privacy_utility.picture import picture
 from security import files
 from security.errors import ConfigurationError
@@ -48,10 +49,11 @@ class Row:
     loss_per_token_before: float
     loss_per_token: float
     spent: float
+    variant: str = TODAY
 
     @property
     def training(self) -> tuple[object, ...]:
-        return self.data, self.records, self.epsilon, self.seed
+        return self.data, self.records, self.epsilon, self.seed, self.variant
 
 
 def run_utility(
@@ -64,11 +66,16 @@ def run_utility(
     out: Path,
     svg: Path | None,
     console: Console,
+    variants: Sequence[str] = (),
 ) -> Sequence[Row]:
     """Do every training that `out` does not have yet; the rows, in order. `real` is the folder of the silo REAL, or None.
 
-    Raises ConfigurationError for a folder `work` or `real` that cannot be used, StateError when a process fails.
+    `variants` of VARIANTS are trained beside today's, with each epsilon but none.
+    Raises ConfigurationError for a folder `work` or `real` that cannot be used and for an unknown variant, StateError when a
+    process fails.
     """
+    if unknown := sorted(set(variants) - VARIANTS.keys()):
+        raise ConfigurationError(f"variant {unknown[0]!r} is unknown: use some of {', '.join(VARIANTS)}")
     if real is not None and not (real / "train.jsonl").is_file():
         raise ConfigurationError(
             f"{real} holds no train.jsonl: name the folder of the silo {REAL} with --real, or leave it out"
@@ -77,8 +84,8 @@ def run_utility(
     quiet = Console(quiet=True)
     for seed in seeds:
         shared = work / f"seed-{seed}"
-        for epsilon in epsilons:
-            if any(row.training == ("query logs", records, epsilon, seed) for row in rows):
+        for epsilon, variant in _trainings(epsilons, variants):
+            if any(row.training == ("query logs", records, epsilon, seed, variant) for row in rows):
                 continue
             if not (shared / "warm-start").exists():
                 console.print(f"seed {seed}: query logs of {records} records, and the public model", highlight=False)
@@ -86,23 +93,35 @@ def run_utility(
                 shared.mkdir(parents=True)
                 write_private_silos(Layout(shared), _silos(), records=records, seed=seed)
             scene = Scene(
-                names=NAMES, plan=_of_query_logs(shared / "warm-start", records, epsilon, seed), policy=_policy(epsilon)
+                names=NAMES,
+                plan=_of_query_logs(shared / "warm-start", records, epsilon, seed, variant),
+                policy=_policy(epsilon),
             )
-            rows.append(_trained("query logs", records, epsilon, seed, shared, scene, quiet))
+            rows.append(_trained("query logs", records, epsilon, seed, shared, scene, quiet, variant))
             _keep(out, rows, console)
     for epsilon in () if real is None else (NO_PRIVACY, 8.0):
         count = sum(1 for _ in (real / "train.jsonl").open()) if real else 0
-        if real is None or any(row.training == (REAL, count, epsilon, seeds[0]) for row in rows):
+        if real is None or any(row.training == (REAL, count, epsilon, seeds[0], TODAY) for row in rows):
             continue
         shared = work / REAL
         _lay_out(real, Layout(shared).data(REAL))
         scene = Scene(names=[REAL], plan=_of_real(count, epsilon, seeds[0]), policy=_policy(epsilon))
         rows.append(_trained(REAL, count, epsilon, seeds[0], shared, scene, quiet))
         _keep(out, rows, console)
-    console.print(_table(rows))
+    today = [row for row in rows if row.variant == TODAY]
+    console.print(_table(today))
+    if found := list(comparisons(rows)):
+        console.print(comparison_table(found))
     if svg is not None:
-        files.replace(svg, picture([row for row in rows if row.data == "query logs"]).encode())
+        files.replace(svg, picture([row for row in today if row.data == "query logs"]).encode())
     return rows
+
+
+def _trainings(epsilons: Sequence[float], variants: Sequence[str]) -> Iterator[tuple[float, str]]:
+    """Today's first; without privacy that alone."""
+    for epsilon in epsilons:
+        others = () if epsilon == NO_PRIVACY else (variant for variant in variants if variant != TODAY)
+        yield from ((epsilon, variant) for variant in (TODAY, *others))
 
 
 def _lay_out(real: Path, folder: Path) -> None:
@@ -121,7 +140,7 @@ def _silos() -> Sequence[Any]:
     return [silo for silo in SILOS if silo.name in NAMES]
 
 
-def _of_query_logs(warm: Path, records: int, epsilon: float, seed: int) -> Sequence[str]:
+def _of_query_logs(warm: Path, records: int, epsilon: float, seed: int, variant: str) -> Sequence[str]:
     """Without privacy: as many steps of batches as large, each record once instead of by chance."""
     private = epsilon != NO_PRIVACY
     own: dict[str, object] = {**_WEIGHTING, "schedule.rounds": _ROUNDS}
@@ -131,7 +150,7 @@ def _of_query_logs(warm: Path, records: int, epsilon: float, seed: int) -> Seque
         rounds = max(1, round(_ROUNDS * _STEPS * _BATCH / records))
         own |= {"privacy.level": "none", "schedule.rounds": rounds, "training.batch_size": _BATCH}
     plan = private_plan(warm, silos=len(NAMES), records=records, epsilon=epsilon if private else 8.0)
-    return (*plan, *set_arguments(own), "--seed", str(seed))
+    return (*plan, *set_arguments({**own, **VARIANTS[variant]}), "--seed", str(seed))
 
 
 def _of_real(records: int, epsilon: float, seed: int) -> Sequence[str]:
@@ -164,8 +183,17 @@ def _policy(epsilon: float) -> Mapping[str, object]:
     return {} if epsilon == NO_PRIVACY else {"require_privacy": "record", "max_epsilon": ROOM_FOR_THE_FILTER * epsilon}
 
 
-def _trained(data: str, records: int, epsilon: float, seed: int, shared: Path, scene: Scene, console: Console) -> Row:
-    place = Layout(shared / f"epsilon-{epsilon:g}", shared)
+def _trained(
+    data: str,
+    records: int,
+    epsilon: float,
+    seed: int,
+    shared: Path,
+    scene: Scene,
+    console: Console,
+    variant: str = TODAY,
+) -> Row:
+    place = Layout(shared / f"epsilon-{epsilon:g}{'' if variant == TODAY else f'-{variant}'}", shared)
     prepare(place)
     outcome: Outcome = run_federation(place, scene, console)
     before, after = outcome.before.values(), outcome.after.values()
@@ -179,6 +207,7 @@ def _trained(data: str, records: int, epsilon: float, seed: int, shared: Path, s
         loss_per_token_before=fmean(score.loss_per_token for score in before),
         loss_per_token=fmean(score.loss_per_token for score in after),
         spent=max((spent(place, name)["as_one_schedule"] for name in scene.names), default=0.0),
+        variant=variant,
     )
 
 
@@ -196,7 +225,7 @@ def _keep(out: Path, rows: Sequence[Row], console: Console) -> None:
     files.replace(out, (json.dumps(shown, indent=1) + "\n").encode())
     row = rows[-1]
     console.print(
-        f"{row.data}, epsilon {row.epsilon:g}, seed {row.seed}: exact match {row.exact_match_before:.1%} -> {row.exact_match:.1%}",
+        f"{row.data}, epsilon {row.epsilon:g}, {row.variant}, seed {row.seed}: exact match {row.exact_match_before:.1%} -> {row.exact_match:.1%}",
         highlight=False,
     )
 

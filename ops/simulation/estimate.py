@@ -48,7 +48,10 @@ class SiloTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiloMemory:
-    """Bytes. All but `peak` follow from the plan; what they leave of `peak` is activations, data and the program. 0: not known."""
+    """Bytes. All but `peak` follow from the plan; what they leave of `peak` is activations, data and the program. 0: not known.
+
+    To `optimizer` counts what it keeps, and the average of iterates.
+    """
 
     parameters: int
     gradients: int
@@ -191,18 +194,19 @@ def _memory(bundle: PlanBundle, peak: int) -> SiloMemory:
     plan = bundle.plan
     # In the type that it travels in: a mapping of its file, on a GPU a copy.
     round_model = bundle.model_layout.total_bytes if plan.training.fedprox_mu else 0
+    average = FLOAT_BYTES * bundle.layout.parameters if plan.privacy.average_decay else 0
     return SiloMemory(
         parameters=FLOAT_BYTES * bundle.parameters_in_memory,
         gradients=FLOAT_BYTES * bundle.layout.parameters,
-        optimizer=optimizer_bytes(plan.training.optimizer, bundle.layout),
+        optimizer=optimizer_bytes(plan.training.optimizer, bundle.layout) + average,
         round_model=round_model,
         peak=peak,
     )
 
 
 def optimizer_bytes(optimizer: str, layout: Layout) -> int:
-    """Of a silo's local optimizer: AdamW has two moments of each parameter; Adafactor has of a matrix its rows and columns alone."""
-    if optimizer == "adamw":
+    """Of a silo's local optimizer: an Adam has two moments of each parameter; Adafactor has of a matrix its rows and columns alone."""
+    if optimizer != "adafactor":
         return 2 * FLOAT_BYTES * layout.parameters
     numbers = 0
     for tensor in layout.tensors:

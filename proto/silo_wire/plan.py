@@ -160,7 +160,8 @@ class SiloTraining(Section):
 class TrainingSection(Section):
     """Local training of one round at every silo; `overrides` names silos that differ."""
 
-    optimizer: Literal["adafactor", "adamw"] = "adamw"
+    optimizer: Literal["adafactor", "adamw", "adam_corrected"] = "adamw"
+    variance_floor: Annotated[float, Field(ge=1e-6, le=1e6)] = 0.1  # of adam_corrected, over the noise's variance
     learning_rate: Rate = 1e-3
     weight_decay: NonNegative = 0.0  # of masked plans 0
     epochs: Count = 1
@@ -384,6 +385,11 @@ class Plan(Section):
 
     def _of_what_is_not_private(self) -> Iterator[str]:
         level = self.privacy.level
+        if self.training.optimizer == "adam_corrected" and level != "record":
+            yield (
+                f'[training] optimizer = "adam_corrected" does not go with [privacy] level = "{level}", under which gradients have '
+                'no noise to correct for: set it to "adamw", or level to "record"'
+            )
         if level != "none":
             unlike = self._unlike_private() if level == "record" else self._unlike_silo_level()
             for key, has, needed, why in (*unlike, *self._scores()):

@@ -52,6 +52,7 @@ class PrivacySection(Section):
     noise_multiplier: NoiseMultiplier = (
         0.0  # over max_grad_norm or max_delta_norm; 0: `plan new` finds the least that will do
     )
+    average_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of an average of a round's iterates; 0: the last one
     loss_bound: Bound = 10.0  # a record's loss counts as at most this in the weight
     loss_noise_multiplier: NoiseMultiplier = 5.0  # on the scaled loss reduction, over loss_bound
     nominal_silos: Annotated[int, Field(ge=1, le=1 << 30)] = 100  # what a noised sum of deltas is divided by
@@ -75,6 +76,15 @@ class PrivacySection(Section):
             raise ValueError(
                 f'[privacy] unit_field = "{self.unit_field}" does not go with level = "{self.level}", under which no line is grouped '
                 'with another: set it to "", or level to "record"'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _noised_iterates_alone_are_averaged(self) -> Self:
+        if self.average_decay and self.level != "record":
+            raise ValueError(
+                f'[privacy] average_decay = {self.average_decay:g} does not go with level = "{self.level}", under which no iterate has '
+                'noise that an average would take away: set it to 0, or level to "record"'
             )
         return self
 

@@ -8,12 +8,15 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
+from ops.privacy_utility.comparison import VARIANTS, comparison_table, comparisons, student
 from ops.privacy_utility.picture import picture
 from ops.privacy_utility.run import NO_PRIVACY, Row, by_epsilon, run_utility
 from security.errors import ConfigurationError
+from silo_wire.plan import Plan
+from tests.unit.test_wire_plan import plan_value
 
 
-def row(epsilon: float, seed: int, exact_match: float = 0.5) -> Row:
+def row(epsilon: float, seed: int, exact_match: float = 0.5, variant: str = "today", loss: float = 0.2) -> Row:
     return Row(
         data="query logs",
         records=20_000,
@@ -22,7 +25,8 @@ def row(epsilon: float, seed: int, exact_match: float = 0.5) -> Row:
         exact_match_before=0.1,
         exact_match=exact_match,
         loss_per_token_before=0.9,
-        loss_per_token=0.2,
+        loss_per_token=loss,
+        variant=variant,
         spent=0.0 if math.isinf(epsilon) else epsilon,
     )
 
@@ -93,3 +97,99 @@ def test_the_picture_is_svg_with_a_dot_for_each_training_in_each_chart() -> None
     texts = [element.text for element in root.iter(f"{space}text")]
     assert texts.count("no privacy") == 2
     assert "warm start 10%" in texts
+
+
+# --- ideas that cost no epsilon, beside today's
+
+PAIRED = [
+    *(row(1.0, seed, 0.4, loss=0.5) for seed in (1, 2, 3)),
+    *(row(1.0, seed, 0.4 + seed / 100, "average", loss=0.5 - seed / 10) for seed in (1, 2, 3, 4)),
+    row(8.0, 1, 0.5),
+    row(8.0, 1, 0.7, "both"),
+    row(4.0, 1, 0.7, "both"),
+]
+
+
+def test_differences_are_paired_by_seed_with_students_interval() -> None:
+    """1, 2 and 3 points: mean 2, deviation 1, and 4.3027 x 1 / sqrt(3) to either side; seed 4 has no pair."""
+    average, both = comparisons(PAIRED)
+    assert (average.variant, average.epsilon, average.seeds) == ("average", 1.0, (1, 2, 3))
+    assert average.exact_match.mean == pytest.approx(0.02)
+    assert average.exact_match.half == pytest.approx(0.01 * 4.3027 / 3**0.5, rel=1e-4)
+    assert average.loss_per_token.mean == pytest.approx(-0.2)
+    assert average.loss_per_token.half == pytest.approx(0.1 * 4.3027 / 3**0.5, rel=1e-4)
+    assert (both.variant, both.epsilon, both.exact_match.half) == ("both", 8.0, math.inf)
+    assert both.exact_match.mean == pytest.approx(0.2)
+    assert comparison_table([average, both]).row_count == 2
+
+
+def test_students_quantiles_are_those_of_the_books() -> None:
+    books = {1: 12.706, 5: 2.571, 9: 2.262, 10: 2.228, 20: 2.086, 100: 1.984}
+    assert {freedom: student(freedom) for freedom in books} == pytest.approx(books, rel=1e-3)
+
+
+def test_rows_of_variants_are_in_no_picture_and_are_not_trained_again(tmp_path: Path) -> None:
+    """Without privacy there is nothing to compare: a variant is trained with each epsilon alone."""
+    from dataclasses import asdict
+
+    out, svg = tmp_path / "rows.json", tmp_path / "picture.svg"
+    rows = [*ROWS, *(row(epsilon, seed, 0.9, "average") for epsilon in (8.0, 1.0) for seed in (1, 2))]
+    out.write_text(json.dumps([{**asdict(one), "epsilon": str(one.epsilon)} for one in rows]))
+    told = Console(record=True, width=200, quiet=False, file=(tmp_path / "told").open("w"))
+    again = run_utility(
+        tmp_path / "work",
+        epsilons=[NO_PRIVACY, 8.0, 1.0],
+        seeds=[1, 2],
+        records=20_000,
+        real=None,
+        out=out,
+        svg=svg,
+        console=told,
+        variants=["average"],
+    )
+    assert again == rows
+    assert svg.read_text() == picture(ROWS)
+    assert "+35.0 ± 63.5 points" in told.export_text()
+
+
+def test_a_file_from_before_there_were_variants_is_todays(tmp_path: Path) -> None:
+    from dataclasses import asdict
+
+    out = tmp_path / "rows.json"
+    kept = [{key: value for key, value in asdict(one).items() if key != "variant"} for one in ROWS]
+    out.write_text(json.dumps([{**one, "epsilon": str(one["epsilon"])} for one in kept]))
+    quiet = Console(quiet=True)
+    assert (
+        run_utility(tmp_path, epsilons=[8.0], seeds=[1], records=20_000, real=None, out=out, svg=None, console=quiet)
+        == ROWS
+    )
+
+
+def test_an_unknown_variant_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="variant 'faster' is unknown: use some of today, average"):
+        run_utility(
+            tmp_path,
+            epsilons=[8.0],
+            seeds=[1],
+            records=1000,
+            real=None,
+            out=tmp_path / "rows.json",
+            svg=None,
+            console=Console(quiet=True),
+            variants=["faster"],
+        )
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_each_variant_is_a_plan_that_is_taken(variant: str) -> None:
+    value = plan_value(
+        training={"dropout": 0.0},
+        evaluation={"every": 0, "initial": False, "last": False},
+        privacy={"level": "record", "noise_multiplier": 1.0},
+    )
+    for key, setting in VARIANTS[variant].items():
+        section, name = key.split(".")
+        value[section][name] = setting
+    plan = Plan.model_validate(value)
+    assert (plan.privacy.average_decay > 0) == (variant in ("average", "both"))
+    assert (plan.training.optimizer == "adam_corrected") == (variant not in ("today", "average"))

@@ -156,6 +156,16 @@ def test_memory_is_what_training_keeps_of_each_parameter(model: Any) -> None:
     assert of(plan_of(model)).silos[0].memory.round_model == 0
 
 
+def test_memory_counts_the_average_of_iterates(model: Any) -> None:
+    def optimizer(decay: float) -> int:
+        privacy = {"level": "record", "noise_multiplier": 1.0, "average_decay": decay}
+        scores = {"every": 0, "initial": False, "last": False}
+        bundle = plan_of(model, privacy=privacy, training={"dropout": 0.0}, evaluation=scores)
+        return of(bundle).silos[0].memory.optimizer
+
+    assert 2 * (optimizer(0.9) - optimizer(0.0)) == optimizer(0.0)  # beside the two moments of AdamW
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
 def test_the_optimizers_bytes_are_those_of_its_state(model: Any, optimizer: Any) -> None:
     parameters = bind(model, layout_of(model)).tensors
@@ -166,6 +176,7 @@ def test_the_optimizers_bytes_are_those_of_its_state(model: Any, optimizer: Any)
     state = [value for of_one in it.state.values() for value in of_one.values() if isinstance(value, torch.Tensor)]
     held = sum(value.nbytes for value in state if value.dim())  # a counter of steps is no vector
     assert optimizer_bytes(optimizer, layout_of(model)) == held
+    assert optimizer_bytes("adam_corrected", layout_of(model)) == optimizer_bytes("adamw", layout_of(model))
 
 
 def test_optimizer_steps_count_what_is_left_at_an_epochs_end() -> None:

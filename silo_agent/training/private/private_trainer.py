@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from security.errors import StateError
@@ -21,7 +22,9 @@ from silo_agent.training.local_optimizer import learning_rate_factor, local_opti
 from silo_agent.training.model import T5
 from silo_agent.training.private.chunks import Chunks
 from silo_agent.training.private.clipping import Backend, clipping
+from silo_agent.training.private.corrected_adam import CorrectedAdam
 from silo_agent.training.private.ghost_norms import check_covered
+from silo_agent.training.private.iterate_average import IterateAverage
 from silo_agent.training.private.loss_sums import loss_sum, noised_reduction
 from silo_agent.training.private.private_optimizer import PrivateOptimizer
 from silo_wire.plan import Plan, TrainingSection
@@ -33,6 +36,7 @@ class PrivateSchedule:
 
     `noise_multiplier` is the noise on a sum of gradients over `max_grad_norm`. `loss_noise_multiplier` is the noise on the scaled
     loss reduction over `loss_bound`, and the weight is at most `weight_cap`; None where the round releases no weight.
+    `average_decay` is that of the average of iterates which the round ends with; 0 where it ends with the last one.
     """
 
     sampling_rate: float
@@ -43,6 +47,7 @@ class PrivateSchedule:
     loss_bound: float
     loss_noise_multiplier: float | None
     weight_cap: float
+    average_decay: float = 0.0
 
 
 def schedule_of(plan: Plan, section: TrainingSection) -> PrivateSchedule:
@@ -57,6 +62,7 @@ def schedule_of(plan: Plan, section: TrainingSection) -> PrivateSchedule:
         loss_bound=privacy.loss_bound,
         loss_noise_multiplier=privacy.loss_noise_multiplier if plan.weighted else None,
         weight_cap=privacy.weight_cap,
+        average_decay=privacy.average_decay,
     )
 
 
@@ -72,7 +78,7 @@ def train_privately(
     on_progress: Callable[[float], None],
     should_stop: Callable[[], bool],
 ) -> float | None:
-    """Train `model` in place; the noised scaled loss reduction where the schedule has one.
+    """Train `model` in place; the noised scaled loss reduction where the schedule has one, of the model as it is left.
 
     `parameters` are those that are trained, `words` a stream of this training's own. `section.batch_size` examples are in memory at a
     time at most. Raises TrainingStopped soon after `should_stop()` turns true, StateError where gradients per example are not to be
@@ -87,12 +93,13 @@ def train_privately(
     before = loss_sum(model, examples, chunks, bound=schedule.loss_bound) if weighs else 0
     way = clipping(backend, model, parameters, max_grad_norm=norm)
     optimizer = PrivateOptimizer(
-        local_optimizer(section, parameters),
+        _optimizer(section, schedule, parameters),
         noise_multiplier=schedule.noise_multiplier,
         max_grad_norm=schedule.max_grad_norm,
         expected_batch_size=schedule.expected_batch_size,
         words=words,
     )
+    average = IterateAverage(parameters, schedule.average_decay) if schedule.average_decay else None
     model.train()
     try:
         for step in range(schedule.steps):
@@ -107,11 +114,15 @@ def train_privately(
                 settings["lr"] = section.learning_rate * factor
             optimizer.step()
             optimizer.zero_grad()
+            if average is not None:
+                average.take()
             on_progress((step + 1) / schedule.steps)
     finally:
         optimizer.close()
         for parameter in parameters:
             parameter.grad = parameter.summed_grad = None  # type: ignore[attr-defined]
+    if average is not None:
+        average.give()
     if schedule.loss_noise_multiplier is None:
         return None
     return noised_reduction(
@@ -121,6 +132,20 @@ def train_privately(
         noise_multiplier=schedule.loss_noise_multiplier,
         cap=schedule.weight_cap,
         words=words,
+    )
+
+
+def _optimizer(
+    section: TrainingSection, schedule: PrivateSchedule, parameters: Sequence[nn.Parameter]
+) -> torch.optim.Optimizer:
+    if section.optimizer != "adam_corrected":
+        return local_optimizer(section, parameters)
+    return CorrectedAdam(
+        parameters,
+        lr=section.learning_rate,
+        weight_decay=section.weight_decay,
+        noise_deviation=schedule.noise_multiplier * schedule.max_grad_norm / schedule.expected_batch_size,
+        floor=section.variance_floor,
     )
 
 

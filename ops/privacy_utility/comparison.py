@@ -1,0 +1,106 @@
+"""Ideas that cost no epsilon, each beside a training as it is today: differences at the same epsilon and seed, with intervals.
+
+A pair has the same records, warm start, plan seed and epsilon; the noise of each is its own, since it comes from the operating system.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, fmean, stdev
+from typing import TYPE_CHECKING, Final
+
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from ops.privacy_utility.run import Row
+
+TODAY: Final = "today"
+VARIANTS: Final[Mapping[str, Mapping[str, object]]] = {
+    TODAY: {},
+    "average": {"privacy.average_decay": 0.9999},
+    "corrected": {"training.optimizer": "adam_corrected"},
+    "corrected-slower": {"training.optimizer": "adam_corrected", "training.learning_rate": 3e-3},
+    "both": {"privacy.average_decay": 0.9999, "training.optimizer": "adam_corrected"},
+}
+"""What a plan has otherwise. "corrected-slower" is for steps that are up to three times as long: its rate is a third."""
+_STUDENT: Final = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
+"""The 97.5 % quantile of Student's t for 1, 2 ... degrees of freedom."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A mean over pairs, and half of its 95 % interval by Student's t: infinite for a single pair."""
+
+    mean: float
+    half: float
+
+    @classmethod
+    def of(cls, differences: Sequence[float]) -> "Difference":
+        count = len(differences)
+        half = student(count - 1) * stdev(differences) / math.sqrt(count) if count > 1 else math.inf
+        return cls(fmean(differences), half)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Of `variant` less today's, over the `seeds` that have both."""
+
+    variant: str
+    records: int
+    epsilon: float
+    seeds: tuple[int, ...]
+    exact_match: Difference
+    loss_per_token: Difference
+
+
+def student(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t, `freedom` from 1; beyond the table by Cornish and Fisher's expansion, to a thousandth."""
+    if freedom <= len(_STUDENT):
+        return _STUDENT[freedom - 1]
+    z = NormalDist().inv_cdf(0.975)
+    return (
+        z
+        + (z**3 + z) / (4 * freedom)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
+    )
+
+
+def comparisons(rows: "Sequence[Row]") -> Iterator[Comparison]:
+    """Of each variant that has a pair, by records and epsilon, in the order of `rows`."""
+    today = {(row.data, row.records, row.epsilon, row.seed): row for row in rows if row.variant == TODAY}
+    settings = dict.fromkeys((row.variant, row.data, row.records, row.epsilon) for row in rows if row.variant != TODAY)
+    for variant, *setting in settings:
+        pairs = [
+            (row, today[row.data, row.records, row.epsilon, row.seed])
+            for row in rows
+            if [row.variant, row.data, row.records, row.epsilon] == [variant, *setting]
+            and (row.data, row.records, row.epsilon, row.seed) in today
+        ]
+        if pairs:
+            yield Comparison(
+                variant=variant,
+                records=pairs[0][0].records,
+                epsilon=pairs[0][0].epsilon,
+                seeds=tuple(row.seed for row, _ in pairs),
+                exact_match=Difference.of([row.exact_match - other.exact_match for row, other in pairs]),
+                loss_per_token=Difference.of([row.loss_per_token - other.loss_per_token for row, other in pairs]),
+            )
+
+
+def comparison_table(found: Sequence[Comparison]) -> Table:
+    title = "beside today's at the same epsilon and seeds: mean difference, 95 % interval"
+    table = Table(title=title, title_style="dim")
+    for column in ("variant", "records", "epsilon", "pairs", "exact match", "loss a token"):
+        table.add_column(column, justify="left" if column == "variant" else "right")
+    for one in found:
+        match, loss = one.exact_match, one.loss_per_token
+        table.add_row(
+            one.variant,
+            f"{one.records:,}",
+            f"{one.epsilon:g}",
+            str(len(one.seeds)),
+            f"{100 * match.mean:+.1f} ± {100 * match.half:.1f} points",
+            f"{loss.mean:+.3f} ± {loss.half:.3f}",
+        )
+    return table
