@@ -111,7 +111,7 @@ def page() -> str:
     return f"{before}{TABLE_BEGINS}\n{table()}\n{TABLE_ENDS}{after}"
 
 
-def tests_of(file: str) -> Iterator[str]:
+def named_tests(file: str) -> Iterator[str]:
     """Node ids of the tests in a file, without parameters, as its text has them."""
     for node in ast.parse((ROOT / file).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
