@@ -214,10 +214,11 @@ def test_nothing_goes_beyond_any_order_where_ledgers_were_opened_apart(tmp_path:
     a = OneSilo(tmp_path / "a", registry).trains_on("one")
     a.spends(1)
     b = OneSilo(tmp_path / "b", registry, epsilon=9.0).trains_on("two")
-    b.spends(1)
+    b.spends(1, 2, 3, 4, 5)
     (other,) = {entry.order for entry in b.ledger.entries()} - {0, ORDER}
     b.trains_on("one")
-    assert a.guard.spent() == b.guard.spent() == max(cost(2), cost(2, other))
+    assert cost(6) != cost(6, other)
+    assert a.guard.spent() == b.guard.spent() == max(cost(6), cost(6, other))
 
 
 # ---- crashes, and two at once ---------------------------------------------------------------------------------------

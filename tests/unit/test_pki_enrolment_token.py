@@ -266,6 +266,10 @@ def test_the_stored_digest_knows_its_secret_and_no_other():
     digest = secret_digest(SECRET)
     assert digest == hashlib.sha256(b"lorica/v1/enrolment-secret\0" + SECRET).digest()
     verify_secret(SECRET, digest)
+    for place in (0, len(digest) - 1):  # each byte counts
+        almost = bytes(byte ^ (at == place) for at, byte in enumerate(digest))
+        with pytest.raises(AuthenticationError):
+            verify_secret(SECRET, almost)
     for wrong in (b"", SECRET[:-1], SECRET + b"\0", bytes(32)):
         with pytest.raises(AuthenticationError, match="does not match the invitation"):
             verify_secret(wrong, digest)

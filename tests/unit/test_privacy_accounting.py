@@ -193,6 +193,7 @@ def test_next_to_no_noise_promises_nothing(noise: float, relation: str) -> None:
 
 def test_no_noise_without_sampling() -> None:
     assert epsilon_of([GaussianRelease(0.0)], dp_delta=DP_DELTA) == UNLIMITED
+    assert epsilon_of([GaussianRelease(1.0), GaussianRelease(0.0)], dp_delta=DP_DELTA) == UNLIMITED
 
 
 def test_enormous_noise() -> None:

@@ -14,7 +14,7 @@ from coordinator.rounds.scores import BestModel
 from coordinator.rounds.states import Report
 from coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome, SiloWeight
 from coordinator.service.attendance import Attendance
-from coordinator.service.disclosure import of_all_silos
+from coordinator.service.disclosure import Means, means_of, of_all_silos
 from coordinator.service.journal import Journal
 from coordinator.service.records import EnrolledSilo, RoundRow, SiloRow
 from coordinator.service.standing import standing
@@ -107,6 +107,26 @@ def test_single_silos_are_in_no_log_and_no_metric(of_plan: dict[str, bool]) -> N
 @pytest.mark.parametrize("of_plan", PRIVATE, ids=lambda of_plan: next(iter(of_plan)))
 def test_a_mean_over_two_silos_is_as_good_as_their_scores(of_plan: dict[str, bool]) -> None:
     assert "0.4567891" not in told((A, B), **of_plan)
+
+
+def closed_round(*silos: SiloName, masked: bool = False) -> RoundClosed:
+    result = AggregationResult(model=model_after(1), outcome=Outcome.APPLIED, weights=(), weight_sum=6.0)
+    updates = () if masked else tuple(an_update(silo) for silo in silos)
+    return RoundClosed(key=key(), result=result, updates=updates, at=T0, masked=silos if masked else None)
+
+
+def test_means_that_no_noise_covers_are_not_told() -> None:
+    assert means_of(closed_round(A, B, C), terms(silo_level=True)) == Means()
+    assert means_of(closed_round(A, B, C, masked=True), terms(silo_level=True, secure_aggregation=True)) == Means()
+    of_records = means_of(closed_round(A, B, C), terms(record_level=True))
+    assert of_records.loss_reduction is not None
+    assert (of_records.loss_first, of_records.loss_last) == (None, None)
+
+
+def test_a_masked_mean_is_over_as_many_as_may_be_summed() -> None:
+    masked = terms(secure_aggregation=True)
+    assert means_of(closed_round(A, B, C, masked=True), masked) == Means(weight=2.0)
+    assert means_of(closed_round(A, B, masked=True), masked) == Means()
 
 
 @pytest.mark.parametrize("of_plan", [{}, *PRIVATE], ids=lambda of_plan: next(iter(of_plan), "open"))
