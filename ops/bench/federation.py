@@ -218,7 +218,8 @@ def _changes(written: Path, watch: _Watch) -> Iterator[None]:
 def _check(work: Path, rounds: int, *, masked: Mode | None) -> None:
     """Raise StateError unless each of `rounds` moved every parameter of the global model as its silos move theirs.
 
-    Under secure aggregation to within what integers can express and silos' noise within float32's steps (ADR 18).
+    Under secure aggregation to within what integers can express and silos' noise within float32's steps (ADR 18), and but for few
+    rows and columns: of some hundred thousand a silo takes one or two for numbers of one size, which it multiplies (ADR 16).
     """
     fine, finest = (2.0**-16, 2.0**-10) if masked else (2.0**-20, 2.0**-20)
     home = work / "coordinator"
@@ -231,5 +232,7 @@ def _check(work: Path, rounds: int, *, masked: Mode | None) -> None:
             narrow = now.dtype == torch.bfloat16
             relative, absolute = (2.0**-6, 2.0**-6) if narrow else (fine, finest)
             expected = moved(was.clone(), rounds=rounds)
-            if not torch.allclose(now.float(), expected, rtol=relative, atol=absolute * STEP * rounds):
+            close = torch.isclose(now.float(), expected, rtol=relative, atol=absolute * STEP * rounds)
+            spared = max(now.numel() // 256, *now.shape) if masked and now.dim() == 2 else 0
+            if int((~close).sum()) > spared:
                 raise StateError(f"the global model's {name} is not what {rounds} rounds of the silos' steps give")

@@ -229,7 +229,7 @@ class Checker:
                     for silo, key in known.items()
                 }
                 | self.keys,
-                by_hand=[silo for silo in self.by_hand if silo != self.silo],
+                by_hand=self.by_hand,  # the silo itself among them: its own word counts from its disk alone
                 removed=self.removed,
                 demands=Demands(colluders=self.colluders),
                 coordinator=COORDINATOR.public_key(),

@@ -273,6 +273,9 @@ def test_the_stored_digest_knows_its_secret_and_no_other():
     for wrong in (b"", SECRET[:-1], SECRET + b"\0", bytes(32)):
         with pytest.raises(AuthenticationError, match="does not match the invitation"):
             verify_secret(wrong, digest)
+    for at in range(len(digest)):
+        with pytest.raises(AuthenticationError, match="does not match the invitation"):
+            verify_secret(SECRET, digest[:at] + bytes([digest[at] ^ 1]) + digest[at + 1 :])
 
 
 def test_the_stored_digest_is_not_itself_a_secret_that_opens_the_door():

@@ -152,6 +152,15 @@ def test_coordinator_of_another_federation_is_refused():
         check(issued(identity, other), trust=both)
 
 
+def test_attack_authority_of_another_federation_in_the_bundle_names_a_silo_of_this_one():
+    """As does an institution's own root, or a neighbour that the bundle was made with: TLS alone would take it."""
+    other = Authority.create(OTHER_FEDERATION, now=NOW)
+    both = TrustBundle((AUTHORITY.certificate, other.certificate))
+    certificate = forge(other, [uri(HOSPITAL.uri)])
+    with pytest.raises(AuthenticationError, match="not issued by a CA of federation northern-care"):
+        identify(certificate, trust=both)
+
+
 @pytest.mark.parametrize(
     "names",
     [

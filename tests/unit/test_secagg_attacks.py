@@ -1,6 +1,6 @@
 """A hostile coordinator against a silo's machine: each attack ends in a refusal, and nothing changes or is revealed."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -513,6 +513,15 @@ def test_another_plan_has_a_memory_of_its_own() -> None:
     assert both.of(PLAN) == memory.of(PLAN)
     with pytest.raises(PolicyRefusal, match="no lower round"):
         both.check_may_join(attempt(round=4))
+
+
+def test_every_part_of_an_attempt_is_in_its_digest() -> None:
+    """What a silo signed for one attempt counts in no other, were the coordinator to draw one id twice."""
+    one = attempt()
+    changes = {"federation": "elsewhere", "plan": bytes(32), "round": 2, "number": 2, "id": bytes(32)}
+    assert changes.keys() == {field.name for field in fields(one)}
+    digests = {one.digest, *(replace(one, **{name: value}).digest for name, value in changes.items())}
+    assert len(digests) == 6
 
 
 def test_an_attempt_of_another_federation_is_refused() -> None:

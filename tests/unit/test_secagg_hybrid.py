@@ -7,6 +7,7 @@ that come out must be others than the true ones. The dealers' side is played by 
 from collections.abc import Callable
 from dataclasses import fields, replace
 from itertools import combinations
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,13 +15,14 @@ from hypothesis import strategies as st
 
 from security.errors import IntegrityError, MalformedMessage
 from security.secure_aggregation import coordinator_machine as coordinator
-from security.secure_aggregation import key_agreement, pair_secret
+from security.secure_aggregation import key_agreement, pair_secret, share_box
 from security.secure_aggregation import silo_machine as silo
 from security.secure_aggregation.coordinator_machine import Offence
 from security.secure_aggregation.key_agreement import KEM_KEY_BYTES, Encapsulation, KeyPair, Link, encapsulated, halves
 from security.secure_aggregation.messages import Advertisement, SharedKeys, signed
 from security.secure_aggregation.pair_secret import PairCopy
 from security.secure_aggregation.secret import Secret
+from security.secure_aggregation.secret_sharing import SALT_BYTES, SHARE_BYTES
 from tests.support import ml_kem
 from tests.support.secagg_federation import Federation, entropy, identity_key, silo_names
 
@@ -239,3 +241,23 @@ def test_a_dealing_is_bound_to_every_part_of_a_sealed_share() -> None:
     ):
         digests.add(replace(share, **change).digest)  # type: ignore[arg-type]
     assert len(digests) == 6
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"roster": bytes(31) + b"\1"}, {"dealer": SECOND}, {"holder": SECOND}],
+    ids=["roster", "dealer", "holder"],
+)
+def test_a_box_opens_for_its_own_roster_dealer_and_holder_alone(changed: dict[str, Any]) -> None:
+    """By the associated data also under its own key; the changed names leave its length as it is."""
+    key, bound_to = Secret(bytes(32)), {"roster": bytes(32), "dealer": THIRD, "holder": FIRST}
+    shares = share_box.KeyShares(
+        self_mask=Secret(bytes(SHARE_BYTES)),
+        self_mask_salt=Secret(bytes(SALT_BYTES)),
+        mask_key=Secret(bytes(SHARE_BYTES)),
+        mask_key_salt=Secret(bytes(SALT_BYTES)),
+    )
+    box = share_box.sealed(shares, key, **bound_to)  # type: ignore[arg-type]
+    assert share_box.opened(box, key, **bound_to) == shares  # type: ignore[arg-type]
+    with pytest.raises(IntegrityError, match="does not open"):
+        share_box.opened(box, key, **(bound_to | changed))
