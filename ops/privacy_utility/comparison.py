@@ -6,7 +6,7 @@ A pair has the same records, warm start, plan seed and epsilon; the noise of eac
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, fmean, stdev
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Final
 
 from rich.table import Table
@@ -23,8 +23,6 @@ VARIANTS: Final[Mapping[str, Mapping[str, object]]] = {
     "both": {"privacy.average_decay": 0.9999, "training.optimizer": "adam_corrected"},
 }
 """What a plan has otherwise. "corrected-slower" is for steps that are up to three times as long: its rate is a third."""
-_STUDENT: Final = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
-"""The 97.5 % quantile of Student's t for 1, 2 ... degrees of freedom."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +52,10 @@ class Comparison:
 
 
 def student(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t, `freedom` from 1; beyond the table by Cornish and Fisher's expansion, to a thousandth."""
-    if freedom <= len(_STUDENT):
-        return _STUDENT[freedom - 1]
-    z = NormalDist().inv_cdf(0.975)
-    return (
-        z
-        + (z**3 + z) / (4 * freedom)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
-    )
+    """The 97.5 % quantile of Student's t, `freedom` from 1."""
+    from scipy.stats import t  # here, not above: it takes a second, and commands that only list themselves do without
+
+    return float(t.ppf(0.975, freedom))
 
 
 def comparisons(rows: "Sequence[Row]") -> Iterator[Comparison]:
