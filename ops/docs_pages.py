@@ -127,6 +127,8 @@ SILO_MEANINGS: Final[dict[str, str]] = {
     "plan says, also each line by itself; `max_epsilon` then counts for a line, which costs more where the plan groups lines.",
     "policy.max_epsilon": "Most epsilon that this silo's records ever cost, over all private rounds of all plans, by a filter that "
     "costs somewhat more than one plan by itself; a plan that would take more, or a round, is refused.",
+    "policy.max_epsilon_alone": "The same towards all other silos of a sum, if they worked against this one, where silos make noise together "
+    '(`[privacy] noise = "joint"`). 0: no such plan is taken.',
     "policy.max_dp_delta": "The dp_delta at which that epsilon is counted.",
     "policy.min_grad_norm": "Least `[training] max_grad_norm` of a plan with record-level privacy.",
     "policy.max_model_value": "Largest parameter, in size, of a round model that is trained with record-level privacy. Trained models have "

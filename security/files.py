@@ -19,6 +19,7 @@ from pathlib import Path
 
 from security.errors import ConfigurationError, StorageError
 
+_BLOCK = 1 << 20
 PRIVATE_FILE_MODE = 0o600
 PRIVATE_FOLDER_MODE = 0o700
 
@@ -161,7 +162,9 @@ def was_erased(path: Path) -> bool:
 
 def overwrite(descriptor: int) -> None:
     """Zeros over every byte of an open file, durably: only then may it be deleted. Raises OSError."""
-    write_at(descriptor, bytes(os.fstat(descriptor).st_size), 0)
+    size, zeros = os.fstat(descriptor).st_size, bytes(_BLOCK)
+    for position in range(0, size, _BLOCK):
+        write_at(descriptor, memoryview(zeros)[: size - position], position)
     os.fsync(descriptor)
 
 

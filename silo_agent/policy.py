@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field
 
 from security.errors import PolicyRefusal
 from security.identifiers import SiloName
-from security.privacy.accounting import Budget
+from security.privacy.accounting import Budget, GaussianRelease
 from security.privacy.renyi_filter import favoured_order, filtered_epsilon
 from silo_agent.tokenizer_parts import odd_parts
 from silo_wire.canonical import Digest
@@ -76,6 +76,8 @@ class PolicyRules(Section):
     require_privacy: Literal["none", "record", "silo"] = "none"
     unit_field: Annotated[str, Field(max_length=100)] = ""  # what a private plan must group lines by; "": anything
     max_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0  # of all private rounds ever, over all plans
+    # the same towards all other silos of a sum, if they worked against this one; 0: no plan whose noise silos make together
+    max_epsilon_alone: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     max_dp_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5  # the dp_delta at which max_epsilon is counted
     # of one record's gradient under record-level privacy: far below what float32 resolves in trained parameters nothing is learnt
     min_grad_norm: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-4
@@ -241,7 +243,12 @@ class SiloPolicy:
     @property
     def budget(self) -> Budget:
         rules = self.rules
-        return Budget(epsilon=rules.max_epsilon, dp_delta=rules.max_dp_delta, unit=rules.unit_field)
+        return Budget(
+            epsilon=rules.max_epsilon,
+            dp_delta=rules.max_dp_delta,
+            alone=rules.max_epsilon_alone,
+            unit=rules.unit_field,
+        )
 
     def check_upload(self, manifest: Manifest, *, masked: bool = False) -> None:
         """Raises PolicyRefusal when an update must not leave: it has no mask, or is larger than may leave in one round."""
@@ -357,15 +364,11 @@ class SiloPolicy:
                 f"plan {plan.name} clips gradients to max_grad_norm = {norm:g}, [policy] min_grad_norm of this silo wants at least "
                 f"{rules.min_grad_norm:g}: have the operator raise [training] max_grad_norm in the plan",
             )
+        yield from self._joint_noise(plan)
         of_round = [release for _, release in plan.releases_of_round]
-        budget, unit = self.budget, plan.privacy.unit_field
-        relation = budget.relation_over((mechanism, unit) for mechanism, _ in plan.releases_of_round) or budget.relation
-        epsilon = filtered_epsilon(
-            [replace(release, steps=release.steps * plan.schedule.rounds) for release in of_round],
-            favoured=favoured_order(of_round, epsilon=budget.epsilon, dp_delta=budget.dp_delta, relation=relation),
-            dp_delta=budget.dp_delta,
-            relation=relation,
-        )
+        unit = plan.privacy.unit_field
+        of_rounds = [replace(release, steps=release.steps * plan.schedule.rounds) for release in of_round]
+        epsilon = self._cost(of_rounds, of_round, plan)
         if epsilon > rules.max_epsilon:
             yield PolicyRefusal(
                 "max_epsilon",
@@ -377,6 +380,41 @@ class SiloPolicy:
                     if unit and not rules.unit_field
                     else ""
                 ),
+            )
+
+    def _cost(self, of_rounds: Sequence[GaussianRelease], of_round: Sequence[GaussianRelease], plan: Plan) -> float:
+        """What a plan's rounds come to by the filter that its first round would open."""
+        budget, unit = self.budget, plan.privacy.unit_field
+        relation = budget.relation_over((mechanism, unit) for mechanism, _ in plan.releases_of_round) or budget.relation
+        return filtered_epsilon(
+            of_rounds,
+            favoured=favoured_order(of_round, epsilon=budget.epsilon, dp_delta=budget.dp_delta, relation=relation),
+            dp_delta=budget.dp_delta,
+            relation=relation,
+        )
+
+    def _joint_noise(self, plan: Plan) -> Iterator[PolicyRefusal]:
+        rules = self.rules
+        if not plan.joint:
+            return
+        if rules.trust_on_first_use:
+            yield PolicyRefusal(
+                "trust_on_first_use",
+                f"plan {plan.name} counts on noise of {plan.noise_makers} silos, and [policy] trust_on_first_use of this silo would take "
+                "silos that the coordinator invented for some of them: set it to false and pin the others' keys, or have the operator set "
+                '[privacy] noise = "own"',
+            )
+        of_rounds = [
+            replace(release.alone, steps=release.steps * plan.schedule.rounds) for _, release in plan.releases_of_round
+        ]
+        alone = self._cost(of_rounds, [release for _, release in plan.releases_of_round], plan)
+        if alone > rules.max_epsilon_alone:
+            yield PolicyRefusal(
+                "max_epsilon_alone",
+                f"the noise of plan {plan.name} is made by {plan.noise_makers} silos together: if all others worked against this one, its "
+                f"{plan.schedule.rounds} rounds would cost epsilon {alone:.3g} at dp_delta {rules.max_dp_delta:g}, [policy] "
+                f"max_epsilon_alone of this silo is {rules.max_epsilon_alone:g}: change it, or have the operator set [privacy] noise = "
+                '"own"',
             )
 
     def _masks(self, bundle: PlanBundle) -> Iterator[PolicyRefusal]:
@@ -558,6 +596,7 @@ _LIMITS = {
     "max_rounds": "each further sum tells more of the same records",
     "max_epochs": "the longer it trains in a round, the more a delta tells of single records",
     "max_epsilon": "the promise to each record is weaker",
+    "max_epsilon_alone": "silos that work together against this one learn more of each record",
     "max_model_value": "a model may be made for something else than to learn",
     "max_dp_delta": "the promise to each record is weaker",
 }

@@ -7,8 +7,10 @@ weights is. Overrides under masks are told too, since silos refuse them until th
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from security.errors import ConfigurationError, MalformedMessage
+from security.privacy.accounting import epsilon_of
 from silo_wire.plan import Plan
 from silo_wire.work import widest_gap
 
@@ -29,10 +31,10 @@ def forecast(plan: Plan) -> tuple[str, ...]:
 def require_worth(plan: Plan, where: str) -> None:
     """Raise ConfigurationError where the noise of a sum is longer than the plan itself allows; `where` names the plan."""
     privacy, parameters = plan.privacy, plan.model.parameters
-    if privacy.level != "silo":
-        return
     if plan.noise_at == "silos":
         _require_masks_that_hold(plan, where)
+    if privacy.level != "silo":
+        return
     ratio = privacy.noise_to_signal(parameters, privacy.nominal_silos)
     if ratio > privacy.max_noise_to_signal:
         raise ConfigurationError(
@@ -43,22 +45,24 @@ def require_worth(plan: Plan, where: str) -> None:
 
 
 def _require_masks_that_hold(plan: Plan, where: str) -> None:
-    """What a cohort can be at most, and that 32-bit words hold sum and noise of the smallest and of the expected one."""
+    """What a cohort can be at most, and that 32-bit words hold sum and noise of the smallest and, at silo level, of the expected one."""
     # Here, not above: numpy, which these bring, is for plans with masks alone.
     from security.identifiers import FederationName, SiloName
     from security.secure_aggregation.fixed_point import Ranges, TensorRange
     from security.secure_aggregation.parameters import Terms
     from security.secure_aggregation.release_groups import Partition, first_link
+    from silo_wire.noised_masks import noise_terms
     from silo_wire.secure_codec import MAX_COHORT
 
     privacy, aggregation, least = plan.privacy, plan.aggregation, plan.schedule.min_silos
-    if privacy.nominal_silos > MAX_COHORT:
+    expected = least if plan.joint else max(least, privacy.nominal_silos)
+    if expected > MAX_COHORT and not plan.joint:
         raise ConfigurationError(
             f"{where}: [privacy] nominal_silos = {privacy.nominal_silos}, and secure aggregation takes cohorts of at most "
             f"{MAX_COHORT} silos: set it to no more, or secure_aggregation to false, with which the coordinator makes the noise"
         )
     # Who is with whom is not known here: without groups the fewest silos of a sum are the fewest that there can be.
-    silos = tuple(SiloName(f"silo-{number:03}") for number in range(max(least, privacy.nominal_silos)))
+    silos = tuple(SiloName(f"silo-{number:03}") for number in range(expected))
     terms = Terms(
         model=bytes(32),
         link=first_link(FederationName("forecast"), Partition.singletons(silos)),
@@ -67,9 +71,9 @@ def _require_masks_that_hold(plan: Plan, where: str) -> None:
         min_survivors=aggregation.min_survivors,
         colluders=aggregation.colluders,
         threshold=aggregation.threshold or None,
-        noise_multiplier=privacy.noise_multiplier,
+        noise=noise_terms(plan),
     )
-    for cohort in sorted({least, max(least, privacy.nominal_silos)}):
+    for cohort in sorted({least, expected}):
         try:
             terms.parameters(silos[:cohort])
         except MalformedMessage as error:
@@ -113,6 +117,8 @@ def _of_silos(plan: Plan) -> Iterator[str]:
 
 def _of_records(plan: Plan) -> Iterator[str]:
     privacy = plan.privacy
+    if plan.joint:
+        yield from _of_joint_noise(plan)
     if not plan.weighted:
         return
     noise = privacy.loss_noise_multiplier * privacy.loss_bound
@@ -123,3 +129,17 @@ def _of_records(plan: Plan) -> Iterator[str]:
     )
     if noise > MOST_OF_A_WEIGHT * expected:
         yield 'noise drowns the weights: [aggregation] weighting = "equal" costs no epsilon and is likely to learn better'
+
+
+def _of_joint_noise(plan: Plan) -> Iterator[str]:
+    privacy, makers = plan.privacy, plan.noise_makers
+    ((_, release),) = plan.releases_of_round
+    alone = epsilon_of([replace(release.alone, steps=release.steps * plan.schedule.rounds)], dp_delta=privacy.dp_delta)
+    yield (
+        f"the noise is made by {makers} silos together, and the promise is towards who sees sums alone: the coordinator, those who get "
+        f"models, and at most {max(plan.aggregation.colluders, 1)} of a sum's silos with them"
+    )
+    yield (
+        f"if all other silos of a sum worked against one, epsilon for its records would be {alone:.3g}: a silo takes no such plan unless "
+        "its people set [policy] max_epsilon_alone"
+    )

@@ -51,6 +51,7 @@ from security.secure_aggregation.parameters import Terms
 from silo_wire.canonical import Digest
 from silo_wire.masked_ranges import CLOSING_RANGES, ranges_of
 from silo_wire.messages import RoundKey
+from silo_wire.noised_masks import noise_terms
 from silo_wire.statements import MODEL_DOMAIN, model_statement
 
 RETRY_S = 10.0
@@ -347,7 +348,7 @@ class RoundLoop:
             min_survivors=section.min_survivors,
             colluders=section.colluders,
             threshold=section.threshold or None,
-            noise_multiplier=plan.privacy.noise_multiplier if plan.noise_at == "silos" else 0.0,
+            noise=noise_terms(plan),
         )
         return MaskingOpened(
             now=self._clock(),

@@ -49,7 +49,7 @@ from silo_wire.canonical import Digest, digest_of
 from silo_wire.manifest import Layout, TensorSpec, manifest_of
 from silo_wire.masked_ranges import ranges_of
 from silo_wire.messages import RoundKey, TrainingSummary, UpdateHeader
-from silo_wire.noised_masks import noise_shares
+from silo_wire.noised_masks import noise_shares, noise_terms
 from silo_wire.plan import Plan, PlanBundle
 
 MULTIPLIER, NORM, CAP, DIVISOR = 2.3, 0.5, 20.0, 8
@@ -255,7 +255,7 @@ def at_the_silos(work: Path) -> Iterator[Check]:
         link=first_link(_FEDERATION, Partition.singletons(_SILOS)),
         ranges=ranges_of(bundle),
         colluders=COLLUDERS,
-        noise_multiplier=plan.privacy.noise_multiplier,
+        noise=noise_terms(plan),
     )
     parameters = terms.parameters(_SILOS)
     roots = [secrets.token_bytes(KEY_BYTES) for _ in range(_honest())]

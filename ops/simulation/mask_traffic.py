@@ -35,6 +35,7 @@ from security.secure_aggregation.share_box import box_bytes
 from security.secure_aggregation.transcript import DIGEST_BYTES
 from silo_wire.masked_ranges import ranges_of
 from silo_wire.messages import Mask, MaskAnswer, RoundKey
+from silo_wire.noised_masks import noise_terms
 from silo_wire.plan import PlanBundle
 from silo_wire.secure_codec import mask_answer_to_wire, mask_to_wire, masked_input_to_wire
 
@@ -70,7 +71,6 @@ class _Cohort:
             number=1,
             id=b"\x01" * ATTEMPT_ID_BYTES,
         )
-        noised = plan.noise_at == "silos"
         section = plan.aggregation
         terms = Terms(
             model=bytes.fromhex(self._model),
@@ -80,7 +80,7 @@ class _Cohort:
             min_survivors=section.min_survivors,
             colluders=section.colluders,
             threshold=section.threshold or None,
-            noise_multiplier=plan.privacy.noise_multiplier if noised else 0.0,
+            noise=noise_terms(plan),
         )
         self._roster = Roster(
             attempt=self._attempt,

@@ -19,7 +19,7 @@ CLOSING_RANGES: Final = Ranges.of(sizes=(SCORES_ALONE.parameters,), largest_delt
 def plan_ranges(section: AggregationSection, layout: Layout, *, noised: bool = False) -> Ranges:
     """What a round of the plan can express, for every tensor of `layout` alike.
 
-    `noised` is whether the silos make noise, which is sized for a delta that is clipped and not scaled further: no coordinate of it is larger than it is
+    `noised` is whether the silos make noise for whole deltas, which is sized for a delta that is clipped and not scaled further: no coordinate of it is larger than it is
     long. Else the smaller of both bounds stands.
     """
     bounds = [section.max_delta_norm] if section.max_delta_norm else []
@@ -31,7 +31,7 @@ def plan_ranges(section: AggregationSection, layout: Layout, *, noised: bool = F
 
 def ranges_of(bundle: PlanBundle) -> Ranges:
     plan = bundle.plan
-    return plan_ranges(plan.aggregation, bundle.layout, noised=plan.noise_at == "silos")
+    return plan_ranges(plan.aggregation, bundle.layout, noised=plan.noise_at == "silos" and not plan.joint)
 
 
 def check_ranges(bundle: PlanBundle, offered: Ranges, *, closing: bool) -> None:

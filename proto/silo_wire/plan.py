@@ -394,6 +394,54 @@ class Plan(Section):
             unlike = self._unlike_private() if level == "record" else self._unlike_silo_level()
             for key, has, needed, why in (*unlike, *self._scores()):
                 yield f'{key} = {has} does not go with [privacy] level = "{level}", {why}: set it to {needed}'
+        if self.joint:
+            for key, has, needed, why in self._unlike_joint():
+                yield f'{key} = {has} does not go with [privacy] noise = "joint", {why}: set it to {needed}'
+
+    def _unlike_joint(self) -> Iterator[tuple[str, object, str, str]]:
+        """The same for noise that silos make together, under which a round is one step of the sum of their gradients."""
+        aggregation, privacy, training = self.aggregation, self.privacy, self.training
+        alone = "under which no update is covered alone"
+        for key, value, needed, why in (
+            ("[aggregation] secure_aggregation", aggregation.secure_aggregation, True, alone),
+            ("[aggregation] weighting", aggregation.weighting, "equal", "under which all silos weigh the same"),
+            ("[aggregation] max_delta_norm", aggregation.max_delta_norm, 0.0, "which cuts coordinates to delta_bound"),
+            ("[privacy] steps", privacy.steps, 1, "under which a round is one step"),
+            ("[privacy] average_decay", privacy.average_decay, 0.0, "under which a round has no iterates"),
+            (
+                "[privacy] neighbouring_relation",
+                privacy.neighbouring_relation,
+                "add_or_remove_one",
+                "which no proof covers with sampling where a record is replaced",
+            ),
+        ):
+            if value != needed:
+                yield key, _shown(value), _shown(needed), why
+        if training.optimizer == "adam_corrected":
+            yield "[training] optimizer", '"adam_corrected"', '"adamw"', "under which no silo has an optimizer"
+        if not 0 < privacy.answer_after_s < self.schedule.training_deadline_s:
+            yield (
+                "[privacy] answer_after_s",
+                f"{privacy.answer_after_s:g}",
+                f"more than any silo's gradients take, and less than [schedule] training_deadline_s = "
+                f"{self.schedule.training_deadline_s:g}",
+                "since how long a silo takes tells how many records it drew",
+            )
+        if training.max_grad_norm and self.gradient_reach < 1:
+            yield (
+                "[aggregation] delta_bound",
+                f"{aggregation.delta_bound:g}",
+                f"at least max_grad_norm / expected_batch_size = {training.max_grad_norm / privacy.expected_batch_size:g}",
+                "whose range has room for one record",
+            )
+        for silo, override in training.overrides.items():
+            if override.learning_rate is not None:
+                yield (
+                    f"[training.overrides.{silo}]",
+                    "learning_rate",
+                    "batch_size alone",
+                    "under which the server steps",
+                )
 
     def _unlike_private(self) -> Iterator[tuple[str, object, str, str]]:
         """Key, value, what it must be and why, for each key that does not go with record-level privacy."""
@@ -493,17 +541,44 @@ class Plan(Section):
         """
         privacy = self.privacy
         if privacy.level == "record":
-            return privacy.releases_of_round(weighted=self.weighted)
+            makers = {"makers": self.noise_makers} if self.joint else {}
+            return privacy.releases_of_round(weighted=self.weighted, **makers)
         if self.noise_at == "silos":
             return privacy.releases_of_round(weighted=self.weighted, noise_multiplier=privacy.noise_multiplier / 2)
         return []
 
     @property
     def noise_at(self) -> Literal["nowhere", "coordinator", "silos"]:
-        """Who makes the noise of sums of deltas, under silo-level privacy: the silos where the coordinator sees nothing but the sum."""
+        """Who makes the noise of sums: of deltas, under silo-level privacy, the silos where the coordinator sees nothing but the sum."""
+        if self.joint:
+            return "silos"
         if self.privacy.level != "silo":
             return "nowhere"
         return "silos" if self.aggregation.secure_aggregation else "coordinator"
+
+    @property
+    def joint(self) -> bool:
+        """Whether a round is one step of a masked sum of gradients, whose noise the silos make together."""
+        return self.privacy.level == "record" and self.privacy.noise == "joint"
+
+    @property
+    def noise_makers(self) -> int:
+        """Of joint noise: of how many silos it counts. So many of any sum make theirs, and are not among those who look at it.
+
+        As for the smallest cohort that may begin, without release groups; where groups leave fewer silos in a sum, no attempt begins
+        (parameters.NoiseTerms). It is 2 at least, by the rules of masks.
+        """
+        # Here, not above: numpy, which this brings, is for plans with masks alone.
+        from security.secure_aggregation.parameters import threshold_for
+
+        wanted = self.aggregation
+        threshold = threshold_for(self.schedule.min_silos, colluders=wanted.colluders, asked=wanted.threshold or None)
+        return max(threshold, wanted.min_survivors) - max(wanted.colluders, 1)
+
+    @property
+    def gradient_reach(self) -> float:
+        """Of joint noise: how many records of the largest gradient the range of a silo's sum has room for."""
+        return self.aggregation.delta_bound * self.privacy.expected_batch_size / self.training.max_grad_norm
 
     @property
     def timetable(self) -> Timetable:
@@ -658,6 +733,10 @@ class PlanBundle:
         if len(set(names)) != len(names):
             raise MalformedMessage(f"plan bundle names a file twice: {names}")
         return cls(Plan.from_json(message.plan_json), {file.name: file.content for file in message.files})
+
+
+def _shown(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else json.dumps(value)
 
 
 def _require_adapters(layout: Layout, base: Layout, section: AdaptersSection) -> None:

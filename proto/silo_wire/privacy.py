@@ -6,6 +6,7 @@ numbers alone and never from how many records it has: the noise of an update wou
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -34,12 +35,14 @@ Release = tuple[Mechanism, GaussianRelease]
 class PrivacySection(Section):
     """One unit more or less changes how likely anything is that is released in a run by at most `target_epsilon`.
 
-    The unit of `level` "record" is a record, and what is released is all that leaves its silo. That of "silo" is a silo with all of its
+    The unit of `level` "record" is a record. With `noise` "own" what is released is all that leaves its silo; with "joint" its silo makes
+    a part of the noise alone, and what is released is the sum of several silos, which is all that is seen of it. That of "silo" is a silo with all of its
     records, and what is released is a noised sum of clipped deltas: to whoever sees models, or, where the silos make the noise, to
     the coordinator as well.
     """
 
     level: Literal["none", "record", "silo"] = "none"
+    noise: Literal["own", "joint"] = "own"  # of level "record": what covers each update alone, or the masked sum of all
     target_epsilon: Annotated[float, Field(gt=0, le=1e3)] = 8.0  # of all rounds together
     dp_delta: Annotated[float, Field(ge=LEAST_DP_DELTA, lt=1)] = 1e-5
     neighbouring_relation: NeighbouringRelation = "add_or_remove_one"
@@ -48,7 +51,10 @@ class PrivacySection(Section):
     )
     nominal_records: Annotated[int, Field(ge=1, le=1 << 40)] = 1000  # or units: the public stand-in for |D_i|
     expected_batch_size: Annotated[int, Field(ge=1, le=1 << 30)] = 128
-    steps: Annotated[int, Field(ge=1, le=1_000_000)] = 20  # optimizer steps of a round
+    steps: Annotated[int, Field(ge=1, le=1_000_000)] = 20  # optimizer steps of a round; of joint noise 1
+    answer_after_s: Annotated[float, Field(ge=0, le=1e7)] = (
+        0.0  # of joint noise: how long after its order a silo says that it has trained, whatever its sample
+    )
     noise_multiplier: NoiseMultiplier = (
         0.0  # over max_grad_norm or max_delta_norm; 0: `plan new` finds the least that will do
     )
@@ -88,6 +94,20 @@ class PrivacySection(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _joint_noise_covers_records(self) -> Self:
+        if self.noise == "joint" and self.level != "record":
+            raise ValueError(
+                f'[privacy] noise = "joint" does not go with level = "{self.level}": it is noise of several silos for single records; set '
+                'it to "own", or level to "record"'
+            )
+        if self.answer_after_s and self.noise != "joint":
+            raise ValueError(
+                f'[privacy] answer_after_s = {self.answer_after_s:g} does not go with noise = "own", under which a silo answers when it '
+                'has trained: set it to 0, or noise to "joint"'
+            )
+        return self
+
     @property
     def sampling_rate(self) -> float:
         return self.expected_batch_size / self.nominal_records
@@ -121,9 +141,13 @@ class PrivacySection(Section):
             seconds=0.0,
         )
 
-    def releases_of_round(self, *, weighted: bool, noise_multiplier: float | None = None) -> Sequence[Release]:
-        """What one round releases of one unit; `weighted` where updates weigh by their loss reduction."""
+    def releases_of_round(
+        self, *, weighted: bool, noise_multiplier: float | None = None, makers: int = 2
+    ) -> Sequence[Release]:
+        """What one round releases of one unit; `weighted` where updates weigh by their loss reduction, `makers` of joint noise."""
         noise = self.noise_multiplier if noise_multiplier is None else noise_multiplier
+        if self.noise == "joint":
+            return [("joint_gradients", GaussianRelease(noise, self.sampling_rate, self.steps, makers))]
         if self.level == "silo":
             return [("delta", GaussianRelease(noise))]
         gradients = GaussianRelease(noise, self.sampling_rate, self.steps)
@@ -133,13 +157,10 @@ class PrivacySection(Section):
         return releases
 
     def epsilon(self, *, rounds: int, weighted: bool, noise_multiplier: float | None = None) -> float:
-        """What `rounds` rounds cost together."""
+        """What `rounds` rounds cost together; of joint noise towards who sees sums, which is the same for any number of makers."""
         once = self.releases_of_round(weighted=weighted, noise_multiplier=noise_multiplier)
         return epsilon_of(
-            [
-                GaussianRelease(release.noise_multiplier, release.sampling_rate, release.steps * rounds)
-                for _, release in once
-            ],
+            [replace(release, steps=release.steps * rounds) for _, release in once],
             dp_delta=self.dp_delta,
             relation=self.neighbouring_relation,
         )

@@ -9,7 +9,7 @@ Every fault is MalformedMessage. Counts are bounded before anything is made of t
 """
 
 from collections.abc import Sequence, Sized
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.protobuf.message import DecodeError, Message
@@ -40,7 +40,7 @@ from security.secure_aggregation.messages import (
     check_names,
 )
 from security.secure_aggregation.pair_secret import PairCopy
-from security.secure_aggregation.parameters import Parameters, Terms
+from security.secure_aggregation.parameters import NoiseTerms, Parameters, Terms
 from security.secure_aggregation.roster import Roster
 from security.secure_aggregation.secret import Secret
 from security.secure_aggregation.silo_memory import MAX_ANNOUNCED, MAX_PLANS, PlanMemory, Seen, SiloMemory
@@ -813,7 +813,7 @@ def _terms_to_stored(terms: Terms) -> pb.Terms:
         min_survivors=terms.min_survivors,
         colluders=terms.colluders,
         threshold=terms.threshold,
-        noise_multiplier=terms.noise_multiplier,
+        **_noise_to_stored(terms.noise),
     )
 
 
@@ -827,5 +827,27 @@ def _terms_from_stored(message: pb.Terms, federation: FederationName) -> Terms:
         min_survivors=message.min_survivors,
         colluders=message.colluders,
         threshold=message.threshold if message.HasField("threshold") else None,
+        noise=_noise_from_stored(message),
+    )
+
+
+def _noise_to_stored(noise: NoiseTerms | None) -> dict[str, Any]:
+    if noise is None:
+        return {}
+    return {
+        "noise_multiplier": noise.noise_multiplier,
+        "noise_makers": noise.makers,
+        "noise_reach": noise.reach,
+        "noise_grain": noise.grain,
+    }
+
+
+def _noise_from_stored(message: pb.Terms) -> NoiseTerms | None:
+    if not message.noise_multiplier:
+        return None
+    return NoiseTerms(
         noise_multiplier=message.noise_multiplier,
+        makers=message.noise_makers if message.HasField("noise_makers") else None,
+        reach=message.noise_reach or 1.0,
+        grain=message.noise_grain,
     )

@@ -6,13 +6,17 @@ whose upper bound is taken.
 
 Mechanisms and noise multipliers are for adding or removing one unit: noise over the most that one unit adds. To replace one is
 to remove one and add another: twice the shift where nothing is sampled, and with sampling the pair of replaced_unit.py.
+
+Noise that several parties make together is a sum of discrete Gaussians, coarser than what one party makes alone. Shifts of it are
+whole numbers, and of a discrete Gaussian that is shifted by whole numbers the moments of whole orders are a Gaussian's: with or
+without sampling, Renyi divergences of whole orders are exact. So releases with such noise are counted by these alone.
 """
 
 import math
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, get_args
 
@@ -56,13 +60,22 @@ _ROUGH_ORDERS = (
 )
 
 
+_WHOLE_ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 512)
+_ROUNDING = 1e-12
+"""Above what a divergence of one step is too small by, computed as the logarithm of a sum near 1."""
+
+
 @dataclass(frozen=True, slots=True)
 class GaussianRelease:
-    """`steps` releases of a sum over a sample of the units, each with noise of `noise_multiplier` times what one unit adds at most."""
+    """`steps` releases of a sum over a sample of the units, each with noise of `noise_multiplier` times what one unit adds at most.
+
+    `makers` made that noise together, each as much as the others: whoever knows of all parts but one faces a root of `makers` less.
+    """
 
     noise_multiplier: float
     sampling_rate: float = 1.0
     steps: int = 1
+    makers: int = 1
 
     def __post_init__(self) -> None:
         if not (self.noise_multiplier >= 0.0 and math.isfinite(self.noise_multiplier)):
@@ -71,17 +84,26 @@ class GaussianRelease:
             raise ConfigurationError(f"sampling rate is {self.sampling_rate}: it is above 0 and at most 1")
         if self.steps < 0:
             raise ConfigurationError(f"a release has {self.steps} steps: it has none or more")
+        if self.makers < 1:
+            raise ConfigurationError(f"noise has {self.makers} makers: it has one or more")
+
+    @property
+    def alone(self) -> "GaussianRelease":
+        """What is left of it where all makers but one work against the units: the noise of that one."""
+        return replace(self, noise_multiplier=self.noise_multiplier / math.sqrt(self.makers), makers=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """The most that a holder of records ever releases, over all plans.
 
-    `unit` is the key of whom several records belong to, where it holds for all of these together; "": for each record.
+    `unit` is the key of whom several records belong to, where it holds for all of these together; "": for each record. `alone` is the
+    most towards others who make noise together with this holder, if all of them work against it; 0: no such noise is counted on.
     """
 
     epsilon: float
     dp_delta: float
+    alone: float = 0.0
     relation: NeighbouringRelation = "add_or_remove_one"
     unit: str = ""
 
@@ -114,6 +136,8 @@ def epsilon_of(
         return 0.0
     if any(release.noise_multiplier < 1 / MOST_NOISE for release in made):
         return UNLIMITED
+    if any(release.makers > 1 for release in made):
+        return _of_whole_orders(tuple(made), dp_delta, relation)
     if all(release.sampling_rate == 1.0 for release in made):
         mu = math.sqrt(sum(release.steps / release.noise_multiplier**2 for release in made))
         return gaussian_epsilon(mu if relation == "add_or_remove_one" else 2 * mu, dp_delta)
@@ -122,10 +146,10 @@ def epsilon_of(
 
 def merged(releases: Iterable[GaussianRelease]) -> list[GaussianRelease]:
     """The same with equal mechanisms as one of more steps, which is what an accountant is quick with; none of no steps."""
-    steps: Counter[tuple[float, float]] = Counter()
+    steps: Counter[tuple[float, float, int]] = Counter()
     for release in releases:
-        steps[release.noise_multiplier, release.sampling_rate] += release.steps
-    return [GaussianRelease(noise, rate, count) for (noise, rate), count in steps.items() if count]
+        steps[release.noise_multiplier, release.sampling_rate, release.makers] += release.steps
+    return [GaussianRelease(noise, rate, count, makers) for (noise, rate, makers), count in steps.items() if count]
 
 
 def gaussian_epsilon(mu: float, dp_delta: float) -> float:
@@ -161,6 +185,54 @@ def check_dp_delta(dp_delta: float) -> None:
     """Raise ConfigurationError unless it is a probability that promises something."""
     if not 0.0 < dp_delta < 1.0:
         raise ConfigurationError(f"dp_delta is {dp_delta}: set it above 0 and below 1, far below one over the records")
+
+
+def renyi_divergences(
+    release: GaussianRelease, orders: Sequence[int], relation: NeighbouringRelation
+) -> tuple[float, ...]:
+    """Of one step of `release`, at whole orders; infinite where there is next to no noise, or no number for it.
+
+    Where a unit is replaced under noise of several makers, nothing is gained from sampling: of that pair no moment is a Gaussian's.
+    """
+    return _of_one_step(release.noise_multiplier, release.sampling_rate, release.makers > 1, tuple(orders), relation)
+
+
+@lru_cache(maxsize=256)
+def _of_one_step(
+    noise: float, rate: float, together: bool, orders: tuple[int, ...], relation: NeighbouringRelation
+) -> tuple[float, ...]:
+    if noise < 1 / MOST_NOISE:
+        return (UNLIMITED,) * len(orders)
+    noise, rate = min(noise, MOST_NOISE), max(rate, LEAST_RATE)
+    if (
+        rate == 1.0
+        or (together and relation == "replace_one")
+        or noise < LEAST_NOISE  # of so little noise what sampling gains is not worth an integral of any length
+    ):
+        shift = 1.0 if relation == "add_or_remove_one" else 2.0
+        return tuple(order * (shift / noise) ** 2 / 2 for order in orders)
+    if relation == "replace_one":
+        from security.privacy.replaced_unit import ReplacedUnit
+
+        return tuple(_safely(ReplacedUnit(noise, rate).renyi(order)) for order in orders)
+    # Here, not above: with torch, which not every process that reads a plan has loaded.
+    from opacus.accountants.analysis.rdp import compute_rdp
+
+    return tuple(
+        _safely(float(cost)) for cost in compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=list(orders))
+    )
+
+
+def _safely(divergence: float) -> float:
+    return max(0.0, divergence) + _ROUNDING if math.isfinite(divergence) else UNLIMITED
+
+
+def _of_whole_orders(releases: tuple[GaussianRelease, ...], dp_delta: float, relation: NeighbouringRelation) -> float:
+    each = [(release.steps, renyi_divergences(release, _WHOLE_ORDERS, relation)) for release in releases]
+    return min(
+        renyi_epsilon(order, sum(steps * costs[i] for steps, costs in each), dp_delta)
+        for i, order in enumerate(_WHOLE_ORDERS)
+    )
 
 
 @lru_cache(maxsize=32)  # seconds each; a silo asks for the same before a round, after it and before the next

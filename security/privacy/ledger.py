@@ -13,8 +13,9 @@ from security.errors import ConfigurationError, IntegrityError
 from security.privacy.accounting import GaussianRelease
 from security.privacy.renyi_filter import check_order
 
-Mechanism = Literal["gradients", "loss_reduction", "delta"]
-"""What was released: noised gradient sums (as a trained model), a noised scaled loss reduction, a noised delta of a silo."""
+Mechanism = Literal["gradients", "loss_reduction", "delta", "joint_gradients"]
+"""What was released: noised gradient sums (as a trained model), a noised scaled loss reduction, a noised delta of a silo; a gradient sum
+whose noise several silos make together, of which only their sum is seen."""
 
 _DOMAIN: Final = "lorica/v1/privacy-ledger"
 _MOST_LINE_BYTES: Final = 4096
@@ -74,6 +75,7 @@ class Entry:
             **({"unit": self.unit} if self.unit else {}),
             **({"order": self.order} if self.order else {}),
             **({"nonce": self.nonce} if self.nonce else {}),
+            **({"makers": self.release.makers} if self.release.makers > 1 else {}),
         }
 
 
@@ -149,6 +151,7 @@ def _entry(line: bytes, where: str) -> Entry:
                 noise_multiplier=float.fromhex(text(value["noise_multiplier"])),
                 sampling_rate=float.fromhex(text(value["sampling_rate"])),
                 steps=whole_number(value["steps"]),
+                makers=whole_number(value.get("makers", 1)),
             ),
             at=whole_number(value["at"]),
             subject=text(value.get("subject", "")),
@@ -158,6 +161,8 @@ def _entry(line: bytes, where: str) -> Entry:
         )
         if entry.order:
             check_order(entry.order)
+        if (entry.mechanism == "joint_gradients") != (entry.release.makers > 1):
+            raise ValueError("who makes the noise does not go with what was released")
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError, ConfigurationError) as error:
         raise IntegrityError(f"{where} is no entry of a privacy ledger: the file was edited or damaged") from error
     if entry.line() != line:

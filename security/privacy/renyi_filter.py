@@ -12,29 +12,22 @@ union. One favoured order has most of dp_delta. It is chosen by public numbers b
 round and the budget; the others are there for a later plan whose noise or sampling is of another kind.
 """
 
-import math
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import Final
 
 from security.errors import ConfigurationError
 from security.privacy.accounting import (
-    LEAST_NOISE,
-    LEAST_RATE,
-    MOST_NOISE,
-    UNLIMITED,
     GaussianRelease,
     NeighbouringRelation,
     check_dp_delta,
     merged,
+    renyi_divergences,
     renyi_epsilon,
 )
 
 ORDERS: Final = (2, 3, 4, 5, 6, 8, 10, 12, 14, 17, 20, 24, 28, 34, 48, 64, 96, 128)
 FAVOURED: Final = 0.9
 """The favoured order's share of dp_delta; the others have equal parts of the rest."""
-_ROUNDING: Final = 1e-12
-"""Above what a divergence of one step is too small by, computed as the logarithm of a sum near 1."""
 
 
 def favoured_order(
@@ -95,32 +88,6 @@ def _divergences(releases: Iterable[GaussianRelease], relation: NeighbouringRela
     """Of all `releases` together, at each of ORDERS."""
     sums = [0.0] * len(ORDERS)
     for release in merged(releases):
-        once = _of_one_step(release.noise_multiplier, release.sampling_rate, relation)
+        once = renyi_divergences(release, ORDERS, relation)
         sums = [total + release.steps * cost for total, cost in zip(sums, once, strict=True)]
     return sums
-
-
-@lru_cache(maxsize=256)
-def _of_one_step(noise: float, rate: float, relation: NeighbouringRelation) -> tuple[float, ...]:
-    if noise < 1 / MOST_NOISE:
-        return (UNLIMITED,) * len(ORDERS)
-    noise, rate = min(noise, MOST_NOISE), max(rate, LEAST_RATE)
-    if (
-        rate == 1.0 or noise < LEAST_NOISE
-    ):  # of so little noise what sampling gains is not worth an integral of any length
-        shift = 1.0 if relation == "add_or_remove_one" else 2.0
-        return tuple(order * (shift / noise) ** 2 / 2 for order in ORDERS)
-    if relation == "replace_one":
-        from security.privacy.replaced_unit import ReplacedUnit
-
-        return tuple(_safely(ReplacedUnit(noise, rate).renyi(order)) for order in ORDERS)
-    # Here, not above: with torch, which not every process that reads a plan has loaded.
-    from opacus.accountants.analysis.rdp import compute_rdp
-
-    return tuple(
-        _safely(float(cost)) for cost in compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=list(ORDERS))
-    )
-
-
-def _safely(divergence: float) -> float:
-    return max(0.0, divergence) + _ROUNDING if math.isfinite(divergence) else UNLIMITED

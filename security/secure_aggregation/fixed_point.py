@@ -39,6 +39,7 @@ if sys.byteorder != "little":
 
 FloatBlock = NDArray[np.float32]
 WideBlock = NDArray[np.float64]
+WholeBlock = NDArray[np.int32]
 
 SIGNED_MAX = 2**31 - 1
 UNSIGNED_MAX = 2**32 - 1
@@ -194,12 +195,16 @@ class Workspace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoder:
-    """One silo's encoding: the same bytes whenever it is run, since the rounding comes from an addressable stream."""
+    """One silo's encoding: the same bytes whenever it is run, since the rounding comes from an addressable stream.
+
+    `unit` is what a 1 of the vector that is encoded stands for.
+    """
 
     fixed_point: FixedPoint
     weight: float
     rounding: KeyStream
     scores: Scores = NO_SCORES
+    unit: float = 1.0
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.weight) or self.weight < 0:
@@ -213,9 +218,11 @@ class Encoder:
     def scale(self, tensor: int) -> float:
         """How many levels a number of 1 comes to in the delta's tensor of that index. What comes to more than all levels is beyond its range."""
         ranges = self.fixed_point.ranges
-        return self.capped_weight / ranges.weight_cap * self.fixed_point.levels / ranges.tensors[tensor].bound
+        return (
+            self.capped_weight / ranges.weight_cap * self.fixed_point.levels / ranges.tensors[tensor].bound * self.unit
+        )
 
-    def encode(self, out: Words, delta: FloatBlock, start: int, workspace: Workspace) -> int:
+    def encode(self, out: Words, delta: FloatBlock | WholeBlock, start: int, workspace: Workspace) -> int:
         """Write coordinates [start, start + len(delta)) into `out`; the number of them that had to be clipped.
 
         Raises StateError for a delta that is not finite.
@@ -253,7 +260,9 @@ class Encoder:
         return out
 
 
-def _encode(out: Words, delta: FloatBlock, drawn: Words, scale: float, levels: int, workspace: Workspace) -> int:
+def _encode(
+    out: Words, delta: FloatBlock | WholeBlock, drawn: Words, scale: float, levels: int, workspace: Workspace
+) -> int:
     peak = max(float(delta.max()), -float(delta.min()))  # NaN wins in either
     if not math.isfinite(peak):
         raise StateError("the delta has a coordinate that is not finite: nothing of it may leave")

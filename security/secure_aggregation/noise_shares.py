@@ -1,4 +1,4 @@
-"""How much noise each silo adds under its mask, and how fine integers then are: silo-level privacy without a trusted coordinator.
+"""How much noise each silo adds under its mask, and how fine integers then are: privacy of sums without a trusted coordinator.
 
 A silo adds discrete Gaussian noise of sigma = 2^b steps to each coordinate of its encoded delta (fixed_point.py), mod 2^32, before it
 masks. Only the sum comes out, with the noise of every silo in it. Of a sum, `honest` silos surely made theirs and told nobody: the
@@ -9,9 +9,13 @@ in L2 norm, over d coordinates, the sum is as concentrated as a Gaussian mechani
 tau sqrt(d)), tau = 10 * sum over k < h of exp(-2 pi^2 sigma^2 k / (k + 1)); and like all discrete noise here it is counted as that
 Gaussian. From 2^10 steps on tau is nothing that a float can hold; it stays in the formula.
 
-S = levels + sqrt(d): a clipped delta, as a share of the cap, is at most `levels` long, and rounding moves each coordinate by less than
-one step, at random. So levels = sqrt(h) sigma (1 / z - tau sqrt(d)) - sqrt(d) keep the noise multiplier z, for any cohort and
-whoever drops out; more survivors than the fewest add more noise than was promised.
+S is the most that one unit adds, and rounding. Where the unit is a silo, its clipped delta, as a share of the cap, is at most `levels`
+long; where it is a record, `levels` are the range of a whole silo's sum, which is `reach` times what one record adds. Rounding moves each
+coordinate by less than one step, at random; where the sum was rounded before, by `grain` of its range, by as much more. So
+
+    S = levels / reach + sqrt(d) (1 + grain levels),    levels = (sqrt(h) sigma (1 / z - tau sqrt(d)) - sqrt(d)) / (1 / reach + grain sqrt(d))
+
+keep the noise multiplier z, for any cohort and whoever drops out; more survivors than the fewest add more noise than was promised.
 
 Privacy needs no bound on the noise: a sum that wraps around mod 2^32 follows from the one that does not. Accuracy does. Largest deltas
 and TAIL standard deviations of a whole cohort's noise fit below 2^31 together, or the constructor refuses; a coordinate goes beyond
@@ -42,6 +46,8 @@ class NoiseShares:
     honest: int
     noise_multiplier: float
     elements: int
+    reach: float = 1.0
+    grain: float = 0.0
     sigma_bits: int = field(init=False)
     levels: int = field(init=False)
 
@@ -52,6 +58,8 @@ class NoiseShares:
             raise MalformedMessage(
                 f"noise of {self.honest} silos in a cohort of {self.cohort}: at least one must make it"
             )
+        if not (self.reach >= 1 and math.isfinite(self.reach)):
+            raise MalformedMessage(f"the range of a sum is {self.reach:g} times what one unit adds: it is 1 or more")
         for bits in range(SIGMA_BITS, LEAST_BITS - 1, -1):
             levels = self._levels(bits)
             most = self.cohort * (levels + 1) + TAIL * 2.0**bits * math.sqrt(self.cohort)
@@ -61,6 +69,7 @@ class NoiseShares:
             raise MalformedMessage(
                 f"a noise multiplier of {self.noise_multiplier:g} on {self.elements} parameters of {self.cohort} silos does not fit "
                 "into 32-bit words: take fewer rounds, a larger target_epsilon or a smaller model"
+                + ("" if self.reach == 1 else ", or a smaller delta_bound")
             )
         object.__setattr__(self, "sigma_bits", bits)
         object.__setattr__(self, "levels", levels)
@@ -73,8 +82,9 @@ class NoiseShares:
 
     @property
     def sensitivity(self) -> float:
-        """The most steps, in L2 norm, by which one silo moves a sum."""
-        return self.levels + math.sqrt(self.elements)
+        """The most steps, in L2 norm, by which one unit moves a sum."""
+        root = math.sqrt(self.elements)
+        return self.levels / self.reach + root * (1 + self.grain * self.levels)
 
     @property
     def effective_multiplier(self) -> float:
@@ -82,8 +92,10 @@ class NoiseShares:
         return 1 / (self.sensitivity / self._deviation(self.sigma_bits) + self._tau(self.sigma_bits))
 
     def _levels(self, bits: int) -> int:
+        root = math.sqrt(self.elements)
         spread = self._deviation(bits) * (1 / self.noise_multiplier - self._tau(bits))
-        return math.floor(spread - math.sqrt(self.elements)) - 1  # one less than might be: floats round
+        # One less than might be: floats round.
+        return math.floor((spread - root) / (1 / self.reach + self.grain * root)) - 1
 
     def _deviation(self, bits: int) -> float:
         return math.sqrt(self.honest) * 2.0**bits

@@ -93,11 +93,39 @@ class Parameters:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NoiseTerms:
+    """Of a plan whose silos make noise before they mask. `makers` is on how many of a sum it counts, where the plan fixes that for every
+    cohort; None: as many as each cohort allows. The rest as in NoiseShares.
+    """
+
+    noise_multiplier: float
+    makers: int | None = None
+    reach: float = 1.0
+    grain: float = 0.0
+
+    def shares(self, *, cohort: int, honest: int, elements: int) -> NoiseShares:
+        """Raises MalformedMessage where fewer silos of a sum are `honest` than the plan counts on, and as NoiseShares does."""
+        if self.makers is not None and self.makers > honest:
+            raise MalformedMessage(
+                f"the plan counts on noise of {self.makers} silos of a sum, and of the fewest that release groups leave in one only "
+                f"{honest} surely make theirs: raise min_survivors by {self.makers - honest}"
+            )
+        return NoiseShares(
+            cohort=cohort,
+            honest=honest if self.makers is None else self.makers,
+            noise_multiplier=self.noise_multiplier,
+            elements=elements,
+            reach=self.reach,
+            grain=self.grain,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Terms:
     """What the coordinator opens an attempt with, before it knows who will be in the cohort; `link` has the release groups.
 
-    `threshold` None is the default; any other is raised to what the cohort and the colluders need. `noise_multiplier` is of the
-    noise that silos make before they mask; 0: none.
+    `threshold` None is the default; any other is raised to what the cohort and the colluders need. `noise` is what silos make before they
+    mask, of which the cohort is not known yet; None: none.
     """
 
     model: bytes
@@ -107,7 +135,7 @@ class Terms:
     min_survivors: int = LEAST_COHORT
     colluders: int = 0
     threshold: int | None = None
-    noise_multiplier: float = 0.0
+    noise: NoiseTerms | None = None
 
     def parameters(self, silos: Collection[SiloName]) -> Parameters:
         """For this cohort; raises MalformedMessage where the terms do not hold for it."""
@@ -131,15 +159,9 @@ class Terms:
         )
 
     def _fixed_point(self, cohort: int, honest: int) -> FixedPoint:
-        if not self.noise_multiplier:
+        if self.noise is None:
             return FixedPoint.of(cohort=cohort, ranges=self.ranges)
-        shares = NoiseShares(
-            cohort=cohort,
-            honest=honest,
-            noise_multiplier=self.noise_multiplier,
-            elements=self.ranges.elements,
-        )
-        return shares.fixed_point(self.ranges)
+        return self.noise.shares(cohort=cohort, honest=honest, elements=self.ranges.elements).fixed_point(self.ranges)
 
 
 def _unknown(least_sum: int, colluders: int) -> int:

@@ -39,7 +39,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from security.chain import Head
 from security.errors import LoricaError, StorageError
-from security.files import sync_folder
+from security.files import overwrite, sync_folder
 from security.identifiers import SiloName
 from security.secure_aggregation.scores import NO_SCORES, Scores
 from silo_agent.task.as_planned import ModelOf
@@ -256,6 +256,16 @@ class RoundJournal:
             elif other != path:
                 other.replace(path)
         return path
+
+    def erase_update(self, key: RoundKey) -> None:
+        path = self.update_file(key)
+        try:
+            with path.open("r+b") as file:
+                overwrite(file.fileno())
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StorageError(f"{path} cannot be erased: {error.strerror or error}") from error
 
     def checkpoint_file(self, model: Digest) -> Path:
         return self._updates / f"{model}.checkpoint"

@@ -41,7 +41,7 @@ from silo_agent.training.text_to_sql_data import SiloData
 from silo_wire.canonical import Digest
 from silo_wire.manifest import SCORES_ALONE
 from silo_wire.messages import Evaluation, RoundKey, TrainingSummary
-from silo_wire.noised_masks import noise_shares
+from silo_wire.noised_masks import GRADIENT_STEPS, noise_shares
 from silo_wire.plan import PlanBundle
 
 _log = structlog.get_logger(__name__)
@@ -164,11 +164,16 @@ class Workshop:
             written = write_masked_vector(
                 out,
                 work,
-                KeptDelta(file=update_file, manifest=update.manifest, mark=mark),
+                KeptDelta(
+                    file=update_file,
+                    manifest=update.manifest,
+                    mark=mark,
+                    unit=section.delta_bound / GRADIENT_STEPS if bundle.plan.joint else None,
+                ),
                 weight=own_weight(section, update.summary),
                 scores=update.scores,
                 clipping_norm=section.max_delta_norm,
-                noise=noise_shares(bundle, work.parameters) if bundle.plan.noise_at == "silos" else None,
+                noise=noise_shares(bundle, work.parameters),
                 progress=progress,
                 should_stop=cancelled,
             )

@@ -95,7 +95,7 @@ from silo_agent.task.update import TrainingDiverged
 from silo_wire.canonical import Digest
 from silo_wire.manifest import SCORES_ALONE
 from silo_wire.messages import AgentPhase, Evaluate, Evaluation, Finished, Mask, RoundKey, Train
-from silo_wire.plan import PlanBundle
+from silo_wire.plan import Plan, PlanBundle
 
 STOP_S = 5.0
 """How long a stopping agent tries to tell the coordinator so."""
@@ -237,8 +237,8 @@ class AgentService:
                 if self._work is not None:
                     self._work.cancel()
                     self._leaving, self._work = self._work, None
-            case EndMasking():
-                group.create_task(self._end_masking(self._work or self._leaving))
+            case EndMasking(key=key):
+                group.create_task(self._end_masking(key, self._work or self._leaving))
             case _:
                 self._work = group.create_task(self._do(effect, self._work or self._leaving))
 
@@ -390,6 +390,7 @@ class AgentService:
         return ModelFetched(model)
 
     async def _train(self, order: Train) -> Trained:
+        began = asyncio.get_running_loop().time()
         bundle = self._prepared(order.key.plan)
         model = self._fetched(order.model)
         releases = bundle.plan.releases_of_round
@@ -417,6 +418,8 @@ class AgentService:
         )
         trained.manifest.check_layout(bundle.update_layout)
         self._written = trained.manifest.digest, trained.mark
+        if bundle.plan.joint:
+            await self._until_answers_are_due(began, bundle.plan)
         if releases and bundle.plan.noise_at == "nowhere":
             unit = bundle.plan.privacy.unit_field
             await self._in_thread(lambda _cancelled: self._privacy.spend(order.key, releases, unit=unit))
@@ -440,10 +443,20 @@ class AgentService:
                 manifest=trained.manifest,
                 summary=trained.summary,
                 masked=bundle.plan.aggregation.secure_aggregation,
-                private=bool(releases),
+                private=bool(releases) and not bundle.plan.joint,
                 scores=scores,
             )
         )
+
+    async def _until_answers_are_due(self, began: float, plan: Plan) -> None:
+        """Who answers sooner or later by how many records its sample has tells how many that are."""
+        left = began + plan.privacy.answer_after_s - asyncio.get_running_loop().time()
+        if left < 0:
+            raise StateError(
+                f"the gradients took {-left:.1f} s longer than [privacy] answer_after_s = {plan.privacy.answer_after_s:g} of plan "
+                f"{plan.name}: nothing leaves; have the operator raise it, or give this silo a faster machine"
+            )
+        await asyncio.sleep(left)
 
     async def _scores(self, order: Train, bundle: PlanBundle, model: RoundModel) -> Scores:
         """What this silo adds to the sum of scores: zeros, which nobody can tell from others, where it has none to tell."""
@@ -523,16 +536,21 @@ class AgentService:
                 await self._in_thread(lambda _cancelled: self._privacy.spend(order.key, releases, unit=unit))
                 await self._tell_spent()
                 await self._privacy.countersign(self._coordinator)  # before a byte of it leaves
+            if bundle.plan.joint:  # one sample is in one sum
+                await self._in_thread(lambda _cancelled: self._journal.erase_update(update.key))
             return masked
 
-        await self._countersign(update)
+        if bundle.plan.releases_of_round:
+            await self._privacy.countersign(self._coordinator)
         revealed = await self._masking.answer(order, update, bundle, mask=mask, progress=progress)
         return MaskAnswered(key=order.key, revealed=revealed)
 
-    async def _end_masking(self, at_work: asyncio.Task[None] | None) -> None:
+    async def _end_masking(self, key: RoundKey, at_work: asyncio.Task[None] | None) -> None:
         if at_work is not None and not at_work.done():
             await asyncio.wait({at_work})
         try:
+            if self._bundle is not None and self._bundle.plan.joint:
+                await self._in_thread(lambda _cancelled: self._journal.erase_update(key))
             await self._masking.end()
         except LoricaError as error:
             self._display.note("not-erased", detail=str(error))
@@ -631,6 +649,8 @@ class AgentService:
 def _steps_are_told(bundle: PlanBundle) -> bool:
     """One step's part of a training tells how many there are, and that how many records, where not the plan says how many."""
     plan = bundle.plan
+    if plan.joint:
+        return False
     return plan.privacy.level == "record" or not (plan.aggregation.secure_aggregation or plan.privacy.level == "silo")
 
 

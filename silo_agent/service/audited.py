@@ -291,6 +291,8 @@ def promise_of(plan: Plan) -> str:
     if privacy.level != "none":
         unit = "silo" if privacy.level == "silo" else privacy.unit_field or "record"
         where = " by the coordinator" if plan.noise_at == "coordinator" else ""
+        if plan.joint:
+            where = f" by {plan.noise_makers} silos together, towards who sees sums alone"
         said.append(f"noised{where}: epsilon {privacy.target_epsilon:g} for a {unit} at dp_delta {privacy.dp_delta:g}")
     return ", ".join(said)
 

@@ -229,6 +229,9 @@ class JournalPort(Protocol):
     def new_update_file(self, key: RoundKey, /) -> Path:
         """The same, for one that is to be written. From now on there is no saved update; what the file holds is of no use."""
 
+    def erase_update(self, key: RoundKey, /) -> None:
+        """Overwrite what the update of this attempt holds, durably: nobody reads or masks it again. It still counts as saved."""
+
     def checkpoint_file(self, model: Digest, /) -> Path:
         """Where the checkpoint of training from `model` lies or will lie, until its update or another model is recorded."""
 

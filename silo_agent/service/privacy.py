@@ -162,6 +162,10 @@ class PrivacyGuard:
         """What `spent` would be with `releases` more, of a plan with this unit_field."""
         return self._epsilon(self.counted(), releases, unit)
 
+    def spent_alone(self) -> float:
+        """What `spent` is towards all others who make noise together with this silo, if they work against it."""
+        return self._epsilon(self.counted(), alone=True)
+
     def relation(self) -> NeighbouringRelation | None:
         """How the neighbours differ that `spent` is for; None where something was released that says nothing of the budget's unit."""
         return self._relation(self.counted())
@@ -185,7 +189,10 @@ class PrivacyGuard:
         return self._orders(entries)[0] if entries else 0
 
     def check(self, releases: Sequence[Release], *, unit: str) -> None:
-        """Raise BudgetSpent where `releases` more, of a plan with this unit_field, would cost more than the budget."""
+        """Raise BudgetSpent where `releases` more, of a plan with this unit_field, would cost more than the budget.
+
+        Noise that others make, too, counts twice: as they promise it, and as if all of them told it.
+        """
         entries = self.counted()
         after = self._epsilon(entries, releases, unit)
         if after > self.budget.epsilon:
@@ -194,6 +201,16 @@ class PrivacyGuard:
                 f"this round would take the silo's releases to epsilon {after:.3g} at dp_delta "
                 f"{self.budget.dp_delta:g}, its people allow {self.budget.epsilon:g}; "
                 f"{self._epsilon(entries):.3g} are spent{self._by_others(entries)}{self._by_replacing(entries, releases, unit)}",
+            )
+
+        if not any(entry.release.makers > 1 for entry in entries) and all(one.makers == 1 for _, one in releases):
+            return
+        alone = self._epsilon(entries, releases, unit, alone=True)
+        if alone > self.budget.alone:
+            raise BudgetSpent(
+                "max_epsilon_alone",
+                f"if all silos that make noise together with this one worked against it, this round would take its releases to epsilon "
+                f"{alone:.3g} at dp_delta {self.budget.dp_delta:g}, its people allow {self.budget.alone:g}",
             )
 
     def _by_others(self, entries: Sequence[Entry]) -> str:
@@ -244,11 +261,15 @@ class PrivacyGuard:
         self._ledger.append(fresh)
         self._heads.record_ledger_head(head_of(entries))
 
-    def _epsilon(self, entries: Sequence[Entry], more: Sequence[Release] = (), unit: str = "") -> float:
+    def _epsilon(
+        self, entries: Sequence[Entry], more: Sequence[Release] = (), unit: str = "", *, alone: bool = False
+    ) -> float:
         relation = self._relation(entries, more, unit)
         if relation is None:
             return UNLIMITED
         releases = [*releases_of(entries), *(release for _, release in more)]
+        if alone:
+            releases = [release.alone for release in releases]
         return max(
             filtered_epsilon(releases, favoured=order, dp_delta=self.budget.dp_delta, relation=relation)
             for order in self._orders(entries, more, unit)

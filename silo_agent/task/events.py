@@ -16,7 +16,8 @@ class SavedUpdate:
     """A client update whose bytes lie on disk, made from `model` for one attempt alone.
 
     `masked`: it never leaves as it is; what leaves is it encoded, under masks. `private`: it is a release of the privacy ledger,
-    which may be sent for a further attempt at its round: what was released once costs nothing again. `scores` are of `model`, and
+    which may be sent for a further attempt at its round: what was released once costs nothing again. A gradient sum whose noise comes
+    under the masks is not: its sample is for one attempt. `scores` are of `model`, and
     leave under the same masks.
     """
 

@@ -28,7 +28,7 @@ from security.file_mark import FileMark
 from security.privacy.noise_streams import BLOCK_ELEMENTS as NOISE_ELEMENTS
 from security.privacy.noise_streams import NoiseStream
 from security.secure_aggregation import fixed_point, mask_stream
-from security.secure_aggregation.fixed_point import EXTRA_WORDS, Encoder, Ranges
+from security.secure_aggregation.fixed_point import EXTRA_WORDS, Encoder, Ranges, WholeBlock
 from security.secure_aggregation.mask_stream import Words
 from security.secure_aggregation.noise_shares import CLIPPED_TO, NoiseShares
 from security.secure_aggregation.scores import NO_SCORES, Scores
@@ -52,11 +52,15 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptDelta:
-    """A delta as training left it: a flat float32 vector on disk. `mark` is of the file when this process knew it to be right."""
+    """A delta as training left it: a flat vector on disk, of float32, or of int32 where a number stands for `unit` each.
+
+    `mark` is of the file when this process knew it to be right.
+    """
 
     file: Path
     manifest: Manifest
     mark: FileMark | None = None
+    unit: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +102,8 @@ def write_masked_vector(
 ) -> MaskedVector:
     """Write the encoded and masked `delta` to `path`: the words of `work`'s fixed point, little-endian.
 
-    A delta longer than `clipping_norm` is scaled down to it; 0: not. A tensor that is beyond its range then is scaled down into it. With
+    A delta longer than `clipping_norm` is scaled down to it; 0: not. A tensor that is beyond its range then is scaled down into it. One of whole
+    numbers is never scaled, by which a record would move it further than by what it adds: what is beyond the range is cut. With
     `noise` every coordinate has that much of it, drawn from `work`'s key, and the words behind the delta are the same for every silo,
     without `scores`. `threads` is as many as there are cores, unless given. The
     masks, the rounding and the noise of `work` are erased in the end, whatever happened, and after an error there is no file. Raises
@@ -116,15 +121,23 @@ def write_masked_vector(
         ):
             benches += (_Bench(delta.manifest.chunk_bytes) for _ in range(workers))
             hands = _Hands(pool, benches, should_stop)
-            encoder = Encoder(fixed_point=work.fixed_point, weight=weight, rounding=work.rounding, scores=scores)
+            encoder = Encoder(
+                fixed_point=work.fixed_point,
+                weight=weight,
+                rounding=work.rounding,
+                scores=scores,
+                unit=1.0 if delta.unit is None else delta.unit,
+            )
             squares, largest = list[float](), list[tuple[int, float]]()
             with closing(hands.in_order(source.measured, source.chunks)) as chunks:
                 for square, peaks_there in chunks:
                     squares.append(square)
                     largest += peaks_there
             norm = math.sqrt(math.fsum(squares))
-            factor = clip_factor(norm, clipping_norm if noise is None else clipping_norm * CLIPPED_TO)
-            within = WithinRange(encoder, largest, factor=factor)
+            within: WithinRange | None = None
+            if delta.unit is None:
+                factor = clip_factor(norm, clipping_norm if noise is None else clipping_norm * CLIPPED_TO)
+                within = WithinRange(encoder, largest, factor=factor)
             with new_chunk_file(path, masked_layout(work.fixed_point.words)) as file:
                 task = _Task(work, source, file, encoder=encoder, within=within, noise=noise)
                 saturated = 0
@@ -201,6 +214,7 @@ class _DeltaFile:
 
     def __init__(self, delta: KeptDelta, ranges: Ranges) -> None:
         self._path, self._manifest, self._ranges = delta.file, delta.manifest, ranges
+        self._whole = delta.unit is not None
         elements = ranges.elements
         if self._manifest.total_bytes != elements * _ITEM or self._manifest.chunk_bytes % _ITEM:
             raise IntegrityError(
@@ -219,7 +233,7 @@ class _DeltaFile:
         return range(self._manifest.chunks)
 
     def measured(self, bench: _Bench, chunk: int) -> tuple[float, list[tuple[int, float]]]:
-        """The sum of squares of one chunk and its tensors' `peaks`. Its digest is checked unless the file is known."""
+        """The sum of squares of one chunk and its tensors' `peaks`, neither of whole numbers. Its digest is checked unless the file is known."""
         at = chunk * self._manifest.chunk_bytes // _ITEM
         values = bench.delta[: self._manifest.chunk_size(chunk) // _ITEM]
         self.read(values, at)
@@ -231,6 +245,8 @@ class _DeltaFile:
                     f"delta {self._path} was damaged: chunk {chunk} is not what training wrote; this round is lost for "
                     "this silo"
                 ) from error
+        if self._whole:
+            return 0.0, []
         square = squared_norm(values)
         if not math.isfinite(square):
             raise TrainingDiverged("the delta has values that are not finite: lower learning_rate in the plan")
@@ -274,7 +290,7 @@ class _Task:
         file: ChunkWriter,
         *,
         encoder: Encoder,
-        within: WithinRange,
+        within: WithinRange | None,
         noise: NoiseShares | None,
     ) -> None:
         self._noise = None if noise is None else NoiseStream(bytes(work.noise.buffer), sigma_bits=noise.sigma_bits)
@@ -316,8 +332,12 @@ class _Task:
     def _encode(self, bench: _Bench, words: Words, first: int) -> int:
         values = bench.delta[: len(words)]
         self._source.read(values, first)
-        saturated = self._within.scale(values, first, bench.encoding)
-        saturated += self._encoder.encode(words, values, first, bench.encoding)
+        if self._within is None:
+            whole: WholeBlock = values.view("<i4")
+            saturated = self._encoder.encode(words, whole, first, bench.encoding)
+        else:
+            saturated = self._within.scale(values, first, bench.encoding)
+            saturated += self._encoder.encode(words, values, first, bench.encoding)
         if self._noise is not None:
             for begin in range(0, len(words), NOISE_ELEMENTS):  # chunks begin where blocks of noise do
                 piece = words[begin : begin + NOISE_ELEMENTS]

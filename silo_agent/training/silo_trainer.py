@@ -112,7 +112,8 @@ class SiloTrainer:
         on_notice: Notice = lambda event, detail: None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> LocalUpdate:
-        """Train from the round model in `model_path` and write the update to `update_path`, in the plan's type for updates.
+        """Train from the round model in `model_path` and write the update to `update_path`, in the plan's type for updates: the
+        delta, or of a joint step the sum of gradients as joint_gradient.py writes it.
 
         `included_update` is this silo's newest one that a model includes: in bfloat16, what rounding cut off that one is added
         to this one. Residuals lie beside the update.
@@ -127,6 +128,8 @@ class SiloTrainer:
         """
         self._model.load(model_path, model, model_mark)
         self._model.begin_training()
+        if self._plan.joint:
+            return self._gradient_sum(update_path, on_progress=on_progress, should_stop=should_stop)
         if self._plan.privacy.level == "record":
             summary = self._train_privately(round_number, on_progress=on_progress, should_stop=should_stop)
         else:
@@ -179,6 +182,40 @@ class SiloTrainer:
             should_stop=should_stop,
         )
         return self._plan.privacy.summary(weight)
+
+    def _gradient_sum(
+        self, update_path: Path, *, on_progress: Progress, should_stop: Callable[[], bool]
+    ) -> LocalUpdate:
+        """What this silo adds to a joint step, without noise: never to leave before it has that and its masks."""
+        # Here, not above: as in `_train_privately`.
+        from silo_agent.training.private.joint_gradient import sum_gradients, take_sums, write_sum
+        from silo_agent.training.private.private_trainer import schedule_of
+
+        privacy, parameters = self._plan.privacy, self._model.parameters.tensors
+        try:
+            sum_gradients(
+                self._model.t5,
+                parameters,
+                self.encoded("train"),
+                schedule_of(self._plan, self._section),
+                batch_size=self._section.batch_size,
+                backend="ghost",
+                words=RandomWords(secrets.token_bytes(KEY_BYTES)),
+                should_stop=should_stop,
+            )
+        finally:
+            sums = take_sums(parameters)
+        written = write_sum(
+            update_path,
+            self._model.bundle.update_layout,
+            sums,
+            divisor=privacy.expected_batch_size,
+            bound=self._plan.aggregation.delta_bound,
+        )
+        on_progress(1.0, math.nan)
+        return LocalUpdate(
+            summary=privacy.summary(None), manifest=written.manifest, delta_norm=written.norm, mark=written.mark
+        )
 
     def largest_parameter(self, *, model_path: Path, model: Manifest, model_mark: FileMark | None = None) -> float:
         """In size, of the round model and what its adapters are for; not a number where one is none. Raises IntegrityError."""

@@ -26,7 +26,6 @@ from coordinator.rounds.events import DeadlinePassed
 from coordinator.rounds.states import Finished, Masking, State, course_of, deadline_of, round_of
 from coordinator.service.records import RoundRow, SiloRow
 from security.errors import LoricaError
-from security.file_mark import FileMark
 from security.identifiers import SiloName
 from security.secure_aggregation import coordinator_machine as protocol
 from security.secure_aggregation import share_box, silo_machine
@@ -60,19 +59,16 @@ from silo_agent.service.model_checks import Mode
 from silo_agent.service.ports import (
     Cancelled,
     DataSummary,
-    MaskedFile,
     Notice,
     Progress,
     RoundModel,
     TrainedUpdate,
 )
 from silo_agent.task.events import SavedUpdate
-from silo_agent.training.masked_vector import KeptDelta, own_weight, write_masked_vector
 from silo_wire.canonical import Digest
 from silo_wire.manifest import CHUNK_BYTES as MASKED_CHUNK_BYTES
 from silo_wire.manifest import Manifest, manifest_of, masked_layout
 from silo_wire.messages import Evaluation, RoundKey, TrainingSummary
-from silo_wire.noised_masks import noise_shares
 from silo_wire.plan import PlanBundle
 from silo_wire.transport import answer_to, error_of
 from silo_wire.v1 import common_pb2, federation_pb2
@@ -161,29 +157,7 @@ class DrawingTrainer:
         return TrainedUpdate(manifest=manifest_of(bundle.layout, [delta], CHUNK_BYTES), summary=self.summary)
 
     no_training = Workshop.no_training
-
-    def mask(
-        self,
-        *,
-        bundle: PlanBundle,
-        update: SavedUpdate,
-        update_file: Path,
-        mark: FileMark | None,
-        out: Path,
-        work: silo_machine.MaskVector,
-        progress: Progress,
-        cancelled: Cancelled,
-    ) -> MaskedFile:
-        written = write_masked_vector(
-            out,
-            work,
-            KeptDelta(file=update_file, manifest=update.manifest, mark=mark),
-            weight=own_weight(bundle.plan.aggregation, update.summary),
-            clipping_norm=bundle.plan.aggregation.max_delta_norm,
-            noise=noise_shares(bundle, work.parameters) if bundle.plan.noise_at == "silos" else None,
-            threads=1,
-        )
-        return MaskedFile(manifest=written.manifest, mark=written.mark)
+    mask = Workshop.mask
 
     def evaluate(
         self, *, bundle: PlanBundle, model: RoundModel, progress: Progress, cancelled: Cancelled

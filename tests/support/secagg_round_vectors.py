@@ -13,7 +13,7 @@ from security.secure_aggregation import coordinator_machine as coordinator
 from security.secure_aggregation import messages, release_groups
 from security.secure_aggregation.evidence import ModelState
 from security.secure_aggregation.noise_shares import NoiseShares
-from security.secure_aggregation.parameters import Terms
+from security.secure_aggregation.parameters import NoiseTerms, Terms
 from security.secure_aggregation.release_groups import Link, Partition, Promise
 from security.secure_aggregation.verdicts import part_of, signed_verdict
 from tests.support.evidence import OPTIMIZERS, Made, ManifestSilo, Rounds, Vectors, bits_of
@@ -28,7 +28,7 @@ def sums(federation_of: Callable[..., Federation], to_json: Json) -> list[dict[s
     six, seven = silo_names(6), silo_names(7)
     groups = release_groups.first_link(FEDERATION, Partition.of([seven[:3], seven[3:]]))
     four = alone(silo_names(4))
-    noised = replace(terms(link=four), noise_multiplier=0.7)
+    noised = replace(terms(link=four), noise=NoiseTerms(noise_multiplier=0.7))
     courses: list[tuple[str, int, Link, Terms | None, Mapping[SiloName, str], Alter]] = [
         (
             "two silos drop out, one before it deals and one before it masks",

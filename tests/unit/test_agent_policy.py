@@ -522,6 +522,7 @@ LOOSER: dict[str, object] = {
     "max_dp_delta": 2e-5,
     "min_grad_norm": 1e-5,
     "max_model_value": 1e6,
+    "max_epsilon_alone": 1.0,
     "shared_budget": "none",
     "trust_on_first_use": True,
 }

@@ -19,6 +19,9 @@ from security.privacy.accounting import (
     epsilon_of,
     gaussian_delta,
     gaussian_epsilon,
+    merged,
+    renyi_divergences,
+    renyi_epsilon,
 )
 from security.privacy.replaced_unit import ReplacedUnit
 
@@ -218,3 +221,71 @@ def test_an_unknown_relation() -> None:
 def test_releases_that_are_none(noise: float, rate: float, steps: int) -> None:
     with pytest.raises(ConfigurationError):
         GaussianRelease(noise, rate, steps)
+
+
+def exact_divergence(order: int, shift: int, sigma: float, rate: float) -> float:
+    """Of a discrete Gaussian of which a sample is shifted by a whole number: summed up, the worse of both ways round."""
+    reach = int(shift * order + 12 * sigma)
+    numbers = np.arange(-reach, reach + 1)
+    plain = np.exp(-(numbers**2) / (2 * sigma**2))
+    shifted = np.exp(-((numbers - shift) ** 2) / (2 * sigma**2))
+    either = (1 - rate) * plain + rate * shifted
+    known = (plain > 0) & (either > 0)
+    log_ratio = np.log(either[known]) - np.log(plain[known])
+    total = math.fsum(plain)
+    there = math.fsum(plain[known] * np.exp(order * log_ratio)) / total
+    back = math.fsum(either[known] * np.exp(-order * log_ratio)) / total
+    return math.log(max(there, back)) / (order - 1)
+
+
+@pytest.mark.parametrize(("shift", "sigma"), [(1, 1.0), (3, 2.0), (2, 4.0)])
+@pytest.mark.parametrize("rate", [0.02, 0.3, 1.0])
+@pytest.mark.parametrize("order", [2, 3, 8])
+def test_whole_orders_of_coarse_noise_are_a_gaussians(shift: int, sigma: float, rate: float, order: int) -> None:
+    """Even where one step is as large as the noise: so it holds for what several silos make, which is far finer."""
+    joint = GaussianRelease(sigma / shift, rate, makers=2)
+    (counted,) = renyi_divergences(joint, (order,), "add_or_remove_one")
+    assert counted >= exact_divergence(order, shift, sigma, rate) * (1 - 1e-9)
+    assert counted == pytest.approx(exact_divergence(order, shift, sigma, rate), rel=1e-6, abs=1e-11)
+
+
+@pytest.mark.parametrize("rate", [0.02, 1.0])
+def test_joint_noise_costs_what_whole_orders_say(rate: float) -> None:
+    alone, joint = GaussianRelease(1.5, rate, 80), GaussianRelease(1.5, rate, 80, makers=5)
+    orders = range(2, 513)
+    costs = [80 * cost for cost in renyi_divergences(joint, tuple(orders), "add_or_remove_one")]
+    best = min(renyi_epsilon(order, cost, 1e-5) for order, cost in zip(orders, costs, strict=True))
+    counted = epsilon_of([joint], dp_delta=1e-5)
+    assert best <= counted <= 1.01 * best
+    assert epsilon_of([alone], dp_delta=1e-5) < counted
+
+
+def test_a_replaced_unit_gains_nothing_from_sampling_under_joint_noise() -> None:
+    joint, all_of_them = GaussianRelease(9.0, 0.02, 20, makers=3), GaussianRelease(9.0, 1.0, 20, makers=3)
+    assert epsilon_of([joint], dp_delta=1e-5, relation="replace_one") == epsilon_of(
+        [all_of_them], dp_delta=1e-5, relation="replace_one"
+    )
+
+
+def test_one_maker_alone_made_a_root_of_the_noise() -> None:
+    joint = GaussianRelease(3.0, 0.1, 7, makers=4)
+    assert joint.alone == GaussianRelease(1.5, 0.1, 7)
+    assert merged([joint, GaussianRelease(3.0, 0.1, 7), joint]) == [
+        GaussianRelease(3.0, 0.1, 14, makers=4),
+        GaussianRelease(3.0, 0.1, 7),
+    ]
+    assert epsilon_of([joint.alone], dp_delta=1e-5) > epsilon_of([joint], dp_delta=1e-5)
+
+
+def test_the_example_of_the_page() -> None:
+    """80 steps of a fortieth of the records: epsilon 1 towards who sees sums, and what one of five is left with."""
+    low, high = 0.5, 4.0
+    while high - low > 1e-3:
+        middle = (low + high) / 2
+        low, high = (
+            (middle, high)
+            if epsilon_of([GaussianRelease(middle, 0.025, 80, makers=5)], dp_delta=1e-5) > 1
+            else (low, middle)
+        )
+    alone = epsilon_of([GaussianRelease(high, 0.025, 80, makers=5).alone], dp_delta=1e-5)
+    assert (round(high, 2), round(alone, 1)) == (1.38, 6.0)

@@ -17,7 +17,7 @@ from security.secure_aggregation.fixed_point import EXTRA_WORDS, SIGNED_MAX, Enc
 from security.secure_aggregation.key_agreement import noise_key
 from security.secure_aggregation.mask_stream import KeyStream, MaskSum
 from security.secure_aggregation.noise_shares import CLIPPED_TO, LEAST_BITS, TAIL, NoiseShares
-from security.secure_aggregation.parameters import Parameters, Terms
+from security.secure_aggregation.parameters import NoiseTerms, Parameters, Terms
 from security.secure_aggregation.scores import NO_SCORES
 from security.secure_aggregation.secret import Secret
 from security.secure_aggregation.silo_machine import MaskVector
@@ -35,7 +35,7 @@ SECTION = AggregationSection(max_delta_norm=NORM, max_weight=CAP, secure_aggrega
 LAYOUT = Layout("float32", (TensorSpec("a", (7,)), TensorSpec("b", (BLOCK_ELEMENTS, 1)), TensorSpec("c", (5001,))))
 RANGES = plan_ranges(SECTION, LAYOUT, noised=True)
 ELEMENTS = LAYOUT.parameters
-TERMS = Terms(model=MODEL, link=ALONE, ranges=RANGES, colluders=1, noise_multiplier=NOISE)
+TERMS = Terms(model=MODEL, link=ALONE, ranges=RANGES, colluders=1, noise=NoiseTerms(noise_multiplier=NOISE))
 COHORT = 5
 PARAMETERS = TERMS.parameters(silo_names(COHORT))
 SHARES = NoiseShares(cohort=COHORT, honest=PARAMETERS.honest, noise_multiplier=NOISE, elements=ELEMENTS)
@@ -233,20 +233,29 @@ def test_a_roster_that_encodes_otherwise_than_the_plan_is_refused(tmp_path: Path
     )
     ranges = ranges_of(bundle)
     noise = bundle.plan.privacy.noise_multiplier
-    good = Terms(model=MODEL, link=ALONE, ranges=ranges, noise_multiplier=noise).parameters(silo_names(4))
+    good = Terms(model=MODEL, link=ALONE, ranges=ranges, noise=NoiseTerms(noise_multiplier=noise)).parameters(
+        silo_names(4)
+    )
     check_noise_fits(bundle, good)
     narrow = replace(ranges, tensors=tuple(replace(it, bound=it.bound / 1000) for it in ranges.tensors))
     for bad in (
         Terms(model=MODEL, link=ALONE, ranges=ranges).parameters(silo_names(4)),
-        Terms(model=MODEL, link=ALONE, ranges=ranges, noise_multiplier=noise / 2).parameters(silo_names(4)),
-        Terms(model=MODEL, link=ALONE, ranges=narrow, noise_multiplier=noise).parameters(silo_names(4)),
-        Terms(model=MODEL, link=ALONE, ranges=replace(ranges, weight_cap=CAP / 10), noise_multiplier=noise).parameters(
+        Terms(model=MODEL, link=ALONE, ranges=ranges, noise=NoiseTerms(noise_multiplier=noise / 2)).parameters(
             silo_names(4)
         ),
+        Terms(model=MODEL, link=ALONE, ranges=narrow, noise=NoiseTerms(noise_multiplier=noise)).parameters(
+            silo_names(4)
+        ),
+        Terms(
+            model=MODEL,
+            link=ALONE,
+            ranges=replace(ranges, weight_cap=CAP / 10),
+            noise=NoiseTerms(noise_multiplier=noise),
+        ).parameters(silo_names(4)),
         _with_colluders(
-            Terms(model=MODEL, link=ALONE, ranges=ranges, min_survivors=4, noise_multiplier=noise).parameters(
-                silo_names(7)
-            )
+            Terms(
+                model=MODEL, link=ALONE, ranges=ranges, min_survivors=4, noise=NoiseTerms(noise_multiplier=noise)
+            ).parameters(silo_names(7))
         ),
     ):
         with pytest.raises(PolicyRefusal, match="its noise would not cover") as refused:

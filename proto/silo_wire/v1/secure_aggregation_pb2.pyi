@@ -1245,6 +1245,9 @@ class Terms(_message.Message):
     COLLUDERS_FIELD_NUMBER: _builtins.int
     THRESHOLD_FIELD_NUMBER: _builtins.int
     NOISE_MULTIPLIER_FIELD_NUMBER: _builtins.int
+    NOISE_MAKERS_FIELD_NUMBER: _builtins.int
+    NOISE_REACH_FIELD_NUMBER: _builtins.int
+    NOISE_GRAIN_FIELD_NUMBER: _builtins.int
     RELEASE_GROUPS_FIELD_NUMBER: _builtins.int
     model_digest: _builtins.bytes
     min_cohort: _builtins.int
@@ -1254,6 +1257,12 @@ class Terms(_message.Message):
     """none: the cohort's default"""
     noise_multiplier: _builtins.float
     """of the noise that silos make; 0: none"""
+    noise_makers: _builtins.int
+    """on how many the plan counts in every cohort; missing: as many as a cohort allows"""
+    noise_reach: _builtins.float
+    """of a sum's range, over what one unit adds; 0: 1"""
+    noise_grain: _builtins.float
+    """what a sum was rounded to before, over its range"""
     @_builtins.property
     def ranges(self) -> Global___Ranges: ...
     @_builtins.property
@@ -1268,14 +1277,22 @@ class Terms(_message.Message):
         colluders: _builtins.int = ...,
         threshold: _builtins.int | None = ...,
         noise_multiplier: _builtins.float = ...,
+        noise_makers: _builtins.int | None = ...,
+        noise_reach: _builtins.float = ...,
+        noise_grain: _builtins.float = ...,
         release_groups: Global___ReleaseGroups | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "ranges", b"ranges", "release_groups", b"release_groups", "threshold", b"threshold"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_noise_makers", b"_noise_makers", "_threshold", b"_threshold", "noise_makers", b"noise_makers", "ranges", b"ranges", "release_groups", b"release_groups", "threshold", b"threshold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "colluders", b"colluders", "min_cohort", b"min_cohort", "min_survivors", b"min_survivors", "model_digest", b"model_digest", "noise_multiplier", b"noise_multiplier", "ranges", b"ranges", "release_groups", b"release_groups", "threshold", b"threshold"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_noise_makers", b"_noise_makers", "_threshold", b"_threshold", "colluders", b"colluders", "min_cohort", b"min_cohort", "min_survivors", b"min_survivors", "model_digest", b"model_digest", "noise_grain", b"noise_grain", "noise_makers", b"noise_makers", "noise_multiplier", b"noise_multiplier", "noise_reach", b"noise_reach", "ranges", b"ranges", "release_groups", b"release_groups", "threshold", b"threshold"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__noise_makers: _TypeAlias = _typing.Literal["noise_makers"]  # noqa: Y015
+    _WhichOneofArgType__noise_makers: _TypeAlias = _typing.Literal["_noise_makers", b"_noise_makers"]  # noqa: Y015
     _WhichOneofReturnType__threshold: _TypeAlias = _typing.Literal["threshold"]  # noqa: Y015
     _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__noise_makers) -> _WhichOneofReturnType__noise_makers | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__threshold) -> _WhichOneofReturnType__threshold | None: ...
 
 Global___Terms: _TypeAlias = Terms  # noqa: Y015

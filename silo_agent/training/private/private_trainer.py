@@ -85,7 +85,7 @@ def train_privately(
     trusted: modules that no test covers, or dropout, whose masks for one example would depend on those before it. Nothing that depends
     on the examples is checked: who sees a check fail learns of them.
     """
-    _require_no_dropout(model)
+    require_no_dropout(model)
     check_covered(model)
     norm = clipping_norm(schedule, sum(parameter.numel() for parameter in parameters))
     chunks = Chunks(model, most=section.batch_size)
@@ -163,7 +163,8 @@ def clipping_norm(schedule: PrivateSchedule, parameters: int) -> float:
     return schedule.max_grad_norm * (1 - rounding)
 
 
-def _require_no_dropout(model: T5) -> None:
+def require_no_dropout(model: T5) -> None:
+    """Raise StateError for a model whose masks for one example would depend on others."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Dropout) and module.p > 0.0:
             raise StateError(f"module {name} has dropout {module.p:g}: private training wants [training] dropout = 0")
