@@ -258,8 +258,9 @@ class PlayedSilo:
         pins: Mapping[SiloName, SiloCredentials],
         *,
         verify: Mode = "spot",
+        rules: Mapping[str, object] | None = None,
     ) -> None:
-        self.rules = PolicyRules(verify=verify)
+        self.rules = PolicyRules.model_validate({"verify": verify, **(rules or {})})
         self.folder = SiloFolder(folder)
         self.folder.make()
         self.credentials = credentials
@@ -645,10 +646,13 @@ async def played(
     plan: str = MASKED,
     verify: Mode = "spot",
     before: Callable[[RunningCoordinator], None] = lambda at: None,
+    rules: Mapping[str, object] | None = None,
+    prepared: "Callable[[Play], None]" = lambda play: None,
 ) -> AsyncIterator[Play]:
     """The federation at work, its rogue with this attack. An attack that fails by itself fails the test.
 
-    `before` is done to the coordinator before any agent begins; agents check round models as `verify` says.
+    `before` is done to the coordinator before any agent begins, `prepared` to the silos; agents check round models as `verify` says, and
+    have `rules` for their policy.
     """
     failures: list[BaseException] = []
 
@@ -668,6 +672,7 @@ async def played(
                 replace(credentials, address=at.address),
                 template.silos,
                 verify=verify,
+                rules=rules,
             )
             for name, credentials in template.silos.items()
         }
@@ -677,6 +682,7 @@ async def played(
         for silo in silos.values():
             silo.play = play
         before(at)
+        prepared(play)
         play.keep_model()
         at.service._loop.on_change.append(play.keep_model)
         async with AsyncExitStack() as stack:

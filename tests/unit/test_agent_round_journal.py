@@ -273,3 +273,17 @@ def test_a_journal_of_another_version_is_refused_and_left_as_it_is(tmp_path: Pat
         opened(tmp_path)
     with sqlite3.connect(tmp_path / "journal.sqlite") as database:
         assert "refusals" not in {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+
+
+def test_what_an_update_holds_is_overwritten_and_it_still_counts_as_saved(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    journal.erase_update(KEY)  # of none nothing is left
+    assert not journal.update_file(KEY).exists()
+    journal.update_file(KEY).write_bytes(DATA)
+    journal.record(JournalUpdate(UPDATE))
+    journal.erase_update(KEY)
+    assert journal.update_file(KEY).read_bytes() == bytes(len(DATA))
+    journal.close()
+    again = opened(tmp_path)
+    assert again.saved_update() == UPDATE
+    again.close()

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from security.errors import ConfigurationError, IntegrityError, MalformedMessage, PolicyRefusal, StateError
+from security.files import overwrite
 from security.identifiers import FederationName, SiloName
 from security.privacy.accounting import Budget, GaussianRelease, epsilon_of
 from security.privacy.ledger import head_of, read_ledger
@@ -596,3 +597,24 @@ def sections_of(values: Mapping[str, object]) -> dict[str, dict[str, object]]:
         section, key = name.split(".")
         sections.setdefault(section, {})[key] = value
     return sections
+
+
+def test_a_sum_that_was_erased_is_masked_by_nobody(tmp_path: Path) -> None:
+    flat = np.random.default_rng(1).normal(size=ELEMENTS)
+    manifest = write_sum(tmp_path / "sum", LAYOUT, sums_of(flat), divisor=1.0, bound=8.0).manifest
+    with (tmp_path / "sum").open("r+b") as file:
+        overwrite(file.fileno())
+    work = MaskVector(
+        parameters=Terms(model=MODEL, link=ALONE, ranges=ranges_over(8.0)).parameters(silo_names(4)),
+        rounding=KeyStream(Secret(entropy("rounding"))),
+        noise=noise_key(Secret(entropy("root")), attempt(), b"r" * 32),
+        masks=MaskSum((), ()),
+    )
+    with pytest.raises(IntegrityError, match="was damaged"):
+        write_masked_vector(
+            tmp_path / "masked",
+            work,
+            KeptDelta(file=tmp_path / "sum", manifest=manifest, unit=8.0 / GRADIENT_STEPS),
+            weight=1.0,
+        )
+    assert not (tmp_path / "masked").exists()
