@@ -175,6 +175,7 @@ class SimulatedSilo(AbstractContextManager["SimulatedSilo"]):
             privacy=guard_of(self.folder, self.credentials, self.policy, self.journal),
             display=display,
             observer=SiloObserver(journal=self.journal, metrics=SiloMetrics(CollectorRegistry()), display=display),
+            holds_answers=False,
         )
 
 

@@ -125,7 +125,10 @@ class AgentService:
         privacy: PrivacyGuard,
         display: DisplayPort,
         observer: ObserverPort,
+        holds_answers: bool = True,
     ) -> None:
+        """`holds_answers`: False where nobody is told when this silo answers, in a simulation."""
+        self._holds_answers = holds_answers
         self._federation = federation
         self._coordinator = coordinator
         self._journal = journal
@@ -418,7 +421,7 @@ class AgentService:
         )
         trained.manifest.check_layout(bundle.update_layout)
         self._written = trained.manifest.digest, trained.mark
-        if bundle.plan.joint:
+        if bundle.plan.joint and self._holds_answers:
             await self._until_answers_are_due(began, bundle.plan)
         if releases and bundle.plan.noise_at == "nowhere":
             unit = bundle.plan.privacy.unit_field
