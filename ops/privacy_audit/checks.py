@@ -15,6 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 FALSE_ALARM = 1e-6
+EXACT = 1e-3
+"""Relative: how far what is exact may be off, a record's part of a sum, say: by what floats round, and the steps before moved the model."""
+NOTHING = 1e-30
+"""In place of 0 where something is divided by what ought not to be 0."""
 
 Vector = NDArray[np.float64]
 

@@ -27,10 +27,11 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
+from ops.privacy_audit.audited_trainings import World, plans
 from ops.privacy_audit.bound import ceiling, gaussian_shift, lower_bound
 from ops.privacy_audit.canaries import Decoder, canary_model, coins, guess
 from ops.privacy_audit.checks import Check
-from ops.privacy_audit.conformity import World, conformity, plans
+from ops.privacy_audit.conformity import conformity
 from ops.privacy_audit.silo_level import silo_level
 from ops.privacy_audit.trainer import attack_trainer
 from ops.privacy_audit.transcript import LEAST_LOSS_NOISE, attack_transcript
