@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hmac import compare_digest
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, Protocol, get_args
 
 from security.chain import Head, digest_of_entry, line_of_entry, text, whole_number
 from security.errors import ConfigurationError, IntegrityError
@@ -77,8 +77,52 @@ class Entry:
         }
 
 
+class Attempt(Protocol):
+    """At a round of a plan: what silo_wire has as RoundKey."""
+
+    @property
+    def federation(self) -> str: ...
+    @property
+    def plan(self) -> str: ...
+    @property
+    def round(self) -> int: ...
+    @property
+    def attempt(self) -> int: ...
+
+
 def head_of(entries: Sequence[Entry]) -> Head:
     return Head(entries[-1].sequence, entries[-1].digest) if entries else Head()
+
+
+def next_entry(
+    entries: Sequence[Entry],
+    key: Attempt,
+    mechanism: Mechanism,
+    release: GaussianRelease,
+    *,
+    at: int,
+    subject: str = "",
+    unit: str = "",
+    order: int = 0,
+    nonce: str = "",
+) -> Entry:
+    """The one that follows `entries`, which are a whole ledger: `release` of the attempt `key`."""
+    head = head_of(entries)
+    return Entry(
+        sequence=head.sequence + 1,
+        previous=head.digest,
+        federation=key.federation,
+        plan=key.plan,
+        round=key.round,
+        attempt=key.attempt,
+        mechanism=mechanism,
+        release=release,
+        at=at,
+        subject=subject,
+        unit=unit,
+        order=order,
+        nonce=nonce,
+    )
 
 
 def releases_of(entries: Iterable[Entry]) -> list[GaussianRelease]:
