@@ -359,7 +359,7 @@ class SiloPolicy:
             )
         of_round = [release for _, release in plan.releases_of_round]
         budget, unit = self.budget, plan.privacy.unit_field
-        relation = budget.relation_over((mechanism, unit) for mechanism, _ in plan.releases_of_round) or budget.relation
+        relation = budget.relation_or_own((mechanism, unit) for mechanism, _ in plan.releases_of_round)
         epsilon = filtered_epsilon(
             [replace(release, steps=release.steps * plan.schedule.rounds) for release in of_round],
             favoured=favoured_order(of_round, epsilon=budget.epsilon, dp_delta=budget.dp_delta, relation=relation),

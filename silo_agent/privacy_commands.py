@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from security.privacy.accounting import Budget, NeighbouringRelation
     from security.privacy.ledger import Entry
+    from silo_agent.service.counted_releases import CountedReleases
     from silo_agent.service.privacy import PrivacyGuard
     from silo_wire.plan import Plan
 
@@ -29,11 +30,12 @@ privacy_app = typer.Typer(
 def show(config: Config = None, directory: Dir = None, as_json: Json = False) -> None:
     """Print every release in the ledger, and what they come to together."""
     with _guarded(directory, config) as (guard, _):
-        entries, spent = guard.entries(), _spent(guard)
+        counted = guard.counted()
+        spent = _spent(counted, shared=guard.sharing.shown)
     if as_json:
-        print(json.dumps({"spent": spent, "releases": [_facts(entry) for entry in entries]}, indent=1))
+        print(json.dumps({"spent": spent, "releases": [_facts(entry) for entry in counted.own]}, indent=1))
         return
-    for entry in entries:
+    for entry in counted.own:
         release = entry.release
         when = datetime.fromtimestamp(entry.at, UTC).isoformat(timespec="minutes")
         print(
@@ -54,7 +56,9 @@ def show(config: Config = None, directory: Dir = None, as_json: Json = False) ->
 def verify(config: Config = None, directory: Dir = None) -> None:
     """Check that the ledger is whole, as far as its entries, the journal and the coordinator's newest receipt tell; offline."""
     with _guarded(directory, config) as (guard, _):
-        entries, receipt, spent = guard.entries(), guard.receipt(), _spent(guard)
+        counted, receipt = guard.counted(), guard.receipt()
+        spent = _spent(counted, shared=guard.sharing.shown)
+    entries = counted.own
     print(f"the ledger is whole: {len(entries)} entries, head {entries[-1].digest if entries else 'none'}")
     if receipt is None:
         print("countersigned by the coordinator: nothing yet")
@@ -74,7 +78,7 @@ def forecast(config: Config = None, directory: Dir = None, as_json: Json = False
     from silo_agent.edges.plan_store import PlanStore
 
     with _guarded(directory, config) as (guard, budget):
-        guard.entries()  # a ledger that is not whole is told of before anything else
+        counted = guard.counted()  # a ledger that is not whole is told of before anything else
         bundles = [
             bundle for bundle in PlanStore(silo_folder(directory).plans).bundles() if bundle.plan.releases_of_round
         ]
@@ -82,7 +86,7 @@ def forecast(config: Config = None, directory: Dir = None, as_json: Json = False
             raise StateError(
                 "no plan with differential privacy was offered yet: silo-agent start fetches the coordinator's"
             )
-        facts = _forecast(bundles[-1].plan, guard)
+        facts = _forecast(bundles[-1].plan, counted)
     print(json.dumps(facts, indent=1) if as_json else _forecast_text(facts, budget))
     if not facts["rounds_left"]:
         raise PolicyRefusal(
@@ -101,17 +105,17 @@ def _forecast_text(facts: "dict[str, object]", budget: "Budget") -> str:
     )
 
 
-def _forecast(plan: "Plan", guard: "PrivacyGuard") -> dict[str, object]:
+def _forecast(plan: "Plan", counted: "CountedReleases") -> dict[str, object]:
     def after(rounds: int) -> float:
-        return guard.spent_after(
+        return counted.epsilon(
             [(what, replace(release, steps=release.steps * rounds)) for what, release in plan.releases_of_round],
-            unit=plan.privacy.unit_field,
+            plan.privacy.unit_field,
         )
 
     low, high = 0, plan.schedule.rounds + 1  # the cost rises with every round
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if after(middle) <= guard.budget.epsilon else (low, middle)
+        low, high = (middle, high) if after(middle) <= counted.budget.epsilon else (low, middle)
     return {
         "plan": plan.name,
         "digest": plan.digest,
@@ -154,19 +158,19 @@ def _facts(entry: "Entry") -> dict[str, object]:
     }
 
 
-def _spent(guard: "PrivacyGuard") -> dict[str, Any]:
-    budget = guard.budget
+def _spent(counted: "CountedReleases", *, shared: str) -> dict[str, Any]:
+    budget, entries = counted.budget, counted.entries
     return {
-        "epsilon": guard.spent(),
+        "epsilon": counted.epsilon(),
         "dp_delta": budget.dp_delta,
         "unit": budget.unit or "record",
-        "neighbouring_relation": guard.relation(),
+        "neighbouring_relation": counted.relation(),
         "max_epsilon": budget.epsilon,
-        "favoured_order": guard.order(),
-        "as_one_schedule": guard.as_one_schedule(),
-        "plans": len({entry.plan for entry in guard.counted()}),
-        "shared_budget": guard.sharing.shown,
-        "releases_of_others": len(guard.counted()) - len(guard.entries()),
+        "favoured_order": counted.orders()[0] if entries else 0,
+        "as_one_schedule": counted.as_one_schedule(),
+        "plans": len({entry.plan for entry in entries}),
+        "shared_budget": shared,
+        "releases_of_others": len(counted.others),
     }
 
 

@@ -96,6 +96,10 @@ class Budget:
             return None
         return "replace_one" if others else self.relation
 
+    def relation_or_own(self, kinds: Iterable[tuple[str, str]]) -> NeighbouringRelation:
+        """`relation_over`; the budget's own where that is None: an order has to be favoured there too, though none lets anything through."""
+        return self.relation_over(kinds) or self.relation
+
 
 def epsilon_of(
     releases: Sequence[GaussianRelease],
