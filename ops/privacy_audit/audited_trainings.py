@@ -1,8 +1,9 @@
-"""The trainings that target `conformity` looks at: a plan of a small T5, trained at two silos for some rounds, once more after a restart.
+"""The trainings that target `conformity` looks at: a plan of a small T5, trained at
+two silos for some rounds, once more after a restart.
 
-As silos train, through SiloTrainer, with the entries that PrivacyGuard writes. Each record has words of its own, so that a sum of
-clipped gradients can be taken apart into records, whose gradients the audit reckons itself (oracle.py). Learning rates are so small
-that gradients at the first model hold for all steps.
+As silos train, through SiloTrainer, with the entries that PrivacyGuard writes. Each record has words of its own, so
+that a sum of clipped gradients can be taken apart into records, whose gradients the audit reckons itself (oracle.py).
+Learning rates are so small that gradients at the first model hold for all steps.
 """
 
 import copy
@@ -121,7 +122,9 @@ class Training:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audited:
-    """One plan, and where and when it is trained: silo and round of each training. A pair that comes twice is a restart."""
+    """One plan, and where and when it is trained: silo and round of each
+    training. A pair that comes twice is a restart.
+    """
 
     multiplier: float
     steps: int = STEPS

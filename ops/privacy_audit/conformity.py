@@ -1,4 +1,5 @@
-"""Target `conformity`: the real trainer, every noised step of it on a tape (tape.py), and the tape beside what the silo's ledger says.
+"""Target `conformity`: the real trainer, every noised step of it on a tape
+(tape.py), and the tape beside what the silo's ledger says.
 
 What is trained is in audited_trainings.py. Half of what is checked is exact; for the rest see checks.py.
 """

@@ -19,7 +19,9 @@ Floats64 = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Of one training: how often each record is in each step's sum, shape (steps, records), and what is left of it, over max_grad_norm."""
+    """Of one training: how often each record is in each step's sum, shape (steps,
+    records), and what is left of it, over max_grad_norm.
+    """
 
     coefficients: Floats64
     left: float
@@ -39,7 +41,9 @@ class Apart:
         return cls(clipped, torch.linalg.inv(clipped @ clipped.T))
 
     def parts(self, totals: Floats64) -> tuple[Floats64, float]:
-        """Of sums, shape (steps, parameters), how often each record is in each, shape (steps, records), and the longest rest."""
+        """Of sums, shape (steps, parameters), how often each record is in each,
+        shape (steps, records), and the longest rest.
+        """
         sums = torch.from_numpy(totals)
         found = sums @ self.clipped.T @ self.inverse
         left = torch.linalg.vector_norm(sums - found @ self.clipped, dim=1)

@@ -1,4 +1,6 @@
-"""Of target `conformity`: whether noise is as large as the ledger says, Gaussian, on each number, and each draw by itself."""
+"""Of target `conformity`: whether noise is as large as the ledger says,
+Gaussian, on each number, and each draw by itself.
+"""
 
 import math
 from collections.abc import Iterator, Sequence

@@ -1,5 +1,5 @@
-"""The ledger of one holder's releases: entries that name each other (security/chain.py), so that none can be changed, left out or
-taken back unseen. The head stands for all that was ever released.
+"""The ledger of one holder's releases: entries that name each other (security/chain.py), so that none can be changed,
+left out or taken back unseen. The head stands for all that was ever released.
 """
 
 import json
@@ -14,7 +14,9 @@ from security.privacy.accounting import GaussianRelease
 from security.privacy.renyi_filter import check_order
 
 Mechanism = Literal["gradients", "loss_reduction", "delta"]
-"""What was released: noised gradient sums (as a trained model), a noised scaled loss reduction, a noised delta of a silo."""
+"""What was released: noised gradient sums (as a trained model), a noised
+scaled loss reduction, a noised delta of a silo.
+"""
 
 _DOMAIN: Final = "lorica/v1/privacy-ledger"
 _MOST_LINE_BYTES: Final = 4096
@@ -25,10 +27,14 @@ _REMEDY: Final = 'Put the newest ledger back, from the disk that went on; where 
 class Entry:
     """`at` is for people: seconds since 1970 by the clock of who wrote it.
 
-    `subject` is the digest of what the noise was bound to, where the same release may be made again and counts once; else empty.
-    `unit` is the key of whom several records belong to, where the release is private for all of these together; else empty.
-    `nonce` tells it from an entry of another silo's that is the same for the rest; ledgers of earlier releases have none.
-    `order` is what the ledger's filter favours (renyi_filter.py), in its first entry, or the first that a release with filters wrote; else 0.
+    `subject` is the digest of what the noise was bound to, where the same release may be made again and counts once;
+    else empty.
+    `unit` is the key of whom several records belong to, where the release is private for all of these together; else
+    empty.
+    `nonce` tells it from an entry of another silo's that is the same for the rest; ledgers of earlier releases have
+    none.
+    `order` is what the ledger's filter favours (renyi_filter.py), in its first entry, or the first that a release with
+    filters wrote; else 0.
     """
 
     sequence: int
@@ -130,7 +136,8 @@ def releases_of(entries: Iterable[Entry]) -> list[GaussianRelease]:
 
 
 def read_ledger(raw: bytes, where: str) -> tuple[tuple[Entry, ...], int]:
-    """The entries of a ledger file and how many of its bytes they take: less than all when the last line was not finished.
+    """The entries of a ledger file and how many of its bytes they take: less
+    than all when the last line was not finished.
 
     Such a line is what a crash leaves of an entry whose release never began. Raises IntegrityError naming `where` for
     anything else that is not a ledger: an entry that was edited, left out, repeated or put in from another one.

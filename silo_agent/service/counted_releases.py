@@ -1,7 +1,7 @@
 """What a silo's budget makes of all that was released of its records, as it stood when the ledgers were read.
 
-Plans are offered by who has seen what earlier ones released, so the budget is held by a filter (security/privacy/renyi_filter.py),
-whose favoured order the ledger's first entry has.
+Plans are offered by who has seen what earlier ones released, so the budget is held by a filter
+(security/privacy/renyi_filter.py), whose favoured order the ledger's first entry has.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,9 @@ from silo_wire.privacy import Release
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedReleases:
-    """`own` are the entries of this silo's ledger, `others` those of folders that share some of its records, and are not among `own`."""
+    """`own` are the entries of this silo's ledger, `others` those of folders that
+    share some of its records, and are not among `own`.
+    """
 
     own: tuple[Entry, ...]
     others: tuple[Entry, ...]
@@ -26,7 +28,8 @@ class CountedReleases:
         return (*self.own, *self.others)
 
     def epsilon(self, more: Sequence[Release] = (), unit: str = "") -> float:
-        """By the filter, whatever the plans were chosen by; of these releases and of `more`, of a plan with this unit_field.
+        """By the filter, whatever the plans were chosen by; of these releases
+        and of `more`, of a plan with this unit_field.
 
         Unlimited where the budget is for patients, say, and something was released that is private for each line alone.
         """
@@ -40,7 +43,9 @@ class CountedReleases:
         )
 
     def as_one_schedule(self) -> float:
-        """What they come to if they had been fixed before the first: as exact as it gets for one plan, a forecast for several."""
+        """What they come to if they had been fixed before the first: as exact
+        as it gets for one plan, a forecast for several.
+        """
         relation = self.relation()
         if relation is None:
             return UNLIMITED
@@ -53,8 +58,9 @@ class CountedReleases:
     def orders(self, more: Sequence[Release] = (), unit: str = "") -> list[int]:
         """What the filters of these ledgers favour, the own ledger's first; nothing goes beyond any of them.
 
-        That of the ledger which was opened first is among them, and was chosen before anything was released of a record in both. Where
-        no entry has one yet, it follows from the first round and the budget, which nothing released tells of.
+        That of the ledger which was opened first is among them, and was chosen before anything
+        was released of a record in both. Where no entry has one yet, it follows from the first
+        round and the budget, which nothing released tells of.
         """
         orders = list(dict.fromkeys(entry.order for entry in self.entries if entry.order))
         if orders:

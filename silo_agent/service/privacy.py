@@ -1,10 +1,10 @@
 """What this silo has released of its records, and whether a round more is within what its people allow.
 
-The ledger is the silo's own and covers every plan, since all of them train on the same records. An entry is written before
-anything that it stands for leaves: a crash may leave an entry for what was never sent, and never the other way round. The
-journal remembers the ledger's head, so that a ledger that was cut or put back from a backup is noticed. A machine that is put
-back from a snapshot forgets both: so the coordinator remembers the head, too, and signs that it does. It can stop this silo
-with what it says, and never make it release more than the ledger allows.
+The ledger is the silo's own and covers every plan, since all of them train on the same records. An entry is written
+before anything that it stands for leaves: a crash may leave an entry for what was never sent, and never the other way
+round. The journal remembers the ledger's head, so that a ledger that was cut or put back from a backup is noticed. A
+machine that is put back from a snapshot forgets both: so the coordinator remembers the head, too, and signs that it
+does. It can stop this silo with what it says, and never make it release more than the ledger allows.
 
 What the entries come to is in counted_releases.py.
 """
@@ -62,7 +62,9 @@ class ReceiptPort(Protocol):
 
 
 class SharingPort(Protocol):
-    """Other silo folders that train on some of the same records. Raises SharedRecords where it cannot tell what they spent."""
+    """Other silo folders that train on some of the same records. Raises
+    SharedRecords where it cannot tell what they spent.
+    """
 
     @property
     def shown(self) -> str:
@@ -132,10 +134,12 @@ class PrivacyGuard:
         return Head() if receipt is None else receipt.newest
 
     async def countersign(self, coordinator: "CountersignPort") -> None:
-        """Have the coordinator remember the ledger as it is, and keep its receipt. Before a private round, and before release.
+        """Have the coordinator remember the ledger as it is, and keep its
+        receipt. Before a private round, and before release.
 
-        A coordinator that knows a newer head, or another, shows that the ledger went back. One that knows an older entry of this
-        ledger, since it was restored or its answer was lost, is told from there; one that knows none takes this for the first.
+        A coordinator that knows a newer head, or another, shows that the ledger went back. One that
+        knows an older entry of this ledger, since it was restored or its answer was lost, is told
+        from there; one that knows none takes this for the first.
         """
         entries = self.entries()
         head, after = head_of(entries), self._countersigned()
@@ -152,12 +156,16 @@ class PrivacyGuard:
         )
 
     def counted(self) -> CountedReleases:
-        """All that was ever released of these records, as the budget counts it: the ledger, and what others share of it, read once."""
+        """All that was ever released of these records, as the budget counts it:
+        the ledger, and what others share of it, read once.
+        """
         own = self.entries()
         return CountedReleases(own=own, others=self.sharing.others(own), budget=self.budget)
 
     def spent(self) -> float:
-        """By the filter, whatever the plans were chosen by; unlimited where something says nothing of the budget's unit."""
+        """By the filter, whatever the plans were chosen by; unlimited where
+        something says nothing of the budget's unit.
+        """
         return self.counted().epsilon()
 
     def check(self, releases: Sequence[Release], *, unit: str) -> None:
@@ -181,7 +189,9 @@ class PrivacyGuard:
             self.check(releases, unit=unit)
 
     def spend(self, key: RoundKey, releases: Sequence[Release], *, unit: str) -> None:
-        """Enter `releases` of an attempt, of a plan with this unit_field. When this returns they may leave; call it before anything does."""
+        """Enter `releases` of an attempt, of a plan with this unit_field. When this
+        returns they may leave; call it before anything does.
+        """
         with self.sharing.held():
             counted = self.counted()
             self._check(counted, releases, unit)
