@@ -385,7 +385,7 @@ class SiloPolicy:
     def _cost(self, of_rounds: Sequence[GaussianRelease], of_round: Sequence[GaussianRelease], plan: Plan) -> float:
         """What a plan's rounds come to by the filter that its first round would open."""
         budget, unit = self.budget, plan.privacy.unit_field
-        relation = budget.relation_over((mechanism, unit) for mechanism, _ in plan.releases_of_round) or budget.relation
+        relation = budget.relation_or_own((mechanism, unit) for mechanism, _ in plan.releases_of_round)
         return filtered_epsilon(
             of_rounds,
             favoured=favoured_order(of_round, epsilon=budget.epsilon, dp_delta=budget.dp_delta, relation=relation),

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
     from security.privacy.accounting import Budget, NeighbouringRelation
     from security.privacy.ledger import Entry
+    from silo_agent.service.counted_releases import CountedReleases
     from silo_agent.service.privacy import PrivacyGuard
     from silo_wire.plan import Plan
+    from silo_wire.privacy import Release
 
 privacy_app = typer.Typer(
     help="What this silo has released of its records, and what more it would cost.", no_args_is_help=True
@@ -29,16 +31,18 @@ privacy_app = typer.Typer(
 def show(config: Config = None, directory: Dir = None, as_json: Json = False) -> None:
     """Print every release in the ledger, and what they come to together."""
     with _guarded(directory, config) as (guard, _):
-        entries, spent = guard.entries(), _spent(guard)
+        counted = guard.counted()
+        spent = _spent(counted, shared=guard.sharing.shown)
     if as_json:
-        print(json.dumps({"spent": spent, "releases": [_facts(entry) for entry in entries]}, indent=1))
+        print(json.dumps({"spent": spent, "releases": [_facts(entry) for entry in counted.own]}, indent=1))
         return
-    for entry in entries:
+    for entry in counted.own:
         release = entry.release
         when = datetime.fromtimestamp(entry.at, UTC).isoformat(timespec="minutes")
         print(
             f"{entry.sequence:>5}  {when}  plan {entry.plan[:12]} round {entry.round} attempt {entry.attempt}  {entry.mechanism}: "
             f"noise multiplier {release.noise_multiplier:.4g}, sampling rate {release.sampling_rate:.4g}, {release.steps} steps"
+            + (f", noise of {release.makers} silos together" if release.makers > 1 else "")
         )
     print(_spent_line(spent))
     if spent["plans"]:
@@ -54,7 +58,9 @@ def show(config: Config = None, directory: Dir = None, as_json: Json = False) ->
 def verify(config: Config = None, directory: Dir = None) -> None:
     """Check that the ledger is whole, as far as its entries, the journal and the coordinator's newest receipt tell; offline."""
     with _guarded(directory, config) as (guard, _):
-        entries, receipt, spent = guard.entries(), guard.receipt(), _spent(guard)
+        counted, receipt = guard.counted(), guard.receipt()
+        spent = _spent(counted, shared=guard.sharing.shown)
+    entries = counted.own
     print(f"the ledger is whole: {len(entries)} entries, head {entries[-1].digest if entries else 'none'}")
     if receipt is None:
         print("countersigned by the coordinator: nothing yet")
@@ -74,7 +80,7 @@ def forecast(config: Config = None, directory: Dir = None, as_json: Json = False
     from silo_agent.edges.plan_store import PlanStore
 
     with _guarded(directory, config) as (guard, budget):
-        guard.entries()  # a ledger that is not whole is told of before anything else
+        counted = guard.counted()  # a ledger that is not whole is told of before anything else
         bundles = [
             bundle for bundle in PlanStore(silo_folder(directory).plans).bundles() if bundle.plan.releases_of_round
         ]
@@ -82,36 +88,41 @@ def forecast(config: Config = None, directory: Dir = None, as_json: Json = False
             raise StateError(
                 "no plan with differential privacy was offered yet: silo-agent start fetches the coordinator's"
             )
-        facts = _forecast(bundles[-1].plan, guard)
+        facts = _forecast(bundles[-1].plan, counted)
     print(json.dumps(facts, indent=1) if as_json else _forecast_text(facts, budget))
     if not facts["rounds_left"]:
+        or_alone = "" if facts["after_all_rounds_alone"] is None else f", and max_epsilon_alone {budget.alone:g}"
         raise PolicyRefusal(
             "max_epsilon",
             f"a round of plan {facts['plan']} would take this silo to epsilon {facts['after_one_round']:.3g}, [policy] max_epsilon "
-            f"allows {budget.epsilon:g}: the privacy budget is spent, and no round of it is taken",
+            f"allows {budget.epsilon:g}{or_alone}: the privacy budget is spent, and no round of it is taken",
         )
 
 
-def _forecast_text(facts: "dict[str, object]", budget: "Budget") -> str:
+def _forecast_text(facts: "dict[str, Any]", budget: "Budget") -> str:
     return (
         f"plan {facts['plan']}: {facts['rounds']} rounds, which promise epsilon {facts['target_epsilon']:g} at dp_delta "
         f"{facts['dp_delta']:g} ({facts['neighbouring_relation']})\n"
         f"one round more: epsilon {facts['after_one_round']:.3g} in all; every round: {facts['after_all_rounds']:.3g}\n"
-        f"the budget (epsilon {budget.epsilon:g} at dp_delta {budget.dp_delta:g}) allows {facts['rounds_left']} of them"
+        + (
+            ""
+            if facts["after_all_rounds_alone"] is None
+            else f"if all others whose noise counts worked against this silo: {facts['after_all_rounds_alone']:.3g}, of {budget.alone:g}\n"
+        )
+        + f"the budget (epsilon {budget.epsilon:g} at dp_delta {budget.dp_delta:g}) allows {facts['rounds_left']} of them"
     )
 
 
-def _forecast(plan: "Plan", guard: "PrivacyGuard") -> dict[str, object]:
-    def after(rounds: int) -> float:
-        return guard.spent_after(
-            [(what, replace(release, steps=release.steps * rounds)) for what, release in plan.releases_of_round],
-            unit=plan.privacy.unit_field,
-        )
+def _forecast(plan: "Plan", counted: "CountedReleases") -> dict[str, Any]:
+    unit = plan.privacy.unit_field
+
+    def of(rounds: int) -> "list[Release]":
+        return [(what, replace(release, steps=release.steps * rounds)) for what, release in plan.releases_of_round]
 
     low, high = 0, plan.schedule.rounds + 1  # the cost rises with every round
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if after(middle) <= guard.budget.epsilon else (low, middle)
+        low, high = (middle, high) if counted.affords(of(middle), unit) else (low, middle)
     return {
         "plan": plan.name,
         "digest": plan.digest,
@@ -119,8 +130,9 @@ def _forecast(plan: "Plan", guard: "PrivacyGuard") -> dict[str, object]:
         "target_epsilon": plan.privacy.target_epsilon,
         "dp_delta": plan.privacy.dp_delta,
         "neighbouring_relation": plan.privacy.neighbouring_relation,
-        "after_one_round": after(1),
-        "after_all_rounds": after(plan.schedule.rounds),
+        "after_one_round": counted.epsilon(of(1), unit),
+        "after_all_rounds": counted.epsilon(of(plan.schedule.rounds), unit),
+        "after_all_rounds_alone": counted.epsilon_alone(of(plan.schedule.rounds), unit) if plan.joint else None,
         "rounds_left": low,
     }
 
@@ -154,19 +166,21 @@ def _facts(entry: "Entry") -> dict[str, object]:
     }
 
 
-def _spent(guard: "PrivacyGuard") -> dict[str, Any]:
-    budget = guard.budget
+def _spent(counted: "CountedReleases", *, shared: str) -> dict[str, Any]:
+    budget, entries = counted.budget, counted.entries
     return {
-        "epsilon": guard.spent(),
+        "epsilon": counted.epsilon(),
+        "epsilon_alone": counted.epsilon_alone() if counted.joint() else None,
+        "max_epsilon_alone": budget.alone,
         "dp_delta": budget.dp_delta,
         "unit": budget.unit or "record",
-        "neighbouring_relation": guard.relation(),
+        "neighbouring_relation": counted.relation(),
         "max_epsilon": budget.epsilon,
-        "favoured_order": guard.order(),
-        "as_one_schedule": guard.as_one_schedule(),
-        "plans": len({entry.plan for entry in guard.counted()}),
-        "shared_budget": guard.sharing.shown,
-        "releases_of_others": len(guard.counted()) - len(guard.entries()),
+        "favoured_order": counted.orders()[0] if entries else 0,
+        "as_one_schedule": counted.as_one_schedule(),
+        "plans": len({entry.plan for entry in entries}),
+        "shared_budget": shared,
+        "releases_of_others": len(counted.others),
     }
 
 
@@ -191,6 +205,11 @@ def _spent_line(spent: "dict[str, Any]") -> str:
     return (
         f"epsilon {spent['epsilon']:.3g} of {spent['max_epsilon']:g} is spent, at dp_delta {spent['dp_delta']:g}, "
         f"{_NEIGHBOURS[spent['neighbouring_relation']].format(spent['unit'])}"
+        + (
+            ""
+            if spent["epsilon_alone"] is None
+            else f"; {spent['epsilon_alone']:.3g} of {spent['max_epsilon_alone']:g} towards all others together, whose noise counts in it"
+        )
     )
 
 

@@ -19,7 +19,7 @@ from security import files
 from security.errors import IntegrityError
 from security.identifiers import SiloName
 from security.privacy.accounting import GaussianRelease, epsilon_of
-from security.privacy.ledger import Entry, head_of, releases_of
+from security.privacy.ledger import Entry, next_entry, releases_of
 from security.privacy.ledger_file import PrivacyLedgerFile
 from security.privacy.noise_streams import bound_key
 from security.privacy.random_words import KEY_BYTES
@@ -73,19 +73,7 @@ class ReleaseLedger:
                     f"another sum would take the plan's releases to epsilon {cost:.3g}, target_epsilon is "
                     f"{section.target_epsilon:g}: {len(of_plan)} were released, and the plan ends with the model so far"
                 )
-            head = head_of(entries)
-            entry = Entry(
-                sequence=head.sequence + 1,
-                previous=head.digest,
-                federation=key.federation,
-                plan=key.plan,
-                round=key.round,
-                attempt=key.attempt,
-                mechanism="delta",
-                release=release,
-                at=int(self._clock()),
-                subject=subject,
-            )
+            entry = next_entry(entries, key, "delta", release, at=int(self._clock()), subject=subject)
             self._tell(entry)
             self.file.append([entry])
         return _cost([*made, release], section) <= section.target_epsilon

@@ -1,1 +1,3 @@
-"""An attack on our own promise: canary records, guesses about them from what was released, and what the guesses prove of epsilon."""
+"""An attack on our own promise: canary records, guesses about them from what
+was released, and what the guesses prove of epsilon.
+"""

@@ -1,26 +1,29 @@
 """What a number of right guesses proves of a Gaussian claim: the epsilon that the release would have had to exceed.
 
-Each canary is in the data or not by a fair coin of its own. A claim is a curve: what a test of level h reaches at most in power is
-power(h) = Phi(Phi^-1(h) + mu), as of a Gaussian mechanism that one record moves by mu deviations (f-DP; Dong, Roth and Su 2019). An
-epsilon at dp_delta names such a mu, and the other way round. Two theorems bound how often guesses about coins are right:
+Each canary is in the data or not by a fair coin of its own. A claim is a curve: what a test of level h
+reaches at most in power is power(h) = Phi(Phi^-1(h) + mu), as of a Gaussian mechanism that one record moves
+by mu deviations (f-DP; Dong, Roth and Su 2019). An epsilon at dp_delta names such a mu, and the other way
+round. Two theorems bound how often guesses about coins are right:
 
-    a release of its own for each   each guess is right with probability Phi(mu / 2) at most, whatever became of the others
+    a release of its own for each   each guess is right with probability Phi(mu / 2) at most, whatever became of others
     one release for all canaries    with p[i] the probability that just i of the r guesses about m canaries are right,
 
         sum over i >= v of (i / m) p[i]  <=  power(sum over i >= v - 1 of ((r - i) / m) p[i])    for each v
 
-The latter is theorem 3.1 of Mahloujifar, Melis and Chaudhuri (2024) for two choices. *Proof.* For one canary, with the other coins held
-fixed, let E say that its guess is b and that at least v - 1 others are right, as far as the guess was made. E is as probable at most under
-its coin b as `power` of what it is under the other coin. Under b it is a right guess and at least v right ones; under the other coin
-a wrong guess and at least v - 1. Average over b, other coins and canaries; power is concave. QED
+The latter is theorem 3.1 of Mahloujifar, Melis and Chaudhuri (2024) for two choices. *Proof.* For one canary,
+with the other coins held fixed, let E say that its guess is b and that at least v - 1 others are right, as
+far as the guess was made. E is as probable at most under its coin b as `power` of what it is under the other
+coin. Under b it is a right guess and at least v right ones; under the other coin a wrong guess and at least
+v - 1. Average over b, other coins and canaries; power is concave. QED
 
-Given P[at least c right] >= tau, the tails P[at least i] are least where everything above c is at c and each inequality holds just so: by
-induction from above, since both sides are sums of tails. Where they would come to more than 1, tau is refuted. With tau = 1 - confidence
-a mu is refuted under which what was seen is less probable than that, and the largest such mu is the lower bound. It is far above what
-theorem 5.2 of Steinke, Nasr and Jagielski (2023) proves, which knows of a claim one epsilon and one dp_delta.
+Given P[at least c right] >= tau, the tails P[at least i] are least where everything above c is at c and each
+inequality holds just so: by induction from above, since both sides are sums of tails. Where they would come to
+more than 1, tau is refuted. With tau = 1 - confidence a mu is refuted under which what was seen is less probable
+than that, and the largest such mu is the lower bound. It is far above what theorem 5.2 of Steinke, Nasr and
+Jagielski (2023) proves, which knows of a claim one epsilon and one dp_delta.
 
-`slack` is for curves that are a Gaussian's but for so much probability, as of sampled steps (run.py). The neighbouring relation is
-add_or_remove_one.
+`slack` is for curves that are a Gaussian's but for so much probability, as of sampled steps
+(run.py). The neighbouring relation is add_or_remove_one.
 """
 
 import math
@@ -54,7 +57,9 @@ class Guesses:
 
 
 def refuted(guesses: Guesses, *, mu: float, confidence: float, slack: float = 0.0) -> bool:
-    """Whether as many right guesses are less probable than 1 - `confidence` where the release is Gaussian of shift `mu`."""
+    """Whether as many right guesses are less probable than 1 -
+    `confidence` where the release is Gaussian of shift `mu`.
+    """
     if not 0.0 < confidence < 1.0:
         raise ConfigurationError(f"confidence is {confidence}: set it above 0 and below 1")
     if guesses.alone:
@@ -63,7 +68,8 @@ def refuted(guesses: Guesses, *, mu: float, confidence: float, slack: float = 0.
     made, correct = guesses.made, guesses.correct
     if not made:
         return False
-    # r and h are sums over i >= v of (i / made) p[i] and ((made - i) / made) p[i]; the curve sees them times made / canaries.
+    # r and h are sums over i >= v of (i / made) p[i] and ((made - i) / made)
+    # p[i]; the curve sees them times made / canaries.
     share = made / guesses.canaries
     r, h = (1.0 - confidence) * correct / made, (1.0 - confidence) * (made - correct) / made
     for right in range(correct - 1, -1, -1):

@@ -1,12 +1,13 @@
-"""Canaries: records each of which has a word of its own, so that its gradient is nearly at right angles to every other one's.
+"""Canaries: records each of which has a word of its own, so that its gradient
+is nearly at right angles to every other one's.
 
-The attacker knows everything but the coins: the records, the model, the noise's deviation, every released model. What a step
-released is then a known sum, one vector for each canary that is in, and noise, and least squares tells the parts apart. The words'
-embeddings are small, so that most of a canary's gradient is in the row of its own word.
+The attacker knows everything but the coins: the records, the model, the noise's deviation, every released model. What a
+step released is then a known sum, one vector for each canary that is in, and noise, and least squares tells the parts
+apart. The words' embeddings are small, so that most of a canary's gradient is in the row of its own word.
 
-The local optimizer is the real AdamW. max_grad_norm is chosen so small, and the learning rate so large, that AdamW's own epsilon
-rules its denominator: a step is then linear in the gradient to 1 part in 10^3 and the attacker takes it back (AdamWReader). Training
-moves the model so little that gradients at the first model hold for all.
+The local optimizer is the real AdamW. max_grad_norm is chosen so small, and the learning rate so large, that AdamW's
+own epsilon rules its denominator: a step is then linear in the gradient to 1 part in 10^3 and the attacker takes it
+back (AdamWReader). Training moves the model so little that gradients at the first model hold for all.
 """
 
 import math
@@ -105,7 +106,9 @@ class AdamWReader:
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """Tells from a sum of clipped gradients, and noise, how far each canary is in it, and how far noise takes that away."""
+    """Tells from a sum of clipped gradients, and noise, how far each
+    canary is in it, and how far noise takes that away.
+    """
 
     directions: Vector
     """Shape (canaries, parameters): what each canary adds to a sum, over max_grad_norm."""
@@ -148,7 +151,9 @@ class Decoder:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A noised scaled loss reduction: `total` is the sum of the `parts`, shape (canaries,), of those that are in, and noise."""
+    """A noised scaled loss reduction: `total` is the sum of the `parts`,
+    shape (canaries,), of those that are in, and noise.
+    """
 
     parts: Vector
     total: float
@@ -156,7 +161,9 @@ class Weight:
 
 
 def evidence(estimate: Vector, deviation: Vector, sampling_rate: float) -> Vector:
-    """Of one step, the logarithm of how much more probable an estimate is with the canary in the data than without it."""
+    """Of one step, the logarithm of how much more probable an estimate is
+    with the canary in the data than without it.
+    """
     shifted = (2 * estimate - 1) / (2 * deviation**2)
     if sampling_rate == 1.0:
         return shifted

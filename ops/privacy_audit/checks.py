@@ -1,7 +1,7 @@
 """A promise beside what was measured of it, and how far chance alone moves what is measured.
 
-Every check that chance could fail does so once in a million audits at most (FALSE_ALARM): limits are exact, or bounds that hold for any
-number of samples.
+Every check that chance could fail does so once in a million audits at most (FALSE_ALARM):
+limits are exact, or bounds that hold for any number of samples.
 """
 
 import math
@@ -15,6 +15,12 @@ import torch
 from numpy.typing import NDArray
 
 FALSE_ALARM = 1e-6
+EXACT = 1e-3
+"""Relative: how far what is exact may be off, a record's part of a sum, say: by
+what floats round, and the steps before moved the model.
+"""
+NOTHING = 1e-30
+"""In place of 0 where something is divided by what ought not to be 0."""
 
 Vector = NDArray[np.float64]
 
@@ -57,7 +63,9 @@ def binomial(trials: int, probability: float) -> Vector:
 
 
 def likely(probabilities: Vector, alarm: float = FALSE_ALARM) -> tuple[int, int]:
-    """Of what has these probabilities of 0, 1, ...: from where to where it is but for a chance of `alarm`, half on either side."""
+    """Of what has these probabilities of 0, 1, ...: from where to where it is
+    but for a chance of `alarm`, half on either side.
+    """
     below = np.cumsum(probabilities)
     above = np.cumsum(probabilities[::-1])[::-1]
     inside = np.flatnonzero((below > alarm / 2) & (above > alarm / 2))
@@ -65,7 +73,9 @@ def likely(probabilities: Vector, alarm: float = FALSE_ALARM) -> tuple[int, int]
 
 
 def rare(expected: float, alarm: float = FALSE_ALARM) -> tuple[float, float]:
-    """From where to where a count of many rare, independent cases is (Bernstein), and a twentieth of it to either side."""
+    """From where to where a count of many rare, independent cases is
+    (Bernstein), and a twentieth of it to either side.
+    """
     x = math.log(2 / alarm)
     return 0.95 * (expected - math.sqrt(2 * expected * x)), 1.05 * (expected + math.sqrt(2 * expected * x) + x)
 
@@ -112,7 +122,9 @@ def distance_limit(samples: int, tests: int, alarm: float = FALSE_ALARM) -> floa
 
 
 def mean_products(rows: NDArray[np.float64] | NDArray[np.float32]) -> Vector:
-    """Of each two rows, by torch, whose threads wait for each other less than numpy's; a row's with itself counts as 0."""
+    """Of each two rows, by torch, whose threads wait for each other less
+    than numpy's; a row's with itself counts as 0.
+    """
     tensor = torch.from_numpy(rows)
     products: Vector = ((tensor @ tensor.T) / rows.shape[1]).double().numpy()
     np.fill_diagonal(products, 0.0)

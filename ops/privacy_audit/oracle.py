@@ -1,4 +1,6 @@
-"""What each record is worth, reckoned without the product: gradients in float64, one record at a time, clipped by a formula of the audit's own."""
+"""What each record is worth, reckoned without the product: gradients in float64, one
+record at a time, clipped by a formula of the audit's own.
+"""
 
 import copy
 from collections.abc import Sequence
@@ -15,7 +17,9 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Oracle:
-    """Of records in order, at one model. `gradients` has shape (records, parameters); `norms` and `losses` (records,)."""
+    """Of records in order, at one model. `gradients` has shape (records,
+    parameters); `norms` and `losses` (records,).
+    """
 
     gradients: Vector
     norms: Vector

@@ -1,17 +1,21 @@
-"""`lorica privacy-audit`: what private training does beside what it promises, and claims of epsilon beside what an attack proves.
+"""`lorica privacy-audit`: what private training does beside what it promises,
+and claims of epsilon beside what an attack proves.
 
-    conformity   every noised step on a tape, beside ledger and plan (conformity.py); noise of silo level (silo_level.py)
-    trainer      train_privately with every step's model in the attacker's hands: all records in each step, and a sample of them
+    conformity   every noised step on a tape, beside ledger and plan (conformity.py); noise of silo level
+                 (silo_level.py)
+    trainer      train_privately with every step's model in the attacker's hands: all records in each step, and a
+                 sample of them
     transcript   rounds of the SiloTrainer: deltas and noised weights
     weight       noised scaled loss reductions alone
 
-The last three attack, with the noise that keeps a claim and without. With noise, what is proved must stay below what is claimed. Without, it
-must be above it, or the audit would show nothing; where so many canaries cannot prove as much as is claimed, it must come near
-the most that they can, their ceiling.
+The last three attack, with the noise that keeps a claim and without. With noise, what is proved must stay below what is
+claimed. Without, it must be above it, or the audit would show nothing; where so many canaries cannot prove as much as
+is claimed, it must come near the most that they can, their ceiling.
 
-Guesses are held against a Gaussian's curve (bound.py). Where every record is in each step, that is the very curve of what was released. That of
-samples is not a Gaussian's; one lies above it that has its epsilon at SLACK instead of dp_delta, but for SLACK of probability. Its
-epsilon at dp_delta is a little above the claim, `curve_epsilon`, and is what has to be refuted.
+Guesses are held against a Gaussian's curve (bound.py). Where every record is in each step, that is the
+very curve of what was released. That of samples is not a Gaussian's; one lies above it that has its
+epsilon at SLACK instead of dp_delta, but for SLACK of probability. Its epsilon at dp_delta is a little
+above the claim, `curve_epsilon`, and is what has to be refuted.
 """
 
 import json
@@ -27,10 +31,11 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
+from ops.privacy_audit.audited_trainings import World, plans
 from ops.privacy_audit.bound import ceiling, gaussian_shift, lower_bound
 from ops.privacy_audit.canaries import Decoder, canary_model, coins, guess
 from ops.privacy_audit.checks import Check
-from ops.privacy_audit.conformity import World, conformity, plans
+from ops.privacy_audit.conformity import conformity
 from ops.privacy_audit.silo_level import silo_level
 from ops.privacy_audit.trainer import attack_trainer
 from ops.privacy_audit.transcript import LEAST_LOSS_NOISE, attack_transcript
@@ -86,7 +91,8 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One claim, one target, with noise or without. What is audited has to stay below `curve_epsilon`, the claim or a little more.
+    """One claim, one target, with noise or without. What is audited has to stay
+    below `curve_epsilon`, the claim or a little more.
 
     `noise_seed` is None where the operating system made the noise.
     """
@@ -166,7 +172,8 @@ def run_audit(chosen: Choice, console: Console) -> list[Finding | Check]:
 def share_guessed(claim: float) -> float:
     """Of the canaries of a training: where a coin is hard to see, only the clearest are guessed.
 
-    Fixed before anything is seen, as the theorem wants it. Less than all lowers the ceiling: above a claim of 8 only all guesses reach.
+    Fixed before anything is seen, as the theorem wants it. Less than all lowers the
+    ceiling: above a claim of 8 only all guesses reach.
     """
     return 0.5 if claim <= 4.0 else 1.0
 
@@ -265,7 +272,8 @@ def _section(chosen: Choice, setting: Setting, claim: float) -> PrivacySection:
         steps=setting.steps,
         loss_noise_multiplier=_LOSS_NOISE,
     )
-    # One weight is one Gaussian release, as one step with all records is: `weight` takes its noise from the same search.
+    # One weight is one Gaussian release, as one step with all records is:
+    # `weight` takes its noise from the same search.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the accountant's, on its way through noise that nobody will use
         noise = calibrated_noise(section, rounds=setting.rounds, weighted=setting.target == "transcript")

@@ -1,8 +1,9 @@
-"""Conformity of silo-level noise: at the coordinator, through its Aggregator, and at silos that mask, through the vectors that leave them.
+"""Conformity of silo-level noise: at the coordinator, through its Aggregator, and at
+silos that mask, through the vectors that leave them.
 
-The coordinator's noise follows from a key, which is taped where it is handed on: with the noise taken away, what is left is the sum of
-clipped deltas to the last bits. A silo's noise follows from its root: a vector of zeros is noise alone, and another vector under the same
-root, less that, is what a silo adds.
+The coordinator's noise follows from a key, which is taped where it is handed on: with the noise taken away, what is
+left is the sum of clipped deltas to the last bits. A silo's noise follows from its root: a vector of zeros is noise
+alone, and another vector under the same root, less that, is what a silo adds.
 """
 
 import math

@@ -1,8 +1,9 @@
-"""What a private training did, step by step, seen from inside: a tape of the sums before noise, the noise, and what was drawn.
+"""What a private training did, step by step, seen from inside: a tape of the
+sums before noise, the noise, and what was drawn.
 
-The product has no door through which an exact sum could leave. The audit puts its own functions around the product's, in its own
-process, for as long as one training takes. What it holds on to is all in `_around`, and in `summed`, which knows in what unit the product
-keeps a sum: who moves one of these moves it there.
+The product has no door through which an exact sum could leave. The audit puts its own functions around the product's,
+in its own process, for as long as one training takes. What it holds on to is all in `_around`, and in `summed`, which
+knows in what unit the product keeps a sum: who moves one of these moves it there.
 """
 
 import secrets
@@ -26,7 +27,9 @@ Vector = NDArray[np.float64]
 Floats = NDArray[np.float32]
 
 _FAR = 1 << 20
-"""Bounds by which two sums of losses are apart where the noise on their difference is measured: so that no noise takes it below 0."""
+"""Bounds by which two sums of losses are apart where the noise on their
+difference is measured: so that no noise takes it below 0.
+"""
 
 
 @dataclass(slots=True)
@@ -42,7 +45,9 @@ class Step:
 
 @dataclass(slots=True)
 class Weight:
-    """One release of a scaled loss reduction. `sums` are those of the losses, in units of the loss; `noise` was drawn as that of the release."""
+    """One release of a scaled loss reduction. `sums` are those of the losses, in units
+    of the loss; `noise` was drawn as that of the release.
+    """
 
     sums: Vector
     released: float
@@ -51,7 +56,9 @@ class Weight:
 
 @dataclass(slots=True)
 class Tape:
-    """Of one training. `keys` are those that its randomness came from; `foreign` of them are not what the operating system gave."""
+    """Of one training. `keys` are those that its randomness came from;
+    `foreign` of them are not what the operating system gave.
+    """
 
     sizes: tuple[int, ...] = ()
     """Of the tensors that are trained, in order."""
@@ -66,7 +73,8 @@ class Tape:
 def taped(*, loss_draws: int) -> Iterator[Tape]:
     """A tape of the one training that is made while this is open; the weight's noise is drawn `loss_draws` times more.
 
-    torch's own generator begins with the same seed each time, so that noise that came from it would be the same in two trainings.
+    torch's own generator begins with the same seed each time, so that noise that
+    came from it would be the same in two trainings.
     """
     tape = Tape()
     with ExitStack() as opened:
@@ -149,7 +157,9 @@ def _around(tape: Tape, loss_draws: int) -> Sequence[tuple[Any, str, Callable[[A
 
 
 def summed(optimizer: PrivateOptimizer) -> list[torch.Tensor]:
-    """The sum of clipped gradients as it is before noise, parameter by parameter, in float64; zeros of an empty sample."""
+    """The sum of clipped gradients as it is before noise, parameter by
+    parameter, in float64; zeros of an empty sample.
+    """
     return [
         torch.zeros_like(parameter, dtype=torch.float64)
         if parameter.summed_grad is None

@@ -18,7 +18,9 @@ from silo_wire.privacy import PrivacySection
 def attack_trainer(
     model: T5, decoder: Decoder, included: Truths, privacy: PrivacySection, *, noise: bool, key: bytes
 ) -> Vector:
-    """The evidence for each canary that a training of `privacy` gives away, without its noise where `noise` is false."""
+    """The evidence for each canary that a training of `privacy` gives
+    away, without its noise where `noise` is false.
+    """
     model = copy.deepcopy(model)
     parameters = trained(model)
     section = section_for(privacy.expected_batch_size)

@@ -1,8 +1,9 @@
-"""Target `transcript`: several rounds of the real SiloTrainer, and an attacker who sees what leaves the silo, and nothing else.
+"""Target `transcript`: several rounds of the real SiloTrainer, and an attacker
+who sees what leaves the silo, and nothing else.
 
-That is each round's update file and the summary beside it, in which the noised scaled loss reduction is. Each round has one step, and
-the next round model is the last one with the delta added, as FedAvg of one silo makes it. Noise comes from the operating
-system here, as it does at a silo.
+That is each round's update file and the summary beside it, in which the noised scaled loss reduction is. Each
+round has one step, and the next round model is the last one with the delta added, as FedAvg of one silo makes
+it. Noise comes from the operating system here, as it does at a silo.
 """
 
 import copy

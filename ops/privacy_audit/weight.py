@@ -1,7 +1,9 @@
-"""Target `weight`: the noised scaled loss reduction alone, with a canary of the largest influence that one record can have.
+"""Target `weight`: the noised scaled loss reduction alone, with a canary of
+the largest influence that one record can have.
 
-The canary's loss counts as the whole bound under the round model and as next to nothing under the trained one. Each coin has a
-release of its own; the sums that it is made of, with the canary and without, are computed once, by the function that silos use.
+The canary's loss counts as the whole bound under the round model and as next to nothing under the
+trained one. Each coin has a release of its own; the sums that it is made of, with the canary and
+without, are computed once, by the function that silos use.
 """
 
 import copy
@@ -27,7 +29,9 @@ _CPU = torch.device("cpu")
 
 
 def attack_weight(included: Truths, *, noise_multiplier: float, claimed: float, seed: int, key: bytes) -> Vector:
-    """The evidence for each coin; `noise_multiplier` is what is drawn with, `claimed` what the attacker reckons with."""
+    """The evidence for each coin; `noise_multiplier` is what is drawn
+    with, `claimed` what the attacker reckons with.
+    """
     model = canary_model(1, seed)
     learnt = copy.deepcopy(model)
     _learn(learnt)

@@ -1,8 +1,9 @@
-"""What releases cost together: epsilon of Gaussian mechanisms, each on Poisson samples of the records or on all of them.
+"""What releases cost together: epsilon of Gaussian mechanisms, each on
+Poisson samples of the records or on all of them.
 
-Of all records (a rate of 1) the composition is a Gaussian mechanism again, and its epsilon has a closed form (Balle and Wang
-2018; Dong, Roth and Su 2019). With sampling, privacy random variables are convolved by Opacus (Gopi, Lee and Wutschitz 2021),
-whose upper bound is taken.
+Of all records (a rate of 1) the composition is a Gaussian mechanism again, and its epsilon has a closed form
+(Balle and Wang 2018; Dong, Roth and Su 2019). With sampling, privacy random variables are convolved by
+Opacus (Gopi, Lee and Wutschitz 2021), whose upper bound is taken.
 
 Mechanisms and noise multipliers are for adding or removing one unit: noise over the most that one unit adds. To replace one is
 to remove one and add another: twice the shift where nothing is sampled, and with sampling the pair of replaced_unit.py.
@@ -108,15 +109,23 @@ class Budget:
     unit: str = ""
 
     def relation_over(self, kinds: Iterable[tuple[str, str]]) -> NeighbouringRelation | None:
-        """How neighbours differ for releases of these kinds together, each a mechanism and its unit; None where one says nothing of this unit.
+        """How neighbours differ for releases of these kinds together, each a mechanism and
+        its unit; None where one says nothing of this unit.
 
-        Where a release is private for units that have several records, a record more or less changes what its unit adds from one vector
-        to another, which is a replacement. A delta of a whole silo has noise for that already, and says something of any unit.
+        Where a release is private for units that have several records, a record more or less changes
+        what its unit adds from one vector to another, which is a replacement. A delta of a whole silo
+        has noise for that already, and says something of any unit.
         """
         others = {unit for mechanism, unit in kinds if mechanism != "delta"} - {self.unit}
         if self.unit and others:
             return None
         return "replace_one" if others else self.relation
+
+    def relation_or_own(self, kinds: Iterable[tuple[str, str]]) -> NeighbouringRelation:
+        """`relation_over`; the budget's own where that is None: an order has to be
+        favoured there too, though none lets anything through.
+        """
+        return self.relation_over(kinds) or self.relation
 
 
 def epsilon_of(
@@ -153,7 +162,8 @@ def merged(releases: Iterable[GaussianRelease]) -> list[GaussianRelease]:
 
 
 def gaussian_epsilon(mu: float, dp_delta: float) -> float:
-    """Of a Gaussian mechanism whose shift is `mu` standard deviations: the epsilon at which delta(epsilon) is `dp_delta`.
+    """Of a Gaussian mechanism whose shift is `mu` standard deviations: the
+    epsilon at which delta(epsilon) is `dp_delta`.
 
     delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu), which falls as epsilon grows.
     """
@@ -297,7 +307,8 @@ def _replaced(releases: Sequence[GaussianRelease], dp_delta: float) -> float:
     if not roughly <= MOST_EPSILON:
         return UNLIMITED
     error, delta_error = _error(roughly), dp_delta / 1000
-    # Beyond it losses, together and of each step alone, are rarer than delta_error allows (Gopi, Lee and Wutschitz 2021, remark 5.6).
+    # Beyond it losses, together and of each step alone, are rarer than delta_error
+    # allows (Gopi, Lee and Wutschitz 2021, remark 5.6).
     end = 3 + max(
         error, rough(together, delta_error / 4), *(rough(one, delta_error / (8 * sum(steps))) for one in each)
     )
@@ -314,5 +325,7 @@ def _error(roughly: float) -> float:
 
 
 def renyi_epsilon(order: float, divergence: float, dp_delta: float) -> float:
-    """The epsilon at `dp_delta` of whatever has this Renyi divergence (Canonne, Kamath and Steinke 2020, proposition 12)."""
+    """The epsilon at `dp_delta` of whatever has this Renyi divergence
+    (Canonne, Kamath and Steinke 2020, proposition 12).
+    """
     return max(0.0, divergence + math.log1p(-1 / order) - math.log(dp_delta * order) / (order - 1))

@@ -1,7 +1,8 @@
 """Draws from a table of chances that are whole numbers of 2^-128, with one lookup each (Walker 1977).
 
-Each of 2^k slots holds two entries and a threshold between them, and every slot is as likely as any other. The table is made in whole
-numbers of any size, so that an entry comes with its chance exactly: what is rounded is each chance, once, to 128 bits.
+Each of 2^k slots holds two entries and a threshold between them, and every slot is as likely as
+any other. The table is made in whole numbers of any size, so that an entry comes with its chance
+exactly: what is rounded is each chance, once, to 128 bits.
 """
 
 from collections.abc import Sequence

@@ -1,13 +1,14 @@
 """The discrete Gaussian on the integers, without a float between the random words and the sample, a block at a time.
 
-The scale is a power of two, sigma = 2^b: what is noised is first rounded to a grid of which the noise's standard deviation is
-2^30 steps, or fewer where integers have to be short. No floating point number, whose gaps would tell what was added (Mironov 2012),
-comes near a sample.
+The scale is a power of two, sigma = 2^b: what is noised is first rounded to a grid of which the noise's
+standard deviation is 2^30 steps, or fewer where integers have to be short. No floating point number, whose
+gaps would tell what was added (Mironov 2012), comes near a sample.
 
-A size m = edge + rest is drawn from a staircase that nowhere lies below the curve: sigma has 128 stairs (or sigma, if that is fewer),
-each of the height at its edge, drawn by a table of chances of 128 bits. It is kept with probability exp(-(m^2 - edge^2) / (2 sigma^2)),
-an event that integers decide exactly (Canonne, Kamath and Steinke 2020, algorithm 1), and that fails for one size in 300. What is left
-out is the curve beyond 14 sigma and what is rounded in chances: 2^-120 of it all.
+A size m = edge + rest is drawn from a staircase that nowhere lies below the curve: sigma has 128 stairs (or
+sigma, if that is fewer), each of the height at its edge, drawn by a table of chances of 128 bits. It is
+kept with probability exp(-(m^2 - edge^2) / (2 sigma^2)), an event that integers decide exactly (Canonne,
+Kamath and Steinke 2020, algorithm 1), and that fails for one size in 300. What is left out is the curve
+beyond 14 sigma and what is rounded in chances: 2^-120 of it all.
 """
 
 from decimal import Context, Decimal
@@ -84,8 +85,8 @@ def _stairs(stairs_bits: int) -> ChanceTable:
 def happens(words: RandomWords, exponents: Words64, *, one_bits: int) -> Truths:
     """For each n of `exponents`, at most 2^one_bits: whether what has probability exp(-n / 2^one_bits) happens.
 
-    A chain of events of probability n / (2^one_bits k), k = 1, 2, ..., ends at the first that does not happen; that k is odd with
-    just the probability that is wanted.
+    A chain of events of probability n / (2^one_bits k), k = 1, 2, ..., ends at the first that does not
+    happen; that k is odd with just the probability that is wanted.
     """
     shift = np.uint64(64 - one_bits)
     happened: Truths = words.words64(len(exponents)) >> shift >= exponents

@@ -1,12 +1,12 @@
-"""The ledger of one holder's releases: entries that name each other (security/chain.py), so that none can be changed, left out or
-taken back unseen. The head stands for all that was ever released.
+"""The ledger of one holder's releases: entries that name each other (security/chain.py), so that none can be changed,
+left out or taken back unseen. The head stands for all that was ever released.
 """
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hmac import compare_digest
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, Protocol, get_args
 
 from security.chain import Head, digest_of_entry, line_of_entry, text, whole_number
 from security.errors import ConfigurationError, IntegrityError
@@ -26,10 +26,14 @@ _REMEDY: Final = 'Put the newest ledger back, from the disk that went on; where 
 class Entry:
     """`at` is for people: seconds since 1970 by the clock of who wrote it.
 
-    `subject` is the digest of what the noise was bound to, where the same release may be made again and counts once; else empty.
-    `unit` is the key of whom several records belong to, where the release is private for all of these together; else empty.
-    `nonce` tells it from an entry of another silo's that is the same for the rest; ledgers of earlier releases have none.
-    `order` is what the ledger's filter favours (renyi_filter.py), in its first entry, or the first that a release with filters wrote; else 0.
+    `subject` is the digest of what the noise was bound to, where the same release may be made again and counts once;
+    else empty.
+    `unit` is the key of whom several records belong to, where the release is private for all of these together; else
+    empty.
+    `nonce` tells it from an entry of another silo's that is the same for the rest; ledgers of earlier releases have
+    none.
+    `order` is what the ledger's filter favours (renyi_filter.py), in its first entry, or the first that a release with
+    filters wrote; else 0.
     """
 
     sequence: int
@@ -79,8 +83,52 @@ class Entry:
         }
 
 
+class Attempt(Protocol):
+    """At a round of a plan: what silo_wire has as RoundKey."""
+
+    @property
+    def federation(self) -> str: ...
+    @property
+    def plan(self) -> str: ...
+    @property
+    def round(self) -> int: ...
+    @property
+    def attempt(self) -> int: ...
+
+
 def head_of(entries: Sequence[Entry]) -> Head:
     return Head(entries[-1].sequence, entries[-1].digest) if entries else Head()
+
+
+def next_entry(
+    entries: Sequence[Entry],
+    key: Attempt,
+    mechanism: Mechanism,
+    release: GaussianRelease,
+    *,
+    at: int,
+    subject: str = "",
+    unit: str = "",
+    order: int = 0,
+    nonce: str = "",
+) -> Entry:
+    """The one that follows `entries`, which are a whole ledger: `release` of the attempt `key`."""
+    head = head_of(entries)
+    return Entry(
+        sequence=head.sequence + 1,
+        previous=head.digest,
+        federation=key.federation,
+        plan=key.plan,
+        round=key.round,
+        attempt=key.attempt,
+        mechanism=mechanism,
+        release=release,
+        at=at,
+        subject=subject,
+        unit=unit,
+        order=order,
+        nonce=nonce,
+    )
 
 
 def releases_of(entries: Iterable[Entry]) -> list[GaussianRelease]:
@@ -88,7 +136,8 @@ def releases_of(entries: Iterable[Entry]) -> list[GaussianRelease]:
 
 
 def read_ledger(raw: bytes, where: str) -> tuple[tuple[Entry, ...], int]:
-    """The entries of a ledger file and how many of its bytes they take: less than all when the last line was not finished.
+    """The entries of a ledger file and how many of its bytes they take: less
+    than all when the last line was not finished.
 
     Such a line is what a crash leaves of an entry whose release never began. Raises IntegrityError naming `where` for
     anything else that is not a ledger: an entry that was edited, left out, repeated or put in from another one.

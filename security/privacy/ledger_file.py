@@ -10,7 +10,9 @@ _REMEDY = "free some space; nothing is released until the ledger can be written"
 
 
 class PrivacyLedgerFile:
-    """`append` is for one process at a time, whose ledger it is; anyone may read. Raises StorageError, IntegrityError naming the file."""
+    """`append` is for one process at a time, whose ledger it is; anyone may read.
+    Raises StorageError, IntegrityError naming the file.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -19,7 +21,9 @@ class PrivacyLedgerFile:
         return self._read()[0]
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Durable when this returns. After an error none, some or all of `entries` are there: each was meant to be released."""
+        """Durable when this returns. After an error none, some or all of
+        `entries` are there: each was meant to be released.
+        """
         make_private_folder(self.path.parent)
         _, whole = self._read()
         data = b"".join(entry.line() for entry in entries)

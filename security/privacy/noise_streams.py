@@ -1,7 +1,8 @@
-"""Noise for one vector, block by block: the same whenever it is drawn from the same key, in whatever order, by however many threads.
+"""Noise for one vector, block by block: the same whenever it is drawn from the
+same key, in whatever order, by however many threads.
 
-A release that may have to be made again, after a crash, must have the noise that it had: two releases of one sum with fresh noise
-each tell more than either. So the noise follows from a secret and from what it is bound to.
+A release that may have to be made again, after a crash, must have the noise that it had: two releases of one sum with
+fresh noise each tell more than either. So the noise follows from a secret and from what it is bound to.
 """
 
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -15,7 +16,9 @@ _PREFIX = b"lorica/v1/noise/"
 
 
 def bound_key(root: bytes, statement: bytes) -> bytes:
-    """The key of the noise that is bound to `statement`, from a secret `root` of 32 bytes: another one for any other statement."""
+    """The key of the noise that is bound to `statement`, from a secret `root`
+    of 32 bytes: another one for any other statement.
+    """
     if len(root) != KEY_BYTES:
         raise ValueError(f"a root of {len(root)} bytes was given, {KEY_BYTES} are needed")
     return _derived(root, b"release\0" + statement)

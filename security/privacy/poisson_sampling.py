@@ -1,7 +1,7 @@
 """Which records a step of training sees: each with the same probability, on its own, whatever becomes of the others.
 
-The accountant's numbers hold for this and nothing else: not for shuffled batches, and not for a generator whose next draw
-somebody can guess.
+The accountant's numbers hold for this and nothing else: not for shuffled batches, and
+not for a generator whose next draw somebody can guess.
 """
 
 import numpy as np
@@ -15,7 +15,9 @@ Indices = NDArray[np.int64]
 
 
 def sample(words: RandomWords, records: int, rate: float) -> Indices:
-    """Indices below `records` in ascending order, perhaps none; each with probability `rate`, or less by under 2^-64."""
+    """Indices below `records` in ascending order, perhaps none; each
+    with probability `rate`, or less by under 2^-64.
+    """
     if not 0.0 < rate <= 1.0:
         raise ValueError(f"sampling rate {rate} is not above 0 and at most 1")
     threshold = int(rate * (1 << _BITS))  # exact: a float times a power of two

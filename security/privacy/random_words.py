@@ -33,7 +33,9 @@ class RandomWords:
         return out
 
     def below(self, bound: int, count: int) -> Words32:
-        """Uniform integers from 0 to `bound` - 1, `bound` at most 2^16; exactly uniform, since what is left over is drawn anew."""
+        """Uniform integers from 0 to `bound` - 1, `bound` at most 2^16; exactly
+        uniform, since what is left over is drawn anew.
+        """
         if bound & (bound - 1) == 0:
             drawn = self.words32(count)
             return np.bitwise_and(drawn, np.uint32(bound - 1), out=drawn)

@@ -1,15 +1,17 @@
-"""What releases cost together where later ones are chosen by what earlier ones told: a Renyi filter (Feldman and Zrnic 2021).
+"""What releases cost together where later ones are chosen by what earlier
+ones told: a Renyi filter (Feldman and Zrnic 2021).
 
-Totals by convolution hold for a schedule that was fixed beforehand. A budget over several plans is not one: who offers the next plan
-has seen the models of the last. The filter of an order that is fixed beforehand adds up Renyi divergences of that order, and as long
-as no release goes beyond its limit, all of them together have that divergence (their theorem 4.3; Haney et al. 2023 for releases that
-run beside each other).
+Totals by convolution hold for a schedule that was fixed beforehand. A budget over several plans is not one: who offers
+the next plan has seen the models of the last. The filter of an order that is fixed beforehand adds up Renyi divergences
+of that order, and as long as no release goes beyond its limit, all of them together have that divergence (their theorem
+4.3; Haney et al. 2023 for releases that run beside each other).
 
-Here are several such filters, one for each of ORDERS, and what remains within any of them is allowed. Each has its own share of
-dp_delta, and the shares add up to dp_delta: a sequence that ends within filter i is one that filter i alone would have let through,
-so its outcomes are e^epsilon times as likely with one unit as with another, but for share i; outcomes within some filter are the
-union. One favoured order has most of dp_delta. It is chosen by public numbers before the first release, the mechanism of the first
-round and the budget; the others are there for a later plan whose noise or sampling is of another kind.
+Here are several such filters, one for each of ORDERS, and what remains within any of them is allowed. Each has
+its own share of dp_delta, and the shares add up to dp_delta: a sequence that ends within filter i is one that
+filter i alone would have let through, so its outcomes are e^epsilon times as likely with one unit as with
+another, but for share i; outcomes within some filter are the union. One favoured order has most of dp_delta. It
+is chosen by public numbers before the first release, the mechanism of the first round and the budget; the others
+are there for a later plan whose noise or sampling is of another kind.
 """
 
 from collections.abc import Iterable, Sequence
@@ -59,7 +61,9 @@ def filtered_epsilon(
     dp_delta: float,
     relation: NeighbouringRelation = "add_or_remove_one",
 ) -> float:
-    """The least epsilon whose filter lets all of `releases` through, in whatever order; 0 without releases, else infinite without noise."""
+    """The least epsilon whose filter lets all of `releases` through, in whatever
+    order; 0 without releases, else infinite without noise.
+    """
     check_dp_delta(dp_delta)
     check_order(favoured)
     made = merged(releases)

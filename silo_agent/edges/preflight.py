@@ -341,13 +341,14 @@ def _budget(folder: SiloFolder, credentials: SiloCredentials, policy: SiloPolicy
     ):
         sharing = sharing_of(folder, rules.shared_budget)
         guard = guard_of(folder, credentials, policy, journal, sharing=sharing)
-        spent = guard.spent()
+        counted = guard.counted()
         rounds = bundle.plan.schedule.rounds if bundle else 0
         releases = [
             (what, replace(release, steps=release.steps * rounds))
             for what, release in (bundle.plan.releases_of_round if bundle else ())
         ]
-        after = guard.spent_after(releases, unit=bundle.plan.privacy.unit_field if bundle else "")
+        spent = counted.epsilon()
+        after = counted.epsilon(releases, bundle.plan.privacy.unit_field if bundle else "")
     if bundle is not None and releases and after > rules.max_epsilon:
         raise misconfigured(
             Mistake.BUDGET_SMALL.value,
@@ -356,14 +357,14 @@ def _budget(folder: SiloFolder, credentials: SiloCredentials, policy: SiloPolicy
         )
     if bundle is None or not releases:
         further = "no plan was offered yet" if bundle is None else f"plan {bundle.plan.name} spends none"
-        counted = f"epsilon {spent:.3g} of {rules.max_epsilon:g} is spent; {further}"
+        told = f"epsilon {spent:.3g} of {rules.max_epsilon:g} is spent; {further}"
     else:
-        counted = f"epsilon {spent:.3g} of {rules.max_epsilon:g} is spent, {after:.3g} after plan {bundle.plan.name}"
+        told = f"epsilon {spent:.3g} of {rules.max_epsilon:g} is spent, {after:.3g} after plan {bundle.plan.name}"
     if sharing.shown:
-        return f"{counted}; together with other folders that count in {sharing.shown}"
+        return f"{told}; together with other folders that count in {sharing.shown}"
     if rules.require_privacy == "none" and not releases:
-        return counted
-    return f"{counted}; counted in this folder alone: nobody notices other folders with the same records ([policy] shared_budget)"
+        return told
+    return f"{told}; counted in this folder alone: nobody notices other folders with the same records ([policy] shared_budget)"
 
 
 def _memory(bundle: PlanBundle, free: int) -> str:

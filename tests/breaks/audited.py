@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from ops.privacy_audit.conformity import World, conformity, plans
+from ops.privacy_audit.audited_trainings import World, plans
+from ops.privacy_audit.conformity import conformity
 from ops.privacy_audit.silo_level import silo_level
 
 SMALL = 128

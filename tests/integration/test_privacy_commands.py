@@ -8,7 +8,8 @@ import pytest
 from security.errors import EXIT_CODES, IntegrityError, PolicyRefusal
 from security.files import write_private
 from security.privacy.accounting import Budget
-from security.privacy.ledger import head_of
+from security.privacy.ledger import Entry, head_of
+from security.privacy.ledger_file import PrivacyLedgerFile
 from silo_agent.cli import main
 from silo_agent.edges.key_store import store_credentials
 from silo_agent.edges.plan_store import PlanStore
@@ -108,8 +109,25 @@ def test_show_tells_what_holds_over_plans_and_what_is_a_forecast(folder: SiloFol
     two_plans = command(folder, "privacy", "show").out
     assert "forecast, as one schedule that was fixed beforehand: epsilon 1.21; 2 plans are in it" in two_plans
     spent = json.loads(command(folder, "privacy", "show", "--json").out)["spent"]
-    assert (spent["plans"], spent["favoured_order"], spent["releases_of_others"]) == (2, guard.order(), 0)
+    assert (spent["plans"], spent["favoured_order"], spent["releases_of_others"]) == (2, guard.counted().orders()[0], 0)
     assert spent["as_one_schedule"] < spent["epsilon"] == pytest.approx(1.6635, abs=1e-4)
+
+
+@pytest.mark.parametrize("what", ["show", "verify", "forecast"])
+def test_all_numbers_are_of_one_reading_of_the_ledger(
+    folder: SiloFolder, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round that is entered meanwhile is in all of them, or in none."""
+    spend(folder, 2)
+    readings, entries = [], PrivacyLedgerFile.entries
+
+    def read(file: PrivacyLedgerFile) -> tuple[Entry, ...]:
+        readings.append(file.path)
+        return entries(file)
+
+    monkeypatch.setattr(PrivacyLedgerFile, "entries", read)
+    assert command(folder, "privacy", what).code == 0
+    assert readings == [folder.privacy_ledger]
 
 
 def test_status_shows_what_is_spent_of_what_is_allowed_in_one_line(folder: SiloFolder) -> None:

@@ -112,13 +112,13 @@ def test_the_ledger_covers_every_plan(file: PrivacyLedgerFile) -> None:
 def test_the_first_entry_has_the_order_that_the_filter_favours_from_then_on(file: PrivacyLedgerFile) -> None:
     """Also after a restart, with another budget and other mechanisms: by then it could be chosen by what was released."""
     heads = Heads()
-    assert guard(file, heads).order() == 0
+    assert guard(file, heads).counted().entries == ()
     guard(file, heads).spend(key(1), ROUND, unit="")
     order = favoured_order([release for _, release in ROUND], epsilon=BUDGET.epsilon, dp_delta=BUDGET.dp_delta)
     other = guard(file, heads, replace(BUDGET, epsilon=9.0))
     other.spend(key(2), [("gradients", GaussianRelease(0.9, 0.02, 20))], unit="")
     assert [entry.order for entry in file.entries()] == [order, 0, 0]
-    assert other.order() == guard(file, heads).order() == order
+    assert other.counted().orders()[0] == guard(file, heads).counted().orders()[0] == order
     releases = [entry.release for entry in file.entries()]
     assert other.spent() == guard(file, heads).spent() == filtered_epsilon(releases, favoured=order, dp_delta=1e-5)
     assert favoured_order(releases, epsilon=9.0, dp_delta=1e-5) != order
@@ -138,21 +138,21 @@ def test_a_ledger_of_an_earlier_release_gets_its_order_by_its_first_round_and_th
     write_private(file.path, b"".join(entry.line() for entry in old))
     heads.head = head_of(old)
     order = favoured_order([release for _, release in first], epsilon=BUDGET.epsilon, dp_delta=BUDGET.dp_delta)
-    assert guard(file, heads).order() == order
+    assert guard(file, heads).counted().orders()[0] == order
     guard(file, heads).spend(key(3), ROUND[1:], unit="")
     guard(file, heads).spend(key(4), ROUND[1:], unit="")
     assert [entry.order for entry in file.entries()] == [0, 0, 0, order, 0]
-    assert guard(file, heads, replace(BUDGET, epsilon=9.0)).order() == order
+    assert guard(file, heads, replace(BUDGET, epsilon=9.0)).counted().orders()[0] == order
 
 
 def test_the_total_of_one_schedule_is_shown_beside_and_decides_nothing(file: PrivacyLedgerFile) -> None:
     heads = Heads()
     within = guard(file, heads)
-    assert within.as_one_schedule() == within.spent() == 0.0
+    assert within.counted().as_one_schedule() == within.spent() == 0.0
     within.spend(key(1), ROUND, unit="")
     within.spend(key(2), ROUND, unit="")
     exact = epsilon_of(merged(release for _, release in ROUND * 2), dp_delta=1e-5)
-    assert within.as_one_schedule() == exact < within.spent()
+    assert within.counted().as_one_schedule() == exact < within.spent()
     three = epsilon_of(merged(release for _, release in ROUND * 3), dp_delta=1e-5)
     assert three < BUDGET.epsilon
     with pytest.raises(PolicyRefusal, match="would take the silo's releases to epsilon"):
@@ -250,12 +250,14 @@ def test_rounds_that_were_private_for_a_patient_count_for_lines_as_a_patient_rep
     of_patients, of_lines = guard(file, heads, ample), guard(file, heads, ample)
     of_patients.budget = replace(of_patients.budget, unit="patient")
     assert [entry.unit for entry in file.entries()] == ["patient"] * len(ROUND)
-    assert (of_patients.relation(), of_lines.relation()) == ("add_or_remove_one", "replace_one")
+    assert (of_patients.counted().relation(), of_lines.counted().relation()) == ("add_or_remove_one", "replace_one")
     releases = [release for _, release in ROUND]
     for counting, relation in ((of_patients, "add_or_remove_one"), (of_lines, "replace_one")):
-        spent = filtered_epsilon(releases, favoured=counting.order(), dp_delta=BUDGET.dp_delta, relation=relation)
+        spent = filtered_epsilon(
+            releases, favoured=counting.counted().orders()[0], dp_delta=BUDGET.dp_delta, relation=relation
+        )
         assert counting.spent() == spent < math.inf
-        assert counting.as_one_schedule() == epsilon_of(releases, dp_delta=BUDGET.dp_delta, relation=relation)
+        assert counting.counted().as_one_schedule() == epsilon_of(releases, dp_delta=BUDGET.dp_delta, relation=relation)
     assert of_lines.spent() > of_patients.spent()
 
 

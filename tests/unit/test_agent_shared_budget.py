@@ -117,7 +117,7 @@ def test_two_folders_with_the_same_records_have_one_budget(tmp_path: Path, regis
             silo.spends(30)
         assert refused.value.rule == "max_epsilon"
     assert len(a.ledger.entries()) + len(b.ledger.entries()) == allowed * len(ROUND)
-    assert a.guard.as_one_schedule() < a.guard.spent()
+    assert a.guard.counted().as_one_schedule() < a.guard.spent()
 
 
 def test_one_record_in_common_is_enough_and_none_is_not(tmp_path: Path, registry: Path) -> None:

@@ -17,6 +17,7 @@ from scipy import stats
 from coordinator.aggregation.noised_sum import NoisedSum
 from coordinator.edges import aggregator
 from coordinator.edges.release_ledger import ReleaseLedger
+from ops.privacy_audit.audited_trainings import Audited, World, plans
 from ops.privacy_audit.checks import (
     FALSE_ALARM,
     Check,
@@ -29,7 +30,7 @@ from ops.privacy_audit.checks import (
     sizes_spread,
     spread_limits,
 )
-from ops.privacy_audit.conformity import Audited, World, conformity, plans
+from ops.privacy_audit.conformity import conformity
 from ops.privacy_audit.silo_level import at_the_coordinator, at_the_silos, silo_level
 from ops.privacy_audit.tape import summed
 from security.privacy import noise_streams

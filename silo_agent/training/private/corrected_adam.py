@@ -1,10 +1,13 @@
-"""Adam whose second moment is freed of the noise that privacy adds: DP-AdamBC (Tang, Shpilevskiy and Lecuyer 2024, algorithm 1).
+"""Adam whose second moment is freed of the noise that privacy adds: DP-AdamBC
+(Tang, Shpilevskiy and Lecuyer 2024, algorithm 1).
 
-A private gradient is the gradient and noise of known variance s^2. Adam's mean of squares estimates the gradient's square plus s^2, and
-where noise is most of it, each parameter moves by its gradient over one and the same s, as in gradient descent. Here s^2 is taken off
-again. s is a number of the plan, and nothing but noised gradients is read: post-processing.
+A private gradient is the gradient and noise of known variance s^2. Adam's mean of squares estimates
+the gradient's square plus s^2, and where noise is most of it, each parameter moves by its gradient
+over one and the same s, as in gradient descent. Here s^2 is taken off again. s is a number of the
+plan, and nothing but noised gradients is read: post-processing.
 
-Moments are kept of gradients over s, so that no scale of gradients leaves float32's range: the noise's variance is 1 then.
+Moments are kept of gradients over s, so that no scale of gradients leaves
+float32's range: the noise's variance is 1 then.
 """
 
 import math
@@ -18,7 +21,9 @@ BETA1, BETA2 = 0.9, 0.999
 
 
 class CorrectedAdam(torch.optim.Optimizer):
-    """p -= lr * (weight_decay * p + m / sqrt(max(v - s^2, floor * s^2))), m and v without the bias of their beginning at 0."""
+    """p -= lr * (weight_decay * p + m / sqrt(max(v - s^2, floor * s^2))), m
+    and v without the bias of their beginning at 0.
+    """
 
     def __init__(
         self,
@@ -29,7 +34,9 @@ class CorrectedAdam(torch.optim.Optimizer):
         noise_deviation: float,
         floor: float,
     ) -> None:
-        """`noise_deviation` is s, in units of the gradient; `floor` is in units of s^2. Raises ValueError unless both are above 0."""
+        """`noise_deviation` is s, in units of the gradient; `floor` is in units of
+        s^2. Raises ValueError unless both are above 0.
+        """
         for name, value in (("noise_deviation", noise_deviation), ("floor", floor)):
             if not 0.0 < value < math.inf:
                 raise ValueError(f"{name} is {value}: without noise there is nothing to correct; give a number above 0")

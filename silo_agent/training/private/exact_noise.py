@@ -1,11 +1,11 @@
 """Gaussian noise on a clipped sum, from the operating system's randomness and without floating point's gaps.
 
-The sum is rounded to a grid of which the noise's standard deviation is SIGMA = 2^30 steps, discrete Gaussian noise is added as
-integers, and only the result becomes a float again, which is post-processing. torch.randn would neither be secret nor safe: the
-floats that it can give differ from place to place, and tell what it was added to.
+The sum is rounded to a grid of which the noise's standard deviation is SIGMA = 2^30 steps, discrete Gaussian noise is
+added as integers, and only the result becomes a float again, which is post-processing. torch.randn would neither be
+secret nor safe: the floats that it can give differ from place to place, and tell what it was added to.
 
-A step has one key. Its noise is drawn block by block (noise_streams.py), by as many threads as there are: which thread draws a block
-changes nothing. Where the gradients are made on a GPU, the processor draws while they are.
+A step has one key. Its noise is drawn block by block (noise_streams.py), by as many threads as there are: which thread
+draws a block changes nothing. Where the gradients are made on a GPU, the processor draws while they are.
 """
 
 from collections import deque
@@ -27,7 +27,9 @@ class StepNoise:
     """The noise of one step for tensors of so many `elements` each, in this order, each used once."""
 
     def __init__(self, key: bytes, elements: Sequence[int], threads: ThreadPoolExecutor, *, ahead: int) -> None:
-        """`key` is used for nothing else. At most `ahead` blocks, of half a megabyte, are drawn before they are asked for."""
+        """`key` is used for nothing else. At most `ahead` blocks, of half a
+        megabyte, are drawn before they are asked for.
+        """
         self._stream = NoiseStream(key)
         self._threads = threads
         counts = [min(BLOCK_ELEMENTS, count - start) for count in elements for start in range(0, count, BLOCK_ELEMENTS)]

@@ -1,8 +1,9 @@
-"""The exponential moving average of what private training's steps lead to (De et al. 2022, "Unlocking high-accuracy ...", section 3).
+"""The exponential moving average of what private training's steps lead to (De et
+al. 2022, "Unlocking high-accuracy ...", section 3).
 
-Noise throws each iterate about; the mean of the last of them is nearer to where they go. Iterates are made of noised gradients alone, so
-their average is post-processing. It begins with the round model and is given 1/10 of that at first, as if it had begun late: of
-iterate t, from 0, min(decay, (1 + t) / (10 + t)) of the average stays.
+Noise throws each iterate about; the mean of the last of them is nearer to where they go. Iterates are made of noised
+gradients alone, so their average is post-processing. It begins with the round model and is given 1/10 of that at first,
+as if it had begun late: of iterate t, from 0, min(decay, (1 + t) / (10 + t)) of the average stays.
 """
 
 from collections.abc import Sequence

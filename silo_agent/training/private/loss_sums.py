@@ -1,10 +1,9 @@
 """What a silo's update weighs under differential privacy: the reduction of its summed loss, and noise.
 
-S is the sum over all units of min(loss, B), on the model before the round and on the one after it; both are private already. A unit of
-several records counts with their mean. One unit changes each S by 0 to B, so S_before - S_after by at most B. A loss that rose weighs
-nothing.
-That holds of exact sums alone: each loss is computed in eval mode and float32, from its record and the model alone (chunks.py), rounded
-to a grid, and added as an integer.
+S is the sum over all units of min(loss, B), on the model before the round and on the one after it; both are private
+already. A unit of several records counts with their mean. One unit changes each S by 0 to B, so S_before - S_after by
+at most B. A loss that rose weighs nothing. That holds of exact sums alone: each loss is computed in eval mode and
+float32, from its record and the model alone (chunks.py), rounded to a grid, and added as an integer.
 """
 
 import math

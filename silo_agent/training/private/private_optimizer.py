@@ -1,8 +1,8 @@
 """Opacus' DPOptimizer around a local optimizer, with noise that protects.
 
-Clipping (clipping.py) has left the sum of clipped gradients in `summed_grad` of each parameter, float64, of any number of chunks,
-or None where the sample was empty. A step adds noise to it once, divides by the plan's expected batch size, which is public, and
-lets the optimizer do as it would: what it makes of a private gradient is post-processing.
+Clipping (clipping.py) has left the sum of clipped gradients in `summed_grad` of each parameter, float64, of any number
+of chunks, or None where the sample was empty. A step adds noise to it once, divides by the plan's expected batch size,
+which is public, and lets the optimizer do as it would: what it makes of a private gradient is post-processing.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,9 @@ from silo_agent.training.private.exact_noise import StepNoise
 
 
 class PrivateOptimizer(DPOptimizer):  # type: ignore[misc]
-    """`step` is one release. `step_hook`, if attached, is called after noise was added and before anything depends on it."""
+    """`step` is one release. `step_hook`, if attached, is called after
+    noise was added and before anything depends on it.
+    """
 
     def __init__(
         self,
@@ -43,7 +45,9 @@ class PrivateOptimizer(DPOptimizer):  # type: ignore[misc]
         return 1
 
     def begin_noise(self) -> None:
-        """Have the processor draw the next step's noise while an accelerator makes its gradients: eight bytes a parameter of memory."""
+        """Have the processor draw the next step's noise while an accelerator makes
+        its gradients: eight bytes a parameter of memory.
+        """
         elements = [parameter.numel() for parameter in self.params]
         self._noise = self._new_noise(ahead=sum(elements))
 
