@@ -10,6 +10,7 @@ from random import Random
 
 from ops.demo.silos import Filled, Record, Splits, fill, hold_out, shares
 from ops.demo.specification import SiloSpecification
+from security.errors import ConfigurationError
 
 DEV = 20
 TEST = 100
@@ -23,18 +24,25 @@ class QueryLog:
     textbook: tuple[Record, ...]
 
 
-def query_log(silo: SiloSpecification, *, records: int, seed: int) -> QueryLog:
-    """`records` training records of `silo`, DEV and TEST held-out ones, and the textbook."""
+def query_log(silo: SiloSpecification, *, records: int, seed: int, test: int = TEST) -> QueryLog:
+    """`records` training records of `silo`, DEV and `test` held-out ones, and the textbook.
+
+    Raises ConfigurationError where the silo's shapes cannot fill them.
+    """
     random = Random(f"{silo.name} query log {seed}")
     counts = [len(silo.fillings(shape)) for shape in silo.shapes]
     held_out: list[Filled] = []
     known: list[Filled] = []
-    for index, (shape, wanted) in enumerate(zip(silo.shapes, shares(counts, DEV + TEST), strict=True)):
+    for index, (shape, wanted) in enumerate(zip(silo.shapes, shares(counts, DEV + test), strict=True)):
         filled = [fill(index, shape, values) for values in silo.fillings(shape)]
         random.shuffle(filled)
         kept, dropped = hold_out(filled, wanted)
         held_out += kept
         known += dropped
+    if len(held_out) < DEV + test:
+        raise ConfigurationError(
+            f"silo {silo.name!r} has {len(held_out)} questions to hold out of {DEV + test}: add values to its pools, or ask for fewer"
+        )
     random.shuffle(held_out)
 
     def record(number: int, one: Filled, question: str) -> Record:
@@ -46,4 +54,4 @@ def query_log(silo: SiloSpecification, *, records: int, seed: int) -> QueryLog:
     train = asked(0, [random.choice(known) for _ in range(records)])
     rest = asked(records, held_out)
     textbook = tuple(record(records + len(rest) + place, one, one.questions[0]) for place, one in enumerate(known))
-    return QueryLog(Splits(train, rest[:DEV], rest[DEV : DEV + TEST]), textbook)
+    return QueryLog(Splits(train, rest[:DEV], rest[DEV : DEV + test]), textbook)

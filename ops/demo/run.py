@@ -26,8 +26,8 @@ from ops.demo.observer import FederationView
 from ops.demo.plan import DEMO_PLAN, MASKED_PLAN, PLAN_NAME, PRIVATE_RECORDS, ROOM_FOR_THE_FILTER, SIZE, private_plan
 from ops.demo.ports import free_ports
 from ops.demo.processes import Processes, run
-from ops.demo.query_log import query_log
-from ops.demo.scoring import Score, score_silos
+from ops.demo.query_log import TEST, query_log
+from ops.demo.scoring import Score, Scoring, score_silos
 from ops.demo.silos import SILOS, Record, write_silo
 from ops.demo.specification import SiloSpecification
 from ops.demo.warm_start import write_textbook_start
@@ -148,18 +148,20 @@ def run_demo(
     return summary
 
 
-def write_private_silos(place: Layout, silos: Sequence[SiloSpecification], *, records: int, seed: int) -> None:
-    """Query logs of `records` records each, and a public model that was trained on their textbooks."""
+def write_private_silos(
+    place: Layout, silos: Sequence[SiloSpecification], *, records: int, seed: int, test: int = TEST
+) -> None:
+    """Query logs of `records` records and `test` held-out questions each, and a public model that was trained on their textbooks."""
     textbook: list[Record] = []
     for silo in silos:
-        made = query_log(silo, records=records, seed=seed)
+        made = query_log(silo, records=records, seed=seed, test=test)
         write_silo(place.data(silo.name), silo, seed=seed, splits=made.log)
         textbook += made.textbook
     write_textbook_start(place.warm_start, textbook, size=SIZE, seed=seed)
 
 
-def run_federation(place: Layout, scene: Scene, console: Console) -> Outcome:
-    """A coordinator and its agents from `init` to `export`, over the silos' data that is there."""
+def run_federation(place: Layout, scene: Scene, console: Console, *, score: Scoring = score_silos) -> Outcome:
+    """A coordinator and its agents from `init` to `export`, over the silos' data that is there, and what `score` makes of the models."""
     names = scene.names
     with Processes(place.logs) as processes:
         with console.status("coordinator: init, plan new"):
@@ -187,7 +189,7 @@ def run_federation(place: Layout, scene: Scene, console: Console) -> Outcome:
         status, records = _watch(view, processes, names, console)
     run("coordinator.cli", "export", str(place.model), "--dir", str(place.coordinator), log=place.logs / "commands.log")
     with console.status("scoring the first and the final model on held-out questions"):
-        before, after = score_silos(
+        before, after = score(
             place.coordinator,
             Digest(status.plan_digest.hex()),
             Digest(status.best_model_digest.hex()),

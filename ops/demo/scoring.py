@@ -1,6 +1,6 @@
 """Held-out scores of the first and the final model, by the agents' own evaluation on each silo's test split."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,20 +37,39 @@ class Score:
         )
 
 
-def score_silos(
-    coordinator: Path, plan: Digest, final: Digest, data: Mapping[str, Path]
-) -> tuple[dict[str, Score], dict[str, Score]]:
-    """Each silo's scores with the plan's initial model, and with `final`."""
-    parts = Coordinator.load(CoordinatorFolder(coordinator))
-    bundle = parts.shelf.bundle(plan)
-    models, bases = parts.models(bundle), parts.base(bundle)
-    scores: tuple[dict[str, Score], dict[str, Score]] = ({}, {})
+Scores = dict[str, Score]
+Scoring = Callable[[Path, Digest, Digest, Mapping[str, Path]], tuple[Scores, Scores]]
+"""(the coordinator's folder, plan, final model, each silo's data) -> its scores with the plan's initial model, and with the final one."""
+
+
+class PlanModels:
+    """Models of a plan that is finished, as files in `folder`, and the agents' own trainers for them."""
+
+    def __init__(self, coordinator: Path, plan: Digest, folder: Path) -> None:
+        parts = Coordinator.load(CoordinatorFolder(coordinator))
+        self._bundle, self._folder = parts.shelf.bundle(plan), folder
+        self._models = parts.models(self._bundle)
+        bases = parts.base(self._bundle)
+        self._base = None if bases is None else _written(bases, bases.initial(), folder)
+
+    def initial(self) -> RoundModel:
+        return self.model(self._models.initial())
+
+    def model(self, digest: Digest) -> RoundModel:
+        return _written(self._models, digest, self._folder)
+
+    def trainer(self, silo: str, data: Path) -> SiloTrainer:
+        return SiloTrainer(self._bundle, load_silo_data(data), silo, DeviceSettings(), base=self._base)
+
+
+def score_silos(coordinator: Path, plan: Digest, final: Digest, data: Mapping[str, Path]) -> tuple[Scores, Scores]:
+    """A Scoring, whose execution accuracy is of each silo's own database."""
+    scores: tuple[Scores, Scores] = ({}, {})
     with TemporaryDirectory() as name:
-        folder = Path(name)
-        base = None if bases is None else _written(bases, bases.initial(), folder)
-        both = [_written(models, digest, folder) for digest in (models.initial(), final)]
+        models = PlanModels(coordinator, plan, Path(name))
+        both = [models.initial(), models.model(final)]
         for silo, of_silo in data.items():
-            trainer = SiloTrainer(bundle, load_silo_data(of_silo), silo, DeviceSettings(), base=base)
+            trainer = models.trainer(silo, of_silo)
             with Sandbox(SqliteTarget(of_silo / "db.sqlite")) as box:
                 for model, by_silo in zip(both, scores, strict=True):
                     evaluation = trainer.evaluate(

@@ -1,8 +1,9 @@
-"""Exact match and loss of federations that train with epsilon 1, 4, 8 and without privacy, by the same commands as the demo.
+"""Loss and exact match of federations that train with epsilon 1, 4 and without privacy, by the same commands as the demo.
 
-Two silos have query logs (ops/demo/query_log.py) and train adapters from a public warm start; the same silos, warm start and steps for
-every epsilon of a seed. One real silo of a few hundred records trains a small T5 from scratch: what cannot be learnt at epsilon 8
-is shown beside what can. Ideas that cost no epsilon are trained beside it (comparison.py). Each finished training is in the JSON file at once, and is not done again by the next run.
+Two silos (silos.py) have query logs (ops/demo/query_log.py) and train adapters from a public warm start; the same silos, warm start and steps for
+every training of a seed. One real silo of a few hundred records trains a small T5 from scratch: what cannot be learnt at epsilon 8
+is shown beside what can. Ideas for more accuracy at the same epsilon are trained beside it (comparison.py). Each finished training is in the
+JSON file at once, and is not done again by the next run. Seed by seed all trainings are done, so that a study that is cut off is balanced.
 """
 
 import gzip
@@ -10,27 +11,29 @@ import json
 import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from ops.demo.plan import ROOM_FOR_THE_FILTER, private_plan, set_arguments
 from ops.demo.run import Layout, Outcome, Scene, prepare, run_federation, spent, write_private_silos
-from ops.demo.silos import SILOS
+from ops.privacy_utility.answers import Answers
 from ops.privacy_utility.comparison import TODAY, VARIANTS, comparison_table, comparisons
 from ops.privacy_utility.picture import picture
+from ops.privacy_utility.silos import HELD_OUT, NAMES, study_silos
 from security import files
 from security.errors import ConfigurationError
 
-NAMES = ("hospital", "bank")
+QUERY_LOGS = f"query logs, {HELD_OUT} questions"
 NO_PRIVACY = math.inf
 REAL = "geoquery"
 REAL_ROUNDS = 6
 _BATCH, _STEPS, _ROUNDS = 500, 20, 4
+_AT_A_TIME = 32
+"""Records in memory: what a small model's processor computes fastest."""
 _WEIGHTING = {"aggregation.weighting": "equal"}
 _TEXT = {"training.schema_in_input": "false", "training.dropout": 0.0, "training.max_input_tokens": 64}
 _UNEVALUATED = {"evaluation.every": 0, "evaluation.initial": "false", "evaluation.last": "false"}
@@ -38,7 +41,10 @@ _UNEVALUATED = {"evaluation.every": 0, "evaluation.initial": "false", "evaluatio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One training. Fractions are means over the silos, `loss_per_token` over their questions' tokens; `spent` is the dearest silo's."""
+    """One training. Fractions are means over the silos, as is `loss_per_token`; `spent` is the dearest silo's.
+
+    `right` has of each silo one character a held-out question, 1 where it was answered exactly; nothing where that was not kept.
+    """
 
     data: str
     records: int
@@ -50,6 +56,7 @@ class Row:
     loss_per_token: float
     spent: float
     variant: str = TODAY
+    right: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def training(self) -> tuple[object, ...]:
@@ -70,7 +77,7 @@ def run_utility(
 ) -> Sequence[Row]:
     """Do every training that `out` does not have yet; the rows, in order. `real` is the folder of the silo REAL, or None.
 
-    `variants` of VARIANTS are trained beside today's, with each epsilon but none.
+    `variants` of VARIANTS are trained beside today's, with the least epsilon, where noise is most.
     Raises ConfigurationError for a folder `work` or `real` that cannot be used and for an unknown variant, StateError when a
     process fails.
     """
@@ -85,19 +92,19 @@ def run_utility(
     for seed in seeds:
         shared = work / f"seed-{seed}"
         for epsilon, variant in _trainings(epsilons, variants):
-            if any(row.training == ("query logs", records, epsilon, seed, variant) for row in rows):
+            if any(row.training == (QUERY_LOGS, records, epsilon, seed, variant) for row in rows):
                 continue
             if not (shared / "warm-start").exists():
                 console.print(f"seed {seed}: query logs of {records} records, and the public model", highlight=False)
                 shutil.rmtree(shared, ignore_errors=True)
                 shared.mkdir(parents=True)
-                write_private_silos(Layout(shared), _silos(), records=records, seed=seed)
+                write_private_silos(Layout(shared), study_silos(), records=records, seed=seed, test=HELD_OUT)
             scene = Scene(
                 names=NAMES,
                 plan=_of_query_logs(shared / "warm-start", records, epsilon, seed, variant),
                 policy=_policy(epsilon),
             )
-            rows.append(_trained("query logs", records, epsilon, seed, shared, scene, quiet, variant))
+            rows.append(_trained(QUERY_LOGS, records, epsilon, seed, shared, scene, quiet, variant))
             _keep(out, rows, console)
     for epsilon in () if real is None else (NO_PRIVACY, 8.0):
         count = sum(1 for _ in (real / "train.jsonl").open()) if real else 0
@@ -113,14 +120,14 @@ def run_utility(
     if found := list(comparisons(rows)):
         console.print(comparison_table(found))
     if svg is not None:
-        files.replace(svg, picture([row for row in today if row.data == "query logs"]).encode())
+        files.replace(svg, picture([row for row in today if row.data == QUERY_LOGS]).encode())
     return rows
 
 
 def _trainings(epsilons: Sequence[float], variants: Sequence[str]) -> Iterator[tuple[float, str]]:
-    """Today's first; without privacy that alone."""
-    for epsilon in epsilons:
-        others = () if epsilon == NO_PRIVACY else (variant for variant in variants if variant != TODAY)
+    """The least epsilon first, with today's and each variant."""
+    for epsilon in sorted(set(epsilons)):
+        others = [variant for variant in variants if variant != TODAY] if epsilon == min(epsilons) != NO_PRIVACY else []
         yield from ((epsilon, variant) for variant in (TODAY, *others))
 
 
@@ -136,16 +143,12 @@ def _lay_out(real: Path, folder: Path) -> None:
             (folder / path.name).symlink_to(path.resolve())
 
 
-def _silos() -> Sequence[Any]:
-    return [silo for silo in SILOS if silo.name in NAMES]
-
-
 def _of_query_logs(warm: Path, records: int, epsilon: float, seed: int, variant: str) -> Sequence[str]:
     """Without privacy: as many steps of batches as large, each record once instead of by chance."""
     private = epsilon != NO_PRIVACY
     own: dict[str, object] = {**_WEIGHTING, "schedule.rounds": _ROUNDS}
     if private:
-        own |= {"privacy.expected_batch_size": _BATCH, "privacy.steps": _STEPS}
+        own |= {"privacy.expected_batch_size": _BATCH, "privacy.steps": _STEPS, "training.batch_size": _AT_A_TIME}
     else:
         rounds = max(1, round(_ROUNDS * _STEPS * _BATCH / records))
         own |= {"privacy.level": "none", "schedule.rounds": rounds, "training.batch_size": _BATCH}
@@ -195,7 +198,8 @@ def _trained(
 ) -> Row:
     place = Layout(shared / f"epsilon-{epsilon:g}{'' if variant == TODAY else f'-{variant}'}", shared)
     prepare(place)
-    outcome: Outcome = run_federation(place, scene, console)
+    answers = Answers()
+    outcome: Outcome = run_federation(place, scene, console, score=answers)
     before, after = outcome.before.values(), outcome.after.values()
     return Row(
         data=data,
@@ -208,6 +212,7 @@ def _trained(
         loss_per_token=fmean(score.loss_per_token for score in after),
         spent=max((spent(place, name)["as_one_schedule"] for name in scene.names), default=0.0),
         variant=variant,
+        right=answers.right,
     )
 
 
@@ -225,7 +230,8 @@ def _keep(out: Path, rows: Sequence[Row], console: Console) -> None:
     files.replace(out, (json.dumps(shown, indent=1) + "\n").encode())
     row = rows[-1]
     console.print(
-        f"{row.data}, epsilon {row.epsilon:g}, {row.variant}, seed {row.seed}: exact match {row.exact_match_before:.1%} -> {row.exact_match:.1%}",
+        f"{row.data}, epsilon {row.epsilon:g}, {row.variant}, seed {row.seed}: loss a token {row.loss_per_token_before:.3f} -> "
+        f"{row.loss_per_token:.3f}, exact match {row.exact_match_before:.1%} -> {row.exact_match:.1%}",
         highlight=False,
     )
 

@@ -2,23 +2,30 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
 
+from ops.demo.query_log import query_log
+from ops.demo.specification import SiloSpecification
+from ops.privacy_utility import run as study
 from ops.privacy_utility.comparison import VARIANTS, comparison_table, comparisons, student
 from ops.privacy_utility.picture import picture
-from ops.privacy_utility.run import NO_PRIVACY, Row, by_epsilon, run_utility
+from ops.privacy_utility.run import NO_PRIVACY, QUERY_LOGS, Row, by_epsilon, run_utility
+from ops.privacy_utility.silos import HELD_OUT, NAMES, study_silos
 from security.errors import ConfigurationError
 from silo_wire.plan import Plan
 from tests.unit.test_wire_plan import plan_value
 
 
-def row(epsilon: float, seed: int, exact_match: float = 0.5, variant: str = "today", loss: float = 0.2) -> Row:
+def row(
+    epsilon: float, seed: int, exact_match: float = 0.5, variant: str = "today", loss: float = 0.2, right: str = ""
+) -> Row:
     return Row(
-        data="query logs",
+        data=QUERY_LOGS,
         records=20_000,
         epsilon=epsilon,
         seed=seed,
@@ -28,6 +35,7 @@ def row(epsilon: float, seed: int, exact_match: float = 0.5, variant: str = "tod
         loss_per_token=loss,
         variant=variant,
         spent=0.0 if math.isinf(epsilon) else epsilon,
+        right={"bank": right} if right else {},
     )
 
 
@@ -128,8 +136,68 @@ def test_students_quantiles_are_those_of_the_books() -> None:
     assert {freedom: student(freedom) for freedom in books} == pytest.approx(books, rel=1e-3)
 
 
+def test_exact_match_has_an_interval_over_the_questions_too() -> None:
+    """Of ten questions two are won and one is lost: mean 0.1, variance 0.29 / 0.9, and 1.96 roots of a tenth of that."""
+    pair = (row(1.0, 1, 0.5, "average", right="1111100000"), row(1.0, 1, 0.4, right="1110010000"))
+    (found,) = comparisons(pair)
+    assert found.exact_match_over_questions.mean == pytest.approx(0.1)
+    assert found.exact_match_over_questions.half == pytest.approx(1.96 * (0.29 / 0.9 / 10) ** 0.5, rel=1e-4)
+    twice = [*pair, *(replace(one, seed=2) for one in pair)]
+    (both,) = comparisons(twice)
+    assert both.exact_match_over_questions.half == pytest.approx(found.exact_match_over_questions.half / 2**0.5)
+    assert all(math.isinf(one.exact_match_over_questions.half) for one in comparisons(PAIRED))
+
+
+def test_each_seed_has_the_least_epsilon_first_and_variants_there_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[int, float, str]] = []
+
+    def trained(data: str, records: int, epsilon: float, seed: int, *rest: object) -> Row:
+        done.append((seed, epsilon, str(rest[3])))
+        return row(epsilon, seed, variant=str(rest[3]))
+
+    monkeypatch.setattr(study, "write_private_silos", lambda *args, **options: None)
+    monkeypatch.setattr(study, "_trained", trained)
+    out, quiet = tmp_path / "rows.json", Console(quiet=True)
+
+    def run(seeds: list[int]) -> None:
+        run_utility(
+            tmp_path,
+            epsilons=[NO_PRIVACY, 4.0, 1.0],
+            seeds=seeds,
+            records=20_000,
+            real=None,
+            out=out,
+            svg=None,
+            console=quiet,
+            variants=["average", "large-batch"],
+        )
+
+    run([1])
+    of_a_seed = [(1.0, "today"), (1.0, "average"), (1.0, "large-batch"), (4.0, "today"), (NO_PRIVACY, "today")]
+    assert done == [(1, *one) for one in of_a_seed]
+    run([1, 2])
+    assert done == [(seed, *one) for seed in (1, 2) for one in of_a_seed]
+
+
+@pytest.mark.parametrize("silo", study_silos(), ids=NAMES)
+def test_the_studys_silos_hold_questions_whose_sql_is_learnt_by_no_training(silo: SiloSpecification) -> None:
+    made = query_log(silo, records=2000, seed=1, test=HELD_OUT)
+    held_out = {record.query for record in made.log.test}
+    assert len(held_out) == HELD_OUT == 500
+    known = {record.query for record in (*made.log.train, *made.textbook)}
+    assert held_out.isdisjoint(known)
+    assert len(known) >= HELD_OUT
+
+
+def test_more_questions_than_a_silo_has_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="add values to its pools, or ask for fewer"):
+        query_log(study_silos()[0], records=10, seed=1, test=5000)
+
+
 def test_rows_of_variants_are_in_no_picture_and_are_not_trained_again(tmp_path: Path) -> None:
-    """Without privacy there is nothing to compare: a variant is trained with each epsilon alone."""
+    """Without privacy there is nothing to compare: a variant is trained with the least epsilon alone."""
     from dataclasses import asdict
 
     out, svg = tmp_path / "rows.json", tmp_path / "picture.svg"
@@ -185,11 +253,12 @@ def test_each_variant_is_a_plan_that_is_taken(variant: str) -> None:
     value = plan_value(
         training={"dropout": 0.0},
         evaluation={"every": 0, "initial": False, "last": False},
-        privacy={"level": "record", "noise_multiplier": 1.0},
+        privacy={"level": "record", "noise_multiplier": 1.0, "nominal_records": 20_000},
     )
     for key, setting in VARIANTS[variant].items():
         section, name = key.split(".")
         value[section][name] = setting
     plan = Plan.model_validate(value)
     assert (plan.privacy.average_decay > 0) == (variant in ("average", "both"))
-    assert (plan.training.optimizer == "adam_corrected") == (variant not in ("today", "average"))
+    assert (plan.training.optimizer == "adam_corrected") == (variant in ("corrected", "corrected-slower", "both"))
+    assert (plan.privacy.expected_batch_size == 2000) == (variant == "large-batch")

@@ -20,5 +20,9 @@ def example_losses(model: T5, batch: Batch) -> torch.Tensor:
             use_cache=False,
         )[0]
     logits = model.lm_head(hidden * config.d_model**-0.5 if config.scale_decoder_outputs else hidden).float()
-    losses = functional.cross_entropy(logits.transpose(1, 2), batch.labels, reduction="none", ignore_index=IGNORED)
-    return losses.sum(dim=1) / (batch.labels != IGNORED).sum(dim=1).clamp(min=1)
+    labels = batch.labels
+    # Row by row, not with the vocabulary in the middle, which takes half as much time again.
+    losses = functional.cross_entropy(
+        logits.flatten(0, 1), labels.flatten(), reduction="none", ignore_index=IGNORED
+    ).view(labels.shape)
+    return losses.sum(dim=1) / (labels != IGNORED).sum(dim=1).clamp(min=1)
