@@ -104,6 +104,16 @@ class SiloMetrics:
             "[policy] max_epsilon of this silo; from its first private plan on.",
             registry=registry,
         )
+        self.epsilon_alone_spent = Gauge(
+            "lorica_silo_epsilon_alone_spent",
+            "The same towards all others whose noise counts in it, if they worked against this silo; 0 without joint noise.",
+            registry=registry,
+        )
+        self.epsilon_alone_allowed = Gauge(
+            "lorica_silo_epsilon_alone_allowed",
+            "[policy] max_epsilon_alone of this silo; from its first private plan on.",
+            registry=registry,
+        )
         self.certificate_expiry = Gauge(
             "lorica_silo_certificate_expiry_timestamp_seconds",
             "When this silo's certificate expires; its agent renews it when a third of its life is left.",
@@ -124,6 +134,10 @@ class SiloMetrics:
 
     def refused(self, rule: str) -> None:
         self.refusals.labels(rule).inc()
+
+    def epsilon_alone(self, *, spent: float, allowed: float) -> None:
+        self.epsilon_alone_spent.set(spent)
+        self.epsilon_alone_allowed.set(allowed)
 
     def epsilon(self, *, spent: float, allowed: float) -> None:
         self.epsilon_spent.set(spent)

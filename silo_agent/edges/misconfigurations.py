@@ -198,7 +198,7 @@ class Mistake(Enum):
         "budget-small",
         "privacy budget",
         "the budget does not last to the end of the plan's schedule",
-        "raise `[policy] max_epsilon`, or have the operator plan fewer rounds or more noise",
+        "raise `[policy] max_epsilon`, or `max_epsilon_alone` for joint noise, or have the operator plan fewer rounds or more noise",
     )
     BUDGET_SHARED = Misconfiguration(
         "budget-shared",

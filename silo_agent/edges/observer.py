@@ -28,6 +28,9 @@ class SiloObserver:
     def epsilon(self, *, spent: float, allowed: float) -> None:
         self._metrics.epsilon(spent=spent, allowed=allowed)
 
+    def epsilon_alone(self, *, spent: float, allowed: float) -> None:
+        self._metrics.epsilon_alone(spent=spent, allowed=allowed)
+
     def unreachable(self, problem: LoricaError, seconds: float) -> None:
         """A try at the coordinator failed, the next comes in `seconds`; what it sent may have been no order at all."""
         if (rule := rule_of(problem)) is not None:

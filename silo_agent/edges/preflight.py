@@ -355,11 +355,21 @@ def _budget(folder: SiloFolder, credentials: SiloCredentials, policy: SiloPolicy
             f"the {rounds} rounds of plan {bundle.plan.name} would take this silo from epsilon {spent:.3g} to {after:.3g}, "
             f"[policy] max_epsilon is {rules.max_epsilon:g}",
         )
+    if bundle is not None and bundle.plan.joint:
+        alone = counted.epsilon_alone(releases, bundle.plan.privacy.unit_field)
+        if alone > rules.max_epsilon_alone:
+            raise misconfigured(
+                Mistake.BUDGET_SMALL.value,
+                f"if all others whose noise counts worked against this silo, the {rounds} rounds of plan {bundle.plan.name} would take it "
+                f"to epsilon {alone:.3g}, [policy] max_epsilon_alone is {rules.max_epsilon_alone:g}",
+            )
     if bundle is None or not releases:
         further = "no plan was offered yet" if bundle is None else f"plan {bundle.plan.name} spends none"
         told = f"epsilon {spent:.3g} of {rules.max_epsilon:g} is spent; {further}"
     else:
         told = f"epsilon {spent:.3g} of {rules.max_epsilon:g} is spent, {after:.3g} after plan {bundle.plan.name}"
+        if bundle.plan.joint:
+            told += f" ({alone:.3g} of {rules.max_epsilon_alone:g} towards all others whose noise counts, together)"
     if sharing.shown:
         return f"{told}; together with other folders that count in {sharing.shown}"
     if rules.require_privacy == "none" and not releases:

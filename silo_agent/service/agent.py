@@ -7,8 +7,9 @@ dropped; what it refused is recorded all the same. Training and evaluation run i
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -406,23 +407,22 @@ class AgentService:
         checkpoint_file = self._journal.checkpoint_file(order.model)
         progress = self._progress(order.key, AgentPhase.TRAINING, told=_steps_are_told(bundle))
         notice = self._notice()
-        trained = await self._in_thread(
-            lambda cancelled: self._trainer.train(
-                bundle=bundle,
-                key=order.key,
-                model=model,
-                update_file=update_file,
-                included_update=order.included_update,
-                checkpoint_file=checkpoint_file,
-                progress=progress,
-                notice=notice,
-                cancelled=cancelled,
+        async with self._answering_when_due(began, bundle.plan):
+            trained = await self._in_thread(
+                lambda cancelled: self._trainer.train(
+                    bundle=bundle,
+                    key=order.key,
+                    model=model,
+                    update_file=update_file,
+                    included_update=order.included_update,
+                    checkpoint_file=checkpoint_file,
+                    progress=progress,
+                    notice=notice,
+                    cancelled=cancelled,
+                )
             )
-        )
         trained.manifest.check_layout(bundle.update_layout)
         self._written = trained.manifest.digest, trained.mark
-        if bundle.plan.joint and self._holds_answers:
-            await self._until_answers_are_due(began, bundle.plan)
         if releases and bundle.plan.noise_at == "nowhere":
             unit = bundle.plan.privacy.unit_field
             await self._in_thread(lambda _cancelled: self._privacy.spend(order.key, releases, unit=unit))
@@ -451,15 +451,25 @@ class AgentService:
             )
         )
 
-    async def _until_answers_are_due(self, began: float, plan: Plan) -> None:
-        """Who answers sooner or later by how many records its sample has tells how many that are."""
-        left = began + plan.privacy.answer_after_s - asyncio.get_running_loop().time()
-        if left < 0:
+    @asynccontextmanager
+    async def _answering_when_due(self, began: float, plan: Plan) -> AsyncIterator[None]:
+        """Under joint noise what is done inside is answered neither sooner nor later than the plan says, seconds after `began`.
+
+        Who answers as soon as it can tells by that how many records its sample has. Raises StateError at that time if it is not done.
+        """
+        if not plan.joint or not self._holds_answers:
+            yield
+            return
+        due = began + plan.privacy.answer_after_s
+        try:
+            async with asyncio.timeout_at(due):
+                yield
+        except TimeoutError as error:
             raise StateError(
-                f"the gradients took {-left:.1f} s longer than [privacy] answer_after_s = {plan.privacy.answer_after_s:g} of plan "
+                f"the gradients were not there {plan.privacy.answer_after_s:g} s after the order, which is [privacy] answer_after_s of plan "
                 f"{plan.name}: nothing leaves; have the operator raise it, or give this silo a faster machine"
-            )
-        await asyncio.sleep(left)
+            ) from error
+        await asyncio.sleep(due - asyncio.get_running_loop().time())
 
     async def _scores(self, order: Train, bundle: PlanBundle, model: RoundModel) -> Scores:
         """What this silo adds to the sum of scores: zeros, which nobody can tell from others, where it has none to tell."""
@@ -502,9 +512,14 @@ class AgentService:
         await self._tell_spent()
 
     async def _tell_spent(self) -> float:
-        spent = await self._in_thread(lambda _cancelled: self._privacy.spent())
+        spent, alone = await self._in_thread(lambda _cancelled: self._spent())
         self._observer.epsilon(spent=spent, allowed=self._privacy.budget.epsilon)
+        self._observer.epsilon_alone(spent=alone, allowed=self._privacy.budget.alone)
         return spent
+
+    def _spent(self) -> tuple[float, float]:
+        counted = self._privacy.counted()
+        return counted.epsilon(), counted.epsilon_alone() if counted.joint() else 0.0
 
     async def _countersign(self, update: SavedUpdate) -> None:
         """An update that an earlier process saved may come from a disk that went back since."""

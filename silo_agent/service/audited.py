@@ -171,7 +171,7 @@ class AuditedObserver:
         """`observer` is an ObserverPort that hears of an unreachable coordinator as well."""
         self._observer, self._audit = observer, audit
         port: ObserverPort = observer
-        self.epsilon, self.activity = port.epsilon, port.activity
+        self.epsilon, self.epsilon_alone, self.activity = port.epsilon, port.epsilon_alone, port.activity
 
     def refused(self, rule: str, detail: str) -> None:
         self._audit.tell(Event.REFUSED, rule, rule=rule, detail=detail)

@@ -325,3 +325,6 @@ class ObserverPort(Protocol):
 
     def epsilon(self, *, spent: float, allowed: float) -> None:
         """What this silo's private rounds have cost so far, and the most that they may."""
+
+    def epsilon_alone(self, *, spent: float, allowed: float) -> None:
+        """The same towards all others whose noise counts in it, if they worked against this silo; `spent` is 0 without such noise."""

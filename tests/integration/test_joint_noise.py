@@ -241,7 +241,7 @@ async def test_who_is_later_than_the_plan_says_adds_nothing(template: Federation
     async with joint(template, tmp_path, honestly, plan=SLOW) as (play, _):
         await play.until(lambda: any(silo.notes.of("work-failed") for silo in play.silos.values()))
         details = [note["detail"] for silo in play.silos.values() for note in silo.notes.of("work-failed")]
-        assert any("longer than [privacy] answer_after_s" in detail for detail in details)
+        assert any("were not there 1e-06 s after the order" in detail for detail in details)
         for silo in play.silos.values():
             assert not silo.service._privacy.entries()
 
