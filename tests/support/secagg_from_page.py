@@ -338,10 +338,11 @@ def least_sum(groups, cohort, threshold, min_survivors):
 SIGMA_BITS = 30
 
 
-def noise_parameters(cohort, h, z, d):
+def noise_parameters(cohort, h, z, d, reach=1.0, grain=0.0):
     for b in range(SIGMA_BITS, 9, -1):
         T = math.sqrt(d) * 10 * sum(math.exp(-2 * math.pi**2 * 4.0**b * k / (k + 1)) for k in range(1, h))
-        levels = math.floor(math.sqrt(h) * 2**b * (1 / z - T) - math.sqrt(d)) - 1
+        left = math.sqrt(h) * 2**b * (1 / z - T) - math.sqrt(d)
+        levels = math.floor(left / (1 / reach + grain * math.sqrt(d))) - 1
         if cohort * (levels + 1) + 12 * 2**b * math.sqrt(cohort) <= 2**31 - 1 and levels > 0:
             return b, levels
     raise PolicyRefusal("no noise fits")
@@ -372,8 +373,14 @@ def make_parameters(terms, cohort):
     if ls is None:
         return None
     levels = None
-    if terms["noise_multiplier"] > 0:
-        _, levels = noise_parameters(n, ls - max(c, 1), terms["noise_multiplier"], coordinates(terms["ranges"]))
+    if (noise := terms["noise"]) is not None:
+        h = ls - max(c, 1)
+        if noise["makers"] is not None:
+            if noise["makers"] > h:
+                return None
+            h = noise["makers"]
+        z, d = noise["noise_multiplier"], coordinates(terms["ranges"])
+        _, levels = noise_parameters(n, h, z, d, noise["reach"], noise["grain"])
     return {
         "type": "Parameters",
         "cohort": n,

@@ -16,6 +16,7 @@ from security.secure_aggregation.noise_shares import NoiseShares
 from security.secure_aggregation.parameters import NoiseTerms, Terms
 from security.secure_aggregation.release_groups import Link, Partition, Promise
 from security.secure_aggregation.verdicts import part_of, signed_verdict
+from silo_wire.noised_masks import GRADIENT_STEPS
 from tests.support.evidence import OPTIMIZERS, Made, ManifestSilo, Rounds, Vectors, bits_of
 from tests.support.secagg_federation import FEDERATION, Federation, alone, entropy, identity_key, silo_names, terms
 
@@ -27,8 +28,12 @@ def sums(federation_of: Callable[..., Federation], to_json: Json) -> list[dict[s
     """`federation_of` makes a federation whose silos encapsulate what can be made again."""
     six, seven = silo_names(6), silo_names(7)
     groups = release_groups.first_link(FEDERATION, Partition.of([seven[:3], seven[3:]]))
-    four = alone(silo_names(4))
+    four_names = silo_names(4)
+    four = alone(four_names)
     noised = replace(terms(link=four), noise=NoiseTerms(noise_multiplier=0.7))
+    joint = replace(
+        terms(link=four), noise=NoiseTerms(noise_multiplier=0.9, makers=2, reach=40.0, grain=1 / GRADIENT_STEPS)
+    )
     courses: list[tuple[str, int, Link, Terms | None, Mapping[SiloName, str], Alter]] = [
         (
             "two silos drop out, one before it deals and one before it masks",
@@ -41,6 +46,7 @@ def sums(federation_of: Callable[..., Federation], to_json: Json) -> list[dict[s
         ("a release group is incomplete", 7, groups, None, {seven[5]: "masked input"}, _nothing),
         ("one that does not mask agrees with nobody", 7, groups, None, {seven[2]: "consistency check"}, _nothing),
         ("silos add noise", 4, four, noised, {}, _nothing),
+        ("silos make joint noise", 4, four, joint, {four_names[1]: "masked input"}, _nothing),
         ("a dealer commits to another share than it deals", 4, four, None, {}, _false_commitment),
         ("a box that opens by no key that is shown", 4, four, None, {}, _damaged_box),
     ]
@@ -244,16 +250,22 @@ def _noise() -> list[dict[str, Any]]:
             "honest": shares.honest,
             "noise_multiplier": shares.noise_multiplier,
             "elements": shares.elements,
+            "reach": shares.reach,
+            "grain": shares.grain,
             "sigma_bits": shares.sigma_bits,
             "levels": shares.levels,
         }
         for shares in (
-            NoiseShares(cohort=cohort, honest=honest, noise_multiplier=multiplier, elements=elements)
-            for cohort, honest, multiplier, elements in (
-                (3, 2, 0.5, 21),
-                (8, 6, 1.0, 1_000_000),
-                (8, 3, 4.0, 222_903_552),
-                (32, 20, 2.5, 60_506_624),
+            NoiseShares(
+                cohort=cohort, honest=honest, noise_multiplier=multiplier, elements=elements, reach=reach, grain=grain
+            )
+            for cohort, honest, multiplier, elements, reach, grain in (
+                (3, 2, 0.5, 21, 1.0, 0.0),
+                (8, 6, 1.0, 1_000_000, 1.0, 0.0),
+                (8, 3, 4.0, 222_903_552, 1.0, 0.0),
+                (32, 20, 2.5, 60_506_624, 1.0, 0.0),
+                (8, 5, 1.38, 222_903_552, 1000.0, 1 / GRADIENT_STEPS),
+                (3, 2, 0.7, 21, 12.5, 1 / GRADIENT_STEPS),
             )
         )
     ]

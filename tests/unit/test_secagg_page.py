@@ -227,10 +227,8 @@ def test_links():
 
 def test_noise():
     for x in ROUNDS["noise"]:
-        assert I.noise_parameters(x["cohort"], x["honest"], x["noise_multiplier"], x["elements"]) == (
-            x["sigma_bits"],
-            x["levels"],
-        )
+        of = (x["cohort"], x["honest"], x["noise_multiplier"], x["elements"], x["reach"], x["grain"])
+        assert I.noise_parameters(*of) == (x["sigma_bits"], x["levels"])
 
 
 EX = vectors("exchange")
