@@ -131,7 +131,7 @@ def test_a_ledger_of_an_earlier_release_gets_its_order_by_its_first_round_and_th
     heads = Heads()
     first = [("gradients", GaussianRelease(5.0)), ("loss_reduction", GaussianRelease(20.0))]
     guard(file, heads).spend(key(1), first, unit="")
-    guard(file, heads).spend(key(2), [("gradients", GaussianRelease(40.0, 0.5, 3))], unit="")
+    guard(file, heads).spend(key(2), [("gradients", GaussianRelease(2.0, 0.05, 20))], unit="")
     old: list[Entry] = []
     for entry in file.entries():
         old.append(replace(entry, order=0, previous=head_of(old).digest))
@@ -139,6 +139,8 @@ def test_a_ledger_of_an_earlier_release_gets_its_order_by_its_first_round_and_th
     heads.head = head_of(old)
     order = favoured_order([release for _, release in first], epsilon=BUDGET.epsilon, dp_delta=BUDGET.dp_delta)
     assert guard(file, heads).counted().orders()[0] == order
+    every = [entry.release for entry in old]
+    assert favoured_order(every, epsilon=BUDGET.epsilon, dp_delta=BUDGET.dp_delta) != order
     guard(file, heads).spend(key(3), ROUND[1:], unit="")
     guard(file, heads).spend(key(4), ROUND[1:], unit="")
     assert [entry.order for entry in file.entries()] == [0, 0, 0, order, 0]

@@ -345,7 +345,7 @@ def test_the_same_records_on_another_machine_are_not_found(tmp_path: Path, regis
 
 
 @pytest.mark.parametrize(
-    "harm", ["gone", "emptied", "open", "key-gone", "key-cut", "records-cut", "edited", "key-open"]
+    "harm", ["gone", "emptied", "begun-anew", "open", "key-gone", "key-cut", "records-cut", "edited", "key-open"]
 )
 def test_a_registry_that_cannot_be_trusted_ends_all_release(tmp_path: Path, registry: Path, harm: str) -> None:
     OneSilo(tmp_path / "b", registry).trains_on("one").spends(1)
@@ -357,6 +357,10 @@ def test_a_registry_that_cannot_be_trusted_ends_all_release(tmp_path: Path, regi
         case "emptied":
             shutil.rmtree(registry)
             registry.mkdir(mode=0o700)
+        case "begun-anew":
+            shutil.rmtree(registry)
+            registry.mkdir(mode=0o700)
+            OneSilo(tmp_path / "c", registry).trains_on("two").spends(1)
         case "open":
             registry.chmod(0o755)
         case "key-gone":

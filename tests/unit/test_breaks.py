@@ -11,6 +11,7 @@ BREAKS = all_breaks()
 BY_NAME = {one.name: one for one in BREAKS}
 SUBJECTS = {
     "accounting",
+    "after_noise",
     "certificates",
     "clipping",
     "ledger",

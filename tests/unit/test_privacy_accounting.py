@@ -14,8 +14,10 @@ from security.errors import ConfigurationError
 from security.privacy.accounting import (
     LEAST_NOISE,
     MOST_NOISE,
+    MOST_STEPS,
     UNLIMITED,
     GaussianRelease,
+    NeighbouringRelation,
     epsilon_of,
     gaussian_delta,
     gaussian_epsilon,
@@ -192,6 +194,16 @@ def test_nothing_released_costs_nothing() -> None:
 def test_next_to_no_noise_promises_nothing(noise: float, relation: str) -> None:
     releases = [GaussianRelease(1.0, 0.02, 200), GaussianRelease(noise, 0.5, 1)]
     assert epsilon_of(releases, dp_delta=DP_DELTA, relation=relation) == UNLIMITED  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "release", [GaussianRelease(5.0, 0.001, MOST_STEPS + 1), GaussianRelease(0.5, 0.1, 400)], ids=["steps", "epsilon"]
+)
+@pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
+def test_what_an_accountant_would_be_long_about_promises_nothing_at_once(
+    release: GaussianRelease, relation: NeighbouringRelation
+) -> None:
+    assert epsilon_of([release], dp_delta=DP_DELTA, relation=relation) == UNLIMITED
 
 
 def test_no_noise_without_sampling() -> None:

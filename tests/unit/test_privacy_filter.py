@@ -143,6 +143,16 @@ def test_nothing_costs_nothing_and_no_noise_costs_everything(relation: Neighbour
     assert favoured_order([GaussianRelease(LEAST_NOISE / 2, 0.5)], epsilon=1e-3, dp_delta=DP_DELTA) in ORDERS
 
 
+@pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
+def test_no_number_of_steps_rounds_to_nothing(relation: NeighbouringRelation) -> None:
+    """The logarithm of a sum near 1 is 0, or below, in float64."""
+    once, often = (
+        filtered_epsilon([GaussianRelease(1e6, 1e-6, steps)], favoured=128, dp_delta=DP_DELTA, relation=relation)
+        for steps in (1, 10**12)
+    )
+    assert often > once + 0.5
+
+
 def test_replacing_one_costs_more_and_without_sampling_twice_the_shift() -> None:
     for rate in (0.02, 0.5):
         costs = [

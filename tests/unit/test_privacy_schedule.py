@@ -42,6 +42,13 @@ def test_more_rounds_and_weights_take_more_noise() -> None:
     )
 
 
+def test_where_records_are_replaced_it_takes_more_noise() -> None:
+    replacing = SECTION.model_copy(update={"neighbouring_relation": "replace_one"})
+    for weighted in (True, False):
+        added = calibrated_noise(SECTION, rounds=10, weighted=weighted)
+        assert calibrated_noise(replacing, rounds=10, weighted=weighted) > 1.05 * added
+
+
 def test_a_target_below_what_the_weights_alone_cost() -> None:
     section = SECTION.model_copy(update={"target_epsilon": 0.5, "loss_noise_multiplier": 2.0})
     with pytest.raises(

@@ -12,6 +12,7 @@ from torch import nn
 from transformers import T5ForConditionalGeneration
 
 from security.errors import StateError
+from security.privacy.discrete_gaussian import SIGMA
 from security.privacy.random_words import RandomWords
 from silo_agent.task.update import TrainingStopped
 from silo_agent.training.batches import Batch, EncodedExamples
@@ -126,6 +127,15 @@ def test_no_block_of_noise_is_used_twice() -> None:
 
 def test_sums_far_above_the_noise_keep_what_is_added() -> None:
     assert np.allclose(noised(np.array([1e4, -1e4]), deviation=1e-3), [1e4, -1e4], rtol=1e-6)
+
+
+def test_of_a_sum_no_more_is_told_than_its_point_of_the_grid() -> None:
+    """Which floats can come out would tell the rest, whatever noise was added (Mironov 2012)."""
+    step = 0.01 / SIGMA
+    points = np.rint(np.random.default_rng(1).normal(scale=0.05, size=200_000) / step)
+    once = noised(points * step, deviation=0.01)
+    for off in (-0.4, 0.4):
+        assert np.array_equal(noised((points + off) * step, deviation=0.01), once)
 
 
 # --- steps
@@ -273,8 +283,9 @@ def test_the_grid_of_much_noise_is_taken_off_the_clipping_norm() -> None:
     schedule = replace(SCHEDULE, noise_multiplier=1000.0, max_grad_norm=1.0)
     assert clipping_norm(schedule, 64_000_000) == pytest.approx(1 - 8000 * 1000 / 2**30)
     assert clipping_norm(replace(schedule, noise_multiplier=0.0), 64_000_000) == 1.0
-    with pytest.raises(StateError, match="too coarse"):
-        clipping_norm(replace(schedule, noise_multiplier=1e6), 64_000_000)
+    for noise in (7e4, 1e6):  # rounding takes 0.52 of the norm, and more than all of it
+        with pytest.raises(StateError, match="too coarse"):
+            clipping_norm(replace(schedule, noise_multiplier=noise), 64_000_000)
 
 
 # --- units of several records

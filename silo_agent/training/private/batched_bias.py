@@ -1,8 +1,8 @@
 """T5's relative position bias, computed once per example instead of once per batch.
 
-transformers looks it up without a batch dimension, and every example of a batch uses the same lookup. Gradients per example
-cannot be had of that: hooks fail on it, or, where batch, input and target happen to have one size, give wrong numbers and say
-nothing. With a lookup for each example the values are the very same.
+transformers looks it up without a batch dimension, and every example of a batch uses the same lookup. Gradients per
+example cannot be had of that: hooks fail on it, or, where batch, input and target happen to have one size, give wrong
+numbers and say nothing. With a lookup for each example the values are the very same.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """Activations computed for one example at a time: beside whole vectors of registers torch takes another function.
 
-What is left over at the end of a tensor is computed number by number, by another exponential, which rounds some numbers
-otherwise. Where in a tensor an example ends depends on how many others are in it. Matrix products, norms and softmax go by
-rows, and ReLU rounds nothing.
+What is left over at the end of a tensor is computed number by number, by another exponential, which
+rounds some numbers otherwise. Where in a tensor an example ends depends on how many others are in it.
+Matrix products, norms and softmax go by rows, and ReLU rounds nothing.
 """
 
 from collections.abc import Iterator
