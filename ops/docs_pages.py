@@ -73,6 +73,7 @@ PLAN_UNITS: Final[dict[str, str]] = {
     "privacy.expected_batch_size": "records",
     "privacy.steps": "optimizer steps",
     "privacy.noise_multiplier": "times training.max_grad_norm or aggregation.max_delta_norm",
+    "privacy.augmentations": "views",
     "privacy.loss_bound": "mean loss of a record's tokens",
     "privacy.loss_noise_multiplier": "times privacy.loss_bound",
     "privacy.nominal_silos": "silos",

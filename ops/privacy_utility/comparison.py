@@ -20,6 +20,7 @@ VARIANTS: Final[Mapping[str, Mapping[str, object]]] = {
     TODAY: {},
     "average": {"privacy.average_decay": 0.9999},
     "large-batch": {"privacy.expected_batch_size": 2000},
+    "augmented": {"privacy.augmentations": 4},
     "corrected": {"training.optimizer": "adam_corrected"},
     "corrected-slower": {"training.optimizer": "adam_corrected", "training.learning_rate": 3e-3},
     "both": {"privacy.average_decay": 0.9999, "training.optimizer": "adam_corrected"},

@@ -27,6 +27,7 @@ from silo_wire.strict_toml import Section, ShownText
 LEAST_BOUND, MOST_BOUND = 1e-12, 1e6
 """Of what is clipped to and cut at: float32 has room for sums and for noise of such sizes."""
 Bound = Annotated[float, Field(ge=LEAST_BOUND, le=MOST_BOUND)]
+MOST_VIEWS = 16
 NoiseMultiplier = Annotated[float, Field(ge=0, le=MOST_NOISE)]
 
 Release = tuple[Mechanism, GaussianRelease]
@@ -59,6 +60,7 @@ class PrivacySection(Section):
         0.0  # over max_grad_norm or max_delta_norm; 0: `plan new` finds the least that will do
     )
     average_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of an average of a round's iterates; 0: the last one
+    augmentations: Annotated[int, Field(ge=1, le=MOST_VIEWS)] = 1  # views of a record that its gradient is the mean of
     loss_bound: Bound = 10.0  # a record's loss counts as at most this in the weight
     loss_noise_multiplier: NoiseMultiplier = 5.0  # on the scaled loss reduction, over loss_bound
     nominal_silos: Annotated[int, Field(ge=1, le=1 << 30)] = 100  # what a noised sum of deltas is divided by
@@ -105,6 +107,15 @@ class PrivacySection(Section):
             raise ValueError(
                 f'[privacy] answer_after_s = {self.answer_after_s:g} does not go with noise = "own", under which a silo answers when it '
                 'has trained: set it to 0, or noise to "joint"'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _clipped_records_alone_have_views(self) -> Self:
+        if self.augmentations > 1 and self.level != "record":
+            raise ValueError(
+                f'[privacy] augmentations = {self.augmentations} does not go with level = "{self.level}", under which no gradient is a '
+                'single record\'s: set it to 1, or level to "record"'
             )
         return self
 

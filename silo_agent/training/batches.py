@@ -1,7 +1,7 @@
 """Encoded examples, and how they are grouped: similar lengths together, in an order that only the seed decides."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from silo_agent.training.serialisation import model_input
 from silo_agent.training.text_to_sql_data import Example
 from silo_agent.training.tokenizer import TextTokenizer
+from silo_agent.training.views import View
 
 IGNORED = -100
 
@@ -20,7 +21,8 @@ Ids = NDArray[np.int32]
 class EncodedExamples:
     """Token ids of a split, tokenised once. Counts tell what the plan's limits or the vocabulary cost.
 
-    `units` has the examples of each one to whom some belong; None where every example is a unit by itself.
+    `units` has the examples of each one to whom some belong; None where every example is a unit by itself. `other_inputs` are what
+    further views of each example have in place of its input, view by view (views.py).
     """
 
     inputs: tuple[Ids, ...]
@@ -29,19 +31,46 @@ class EncodedExamples:
     targets_cut: int
     targets_with_unknown: int
     units: tuple[tuple[int, ...], ...] | None = None
+    other_inputs: tuple[tuple[Ids, ...], ...] = ()
 
     def __len__(self) -> int:
         return len(self.inputs)
 
+    @property
+    def views(self) -> int:
+        """Of each example, itself among them."""
+        return 1 + len(self.other_inputs)
+
+    def inputs_of(self, index: int) -> list[Ids]:
+        """Of each view of one example, its own first."""
+        return [self.inputs[index], *(inputs[index] for inputs in self.other_inputs)]
+
+    def plain(self) -> "EncodedExamples":
+        """Without further views."""
+        return replace(self, other_inputs=())
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Padded to one length: input_ids and attention_mask (B, S), labels (B, T) with IGNORED for padding."""
+    """Padded to one length: input_ids and attention_mask (B, S), labels (B, T) with IGNORED for padding.
+
+    So many rows as `views` says, one after the other, are views of one example.
+    """
 
     input_ids: torch.Tensor
     attention_mask: torch.Tensor
     labels: torch.Tensor
     target_tokens: int
+    views: int = 1
+
+    @property
+    def examples(self) -> int:
+        return len(self.labels) // self.views
+
+    def rows_of(self, start: int, stop: int) -> "Batch":
+        """Of the examples from `start` to before `stop`, with all of their views."""
+        rows = slice(start * self.views, stop * self.views)
+        return Batch(self.input_ids[rows], self.attention_mask[rows], self.labels[rows], 0, self.views)
 
 
 def encode_examples(
@@ -51,19 +80,28 @@ def encode_examples(
     schemas: Mapping[str, str] | None,
     max_input_tokens: int,
     max_output_tokens: int,
+    other_views: Sequence[View] = (),
 ) -> EncodedExamples:
-    """Both sides of each example, its database's schema from `schemas` behind the question; an input that is too long loses schema from its end, a target its own end."""
+    """Both sides of each example, its database's schema from `schemas` behind the question; an input that is too long loses schema from its end, a target its own end.
+
+    `other_views` are those of each example beside itself.
+    """
+
+    def cut(inputs: Sequence[list[int]]) -> tuple[Ids, ...]:
+        return tuple(np.asarray(tokenizer.cut(ids, max_input_tokens), dtype=np.int32) for ids in inputs)
+
     inputs = tokenizer.encode(
         [model_input(example.question, schemas[example.db_id] if schemas else None) for example in examples]
     )
     targets = tokenizer.encode([example.query for example in examples])
     return EncodedExamples(
-        inputs=tuple(np.asarray(tokenizer.cut(ids, max_input_tokens), dtype=np.int32) for ids in inputs),
+        inputs=cut(inputs),
         targets=tuple(np.asarray(tokenizer.cut(ids, max_output_tokens), dtype=np.int32) for ids in targets),
         inputs_cut=sum(len(ids) > max_input_tokens for ids in inputs),
         targets_cut=sum(len(ids) > max_output_tokens for ids in targets),
         targets_with_unknown=sum(tokenizer.unknown in ids for ids in targets),
         units=_units(examples),
+        other_inputs=tuple(cut(tokenizer.encode(list(map(view.input_of, examples)))) for view in other_views),
     )
 
 
@@ -102,9 +140,9 @@ def collate(
     source: int = 0,
     target: int = 0,
 ) -> Batch:
-    """Inputs are padded to `source` tokens and targets to `target`, or to the longest of them where that is more."""
-    inputs = [examples.inputs[index] for index in indices]
-    targets = [examples.targets[index] for index in indices]
+    """All views of each example. Inputs are padded to `source` tokens and targets to `target`, or to the longest of them where that is more."""
+    inputs = [view for index in indices for view in examples.inputs_of(index)]
+    targets = [examples.targets[index] for index in indices for _ in range(examples.views)]
     input_ids = _padded(inputs, pad, source)
     lengths = np.fromiter(map(len, inputs), dtype=np.int64)
     attention_mask = np.arange(input_ids.shape[1]) < lengths[:, None]
@@ -113,6 +151,7 @@ def collate(
         attention_mask=torch.from_numpy(attention_mask).to(device),
         labels=torch.from_numpy(_padded(targets, IGNORED, target)).to(device),
         target_tokens=sum(map(len, targets)),
+        views=examples.views,
     )
 
 

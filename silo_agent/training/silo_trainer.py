@@ -36,6 +36,7 @@ from silo_agent.training.schema import serialise
 from silo_agent.training.serialisation import model_input
 from silo_agent.training.spread import Spread
 from silo_agent.training.text_to_sql_data import SiloData, Split
+from silo_agent.training.views import View, other_views
 from silo_wire.canonical import Digest, canonical_json
 from silo_wire.manifest import Manifest
 from silo_wire.messages import Evaluation, TrainingSummary
@@ -94,8 +95,15 @@ class SiloTrainer:
                 schemas=self._schemas,
                 max_input_tokens=self._section.max_input_tokens,
                 max_output_tokens=self._section.max_output_tokens,
+                other_views=self._other_views() if split == "train" else (),
             )
         return self._encoded[split]
+
+    def _other_views(self) -> list[View]:
+        """That private training makes of each record."""
+        return other_views(
+            self._plan.privacy.augmentations, self._data.schemas if self._section.schema_in_input else None
+        )
 
     def train(
         self,

@@ -3,9 +3,9 @@
 It drives `train_privately` for one step on two neighbouring data sets, and looks at what noise is added to: how far apart the two sums of
 clipped gradients are, over max_grad_norm, and the two sums of losses, over the bound. It knows no attack, and goes where a norm is a little wrong, or where two records together are a little more
 than each alone: rounding is there from the beginning, and what makes it larger is kept. A candidate is a small T5 of
-either make, its weights, records, clipping norm, bound and batch size; it is changed by scaling tensors, rows, columns and
+either make, its weights, records, views of them, clipping norm, bound and batch size; it is changed by scaling tensors, rows, columns and
 single numbers over the whole range of float32, by a step along the gradient of the one record's loss against the others', by sharpening
-attention, and by other lengths, words and copies of records.
+attention, by other lengths, words and copies of records, and by more or fewer views.
 """
 
 import copy
@@ -35,6 +35,7 @@ from silo_wire.plan import TrainingSection
 VOCABULARY = 24
 MOST_TOKENS = 40
 MOST_RECORDS = 6
+MOST_VIEWS = 4
 SPARED = 4
 """Records of which the first so many stay as they are: an audit of the first few would see nothing."""
 _LARGEST = 3e38
@@ -42,18 +43,21 @@ _KEPT = 5
 """Candidates that are changed further."""
 
 Row = np.ndarray[tuple[int], np.dtype[np.int32]]
+Record = tuple[Row, ...]
+"""Source and target, then what further views have for a source: whatever they say, they are of one record."""
 Random = np.random.Generator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """`records` are pairs of token ids, the last of which one data set has and the other not."""
+    """`records` are token ids, the last of which one data set has and the other not; of their views the first so many count."""
 
     model: T5ForConditionalGeneration
-    records: tuple[tuple[Row, Row], ...]
+    records: tuple[Record, ...]
     max_grad_norm: float
     loss_bound: float
     batch_size: int
+    views: int = 1
     told: tuple[str, ...] = ()  # how it was made, for people
 
 
@@ -78,9 +82,10 @@ class Moved:
 
 @dataclass(slots=True)
 class Found:
-    """The worst candidate for each of the two, and how many were tried."""
+    """The worst candidate for each of the two, how many were tried, and how many of these had more views than one."""
 
     tried: int = 0
+    with_views: int = 0
     gradients: tuple[float, Candidate | None] = (0.0, None)
     losses: tuple[float, Candidate | None] = (0.0, None)
     kept: list[list[tuple[float, Candidate]]] = field(default_factory=lambda: [[], [], []])
@@ -97,6 +102,7 @@ def search(seed: int, candidates: int, *, until: Callable[[Found], bool] = lambd
         candidate = _changed(parent, random, int(random.integers(1, 7 if fresh else 4)))
         moved = moved_by_one(candidate)
         found.tried += 1
+        found.with_views += candidate.views > 1
         if moved.gradients > found.gradients[0]:
             found.gradients = moved.gradients, candidate
         if moved.losses > found.losses[0]:
@@ -129,7 +135,7 @@ def moved_by_one(candidate: Candidate) -> Moved:
     )
 
 
-def _sums(candidate: Candidate, records: tuple[tuple[Row, Row], ...]) -> tuple[torch.Tensor, int] | None:
+def _sums(candidate: Candidate, records: tuple[Record, ...]) -> tuple[torch.Tensor, int] | None:
     """What noise is added to: the flat sum of gradients, and the loss before training in steps of the bound / 65536."""
     model = candidate.model
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -139,8 +145,11 @@ def _sums(candidate: Candidate, records: tuple[tuple[Row, Row], ...]) -> tuple[t
                 model,
                 parameters,
                 EncodedExamples(
-                    inputs=tuple(source for source, _ in records),
-                    targets=tuple(target for _, target in records),
+                    inputs=tuple(record[0] for record in records),
+                    targets=tuple(record[1] for record in records),
+                    other_inputs=tuple(
+                        tuple(record[1 + view] for record in records) for view in range(1, candidate.views)
+                    ),
                     inputs_cut=0,
                     targets_cut=0,
                     targets_with_unknown=0,
@@ -240,15 +249,20 @@ def _fresh(random: Random) -> Candidate:
         max_grad_norm=float(10 ** random.uniform(-12, random.choice([-10, 6]))),
         loss_bound=float(10 ** random.uniform(-3, 3)),
         batch_size=int(random.choice([1, 2, 4, 8, 16])),
+        views=_views(random),
     )
 
 
-def _record(random: Random) -> tuple[Row, Row]:
+def _views(random: Random) -> int:
+    return int(random.choice([1, 1, *range(2, MOST_VIEWS + 1)]))
+
+
+def _record(random: Random) -> Record:
     def row() -> Row:
         most = int(random.choice([1, 8, MOST_TOKENS]))
         return random.integers(2, VOCABULARY, int(random.integers(1, most + 1))).astype(np.int32)
 
-    return row(), row()
+    return tuple(row() for _ in range(1 + MOST_VIEWS))
 
 
 def _changed(parent: Candidate, random: Random, times: int) -> Candidate:
@@ -300,8 +314,8 @@ def _scale_a_column(candidate: Candidate, random: Random) -> Candidate:
 
 def _scale_a_word(candidate: Candidate, random: Random) -> Candidate:
     """What the one record has and the others, perhaps, not."""
-    source, target = candidate.records[-1]
-    words = source if random.random() < 0.5 else target
+    sides = candidate.records[-1][: 1 + candidate.views]
+    words = sides[int(random.integers(len(sides)))]
     word = int(words[int(random.integers(len(words)))])
     table = candidate.model.shared.weight if random.random() < 0.5 else candidate.model.lm_head.weight
     table[word] *= _factor(random)
@@ -339,7 +353,7 @@ def _follow_the_gradient(candidate: Candidate, random: Random) -> Candidate:
     model = candidate.model
     with torch.enable_grad():
         losses = []
-        for source, target in candidate.records:
+        for source, target, *_ in candidate.records:
             logits = model(
                 input_ids=torch.from_numpy(source.astype(np.int64))[None],
                 labels=torch.from_numpy(target.astype(np.int64))[None],
@@ -369,6 +383,16 @@ def _another_bound(candidate: Candidate, random: Random) -> Candidate:
 
 def _another_batch_size(candidate: Candidate, random: Random) -> Candidate:
     return replace(candidate, batch_size=int(random.choice([1, 2, 4, 8, 16])))
+
+
+def _another_number_of_views(candidate: Candidate, random: Random) -> Candidate:
+    return replace(candidate, views=_views(random))
+
+
+def _views_that_are_alike(candidate: Candidate, random: Random) -> Candidate:
+    """Of the one record, so that their gradients point one way."""
+    source, target, *_ = candidate.records[-1]
+    return replace(candidate, records=(*candidate.records[:-1], (source, target, *[source] * (MOST_VIEWS - 1))))
 
 
 def _another_record(candidate: Candidate, random: Random) -> Candidate:
@@ -402,6 +426,8 @@ _CHANGES: tuple[Callable[[Candidate, Random], Candidate], ...] = (
     _another_clipping_norm,
     _another_bound,
     _another_batch_size,
+    _another_number_of_views,
+    _views_that_are_alike,
     _another_record,
     _copies_of_a_record,
     _another_last_record,

@@ -262,3 +262,4 @@ def test_each_variant_is_a_plan_that_is_taken(variant: str) -> None:
     assert (plan.privacy.average_decay > 0) == (variant in ("average", "both"))
     assert (plan.training.optimizer == "adam_corrected") == (variant in ("corrected", "corrected-slower", "both"))
     assert (plan.privacy.expected_batch_size == 2000) == (variant == "large-batch")
+    assert (plan.privacy.augmentations == 4) == (variant == "augmented")

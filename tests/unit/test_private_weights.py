@@ -42,6 +42,7 @@ def one_thread() -> Iterator[None]:
 def test_no_weights_make_one_record_count_for_more(seed: int) -> None:
     found = search(seed, CANDIDATES)
     assert found.tried == CANDIDATES
+    assert found.with_views > CANDIDATES / 4
     assert found.gradients[0] <= AT_MOST, found.gradients
     assert found.losses[0] <= AT_MOST, found.losses
 

@@ -5,7 +5,8 @@ the last bit, or padding that attention sees after all, changes a loss or a grad
 by its own lengths alone, and a chunk is as large as this processor, with these numbers of threads, rows and columns, was found to give
 every row the bits that it gives it alone. That is tried out on numbers drawn here: how a product of matrices is cut into pieces
 depends on its sizes, never on its numbers; activations, of which that is not true, are apart (own_activations.py). Where it
-fails, as it does for the shortest examples, each is computed alone.
+fails, as it does for the shortest examples, each is computed alone. Views of one example (views.py) are padded alike and always computed
+together: what is said here of an example's row holds of all of its rows.
 """
 
 import copy
@@ -37,17 +38,19 @@ class Shape:
 
 
 def shape_of(examples: EncodedExamples, index: int) -> Shape:
-    source, target = len(examples.inputs[index]), len(examples.targets[index])
+    """By the longest of its views."""
+    source, target = max(map(len, examples.inputs_of(index))), len(examples.targets[index])
     return Shape(_rounded_up(target, TARGET_STEP), _rounded_up(source, SOURCE_STEP))
 
 
 class Chunks:
-    """Of at most `most` examples, computed by `model` on its device."""
+    """Of at most `most` rows, or the views of one example, computed by `model` on its device."""
 
     def __init__(self, model: T5, *, most: int) -> None:
         self._trials = _Trials(model)
         self._pad: int = model.config.pad_token_id
         self._device = next(model.parameters()).device
+        self._most = most
         self._sizes = [1]
         while 2 * self._sizes[-1] <= most:
             self._sizes.append(2 * self._sizes[-1])
@@ -61,14 +64,16 @@ class Chunks:
             start = 0
             while start < len(left):
                 size = next(
-                    size for size in reversed(self._sizes) if size <= len(left) - start and self._alike(shape, size)
+                    size
+                    for size in reversed(self._sizes)
+                    if size <= len(left) - start and self._alike(shape, size, examples.views)
                 )
                 some = left[start : start + size]
                 yield some, padded(examples, some, shape, pad=self._pad, device=self._device)
                 start += size
 
-    def _alike(self, shape: Shape, size: int) -> bool:
-        return size == 1 or self._trials.rows_keep_their_bits(shape, size)
+    def _alike(self, shape: Shape, size: int, views: int) -> bool:
+        return size == 1 or (size * views <= self._most and self._trials.rows_keep_their_bits(shape, size, views))
 
 
 def padded(examples: EncodedExamples, indices: Sequence[int], shape: Shape, *, pad: int, device: torch.device) -> Batch:
@@ -109,13 +114,13 @@ class _Trials:
         self._device = next(model.parameters()).device
         self._made: T5 | None = None
 
-    def rows_keep_their_bits(self, shape: Shape, size: int) -> bool:
-        """Whether `size` examples of `shape` in one batch have, to the last bit, the losses and gradients that each has alone."""
-        key = (self._structure, shape, size, self._device, torch.get_num_threads())
+    def rows_keep_their_bits(self, shape: Shape, size: int, views: int) -> bool:
+        """Whether `size` examples of `shape`, of so many `views` each, have in one batch, to the last bit, the losses and gradients that each has alone."""
+        key = (self._structure, shape, size, views, self._device, torch.get_num_threads())
         if key not in _FOUND:
             generator = torch.Generator().manual_seed(size)
             with torch.inference_mode(False), torch.enable_grad():
-                tried = (_trial(self._model(), shape, size, self._device, generator) for _ in range(_TRIALS))
+                tried = (_trial(self._model(), shape, size, views, self._device, generator) for _ in range(_TRIALS))
                 _FOUND[key] = all(tried)
         return _FOUND[key]
 
@@ -144,36 +149,38 @@ class _Trials:
 _FOUND: dict[tuple[object, ...], bool] = {}
 
 
-def _trial(model: T5, shape: Shape, size: int, device: torch.device, generator: torch.Generator) -> bool:
+def _trial(model: T5, shape: Shape, size: int, views: int, device: torch.device, generator: torch.Generator) -> bool:
     vocabulary: int = model.config.vocab_size
-    ids = torch.randint(0, vocabulary, (size, shape.source), generator=generator)
-    labels = torch.randint(0, vocabulary, (size, shape.target), generator=generator)
-    sources = torch.randint(1, shape.source + 1, (size, 1), generator=generator)
-    targets = torch.randint(1, shape.target + 1, (size, 1), generator=generator)
+    rows = size * views
+    ids = torch.randint(0, vocabulary, (rows, shape.source), generator=generator)
+    labels = torch.randint(0, vocabulary, (rows, shape.target), generator=generator)
+    sources = torch.randint(1, shape.source + 1, (rows, 1), generator=generator)
+    targets = torch.randint(1, shape.target + 1, (rows, 1), generator=generator)
     mask = torch.arange(shape.source) < sources
     labels[torch.arange(shape.target) >= targets] = IGNORED
-    batch = Batch(ids.to(device), mask.to(device), labels.to(device), 0)
+    batch = Batch(ids.to(device), mask.to(device), labels.to(device), 0, views)
     whole = _results(model, batch)
-    for row in range(size):
-        one = slice(row, row + 1)
-        alone = _results(model, Batch(batch.input_ids[one], batch.attention_mask[one], batch.labels[one], 0))
-        if not all(torch.equal(either[one], other) for either, other in zip(whole, alone, strict=True)):
+    for example in range(size):
+        alone = _results(model, batch.rows_of(example, example + 1))
+        if not all(
+            torch.equal(either[example : example + 1], other) for either, other in zip(whole, alone, strict=True)
+        ):
             return False
     return True
 
 
 def _results(model: T5, batch: Batch) -> list[torch.Tensor]:
-    """Losses in training and in evaluation, and for each use of a trained weight what entered and the gradient of what left."""
-    size = len(batch.labels)
-    gradients = ExampleGradients(size, batch.labels.device)
-    with gradients.recording(model), batched_bias(model, size):
+    """Losses in training and in evaluation, and for each use of a trained weight what entered and the gradient of what left; example by example."""
+    gradients = ExampleGradients(batch.examples, batch.labels.device, views=batch.views)
+    with gradients.recording(model), batched_bias(model, len(batch.labels)):
         losses = example_losses(model, batch)
     gradients.backward(losses)
     model.eval()
     with torch.inference_mode():
         evaluated = example_losses(model, batch)
     model.train()
-    return [losses.detach(), evaluated, *(part for use in gradients.uses for part in (use.entered, use.gradient))]
+    of_views = [made.view(batch.examples, batch.views) for made in (losses.detach(), evaluated)]
+    return [*of_views, *(part for use in gradients.uses for part in (use.entered, use.gradient))]
 
 
 def _rounded_up(length: int, step: int) -> int:

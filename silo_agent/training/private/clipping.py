@@ -7,6 +7,9 @@ In both, what an example adds follows from the example and the model alone (chun
 of it in float64, in which no product of two float32 numbers is too large or too small: the bound does not rest on weights, or on
 layers, being as trained models have them.
 
+Where examples have several views (views.py), an example's gradient is the mean over its views, and it is that mean which is clipped: it adds no
+more than an example without views, and costs no more of a budget.
+
 An example whose loss or gradient is not finite counts as zero: to leave the step out, or to end, would tell that it is there.
 """
 
@@ -31,7 +34,7 @@ MARGIN = 2.0**-10
 
 class Clipping(Protocol):
     def accumulate(self, batch: Batch) -> torch.Tensor:
-        """Add the batch's clipped gradients to `summed_grad` of each parameter, float64; the norms before clipping, shape (B,)."""
+        """Add the clipped gradients of the batch's examples to `summed_grad` of each parameter, float64; their norms before clipping."""
 
 
 def clipping(backend: Backend, model: T5, parameters: Sequence[nn.Parameter], *, max_grad_norm: float) -> Clipping:
@@ -48,9 +51,8 @@ class Ghost:
 
     def accumulate(self, batch: Batch) -> torch.Tensor:
         """`batch` is a chunk of chunks.py: its examples have one shape."""
-        size = len(batch.labels)
-        gradients = ExampleGradients(size, batch.labels.device)
-        with gradients.recording(self._model), batched_bias(self._model, size):
+        gradients = ExampleGradients(batch.examples, batch.labels.device, views=batch.views)
+        with gradients.recording(self._model), batched_bias(self._model, len(batch.labels)):
             losses = example_losses(self._model, batch)
         gradients.backward(losses)
         norms, limits = gradients.norms()
@@ -65,10 +67,11 @@ class Loop:
         self._model, self._parameters, self._bound = model, parameters, bound
 
     def accumulate(self, batch: Batch) -> torch.Tensor:
-        return torch.stack([self._add(unpadded(batch, index)) for index in range(len(batch.labels))])
+        return torch.stack([self._add(batch.rows_of(index, index + 1)) for index in range(batch.examples)])
 
     def _add(self, example: Batch) -> torch.Tensor:
-        loss = example_losses(self._model, example).sum()
+        views = [example_losses(self._model, unpadded(example, view)) for view in range(example.views)]
+        loss = torch.cat(views).mean()
         made: Sequence[torch.Tensor | None] = torch.autograd.grad(loss, self._parameters, allow_unused=True)
         gradients = [None if gradient is None else gradient.double() for gradient in made]
         squares = [gradient.square().sum() for gradient in gradients if gradient is not None]

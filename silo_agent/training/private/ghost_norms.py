@@ -14,6 +14,9 @@ decoder and output, has the gradients of all its uses added, and the square of t
 the embeddings' tokens taken together. The sum of the gradients of a chunk's examples, each times its factor, is one product of the
 same a and d (Bu et al. 2022).
 
+Where an example has several views, its gradient is the mean of theirs: the mean of d' a over views is one d' a with the views one behind
+the other along t, and d over their number. So nothing above is otherwise.
+
 All of it is computed in float64, whose exponents hold the fourth power of any float32 number. Its rounding is in parts of what the terms
 come to when none cancels another, the sum over t of |a_t| |d_t|, called reach here. A gradient is cut as if its norm were no less than
 REACH of that: then no more than 2^-13 of the bound is rounded in a norm, by the worst of roundings, with 2^10 tokens, and 2^-16 in a sum
@@ -67,18 +70,22 @@ def check_covered(model: nn.Module) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Of one weight in one forward pass: what went in, (B, T, in) or token ids (B, ...), and the gradient of what came out."""
+    """Of one weight in one forward pass: what went in, (B, T, in) or token ids (B, ...), and the gradient of what came out.
+
+    B are examples. T has the views of an example one behind the other, `views` of them.
+    """
 
     module: nn.Module
     entered: torch.Tensor
     gradient: torch.Tensor
+    views: int = 1
 
 
 class ExampleGradients:
-    """Of `size` examples in one forward and backward pass; made anew for each."""
+    """Of `size` examples in one forward and backward pass, of `views` rows each; made anew for each."""
 
-    def __init__(self, size: int, device: torch.device) -> None:
-        self._size, self._device = size, device
+    def __init__(self, size: int, device: torch.device, *, views: int = 1) -> None:
+        self._size, self._device, self._views = size, device, views
         self._starts: list[
             torch.Tensor
         ] = []  # outputs that gradients must reach for every other one to be passed on the way
@@ -97,8 +104,8 @@ class ExampleGradients:
                 handle.remove()
 
     def backward(self, losses: torch.Tensor) -> None:
-        """Of the sum of `losses`, shape (B,), down to the first of the recorded layers; no weight gets a gradient."""
-        torch.autograd.grad(losses.sum(), self._starts, allow_unused=True)
+        """Of the sum of examples' losses, each the mean of its rows' `losses`, down to the first of the recorded layers; no weight gets a gradient."""
+        torch.autograd.grad(losses.sum() / self._views, self._starts, allow_unused=True)
         self._starts.clear()  # whose hooks hold this: such a circle would keep the whole graph until Python looks for circles
 
     def norms(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -144,7 +151,10 @@ class ExampleGradients:
         output.register_hook(partial(self._left, module, entered.detach()))  # type: ignore[no-untyped-call]
 
     def _left(self, module: nn.Module, entered: torch.Tensor, gradient: torch.Tensor) -> None:
-        self.uses.append(Use(module, entered, gradient.detach()))
+        self.uses.append(Use(module, self._by_example(entered), self._by_example(gradient.detach()), self._views))
+
+    def _by_example(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows.reshape(self._size, self._views * rows.shape[1], *rows.shape[2:])
 
 
 def _add(module: nn.Module, entered: torch.Tensor, gradient: torch.Tensor, total: torch.Tensor) -> None:
@@ -173,26 +183,34 @@ def _square_and_reach(uses: Sequence[Use]) -> tuple[torch.Tensor, torch.Tensor]:
         tokens = torch.cat([use.entered.flatten(1) for use in looked_up], dim=1)
         gradient = torch.cat([use.gradient.flatten(1, -2).double() for use in looked_up], dim=1)
         vocabulary: int = looked_up[0].module.num_embeddings  # type: ignore[assignment]
-        squares.append(embedding_square(tokens, gradient, vocabulary))
+        squares.append(embedding_square(tokens, gradient, vocabulary, views=looked_up[0].views))
         reaches.append(gradient.norm(dim=2).sum(dim=1))
     for use in linear:
         entered, left = use.entered.double(), use.gradient.double()
-        square, reach = linear_square_and_reach(entered, left)
+        square, reach = linear_square_and_reach(entered, left, views=use.views)
         squares.append(square)
         reaches.append(reach)
         if looked_up:
             of_tokens = left.gather(2, tokens[:, None, :].expand(-1, left.shape[1], -1))
-            squares.append(2 * (of_tokens * torch.bmm(entered, gradient.mT)).sum(dim=(1, 2)))
+            squares.append(2 * _over_both(of_tokens * torch.bmm(entered, gradient.mT), use.views))
     return torch.stack(squares).sum(dim=0), torch.stack(reaches).sum(dim=0)
 
 
-def linear_square_and_reach(entered: torch.Tensor, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def linear_square_and_reach(
+    entered: torch.Tensor, gradient: torch.Tensor, *, views: int = 1
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Of (B, T, in) and (B, T, out), float64: shapes (B,)."""
     products = torch.bmm(entered, entered.mT) * torch.bmm(gradient, gradient.mT)
-    return products.sum(dim=(1, 2)), products.diagonal(dim1=1, dim2=2).clamp(min=0.0).sqrt().sum(dim=1)
+    return _over_both(products, views), products.diagonal(dim1=1, dim2=2).clamp(min=0.0).sqrt().sum(dim=1)
 
 
-def embedding_square(tokens: torch.Tensor, gradient: torch.Tensor, vocabulary: int) -> torch.Tensor:
+def _over_both(products: torch.Tensor, views: int) -> torch.Tensor:
+    """The sum over s and t, shape (B,). Views make both so much longer that one is summed up after the other: what is rounded at worst grows
+    with the length of a sum."""
+    return products.sum(dim=(1, 2)) if views == 1 else products.sum(dim=2).sum(dim=1)
+
+
+def embedding_square(tokens: torch.Tensor, gradient: torch.Tensor, vocabulary: int, *, views: int = 1) -> torch.Tensor:
     """Of ids (B, T) and (B, T, dim), float64: shape (B,)."""
     batch, size = tokens.shape[0], gradient.shape[-1]
     if vocabulary * size < tokens.shape[1] ** 2:
@@ -200,7 +218,7 @@ def embedding_square(tokens: torch.Tensor, gradient: torch.Tensor, vocabulary: i
         made.scatter_add_(1, tokens[:, :, None].expand_as(gradient), gradient)
         return made.square().sum(dim=(1, 2))
     equal = tokens[:, :, None] == tokens[:, None, :]
-    return (torch.bmm(gradient, gradient.mT) * equal).sum(dim=(1, 2))
+    return _over_both(torch.bmm(gradient, gradient.mT) * equal, views)
 
 
 def scaled(module: Any, entered: torch.Tensor) -> torch.Tensor:

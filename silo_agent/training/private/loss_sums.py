@@ -25,12 +25,12 @@ GRID = 1 << 16
 
 @torch.inference_mode()
 def loss_sum(model: T5, examples: EncodedExamples, chunks: Chunks, *, bound: float) -> int:
-    """S of all examples in steps of bound / GRID; a loss that is not finite counts as one at the bound."""
+    """S of all examples in steps of bound / GRID; a loss that is not finite counts as one at the bound. Further views do not count."""
     was_training = model.training
     model.eval()
     steps = np.zeros(len(examples), dtype=np.int64)
     try:
-        for indices, batch in chunks.of(examples, range(len(examples))):
+        for indices, batch in chunks.of(examples.plain(), range(len(examples))):
             losses = example_losses(model, batch).double().nan_to_num(nan=bound, posinf=bound, neginf=bound)
             steps[indices] = (losses.clamp(0.0, bound) * (GRID / bound)).round().to(torch.int64).cpu().numpy()
     finally:
