@@ -69,9 +69,9 @@ privacy-audit: $(INSTALLED) ## What private training does beside its ledger, cla
 		$(foreach claim,$(CLAIMS),--claim $(claim)) $(if $(CANARIES),--canaries $(CANARIES)) $(if $(SEED),--seed $(SEED))
 
 .PHONY: privacy-utility
-privacy-utility: OUT = ops/privacy_utility/results.json
-privacy-utility: $(INSTALLED) ## What privacy costs in accuracy, and what helps; some hours, goes on with OUT; EPSILONS='1 4 inf' SEEDS='1 2 3' VARIANTS='average large-batch' RECORDS=20000 REAL=DIR SVG=FILE OUT=FILE
-	@$(BIN)/lorica privacy-utility --out '$(OUT)' $(foreach e,$(EPSILONS),--epsilon $(e)) $(foreach s,$(SEEDS),--seed $(s)) $(foreach v,$(VARIANTS),--variant $(v)) \
+privacy-utility: OUT = ops/privacy_utility/$(if $(JOINT),joint,results).json
+privacy-utility: $(INSTALLED) ## What privacy costs in accuracy, and what helps; some hours, goes on with OUT; EPSILONS='1 4 inf' SEEDS='1 2 3' VARIANTS='average large-batch' RECORDS=20000 REAL=DIR SVG=FILE OUT=FILE, JOINT=1 joint noise
+	@$(BIN)/lorica privacy-utility --out '$(OUT)' $(if $(JOINT),--joint) $(foreach e,$(EPSILONS),--epsilon $(e)) $(foreach s,$(SEEDS),--seed $(s)) $(foreach v,$(VARIANTS),--variant $(v)) \
 		$(if $(RECORDS),--records $(RECORDS)) $(if $(REAL),--real '$(REAL)') $(if $(SVG),--svg '$(SVG)')
 
 .PHONY: paper-round

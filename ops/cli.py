@@ -328,6 +328,13 @@ def privacy_utility(
         Path | None,
         typer.Option(help="Folder of the real silo geoquery; without it that row is left out.", show_default=False),
     ] = None,
+    joint: Annotated[
+        bool,
+        typer.Option(
+            "--joint",
+            help="Instead: joint noise beside noise of each silo's own, of eight silos, at the first epsilon.",
+        ),
+    ] = False,
     variants: Annotated[
         list[str] | None,
         typer.Option(
@@ -338,6 +345,18 @@ def privacy_utility(
     ] = None,
 ) -> None:
     """Train with several epsilons and none, and show what privacy costs in accuracy. Takes some hours; what is done is not done again."""
+    if joint:
+        from ops.privacy_utility.joint import run_joint
+
+        run_joint(
+            work.resolve(),
+            epsilon=(epsilons or [1.0])[0],
+            seeds=seeds or range(1, 9),
+            records=records,
+            out=out,
+            console=Console(),
+        )
+        return
     from ops.privacy_utility.comparison import VARIANTS
     from ops.privacy_utility.run import run_utility
 

@@ -34,7 +34,7 @@ _VALUES: Mapping[str, object] = {
 
 _PRIVATE_VALUES: Mapping[str, object] = {
     "schedule.rounds": 5,
-    "schedule.start_when_ready": "true",
+    "schedule.start_when_ready": True,
     "aggregation.momentum": 0.0,
     "adapters.rank": 8,
     "training.epochs": 1,
@@ -42,7 +42,7 @@ _PRIVATE_VALUES: Mapping[str, object] = {
     "training.batch_size": 128,
     "training.max_grad_norm": 0.5,
     "training.dropout": 0.0,
-    "training.schema_in_input": "false",
+    "training.schema_in_input": False,
     "training.max_input_tokens": 64,
     "training.max_output_tokens": 64,
     "privacy.level": "record",
@@ -50,8 +50,8 @@ _PRIVATE_VALUES: Mapping[str, object] = {
     "privacy.steps": 8,
     "privacy.loss_bound": 4.0,
     "evaluation.every": 0,
-    "evaluation.initial": "false",
-    "evaluation.last": "false",
+    "evaluation.initial": False,
+    "evaluation.last": False,
 }
 PRIVATE_RECORDS = 4000
 """Of each silo in the private demo."""
@@ -62,7 +62,7 @@ ROOM_FOR_THE_FILTER = 1.5
 def set_arguments(values: Mapping[str, object]) -> Iterator[str]:
     """Of `coordinator plan new`; of a key that is given twice the last counts."""
     for key, value in values.items():
-        yield from ("--set", f"{key}={value}")
+        yield from ("--set", f"{key}={str(value).lower() if isinstance(value, bool) else value}")
 
 
 DEMO_PLAN = (*("--size", SIZE), *set_arguments(_VALUES))
@@ -76,10 +76,18 @@ MASKED_PLAN = (
 
 def private_plan(model: Path, *, silos: int, records: int, epsilon: float) -> Sequence[str]:
     """From the public `model`, for `silos` of `records` records each."""
+    return (
+        *("--model", str(model)),
+        *set_arguments(private_values(silos=silos, records=records, epsilon=epsilon)),
+    )
+
+
+def private_values(*, silos: int, records: int, epsilon: float) -> Mapping[str, object]:
+    """What the plan of `private_plan` says otherwise than the preset."""
     own = {
         "schedule.min_silos": silos,
         "aggregation.max_weight": records * float(str(_PRIVATE_VALUES["privacy.loss_bound"])),
         "privacy.nominal_records": records,
         "privacy.target_epsilon": epsilon,
     }
-    return (*("--model", str(model)), *set_arguments({**_PRIVATE_VALUES, **own}))
+    return {**_PRIVATE_VALUES, **own}

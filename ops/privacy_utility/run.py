@@ -7,11 +7,9 @@ JSON file at once, and is not done again by the next run. Seed by seed all train
 """
 
 import gzip
-import json
 import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
 
@@ -23,6 +21,7 @@ from ops.demo.run import Layout, Outcome, Scene, prepare, run_federation, spent,
 from ops.privacy_utility.answers import Answers
 from ops.privacy_utility.comparison import TODAY, VARIANTS, comparison_table, comparisons
 from ops.privacy_utility.picture import picture
+from ops.privacy_utility.rows import Row, keep, read
 from ops.privacy_utility.silos import HELD_OUT, NAMES, study_silos
 from security import files
 from security.errors import ConfigurationError
@@ -37,30 +36,6 @@ _AT_A_TIME = 32
 _WEIGHTING = {"aggregation.weighting": "equal"}
 _TEXT = {"training.schema_in_input": "false", "training.dropout": 0.0, "training.max_input_tokens": 64}
 _UNEVALUATED = {"evaluation.every": 0, "evaluation.initial": "false", "evaluation.last": "false"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One training. Fractions are means over the silos, as is `loss_per_token`; `spent` is the dearest silo's.
-
-    `right` has of each silo one character a held-out question, 1 where it was answered exactly; nothing where that was not kept.
-    """
-
-    data: str
-    records: int
-    epsilon: float
-    seed: int
-    exact_match_before: float
-    exact_match: float
-    loss_per_token_before: float
-    loss_per_token: float
-    spent: float
-    variant: str = TODAY
-    right: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def training(self) -> tuple[object, ...]:
-        return self.data, self.records, self.epsilon, self.seed, self.variant
 
 
 def run_utility(
@@ -87,7 +62,7 @@ def run_utility(
         raise ConfigurationError(
             f"{real} holds no train.jsonl: name the folder of the silo {REAL} with --real, or leave it out"
         )
-    rows = _read(out)
+    rows = read(out)
     quiet = Console(quiet=True)
     for seed in seeds:
         shared = work / f"seed-{seed}"
@@ -105,7 +80,7 @@ def run_utility(
                 policy=_policy(epsilon),
             )
             rows.append(_trained(QUERY_LOGS, records, epsilon, seed, shared, scene, quiet, variant))
-            _keep(out, rows, console)
+            keep(out, rows, console)
     for epsilon in () if real is None else (NO_PRIVACY, 8.0):
         count = sum(1 for _ in (real / "train.jsonl").open()) if real else 0
         if real is None or any(row.training == (REAL, count, epsilon, seeds[0], TODAY) for row in rows):
@@ -114,7 +89,7 @@ def run_utility(
         _lay_out(real, Layout(shared).data(REAL))
         scene = Scene(names=[REAL], plan=_of_real(count, epsilon, seeds[0]), policy=_policy(epsilon))
         rows.append(_trained(REAL, count, epsilon, seeds[0], shared, scene, quiet))
-        _keep(out, rows, console)
+        keep(out, rows, console)
     today = [row for row in rows if row.variant == TODAY]
     console.print(_table(today))
     if found := list(comparisons(rows)):
@@ -213,26 +188,6 @@ def _trained(
         spent=max((spent(place, name)["as_one_schedule"] for name in scene.names), default=0.0),
         variant=variant,
         right=answers.right,
-    )
-
-
-def _read(out: Path) -> list[Row]:
-    if not out.exists():
-        return []
-    try:
-        return [Row(**{**row, "epsilon": float(row["epsilon"])}) for row in json.loads(out.read_text())]
-    except (ValueError, TypeError, KeyError) as error:
-        raise ConfigurationError(f"{out} is not what this command writes: name another file with --out") from error
-
-
-def _keep(out: Path, rows: Sequence[Row], console: Console) -> None:
-    shown = [{**asdict(row), "epsilon": str(row.epsilon)} for row in rows]
-    files.replace(out, (json.dumps(shown, indent=1) + "\n").encode())
-    row = rows[-1]
-    console.print(
-        f"{row.data}, epsilon {row.epsilon:g}, {row.variant}, seed {row.seed}: loss a token {row.loss_per_token_before:.3f} -> "
-        f"{row.loss_per_token:.3f}, exact match {row.exact_match_before:.1%} -> {row.exact_match:.1%}",
-        highlight=False,
     )
 
 
