@@ -323,7 +323,14 @@ def privacy_utility(
         typer.Option("--epsilon", help="One to train with, inf for none; repeatable.", show_default=False),
     ] = None,
     seeds: Annotated[list[int] | None, typer.Option("--seed", min=0, help="Repeatable.", show_default=False)] = None,
-    records: Annotated[int, typer.Option(min=1000, help="Of each generated silo.")] = 20_000,
+    records: Annotated[
+        int | None,
+        typer.Option(
+            min=1000,
+            help="Of each generated silo: 20000, or with --joint 8000, which four silos share.",
+            show_default=False,
+        ),
+    ] = None,
     real: Annotated[
         Path | None,
         typer.Option(help="Folder of the real silo geoquery; without it that row is left out.", show_default=False),
@@ -352,7 +359,7 @@ def privacy_utility(
             work.resolve(),
             epsilon=(epsilons or [1.0])[0],
             seeds=seeds or range(1, 9),
-            records=records,
+            records=records or 8_000,
             out=out,
             console=Console(),
         )
@@ -364,7 +371,7 @@ def privacy_utility(
         work.resolve(),
         epsilons=epsilons or [1.0, 4.0, float("inf")],
         seeds=seeds or range(1, 9),
-        records=records,
+        records=records or 20_000,
         real=real,
         out=out,
         svg=svg,
