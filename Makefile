@@ -110,7 +110,7 @@ weight-search: $(INSTALLED) ## Look for weights with which one record breaks the
 	@LORICA_WEIGHTS=$(WEIGHTS) $(BIN)/python -m pytest --timeout 0 -n logical --maxprocesses 4 tests/unit/test_private_weights.py $(ARGS)
 
 .PHONY: breaks
-breaks: $(INSTALLED) ## Plant breaks in a copy of the tree and see each caught, about half an hour; ONLY='clip x 2', FILE=noise for a subject, JOBS=2
+breaks: $(INSTALLED) ## Plant breaks in a copy of the tree and see each caught, about a quarter of an hour; ONLY='clip x 2', FILE=noise for a subject, JOBS=2
 	@PYTHONPATH=.:proto $(BIN)/python -m tests.breaks.plant $(if $(ONLY),--only '$(ONLY)') $(if $(FILE),--file '$(FILE)') $(if $(JOBS),--jobs $(JOBS))
 
 # What looks at dependencies has an environment of its own, so that it neither changes nor counts as what it looks at.
