@@ -419,6 +419,14 @@ class Plan(Section):
                 yield key, _shown(value), _shown(needed), why
         if training.optimizer == "adam_corrected":
             yield "[training] optimizer", '"adam_corrected"', '"adamw"', "under which no silo has an optimizer"
+        if aggregation.threshold and not aggregation.colluders:
+            # Of 5 silos and a threshold of 3 one that signs twice makes two sums, and their difference is one silo's noise.
+            yield (
+                "[aggregation] threshold",
+                str(aggregation.threshold),
+                "0, or colluders to at least 1",
+                "whose promise holds where one silo of a sum works with the coordinator",
+            )
         if not 0 < privacy.answer_after_s < self.schedule.training_deadline_s:
             yield (
                 "[privacy] answer_after_s",

@@ -10,7 +10,8 @@ to remove one and add another: twice the shift where nothing is sampled, and wit
 
 Noise that several parties make together is a sum of discrete Gaussians, coarser than what one party makes alone. Shifts of it are
 whole numbers, and of a discrete Gaussian that is shifted by whole numbers the moments of whole orders are a Gaussian's: with or
-without sampling, Renyi divergences of whole orders are exact. So releases with such noise are counted by these alone.
+without sampling, Renyi divergences of whole orders are exact. So releases with such noise are counted by these alone, and so is what
+is left of it where one maker is.
 """
 
 import math
@@ -71,12 +72,14 @@ class GaussianRelease:
     """`steps` releases of a sum over a sample of the units, each with noise of `noise_multiplier` times what one unit adds at most.
 
     `makers` made that noise together, each as much as the others: whoever knows of all parts but one faces a root of `makers` less.
+    `part` is whether the noise is such a part.
     """
 
     noise_multiplier: float
     sampling_rate: float = 1.0
     steps: int = 1
     makers: int = 1
+    part: bool = False
 
     def __post_init__(self) -> None:
         if not (self.noise_multiplier >= 0.0 and math.isfinite(self.noise_multiplier)):
@@ -91,7 +94,14 @@ class GaussianRelease:
     @property
     def alone(self) -> "GaussianRelease":
         """What is left of it where all makers but one work against the units: the noise of that one."""
-        return replace(self, noise_multiplier=self.noise_multiplier / math.sqrt(self.makers), makers=1)
+        if self.makers == 1:
+            return self
+        return replace(self, noise_multiplier=self.noise_multiplier / math.sqrt(self.makers), makers=1, part=True)
+
+    @property
+    def in_coarse_steps(self) -> bool:
+        """Whether it counts at whole orders alone."""
+        return self.makers > 1 or self.part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +155,7 @@ def epsilon_of(
         return 0.0
     if any(release.noise_multiplier < 1 / MOST_NOISE for release in made):
         return UNLIMITED
-    if any(release.makers > 1 for release in made):
+    if any(release.in_coarse_steps for release in made):
         return _of_whole_orders(tuple(made), dp_delta, relation)
     if all(release.sampling_rate == 1.0 for release in made):
         mu = math.sqrt(sum(release.steps / release.noise_multiplier**2 for release in made))
@@ -155,10 +165,10 @@ def epsilon_of(
 
 def merged(releases: Iterable[GaussianRelease]) -> list[GaussianRelease]:
     """The same with equal mechanisms as one of more steps, which is what an accountant is quick with; none of no steps."""
-    steps: Counter[tuple[float, float, int]] = Counter()
+    steps: Counter[GaussianRelease] = Counter()
     for release in releases:
-        steps[release.noise_multiplier, release.sampling_rate, release.makers] += release.steps
-    return [GaussianRelease(noise, rate, count, makers) for (noise, rate, makers), count in steps.items() if count]
+        steps[replace(release, steps=1)] += release.steps
+    return [replace(release, steps=count) for release, count in steps.items() if count]
 
 
 def gaussian_epsilon(mu: float, dp_delta: float) -> float:
@@ -202,21 +212,24 @@ def renyi_divergences(
 ) -> tuple[float, ...]:
     """Of one step of `release`, at whole orders; infinite where there is next to no noise, or no number for it.
 
-    Where a unit is replaced under noise of several makers, nothing is gained from sampling: of that pair no moment is a Gaussian's.
+    Where a unit is replaced under noise of several makers, or a part of it, nothing is gained from sampling: of that pair no moment is a
+    Gaussian's.
     """
-    return _of_one_step(release.noise_multiplier, release.sampling_rate, release.makers > 1, tuple(orders), relation)
+    return _of_one_step(
+        release.noise_multiplier, release.sampling_rate, release.in_coarse_steps, tuple(orders), relation
+    )
 
 
 @lru_cache(maxsize=256)
 def _of_one_step(
-    noise: float, rate: float, together: bool, orders: tuple[int, ...], relation: NeighbouringRelation
+    noise: float, rate: float, coarse: bool, orders: tuple[int, ...], relation: NeighbouringRelation
 ) -> tuple[float, ...]:
     if noise < 1 / MOST_NOISE:
         return (UNLIMITED,) * len(orders)
     noise, rate = min(noise, MOST_NOISE), max(rate, LEAST_RATE)
     if (
         rate == 1.0
-        or (together and relation == "replace_one")
+        or (coarse and relation == "replace_one")
         or noise < LEAST_NOISE  # of so little noise what sampling gains is not worth an integral of any length
     ):
         shift = 1.0 if relation == "add_or_remove_one" else 2.0

@@ -6,6 +6,7 @@ dropped; what it refused is recorded all the same. Training and evaluation run i
 """
 
 import asyncio
+import math
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -104,6 +105,8 @@ ERRANDS_WAITING = 16
 """More than an honest coordinator's orders ever leave to be told at once."""
 PROGRESS_S = 2.0
 """Between two reports of progress to the coordinator."""
+LATE_S = 60.0
+"""Under joint noise a silo that is late says so a whole number of these after it was due: when it was done tells of its sample."""
 _PROGRESS_STEP = 0.005  # of what a person sees
 
 T = TypeVar("T")
@@ -162,6 +165,7 @@ class AgentService:
         self._leaving: asyncio.Task[None] | None = None
         self._reported: tuple[RoundKey, AgentPhase, float] | None = None
         self._report_due = asyncio.Event()
+        self._ended = asyncio.Event()
 
     @property
     def agent(self) -> Agent:
@@ -192,10 +196,13 @@ class AgentService:
                 attending = group.create_task(self._attend())
                 telling = group.create_task(self._run_errands())
                 reporting = group.create_task(self._report_progress())
-                while not isinstance(self._agent.phase, Stopped):
-                    source, event = await self._inbox.get()
-                    if source is None or source is self._work:
-                        self._take(group, event)
+                try:
+                    while not isinstance(self._agent.phase, Stopped):
+                        source, event = await self._inbox.get()
+                        if source is None or source is self._work:
+                            self._take(group, event)
+                finally:
+                    self._ended.set()
                 attending.cancel()
                 reporting.cancel()
                 try:
@@ -273,8 +280,8 @@ class AgentService:
     # ---- work ---------------------------------------------------------------------------------------------------
 
     async def _do(self, work: Work, earlier: asyncio.Task[None] | None) -> None:
-        if earlier is not None and not earlier.done():
-            await asyncio.wait({earlier})
+        if earlier is not None:
+            await _done(earlier)
         try:
             result = await self._perform(work)
         except LoricaError as error:
@@ -406,8 +413,11 @@ class AgentService:
             return await self._close(order, update_file, scores)
         checkpoint_file = self._journal.checkpoint_file(order.model)
         progress = self._progress(order.key, AgentPhase.TRAINING, told=_steps_are_told(bundle))
+        if bundle.plan.joint:
+            progress(0.0)
+            progress = self._progress(None, AgentPhase.TRAINING)  # that there is a next step is told to nobody either
         notice = self._notice()
-        async with self._answering_when_due(began, bundle.plan):
+        async with self._answering_when_due(began, order.key, bundle.plan):
             trained = await self._in_thread(
                 lambda cancelled: self._trainer.train(
                     bundle=bundle,
@@ -452,24 +462,51 @@ class AgentService:
         )
 
     @asynccontextmanager
-    async def _answering_when_due(self, began: float, plan: Plan) -> AsyncIterator[None]:
-        """Under joint noise what is done inside is answered neither sooner nor later than the plan says, seconds after `began`.
+    async def _answering_when_due(self, began: float, key: RoundKey, plan: Plan) -> AsyncIterator[None]:
+        """Under joint noise nobody sees what is done inside end before the plan says, seconds after `began`, whichever way it ends.
 
-        Who answers as soon as it can tells by that how many records its sample has. Raises StateError at that time if it is not done.
+        Who answers, fails or begins other work as soon as it can tells by that how many records its sample has. Raises StateError for
+        what is not done in time, later. The sum of what did not come to an answer is erased.
         """
-        if not plan.joint or not self._holds_answers:
+        if not plan.joint:
             yield
             return
-        due = began + plan.privacy.answer_after_s
+        due = hidden_until = began + plan.privacy.answer_after_s
         try:
-            async with asyncio.timeout_at(due):
-                yield
-        except TimeoutError as error:
+            try:
+                async with asyncio.timeout_at(due if self._holds_answers else None):
+                    yield
+            finally:
+                await self._hidden_until(due)
+        except BaseException as error:
+            if isinstance(
+                error, TimeoutError | asyncio.CancelledError
+            ):  # alike: else calling it off tells whether it is late
+                late = asyncio.get_running_loop().time() - due
+                hidden_until += LATE_S * max(1, math.ceil(late / LATE_S))
+            await self._in_thread(lambda _cancelled: self._journal.erase_update(key))
+            if not isinstance(error, TimeoutError):
+                raise
             raise StateError(
                 f"the gradients were not there {plan.privacy.answer_after_s:g} s after the order, which is [privacy] answer_after_s of plan "
                 f"{plan.name}: nothing leaves; have the operator raise it, or give this silo a faster machine"
             ) from error
-        await asyncio.sleep(due - asyncio.get_running_loop().time())
+        finally:
+            await self._hidden_until(hidden_until)
+
+    async def _hidden_until(self, due: float) -> None:
+        """Return then, also when cancelled; sooner only where this agent ends, or nobody sees when it answers."""
+        cancelled: asyncio.CancelledError | None = None
+        while self._holds_answers and asyncio.get_running_loop().time() < due and not self._ended.is_set():
+            try:
+                async with asyncio.timeout_at(due):
+                    await self._ended.wait()
+            except TimeoutError:
+                pass
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
 
     async def _scores(self, order: Train, bundle: PlanBundle, model: RoundModel) -> Scores:
         """What this silo adds to the sum of scores: zeros, which nobody can tell from others, where it has none to tell."""
@@ -567,7 +604,10 @@ class AgentService:
         if at_work is not None and not at_work.done():
             await asyncio.wait({at_work})
         try:
-            if self._bundle is not None and self._bundle.plan.joint:
+            bundle = self._bundle
+            if bundle is None or bundle.plan.digest != key.plan:  # since an earlier process
+                bundle = self._plans.load(key.plan)
+            if bundle is not None and bundle.plan.joint:
                 await self._in_thread(lambda _cancelled: self._journal.erase_update(key))
             await self._masking.end()
         except LoricaError as error:
@@ -662,6 +702,18 @@ class AgentService:
             if self._reported is not None:
                 await self._coordinator.report_progress(*self._reported)
                 await asyncio.sleep(PROGRESS_S)
+
+
+async def _done(earlier: asyncio.Task[None]) -> None:
+    """Return then, also when cancelled: what begins after this one waits for this one alone."""
+    cancelled: asyncio.CancelledError | None = None
+    while not earlier.done():
+        try:
+            await asyncio.wait({earlier})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
 
 
 def _steps_are_told(bundle: PlanBundle) -> bool:

@@ -18,6 +18,7 @@ from coordinator.plans.model_source import SizedModel
 from coordinator.plans.plan_folder import create_plan
 from security.privacy.ledger import Entry
 from security.secure_aggregation.messages import MaskedInput
+from silo_agent.service import agent
 from silo_agent.service.ports import TrainedUpdate
 from silo_agent.training.private.joint_gradient import write_sum
 from silo_wire.messages import RoundKey
@@ -237,7 +238,10 @@ async def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def test_who_is_later_than_the_plan_says_adds_nothing(template: FederationTemplate, tmp_path: Path) -> None:
+async def test_who_is_later_than_the_plan_says_adds_nothing(
+    template: FederationTemplate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent, "LATE_S", 0.1)
     async with joint(template, tmp_path, honestly, plan=SLOW) as (play, _):
         await play.until(lambda: any(silo.notes.of("work-failed") for silo in play.silos.values()))
         details = [note["detail"] for silo in play.silos.values() for note in silo.notes.of("work-failed")]

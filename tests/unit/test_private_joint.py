@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from security.errors import ConfigurationError, IntegrityError, MalformedMessage, PolicyRefusal, StateError
 from security.files import overwrite
@@ -24,7 +25,7 @@ from security.secure_aggregation.fixed_point import EXTRA_WORDS, SIGNED_MAX, Ran
 from security.secure_aggregation.key_agreement import noise_key
 from security.secure_aggregation.mask_stream import KeyStream, MaskSum
 from security.secure_aggregation.noise_shares import LEAST_BITS, TAIL, NoiseShares
-from security.secure_aggregation.parameters import NoiseTerms, Terms
+from security.secure_aggregation.parameters import NoiseTerms, Terms, threshold_for
 from security.secure_aggregation.release_groups import Partition, first_link
 from security.secure_aggregation.secret import Secret
 from security.secure_aggregation.silo_machine import MaskVector
@@ -114,6 +115,10 @@ def test_a_round_is_one_joint_release_that_is_affordable_together_and_dear_alone
         ({"training.overrides.bank-b.learning_rate": 0.1}, r"overrides.bank-b\] = learning_rate .*the server steps"),
         ({"aggregation.min_survivors": 3, "aggregation.colluders": 2}, r"min_survivors = 3 does not hold"),
         ({"schedule.min_silos": 2}, r"min_silos = 2 is too few for secure aggregation"),
+        (
+            {"schedule.min_silos": 5, "aggregation.threshold": 3},
+            r"threshold = 3 does not go with .*works with the coordinator: set it to 0, or colluders to at least 1",
+        ),
         ({"privacy.noise": "own"}, r'answer_after_s = 1 does not go with noise = "own"'),
     ],
 )
@@ -127,6 +132,27 @@ def test_what_does_not_go_with_joint_noise_is_refused_by_name(
 @pytest.mark.parametrize(("silos", "makers"), [(3, 2), (4, 2), (5, 3), (8, 5), (12, 8)])
 def test_how_many_make_it_counts_one_curious_member(tmp_path: Path, silos: int, makers: int) -> None:
     assert planned(tmp_path, **{"schedule.min_silos": silos}).noise_makers == makers
+
+
+@pytest.mark.parametrize("silos", [3, 4, 5, 8])
+@pytest.mark.parametrize("asked", [0, 3, 5])
+@pytest.mark.parametrize("colluders", [0, 1, 2])
+def test_one_silo_that_signs_for_two_sums_of_an_attempt_makes_no_second_sum(
+    bundle: PlanBundle, silos: int, asked: int, colluders: int
+) -> None:
+    """Their difference would be one silo's vector, with the noise of that silo alone: fewer makers than are counted."""
+    values = bundle.plan.model_dump()
+    values["schedule"] |= {"min_silos": silos}
+    values["aggregation"] |= {"threshold": asked, "colluders": colluders, "min_survivors": min(silos, 4)}
+    try:
+        section = Plan.model_validate(values).aggregation
+    except ValidationError:
+        assert (asked and not colluders) or asked > silos or min(silos, 4) < colluders + 2
+        return
+    for cohort in range(silos, 60):
+        threshold = threshold_for(cohort, colluders=section.colluders, asked=section.threshold or None)
+        signatures = (cohort - 1) + 2  # each signs for one sum, but for one that signs for both
+        assert 2 * threshold > signatures
 
 
 @settings(max_examples=80, deadline=None)
