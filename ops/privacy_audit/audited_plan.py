@@ -1,7 +1,8 @@
 """Plans and data of an audit: a model from memory, a vocabulary of made-up words, lines made of them."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from transformers import T5Tokenizer
 
@@ -26,8 +27,19 @@ def word(number: int) -> str:
     return f"canary{number}"
 
 
-def bundle_of(model: T5, training: TrainingSection, privacy: PrivacySection, rounds: int) -> PlanBundle:
-    """A plan with Lorar's weights, whose initial model is `model` and whose tokens are the words."""
+LORAR: Final[Mapping[str, object]] = {"weighting": "lorar"}
+
+
+def bundle_of(
+    model: T5,
+    training: TrainingSection,
+    privacy: PrivacySection,
+    rounds: int,
+    *,
+    aggregation: Mapping[str, object] = LORAR,
+    silos: int = 1,
+) -> PlanBundle:
+    """A plan of at least `silos`, whose initial model is `model` and whose tokens are the words."""
     layout = layout_of(model)
     files = {
         "config.json": json.dumps(model.config.to_dict()).encode(),
@@ -45,8 +57,8 @@ def bundle_of(model: T5, training: TrainingSection, privacy: PrivacySection, rou
                 "initial": manifest_of(layout, vector_blocks(bind(model, layout))).digest,
                 "files": {name: digest_of(content) for name, content in files.items()},
             },
-            "schedule": {"rounds": rounds, "min_silos": 1},
-            "aggregation": {"weighting": "lorar"},
+            "schedule": {"rounds": rounds, "min_silos": silos},
+            "aggregation": aggregation,
             "training": training.model_dump(),
             "privacy": privacy.model_dump(),
             "evaluation": {"every": 0, "initial": False, "last": False},

@@ -7,7 +7,7 @@ Learning rates are so small that gradients at the first model hold for all steps
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from silo_agent.training.device import DeviceSettings
 from silo_agent.training.model import T5, bind, vector_blocks
 from silo_agent.training.plan_model import PlanModel
 from silo_agent.training.silo_trainer import SiloTrainer
-from silo_agent.training.text_to_sql_data import Example
+from silo_agent.training.text_to_sql_data import Example, SiloData
 from silo_wire.ledger_receipt import LedgerReceipt
 from silo_wire.manifest import manifest_of
 from silo_wire.messages import RoundKey, TrainingSummary
@@ -44,7 +44,7 @@ MULTIPLIERS = (0.7, 2.3)
 CLIPPED_TO = 4.0
 """A third of the records have gradients of two to nine times this norm, the shortest are a fifth of it."""
 LOSS_MULTIPLIER = 5.0
-EXPECTED, _NOMINAL = 18, 60
+EXPECTED, NOMINAL = 18, 60
 """A rate of 0.3; the true number of records would make it 0.75."""
 VOCABULARY = 6144
 """So that a step has 200,000 numbers, whose noise is measured to 0.15 %."""
@@ -59,6 +59,14 @@ _SHAPE = {
     "dropout_rate": 0.0,
     "decoder_start_token_id": 0,  # nosec B105  # a number of a vocabulary
 }
+TRAINING = TrainingSection(
+    optimizer="adamw",
+    learning_rate=1e-7,
+    batch_size=4,
+    max_grad_norm=CLIPPED_TO,
+    dropout=0.0,
+    schema_in_input=False,
+)
 _SCALES = (0.05, 0.2, 1.0)
 """Of the embeddings of a record's words, in turn: they make the norms of gradients."""
 _SILOS = ("silo-a", "silo-b")
@@ -117,7 +125,8 @@ class Training:
     @property
     def gradients(self) -> GaussianRelease:
         """What the ledger says."""
-        return next((entry.release for entry in self.entries if entry.mechanism == "gradients"), GaussianRelease(0.0))
+        of_gradients = ("gradients", "joint_gradients")
+        return next((entry.release for entry in self.entries if entry.mechanism in of_gradients), GaussianRelease(0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,10 +157,10 @@ def plans(steps: int = STEPS, loss_draws: int = LOSS_DRAWS) -> tuple[Audited, ..
 
 
 def trained(world: World, audited: Audited, work: Path) -> list[Training]:
-    units = _units(audited.grouped)
+    units = units_of(audited.grouped)
     privacy = PrivacySection(
         level="record",
-        nominal_records=_NOMINAL,
+        nominal_records=NOMINAL,
         expected_batch_size=EXPECTED,
         steps=audited.steps,
         noise_multiplier=audited.multiplier,
@@ -159,30 +168,17 @@ def trained(world: World, audited: Audited, work: Path) -> list[Training]:
         loss_noise_multiplier=LOSS_MULTIPLIER,
         unit_field="patient" if audited.grouped else "",
     )
-    training = TrainingSection(
-        optimizer="adamw",
-        learning_rate=1e-7,
-        batch_size=4,
-        max_grad_norm=CLIPPED_TO,
-        dropout=0.0,
-        schema_in_input=False,
-    )
     rounds = max(number for _, number in audited.trainings)
-    bundle = bundle_of(world.model, training, privacy, rounds)
+    bundle = bundle_of(world.model, TRAINING, privacy, rounds)
     device = DeviceSettings(device="cpu", threads=torch.get_num_threads())
     vector = b"".join(vector_blocks(bind(copy.deepcopy(world.model), bundle.layout)))
     (work / "model").write_bytes(vector)
     model = PlanModel(bundle, device)
     owner = {record: f"unit-{unit}" if audited.grouped else "" for unit, of in enumerate(units) for record in of}
-    data = data_of(
-        [
-            Example(f"train-{number}", _text(asked), _text(answered), _SILOS[0], unit=owner[number])
-            for number, (asked, answered) in enumerate(world.records)
-        ]
-    )
+    data = lines_of(world, owner)
     made = []
     for number, (silo, round_number) in enumerate(audited.trainings):
-        guard = _guard(work / f"ledger-{number}")
+        guard = guard_at(work / f"ledger-{number}")
         trainer = SiloTrainer(bundle, data, silo, device, model=model, own_entropy=bytes(32))
         with taped(loss_draws=audited.loss_draws) as tape:
             update = trainer.train(
@@ -191,11 +187,11 @@ def trained(world: World, audited: Audited, work: Path) -> list[Training]:
                 model=manifest_of(bundle.model_layout, [vector]),
                 update_path=work / "update",
             )
-        _enter(guard, bundle, round_number)
+        enter(guard, bundle, round_number)
         made.append(
             Training(
                 name=f"training {number + 1} ({silo}, round {round_number})",
-                numbers=GaussianRelease(audited.multiplier, EXPECTED / _NOMINAL, audited.steps),
+                numbers=GaussianRelease(audited.multiplier, EXPECTED / NOMINAL, audited.steps),
                 units=units,
                 unit_field=privacy.unit_field,
                 tape=tape,
@@ -206,7 +202,17 @@ def trained(world: World, audited: Audited, work: Path) -> list[Training]:
     return made
 
 
-def _units(grouped: bool) -> tuple[tuple[int, ...], ...]:
+def lines_of(world: World, owner: Mapping[int, str]) -> SiloData:
+    """The records as a silo has them; `owner` is whose each one is."""
+    return data_of(
+        [
+            Example(f"train-{number}", _text(asked), _text(answered), _SILOS[0], unit=owner[number])
+            for number, (asked, answered) in enumerate(world.records)
+        ]
+    )
+
+
+def units_of(grouped: bool) -> tuple[tuple[int, ...], ...]:
     units: list[tuple[int, ...]] = []
     left = list(range(RECORDS))
     while left:
@@ -239,20 +245,20 @@ class _NoHeads:
         del receipt
 
 
-def _guard(folder: Path) -> PrivacyGuard:
+def guard_at(folder: Path) -> PrivacyGuard:
     none = _NoHeads()
     # So small a delta that nobody reckons what the entries cost: that is not what is audited.
     return PrivacyGuard(
         ledger=PrivacyLedgerFile(folder / "ledger"),
         heads=none,
         receipts=none,
-        budget=Budget(epsilon=UNLIMITED, dp_delta=1e-300),
+        budget=Budget(epsilon=UNLIMITED, dp_delta=1e-300, alone=UNLIMITED),
         clock=lambda: _CLOCK,
         where=str(folder),
     )
 
 
-def _enter(guard: PrivacyGuard, bundle: PlanBundle, round_number: int) -> None:
+def enter(guard: PrivacyGuard, bundle: PlanBundle, round_number: int) -> None:
     """As the agent does before an update may leave."""
     plan = bundle.plan
     key = RoundKey(federation=plan.federation, plan=plan.digest, round=round_number, attempt=1)

@@ -54,6 +54,8 @@ def parts_of(apart: Apart, training: Training) -> Parts:
     coefficients, left = apart.parts(np.stack([step.total for step in training.tape.steps]))
     divisors = []
     for step in training.tape.steps:
+        if not len(step.used):  # nothing was divided here: where it was, the sums say so
+            continue
         noised = step.total + step.noise
         divisors.append(float(noised @ noised) / (float(noised @ step.used) or NOTHING))
     return Parts(coefficients, left / CLIPPED_TO, np.array(divisors))
@@ -94,6 +96,8 @@ def contribution_checks(about: str, trainings: Sequence[Training], parts: Sequen
         broken="of a sum more than this part of max_grad_norm belongs to no record",
     )
     divisors = np.concatenate([found.divisors for found in parts])
+    if not len(divisors):
+        return
     at, off_divisor = worst(divisors - EXPECTED)
     yield Check(
         promise="public divisor",

@@ -36,6 +36,7 @@ from ops.privacy_audit.bound import ceiling, gaussian_shift, lower_bound
 from ops.privacy_audit.canaries import Decoder, canary_model, coins, guess
 from ops.privacy_audit.checks import Check
 from ops.privacy_audit.conformity import conformity
+from ops.privacy_audit.joint_checks import joint_conformity
 from ops.privacy_audit.silo_level import silo_level
 from ops.privacy_audit.trainer import attack_trainer
 from ops.privacy_audit.transcript import LEAST_LOSS_NOISE, attack_transcript
@@ -181,9 +182,11 @@ def share_guessed(claim: float) -> float:
 def _findings(chosen: Choice, console: Console) -> Iterator[Finding | Check]:
     if "conformity" in chosen.targets:
         with console.status("conformity"), tempfile.TemporaryDirectory(prefix="lorica-audit-") as work:
-            for part in ("records", "silos"):
+            for part in ("records", "joint", "silos"):
                 (Path(work) / part).mkdir()
-            yield from conformity(World.of(chosen.seed), plans(), Path(work) / "records")
+            world = World.of(chosen.seed)
+            yield from conformity(world, plans(), Path(work) / "records")
+            yield from joint_conformity(world, Path(work) / "joint")
             yield from silo_level(Path(work) / "silos")
     attacked: _Attacked | None = None
     for setting in SETTINGS:

@@ -41,6 +41,7 @@ from security.secure_aggregation.attempt import ATTEMPT_ID_BYTES, Attempt
 from security.secure_aggregation.fixed_point import EXTRA_WORDS
 from security.secure_aggregation.key_agreement import noise_key
 from security.secure_aggregation.mask_stream import KeyStream, MaskSum
+from security.secure_aggregation.noise_shares import NoiseShares
 from security.secure_aggregation.parameters import Parameters, Terms
 from security.secure_aggregation.release_groups import Partition, first_link
 from security.secure_aggregation.secret import Secret
@@ -212,7 +213,7 @@ def at_the_coordinator(work: Path) -> Iterator[Check]:
     for total, drawn in zip((total for total, _ in released), (3, 3, 2, 3), strict=True):
         noise.append(total - shares[:drawn] @ np.stack(deltas[:drawn]).astype(np.float64))
     said = entries[0].release.noise_multiplier if entries else MULTIPLIER
-    yield from _gaussian(about, np.stack(noise), (said or 1.0) * NORM)
+    yield from gaussian_rows(about, np.stack(noise), (said or 1.0) * NORM)
     keys = [key for _, key in released]
     yield none(
         "keys are used once",
@@ -284,7 +285,7 @@ def at_the_silos(work: Path) -> Iterator[Check]:
         highest=1 + NOISE,
         broken="a silo's share is not one over the root of those that make noise which nobody else knows",
     )
-    yield from _gaussian(about, np.stack([*shares, later, other_roster]), None)
+    yield from gaussian_rows(about, np.stack([*shares, later, other_roster]), None)
     told = [(mechanism, release) for mechanism, release in plan.releases_of_round]
     yield none(
         "ledger",
@@ -309,8 +310,33 @@ def _words(
     attempt: int = 1,
     roster: bytes = b"\x01" * 32,
 ) -> Vector:
-    """What a silo encodes and adds noise to, without masks, in whole steps."""
     (work / "delta").write_bytes(delta.tobytes())
+    return words_of(
+        work,
+        KeptDelta(file=work / "delta", manifest=manifest_of(_LAYOUT, [delta.tobytes()])),
+        parameters,
+        root,
+        weight=2 * CAP,
+        clipping_norm=bundle.plan.aggregation.max_delta_norm,
+        noise=noise_shares(bundle, parameters),
+        attempt=attempt,
+        roster=roster,
+    )
+
+
+def words_of(
+    work: Path,
+    kept: KeptDelta,
+    parameters: Parameters,
+    root: bytes,
+    *,
+    weight: float,
+    noise: NoiseShares | None,
+    clipping_norm: float = 0.0,
+    attempt: int = 1,
+    roster: bytes = b"\x01" * 32,
+) -> Vector:
+    """What a silo encodes and adds noise to, without masks, in whole steps."""
     of = Attempt(
         federation=_FEDERATION,
         plan=bytes(32),
@@ -326,10 +352,10 @@ def _words(
             noise=noise_key(Secret(root), of, roster),
             masks=MaskSum((), ()),
         ),
-        KeptDelta(file=work / "delta", manifest=manifest_of(_LAYOUT, [delta.tobytes()])),
-        weight=2 * CAP,
-        clipping_norm=bundle.plan.aggregation.max_delta_norm,
-        noise=noise_shares(bundle, parameters),
+        kept,
+        weight=weight,
+        clipping_norm=clipping_norm,
+        noise=noise,
         threads=1,
     )
     words = np.fromfile(work / "masked", dtype="<u4")[:-EXTRA_WORDS]
@@ -339,7 +365,7 @@ def _words(
 # --- of either
 
 
-def _gaussian(about: str, noise: Vector, deviation: float | None) -> Iterator[Check]:
+def gaussian_rows(about: str, noise: Vector, deviation: float | None) -> Iterator[Check]:
     """Rows of noise: each of this deviation, or of one of its own, Gaussian, and none like another."""
     rows, size = noise.shape
     scales = np.sqrt(np.square(noise).mean(axis=1))

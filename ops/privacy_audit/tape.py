@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ops.privacy_audit.checks import replaced
 from security.privacy.random_words import RandomWords
 from silo_agent.training import silo_trainer
-from silo_agent.training.private import private_trainer
+from silo_agent.training.private import joint_gradient, private_trainer
 from silo_agent.training.private.loss_sums import GRID
 from silo_agent.training.private.private_optimizer import PrivateOptimizer
 
@@ -150,6 +150,7 @@ def _around(tape: Tape, loss_draws: int) -> Sequence[tuple[Any, str, Callable[[A
         (PrivateOptimizer, "add_noise", add_noise),
         (PrivateOptimizer, "pre_step", pre_step),
         (private_trainer, "drawn_examples", drawn_examples),
+        (joint_gradient, "drawn_examples", drawn_examples),
         (private_trainer, "noised_reduction", noised_reduction),
         (secrets, "token_bytes", token_bytes),
         (silo_trainer, "RandomWords", random_words),

@@ -86,4 +86,3 @@ def test_ways_differ_in_noise_and_rounds_alone_and_a_cut_off_study_goes_on(
     again = run()
     assert len(federations) == len(WAYS)
     assert again == rows
-

@@ -289,12 +289,14 @@ def test_the_command_writes_what_conformity_found_and_ends_where_a_promise_is_br
 ) -> None:
     monkeypatch.setattr(run, "World", SimpleNamespace(of=lambda seed: None))
     monkeypatch.setattr(run, "conformity", lambda world, audited, work: [CHECK])
+    monkeypatch.setattr(run, "joint_conformity", lambda world, work: [CHECK])
     monkeypatch.setattr(run, "silo_level", lambda work: [replace(CHECK, measured=measured)])
     out = tmp_path / "audit.json"
     done = CliRunner().invoke(app, ["privacy-audit", "--target", "conformity", "--out", str(out)])
-    one, other = json.loads(out.read_text())
+    one, joint, other = json.loads(out.read_text())
     whole = {"target": "conformity", "promise": "noise scale", "about": "a plan", "measured": 1.0}
     assert one == {**whole, "lowest": 0.99, "highest": 1.01, "held": True, "fault": None}
+    assert joint == one
     assert other["held"] == (measured == 1.0) == (done.exit_code == 0)
     if measured != 1.0:
         assert isinstance(done.exception, StateError)

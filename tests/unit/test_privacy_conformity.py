@@ -31,13 +31,14 @@ from ops.privacy_audit.checks import (
     spread_limits,
 )
 from ops.privacy_audit.conformity import conformity
+from ops.privacy_audit.joint_checks import joint_conformity
 from ops.privacy_audit.silo_level import at_the_coordinator, at_the_silos, silo_level
 from ops.privacy_audit.tape import summed
 from security.privacy import noise_streams
 from security.privacy.accounting import GaussianRelease
 from security.secure_aggregation import parameters
 from silo_agent.training import masked_vector, silo_trainer
-from silo_agent.training.private import private_trainer
+from silo_agent.training.private import joint_gradient, private_trainer
 from silo_agent.training.private.chunks import Chunks
 from silo_agent.training.private.private_optimizer import PrivateOptimizer
 from silo_wire.plan import Plan
@@ -478,6 +479,94 @@ def test_a_break_at_silo_level_is_found_and_named(name: str, tmp_path: Path, mon
     audit, owner, attribute, value, promise = SILO_LEVEL_BREAKS[name]
     monkeypatch.setattr(owner, attribute, value)
     assert promise in faults(list(audit(tmp_path / "work")))
+
+
+# --- breaks, planted in joint noise
+
+
+def twice(original: Any) -> Any:
+    return lambda *rest, max_grad_norm: original(*rest, max_grad_norm=2 * max_grad_norm)
+
+
+def at_double_rate(original: Any) -> Any:
+    return lambda examples, rate, words: original(examples, 2 * rate, words)
+
+
+def everybody_always(original: Any) -> Any:
+    return lambda examples, rate, words: list(range(len(examples)))
+
+
+def by_the_sample(original: Any) -> Any:
+    """Divided by how many were drawn, which noise of the public number does not cover."""
+    return lambda path, layout, sums, *, divisor, bound: original(path, layout, sums, divisor=divisor / 2, bound=bound)
+
+
+def to_a_tenth(original: Any) -> Any:
+    """Scaled into the range as a whole, which is no projection, and here for all of them."""
+
+    def written(path: Any, layout: Any, sums: Any, *, divisor: float, bound: float) -> Any:
+        cut = [None if one is None else one.clamp(-0.05, 0.05) for one in sums]
+        return original(path, layout, cut, divisor=divisor, bound=bound)
+
+    return written
+
+
+def with_the_parameters(original: Any) -> Any:
+    return lambda parameters: [
+        (0 if total is None else total) + 0.01 * parameter.detach().double()
+        for parameter, total in zip(parameters, original(parameters), strict=True)
+    ]
+
+
+def as_if_all_made_it(original: Any) -> Any:
+    return lambda terms, *, cohort, honest, elements: original(
+        replace(terms, makers=cohort), cohort=cohort, honest=cohort, elements=elements
+    )
+
+
+def told_as_own(original: Any) -> Any:
+    return property(lambda plan: [("gradients", replace(it, makers=1)) for _, it in original.fget(plan)])
+
+
+JOINT_BREAKS: dict[str, tuple[Any, str, Callable[[Any], Any], int, str]] = {
+    "clip x 2": (joint_gradient, "clipping", twice, 2, "contribution of a record"),
+    "rate doubled": (joint_gradient, "drawn_examples", at_double_rate, 12, "sampling rate"),
+    "no sampling": (joint_gradient, "drawn_examples", everybody_always, 4, "sampling rate"),
+    "divided by the sample": (joint_gradient, "write_sum", by_the_sample, 2, "contribution of a record"),
+    "cut to a tenth": (joint_gradient, "write_sum", to_a_tenth, 2, "nothing but records in the sum"),
+    "more than records in the sum": (
+        joint_gradient,
+        "take_sums",
+        with_the_parameters,
+        2,
+        "nothing but records in the sum",
+    ),
+    "told as a silo's own noise": (Plan, "releases_of_round", told_as_own, 1, "ledger"),
+    "share halved": (masked_vector, "NoiseStream", lambda _: Halved, 1, "noise scale"),
+    "one share for all": (masked_vector, "NoiseStream", lambda _: OneBlock, 1, "independent noise"),
+    "one key": (secrets, "token_bytes", lambda _: lambda count: bytes(count), 2, "keys are used once"),
+    "share of a whole cohort": (parameters.NoiseTerms, "shares", as_if_all_made_it, 1, "noise scale"),
+    "noise for what a silo adds": (
+        Plan,
+        "gradient_reach",
+        lambda original: property(lambda plan: 2 * original.fget(plan)),
+        1,
+        "noise scale",
+    ),
+}
+
+
+def test_joint_noise_keeps_every_promise(small: World, tmp_path: Path) -> None:
+    assert faults(list(joint_conformity(small, tmp_path, steps=12))) == {}
+
+
+@pytest.mark.parametrize("name", JOINT_BREAKS)
+def test_a_break_of_joint_noise_is_found_and_named(
+    name: str, small: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, attribute, planted, steps, promise = JOINT_BREAKS[name]
+    monkeypatch.setattr(owner, attribute, planted(getattr(owner, attribute)))
+    assert promise in faults(list(joint_conformity(small, tmp_path, steps=steps)))
 
 
 # --- what chance allows

@@ -84,7 +84,7 @@ def take_sums(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor | None]:
     sums: list[torch.Tensor | None] = []
     for parameter in parameters:
         holder: Any = parameter
-        sums.append(holder.summed_grad)
+        sums.append(getattr(holder, "summed_grad", None))
         holder.summed_grad = None
     return sums
 
