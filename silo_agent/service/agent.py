@@ -479,9 +479,8 @@ class AgentService:
             finally:
                 await self._hidden_until(due)
         except BaseException as error:
-            if isinstance(
-                error, TimeoutError | asyncio.CancelledError
-            ):  # alike: else calling it off tells whether it is late
+            # Alike: else calling it off would tell whether it is late.
+            if isinstance(error, TimeoutError | asyncio.CancelledError):
                 late = asyncio.get_running_loop().time() - due
                 hidden_until += LATE_S * max(1, math.ceil(late / LATE_S))
             await self._in_thread(lambda _cancelled: self._journal.erase_update(key))

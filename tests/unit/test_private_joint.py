@@ -332,6 +332,15 @@ def test_shares_of_gradients_keep_the_promise_without_overflow(
     assert shares.sigma_bits >= LEAST_BITS
 
 
+@pytest.mark.parametrize(("cohort", "honest"), [(3, 2), (8, 5), (12, 9), (60, 40)])
+def test_a_larger_cohort_makes_no_less_noise_each(cohort: int, honest: int) -> None:
+    """So each silo's part is, whatever the cohort, what the ledger counts as if all others worked against it."""
+    counted = GaussianRelease(3.0, 0.1, makers=2).alone.noise_multiplier
+    terms = NoiseTerms(noise_multiplier=3.0, makers=2, reach=10.0, grain=1 / GRADIENT_STEPS)
+    shares = terms.shares(cohort=cohort, honest=honest, elements=10_000)
+    assert 2.0**shares.sigma_bits / shares.sensitivity >= counted
+
+
 @pytest.mark.parametrize("reach", [0.5, math.nan, math.inf, 0.0])
 def test_a_range_without_room_for_one_record(reach: float) -> None:
     with pytest.raises(MalformedMessage, match="1 or more"):
