@@ -23,6 +23,7 @@ SUBJECTS = {
     "scores",
     "silo_noise",
     "units",
+    "views",
     "weight",
 }
 AUDIT = ("ops/privacy_audit/conformity.py", "ops/privacy_audit/silo_level.py")
