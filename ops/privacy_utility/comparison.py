@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from ops.privacy_utility.run import Row
+    from ops.privacy_utility.rows import Row
 
 TODAY: Final = "today"
 VARIANTS: Final[Mapping[str, Mapping[str, object]]] = {

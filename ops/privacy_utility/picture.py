@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ops.privacy_utility.run import Row
+    from ops.privacy_utility.rows import Row
 
 _WIDTH, _HEIGHT = 340, 240
 _LEFT, _TOP = 60, 50

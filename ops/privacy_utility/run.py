@@ -7,11 +7,9 @@ JSON file at once, and is not done again by the next run. Seed by seed all train
 """
 
 import gzip
-import json
 import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
 
@@ -23,11 +21,11 @@ from ops.demo.run import Layout, Outcome, Scene, prepare, run_federation, spent,
 from ops.privacy_utility.answers import Answers
 from ops.privacy_utility.comparison import TODAY, VARIANTS, comparison_table, comparisons
 from ops.privacy_utility.picture import picture
+from ops.privacy_utility.rows import QUERY_LOGS, Row, by_epsilon, read_rows, written
 from ops.privacy_utility.silos import HELD_OUT, NAMES, study_silos
 from security import files
 from security.errors import ConfigurationError
 
-QUERY_LOGS = f"query logs, {HELD_OUT} questions"
 NO_PRIVACY = math.inf
 REAL = "geoquery"
 REAL_ROUNDS = 6
@@ -37,30 +35,6 @@ _AT_A_TIME = 32
 _WEIGHTING = {"aggregation.weighting": "equal"}
 _TEXT = {"training.schema_in_input": "false", "training.dropout": 0.0, "training.max_input_tokens": 64}
 _UNEVALUATED = {"evaluation.every": 0, "evaluation.initial": "false", "evaluation.last": "false"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One training. Fractions are means over the silos, as is `loss_per_token`; `spent` is the dearest silo's.
-
-    `right` has of each silo one character a held-out question, 1 where it was answered exactly; nothing where that was not kept.
-    """
-
-    data: str
-    records: int
-    epsilon: float
-    seed: int
-    exact_match_before: float
-    exact_match: float
-    loss_per_token_before: float
-    loss_per_token: float
-    spent: float
-    variant: str = TODAY
-    right: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def training(self) -> tuple[object, ...]:
-        return self.data, self.records, self.epsilon, self.seed, self.variant
 
 
 def run_utility(
@@ -87,7 +61,7 @@ def run_utility(
         raise ConfigurationError(
             f"{real} holds no train.jsonl: name the folder of the silo {REAL} with --real, or leave it out"
         )
-    rows = _read(out)
+    rows = read_rows(out)
     quiet = Console(quiet=True)
     for seed in seeds:
         shared = work / f"seed-{seed}"
@@ -216,35 +190,14 @@ def _trained(
     )
 
 
-def _read(out: Path) -> list[Row]:
-    if not out.exists():
-        return []
-    try:
-        return [Row(**{**row, "epsilon": float(row["epsilon"])}) for row in json.loads(out.read_text())]
-    except (ValueError, TypeError, KeyError) as error:
-        raise ConfigurationError(f"{out} is not what this command writes: name another file with --out") from error
-
-
 def _keep(out: Path, rows: Sequence[Row], console: Console) -> None:
-    shown = [{**asdict(row), "epsilon": str(row.epsilon)} for row in rows]
-    files.replace(out, (json.dumps(shown, indent=1) + "\n").encode())
+    files.replace(out, written(rows))
     row = rows[-1]
     console.print(
         f"{row.data}, epsilon {row.epsilon:g}, {row.variant}, seed {row.seed}: loss a token {row.loss_per_token_before:.3f} -> "
         f"{row.loss_per_token:.3f}, exact match {row.exact_match_before:.1%} -> {row.exact_match:.1%}",
         highlight=False,
     )
-
-
-def by_epsilon(rows: Sequence[Row]) -> Iterator[tuple[str, int, float, list[Row]]]:
-    """Rows that differ in their seed alone, together: data, records, epsilon, rows."""
-    for data, records, epsilon in dict.fromkeys((row.data, row.records, row.epsilon) for row in rows):
-        yield (
-            data,
-            records,
-            epsilon,
-            [row for row in rows if (row.data, row.records, row.epsilon) == (data, records, epsilon)],
-        )
 
 
 def _table(rows: Sequence[Row]) -> Table:

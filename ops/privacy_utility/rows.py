@@ -1,0 +1,66 @@
+"""Finished trainings of the study, and the file that they are kept in."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final
+
+from ops.privacy_utility.comparison import TODAY
+from ops.privacy_utility.silos import HELD_OUT
+from security.errors import ConfigurationError
+
+RESULTS: Final = Path(__file__).parent / "results.json"
+"""Those that are kept with the code."""
+QUERY_LOGS: Final = f"query logs, {HELD_OUT} questions"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One training. Fractions are means over the silos, as is `loss_per_token`; `spent` is the dearest silo's.
+
+    `right` has of each silo one character a held-out question, 1 where it was answered exactly; nothing where that was not kept.
+    """
+
+    data: str
+    records: int
+    epsilon: float
+    seed: int
+    exact_match_before: float
+    exact_match: float
+    loss_per_token_before: float
+    loss_per_token: float
+    spent: float
+    variant: str = TODAY
+    right: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def training(self) -> tuple[object, ...]:
+        return self.data, self.records, self.epsilon, self.seed, self.variant
+
+
+def read_rows(out: Path) -> list[Row]:
+    """In order; none where there is no file. Raises ConfigurationError for a file of something else."""
+    if not out.exists():
+        return []
+    try:
+        return [Row(**{**row, "epsilon": float(row["epsilon"])}) for row in json.loads(out.read_text())]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigurationError(f"{out} is not what this command writes: name another file with --out") from error
+
+
+def written(rows: Sequence[Row]) -> bytes:
+    """The file's content."""
+    shown = [{**asdict(row), "epsilon": str(row.epsilon)} for row in rows]
+    return (json.dumps(shown, indent=1) + "\n").encode()
+
+
+def by_epsilon(rows: Sequence[Row]) -> Iterator[tuple[str, int, float, list[Row]]]:
+    """Rows that differ in their seed alone, together: data, records, epsilon, rows."""
+    for data, records, epsilon in dict.fromkeys((row.data, row.records, row.epsilon) for row in rows):
+        yield (
+            data,
+            records,
+            epsilon,
+            [row for row in rows if (row.data, row.records, row.epsilon) == (data, records, epsilon)],
+        )
