@@ -28,6 +28,7 @@ from coordinator.plans.forecast import forecast, require_worth
 from coordinator.plans.plan_text import plan_template
 from coordinator.plans.presets import PRESETS, preset
 from ops import docs_commands
+from ops.privacy_utility.pages import cost_table, ideas_table
 from security.errors import ConfigurationError
 from security.preflight import Misconfiguration
 from silo_agent.edges.metrics import SiloMetrics
@@ -542,6 +543,8 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "coordinator-mistakes": coordinator_mistakes,
     "silo-mistakes": silo_mistakes,
     "help": docs_commands.help_block,
+    "utility-cost": cost_table,
+    "utility-ideas": ideas_table,
     **{f"commands-{program}": partial(commands_table, program) for program in docs_commands.PROGRAMS},
 }
 

@@ -28,6 +28,8 @@ from silo_agent.training.model import T5, bind, vector_blocks
 from silo_agent.training.plan_model import PlanModel
 from silo_agent.training.silo_trainer import SiloTrainer
 from silo_agent.training.text_to_sql_data import Example, SiloData
+from silo_agent.training.tokenizer import TextTokenizer
+from silo_agent.training.views import WORDINGS
 from silo_wire.ledger_receipt import LedgerReceipt
 from silo_wire.manifest import manifest_of
 from silo_wire.messages import RoundKey, TrainingSummary
@@ -37,6 +39,8 @@ from silo_wire.privacy import PrivacySection
 RECORDS = 24
 UNIT_SIZES = (1, 2, 3, 4)
 """In turn, of the plan whose units have several records."""
+VIEWS = 3
+"""In the plan whose records have several."""
 STEPS = 10
 LOSS_DRAWS = 20_000
 MULTIPLIERS = (0.7, 2.3)
@@ -73,12 +77,15 @@ _SILOS = ("silo-a", "silo-b")
 _CLOCK = 1_800_000_000.0
 
 
+Records = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class World:
     """The same for all trainings of an audit."""
 
     model: T5
-    records: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    records: Records
     """The words of question and answer, by number."""
     oracle: Oracle
 
@@ -105,8 +112,19 @@ class World:
         with torch.no_grad():
             model.shared.weight.mul_(scales)
         model.eval()
-        ids = [tuple([*(SPECIAL + number for number in side), END] for side in record) for record in records]
-        return cls(model, records, Oracle.of(model, [(asked, answered) for asked, answered in ids]))
+        return cls(model, records, Oracle.of(model, _ids(records)))
+
+    @property
+    def ids(self) -> list[tuple[list[int], list[int]]]:
+        """Of question and answer."""
+        return _ids(self.records)
+
+
+def _ids(records: Records) -> list[tuple[list[int], list[int]]]:
+    def of(side: Sequence[int]) -> list[int]:
+        return [*(SPECIAL + number for number in side), END]
+
+    return [(of(asked), of(answered)) for asked, answered in records]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +139,8 @@ class Training:
     tape: Tape
     entries: tuple[Entry, ...]
     summary: TrainingSummary
+    oracle: Oracle
+    """Of the plan's views."""
 
     @property
     def gradients(self) -> GaussianRelease:
@@ -139,11 +159,14 @@ class Audited:
     steps: int = STEPS
     loss_draws: int = LOSS_DRAWS
     grouped: bool = False
+    views: int = 1
     trainings: Sequence[tuple[str, int]] = ((_SILOS[0], 1),)
 
     @property
     def name(self) -> str:
-        return f"multiplier {self.multiplier:g}{', units of several records' if self.grouped else ''}"
+        grouped = ", units of several records" if self.grouped else ""
+        views = f", {self.views} views of a record" if self.views > 1 else ""
+        return f"multiplier {self.multiplier:g}{grouped}{views}"
 
 
 def plans(steps: int = STEPS, loss_draws: int = LOSS_DRAWS) -> tuple[Audited, ...]:
@@ -153,6 +176,7 @@ def plans(steps: int = STEPS, loss_draws: int = LOSS_DRAWS) -> tuple[Audited, ..
         Audited(multiplier=first, steps=steps, loss_draws=loss_draws, trainings=several),
         Audited(multiplier=second, steps=steps, loss_draws=loss_draws),
         Audited(multiplier=1.0, steps=steps, loss_draws=loss_draws, grouped=True),
+        Audited(multiplier=1.3, steps=steps, loss_draws=loss_draws, views=VIEWS),
     )
 
 
@@ -167,6 +191,7 @@ def trained(world: World, audited: Audited, work: Path) -> list[Training]:
         loss_bound=world.loss_bound,
         loss_noise_multiplier=LOSS_MULTIPLIER,
         unit_field="patient" if audited.grouped else "",
+        augmentations=audited.views,
     )
     rounds = max(number for _, number in audited.trainings)
     bundle = bundle_of(world.model, TRAINING, privacy, rounds)
@@ -176,6 +201,7 @@ def trained(world: World, audited: Audited, work: Path) -> list[Training]:
     model = PlanModel(bundle, device)
     owner = {record: f"unit-{unit}" if audited.grouped else "" for unit, of in enumerate(units) for record in of}
     data = lines_of(world, owner)
+    oracle = _with_views(world, model.tokenizer, audited.views) if audited.views > 1 else world.oracle
     made = []
     for number, (silo, round_number) in enumerate(audited.trainings):
         guard = guard_at(work / f"ledger-{number}")
@@ -197,9 +223,21 @@ def trained(world: World, audited: Audited, work: Path) -> list[Training]:
                 tape=tape,
                 entries=guard.entries(),
                 summary=update.summary,
+                oracle=oracle,
             )
         )
     return made
+
+
+def _with_views(world: World, tokenizer: TextTokenizer, views: int) -> Oracle:
+    """The words of views are the product's, which are public; whose views they are,
+    and what is made of them, is not taken from there.
+    """
+    others = [
+        tokenizer.encode([wording.format(question=_text(asked)) for asked, _ in world.records])
+        for wording in WORDINGS[: views - 1]
+    ]
+    return Oracle.of(world.model, world.ids, others)
 
 
 def lines_of(world: World, owner: Mapping[int, str]) -> SiloData:

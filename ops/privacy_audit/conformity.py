@@ -35,7 +35,7 @@ def _of_plan(world: World, audited: Audited, trainings: Sequence[Training]) -> I
     if any(len(training.tape.steps) == 0 for training in trainings):
         return
     yield from noise_checks(about, trainings)
-    apart = Apart.of(world.oracle)
+    apart = Apart.of(trainings[0].oracle)
     parts = [parts_of(apart, training) for training in trainings]
     yield from contribution_checks(about, trainings, parts)
     present = [found.coefficients > 0.5 for found in parts]

@@ -122,6 +122,7 @@ def _trained(world: World, bundle: PlanBundle, work: Path, steps: int) -> list[T
                 tape=tape,
                 entries=guard.entries(),
                 summary=update.summary,
+                oracle=world.oracle,
             )
         )
     return made

@@ -26,17 +26,29 @@ class Oracle:
     losses: Vector
 
     @classmethod
-    def of(cls, model: T5, records: Sequence[tuple[Sequence[int], Sequence[int]]]) -> "Oracle":
-        """By transformers' own forward pass and loss; `records` are the ids of question and answer."""
+    def of(
+        cls,
+        model: T5,
+        records: Sequence[tuple[Sequence[int], Sequence[int]]],
+        other_views: Sequence[Sequence[Sequence[int]]] = (),
+    ) -> "Oracle":
+        """By transformers' own forward pass and loss; `records` are the ids of question and answer.
+
+        `other_views` are what further views of the records say in place of their questions, view by view: gradients are means over views.
+        """
         exact = copy.deepcopy(model).double()
         parameters = bind(exact, layout_of(exact)).tensors
         gradients = np.empty((len(records), sum(parameter.numel() for parameter in parameters)))
         losses = np.empty(len(records))
         for number, (asked, answered) in enumerate(records):
-            loss = exact(input_ids=torch.tensor([asked]), labels=torch.tensor([answered])).loss
-            made = torch.autograd.grad(loss, parameters)
-            gradients[number] = torch.cat([part.flatten() for part in made]).numpy()
-            losses[number] = loss.item()
+            views = (asked, *(questions[number] for questions in other_views))
+            made = []
+            for view in views:
+                loss = exact(input_ids=torch.tensor([view]), labels=torch.tensor([answered])).loss
+                made.append(torch.cat([part.flatten() for part in torch.autograd.grad(loss, parameters)]).numpy())
+                if view is asked:
+                    losses[number] = loss.item()
+            gradients[number] = np.mean(made, axis=0)
         norms: Vector = np.linalg.norm(gradients, axis=1)
         return cls(gradients, norms, losses)
 

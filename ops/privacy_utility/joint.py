@@ -19,7 +19,7 @@ from ops.demo.plan import private_values
 from ops.demo.run import Layout, write_private_silos
 from ops.privacy_utility.answers import Answers
 from ops.privacy_utility.comparison import TODAY, comparison_table, comparisons
-from ops.privacy_utility.rows import Row, keep, read
+from ops.privacy_utility.rows import Row, keep, read_rows
 from ops.privacy_utility.silos import HELD_OUT, NAMES, study_silos
 from ops.simulation.run import logging_to, silos_in, simulate
 
@@ -61,7 +61,7 @@ def run_joint(
 
     Raises as run_utility, and what stops a simulation.
     """
-    rows = read(out)
+    rows = read_rows(out)
     for seed in seeds:
         shared = Layout(work / f"seed-{seed}")
         for way, settings in WAYS.items():

@@ -1,15 +1,21 @@
-"""Rows of a study: one finished training each, in a JSON file that the next run goes on from."""
+"""Finished trainings of the study, and the file that they are kept in."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console
 
 from ops.privacy_utility.comparison import TODAY
+from ops.privacy_utility.silos import HELD_OUT
 from security import files
 from security.errors import ConfigurationError
+
+RESULTS: Final = Path(__file__).parent / "results.json"
+"""Those that are kept with the code."""
+QUERY_LOGS: Final = f"query logs, {HELD_OUT} questions"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +42,8 @@ class Row:
         return self.data, self.records, self.epsilon, self.seed, self.variant
 
 
-def read(out: Path) -> list[Row]:
-    """What `out` has; raises ConfigurationError where that is something else."""
+def read_rows(out: Path) -> list[Row]:
+    """In order; none where there is no file. Raises ConfigurationError for a file of something else."""
     if not out.exists():
         return []
     try:
@@ -46,10 +52,26 @@ def read(out: Path) -> list[Row]:
         raise ConfigurationError(f"{out} is not what this command writes: name another file with --out") from error
 
 
+def written(rows: Sequence[Row]) -> bytes:
+    """The file's content."""
+    shown = [{**asdict(row), "epsilon": str(row.epsilon)} for row in rows]
+    return (json.dumps(shown, indent=1) + "\n").encode()
+
+
+def by_epsilon(rows: Sequence[Row]) -> Iterator[tuple[str, int, float, list[Row]]]:
+    """Rows that differ in their seed alone, together: data, records, epsilon, rows."""
+    for data, records, epsilon in dict.fromkeys((row.data, row.records, row.epsilon) for row in rows):
+        yield (
+            data,
+            records,
+            epsilon,
+            [row for row in rows if (row.data, row.records, row.epsilon) == (data, records, epsilon)],
+        )
+
+
 def keep(out: Path, rows: Sequence[Row], console: Console) -> None:
     """Write all of them, and tell of the newest."""
-    shown = [{**asdict(row), "epsilon": str(row.epsilon)} for row in rows]
-    files.replace(out, (json.dumps(shown, indent=1) + "\n").encode())
+    files.replace(out, written(rows))
     row = rows[-1]
     console.print(
         f"{row.data}, epsilon {row.epsilon:g}, {row.variant}, seed {row.seed}: loss a token {row.loss_per_token_before:.3f} -> "

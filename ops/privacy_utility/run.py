@@ -21,12 +21,11 @@ from ops.demo.run import Layout, Outcome, Scene, prepare, run_federation, spent,
 from ops.privacy_utility.answers import Answers
 from ops.privacy_utility.comparison import TODAY, VARIANTS, comparison_table, comparisons
 from ops.privacy_utility.picture import picture
-from ops.privacy_utility.rows import Row, keep, read
+from ops.privacy_utility.rows import QUERY_LOGS, Row, by_epsilon, keep, read_rows
 from ops.privacy_utility.silos import HELD_OUT, NAMES, study_silos
 from security import files
 from security.errors import ConfigurationError
 
-QUERY_LOGS = f"query logs, {HELD_OUT} questions"
 NO_PRIVACY = math.inf
 REAL = "geoquery"
 REAL_ROUNDS = 6
@@ -62,7 +61,7 @@ def run_utility(
         raise ConfigurationError(
             f"{real} holds no train.jsonl: name the folder of the silo {REAL} with --real, or leave it out"
         )
-    rows = read(out)
+    rows = read_rows(out)
     quiet = Console(quiet=True)
     for seed in seeds:
         shared = work / f"seed-{seed}"
@@ -189,17 +188,6 @@ def _trained(
         variant=variant,
         right=answers.right,
     )
-
-
-def by_epsilon(rows: Sequence[Row]) -> Iterator[tuple[str, int, float, list[Row]]]:
-    """Rows that differ in their seed alone, together: data, records, epsilon, rows."""
-    for data, records, epsilon in dict.fromkeys((row.data, row.records, row.epsilon) for row in rows):
-        yield (
-            data,
-            records,
-            epsilon,
-            [row for row in rows if (row.data, row.records, row.epsilon) == (data, records, epsilon)],
-        )
 
 
 def _table(rows: Sequence[Row]) -> Table:

@@ -24,6 +24,7 @@ SUBJECTS = {
     "scores",
     "silo_noise",
     "units",
+    "views",
     "weight",
 }
 AUDIT = sorted((ROOT / "ops/privacy_audit").glob("*.py"))

@@ -13,8 +13,10 @@ from ops.demo.query_log import query_log
 from ops.demo.specification import SiloSpecification
 from ops.privacy_utility import run as study
 from ops.privacy_utility.comparison import VARIANTS, comparison_table, comparisons, student
+from ops.privacy_utility.pages import cost_table, ideas_table
 from ops.privacy_utility.picture import picture
-from ops.privacy_utility.run import NO_PRIVACY, QUERY_LOGS, Row, by_epsilon, run_utility
+from ops.privacy_utility.rows import QUERY_LOGS, RESULTS, Row, by_epsilon, read_rows
+from ops.privacy_utility.run import NO_PRIVACY, run_utility
 from ops.privacy_utility.silos import HELD_OUT, NAMES, study_silos
 from security.errors import ConfigurationError
 from silo_wire.plan import Plan
@@ -263,3 +265,31 @@ def test_each_variant_is_a_plan_that_is_taken(variant: str) -> None:
     assert (plan.training.optimizer == "adam_corrected") == (variant in ("corrected", "corrected-slower", "both"))
     assert (plan.privacy.expected_batch_size == 2000) == (variant == "large-batch")
     assert (plan.privacy.augmentations == 4) == (variant == "augmented")
+
+
+# --- on the page
+
+
+def test_the_page_has_each_epsilon_with_the_interval_of_its_mean() -> None:
+    lines = cost_table(ROWS).splitlines()
+    assert [line.split(" | ")[0] for line in lines[2:]] == ["| no privacy", "| 8", "| 1"]
+    assert "| 1 | 2 | 0.900 | 0.200 ± 0.000 | 10.0 % | 55.0 ± 63.5 % | 1.00 |" in lines
+
+
+def test_the_page_says_what_was_not_measured_yet_and_of_one_seed_no_interval() -> None:
+    lines = {line.split("`")[1]: line for line in ideas_table(PAIRED).splitlines()[2:]}
+    assert set(lines) == set(VARIANTS) - {"today"}
+    assert lines["average"].endswith("| 1 | 3 | -0.200 ± 0.248 | +2.0 ± 2.5 points |  |")
+    assert lines["both"].endswith("| 8 | 1 | +0.000 | +20.0 points |  |")
+    assert "not measured yet" in lines["large-batch"]
+    assert "not measured yet" in cost_table([])
+
+
+def test_rows_that_are_kept_with_the_code_are_of_the_study() -> None:
+    rows = read_rows(RESULTS)
+    assert rows, "make privacy-utility writes them"
+    assert {row.data for row in rows} == {QUERY_LOGS}
+    assert all(set(row.right) == set(NAMES) for row in rows)
+    assert all(len(right) == HELD_OUT for row in rows for right in row.right.values())
+    for row in rows:
+        assert row.exact_match == pytest.approx(sum(r.count("1") for r in row.right.values()) / 2 / HELD_OUT)

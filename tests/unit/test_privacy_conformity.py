@@ -40,6 +40,7 @@ from security.secure_aggregation import parameters
 from silo_agent.training import masked_vector, silo_trainer
 from silo_agent.training.private import joint_gradient, private_trainer
 from silo_agent.training.private.chunks import Chunks
+from silo_agent.training.private.ghost_norms import ExampleGradients
 from silo_agent.training.private.private_optimizer import PrivateOptimizer
 from silo_wire.plan import Plan
 
@@ -50,6 +51,7 @@ SEVERAL = Audited(multiplier=0.7, steps=2, loss_draws=1, trainings=((A, 1), (A, 
 RESTART = Audited(multiplier=2.3, steps=2, loss_draws=1, trainings=((A, 1), (A, 1)))
 ROUNDS = Audited(multiplier=2.3, steps=2, loss_draws=1, trainings=((A, 1), (A, 2)))
 GROUPED = Audited(multiplier=1.0, steps=14, loss_draws=1, grouped=True)
+VIEWED = Audited(multiplier=1.3, steps=2, loss_draws=1, views=3)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -90,7 +92,7 @@ def test_the_product_keeps_every_promise(world: World, tmp_path: Path) -> None:
     assert before == after
 
 
-@pytest.mark.parametrize("audited", [ONE, SEVERAL, GROUPED])
+@pytest.mark.parametrize("audited", [ONE, SEVERAL, GROUPED, VIEWED])
 def test_the_small_world_finds_nothing_in_the_product_either(audited: Audited, small: World, tmp_path: Path) -> None:
     assert faults(conformity(small, [audited], tmp_path)) == {}
 
@@ -339,6 +341,29 @@ def expected_over_true(schedule: Any, examples: Any) -> float:
     return float(schedule.expected_batch_size / len(examples))
 
 
+def views_summed(patch: pytest.MonkeyPatch) -> None:
+    original = ExampleGradients.backward
+
+    def backward(gradients: Any, losses: torch.Tensor) -> None:
+        original(gradients, losses * VIEWED.views)
+
+    patch.setattr(ExampleGradients, "backward", backward)
+
+
+def each_view_a_record(chunks: list[tuple[list[int], Any]]) -> list[tuple[list[int], Any]]:
+    return [(indices, replace(batch, views=1)) for indices, batch in chunks]
+
+
+def views_of_another_record(patch: pytest.MonkeyPatch) -> None:
+    original = silo_trainer.encode_examples
+
+    def encoded(*arguments: Any, **named: Any) -> Any:
+        made = original(*arguments, **named)
+        return replace(made, other_inputs=tuple((*view[1:], view[0]) for view in made.other_inputs))
+
+    patch.setattr(silo_trainer, "encode_examples", encoded)
+
+
 BREAKS: dict[str, tuple[Plant, Audited, str]] = {
     "noise under a root": (
         scheduled(noise_multiplier=lambda schedule, _: math.sqrt(schedule.noise_multiplier)),
@@ -373,6 +398,9 @@ BREAKS: dict[str, tuple[Plant, Audited, str]] = {
     "clip x 1.5": (clipped(1.5), ONE, "contribution of a record"),
     "clip + 0.3 %": (clipped(1.003), ONE, "contribution of a record"),
     "last chunk twice": (chunked(lambda chunks: [*chunks, *chunks[-1:]]), ONE, "contribution of a record"),
+    "views summed": (views_summed, VIEWED, "contribution of a record"),
+    "each view clipped": (chunked(each_view_a_record), VIEWED, "contribution of a record"),
+    "views of another record": (views_of_another_record, VIEWED, "contribution of a record"),
     "first of each chunk left out": (chunked(first_of_each_chunk_left_out), ONE, "drawn records are in the sum"),
     "more than records in the sum": (decay_in_the_sum, ONE, "nothing but records in the sum"),
     "fixed-size batches": (drawn(fixed_size), LONG, "Poisson samples"),
