@@ -14,6 +14,7 @@ SUBJECTS = {
     "after_noise",
     "certificates",
     "clipping",
+    "joint",
     "ledger",
     "masks",
     "noise",
