@@ -60,6 +60,8 @@ class NoiseShares:
             )
         if not (self.reach >= 1 and math.isfinite(self.reach)):
             raise MalformedMessage(f"the range of a sum is {self.reach:g} times what one unit adds: it is 1 or more")
+        if not 0 <= self.grain <= 1:
+            raise MalformedMessage(f"a sum was rounded to {self.grain:g} of its range before: that is from 0 to 1")
         for bits in range(SIGMA_BITS, LEAST_BITS - 1, -1):
             levels = self._levels(bits)
             most = self.cohort * (levels + 1) + TAIL * 2.0**bits * math.sqrt(self.cohort)

@@ -1,5 +1,6 @@
 """Evidence and proofs as bytes: they come back as they went, convict who lied, and nobody else whatever is changed in them."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from security.errors import IntegrityError, LoricaError, MalformedMessage, PolicyRefusal
 from security.secure_aggregation.coordinator_machine import OpenAttempt
 from security.secure_aggregation.evidence import opened, signed_evidence
+from security.secure_aggregation.parameters import NoiseTerms
 from security.secure_aggregation.silo_machine import Demands
 from silo_wire.checked_chunk import MASTER, FalseChunk, Proof, examined
 from silo_wire.evidence_codec import evidence_from_wire, evidence_to_wire, proof_from_bytes, proof_to_bytes
@@ -144,16 +146,28 @@ def test_evidence_that_cannot_be_is_malformed(change: Any, match: str) -> None:
         evidence_from_wire(message, FEDERATION)
 
 
-@settings(max_examples=150, deadline=None)
+ODD_NUMBERS = (0.0, 5e-324, 1e-300, 1.0, 2.5, 1e308, math.inf, math.nan, -1.0)
+
+
+@settings(max_examples=400, deadline=None)
 @given(
-    noise=st.sampled_from([0.0, 5e-324, 1e-300, 1.0, 1e308, float("inf"), float("nan"), -1.0]),
+    noise=st.one_of(
+        st.none(),
+        st.builds(
+            NoiseTerms,
+            noise_multiplier=st.sampled_from(ODD_NUMBERS),
+            makers=st.one_of(st.none(), st.integers(0, 1 << 20)),
+            reach=st.sampled_from(ODD_NUMBERS),
+            grain=st.sampled_from(ODD_NUMBERS),
+        ),
+    ),
     colluders=st.integers(0, 1 << 20),
     threshold=st.integers(0, 1 << 20),
     min_survivors=st.integers(0, 1 << 20),
     min_cohort=st.integers(0, 1 << 20),
 )
 def test_terms_that_a_hostile_coordinator_invents_are_refused_by_name(
-    noise: float, colluders: int, threshold: int, min_survivors: int, min_cohort: int
+    noise: NoiseTerms | None, colluders: int, threshold: int, min_survivors: int, min_cohort: int
 ) -> None:
     """What an attempt is opened with nobody signs; what silos signed is bound to it all the same."""
     evidence = HONEST.evidence
@@ -161,7 +175,7 @@ def test_terms_that_a_hostile_coordinator_invents_are_refused_by_name(
     assert isinstance(opening, OpenAttempt)
     terms = replace(
         opening.terms,
-        noise_multiplier=noise,
+        noise=noise,
         colluders=colluders,
         threshold=threshold or None,
         min_survivors=min_survivors,
