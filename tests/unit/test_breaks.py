@@ -13,6 +13,7 @@ SUBJECTS = {
     "accounting",
     "certificates",
     "clipping",
+    "joint",
     "ledger",
     "masks",
     "noise",
