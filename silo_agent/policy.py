@@ -408,7 +408,8 @@ class SiloPolicy:
             replace(release.alone, steps=release.steps * plan.schedule.rounds) for _, release in plan.releases_of_round
         ]
         alone = self._cost(of_rounds, [release for _, release in plan.releases_of_round], plan)
-        if alone > rules.max_epsilon_alone:
+        # At a large max_dp_delta it may cost nothing.
+        if not rules.max_epsilon_alone or alone > rules.max_epsilon_alone:
             yield PolicyRefusal(
                 "max_epsilon_alone",
                 f"the noise of plan {plan.name} is made by {plan.noise_makers} silos together: if all others worked against this one, its "

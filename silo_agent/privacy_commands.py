@@ -132,7 +132,9 @@ def _forecast(plan: "Plan", counted: "CountedReleases") -> dict[str, Any]:
         "neighbouring_relation": plan.privacy.neighbouring_relation,
         "after_one_round": counted.epsilon(of(1), unit),
         "after_all_rounds": counted.epsilon(of(plan.schedule.rounds), unit),
-        "after_all_rounds_alone": counted.epsilon_alone(of(plan.schedule.rounds), unit) if plan.joint else None,
+        "after_all_rounds_alone": counted.epsilon_alone(of(plan.schedule.rounds), unit)
+        if counted.joint(of(1))
+        else None,
         "rounds_left": low,
     }
 

@@ -355,7 +355,7 @@ def _budget(folder: SiloFolder, credentials: SiloCredentials, policy: SiloPolicy
             f"the {rounds} rounds of plan {bundle.plan.name} would take this silo from epsilon {spent:.3g} to {after:.3g}, "
             f"[policy] max_epsilon is {rules.max_epsilon:g}",
         )
-    if bundle is not None and bundle.plan.joint:
+    if bundle is not None and releases and counted.joint(releases):  # also of earlier plans
         alone = counted.epsilon_alone(releases, bundle.plan.privacy.unit_field)
         if alone > rules.max_epsilon_alone:
             raise misconfigured(
@@ -368,7 +368,7 @@ def _budget(folder: SiloFolder, credentials: SiloCredentials, policy: SiloPolicy
         told = f"epsilon {spent:.3g} of {rules.max_epsilon:g} is spent; {further}"
     else:
         told = f"epsilon {spent:.3g} of {rules.max_epsilon:g} is spent, {after:.3g} after plan {bundle.plan.name}"
-        if bundle.plan.joint:
+        if counted.joint(releases):
             told += f" ({alone:.3g} of {rules.max_epsilon_alone:g} towards all others whose noise counts, together)"
     if sharing.shown:
         return f"{told}; together with other folders that count in {sharing.shown}"

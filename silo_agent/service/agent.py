@@ -8,13 +8,12 @@ dropped; what it refused is recorded all the same. Training and evaluation run i
 import asyncio
 import math
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from security.errors import (
     Conflict,
@@ -43,6 +42,7 @@ from silo_agent.service.ports import (
     PlanStorePort,
     Progress,
     RoundModel,
+    TrainedUpdate,
     TrainerPort,
     WorkCancelled,
 )
@@ -106,7 +106,7 @@ ERRANDS_WAITING = 16
 PROGRESS_S = 2.0
 """Between two reports of progress to the coordinator."""
 LATE_S = 60.0
-"""Under joint noise a silo that is late says so a whole number of these after it was due: when it was done tells of its sample."""
+"""Under joint noise a silo that is late, or called off, begins nothing for a whole number of these: when it was done tells of its sample."""
 _PROGRESS_STEP = 0.005  # of what a person sees
 
 T = TypeVar("T")
@@ -166,6 +166,7 @@ class AgentService:
         self._reported: tuple[RoundKey, AgentPhase, float] | None = None
         self._report_due = asyncio.Event()
         self._ended = asyncio.Event()
+        self._behind: asyncio.Task[None] | None = None  # what training that nobody waits for any more still does
 
     @property
     def agent(self) -> Agent:
@@ -214,6 +215,8 @@ class AgentService:
         except ExceptionGroup as errors:
             raise _sole(errors) from errors
         finally:
+            if self._behind is not None:
+                await _done(self._behind)
             self._thread.shutdown()
         if self._false_model is not None:
             raise self._false_model
@@ -283,6 +286,10 @@ class AgentService:
         if earlier is not None:
             await _done(earlier)
         try:
+            if self._behind is not None:
+                behind, self._behind = self._behind, None
+                await _done(behind)
+                behind.result()
             result = await self._perform(work)
         except LoricaError as error:
             self._display.note("work-failed", work=type(work).__name__, error=type(error).__name__, detail=str(error))
@@ -417,20 +424,22 @@ class AgentService:
             progress(0.0)
             progress = self._progress(None, AgentPhase.TRAINING)  # that there is a next step is told to nobody either
         notice = self._notice()
-        async with self._answering_when_due(began, order.key, bundle.plan):
-            trained = await self._in_thread(
-                lambda cancelled: self._trainer.train(
-                    bundle=bundle,
-                    key=order.key,
-                    model=model,
-                    update_file=update_file,
-                    included_update=order.included_update,
-                    checkpoint_file=checkpoint_file,
-                    progress=progress,
-                    notice=notice,
-                    cancelled=cancelled,
-                )
+        training = self._in_thread(
+            lambda cancelled: self._trainer.train(
+                bundle=bundle,
+                key=order.key,
+                model=model,
+                update_file=update_file,
+                included_update=order.included_update,
+                checkpoint_file=checkpoint_file,
+                progress=progress,
+                notice=notice,
+                cancelled=cancelled,
             )
+        )
+        if bundle.plan.joint and self._holds_answers:
+            training = self._when_due(began + bundle.plan.privacy.answer_after_s, training, order.key, bundle.plan)
+        trained = await training
         trained.manifest.check_layout(bundle.update_layout)
         self._written = trained.manifest.digest, trained.mark
         if releases and bundle.plan.noise_at == "nowhere":
@@ -461,42 +470,43 @@ class AgentService:
             )
         )
 
-    @asynccontextmanager
-    async def _answering_when_due(self, began: float, key: RoundKey, plan: Plan) -> AsyncIterator[None]:
-        """Under joint noise nobody sees what is done inside end before the plan says, seconds after `began`, whichever way it ends.
+    async def _when_due(
+        self, due: float, work: Coroutine[Any, Any, TrainedUpdate], key: RoundKey, plan: Plan
+    ) -> TrainedUpdate:
+        """What `work` comes to, under joint noise: neither sooner nor later than `due`, whichever way it ends.
 
-        Who answers, fails or begins other work as soon as it can tells by that how many records its sample has. Raises StateError for
-        what is not done in time, later. The sum of what did not come to an answer is erased.
+        Who answers, fails or begins other work as soon as it can tells by that how many records its sample has. Raises StateError
+        for what is not done then. The sum of what did not come to an answer is erased; nothing begins before that, and a while after.
         """
-        if not plan.joint:
-            yield
-            return
-        due = hidden_until = began + plan.privacy.answer_after_s
+        working = asyncio.create_task(work)
         try:
-            try:
-                async with asyncio.timeout_at(due if self._holds_answers else None):
-                    yield
-            finally:
-                await self._hidden_until(due)
-        except BaseException as error:
-            # Alike: else calling it off would tell whether it is late.
-            if isinstance(error, TimeoutError | asyncio.CancelledError):
-                late = asyncio.get_running_loop().time() - due
-                hidden_until += LATE_S * max(1, math.ceil(late / LATE_S))
-            await self._in_thread(lambda _cancelled: self._journal.erase_update(key))
-            if not isinstance(error, TimeoutError):
-                raise
-            raise StateError(
-                f"the gradients were not there {plan.privacy.answer_after_s:g} s after the order, which is [privacy] answer_after_s of plan "
-                f"{plan.name}: nothing leaves; have the operator raise it, or give this silo a faster machine"
-            ) from error
-        finally:
-            await self._hidden_until(hidden_until)
+            await self._hidden_until(due)
+            if working.done():
+                return working.result()
+        except BaseException:
+            self._behind = asyncio.create_task(self._given_up(working, key, due))
+            raise
+        self._behind = asyncio.create_task(self._given_up(working, key, due))
+        raise StateError(
+            f"the gradients were not there {plan.privacy.answer_after_s:g} s after the order, which is [privacy] answer_after_s of plan "
+            f"{plan.name}: nothing leaves; have the operator raise it, or give this silo a faster machine"
+        )
+
+    async def _given_up(self, working: asyncio.Task[TrainedUpdate], key: RoundKey, due: float) -> None:
+        """Return when nobody can tell any more when `working` would have been done."""
+        working.cancel()
+        await asyncio.wait({working})
+        await self._in_thread(lambda _cancelled: self._journal.erase_update(key))
+        late = asyncio.get_running_loop().time() - due
+        await self._hidden_until(due + LATE_S * max(1, math.ceil(late / LATE_S)))
+        error = None if working.cancelled() else working.exception()
+        if error is not None and not isinstance(error, LoricaError):
+            raise error
 
     async def _hidden_until(self, due: float) -> None:
-        """Return then, also when cancelled; sooner only where this agent ends, or nobody sees when it answers."""
+        """Return then, also when cancelled; sooner only where this agent ends."""
         cancelled: asyncio.CancelledError | None = None
-        while self._holds_answers and asyncio.get_running_loop().time() < due and not self._ended.is_set():
+        while asyncio.get_running_loop().time() < due and not self._ended.is_set():
             try:
                 async with asyncio.timeout_at(due):
                     await self._ended.wait()

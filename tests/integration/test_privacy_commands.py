@@ -7,7 +7,7 @@ import pytest
 
 from security.errors import EXIT_CODES, IntegrityError, PolicyRefusal
 from security.files import write_private
-from security.privacy.accounting import Budget
+from security.privacy.accounting import Budget, GaussianRelease
 from security.privacy.ledger import Entry, head_of
 from security.privacy.ledger_file import PrivacyLedgerFile
 from silo_agent.cli import main
@@ -93,6 +93,23 @@ def test_forecast_ends_with_the_code_of_a_refusal_when_no_round_is_left(folder: 
         assert "the privacy budget is spent" in spent.err
         assert "[policy] max_epsilon allows 0.7" in spent.err
     assert json.loads(spent.out)["rounds_left"] == 0
+
+
+def test_forecast_counts_rounds_of_ones_own_noise_alone_as_well_once_noise_was_joint(folder: SiloFolder) -> None:
+    """As the agent does, which takes no round beyond either."""
+    rules = PolicyRules(max_epsilon_alone=10.0)
+    journal = RoundJournal(folder.journal, updates=folder.updates, silo=SILO)
+    joint = [("joint_gradients", GaussianRelease(40.0, makers=2))]
+    key = RoundKey(federation=FEDERATION, plan="ab" * 32, round=1, attempt=1)
+    guard_of(folder, WHO, SiloPolicy(rules=rules, silo=SILO), journal).spend(key, joint, unit="")
+    journal.close()
+    folder.settings.write_text("[policy]\nmax_epsilon_alone = 10.0\n")
+    told = json.loads(command(folder, "privacy", "forecast", "--json").out)
+    assert told["after_all_rounds"] < told["after_all_rounds_alone"] < 10
+    folder.settings.write_text("[policy]\nmax_epsilon_alone = 0.5\n")
+    spent = command(folder, "privacy", "forecast")
+    assert spent.code == EXIT_CODES[PolicyRefusal]
+    assert "max_epsilon_alone 0.5" in spent.err
 
 
 def test_show_tells_what_holds_over_plans_and_what_is_a_forecast(folder: SiloFolder) -> None:

@@ -17,6 +17,7 @@ from security.pki import key_file
 from security.pki.identity_key import identity_key_to_pem, new_identity_key
 from security.pki.trust_bundle import TrustBundle
 from security.preflight import Check, Outcome
+from security.privacy.accounting import GaussianRelease
 from security.secure_aggregation.release_groups import Partition, SignedLink, first_link, signature_of
 from security.secure_aggregation.silo_memory import SiloMemory
 from silo_agent.cli import main
@@ -38,6 +39,7 @@ from silo_agent.task.effects import JournalOutcome
 from silo_agent.task.effects import Outcome as RoundOutcome
 from silo_wire.groups_codec import GroupsOffer
 from silo_wire.messages import RoundKey
+from silo_wire.privacy import Release
 from tests.integration.test_agent_process import data_folder
 from tests.support.command_line import run_command
 from tests.support.federation_peer import FEDERATION, SILO, FederationPeer, TestNet, small_bundle
@@ -92,12 +94,17 @@ class Case:
 
     def spent(self, rounds: int) -> None:
         """So many rounds of the private plan are in the ledger."""
+        self.spend(*([PRIVATE.plan.releases_of_round] * rounds))
+
+    def spend(self, *rounds: Sequence[Release]) -> None:
+        """What each of these rounds releases."""
         credentials = NET.credentials(self.peer.address)
         journal = RoundJournal(self.folder.journal, updates=self.folder.updates, silo=SILO)
-        guard = guard_of(self.folder, credentials, SiloPolicy(rules=PolicyRules(), silo=SILO), journal)
-        for number in range(1, rounds + 1):
+        policy = SiloPolicy(rules=PolicyRules(max_epsilon_alone=100.0), silo=SILO)
+        guard = guard_of(self.folder, credentials, policy, journal)
+        for number, releases in enumerate(rounds, 1):
             key = RoundKey(federation=FEDERATION, plan=PRIVATE.plan.digest, round=number, attempt=1)
-            guard.spend(key, PRIVATE.plan.releases_of_round, unit="")
+            guard.spend(key, releases, unit="")
         journal.close()
 
     async def checks(self) -> Sequence[Check]:
@@ -354,6 +361,13 @@ def budget_for_a_part_of_the_schedule(case: Case) -> None:
     PlanStore(case.folder.plans).keep_refused(PRIVATE)
     case.spent(40)
     case.settings("[policy]\nmax_epsilon = 1.6\n")
+
+
+@makes(Mistake.BUDGET_SMALL)
+def budget_towards_others_that_an_earlier_plan_spent(case: Case) -> None:
+    PlanStore(case.folder.plans).keep_refused(PRIVATE)
+    case.spend([("joint_gradients", GaussianRelease(40.0, makers=2))])
+    case.settings("[policy]\nmax_epsilon = 100.0\nmax_epsilon_alone = 0.5\n")
 
 
 @makes(Mistake.BUDGET_SHARED)

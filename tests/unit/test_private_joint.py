@@ -228,6 +228,14 @@ def test_nothing_joint_is_taken_unless_people_allow_what_it_costs_alone(bundle: 
     assert list(policy(max_epsilon=1e3, max_epsilon_alone=1.001 * alone).objections(bundle)) == []
 
 
+def test_attack_plan_that_costs_nothing_alone_where_people_never_allowed_joint_noise(bundle: PlanBundle) -> None:
+    """At a max_dp_delta that promises next to nothing."""
+    values = bundle.plan.model_dump()
+    values["privacy"] |= {"noise_multiplier": 1000.0}
+    noisy = PlanBundle(Plan.model_validate(values), bundle.files)
+    assert [it.rule for it in policy(max_dp_delta=0.999).objections(noisy)] == ["max_epsilon_alone"]
+
+
 def test_silos_that_nobody_pinned_are_not_counted_on(bundle: PlanBundle) -> None:
     refused = policy(max_epsilon=1e3, max_epsilon_alone=1e3, trust_on_first_use=True).objections(bundle)
     assert "trust_on_first_use" in [it.rule for it in refused]
