@@ -2,8 +2,10 @@
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -11,6 +13,7 @@ from rich.console import Console
 
 from ops.demo.query_log import query_log
 from ops.demo.specification import SiloSpecification
+from ops.privacy_utility import answers
 from ops.privacy_utility import run as study
 from ops.privacy_utility.comparison import VARIANTS, comparison_table, comparisons, student
 from ops.privacy_utility.pages import cost_table, ideas_table
@@ -19,6 +22,8 @@ from ops.privacy_utility.rows import QUERY_LOGS, RESULTS, Row, by_epsilon, read_
 from ops.privacy_utility.run import NO_PRIVACY, run_utility
 from ops.privacy_utility.silos import HELD_OUT, NAMES, study_silos
 from security.errors import ConfigurationError
+from silo_wire.canonical import Digest
+from silo_wire.messages import Evaluation
 from silo_wire.plan import Plan
 from tests.unit.test_wire_plan import plan_value
 
@@ -293,3 +298,52 @@ def test_rows_that_are_kept_with_the_code_are_of_the_study() -> None:
     assert all(len(right) == HELD_OUT for row in rows for right in row.right.values())
     for row in rows:
         assert row.exact_match == pytest.approx(sum(r.count("1") for r in row.right.values()) / 2 / HELD_OUT)
+
+
+# --- question by question
+
+
+class OfOneModel:
+    """Stands for a finished plan's models: of each silo it knows which questions are answered right, whatever the order they are asked in."""
+
+    def __init__(self, coordinator: Path, plan: Digest, folder: Path) -> None:
+        del coordinator, plan, folder
+
+    def initial(self) -> SimpleNamespace:
+        return SimpleNamespace(file=Path(), manifest="initial")
+
+    def model(self, digest: Digest) -> SimpleNamespace:
+        return SimpleNamespace(file=Path(), manifest=str(digest))
+
+    def trainer(self, silo: str, data: Path) -> SimpleNamespace:
+        queries = [json.loads(line)["query"] for line in (data / "test.jsonl").read_text().splitlines()]
+
+        def evaluate(*, model: str, same_result: Callable[[str, str], bool | None], **rest: object) -> Evaluation:
+            right = {"initial": 0, "final": 2 if silo == "bank" else 1}[model]
+            for number, query in reversed(list(enumerate(queries))):
+                assert same_result(query, f"{query.lower()} ;" if number < right else "SELECT 0") is None
+            return Evaluation(
+                split="test",
+                examples=len(queries),
+                exact_matches=right,
+                executed=0,
+                execution_matches=0,
+                loss_per_token=0.5 - right / 10,
+                seconds=1.0,
+            )
+
+        return SimpleNamespace(evaluate=evaluate)
+
+
+def test_answers_are_kept_in_the_order_of_the_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "PlanModels", OfOneModel)
+    for name in NAMES:
+        (tmp_path / name).mkdir()
+        lines = [json.dumps({"query": f"SELECT {name} FROM t{number}"}) for number in range(3)]
+        (tmp_path / name / "test.jsonl").write_text("\n".join(lines) + "\n")
+    found = answers.Answers()
+    before, after = found(tmp_path, Digest("0" * 64), Digest("final"), {name: tmp_path / name for name in NAMES})
+    assert found.right == {"hospital": "100", "bank": "110"}
+    assert [score.exact_match for score in before.values()] == [0.0, 0.0]
+    assert after["bank"].exact_match == pytest.approx(2 / 3)
+    assert after["bank"].loss_per_token == pytest.approx(0.3)
