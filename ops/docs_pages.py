@@ -28,7 +28,7 @@ from coordinator.plans.forecast import forecast, require_worth
 from coordinator.plans.plan_text import plan_template
 from coordinator.plans.presets import PRESETS, preset
 from ops import docs_commands
-from ops.privacy_utility.pages import cost_table, ideas_table
+from ops.privacy_utility.pages import cost_table, ideas_table, joint_table
 from security.errors import ConfigurationError
 from security.preflight import Misconfiguration
 from silo_agent.edges.metrics import SiloMetrics
@@ -545,6 +545,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "help": docs_commands.help_block,
     "utility-cost": cost_table,
     "utility-ideas": ideas_table,
+    "utility-joint": joint_table,
     **{f"commands-{program}": partial(commands_table, program) for program in docs_commands.PROGRAMS},
 }
 

@@ -39,6 +39,7 @@ _SHAPE = {
 _ADAMW_EPSILON, _BETA = 1e-8, 0.9  # torch.optim.AdamW's defaults
 _STEP = 1e-13
 """max_grad_norm over the expected batch size: what one canary adds to a step's gradient at most."""
+_MOST_EVIDENCE = 8.0
 _LEAST_NOISE = 1e-3
 
 Vector = NDArray[np.float64]
@@ -162,13 +163,17 @@ class Weight:
 
 def evidence(estimate: Vector, deviation: Vector, sampling_rate: float) -> Vector:
     """Of one step, the logarithm of how much more probable an estimate is
-    with the canary in the data than without it.
+    with the canary in the data than without it; no more than _MOST_EVIDENCE either way.
+
+    As models leave the first one, estimates are off by more than their deviation says:
+    a single step decides nothing by itself.
     """
     shifted = (2 * estimate - 1) / (2 * deviation**2)
-    if sampling_rate == 1.0:
-        return shifted
-    result: Vector = np.logaddexp(math.log1p(-sampling_rate), math.log(sampling_rate) + shifted)
-    return result
+    result: Vector = shifted
+    if sampling_rate < 1.0:
+        result = np.logaddexp(math.log1p(-sampling_rate), math.log(sampling_rate) + shifted)
+    limited: Vector = np.clip(result, -_MOST_EVIDENCE, _MOST_EVIDENCE)
+    return limited
 
 
 def guess(evidence: Vector, included: Truths, *, made: int, alone: bool = False) -> Guesses:

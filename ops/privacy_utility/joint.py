@@ -19,13 +19,12 @@ from ops.demo.plan import private_values
 from ops.demo.run import Layout, write_private_silos
 from ops.privacy_utility.answers import Answers
 from ops.privacy_utility.comparison import TODAY, comparison_table, comparisons
-from ops.privacy_utility.rows import Row, keep, read_rows
+from ops.privacy_utility.rows import EIGHT, Row, keep, read_rows
 from ops.privacy_utility.silos import HELD_OUT, NAMES, study_silos
 from ops.simulation.run import logging_to, silos_in, simulate
 
 PARTS: Final = 4
 """Silos that each of the study's is divided into."""
-EIGHT: Final = f"eight silos, {HELD_OUT} questions"
 _PLAN: Final = "joint"
 _ALLOWED: Final = "[policy]\nmax_epsilon = 1000.0\nmax_epsilon_alone = 1000.0\n"
 _STEPS: Final = 80

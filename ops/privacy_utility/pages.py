@@ -5,9 +5,15 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from ops.privacy_utility.comparison import TODAY, VARIANTS, Comparison, Difference, comparisons
-from ops.privacy_utility.rows import QUERY_LOGS, RESULTS, Row, by_epsilon, read_rows
+from ops.privacy_utility.rows import EIGHT, JOINT_RESULTS, QUERY_LOGS, RESULTS, Row, by_epsilon, read_rows
 
 _NOT_YET = "not measured yet"
+WAYS_IN_WORDS = {
+    TODAY: "each silo's own, four rounds of twenty steps",
+    "own, a step a round": "each silo's own, eighty rounds of one step",
+    "joint": "joint, eighty rounds of one step",
+}
+"""Of joint.py."""
 
 
 def cost_table(rows: Sequence[Row] | None = None) -> str:
@@ -65,6 +71,33 @@ def _ideas(found: dict[str, Comparison]) -> Iterator[str]:
             _half(asked, 1, 100).strip(),
         )
         yield f"| `{variant}` | {plan} | {' | '.join(cells)} |"
+
+
+def joint_table(rows: Sequence[Row] | None = None) -> str:
+    """Ways of noise of eight silos: each one's means, and its loss less that of noise of each silo's own in rounds of twenty steps."""
+    found = [row for row in (read_rows(JOINT_RESULTS) if rows is None else rows) if row.data == EIGHT]
+    beside = {one.variant: one for one in comparisons(found)}
+    lines = [
+        "| noise | seeds | loss of a token before | after | exact match after | loss, less the first's |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for way, text in WAYS_IN_WORDS.items():
+        some = [row for row in found if row.variant == way]
+        if not some:
+            lines.append(f"| {text} | {_NOT_YET} | | | | |")
+            continue
+        loss = Difference.of([row.loss_per_token for row in some])
+        match = Difference.of([row.exact_match for row in some])
+        less = beside[way].loss_per_token if way in beside else None
+        cells = (
+            str(len(some)),
+            f"{fmean(row.loss_per_token_before for row in some):.3f}",
+            f"{loss.mean:.3f}{_half(loss, 3)}",
+            f"{100 * match.mean:.1f}{_half(match, 1, 100)} %",
+            "" if less is None else f"{less.mean:+.3f}{_half(less, 3)}",
+        )
+        lines.append(f"| {text} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 def _half(of: Difference, digits: int, times: float = 1.0) -> str:

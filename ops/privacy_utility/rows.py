@@ -15,6 +15,9 @@ from security.errors import ConfigurationError
 
 RESULTS: Final = Path(__file__).parent / "results.json"
 """Those that are kept with the code."""
+JOINT_RESULTS: Final = RESULTS.with_name("joint.json")
+EIGHT: Final = f"eight silos, {HELD_OUT} questions"
+"""Of joint.py."""
 QUERY_LOGS: Final = f"query logs, {HELD_OUT} questions"
 
 
