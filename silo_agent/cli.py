@@ -126,9 +126,12 @@ def main() -> None:
 
 @app.command()
 def enroll(
-    line: Annotated[
-        str,
-        typer.Argument(metavar="TOKEN", help="The line that `coordinator invite` printed; `-` reads it from stdin."),
+    token: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TOKEN",
+            help="The line that `coordinator invite` printed, also in pieces as a mail program wraps it; `-` reads it from stdin.",
+        ),
     ],
     directory: Dir = None,
 ) -> None:
@@ -139,9 +142,10 @@ def enroll(
     from silo_agent.edges.audit_log import audited
     from silo_agent.edges.enrolment_client import enrol
     from silo_agent.edges.key_store import refuse_second_enrolment, store_credentials
+    from silo_agent.edges.pasted import pasted_token
 
     folder = silo_folder(directory)
-    parsed = decode(sys.stdin.readline() if line == "-" else line)
+    parsed = pasted_token(sys.stdin) if token == ["-"] else decode("\n".join(token))
     refuse_second_enrolment(folder)
     folder.make()
     credentials = asyncio.run(enrol(parsed, now=datetime.now(UTC), agent_version=software_version()))
