@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import socket
 import sys
 import tomllib
 from collections.abc import Callable
@@ -36,6 +35,7 @@ from coordinator.edges.coordinator_folder import CoordinatorFolder, remember
 from coordinator.edges.export_client import fetch_export
 from coordinator.edges.key_store import KeyStore, key_files
 from coordinator.edges.logs import log_to_stderr
+from coordinator.edges.told_address import loopback_alone, own_hosts, warning
 from coordinator.groups_commands import groups_app
 from coordinator.plans.forecast import forecast
 from coordinator.rounds.which_plan import DEFAULT_PLAN
@@ -47,6 +47,7 @@ from security import files
 from security.errors import ConfigurationError, LoricaError, StateError, exit_code
 from security.identifiers import Role, federation_name
 from security.pki import key_file
+from security.pki.enrolment_token import decode
 from security.private_memory import keep_memory_private
 from security.process_lock import ProcessLock
 from security.terminal import Page, list_whole_summaries, terminal
@@ -123,7 +124,7 @@ def init(
     name = federation_name(federation or _name_from(folder.root.name))
     text = settings_text(
         name,
-        host or _own_hosts(),
+        host or own_hosts(),
         silos_port=silos_port,
         enrolment_port=enrolment_port,
         metrics_host=metrics_host,
@@ -141,6 +142,8 @@ def init(
     if plan:
         say("making the plan 'default' (a small model from scratch) ...")
         _create_plan(coordinator, DEFAULT_PLAN, size=DEFAULT_SIZE)
+    settings = coordinator.settings
+    _warn_of(settings.public.hosts[0], settings.public_silos_port)
     say("next: coordinator invite SILO, for each; then coordinator serve")
 
 
@@ -158,7 +161,11 @@ def invite(
     """Print a one-time enrolment token for a silo, on stdout alone."""
     seconds = whole_seconds(hours, unit_s=3600, most=MAX_VALID_SECONDS, of_what="an invitation")
     wanted = operator_pb2.InviteRequest(silo=silo, valid_seconds=seconds)
-    reply = reach(directory).ask(lambda stub: stub.Invite(wanted))
+    reached = reach(directory)
+    reply = reached.ask(lambda stub: stub.Invite(wanted))
+    if not (isinstance(reached, OnTheHost) and loopback_alone(reached.coordinator.settings)):
+        told = decode(reply.token)
+        _warn_of(told.host, told.port)
     expires = datetime.fromtimestamp(reply.expires_unix_s, UTC).isoformat(timespec="minutes")
     terminal(stderr=True).print(f"for silo {silo}, once, until {expires}: silo-agent enroll TOKEN", soft_wrap=True)
     print(reply.token)
@@ -576,14 +583,10 @@ def _name_from(folder: str) -> str:
     return kept[:63].strip("-") or "federation"
 
 
-def _own_hosts() -> list[str]:
-    """This host's name if it resolves, and localhost."""
-    name = socket.getfqdn()
-    try:
-        socket.getaddrinfo(name, None)
-    except OSError:
-        return ["localhost"]
-    return [name, "localhost"] if name != "localhost" else ["localhost"]
+def _warn_of(host: str, port: int) -> None:
+    """On stderr: a token goes to stdout alone."""
+    if told := warning(host, port):
+        terminal(stderr=True).print(f"warning: {told}", soft_wrap=True)
 
 
 async def _status_and_groups(
