@@ -9,8 +9,6 @@ import typer
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from platformdirs import user_data_path
-from rich.console import Console
-from rich.table import Table
 
 from coordinator.command_line import AsJson, Dir, instant, reach, whole_seconds
 from coordinator.edges.access_folder import AccessFolder, access_role, granted_text, requested_identity
@@ -19,6 +17,7 @@ from coordinator.service.renewal import MOST_ACCESS_S
 from security.errors import ConfigurationError, MalformedMessage
 from security.identifiers import Identity, Role, federation_name
 from security.pki.parsing import MAX_REQUEST_BYTES
+from security.terminal import Page, terminal
 from silo_wire.renewal import renewal_from_wire
 from silo_wire.v1 import operator_pb2
 
@@ -41,10 +40,9 @@ def request(
     identity = Identity(federation_name(federation), access_role(role), name)
     folder = _folder(directory)
     pem = folder.ask(identity)
-    Console(stderr=True).print(
+    terminal(stderr=True).print(
         f"the key of {identity.uri} is in {folder.root}; have the request granted on the coordinator's host: "
         f"coordinator access grant {name} --role {role} FILE",
-        highlight=False,
         soft_wrap=True,
     )
     print(pem.decode(), end="")
@@ -70,8 +68,8 @@ def grant(
     seconds = whole_seconds(days, unit_s=86_400, most=MOST_ACCESS_S, of_what="access")
     wanted = operator_pb2.GrantAccessRequest(role=role, name=name, csr_der=der, valid_seconds=seconds)
     reply = reach(directory).ask(lambda stub: stub.GrantAccess(wanted))
-    Console(stderr=True).print(
-        f"granted to {asked.uri}; hand it over by a way on which nobody can change it", highlight=False, soft_wrap=True
+    terminal(stderr=True).print(
+        f"granted to {asked.uri}; hand it over by a way on which nobody can change it", soft_wrap=True
     )
     print(granted_text(asked, reply), end="")
 
@@ -117,12 +115,8 @@ def list_access(directory: Dir = None, as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps(rows, indent=1))
         return
-    table = Table()
-    for column in ("role", "name", "serial", "issued", "expires", "revoked"):
-        table.add_column(column)
-    for row in rows:
-        table.add_row(*(value or "" for value in row.values()))
-    Console().print(table)
+    columns = ("role", "name", "serial", "issued", "expires", "revoked")
+    Page(columns=columns, rows=[[value or "" for value in row.values()] for row in rows]).show(terminal())
 
 
 def _folder(given: Path | None) -> AccessFolder:

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 from google.protobuf.json_format import MessageToDict
-from rich.console import Console
-from rich.table import Table
 
 from coordinator.command_line import AsJson, Dir, enter_command, instant, load, own_folder, reach, say
 from coordinator.edges.authorities import Authorities
@@ -17,6 +15,7 @@ from coordinator.settings import Settings
 from security import files
 from security.errors import ConfigurationError, StorageError
 from security.identifiers import federation_name
+from security.terminal import Page, terminal
 from silo_wire.v1 import operator_pb2
 
 PASSPHRASE = "LORICA_CA_PASSPHRASE"  # noqa: S105  # nosec B105  # the variable's name
@@ -122,22 +121,16 @@ def _change(directory: Path | None, message: operator_pb2.ChangeAuthorityRequest
 
 
 def _print(reply: operator_pb2.AuthoritiesReply) -> None:
-    table = Table()
-    for column in ("authority", "stage", "expires", "not known to", "needed by"):
-        table.add_column(column, overflow="fold")
+    rows = []
     for row in reply.authorities:
         needed = [*row.dependent]
         if row.invitations_unix_s:
             needed.append(f"invitations until {instant(row.invitations_unix_s)}")
         waits = row.stage == "successor"
-        table.add_row(
-            row.name,
-            row.stage,
-            instant(row.expires_unix_s),
-            ", ".join(row.unaware) if waits else "",
-            ", ".join(needed),
-        )
-    Console().print(table, markup=False)
+        unaware = ", ".join(row.unaware) if waits else ""
+        rows.append((row.name, row.stage, instant(row.expires_unix_s), unaware, ", ".join(needed)))
+    columns = ("authority", "stage", "expires", "not known to", "needed by")
+    Page(columns=columns, rows=rows).show(terminal())
 
 
 def _passphrase(*, confirm: bool) -> str:

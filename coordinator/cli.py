@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import socket
 import sys
 import tomllib
 from collections.abc import Callable
@@ -14,8 +13,6 @@ from typing import Annotated
 
 import typer
 from google.protobuf.json_format import MessageToDict
-from rich.console import Console
-from rich.table import Table
 
 from coordinator.access_commands import access_app
 from coordinator.audit_commands import audit_app
@@ -38,6 +35,7 @@ from coordinator.edges.coordinator_folder import CoordinatorFolder, remember
 from coordinator.edges.export_client import fetch_export
 from coordinator.edges.key_store import KeyStore, key_files
 from coordinator.edges.logs import log_to_stderr
+from coordinator.edges.told_address import loopback_alone, own_hosts, warning
 from coordinator.groups_commands import groups_app
 from coordinator.plans.forecast import forecast
 from coordinator.rounds.which_plan import DEFAULT_PLAN
@@ -49,8 +47,10 @@ from security import files
 from security.errors import ConfigurationError, LoricaError, StateError, exit_code
 from security.identifiers import Role, federation_name
 from security.pki import key_file
+from security.pki.enrolment_token import decode
 from security.private_memory import keep_memory_private
 from security.process_lock import ProcessLock
+from security.terminal import Page, list_whole_summaries, terminal
 from silo_wire.canonical import Digest
 from silo_wire.plan import Plan
 from silo_wire.software_version import software_version
@@ -61,7 +61,12 @@ DEFAULT_SIZE = "mini"
 
 PlanName = Annotated[str, typer.Argument(autocompletion=plan_names)]
 
-app = typer.Typer(help="Run the coordinator of a federation.", no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(
+    help="Run the coordinator of a federation.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # help texts name [sections] of files
+)
 plan_app = typer.Typer(help="Make, look at, start and stop plans.", no_args_is_help=True)
 app.add_typer(plan_app, name="plan")
 app.add_typer(access_app, name="access")
@@ -70,8 +75,6 @@ app.add_typer(ca_app, name="ca")
 app.add_typer(audit_app, name="audit")
 keys_app = typer.Typer(help="The private keys on this disk.", no_args_is_help=True)
 app.add_typer(keys_app, name="keys")
-for upkeep in (backup, restore, upgrade, gc):
-    app.command()(upkeep)
 
 
 def _say_version(asked: bool) -> None:
@@ -94,7 +97,7 @@ def main() -> None:
     try:
         app()
     except LoricaError as error:
-        Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        terminal(stderr=True).print(f"error: {error}", soft_wrap=True)
         sys.exit(exit_code(error))
 
 
@@ -121,7 +124,7 @@ def init(
     name = federation_name(federation or _name_from(folder.root.name))
     text = settings_text(
         name,
-        host or _own_hosts(),
+        host or own_hosts(),
         silos_port=silos_port,
         enrolment_port=enrolment_port,
         metrics_host=metrics_host,
@@ -135,14 +138,13 @@ def init(
     coordinator.keys.operator_pair(datetime.now(UTC))  # commands find it also while the coordinator starts
     coordinator.open_store().close()
     remember(folder.root)
-    out = Console()
-    out.print(
-        f"federation [bold]{name}[/] is in {folder.root}; silos reach it at {coordinator.settings.public.hosts[0]}"
-    )
+    say(f"federation {name} is in {folder.root}; silos reach it at {coordinator.settings.public.hosts[0]}")
     if plan:
-        out.print("making the plan 'default' (a small model from scratch) ...")
+        say("making the plan 'default' (a small model from scratch) ...")
         _create_plan(coordinator, DEFAULT_PLAN, size=DEFAULT_SIZE)
-    out.print("next: coordinator invite SILO, for each; then coordinator serve", highlight=False)
+    settings = coordinator.settings
+    _warn_of(settings.public.hosts[0], settings.public_silos_port)
+    say("next: coordinator invite SILO, for each; then coordinator serve")
 
 
 @app.command()
@@ -159,26 +161,14 @@ def invite(
     """Print a one-time enrolment token for a silo, on stdout alone."""
     seconds = whole_seconds(hours, unit_s=3600, most=MAX_VALID_SECONDS, of_what="an invitation")
     wanted = operator_pb2.InviteRequest(silo=silo, valid_seconds=seconds)
-    reply = reach(directory).ask(lambda stub: stub.Invite(wanted))
+    reached = reach(directory)
+    reply = reached.ask(lambda stub: stub.Invite(wanted))
+    if not (isinstance(reached, OnTheHost) and loopback_alone(reached.coordinator.settings)):
+        told = decode(reply.token)
+        _warn_of(told.host, told.port)
     expires = datetime.fromtimestamp(reply.expires_unix_s, UTC).isoformat(timespec="minutes")
-    Console(stderr=True).print(
-        f"for silo {silo}, once, until {expires}: silo-agent enroll TOKEN", highlight=False, soft_wrap=True
-    )
+    terminal(stderr=True).print(f"for silo {silo}, once, until {expires}: silo-agent enroll TOKEN", soft_wrap=True)
     print(reply.token)
-
-
-@app.command()
-def revoke(
-    name: Annotated[
-        str,
-        typer.Argument(help="Of the silo, operator or viewer.", show_default=False, autocompletion=silo_names),
-    ],
-    role: Annotated[str, typer.Option(help="silo, operator or viewer.")] = Role.SILO.value,
-    directory: Dir = None,
-) -> None:
-    """Shut somebody out at once: open calls are cut, certificates refused. A silo comes back by a new invitation."""
-    reply = reach(directory).ask(lambda stub: stub.Revoke(operator_pb2.RevokeRequest(role=role, name=name)))
-    say(reply.detail)
 
 
 @app.command(name="serve")
@@ -202,6 +192,20 @@ def serve_command(
 
 
 @app.command()
+def revoke(
+    name: Annotated[
+        str,
+        typer.Argument(help="Of the silo, operator or viewer.", show_default=False, autocompletion=silo_names),
+    ],
+    role: Annotated[str, typer.Option(help="silo, operator or viewer.")] = Role.SILO.value,
+    directory: Dir = None,
+) -> None:
+    """Shut somebody out at once: open calls are cut, certificates refused. A silo comes back by a new invitation."""
+    reply = reach(directory).ask(lambda stub: stub.Revoke(operator_pb2.RevokeRequest(role=role, name=name)))
+    say(reply.detail)
+
+
+@app.command()
 def status(directory: Dir = None, as_json: AsJson = False) -> None:
     """Show where the plan and each silo stand."""
     reached = reach(directory)
@@ -211,29 +215,21 @@ def status(directory: Dir = None, as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps({"running": running, **_json(reply), "proposed_groups": proposed}, indent=2))
         return
-    out = Console()
-    out.print(
+    say(
         f"federation {reply.federation}: coordinator {reply.coordinator_version} (wire {reply.wire}) "
-        f"{'running' if running else 'not running'}",
-        highlight=False,
+        f"{'running' if running else 'not running'}"
     )
     if reply.plan_digest:
-        out.print(
-            f"plan {reply.plan_name} ({reply.plan_digest.hex()[:16]}), round {reply.round} of {reply.rounds}",
-            highlight=False,
-        )
+        say(f"plan {reply.plan_name} ({reply.plan_digest.hex()[:16]}), round {reply.round} of {reply.rounds}")
     left = f", {reply.seconds_left:.0f} s left" if running and reply.seconds_left >= 0 else ""
-    out.print(f"{reply.phase}{left}: {reply.detail}", highlight=False, markup=False)
+    say(f"{reply.phase}{left}: {reply.detail}")
     if proposed:
         say(
             f"release groups {proposed} are proposed and wait for {groups.needed} signatures of: {', '.join(groups.missing)} "
             "(coordinator groups show)"
         )
-    table = Table()
-    for column in ("silo", "state", "progress", "last seen", "certificate expires", "agent", "detail"):
-        table.add_column(column)
-    for silo in reply.silos:
-        table.add_row(
+    rows = [
+        (
             silo.silo,
             silo.state,
             f"{silo.fraction:.0%}" if silo.fraction and silo.state in ("training", "evaluating") else "",
@@ -242,8 +238,11 @@ def status(directory: Dir = None, as_json: AsJson = False) -> None:
             f"{silo.agent_version} (wire {silo.agent_wire})" if silo.agent_wire else "",
             silo.detail,
         )
-    if reply.silos:
-        out.print(table, markup=False)  # silos' own words are in it, and ours name [sections] of files
+        for silo in reply.silos
+    ]
+    if rows:
+        columns = ("silo", "state", "progress", "last seen", "certificate expires", "agent", "detail")
+        Page(columns=columns, rows=rows, remarks=True).show(terminal())
 
 
 app.command()(watch)
@@ -258,7 +257,7 @@ def check(
     """Look at everything that could keep this federation from working; exit with 3 if something does."""
     from coordinator.edges.preflight import Ground, preflight
     from security.preflight import failures
-    from security.preflight_page import check_json, check_table
+    from security.preflight_page import check_json, check_page
 
     folder = own_folder(directory)
     checks = preflight(
@@ -269,7 +268,7 @@ def check(
     if as_json:
         print(check_json(checks))
     else:
-        Console().print(check_table(checks, f"coordinator check of {folder.root}"))
+        check_page(checks, f"coordinator check of {folder.root}").show(terminal())
     if problem := failures(checks):
         raise problem
 
@@ -302,40 +301,28 @@ def rounds(
     if as_json:
         print(json.dumps([_json(record) for record in reply.rounds], indent=2))
         return
-    out = Console()
     if not reply.rounds:
-        out.print("no round has been opened yet")
+        say("no round has been opened yet")
         return
-    table = Table()
-    for column in (
-        "round",
-        "outcome",
-        "silo",
-        "update",
-        "examples",
-        "loss reduction",
-        "weight",
-        "share",
-        "exact match",
-        "execution",
-    ):
-        table.add_column(column, justify="left" if column in ("outcome", "silo", "update") else "right")
-    for record in reply.rounds:
-        for silo in record.silos:
-            table.add_row(
-                f"{record.round}.{record.attempt}",
-                record.outcome,
-                silo.silo,
-                silo.outcome,
-                str(silo.examples or ""),
-                f"{silo.loss_reduction:.4f}" if silo.examples else "",
-                f"{silo.weight:.2f}" if silo.weight else "",
-                f"{silo.share:.1%}" if silo.weight else "",
-                f"{silo.dev_exact_matches / silo.dev_examples:.1%}" if silo.dev_examples else "",
-                f"{silo.dev_execution_matches / silo.dev_executed:.1%}" if silo.dev_executed else "",
-            )
-        table.add_section()
-    out.print(table)
+    left = ("round", "outcome", "silo", "update")
+    right = ("examples", "loss reduction", "weight", "share", "exact match", "execution")
+    rows = [
+        (
+            f"{record.round}.{record.attempt}",
+            record.outcome,
+            silo.silo,
+            silo.outcome,
+            str(silo.examples or ""),
+            f"{silo.loss_reduction:.4f}" if silo.examples else "",
+            f"{silo.weight:.2f}" if silo.weight else "",
+            f"{silo.share:.1%}" if silo.weight else "",
+            f"{silo.dev_exact_matches / silo.dev_examples:.1%}" if silo.dev_examples else "",
+            f"{silo.dev_execution_matches / silo.dev_executed:.1%}" if silo.dev_executed else "",
+        )
+        for record in reply.rounds
+        for silo in record.silos
+    ]
+    Page(columns=(*left, *right), rows=rows, numbers=("round", *right), groups=2).show(terminal())
     for record in reply.rounds:
         notes = [record.detail] if record.detail else []
         notes += [f"{silo.silo} {silo.outcome}: {silo.detail}" for silo in record.silos if silo.detail]
@@ -350,7 +337,7 @@ def rounds(
         if record.weight_fallback:
             notes.append("all weights were zero, sizes stood in")
         if notes:
-            out.print(f"{record.round}.{record.attempt}: {'; '.join(notes)}", highlight=False, markup=False)
+            say(f"{record.round}.{record.attempt}: {'; '.join(notes)}")
 
 
 @app.command()
@@ -372,7 +359,7 @@ def export(
         coordinator.export(Digest(reply.plan_digest.hex()), model, target)
     else:
         name, model = reached.ask(lambda stub: fetch_export(stub, target, latest=latest), timeout_s=None)
-    Console().print(f"model {model[:16]} of plan {name} is in {target}", highlight=False)
+    say(f"model {model[:16]} of plan {name} is in {target}")
 
 
 @plan_app.command(name="new")
@@ -408,10 +395,8 @@ def plan_new(
         overrides=dict(_assignment(item) for item in values or ()),
     )
     _print_forecast(plan)
-    Console().print(
-        f"plan {name} ({plan.digest[:16]}) is in {coordinator.shelf.folder(name)}; start it with coordinator plan start {name}",
-        highlight=False,
-        soft_wrap=True,
+    say(
+        f"plan {name} ({plan.digest[:16]}) is in {coordinator.shelf.folder(name)}; start it with coordinator plan start {name}"
     )
 
 
@@ -469,12 +454,7 @@ def plan_start(
     reply = reached.ask(lambda stub: stub.StartPlan(operator_pb2.StartPlanRequest(plan=name, leave=leave)))
     if isinstance(reached, OnTheHost):
         _print_forecast(reached.coordinator.shelf.bundle(Digest(reply.plan_digest.hex())).plan)
-    Console().print(
-        f"plan {reply.plan_name or name} ({reply.plan_digest.hex()[:16]}) is started: {reply.detail}",
-        highlight=False,
-        soft_wrap=True,
-        markup=False,
-    )
+    say(f"plan {reply.plan_name or name} ({reply.plan_digest.hex()[:16]}) is started: {reply.detail}")
 
 
 @plan_app.command(name="stop")
@@ -525,6 +505,10 @@ def privacy(directory: Dir = None, as_json: AsJson = False) -> None:
         )
     if not released:
         print("no sum was released with noise of the coordinator's")
+
+
+for upkeep in (backup, restore, upgrade, gc):
+    app.command()(upkeep)
 
 
 # --- plans
@@ -578,7 +562,7 @@ def _create_plan(
 
 def _print_forecast(plan: Plan) -> None:
     for line in forecast(plan):
-        Console().print(line, highlight=False, soft_wrap=True, markup=False)
+        say(line)
 
 
 def _assignment(text: str) -> tuple[str, object]:
@@ -599,14 +583,10 @@ def _name_from(folder: str) -> str:
     return kept[:63].strip("-") or "federation"
 
 
-def _own_hosts() -> list[str]:
-    """This host's name if it resolves, and localhost."""
-    name = socket.getfqdn()
-    try:
-        socket.getaddrinfo(name, None)
-    except OSError:
-        return ["localhost"]
-    return [name, "localhost"] if name != "localhost" else ["localhost"]
+def _warn_of(host: str, port: int) -> None:
+    """On stderr: a token goes to stdout alone."""
+    if told := warning(host, port):
+        terminal(stderr=True).print(f"warning: {told}", soft_wrap=True)
 
 
 async def _status_and_groups(
@@ -627,14 +607,16 @@ def _json(message: operator_pb2.StatusReply | operator_pb2.RoundRecord) -> dict[
 def _announce(coordinator: Coordinator) -> Callable[[], None]:
     def announce() -> None:
         if sys.stderr.isatty():
-            Console(stderr=True).print(
-                f"coordinator of federation [bold]{coordinator.federation}[/] serves silos on "
+            terminal(stderr=True).print(
+                f"coordinator of federation {coordinator.federation} serves silos on "
                 f"{coordinator.settings.listen.silos}; Ctrl-C stops it",
-                highlight=False,
+                soft_wrap=True,
             )
 
     return announce
 
+
+list_whole_summaries(app)
 
 if __name__ == "__main__":
     main()

@@ -15,7 +15,6 @@ from typing import Annotated, TypeVar
 
 import typer
 from prometheus_client import CollectorRegistry
-from rich.console import Console
 
 from coordinator.composition import Coordinator
 from coordinator.edges.access_folder import AccessFolder
@@ -33,6 +32,7 @@ from security.identifiers import Identity, Role, federation_name
 from security.pki import key_file
 from security.pki.identity_key import identity_key_from_pem
 from security.process_lock import ProcessLock, holder
+from security.terminal import terminal
 from silo_wire.v1 import operator_pb2_grpc
 
 Dir = Annotated[
@@ -145,7 +145,7 @@ def whole_seconds(given: float | None, *, unit_s: int, most: int, of_what: str) 
 
 def say(line: str) -> None:
     """For people, as it is: nothing in it is markup, and it is not cut."""
-    Console().print(line, highlight=False, soft_wrap=True, markup=False)
+    terminal().print(line, soft_wrap=True)
 
 
 def instant(unix_s: float) -> str:

@@ -4,7 +4,6 @@ import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from coordinator.command_line import AsJson, Dir, reach, say
 from security.errors import ConfigurationError
@@ -102,27 +101,24 @@ def _print(reply: operator_pb2.GroupsStanding, as_json: bool) -> None:
     if as_json:
         print(json.dumps(_value(reply), indent=1))
         return
-    console = Console(highlight=False, soft_wrap=True)
     if not reply.HasField("standing"):
-        console.print("no release groups stand: nothing is summed under masks")
+        say("no release groups stand: nothing is summed under masks")
     for title, signed, digest in (
         ("stand", reply.standing, reply.standing_digest),
         ("proposed", reply.proposed, reply.proposed_digest),
     ):
         if signed.groups.number:
             number, signatures = signed.groups.number, len(signed.signatures)
-            console.print(f"release groups {number} ({title}), {digest.hex()}")
-            console.print(
+            say(f"release groups {number} ({title}), {digest.hex()}")
+            say(
                 f"  against {signed.groups.colluders} colluders, smallest group "
                 f"{signed.groups.smallest_group}, signed by {signatures}:"
             )
             for group in signed.groups.groups:
-                console.print(f"  {', '.join(group.silos)}")
+                say(f"  {', '.join(group.silos)}")
     if reply.needed:
-        console.print(f"{reply.needed} more signatures are needed, of: {', '.join(reply.missing)}")
-        console.print(
-            "read the digest to the silos' people: it is the one that `silo-agent groups show` prints to them"
-        )
+        say(f"{reply.needed} more signatures are needed, of: {', '.join(reply.missing)}")
+        say("read the digest to the silos' people: it is the one that `silo-agent groups show` prints to them")
 
 
 def _value(reply: operator_pb2.GroupsStanding) -> dict[str, object]:

@@ -13,13 +13,13 @@ from typing import Annotated
 
 import typer
 from google.protobuf.json_format import MessageToDict
-from rich.console import Console
 from rich.live import Live
 
 from coordinator.command_line import AsJson, Dir, OnTheHost, reach
 from coordinator.edges.operator_client import OperatorAccess
-from coordinator.edges.watch_view import ROUNDS_SHOWN, Seen, headline, one_line, picture
+from coordinator.edges.watch_view import ROUNDS_SHOWN, Seen, headline, picture
 from security.errors import Unreachable
+from security.terminal import one_line, terminal
 from silo_wire.v1 import operator_pb2, operator_pb2_grpc
 
 REDRAWN_S = 0.5
@@ -60,7 +60,7 @@ def _draw(directory: Path | None, every: float) -> None:
     def show() -> object:
         return picture(seen, lost=lost, now=time.monotonic())
 
-    console = Console()
+    console = terminal()
     with Live(get_renderable=show, console=console, refresh_per_second=1 / REDRAWN_S, screen=False):  # type: ignore[arg-type]
         while True:
             try:

@@ -8,13 +8,16 @@ from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
 
 from security.errors import ConfigurationError, LoricaError, exit_code
+from security.terminal import list_whole_summaries, terminal
 from silo_wire.software_version import software_version
 
 app = typer.Typer(
-    help="Lorica: a whole federation on one machine.", no_args_is_help=True, pretty_exceptions_enable=False
+    help="Lorica: a whole federation on one machine.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # help texts name [sections] of files
 )
 
 
@@ -40,7 +43,7 @@ def main() -> None:
     try:
         app()
     except LoricaError as error:
-        Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        terminal(stderr=True).print(f"error: {error}", soft_wrap=True)
         sys.exit(exit_code(error))
 
 
@@ -72,7 +75,7 @@ def demo(
     """Generate four silos, run one coordinator and four agents over mutual TLS, and show them learn."""
     from ops.demo.run import run_demo
 
-    run_demo(out, seed=seed, values=values or (), secure=secure, epsilon=epsilon, console=Console())
+    run_demo(out, seed=seed, values=values or (), secure=secure, epsilon=epsilon, console=terminal())
 
 
 @app.command(name="simulate")
@@ -114,7 +117,7 @@ def simulate_command(
     from ops.simulation import report
     from ops.simulation.run import logging_to, silos_in, simulate
 
-    console = Console()
+    console = terminal()
     with logging_to(out / "simulation.log"):
         done = simulate(
             plan,
@@ -136,7 +139,7 @@ def _estimate(plan: Path, silos: Path, out: Path, *, device: str, threads: int, 
 
     done = dry_run(plan, silos_in(silos), out, device=device, threads=threads, workers=workers)
     estimate_report.write(out, done)
-    estimate_report.show(Console(), done)
+    estimate_report.show(terminal(), done)
     done.require_no_problem()
 
 
@@ -175,7 +178,7 @@ def experiment(
             device=device,
             threads=threads,
             jobs=jobs,
-            console=Console(),
+            console=terminal(),
         )
     print(write_report(study, out))
 
@@ -227,7 +230,7 @@ def bench(
         work=work.absolute(),
         out=out,
     )
-    console = Console()
+    console = terminal()
     install_peer(choice, console)
     if not private_loopback.enter():
         console.print("Without root, bytes on the wire are those of all traffic on loopback: let nothing else run.")
@@ -260,7 +263,7 @@ def bench_secagg(
     from ops.bench.masked.run import choice, install_peer, run_bench_secagg
 
     chosen = choice(silos=silos, parameters=parameters, rounds=rounds, peer=peer or None, work=work.absolute(), out=out)
-    console = Console()
+    console = terminal()
     install_peer(chosen, console)
     if not private_loopback.enter() and rounds:
         console.print("Without root, bytes on the wire are those of all traffic on loopback: let nothing else run.")
@@ -288,7 +291,7 @@ def bench_dp(
     chosen = choice(
         sizes=size, ways=way, batch=batch, physical=physical, steps=steps, device=device, threads=threads, out=out
     )
-    run_bench_dp(chosen, Console())
+    run_bench_dp(chosen, terminal())
 
 
 @app.command()
@@ -306,7 +309,7 @@ def bench_simulation(
     from ops.bench.simulation.run import SIZES, Choice, run_bench_simulation
 
     chosen = Choice(sizes=size or SIZES, largest=largest, rounds=rounds, threads=threads, work=work.absolute(), out=out)
-    run_bench_simulation(chosen, Console())
+    run_bench_simulation(chosen, terminal())
 
 
 @app.command(name="privacy-utility")
@@ -361,7 +364,7 @@ def privacy_utility(
             seeds=seeds or range(1, 9),
             records=records or 8_000,
             out=out,
-            console=Console(),
+            console=terminal(),
         )
         return
     from ops.privacy_utility.comparison import VARIANTS
@@ -375,7 +378,7 @@ def privacy_utility(
         real=real,
         out=out,
         svg=svg,
-        console=Console(),
+        console=terminal(),
         variants=variants or list(VARIANTS),
     )
 
@@ -394,7 +397,7 @@ def soak(
     from ops.soak.run import run_soak
 
     chosen = secrets.randbelow(1 << 32) if seed is None else seed
-    run_soak(out, seed=chosen, rounds=rounds, silos=silos, secure=secure, console=Console())
+    run_soak(out, seed=chosen, rounds=rounds, silos=silos, secure=secure, console=terminal())
 
 
 @app.command()
@@ -416,8 +419,10 @@ def privacy_audit(
     from ops.privacy_audit.run import choice, run_audit
 
     chosen = choice(targets=target, claims=claim, canaries=canaries, releases=releases, seed=seed, out=out)
-    run_audit(chosen, Console())
+    run_audit(chosen, terminal())
 
+
+list_whole_summaries(app)
 
 if __name__ == "__main__":
     main()

@@ -4,21 +4,20 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from rich.markup import escape
-from rich.table import Table
-
 from security.preflight import Check
+from security.terminal import Page
 
 
-def check_table(checks: Sequence[Check], title: str) -> Table:
-    table = Table("check", "outcome", title=title)
-    table.add_column("what was found, and the remedy", overflow="fold")
-    for item in checks:
-        found = f"{item.misconfiguration}: {item.detail}" if item.misconfiguration else item.detail
-        # It may quote a file or a peer: no control character reaches the terminal.
-        shown = "".join(character if character.isprintable() else " " for character in found)
-        table.add_row(item.name, item.outcome.value, escape(shown))
-    return table
+def check_page(checks: Sequence[Check], title: str) -> Page:
+    rows = [
+        (
+            item.name,
+            item.outcome.value,
+            f"{item.misconfiguration}: {item.detail}" if item.misconfiguration else item.detail,
+        )
+        for item in checks
+    ]
+    return Page(columns=("check", "outcome", "what was found, and the remedy"), rows=rows, title=title, remarks=True)
 
 
 def check_json(checks: Sequence[Check]) -> str:

@@ -28,6 +28,7 @@ from security.errors import (
     StateError,
     UnsafeSql,
 )
+from security.terminal import Page, list_whole_summaries, terminal
 from silo_agent.audit_commands import audit_app
 from silo_agent.command_line import (
     Choice,
@@ -78,6 +79,7 @@ app = typer.Typer(
     help="Run one silo of a federation: its data and its private keys stay here.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # help texts name [sections] of files
 )
 app.add_typer(identity_app, name="identity")
 app.add_typer(audit_app, name="audit")
@@ -126,9 +128,12 @@ def main() -> None:
 
 @app.command()
 def enroll(
-    line: Annotated[
-        str,
-        typer.Argument(metavar="TOKEN", help="The line that `coordinator invite` printed; `-` reads it from stdin."),
+    token: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TOKEN",
+            help="The line that `coordinator invite` printed, also in pieces as a mail program wraps it; `-` reads it from stdin.",
+        ),
     ],
     directory: Dir = None,
 ) -> None:
@@ -139,9 +144,10 @@ def enroll(
     from silo_agent.edges.audit_log import audited
     from silo_agent.edges.enrolment_client import enrol
     from silo_agent.edges.key_store import refuse_second_enrolment, store_credentials
+    from silo_agent.edges.pasted import pasted_token
 
     folder = silo_folder(directory)
-    parsed = decode(sys.stdin.readline() if line == "-" else line)
+    parsed = pasted_token(sys.stdin) if token == ["-"] else decode("\n".join(token))
     refuse_second_enrolment(folder)
     folder.make()
     credentials = asyncio.run(enrol(parsed, now=datetime.now(UTC), agent_version=software_version()))
@@ -218,8 +224,6 @@ async def _run_agent(
     journal: "RoundJournal",
     where: "Whereabouts",
 ) -> None:
-    from rich.console import Console
-
     from security.audit.entry import Event
     from silo_agent.edges.audit_log import audit_log
     from silo_agent.edges.backoff import Backoff
@@ -250,7 +254,7 @@ async def _run_agent(
 
     sources = _sources(folder, settings)
     sources.data()  # bad data ends the command here, before anything heavy is loaded
-    console = Console(stderr=True)
+    console = terminal(stderr=True)
     with (
         metrics_served(settings.metrics.listen, folder.root) as metrics,
         TerminalDisplay(console) if _is_watched(console) else LogDisplay(where) as display,
@@ -478,10 +482,8 @@ def check(
     data: Data = None, database: Database = None, config: Config = None, directory: Dir = None, as_json: Json = False
 ) -> None:
     """Look at everything that could keep this silo from taking part; exit with 3 if something does."""
-    from rich.console import Console
-
     from security.preflight import failures
-    from security.preflight_page import check_json, check_table
+    from security.preflight_page import check_json, check_page
     from silo_agent.edges.preflight import Ground, preflight
 
     folder = silo_folder(directory)
@@ -495,7 +497,7 @@ def check(
     if as_json:
         print(check_json(checks))
     else:
-        Console().print(check_table(checks, f"silo-agent check of {folder.root}"))
+        check_page(checks, f"silo-agent check of {folder.root}").show(terminal())
     if problem := failures(checks):
         raise problem
 
@@ -565,14 +567,9 @@ def schema(
 
 
 def _print_rows(columns: tuple[str, ...], rows: tuple[tuple[object, ...], ...]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(*(escape(one_line(column)) for column in columns))
-    for row in rows:
-        table.add_row(*(escape(one_line(value)) for value in row))
-    Console().print(table)
+    Page(
+        columns=[one_line(column) for column in columns], rows=[[one_line(value) for value in row] for row in rows]
+    ).show(terminal())
 
 
 def _given(
@@ -634,6 +631,8 @@ def _workshop(
     register = (sharing or NotShared()).register
     return Workshop(settings=settings, policy=policy, sources=sources, own_entropy=entropy, on_private_data=register)
 
+
+list_whole_summaries(app)
 
 if __name__ == "__main__":
     main()

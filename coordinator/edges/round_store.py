@@ -225,6 +225,13 @@ class SqlRoundStore:
                 for row in connection.execute(query)
             )
 
+    def spent_at(self, silo: SiloName, secret_digest: bytes) -> float | None:
+        query = select(invitations.c.spent_at).where(
+            invitations.c.secret_digest == secret_digest, invitations.c.silo == silo
+        )
+        with self._transaction() as connection:
+            return connection.execute(query).scalar_one_or_none()
+
     def void_invitations(self, *, pins: Collection[str]) -> None:
         foreign = and_(invitations.c.spent_at.is_(None), invitations.c.pin.not_in(pins))
         with self._transaction() as connection:

@@ -10,6 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from security.terminal import one_line
 from silo_wire.v1 import operator_pb2
 
 ROUNDS_SHOWN = 6
@@ -55,14 +56,14 @@ def picture(seen: Seen | None, *, lost: str, now: float) -> RenderableType:
     if status.seconds_left >= 0:
         left = max(0.0, status.seconds_left - (now - seen.at))
         parts.append(Text(f"{left:.0f} s left of this phase"))
-    title = one_line(f"{status.federation}: {status.plan_name or 'no plan'}")
+    title = Text(one_line(f"{status.federation}: {status.plan_name or 'no plan'}"))
     return Group(Panel(Group(*parts), title=title, title_align="left"), _silos(status), _rounds(seen.rounds), trouble)
 
 
 def _silos(status: operator_pb2.StatusReply) -> Table:
     table = Table(expand=True)
     for column in ("silo", "state", "progress", "last seen", "detail"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for silo in status.silos:
         table.add_row(
             Text(one_line(silo.silo)),
@@ -78,10 +79,10 @@ def _silos(status: operator_pb2.StatusReply) -> Table:
 
 def _rounds(records: Sequence[operator_pb2.RoundRecord]) -> Table:
     table = Table(expand=True)
-    table.add_column("round", justify="right")
-    table.add_column("outcome")
+    table.add_column("round", justify="right", overflow="fold")
+    table.add_column("outcome", overflow="fold")
     for column in ("updates", "loss reduction", "exact match MacroAvg", "MicroAvg"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", overflow="fold")
     for record in records[-ROUNDS_SHOWN:]:
         told = [silo for silo in record.silos if silo.examples]
         mean = sum(silo.loss_reduction for silo in told) / len(told) if told else None
@@ -103,8 +104,3 @@ def _ago(unix_s: float) -> str:
         return "never"
     seconds = max(0.0, time.time() - unix_s)
     return "now" if seconds < 5 else f"{seconds:.0f} s ago" if seconds < 120 else f"{seconds / 60:.0f} min ago"
-
-
-def one_line(text: str) -> str:
-    """What others say moves no cursor and paints nothing."""
-    return "".join(character if character.isprintable() else " " for character in text)

@@ -101,9 +101,12 @@ class Enrolment:
         name = silo_name(silo)
         now = self._clock()
         invitation = self._of(name)
+        if invitation is None or not is_secret(token_secret, invitation.secret_digest):
+            await self._refuse_spent(name, token_secret)
         if invitation is None:
             raise AuthenticationError(
-                f"no invitation is open for silo {name}: have one made with `coordinator invite {name}`"
+                f"no invitation is open for silo {name}: this token was replaced by a newer one or voided, or is of another coordinator; "
+                f"have a new one made with `coordinator invite {name}`"
             )
         verify_secret(token_secret, invitation.secret_digest)
         check_unexpired(int(invitation.expires_unix_s), silo=name, now=datetime.fromtimestamp(now, UTC))
@@ -145,6 +148,17 @@ class Enrolment:
             trust_bundle_pem=self._keys.trust_bundle_pem,
             coordinator_identity_key=self._keys.identity_public_key,
         )
+
+    async def _refuse_spent(self, name: SiloName, token_secret: bytes) -> None:
+        """Raise AuthenticationError for a token that was used before: only who holds it is told so."""
+        at = await self._threads.store(self._store.spent_at, name, secret_digest(token_secret))
+        if at is not None:
+            moment = datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+            raise AuthenticationError(
+                f"the token of silo {name} was used at {moment}, and a token enrols once: if that was you, silo {name} is enrolled in the "
+                f"folder that you used then; if not, tell the operator, who shuts it out with `coordinator revoke {name}`; "
+                f"`coordinator invite {name}` makes a new token"
+            )
 
     def would_take(self, silo: str, token_secret: bytes) -> bool:
         """Whether this is the secret of an open invitation of that silo; expired ones count."""

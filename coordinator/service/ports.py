@@ -240,6 +240,9 @@ class RoundStore(Protocol):
     def invitations(self) -> tuple[Invitation, ...]:
         """The open ones."""
 
+    def spent_at(self, silo: SiloName, secret_digest: bytes) -> float | None:
+        """When this silo's token with this secret was used; None for one that was not, or that there never was."""
+
     def void_invitations(self, *, pins: Collection[str]) -> None:
         """Delete the open ones that pin another authority than these."""
 

@@ -143,7 +143,7 @@ def run_demo(
         _show_privacy(console, place, names, summary)
     _answer(console, place, names)
     console.print(
-        f"Everything is in [bold]{place.out}[/]: model/ loads with from_pretrained, {SUMMARY} has the figures."
+        f"Everything is in {place.out}: model/ loads with from_pretrained, {SUMMARY} has the figures.", soft_wrap=True
     )
     return summary
 
@@ -379,5 +379,5 @@ def _answer(console: Console, place: Layout, names: Sequence[str]) -> None:
     with console.status("asking each silo one question"), ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(ask, names))
     for name, (question, answer) in zip(names, answers, strict=True):
-        console.print(f"[bold]{name}[/]: {question}", highlight=False)
+        console.print(f"{name}: {question}", highlight=False, markup=False)
         console.print(answer.rstrip(), highlight=False, markup=False)

@@ -23,6 +23,7 @@ from ops.experiment.run import run_study
 from ops.simulation.run import silos_in
 from ops.simulation.silo_data import lines
 from security.errors import ConfigurationError, LoricaError
+from security.terminal import terminal
 from silo_agent.training.text_to_sql_data import SCHEMA_FILE, SPLITS
 from silo_wire.public_text import public_text
 
@@ -90,7 +91,7 @@ def main(
     threads: Annotated[int, typer.Option(min=0, help="Of PyTorch; 0: its own choice.")] = 0,
 ) -> None:
     """One short round of the paper's protocol on a random T5-base."""
-    console = Console()
+    console = terminal()
     try:
         found = paper_round(data, out, examples=examples, threads=threads, console=console)
     except LoricaError as error:

@@ -76,9 +76,9 @@ def run_soak(out: Path, *, seed: int, rounds: int, silos: int, secure: bool = Fa
             f"the plan is over, and secrets of an attempt are still there: {', '.join(map(str, left))}"
         )
     if secure:
-        console.print("[bold]the same rounds[/]: one attempt each, every silo in every sum, no secret left")
+        console.print("the same rounds: one attempt each, every silo in every sum, no secret left")
     else:
-        console.print("[bold]the same to the last bit[/]: models, weights and scores of every round, one attempt each")
+        console.print("the same to the last bit: models, weights and scores of every round, one attempt each")
 
 
 def _shape(rounds: int, silos: int, secure: bool) -> Shape:

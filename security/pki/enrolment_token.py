@@ -5,8 +5,9 @@
     str      = 1 byte length, then ASCII; numbers are big-endian; expiry is in Unix seconds
     checksum = first 6 bytes of SHA-256(b"lorica/v1/enrolment-token\\0" + fields): against typing errors, not attackers
 
-There is one text for each token: whatever decodes, encodes to the same text again. No error shows the text, which is
-a secret. The coordinator keeps `secret_digest` alone; the secret has 256 bits, so a plain hash cannot be searched.
+There is one text for each token: whatever decodes, encodes to the same text again, but for the white space and the quotation
+marks that a mail program put into it. No error shows the text, which is a secret. The coordinator keeps `secret_digest` alone; the
+secret has 256 bits, so a plain hash cannot be searched.
 """
 
 import base64
@@ -29,12 +30,16 @@ PREFIX = "lorica1-"
 SECRET_BYTES = 32
 DEFAULT_TOKEN_LIFETIME_HOURS = 72
 MAX_TOKEN_CHARACTERS = 1024
+MAX_PASTED_CHARACTERS = 16 * MAX_TOKEN_CHARACTERS
+"""Of the text that a token is looked for in, with all that was wrapped around it."""
 
 _CHECKSUM_BYTES = 6
 _CHECKSUM_DOMAIN = b"lorica/v1/enrolment-token\0"
 _SECRET_DOMAIN = b"lorica/v1/enrolment-secret\0"
 _ALPHABET = re.compile(r"[A-Za-z0-9_-]*")
 _MAX_EXPIRY = int(datetime(9999, 12, 31, tzinfo=UTC).timestamp())
+_OF_THE_MAIL = re.compile("=\r?\n|[\\s\"'`<>|\u00ab\u00ad\u00bb\u2018-\u201f\u2039\u203a\u200b-\u200f\u2060\ufeff]")
+"""What mail programs and people put around and into a line: white space, quotation marks and signs, characters that nobody sees."""
 _COPY_AGAIN = "copy the whole line that `coordinator invite` printed"
 
 
@@ -123,15 +128,17 @@ def encode(token: EnrolmentToken) -> str:
 
 
 def decode(text: str) -> EnrolmentToken:
-    """The token in `text`, white space around it ignored; raises ConfigurationError that says what is wrong with the copy."""
-    text = text.strip()
+    """The token in `text`, however it was wrapped, indented or quoted; raises ConfigurationError that says what is wrong with the copy."""
+    if len(text) > MAX_PASTED_CHARACTERS:
+        raise ConfigurationError(f"enrolment token of {len(text)} characters is too long: {_COPY_AGAIN}")
+    text = _OF_THE_MAIL.sub("", text)
     if len(text) > MAX_TOKEN_CHARACTERS:
         raise ConfigurationError(f"enrolment token of {len(text)} characters is too long: {_COPY_AGAIN}")
     if not text.startswith(PREFIX):
         raise ConfigurationError(f"enrolment token does not begin with {PREFIX!r}: {_COPY_AGAIN}")
     body = text.removeprefix(PREFIX)
     if not _ALPHABET.fullmatch(body):
-        raise ConfigurationError(f"enrolment token holds a character that no token has: {_COPY_AGAIN}, without spaces")
+        raise ConfigurationError(f"enrolment token holds a character that no token has: {_COPY_AGAIN}")
     try:
         data = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
     except binascii.Error:

@@ -65,6 +65,12 @@ async def _answer(token: EnrolmentToken) -> Answer:
     try:
         return await asyncio.to_thread(probe, token.address, coordinator_dns_name(token.federation))
     except Unreachable as error:
+        if isinstance(error.__cause__, ConnectionRefusedError):
+            raise Unreachable(
+                f"nobody takes tokens at {token.address} now, though the host is there: this token was used, replaced or voided before, "
+                f"or the coordinator does not run; ask the operator whether silo {token.silo} is enrolled, and for another token with "
+                f"coordinator invite {token.silo} if it is not"
+            ) from error
         raise Unreachable(
             f"{error}; or no invitation is open for silo {token.silo}, since this token was spent or replaced: ask the operator for "
             f"another one with coordinator invite {token.silo}"

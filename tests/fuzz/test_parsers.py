@@ -673,7 +673,8 @@ TOKEN = encode(
 def test_enrolment_tokens(text: str) -> None:
     token = refused(lambda: decode(text))
     if token is not None:
-        assert encode(token) == text.strip()
+        # White space and quotation marks are all that may stand in it beside its own characters.
+        assert encode(token) == "".join(one for one in text if one.isascii() and (one.isalnum() or one in "-_"))
 
 
 @fuzz

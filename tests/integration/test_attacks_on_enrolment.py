@@ -130,7 +130,17 @@ async def test_replayed_token(at: RunningCoordinator) -> None:
     await at.invited(BANK)  # keeps the listener open
     first = await enrol(token, now=datetime.now(UTC), agent_version="test")
     async with refused(
+        at, AuthenticationError, grpc.StatusCode.UNAUTHENTICATED, f"the token of silo {CLINIC} was used at 2"
+    ):
+        await attempt(at, Applicant.with_token(token).request)
+    other = Applicant.with_token(token).but(token_secret=flip(token.secret, 0))
+    async with refused(  # who does not hold the token is not told
         at, AuthenticationError, grpc.StatusCode.UNAUTHENTICATED, f"no invitation is open for silo {CLINIC}"
+    ):
+        await attempt(at, other)
+    await at.invited(CLINIC)
+    async with refused(
+        at, AuthenticationError, grpc.StatusCode.UNAUTHENTICATED, f"the token of silo {CLINIC} was used at 2"
     ):
         await attempt(at, Applicant.with_token(token).request)
     (enrolled,) = at.coordinator.open_store().silos()
@@ -416,7 +426,7 @@ async def test_listener_is_closed_while_nobody_is_invited(at: RunningCoordinator
     assert accepts(at.enrolment_port)
     await enrol(token, now=datetime.now(UTC), agent_version="test")
     await until(lambda: not accepts(at.enrolment_port))
-    with pytest.raises(Unreachable, match=f"does not answer .*; or no invitation is open for silo {CLINIC}"):
+    with pytest.raises(Unreachable, match=f"this token was used, .* whether silo {CLINIC} is enrolled"):
         await enrol(token, now=datetime.now(UTC), agent_version="test")
 
 

@@ -113,9 +113,24 @@ def test_token_with_something_behind_it_is_refused(tail: str):
         decode(TEXT + tail)
 
 
-def test_token_wrapped_over_two_lines_is_refused():
-    with pytest.raises(ConfigurationError, match="without spaces"):
-        decode(TEXT[:60] + "\n" + TEXT[60:])
+@pytest.mark.parametrize(
+    "pasted",
+    [
+        f"{TEXT[:60]}\n{TEXT[60:]}",
+        f"\t{TEXT[:3]} {TEXT[3:60]}\r\n\r\n  {TEXT[60:]}\n",
+        f"> {TEXT[:60]}\n>> {TEXT[60:]}\n",
+        f"{TEXT[:60]}=\r\n{TEXT[60:]}",
+        f'"{TEXT}"',
+        f"'{TEXT}'",
+        f"`{TEXT}`",
+        f"<{TEXT}>",
+        f"\u201e{TEXT}\u201c",
+        f"\u00ab\u00a0{TEXT}\u00a0\u00bb",
+        f"\ufeff{TEXT[:60]}\u200b{TEXT[60:]}",
+    ],
+)
+def test_what_a_mail_program_puts_into_a_token_is_ignored(pasted: str):
+    assert decode(pasted) == token()
 
 
 @pytest.mark.parametrize("text", ["", "lorica1-", "lorica2-" + TEXT[8:], TEXT[8:], TEXT.upper(), "hello"])
@@ -182,7 +197,7 @@ def test_neither_repr_nor_an_error_shows_the_secret():
     for text in (
         TEXT + "A",
         TEXT[:-1],
-        TEXT[:60] + " " + TEXT[60:],
+        TEXT[:60] + "." + TEXT[60:],
         "x" + TEXT,
         TEXT * 20,
         with_checksum(fields_of(TEXT) + b"x"),
