@@ -109,6 +109,7 @@ def tls_context(presented: Presented, *, token: bool) -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_OPTIONAL if token else ssl.CERT_REQUIRED
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an institution's own root may stand above the authority
     context.num_tickets = 0  # a resumed session would show no certificate
+    context.options |= ssl.OP_NO_TICKET
     _show(context, presented.pair)
     _trust(context, presented.trust)
     presented.on_pair.append(lambda pair: _show(context, pair))
