@@ -4,14 +4,14 @@ import asyncio
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 import structlog
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 
 from coordinator.edges.audited import AuditedOperator, AuditedStore, RefusalLog, released
 from coordinator.edges.coordinator_folder import CoordinatorFolder
@@ -51,6 +51,7 @@ from silo_wire.canonical import Digest
 from silo_wire.heartbeat import beating
 from silo_wire.host_metrics import register_host
 from silo_wire.listen_address import Address, address
+from silo_wire.metrics_port import metrics_port
 from silo_wire.plan import Plan, PlanBundle
 from silo_wire.sealed_log import kept_log
 
@@ -360,16 +361,9 @@ async def serve(coordinator: Coordinator, *, offer: str, ready: Callable[[], Non
     async with (
         serving(coordinator, CoordinatorMetrics(registry), offer=offer) as at_work,
         beating(coordinator.folder.lock),
+        _metrics_served(coordinator, registry),
     ):
         where.of = lambda: at_work.service.place
-        at = address(listen.metrics)
-        try:
-            http, http_thread = start_http_server(at.port, at.host, registry)
-        except OSError as error:
-            raise ConfigurationError(
-                f"cannot listen on {listen.metrics} for metrics ({error.strerror}): change [listen] metrics in "
-                f"{coordinator.folder.settings}"
-            ) from error
         stopped = asyncio.create_task(stop.wait())
         try:
             _log.info(
@@ -388,9 +382,22 @@ async def serve(coordinator: Coordinator, *, offer: str, ready: Callable[[], Non
         finally:
             _log.info("stopping")
             stopped.cancel()
-            http.shutdown()
-            http_thread.join()
-            http.server_close()
+
+
+@asynccontextmanager
+async def _metrics_served(coordinator: Coordinator, registry: CollectorRegistry) -> AsyncIterator[None]:
+    """Raises ConfigurationError where the address cannot be bound."""
+    settings = coordinator.settings
+    async with AsyncExitStack() as open_here:
+        served = metrics_port(address(settings.listen.metrics), registry, hosts=settings.public.hosts)
+        try:
+            await open_here.enter_async_context(served)
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot listen on {settings.listen.metrics} for metrics ({error.strerror}): change [listen] metrics in "
+                f"{coordinator.folder.settings}"
+            ) from error
+        yield
 
 
 def _groups_stand(audit: AuditLog, signed: SignedLink) -> None:

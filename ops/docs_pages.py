@@ -36,6 +36,7 @@ from silo_agent.edges.misconfigurations import Mistake as SiloMistake
 from silo_agent.settings import Settings as SiloSettings
 from silo_wire.canonical import digest_of
 from silo_wire.host_metrics import FolderCollector, GpuCollector
+from silo_wire.http_server import MAX_CONNECTIONS, MAX_CONNECTIONS_OF_ONE, MAX_HEAD_BYTES, REQUEST_S
 from silo_wire.plan import ModelSection, Plan
 from silo_wire.privacy import calibrated_noise
 from silo_wire.transport import ENROLMENT_OPTIONS, MAX_MESSAGE_BYTES, SERVER_OPTIONS
@@ -488,6 +489,16 @@ def limits_table() -> str:
             "keepalive",
             f"{seconds['grpc.keepalive_time_ms']} s, answered in {seconds['grpc.keepalive_timeout_ms']} s",
             "connections whose other end has gone",
+        ),
+        (
+            "connections to the status page, to metrics",
+            f"{MAX_CONNECTIONS} each, {MAX_CONNECTIONS_OF_ONE} of one address",
+            "strangers who hold descriptors; none holds a thread",
+        ),
+        (
+            "the head of a request there, from the end of the one before",
+            f"{REQUEST_S:.0f} s, {_size(MAX_HEAD_BYTES)}; a body is refused",
+            "connections that say nothing, or a letter at a time",
         ),
         ("open files of the coordinator", f"{OPEN_FILES:,}, or what the system allows", "strangers who keep silos out"),
     )

@@ -255,115 +255,116 @@ async def _run_agent(
     sources = _sources(folder, settings)
     sources.data()  # bad data ends the command here, before anything heavy is loaded
     console = terminal(stderr=True)
-    with (
-        metrics_served(settings.metrics.listen, folder.root) as metrics,
-        TerminalDisplay(console) if _is_watched(console) else LogDisplay(where) as display,
-    ):
-        policy = policy_of(folder, credentials, settings)
-        sharing = sharing_of(folder, settings.policy.shared_budget)
-        trainer = _workshop(settings, policy, sources, own_entropy(folder.own_entropy), sharing)
-        log = audit_log(folder, credentials)
-        audit = SiloAudit(
-            log,
-            federation=credentials.federation,
-            silo=credentials.silo,
-            ledger_head=journal.ledger_head,
-            clock=time.time,
-        )
-        observer = AuditedObserver(SiloObserver(journal=journal, metrics=metrics, display=display), audit)
-
-        def on_trouble(error: Exception) -> None:
-            display.note("audit-log", detail=str(error) or repr(error))
-
-        async with kept_log(log, audit, on_trouble), AsyncExitStack() as open_here:
-            client = GrpcCoordinator(
-                channel=mutual_channel(credentials),
-                credentials=credentials,
-                models=ModelCache(folder.models, kept=settings.storage.models_kept),
-                agent_version=software_version(),
-                unreachable=observer.unreachable,
-                instance=next_instance(journal, folder.root),
-                log_head=log.head,
-                traffic=Traffic(sent=metrics.sent.inc, received=metrics.received.inc, attending=metrics.attending),
-            )
-            open_here.push_async_callback(client.close)
-            await open_here.enter_async_context(beating(folder.lock))
-
-            def renewed(certificate: "x509.Certificate") -> None:
-                expires = certificate.not_valid_after_utc.isoformat()
-                log.append(
-                    Event.CERTIFICATE_RENEWED, who=log.writer, serial=f"{certificate.serial_number:x}", expires=expires
-                )
-
-            keeper = CertificateKeeper(
-                SiloCertificate(folder, credentials, client, on_renewed=renewed),
-                backoff=Backoff(most_s=MOST_RENEWAL_WAIT_S),
-                told=display.note,
-                expires=metrics.certificate_expiry.set,
-            )
-            client.on_trust = keeper.heard
-
-            def goes_back(plan: "Digest", model: "Digest", made: int, newest: int) -> None:
-                audit.goes_back(plan, model, made, newest)
-                display.note("model-went-back", plan=plan, model=model, round=made, accepted_round=newest)
-
-            first_use = settings.policy.trust_on_first_use
-            groups = GroupKeeper(
-                ReleaseGroups(
-                    group_chain(folder, credentials, policy),
-                    trust_store(folder, credentials, first_use=first_use),
-                    credentials,
-                    client=client,
-                    log=log,
-                    first_use=first_use,
-                ),
-                backoff=Backoff(),
-                told=display.note,
-                refused=observer.refused,
-                waits=metrics.groups_wait.set,
-            )
-            client.on_groups = groups.heard
-            client.on_speaker = lambda coordinator: journal.set_fact(
-                "coordinator_speaks", f"{coordinator.wire} {coordinator.release}".rstrip()
-            )
-            coordinator = AuditedCoordinator(client, audit)
-            service = AgentService(
+    async with metrics_served(settings.metrics.listen, folder.root) as metrics:
+        with TerminalDisplay(console) if _is_watched(console) else LogDisplay(where) as display:
+            policy = policy_of(folder, credentials, settings)
+            sharing = sharing_of(folder, settings.policy.shared_budget)
+            trainer = _workshop(settings, policy, sources, own_entropy(folder.own_entropy), sharing)
+            log = audit_log(folder, credentials)
+            audit = SiloAudit(
+                log,
                 federation=credentials.federation,
-                coordinator=coordinator,
-                journal=journal,
-                plans=PlanStore(folder.plans),
-                gate=AuditedGate(policy, audit, settings.policy),
-                trainer=trainer,
-                masking=Masking(
-                    journal=masking_journal(folder, credentials),
-                    coordinator=coordinator,
-                    party=party_of(folder, credentials, policy, log),
-                    newer_groups=groups.sync,
-                    unmasks=audit.unmasks,
-                ),
-                checks=model_checks(
-                    folder,
-                    credentials,
-                    policy,
-                    coordinator=client,
-                    proves=audit.proves,
-                    goes_back=goes_back,
-                    checked=metrics.checked_chunks.inc,
-                ),
-                privacy=guard_of(folder, credentials, policy, journal, sharing=sharing),
-                display=display,
-                observer=observer,
+                silo=credentials.silo,
+                ledger_head=journal.ledger_head,
+                clock=time.time,
             )
-            metrics.depths(lambda: service.waiting)
-            display.note("started", silo=credentials.silo, coordinator=credentials.address, paused=journal.paused())
+            observer = AuditedObserver(SiloObserver(journal=journal, metrics=metrics, display=display), audit)
 
-            def reread() -> None:
-                service.reread_journal()
-                groups.wake()
+            def on_trouble(error: Exception) -> None:
+                display.note("audit-log", detail=str(error) or repr(error))
 
-            with _signals({signal.SIGTERM: service.stop, signal.SIGINT: service.stop, signal.SIGHUP: reread}):
-                await _all(service.run(), keeper.run(), groups.run())
-            display.note("stopped", silo=credentials.silo)
+            async with kept_log(log, audit, on_trouble), AsyncExitStack() as open_here:
+                client = GrpcCoordinator(
+                    channel=mutual_channel(credentials),
+                    credentials=credentials,
+                    models=ModelCache(folder.models, kept=settings.storage.models_kept),
+                    agent_version=software_version(),
+                    unreachable=observer.unreachable,
+                    instance=next_instance(journal, folder.root),
+                    log_head=log.head,
+                    traffic=Traffic(sent=metrics.sent.inc, received=metrics.received.inc, attending=metrics.attending),
+                )
+                open_here.push_async_callback(client.close)
+                await open_here.enter_async_context(beating(folder.lock))
+
+                def renewed(certificate: "x509.Certificate") -> None:
+                    expires = certificate.not_valid_after_utc.isoformat()
+                    log.append(
+                        Event.CERTIFICATE_RENEWED,
+                        who=log.writer,
+                        serial=f"{certificate.serial_number:x}",
+                        expires=expires,
+                    )
+
+                keeper = CertificateKeeper(
+                    SiloCertificate(folder, credentials, client, on_renewed=renewed),
+                    backoff=Backoff(most_s=MOST_RENEWAL_WAIT_S),
+                    told=display.note,
+                    expires=metrics.certificate_expiry.set,
+                )
+                client.on_trust = keeper.heard
+
+                def goes_back(plan: "Digest", model: "Digest", made: int, newest: int) -> None:
+                    audit.goes_back(plan, model, made, newest)
+                    display.note("model-went-back", plan=plan, model=model, round=made, accepted_round=newest)
+
+                first_use = settings.policy.trust_on_first_use
+                groups = GroupKeeper(
+                    ReleaseGroups(
+                        group_chain(folder, credentials, policy),
+                        trust_store(folder, credentials, first_use=first_use),
+                        credentials,
+                        client=client,
+                        log=log,
+                        first_use=first_use,
+                    ),
+                    backoff=Backoff(),
+                    told=display.note,
+                    refused=observer.refused,
+                    waits=metrics.groups_wait.set,
+                )
+                client.on_groups = groups.heard
+                client.on_speaker = lambda coordinator: journal.set_fact(
+                    "coordinator_speaks", f"{coordinator.wire} {coordinator.release}".rstrip()
+                )
+                coordinator = AuditedCoordinator(client, audit)
+                service = AgentService(
+                    federation=credentials.federation,
+                    coordinator=coordinator,
+                    journal=journal,
+                    plans=PlanStore(folder.plans),
+                    gate=AuditedGate(policy, audit, settings.policy),
+                    trainer=trainer,
+                    masking=Masking(
+                        journal=masking_journal(folder, credentials),
+                        coordinator=coordinator,
+                        party=party_of(folder, credentials, policy, log),
+                        newer_groups=groups.sync,
+                        unmasks=audit.unmasks,
+                    ),
+                    checks=model_checks(
+                        folder,
+                        credentials,
+                        policy,
+                        coordinator=client,
+                        proves=audit.proves,
+                        goes_back=goes_back,
+                        checked=metrics.checked_chunks.inc,
+                    ),
+                    privacy=guard_of(folder, credentials, policy, journal, sharing=sharing),
+                    display=display,
+                    observer=observer,
+                )
+                metrics.depths(lambda: service.waiting)
+                display.note("started", silo=credentials.silo, coordinator=credentials.address, paused=journal.paused())
+
+                def reread() -> None:
+                    service.reread_journal()
+                    groups.wake()
+
+                with _signals({signal.SIGTERM: service.stop, signal.SIGINT: service.stop, signal.SIGHUP: reread}):
+                    await _all(service.run(), keeper.run(), groups.run())
+                display.note("stopped", silo=credentials.silo)
 
 
 def _is_watched(console: "Console") -> bool:

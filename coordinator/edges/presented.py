@@ -1,4 +1,4 @@
-"""What the listeners present and accept, changed while they run: gRPC asks at each handshake.
+"""What the listeners present and accept, changed while they run: gRPC asks at each handshake, and is told anew at each.
 
 Connections that stand go on as they are; who connects next meets the new certificate and the new trust bundle. gRPC asks from
 threads of its own, so what is presented is replaced whole.
@@ -57,15 +57,13 @@ class Presented:
                 told(trust)
 
     def credentials(self, *, clients: bool) -> grpc.ServerCredentials:
-        """For one start of one listener; `clients`: whether whoever connects has to show a certificate."""
-        shown = self._face
+        """For one start of one listener; `clients`: whether whoever connects has to show a certificate.
 
-        def changed() -> grpc.ServerCertificateConfiguration | None:
-            nonlocal shown
-            if (face := self._face) is shown:
-                return None
-            shown = face
-            return face.configuration(clients=clients)
+        Each handshake has a configuration of its own, hence a key of its own for session tickets: nobody's ticket opens a second
+        connection. Whoever had stolen one would otherwise act as a silo without the silo's key, and gRPC has no switch for tickets.
+        """
 
-        first = shown.configuration(clients=clients)
-        return grpc.dynamic_ssl_server_credentials(first, changed, clients)  # type: ignore[arg-type]  # None: as before
+        def now() -> grpc.ServerCertificateConfiguration:
+            return self._face.configuration(clients=clients)
+
+        return grpc.dynamic_ssl_server_credentials(now(), now, clients)

@@ -5,18 +5,19 @@ refused, how its parts of rounds ended, and what they have cost in privacy.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from security.errors import ConfigurationError
 from silo_agent.service.refusals import RULES
 from silo_agent.task.effects import Activity, JournalActivity, JournalOutcome, Outcome
 from silo_wire.host_metrics import register_host
 from silo_wire.listen_address import address
+from silo_wire.metrics_port import metrics_port
 
 TRAINING, EVALUATION = "training", "evaluation"
 ENDS: Final = {
@@ -171,28 +172,21 @@ class SiloMetrics:
         self.rounds.labels(EVALUATION if outcome.evaluation else TRAINING, outcome.outcome.value).inc()
 
 
-@contextmanager
-def metrics_served(listen: str, folder: Path) -> Iterator[SiloMetrics]:
+@asynccontextmanager
+async def metrics_served(listen: str, folder: Path) -> AsyncIterator[SiloMetrics]:
     """The silo's metrics, with those of its `folder`, at /metrics of `listen` (ADDRESS:PORT) while inside; an empty one shows nobody.
 
     Raises ConfigurationError where the port is taken or the address is not of this machine.
     """
     registry = CollectorRegistry()
     metrics = SiloMetrics(registry)
-    if not listen:
+    async with AsyncExitStack() as open_here:
+        if listen:
+            register_host(registry, folder)
+            try:
+                await open_here.enter_async_context(metrics_port(address(listen), registry))
+            except OSError as error:
+                raise ConfigurationError(
+                    f"cannot listen on {listen} for metrics ({error.strerror}): change [metrics] listen in silo.toml"
+                ) from error
         yield metrics
-        return
-    register_host(registry, folder)
-    at = address(listen)
-    try:
-        http, thread = start_http_server(at.port, at.host, registry)
-    except OSError as error:
-        raise ConfigurationError(
-            f"cannot listen on {listen} for metrics ({error.strerror}): change [metrics] listen in silo.toml"
-        ) from error
-    try:
-        yield metrics
-    finally:
-        http.shutdown()
-        thread.join()
-        http.server_close()

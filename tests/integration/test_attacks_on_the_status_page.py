@@ -14,11 +14,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from coordinator.edges.key_store import register_entry
-from coordinator.edges.status_page import http_server
 from security.errors import ConfigurationError
 from security.identifiers import Identity, Role, coordinator_dns_name
 from security.pki.authority import Authority
 from security.pki.tls_key import new_tls_key, tls_key_to_pem
+from silo_wire import http_server
 from silo_wire.messages import Prepare
 from silo_wire.v1 import federation_pb2
 from tests.support.certificates import forged
@@ -171,7 +171,17 @@ async def test_one_connection_serves_several_requests(page: Page) -> None:
 # --- who speaks to it
 
 
-OTHERS = ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example:80", "[::2]", "", "127.0.0.1@evil.example")
+OTHERS = (
+    "evil.example",
+    "localhost.evil.example",
+    "127.0.0.1.evil.example:80",
+    "[::2]",
+    "[::1].evil",
+    "[::1",
+    "localhost:evil",
+    "",
+    "127.0.0.1@evil.example",
+)
 
 
 async def test_a_page_of_another_name_that_was_pointed_here_is_refused(page: Page) -> None:
@@ -225,6 +235,8 @@ MALFORMED = (
     (b"GET / HTTP/1.1\r\n" + b"".join(b"H%d: x\r\n" % n for n in range(4000)) + b"\r\n", 431),
     (b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nhello", 413),
     (b"GET / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", 413),
+    (b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+    (b"GET / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 413),
     (b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n", 400),
     (b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n", 417),
     (b"GET http://evil.example/ HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 404),

@@ -1,6 +1,8 @@
 """What a silo counts of its refusals and rounds, where it says so, and that the sets of labels are closed."""
 
 import ast
+import asyncio
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import urlopen
@@ -160,27 +162,35 @@ def test_a_coordinator_that_asks_wrongly_without_end_does_not_fill_the_disk(
 # --- serving ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_metrics_are_served_while_the_agent_runs(tmp_path: Path) -> None:
+async def test_the_metrics_are_served_while_the_agent_runs(tmp_path: Path) -> None:
     listen = f"127.0.0.1:{free_ports(1)[0]}"
-    with metrics_served(listen, tmp_path) as metrics:
+    async with metrics_served(listen, tmp_path) as metrics:
         metrics.refused("trusted_peers")
-        with urlopen(f"http://{listen}/metrics", timeout=20) as answer:
-            families = {family.name: family for family in text_string_to_metric_families(answer.read().decode())}
+        text = await asyncio.to_thread(lambda: urlopen(f"http://{listen}/metrics", timeout=20).read().decode())
+    families = {family.name: family for family in text_string_to_metric_families(text)}
     refusals = {sample.labels["rule"]: sample.value for sample in families["lorica_silo_refusals"].samples}
     assert {rule for rule, count in refusals.items() if count} == {"trusted_peers"} < set(RULES)
     assert "process_cpu_seconds" in families
-    with metrics_served(listen, tmp_path):
+    async with metrics_served(listen, tmp_path):
         pass  # the port was given back
 
 
-def test_nothing_listens_unless_it_is_asked_for(tmp_path: Path) -> None:
+async def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ConfigurationError, match=rf"cannot listen on {listen} .*change \[metrics\] listen"):
+            async with metrics_served(listen, tmp_path):
+                pass
+
+
+async def test_nothing_listens_unless_it_is_asked_for(tmp_path: Path) -> None:
     assert Settings().metrics.listen == ""
-    with metrics_served("", tmp_path) as metrics:
+    async with metrics_served("", tmp_path) as metrics:
         metrics.refused("one_model")
 
 
-def test_two_silos_in_one_process_count_each_for_itself(tmp_path: Path) -> None:
-    with metrics_served("", tmp_path) as one, metrics_served("", tmp_path) as other:
+async def test_two_silos_in_one_process_count_each_for_itself(tmp_path: Path) -> None:
+    async with metrics_served("", tmp_path) as one, metrics_served("", tmp_path) as other:
         one.refused("one_model")
         assert other.registry.get_sample_value("lorica_silo_refusals_total", {"rule": "one_model"}) == 0
 

@@ -20,23 +20,19 @@ from typing import Final
 from coordinator.edges.authorisation import authorise
 from coordinator.edges.key_store import TlsPair
 from coordinator.edges.presented import Presented
-from coordinator.edges.status_page.http_server import Request
 from security import files
-from security.errors import AuthenticationError, AuthorisationError, ConfigurationError
+from security.errors import AuthenticationError, ConfigurationError
 from security.identifiers import FederationName, Identity
 from security.pki.authority_succession import certificate_digest
 from security.pki.parsing import parse_certificate
 from security.pki.peer import identify_client
 from security.pki.trust_bundle import TrustBundle
+from silo_wire.http_hosts import LOOPBACK_NAMES, require_host
+from silo_wire.http_server import Request
 
-LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 LEAST_TOKEN: Final = 32
 MOST_TOKEN: Final = 1024
 _LIKE: Final = "/silo_wire.v1.Operator/GetStatus"  # who may call this, may look here
-
-
-class AnotherHost(AuthorisationError):
-    """The request names a host that this page is not served for."""
 
 
 def is_loopback(host: str) -> bool:
@@ -66,7 +62,7 @@ class OnLoopback:
 
     def require(self, request: Request) -> None:
         """Raises AnotherHost."""
-        _require_host(request.host, LOOPBACK_NAMES)
+        require_host(request.host, LOOPBACK_NAMES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +77,7 @@ class BehindTls:
 
     def require(self, request: Request) -> None:
         """Raises AnotherHost, AuthenticationError, or AuthorisationError for who is known and may not look."""
-        _require_host(request.host, self.hosts)
+        require_host(request.host, self.hosts)
         if request.certificate is not None:
             self._require_certificate(request.certificate)
         elif self.token is None:
@@ -109,6 +105,7 @@ def tls_context(presented: Presented, *, token: bool) -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_OPTIONAL if token else ssl.CERT_REQUIRED
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an institution's own root may stand above the authority
     context.num_tickets = 0  # a resumed session would show no certificate
+    context.options |= ssl.OP_NO_TICKET
     _show(context, presented.pair)
     _trust(context, presented.trust)
     presented.on_pair.append(lambda pair: _show(context, pair))
@@ -129,13 +126,6 @@ def _show(context: ssl.SSLContext, pair: TlsPair) -> None:
 
 def _trust(context: ssl.SSLContext, trust: TrustBundle) -> None:
     context.load_verify_locations(cadata=trust.to_pem().decode())
-
-
-def _require_host(host: str, names: Collection[str]) -> None:
-    """The port may be another: a tunnel's."""
-    name = host.rpartition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
-    if name.lower() not in names:
-        raise AnotherHost(f"this page is not served for host {host[:100]!r}: use {', '.join(sorted(names))}")
 
 
 def _token_of(authorization: str) -> bytes:

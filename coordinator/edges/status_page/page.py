@@ -16,8 +16,6 @@ from coordinator.edges.key_store import KeyStore
 from coordinator.edges.presented import Presented
 from coordinator.edges.status_page import charts
 from coordinator.edges.status_page.entrance import (
-    LOOPBACK_NAMES,
-    AnotherHost,
     BehindTls,
     Entrance,
     OnLoopback,
@@ -25,13 +23,14 @@ from coordinator.edges.status_page.entrance import (
     read_token,
     tls_context,
 )
-from coordinator.edges.status_page.http_server import HttpServer, Request, Response
 from coordinator.edges.status_page.refusals import RecentRefusals
 from coordinator.edges.status_page.view import PageView, page_view
 from coordinator.service.federation import Federation
 from coordinator.service.ports import Clock
 from coordinator.settings import Settings
 from security.errors import AuthenticationError, AuthorisationError, ConfigurationError, LoricaError, kind_of
+from silo_wire.http_hosts import LOOPBACK_NAMES, AnotherHost
+from silo_wire.http_server import HttpServer, Request, Response
 from silo_wire.listen_address import Address, address
 from silo_wire.plan import Plan
 
@@ -192,7 +191,7 @@ async def status_page(
         epsilon=epsilon,
         clock=clock,
     )
-    server = HttpServer(page.answer)
+    server = HttpServer(page.answer, CALL)
     try:
         where = await server.start(at, context)
     except OSError as error:

@@ -2,6 +2,7 @@
 
 Whoever connects holds one task, a head of MAX_HEAD_BYTES at most, and time that is counted from the first instant, the TLS handshake
 included. A request that brings a body, another method or anything that h11 refuses is answered once and its connection closed.
+It knows nothing of what is served: the status page and the metrics of both programs are.
 """
 
 import asyncio
@@ -92,10 +93,13 @@ class _Ended(Exception):
 
 
 class HttpServer:
-    """`start` binds, `stop` cuts every connection and closes; `answer` is asked for each request and must not raise."""
+    """`start` binds, `stop` cuts every connection and closes; `answer` is asked for each request.
 
-    def __init__(self, answer: Answer) -> None:
-        self._answer = answer
+    What it raises is logged as a defect of `name`, and ends the connection.
+    """
+
+    def __init__(self, answer: Answer, name: str) -> None:
+        self._answer, self._name = answer, name
         self._open: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._accepting: asyncio.Task[None] | None = None
@@ -127,7 +131,7 @@ class HttpServer:
                 try:
                     raw, place = await loop.sock_accept(listening)
                 except OSError as error:  # no file descriptor left, or gone before it was accepted
-                    _log.warning("status page cannot accept", error=str(error))
+                    _log.warning("no connection can be accepted", server=self._name, error=str(error))
                     await asyncio.sleep(ACCEPT_RETRY_S)
                     continue
                 source = _source(place[0])
@@ -145,7 +149,7 @@ class HttpServer:
         if not self._open[source]:
             del self._open[source]
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("defect", method="status page", exc_info=error)
+            _log.error("defect", method=self._name, exc_info=error)
 
     async def _serve(self, raw: socket.socket, source: str, tls: ssl.SSLContext | None) -> None:
         loop = asyncio.get_running_loop()
@@ -199,6 +203,7 @@ async def _next_request(connection: h11.Connection, reader: asyncio.StreamReader
                 raise _Refused(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED)
             if head.method not in METHODS:
                 raise _Refused(HTTPStatus.METHOD_NOT_ALLOWED, ("Allow", "GET, HEAD"))
+            _require_no_coding(head)
             if not isinstance(await _next_event(connection, reader), h11.EndOfMessage):
                 raise _Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
             return head
@@ -208,6 +213,14 @@ async def _next_request(connection: h11.Connection, reader: asyncio.StreamReader
         raise _Ended from error
     except h11.RemoteProtocolError as error:
         raise _Refused(HTTPStatus(error.error_status_hint)) from error
+
+
+def _require_no_coding(head: h11.Request) -> None:
+    """Raises _Refused for a body in chunks, also an empty one: h11 looks past a length beside it, which a proxy may go by."""
+    names = {name for name, _ in head.headers}
+    if b"transfer-encoding" in names:
+        both = b"content-length" in names
+        raise _Refused(HTTPStatus.BAD_REQUEST if both else HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
 
 
 async def _next_event(connection: h11.Connection, reader: asyncio.StreamReader) -> object:

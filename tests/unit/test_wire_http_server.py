@@ -1,4 +1,4 @@
-"""The status page's HTTP server over TLS, where what it has sent is not yet on its way: a slow reader gets all of an answer."""
+"""The bounded HTTP server over TLS, where what it has sent is not yet on its way: a slow reader gets all of an answer."""
 
 import asyncio
 import socket
@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from coordinator.edges.status_page import http_server
-from coordinator.edges.status_page.http_server import HttpServer, Request, Response
+from silo_wire import http_server
+from silo_wire.http_server import HttpServer, Request, Response
 from silo_wire.listen_address import Address
 
 LARGE = b"x" * 400_000
@@ -56,7 +56,7 @@ async def at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[A
         return listening
 
     monkeypatch.setattr(socket, "create_server", with_little_room)
-    server = HttpServer(answer)
+    server = HttpServer(answer, "page")
     try:
         yield await server.start(Address("127.0.0.1", 0), self_signed(tmp_path / "page.pem"))
     finally:
