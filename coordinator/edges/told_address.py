@@ -3,7 +3,8 @@
 import ipaddress
 import socket
 
-from coordinator.settings import Settings, address
+from coordinator.settings import Settings
+from silo_wire.listen_address import address
 
 _OF_ONE_NETWORK = (".local", ".localdomain", ".lan", ".home", ".home.arpa", ".internal")
 """Names that other networks do not know."""
