@@ -11,6 +11,7 @@ from typing import Any
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console, JustifyMethod
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -76,7 +77,10 @@ class Page:
             self._narrow(out, rows)
 
     def _plain(self, out: Console, rows: Sequence[Sequence[str]], widths: Sequence[int]) -> None:
-        for line in (self.columns, *([cell or EMPTY for cell in row] for row in rows)):
+        for line in (
+            *([self.columns] if any(self.columns) else []),
+            *([cell or EMPTY for cell in row] for row in rows),
+        ):
             cells = (
                 cell.rjust(width) if name in self.numbers else cell.ljust(width)
                 for name, cell, width in zip(self.columns, line, widths, strict=True)
@@ -107,6 +111,23 @@ class Page:
 
     def _side(self, name: str) -> JustifyMethod:
         return "right" if name in self.numbers else "left"
+
+
+def show_table(out: Console, table: Table) -> None:
+    """A table that has styles of its own, where it fits; else as a Page."""
+    if out.is_terminal and Measurement.get(out, out.options.update(max_width=1_000_000), table).maximum <= out.width:
+        out.print(table)
+        return
+    columns = [_plain_text(column.header) for column in table.columns]
+    rows = list(zip(*([_plain_text(cell) for cell in column.cells] for column in table.columns), strict=True))
+    numbers = [name for name, column in zip(columns, table.columns, strict=True) if column.justify == "right"]
+    if table.title:
+        out.print(_plain_text(table.title), soft_wrap=True)
+    Page(columns=columns, rows=rows, numbers=numbers).show(out)
+
+
+def _plain_text(cell: object) -> str:
+    return ", ".join((cell.plain if isinstance(cell, Text) else str(cell)).splitlines())
 
 
 def _widths(lines: Sequence[Sequence[str]]) -> list[int]:

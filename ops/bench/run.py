@@ -18,6 +18,7 @@ from ops.bench.figures import Figures, figures
 from ops.bench.model import T5_BASE_PARAMETERS
 from ops.bench.peers import PEERS
 from security.errors import ConfigurationError, StorageError
+from security.terminal import show_table
 from silo_wire.manifest import Dtype
 
 SILOS = (2, 4, 8)
@@ -62,7 +63,7 @@ def run_bench(choice: Choice, console: Console) -> list[Figures]:
     for parameters in choice.parameters:
         for silos in choice.silos:
             here = _measure(choice, silos=silos, parameters=parameters, console=console)
-            console.print(table_of(here))
+            show_table(console, table_of(here))
             results += here
             if choice.out is not None:  # after each, so that a run that is cut short leaves what it has
                 choice.out.write_text(json.dumps([one.to_json() for one in results], indent=1) + "\n")

@@ -4,15 +4,23 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Final, Self, TypeVar
 
 from security.errors import StateError
 
 STOP_TIMEOUT_S = 20.0
 LOG_TAIL_LINES = 15
+Item = TypeVar("Item")
+Done = TypeVar("Done")
+
+_under_way: Final[set[subprocess.Popen[str]]] = set()
+"""Commands that `run` waits for, in whatever thread: an interruption reaches the main one alone."""
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -24,29 +32,50 @@ def environment(**extra: str) -> dict[str, str]:
 
 def run(module: str, *arguments: str, log: Path | None = None, extra: Mapping[str, str] | None = None) -> str:
     """Run one command to its end and return what it printed; raises StateError with its last words when it fails."""
-    done = subprocess.run(
+    with subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
         env=environment(**(extra or {})),
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
-    )
+    ) as process:
+        _under_way.add(process)
+        try:
+            out, err = process.communicate()
+        finally:
+            process.kill()  # where this was interrupted
+            _under_way.discard(process)
     if log is not None:
         with log.open("a") as file:
-            file.write(f"$ {module} {' '.join(arguments)}\n{done.stdout}{done.stderr}")
-    if done.returncode != 0:
-        words = done.stderr.strip().splitlines() or done.stdout.strip().splitlines() or ["no output"]
-        raise StateError(f"{module} {arguments[0]} failed with exit code {done.returncode}: {words[-1]}")
-    return done.stdout
+            file.write(f"$ {module} {' '.join(arguments)}\n{out}{err}")
+    if process.returncode != 0:
+        words = err.strip().splitlines() or out.strip().splitlines() or ["no output"]
+        raise StateError(f"{module} {arguments[0]} failed with exit code {process.returncode}: {words[-1]}")
+    return out
+
+
+def in_parallel(work: Callable[[Item], Done], items: Iterable[Item]) -> list[Done]:
+    """Two at a time. An interruption ends the commands that are under way, and no other begins."""
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            return list(pool.map(work, items))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in tuple(_under_way):
+                process.kill()
+            raise
+
+
+Child = tuple[str, subprocess.Popen[bytes], IO[bytes]]
 
 
 class Processes:
-    """Long-running children; leaving the context stops those still there, in reverse order."""
+    """Long-running children; leaving the context stops those still there, all at once."""
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
-        self._running: list[tuple[str, subprocess.Popen[bytes], IO[bytes]]] = []
+        self._running: list[Child] = []
 
     def start(self, name: str, module: str, arguments: Sequence[str], extra: Mapping[str, str] | None = None) -> None:
         log = (self._logs / f"{name}.log").open("ab")
@@ -76,7 +105,7 @@ class Processes:
     def stop(self, name: str) -> None:
         """SIGTERM, and SIGKILL for one that does not end in time; raises StateError when there is no such process."""
         entry = self._entry(name)
-        self._stop(entry)
+        _stop([entry])
         self._running.remove(entry)
 
     def ended(self, name: str) -> int | None:
@@ -84,7 +113,7 @@ class Processes:
         entry = self._entry(name)
         code = entry[1].poll()
         if code is not None:
-            self._stop(entry)
+            _stop([entry])
             self._running.remove(entry)
         return code
 
@@ -92,25 +121,14 @@ class Processes:
         """SIGKILL, and wait for its end; raises StateError when there is no such process."""
         entry = self._entry(name)
         entry[1].kill()
-        self._stop(entry)
+        _stop([entry])
         self._running.remove(entry)
 
-    def _entry(self, name: str) -> tuple[str, subprocess.Popen[bytes], IO[bytes]]:
+    def _entry(self, name: str) -> Child:
         for entry in self._running:
             if entry[0] == name:
                 return entry
         raise StateError(f"no process {name} was started")
-
-    def _stop(self, entry: tuple[str, subprocess.Popen[bytes], IO[bytes]]) -> None:
-        _, process, log = entry
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        log.close()
 
     def __enter__(self) -> Self:
         return self
@@ -118,6 +136,21 @@ class Processes:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for entry in reversed(self._running):
-            self._stop(entry)
+        _stop(self._running)
         self._running.clear()
+
+
+def _stop(children: Sequence[Child]) -> None:
+    """SIGTERM to all; SIGKILL for those that do not end in time, and for all at once when somebody presses Ctrl-C again meanwhile."""
+    for _, process, _ in children:
+        process.send_signal(signal.SIGTERM)  # nothing where it has ended
+    latest = time.monotonic() + STOP_TIMEOUT_S
+    try:
+        for _, process, _ in children:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, latest - time.monotonic()))
+    finally:
+        for _, process, log in children:
+            process.kill()
+            process.wait()
+            log.close()

@@ -9,8 +9,8 @@ folder `out`, with summary.json on top.
 import json
 import shutil
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,14 @@ from ops.demo.display import RoundDisplay, round_table
 from ops.demo.observer import FederationView
 from ops.demo.plan import DEMO_PLAN, MASKED_PLAN, PLAN_NAME, PRIVATE_RECORDS, ROOM_FOR_THE_FILTER, SIZE, private_plan
 from ops.demo.ports import free_ports
-from ops.demo.processes import Processes, run
+from ops.demo.processes import Processes, in_parallel, run
 from ops.demo.query_log import TEST, query_log
 from ops.demo.scoring import Score, Scoring, score_silos
 from ops.demo.silos import SILOS, Record, write_silo
 from ops.demo.specification import SiloSpecification
 from ops.demo.warm_start import write_textbook_start
 from security.errors import ConfigurationError, StateError
+from security.terminal import show_table
 from silo_agent.edges.plan_store import PlanStore
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_wire.canonical import Digest
@@ -163,7 +164,7 @@ def write_private_silos(
 def run_federation(place: Layout, scene: Scene, console: Console, *, score: Scoring = score_silos) -> Outcome:
     """A coordinator and its agents from `init` to `export`, over the silos' data that is there, and what `score` makes of the models."""
     names = scene.names
-    with Processes(place.logs) as processes:
+    with Processes(place.logs) as processes, _telling_of_an_interruption(console):
         with console.status("coordinator: init, plan new"):
             _set_up_coordinator(place, scene.plan)
         processes.start(
@@ -173,8 +174,8 @@ def run_federation(place: Layout, scene: Scene, console: Console, *, score: Scor
         view = FederationView(coordinator.operator_access())
         view.wait_until_serving(processes.check, LONGEST_S)
         console.print(f"its status page, while it runs: http://{coordinator.settings.listen.status}/", highlight=False)
-        with console.status("inviting and enrolling the silos"), ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda name: _enrol(place, name), names))
+        with console.status("inviting and enrolling the silos"):
+            in_parallel(lambda name: _enrol(place, name), names)
         if scene.pins:
             with console.status("the silos pin each other's identity keys"):
                 _pin_each_other(place, names)
@@ -196,6 +197,15 @@ def run_federation(place: Layout, scene: Scene, console: Console, *, score: Scor
             {name: place.data(name) for name in names},
         )
     return Outcome(status, records, before, after)
+
+
+@contextmanager
+def _telling_of_an_interruption(console: Console) -> Iterator[None]:
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        console.print("stopping the coordinator and all agents ...")
+        raise
 
 
 def spent(place: Layout, name: str) -> dict[str, Any]:
@@ -247,8 +257,7 @@ def _pin_each_other(place: Layout, names: Sequence[str]) -> None:
             if other != name:
                 run("silo_agent.cli", "trust", "add", *keys[other], "--dir", str(place.agent(name)), log=log)
 
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(pin, names))
+    in_parallel(pin, names)
 
 
 def _approve(place: Layout, names: Sequence[str], processes: Processes) -> None:
@@ -286,7 +295,7 @@ def _watch(
             time.sleep(POLL_S)
             status, records = view.look()
             display.update(status, records)
-    console.print(round_table(records, names))
+    show_table(console, round_table(records, names))
     return status, records
 
 
@@ -323,7 +332,7 @@ def _show_silos(console: Console, place: Layout) -> None:
             counts.append(str(len(lines)))
             example = example or json.loads(lines[0])["question"]
         table.add_row(silo.name, *counts, example)
-    console.print(table)
+    show_table(console, table)
 
 
 def _show_result(console: Console, names: Sequence[str], summary: dict[str, Any]) -> None:
@@ -340,7 +349,7 @@ def _show_result(console: Console, names: Sequence[str], summary: dict[str, Any]
         )
     macro = (f"{summary['macro_exact_match']:.1%}", f"{summary['macro_execution_accuracy']:.1%}")
     table.add_row("MacroAvg", "", *macro, style="bold")
-    console.print(table)
+    show_table(console, table)
 
 
 def _show_privacy(console: Console, place: Layout, names: Sequence[str], summary: dict[str, Any]) -> None:
@@ -356,7 +365,7 @@ def _show_privacy(console: Console, place: Layout, names: Sequence[str], summary
             f"{silo['max_epsilon']:g}",
             f"{silo['dp_delta']:g}",
         )
-    console.print(table)
+    show_table(console, table)
     try:
         told = run("silo_agent.cli", "privacy", "forecast", "--dir", str(place.agent(names[0]))).rstrip()
     except StateError as refused:  # the plan was made to cost all of the budget
@@ -376,8 +385,8 @@ def _answer(console: Console, place: Layout, names: Sequence[str]) -> None:
         except StateError as error:  # a model that has learnt little writes SQL that the sandbox refuses
             return question, str(error)
 
-    with console.status("asking each silo one question"), ThreadPoolExecutor(2) as pool:
-        answers = list(pool.map(ask, names))
+    with console.status("asking each silo one question"):
+        answers = in_parallel(ask, names)
     for name, (question, answer) in zip(names, answers, strict=True):
         console.print(f"{name}: {question}", highlight=False, markup=False)
         console.print(answer.rstrip(), highlight=False, markup=False)

@@ -23,7 +23,7 @@ from ops.experiment.run import run_study
 from ops.simulation.run import silos_in
 from ops.simulation.silo_data import lines
 from security.errors import ConfigurationError, LoricaError
-from security.terminal import terminal
+from security.terminal import show_table, terminal
 from silo_agent.training.text_to_sql_data import SCHEMA_FILE, SPLITS
 from silo_wire.public_text import public_text
 
@@ -109,7 +109,7 @@ def main(
         ("peak memory", f"{found['peak_bytes'] / 1e9:.1f} GB"),
     ):
         table.add_row(name, value)
-    console.print(table)
+    show_table(console, table)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ from ops.privacy_audit.transcript import LEAST_LOSS_NOISE, attack_transcript
 from ops.privacy_audit.weight import attack_weight
 from security.errors import ConfigurationError, StateError
 from security.privacy.accounting import GaussianRelease, epsilon_of, gaussian_epsilon
+from security.terminal import show_table
 from silo_agent.training.model import T5
 from silo_wire.privacy import PrivacySection, calibrated_noise
 
@@ -162,9 +163,9 @@ def run_audit(chosen: Choice, console: Console) -> list[Finding | Check]:
         if chosen.out is not None:  # after each, so that a run that is cut short leaves what it has
             chosen.out.write_text(json.dumps([_told(one) for one in found], indent=1) + "\n")
     if checks := [one for one in found if isinstance(one, Check)]:
-        console.print(_table_of_checks(checks))
+        show_table(console, _table_of_checks(checks))
     if findings := [one for one in found if isinstance(one, Finding)]:
-        console.print(_table(findings))
+        show_table(console, _table(findings))
     if faults := [finding.fault for finding in found if finding.fault is not None]:
         raise StateError("the audit failed: " + "; ".join(faults))
     return found

@@ -22,6 +22,7 @@ from ops.privacy_utility.comparison import TODAY, comparison_table, comparisons
 from ops.privacy_utility.rows import EIGHT, Row, keep, read_rows
 from ops.privacy_utility.silos import HELD_OUT, NAMES, study_silos
 from ops.simulation.run import logging_to, silos_in, simulate
+from security.terminal import show_table
 
 PARTS: Final = 4
 """Silos that each of the study's is divided into."""
@@ -71,7 +72,7 @@ def run_joint(
             rows.append(_trained(shared, way, settings, epsilon=epsilon, records=records, seed=seed))
             keep(out, rows, console)
     if found := list(comparisons(rows)):
-        console.print(comparison_table(found))
+        show_table(console, comparison_table(found))
     return rows
 
 

@@ -25,6 +25,7 @@ from ops.privacy_utility.rows import QUERY_LOGS, Row, by_epsilon, keep, read_row
 from ops.privacy_utility.silos import HELD_OUT, NAMES, study_silos
 from security import files
 from security.errors import ConfigurationError
+from security.terminal import show_table
 
 NO_PRIVACY = math.inf
 REAL = "geoquery"
@@ -90,9 +91,9 @@ def run_utility(
         rows.append(_trained(REAL, count, epsilon, seeds[0], shared, scene, quiet))
         keep(out, rows, console)
     today = [row for row in rows if row.variant == TODAY]
-    console.print(_table(today))
+    show_table(console, _table(today))
     if found := list(comparisons(rows)):
-        console.print(comparison_table(found))
+        show_table(console, comparison_table(found))
     if svg is not None:
         files.replace(svg, picture([row for row in today if row.data == QUERY_LOGS]).encode())
     return rows

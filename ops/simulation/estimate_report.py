@@ -11,6 +11,7 @@ from coordinator.plans.forecast import forecast
 from ops.simulation.dry_run import DryRun
 from ops.simulation.estimate import Estimate
 from security import files
+from security.terminal import show_table
 
 ESTIMATE_FILE = "estimate.json"
 
@@ -32,7 +33,7 @@ def show(console: Console, done: DryRun) -> None:
         f"plan {plan.name} ({it.plan[:16]}): {it.parameters:,} parameters, {it.rounds} rounds, {it.evaluations} evaluations; "
         f"measured on {done.device}"
     )
-    console.print(_table(it))
+    show_table(console, _table(it))
     for text in (*_lines(it), *forecast(plan)):
         line(text)
     for text in it.late:

@@ -10,6 +10,7 @@ from rich.table import Table
 from coordinator.service.records import COMPLETED, RoundRow, SiloRow
 from ops.simulation.run import Simulated
 from security import files
+from security.terminal import show_table
 
 ROUNDS_FILE, SUMMARY_FILE = "rounds.jsonl", "summary.json"
 
@@ -90,7 +91,7 @@ def print_end(console: Console, done: Simulated, out: Path) -> None:
         for name, average in (("MacroAvg", last.macro_exact_match), ("MicroAvg", last.micro_exact_match)):
             if average is not None:
                 table.add_row(name, f"{average:.1%}", "", "")
-        console.print(table)
+        show_table(console, table)
     console.print(
         f"{out / ROUNDS_FILE} has every round, {out / SUMMARY_FILE} how it ended", highlight=False, soft_wrap=True
     )

@@ -20,6 +20,7 @@ from ops.soak.comparison import differences
 from ops.soak.federation import COORDINATOR, MortalFederation, Place, Shape
 from security.errors import ConfigurationError, IntegrityError, StateError
 from security.secure_aggregation.parameters import LEAST_COHORT
+from security.terminal import show_table
 
 MARKER = ".lorica-soak"
 MOST_WAIT_S = 5.0
@@ -178,7 +179,7 @@ def _show(console: Console, killings: Sequence[Killing]) -> None:
     for number, killing in enumerate(killings, 1):
         place = killing.place
         table.add_row(str(number), f"{killing.at_s:.1f} s", killing.process, str(place.round), place.phase)
-    console.print(table)
+    show_table(console, table)
 
 
 def _prepare(out: Path) -> None:

@@ -7,11 +7,14 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 from ops.demo.processes import environment
 from tests.support.waiting import until
 
 LONGEST_S = 120.0
+DEMO_S = 600.0
+"""Its commands load PyTorch one after the other before the silos are at work."""
 
 
 def processes_with(argument: str) -> set[int]:
@@ -49,3 +52,45 @@ def test_a_soak_that_is_told_to_end_stops_its_federation(tmp_path: Path) -> None
         for pid in processes_with(str(out)):
             os.kill(pid, signal.SIGKILL)
         soak.wait()
+
+
+@pytest.mark.timeout(900)
+def test_ctrl_c_in_the_demo_ends_all_of_it(tmp_path: Path) -> None:
+    """Once all silos are at work. It says at once what it does, and is over when the last of its processes is."""
+    out = tmp_path / "demo"
+    with (tmp_path / "log").open("wb") as log:
+        demo = subprocess.Popen(
+            [sys.executable, "-m", "ops.cli", "demo", "--out", str(out)],
+            env=environment(),
+            stdout=log,
+            stderr=log,
+            preexec_fn=lambda: signal.signal(
+                signal.SIGINT, signal.SIG_DFL
+            ),  # it is ignored where the tests run in the background
+        )
+    try:
+
+        def check() -> None:
+            assert demo.poll() is None, (tmp_path / "log").read_text()
+
+        def at_work() -> bool:
+            logs = [
+                path.read_bytes()
+                for path in (out / "logs").glob("*.log")
+                if path.stem not in ("commands", "coordinator")
+            ]
+            return len(logs) == 4 and all(b'"started"' in text for text in logs)
+
+        until(at_work, check, DEMO_S)
+        here = psutil.Process(demo.pid).children(recursive=True)
+        assert len(here) >= 5
+        demo.send_signal(signal.SIGINT)
+        assert demo.wait(LONGEST_S) == 128 + signal.SIGINT
+        assert "stopping the coordinator and all agents" in (tmp_path / "log").read_text()
+        assert not [one for one in here if one.is_running()]
+        assert processes_with(str(out)) == set()
+    finally:
+        for pid in processes_with(str(out)):
+            os.kill(pid, signal.SIGKILL)
+        demo.kill()
+        demo.wait()

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import typer.main
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 from typer.testing import CliRunner
 
 from coordinator.cli import main as coordinator
@@ -17,7 +19,7 @@ from ops.docs_commands import PROGRAMS
 from security.errors import ConfigurationError
 from security.preflight import Check, Outcome
 from security.preflight_page import check_page
-from security.terminal import Page, terminal
+from security.terminal import Page, show_table, terminal
 from silo_wire.v1 import operator_pb2
 from tests.support.command_line import run_command
 
@@ -168,3 +170,22 @@ def test_the_view_of_watch_loses_no_value_at_80_columns() -> None:
     for value in (ODD, "hospital-a", "evaluating", "100.12", "committed", "1234.5678", "100.0%", "12.3%", "2 of 2"):
         assert value in " ".join(text.split()), text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_table_with_styles_is_whole_where_it_does_not_fit_and_plain_in_a_pipe() -> None:
+    table = Table(title=ODD, title_style="dim")
+    for name in ("silo", *(f"figure {number}" for number in range(9))):
+        table.add_column(name, justify="left" if name == "silo" else "right")
+    table.add_row(*([Text("1234.5678\n99%"), *["1234.5678"] * 9]), style="bold")
+    for on_terminal, width in ((True, 80), (True, 200), (False, 80)):
+        out = io.StringIO()
+        console = Console(
+            file=out, force_terminal=on_terminal, width=width, markup=False, emoji=False, highlight=False, _environ={}
+        )
+        show_table(console, table)
+        text = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
+        assert ODD in text
+        assert "…" not in text
+        assert re.sub(r"[\s,]", "", text).count("1234.5678") == 10 or width == 80
+        assert bool(BOXES.search(text)) is on_terminal
+    assert [line.count("1234.5678") for line in text.splitlines()] == [0, 0, 10]

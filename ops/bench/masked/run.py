@@ -24,6 +24,7 @@ from ops.bench.model import T5_BASE_PARAMETERS
 from ops.bench.peers.flwr_secagg import FlwrSecAgg, PeerMasks
 from ops.bench.run import BYTES_PER_PARAMETER, BYTES_PER_PARAMETER_AND_SILO, empty_folder, table_of
 from security.errors import ConfigurationError
+from security.terminal import show_table
 from silo_agent.service.model_checks import Mode
 
 SILOS = (3, 8, 16, 32)
@@ -104,7 +105,7 @@ def run_bench_secagg(chosen: Choice, console: Console) -> list[Entry]:
             found = list(_measure(chosen, silos=silos, parameters=parameters, console=console))
             of_size += [one.masks for one in found if isinstance(one.masks, MaskFigures)]
             for table in _tables(found):
-                console.print(table)
+                show_table(console, table)
             results += found
             if chosen.out is not None:  # after each, so that a run that is cut short leaves what it has
                 chosen.out.write_text(json.dumps([one.to_json() for one in results], indent=1) + "\n")
@@ -113,7 +114,7 @@ def run_bench_secagg(chosen: Choice, console: Console) -> list[Entry]:
                 f"{parameters:,} parameters: one more silo costs every silo {more.mask_s:.3g} CPU s of masking, and the "
                 f"coordinator {more.unmask_s:.3g} CPU s"
             )
-    console.print(availability.table())
+    show_table(console, availability.table())
     return results
 
 

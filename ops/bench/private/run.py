@@ -18,6 +18,7 @@ from rich.table import Table
 from ops.bench.private.measure import Measured, Task
 from ops.bench.private.ways import WAYS
 from security.errors import ConfigurationError, StateError
+from security.terminal import show_table
 from silo_wire.sizes import size_named
 
 SIZES = ("mini", "small")
@@ -100,7 +101,7 @@ def run_bench_dp(chosen: Choice, console: Console) -> list[Entry]:
             results.append(entry)
             if chosen.out is not None:  # after each, so that a run that is cut short leaves what it has
                 chosen.out.write_text(json.dumps([one.to_json() for one in results], indent=1) + "\n")
-        console.print(_table(of_size))
+        show_table(console, _table(of_size))
     return results
 
 

@@ -12,6 +12,7 @@ from rich.table import Table
 from ops.bench.run import empty_folder
 from ops.bench.simulation.measure import NOT_COUNTED, Figures, measure
 from ops.bench.simulation.stopwatch import EVALUATION, PARTS, TRAINING
+from security.terminal import show_table
 from silo_wire.sizes import size_named
 
 SIZES = ("mini", "tiny", "compact")
@@ -47,7 +48,7 @@ def run_bench_simulation(choice: Choice, console: Console) -> list[Figures]:
                 measure(place, size=size, largest=choice.largest, rounds=choice.rounds, threads=choice.threads)
             )
         shutil.rmtree(place)
-        console.print(table_of(results[-1]))
+        show_table(console, table_of(results[-1]))
         if choice.out is not None:  # after each, so that a run that is cut short leaves what it has
             choice.out.write_text(json.dumps([one.to_json() for one in results], indent=1) + "\n")
     return results
