@@ -499,7 +499,7 @@ def test_token_that_cannot_be_used(federation_template: FederationTemplate, tmp_
         (fresh[:20] + ("a" if fresh[20] != "a" else "b") + fresh[21:], ConfigurationError, ["typing error"]),
         ("lorica1-" + "A" * 5000, ConfigurationError, ["too long"]),
         (stale, AuthenticationError, ["expired at", "coordinator invite"]),
-        (fresh, Unreachable, ["127.0.0.1:", "does not answer", "check the address"]),
+        (fresh, Unreachable, ["127.0.0.1:", "used, replaced or voided", "the coordinator does not run"]),
     ]
     for token, kind, words in refusals:
         done = agent(target, "enroll", token)
