@@ -183,5 +183,5 @@ async def test_a_spent_token_is_the_coordinators_word(peer: EnrolmentPeer) -> No
 
 
 async def test_nobody_there_is_said_so() -> None:
-    with pytest.raises(LoricaError, match="nobody takes tokens at .* the coordinator does not run"):
+    with pytest.raises(LoricaError, match=r"nobody takes tokens at .* the coordinator does not run"):
         await enrolled(token_for(*free_ports(1)))
