@@ -39,7 +39,7 @@ _SHAPE = {
 _ADAMW_EPSILON, _BETA = 1e-8, 0.9  # torch.optim.AdamW's defaults
 _STEP = 1e-13
 """max_grad_norm over the expected batch size: what one canary adds to a step's gradient at most."""
-_MOST_EVIDENCE = 8.0
+_MOST_EVIDENCE = 20.0
 _LEAST_NOISE = 1e-3
 
 Vector = NDArray[np.float64]
@@ -76,10 +76,10 @@ def examples_of(included: Truths) -> EncodedExamples:
 
 
 def section_for(expected_batch_size: int) -> TrainingSection:
-    """`[training]` under which AdamW is linear."""
+    """`[training]` under which AdamW is linear, and the model hardly moves: what a canary adds stays what it was at the first model."""
     return TrainingSection(
         optimizer="adamw",
-        learning_rate=1.0,
+        learning_rate=0.1,
         weight_decay=0.0,
         batch_size=128,
         max_grad_norm=_STEP * expected_batch_size,
@@ -165,8 +165,7 @@ def evidence(estimate: Vector, deviation: Vector, sampling_rate: float) -> Vecto
     """Of one step, the logarithm of how much more probable an estimate is
     with the canary in the data than without it; no more than _MOST_EVIDENCE either way.
 
-    As models leave the first one, estimates are off by more than their deviation says:
-    a single step decides nothing by itself.
+    As models leave the first one, estimates are off by more than their deviation says: no step decides by itself.
     """
     shifted = (2 * estimate - 1) / (2 * deviation**2)
     result: Vector = shifted
