@@ -10,6 +10,7 @@ from pathlib import Path
 from ops.privacy_audit.audited_trainings import LOSS_MULTIPLIER, Audited, Training, World, trained
 from ops.privacy_audit.checks import Check, none
 from ops.privacy_audit.contribution_checks import Apart, contribution_checks, parts_of
+from ops.privacy_audit.key_checks import key_checks
 from ops.privacy_audit.noise_checks import independence_checks, noise_checks
 from ops.privacy_audit.sample_checks import sample_checks
 from ops.privacy_audit.weight_checks import weight_checks
@@ -26,7 +27,7 @@ def conformity(world: World, audited: Sequence[Audited], work: Path) -> list[Che
         of_plan = trained(world, plan, folder)
         checks += _of_plan(world, plan, of_plan)
         made += of_plan
-    return [*checks, *independence_checks(made), *_keys(made)]
+    return [*checks, *independence_checks(made), *key_checks("all trainings", made)]
 
 
 def _of_plan(world: World, audited: Audited, trainings: Sequence[Training]) -> Iterator[Check]:
@@ -56,13 +57,3 @@ def _ledger(about: str, trainings: Sequence[Training]) -> Iterator[Check]:
     )
     taken = [training.name for training in trainings if len(training.tape.steps) != training.gradients.steps]
     yield none("number of steps", about, taken, "more or fewer noised steps were made than the ledger says")
-
-
-def _keys(trainings: Sequence[Training]) -> Iterator[Check]:
-    without = [training.name for training in trainings if not training.tape.keys or training.tape.foreign]
-    yield none(
-        "keys from the operating system", "all trainings", without, "randomness came from a key that is not from there"
-    )
-    keys = [key for training in trainings for key in training.tape.keys]
-    twice = ["a key"] * (len(keys) - len(set(keys)))
-    yield none("keys are used once", "all trainings", twice, "two trainings drew from one key")

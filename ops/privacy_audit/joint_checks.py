@@ -28,6 +28,7 @@ from ops.privacy_audit.audited_trainings import (
 )
 from ops.privacy_audit.checks import EXACT, Check, none, spread_limits
 from ops.privacy_audit.contribution_checks import Apart, contribution_checks, parts_of
+from ops.privacy_audit.key_checks import key_checks
 from ops.privacy_audit.sample_checks import sample_checks
 from ops.privacy_audit.silo_level import NOISE, gaussian_rows, words_of
 from ops.privacy_audit.tape import Step, Vector, taped
@@ -66,10 +67,7 @@ def joint_conformity(world: World, work: Path, *, steps: int = STEPS) -> Iterato
     parts = [parts_of(apart, training) for training in trainings]
     yield from contribution_checks(ABOUT, trainings, parts)
     yield from sample_checks(ABOUT, trainings, [found.coefficients > 0.5 for found in parts])
-    keys = [key for training in trainings for key in training.tape.keys]
-    foreign = [training.name for training in trainings if not training.tape.keys or training.tape.foreign]
-    yield none("keys from the operating system", ABOUT, foreign, "randomness came from a key that is not from there")
-    yield none("keys are used once", ABOUT, ["a key"] * (len(keys) - len(set(keys))), "two samples came from one key")
+    yield from key_checks(ABOUT, trainings)
     yield from _noise(world, bundle, work)
 
 

@@ -31,6 +31,7 @@ from tests.support.rogue_silos import (
     SILOS,
     Attack,
     Declared,
+    FirstVectorHangs,
     Play,
     PlayedSilo,
     honestly,
@@ -256,25 +257,16 @@ async def test_who_is_later_than_the_plan_says_adds_nothing(template: Federation
 async def test_what_was_sent_is_sent_by_the_next_process_the_same_though_its_sum_is_erased(
     template: FederationTemplate, tmp_path: Path
 ) -> None:
-    reached, digests = asyncio.Event(), list[bytes]()
-
-    async def hanging(silo: PlayedSilo, key: RoundKey, message: object) -> None:
-        if isinstance(message, MaskedInput) and key.round == 1:
-            digests.append(message.vector)
-            if not reached.is_set():
-                reached.set()
-                await asyncio.Event().wait()
-        await honestly(silo, key, message)
-
+    hanging = FirstVectorHangs()
     async with joint(template, tmp_path, hanging) as (play, gradients):
         async with asyncio.timeout(LONG_S):
-            await reached.wait()
+            await hanging.reached.wait()
         await play.rogue.restart()
         row = await play.closed(1)
         assert row.outcome == "applied"
         assert play.counted(row) == list(SILOS)
         entries = play.rogue.service._privacy.entries()
         trained = [key.round for key, _ in gradients.sums[ROGUE]].count(1)
-    assert len(digests) == 2
-    assert len(set(digests)) == 1
+    assert len(hanging.digests) == 2
+    assert len(set(hanging.digests)) == 1
     assert [entry.round for entry in entries].count(1) == trained == 1

@@ -21,6 +21,7 @@ from tests.support.rogue_silos import (
     NOMINAL_SILOS,
     SILOS,
     WEIGHT_CAP,
+    FirstVectorHangs,
     PlayedSilo,
     delta_of,
     honestly,
@@ -73,24 +74,15 @@ async def test_two_rounds_come_out_noised_and_each_silo_has_paid_before_it_uploa
 async def test_what_was_paid_for_is_sent_by_the_next_process_the_same_and_not_paid_for_twice(
     rogue_template: FederationTemplate, tmp_path: Path
 ) -> None:
-    reached, digests = asyncio.Event(), list[bytes]()
-
-    async def hanging(silo: PlayedSilo, key: RoundKey, message: object) -> None:
-        if isinstance(message, MaskedInput) and key.round == 1:
-            digests.append(message.vector)
-            if not reached.is_set():
-                reached.set()
-                await asyncio.Event().wait()
-        await honestly(silo, key, message)
-
+    hanging = FirstVectorHangs()
     async with played(rogue_template, tmp_path, hanging, plan=NOISED) as play:
         async with asyncio.timeout(LONG_S):
-            await reached.wait()
+            await hanging.reached.wait()
         await play.rogue.restart()
         row = await play.closed(1)
         assert row.outcome == "applied"
         assert play.counted(row) == list(SILOS)
         entries = play.rogue.service._privacy.entries()
-    assert len(digests) == 2
-    assert len(set(digests)) == 1
+    assert len(hanging.digests) == 2
+    assert len(set(hanging.digests)) == 1
     assert [entry.round for entry in entries].count(1) == 1

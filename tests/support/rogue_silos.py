@@ -9,7 +9,7 @@ A test waits for the round machine's state (`until`), never for time: where a de
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +246,22 @@ Attack = Callable[["PlayedSilo", RoundKey, Any], Awaitable[None]]
 
 async def honestly(silo: "PlayedSilo", key: RoundKey, message: Any) -> None:
     await silo.send(key, message)
+
+
+@dataclass
+class FirstVectorHangs:
+    """An Attack: its first masked vector of round 1 never gets there. `digests` has those of all that it sends in that round."""
+
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
+    digests: list[bytes] = field(default_factory=list)
+
+    async def __call__(self, silo: "PlayedSilo", key: RoundKey, message: Any) -> None:
+        if isinstance(message, MaskedInput) and key.round == 1:
+            self.digests.append(message.vector)
+            if not self.reached.is_set():
+                self.reached.set()
+                await asyncio.Event().wait()
+        await honestly(silo, key, message)
 
 
 class PlayedSilo:
