@@ -91,24 +91,26 @@ def write_update(
             if factor != 1:
                 np.multiply(values, factor, out=values)
             encode(values)
-        manifest = writer.manifest(layout)
-        writer.finish()
-        mark = writer.sync()
-        files.sync_folder(path.parent)
+        written = finished(writer, path, layout, norm=math.sqrt(math.fsum(squares)))
         if left is not None:
-            left.keep_for(manifest.digest)
-    return WrittenUpdate(manifest=manifest, norm=math.sqrt(math.fsum(squares)), mark=mark)
+            left.keep_for(written.manifest.digest)
+    return written
 
 
 def write_no_delta(path: Path, layout: Layout) -> WrittenUpdate:
     """Write zeros of `layout`, which is small, to `path`. Raises StorageError; after an error there is no file."""
     with new_vector_file(path) as writer:
         writer.write(np.zeros(layout.parameters, dtype=np.float32))
-        manifest = writer.manifest(layout)
-        writer.finish()
-        mark = writer.sync()
-        files.sync_folder(path.parent)
-    return WrittenUpdate(manifest=manifest, norm=0.0, mark=mark)
+        return finished(writer, path, layout)
+
+
+def finished(writer: VectorWriter, path: Path, layout: Layout, *, norm: float = 0.0) -> WrittenUpdate:
+    """All of the update is written to `path`: have it on disk."""
+    manifest = writer.manifest(layout)
+    writer.finish()
+    mark = writer.sync()
+    files.sync_folder(path.parent)
+    return WrittenUpdate(manifest=manifest, norm=norm, mark=mark)
 
 
 def _deltas(

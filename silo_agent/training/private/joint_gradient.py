@@ -14,12 +14,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from security import files
 from security.privacy.random_words import RandomWords
 from security.secure_aggregation.fixed_point import WholeBlock
 from silo_agent.task.update import TrainingStopped
 from silo_agent.training.batches import EncodedExamples
-from silo_agent.training.client_update import WrittenUpdate
+from silo_agent.training.client_update import WrittenUpdate, finished
 from silo_agent.training.model import T5
 from silo_agent.training.private.chunks import Chunks
 from silo_agent.training.private.clipping import Backend, clipping
@@ -72,11 +71,7 @@ def write_sum(
                 np.clip(block, -GRADIENT_STEPS, GRADIENT_STEPS, out=block)
                 whole: WholeBlock = np.rint(block).astype("<i4")
                 writer.write(whole.view("<u4"))
-        manifest = writer.manifest(layout)
-        writer.finish()
-        mark = writer.sync()
-        files.sync_folder(path.parent)
-    return WrittenUpdate(manifest=manifest, norm=0.0, mark=mark)
+        return finished(writer, path, layout)
 
 
 def take_sums(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor | None]:
