@@ -87,7 +87,7 @@ soak: $(INSTALLED) ## Kill processes at random through a whole plan, compare wit
 
 .PHONY: test
 test: $(INSTALLED) ## Run the test suite; ARGS='-k name' narrows it
-	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --max-worker-restart 0 --dist loadfile $(ARGS)
 
 .PHONY: lint
 lint: $(INSTALLED) ## Style, types, dependency walls and generated code

@@ -219,6 +219,7 @@ class Gate(grpc.aio.ServerInterceptor):  # gRPC offers interception by subclass 
 
     @contextmanager
     def _entered(self, method: str, context: Any, call: _OpenCall) -> Iterator[_Share]:
+        _require_own_handshake(context)
         caller = self._admit(method, context)
         name, expiry = "", None
         if caller is not None:
@@ -294,6 +295,14 @@ class Gate(grpc.aio.ServerInterceptor):  # gRPC offers interception by subclass 
         self._on_refused(Refusal(kind=DEFECT, method=method, peer=_peer(context), detail="see the coordinator's log"))
         await context.abort(grpc.StatusCode.INTERNAL, "internal error of the coordinator: its log says more")
         raise AssertionError("abort returned")
+
+
+def _require_own_handshake(context: Any) -> None:
+    """gRPC has no switch for session tickets: whoever has stolen one could act as a silo without the silo's key."""
+    if context.auth_context().get("ssl_session_reused") != [b"false"]:
+        raise AuthenticationError(
+            "the call came over a resumed TLS session, which proves no key: connect with a full handshake"
+        )
 
 
 def _peer(context: Any) -> str:

@@ -1,16 +1,23 @@
-"""What the listeners present and accept, changed while they run: gRPC asks at each handshake, and is told anew at each.
+"""What the listeners present and accept, changed while they run: gRPC asks at each handshake whether it has changed.
 
 Connections that stand go on as they are; who connects next meets the new certificate and the new trust bundle. gRPC asks from
-threads of its own, so what is presented is replaced whole.
+threads of its own, one after the other, so what is presented is replaced whole.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from coordinator.edges.key_store import TlsPair
 from security.pki.trust_bundle import TrustBundle
 
 import grpc  # isort: skip  # after silo_wire, which leaves TLS 1.3 alone
+
+BEFORE_A_CHANGE_S: Final = 1.0
+"""gRPC frees what it presented before while another thread's handshake may be about to take hold of it, and the process dies
+(https://github.com/grpc/grpc/issues/36693). That thread needs microseconds after it has asked, and no other can ask while one
+waits: so whoever meets a change waits first. Changes are renewals, some a year; a handshake at one takes a second longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +64,16 @@ class Presented:
                 told(trust)
 
     def credentials(self, *, clients: bool) -> grpc.ServerCredentials:
-        """For one start of one listener; `clients`: whether whoever connects has to show a certificate.
+        """For one start of one listener; `clients`: whether whoever connects has to show a certificate."""
+        shown = self._face
 
-        Each handshake has a configuration of its own, hence a key of its own for session tickets: nobody's ticket opens a second
-        connection. Whoever had stolen one would otherwise act as a silo without the silo's key, and gRPC has no switch for tickets.
-        """
+        def changed() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal shown
+            if (face := self._face) is shown:
+                return None
+            time.sleep(BEFORE_A_CHANGE_S)
+            shown = face
+            return face.configuration(clients=clients)
 
-        def now() -> grpc.ServerCertificateConfiguration:
-            return self._face.configuration(clients=clients)
-
-        return grpc.dynamic_ssl_server_credentials(now(), now, clients)
+        first = shown.configuration(clients=clients)
+        return grpc.dynamic_ssl_server_credentials(first, changed, clients)  # type: ignore[arg-type]  # None: as before

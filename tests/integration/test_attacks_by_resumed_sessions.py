@@ -1,25 +1,23 @@
-"""A TLS session that was stolen from a silo's memory or from its proxy: nobody goes on with it, with or without the silo's key."""
+"""A TLS session that was stolen from a silo's memory or from its proxy: nobody acts by it, with or without the silo's key."""
 
-import asyncio
-import socket
-import ssl
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
+from grpc._cython.cygrpc import SSLSessionCacheLRU  # resumes sessions, by an option of a channel; no other name exists
 
 from coordinator.edges.presented import Presented
 from coordinator.edges.status_page.entrance import tls_context
-from security.identifiers import Identity, Role
+from security.identifiers import Identity, Role, coordinator_dns_name
 from security.pki.authority import Authority
+from silo_wire.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2, federation_pb2_grpc
 from tests.support.certificates import forged
 from tests.support.coordinator import FEDERATION, HOSPITAL, FederationTemplate, RunningCoordinator, running
 from tests.support.coordinator import federation_template as federation_template
-from tests.support.raw_http2 import SETTINGS, client_context, nobody
-
-BEGINNING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, SETTINGS, 0, 0, 0, 0, 0))
-PATIENCE_S = 30.0
 
 
 @pytest.fixture
@@ -30,57 +28,64 @@ async def at(federation_template: FederationTemplate, tmp_path: Path) -> AsyncIt
         yield coordinator
 
 
-def spoken(
-    port: int, context: ssl.SSLContext, session: ssl.SSLSession | None = None
-) -> tuple[bool, bytes, ssl.SSLSession | None]:
-    """Whether `session` was gone on with, how the server's HTTP/2 begins (b"" where it cuts off), and the session that it leaves."""
-    with (
-        socket.create_connection(("127.0.0.1", port), PATIENCE_S) as plain,
-        context.wrap_socket(plain, session=session) as raw,
-    ):
-        try:
-            raw.sendall(BEGINNING)
-            answer = raw.recv(4)
-        except (ssl.SSLError, ConnectionError):
-            answer = b""
-        return bool(raw.session_reused), answer, raw.session
+class Client:
+    """Connections that go on with each other's sessions, as far as the server lets them."""
+
+    def __init__(self, at: RunningCoordinator) -> None:
+        self._at = at
+        self._sessions = SSLSessionCacheLRU(4)
+
+    async def refusal(self, port: int, key_pem: bytes | None = None, certificate_pem: bytes | None = None) -> str:
+        """Of a call over a new connection."""
+        roots = self._at.coordinator.keys.trust.to_pem()
+        options: list[tuple[str, Any]] = [
+            ("grpc.ssl_session_cache", self._sessions),
+            ("grpc.ssl_target_name_override", coordinator_dns_name(FEDERATION)),
+            ("grpc.use_local_subchannel_pool", 1),
+        ]
+        tls = grpc.ssl_channel_credentials(roots, key_pem, certificate_pem)
+        async with grpc.aio.secure_channel(f"127.0.0.1:{port}", tls, options=options) as channel:
+            try:
+                if port == self._at.silos_port:
+                    await federation_pb2_grpc.FederationStub(channel).ReportProgress(
+                        federation_pb2.ProgressReport(), timeout=20
+                    )
+                else:
+                    await enrolment_pb2_grpc.EnrolmentStub(channel).Enrol(enrolment_pb2.EnrolRequest(), timeout=20)
+            except grpc.aio.AioRpcError as error:
+                return f"{error.code().name}: {error.details()}"
+        return ""
 
 
-async def test_the_session_of_a_silo_lets_nobody_in_without_its_key(
-    at: RunningCoordinator, federation_template: FederationTemplate, tmp_path: Path
+async def test_the_session_of_a_silo_lets_nobody_act_as_it(
+    at: RunningCoordinator, federation_template: FederationTemplate
 ) -> None:
     silo = federation_template.silos[HOSPITAL]
-    context = client_context(silo.tls_key_pem, silo.certificate_pem, tmp_path)
-    _, answer, session = await asyncio.to_thread(spoken, at.silos_port, context)
-    assert answer
-    assert session is not None
-    assert session.has_ticket, "gRPC gives no tickets any more: a configuration for each handshake is not needed"
+    foreign = forged(Authority.create(FEDERATION, now=datetime.now(UTC)), Identity(FEDERATION, Role.SILO, HOSPITAL))
+    assert (await Client(at).refusal(at.silos_port, *foreign)).startswith("UNAVAILABLE")  # not even a handshake
 
-    foreign = Authority.create(FEDERATION, now=datetime.now(UTC))
-    pair = tmp_path / "thief.pem"
-    pair.write_bytes(b"".join(forged(foreign, Identity(FEDERATION, Role.SILO, HOSPITAL))))
-    context.load_cert_chain(
-        pair
-    )  # Python keeps a session to its context: the thief's key takes the place of the silo's
-    assert (await asyncio.to_thread(spoken, at.silos_port, context))[:2] == (False, b"")
-    reused, answer, _ = await asyncio.to_thread(spoken, at.silos_port, context, session)
-    assert (reused, answer) == (False, b"")
+    client = Client(at)
+    let_in = await client.refusal(at.silos_port, silo.tls_key_pem, silo.certificate_pem)
+    assert let_in.startswith("PERMISSION_DENIED: the certificate is of silo hospital-a"), (
+        let_in
+    )  # the report names nobody
+    before = at.errors("AuthenticationError")
+    by_the_thief = await client.refusal(at.silos_port, *foreign)
+    assert by_the_thief.startswith("UNAUTHENTICATED: the call came over a resumed TLS session"), by_the_thief
+    by_the_silo = await client.refusal(at.silos_port, silo.tls_key_pem, silo.certificate_pem)
+    assert by_the_silo.startswith("UNAUTHENTICATED: the call came over a resumed TLS session"), by_the_silo
+    assert at.errors("AuthenticationError") == before + 2
 
 
-async def test_no_port_goes_on_with_a_session_of_anybody(
-    at: RunningCoordinator, federation_template: FederationTemplate, tmp_path: Path
-) -> None:
-    silo = federation_template.silos[HOSPITAL]
-    own = client_context(silo.tls_key_pem, silo.certificate_pem, tmp_path)
-    for port, context in ((at.silos_port, own), (at.enrolment_port, nobody())):
-        _, _, session = await asyncio.to_thread(spoken, port, context)
-        reused, answer, _ = await asyncio.to_thread(spoken, port, context, session)
-        assert answer
-        assert not reused, port
+async def test_strangers_resume_nothing_either(at: RunningCoordinator) -> None:
+    client = Client(at)
+    first, second = [await client.refusal(at.enrolment_port) for _ in range(2)]
+    assert "resumed" not in first
+    assert second.startswith("UNAUTHENTICATED: the call came over a resumed TLS session"), second
 
 
 def test_the_status_page_gives_no_tickets(at: RunningCoordinator) -> None:
     keys = at.coordinator.keys
     context = tls_context(Presented(keys.server_pair(datetime.now(UTC)), keys.trust), token=True)
     assert context.num_tickets == 0
-    assert context.options & ssl.OP_NO_TICKET
+    assert context.options & 1 << 14  # SSL_OP_NO_TICKET
