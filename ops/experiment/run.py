@@ -29,7 +29,7 @@ from ops.experiment.definition import SETUPS, Run, Study
 from ops.experiment.results_file import append_result, results
 from ops.experiment.scoring import scores
 from ops.experiment.warm_up import start
-from ops.simulation.end_with_parent import end_with_parent
+from ops.simulation.children import children, end_with_parent
 from ops.simulation.out_folder import make_folder
 from ops.simulation.report import round_facts
 from ops.simulation.run import Simulated, logging_to, silos_in, simulate
@@ -126,8 +126,7 @@ def _each(doings: "Sequence[_Doing]", jobs: int) -> "Generator[tuple[_Doing, _Ou
 @contextmanager
 def _workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
     """Processes that end with this one, however it ends; an exception inside does not wait for what they are at."""
-    context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
-    workers = ProcessPoolExecutor(jobs, context, initializer=end_with_parent)
+    workers = ProcessPoolExecutor(jobs, children(), initializer=end_with_parent)
     try:
         yield workers
     except BaseException:

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from ops.simulation import disk
-from ops.simulation.end_with_parent import end_with_parent
+from ops.simulation.children import end_with_parent
 from ops.simulation.one_bench import OneBench
 from ops.simulation.worker_messages import Call, Done, Noticed, Progressed, Raised, Stop, Told, WorkerSilo
 from security.errors import LoricaError, StateError

@@ -4,7 +4,6 @@ What leaves a silo is still made by its own agent here; a worker does what Train
 no key of secure aggregation passes a pipe. Whoever sends through these pipes is this program itself, on this machine.
 """
 
-import multiprocessing
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from ops.simulation.children import children
 from ops.simulation.worker import work
 from ops.simulation.worker_messages import Call, Done, Noticed, Progressed, Raised, Stop, WorkerSilo
 from security.errors import LoricaError, StateError
@@ -104,8 +104,7 @@ class InWorker:
 
 class _Worker:
     def __init__(self, number: int, silos: Mapping[SiloName, WorkerSilo], died: Died) -> None:
-        # Not forked: PyTorch's threads do not survive that, and a GPU neither.
-        context = multiprocessing.get_context("spawn")
+        context = children()
         self.silos = tuple(silos)
         self.turn = threading.Lock()
         self._died = died

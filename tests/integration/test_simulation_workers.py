@@ -19,6 +19,7 @@ from coordinator.service.records import RoundRow
 from ops.demo.clinic import CLINIC
 from ops.demo.insurer import INSURER
 from ops.demo.silos import keep_first, write_silo
+from ops.simulation.children import children
 from ops.simulation.round_file import round_file
 from ops.simulation.run import silos_in, simulate
 from ops.simulation.silo import settings_of
@@ -152,7 +153,7 @@ def test_a_worker_whose_simulation_is_gone_in_the_middle_of_a_call_ends_silently
         scratch=tmp_path,
         losses=tmp_path / "losses.jsonl",
     )
-    context = multiprocessing.get_context("spawn")
+    context = children()
     pipe, its_end = context.Pipe()
     worker = context.Process(target=work, args=(its_end, {NAME: silo}))
     worker.start()
@@ -221,10 +222,10 @@ def test_no_worker_outlives_the_simulation(plan: Path, silos: Path, tmp_path: Pa
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as simulation:
         assert simulation.stdout is not None
         assert simulation.stdout.readline().startswith("round 1 applied")
-        children = psutil.Process(simulation.pid).children(recursive=True)
-        assert len([child for child in children if "spawn_main" in " ".join(child.cmdline())]) == 2
+        started = psutil.Process(simulation.pid).children(recursive=True)
+        assert len([child for child in started if "forkserver" in " ".join(child.cmdline())]) == 1 + 2
         end(simulation.pid)
-        _, alive = psutil.wait_procs(children, timeout=LONGEST_S)
+        _, alive = psutil.wait_procs(started, timeout=LONGEST_S)
         assert alive == []
         _, told = simulation.communicate()
     assert simulation.returncode != 0

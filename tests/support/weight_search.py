@@ -5,7 +5,7 @@ clipped gradients are, over max_grad_norm, and the two sums of losses, over the 
 than each alone: rounding is there from the beginning, and what makes it larger is kept. A candidate is a small T5 of
 either make, its weights, records, views of them, clipping norm, bound and batch size; it is changed by scaling tensors, rows, columns and
 single numbers over the whole range of float32, by a step along the gradient of the one record's loss against the others', by sharpening
-attention, by other lengths, words and copies of records, and by more or fewer views.
+attention and by bringing its scores to the edges of float32, by other lengths, words and copies of records, and by more or fewer views.
 """
 
 import copy
@@ -348,6 +348,33 @@ def _sharpen_attention(candidate: Candidate, random: Random) -> Candidate:
     return candidate
 
 
+def _scores_at_an_edge(candidate: Candidate, random: Random) -> Candidate:
+    """Attention whose largest scores are near what float32 can just hold, at the top or at the bottom, or near 1."""
+    names = ["SelfAttention", "EncDecAttention"]
+    chosen = [module for name, module in candidate.model.named_modules() if name.rpartition(".")[2] in names]
+    module: Any = chosen[int(random.integers(len(chosen)))]
+    largest = {module.q: 0.0, module.k: 0.0}
+
+    def note(projection: torch.nn.Module, _: object, made: torch.Tensor) -> None:
+        largest[projection] = max(largest[projection], float(made.abs().nan_to_num(0.0, 0.0, 0.0).max()))
+
+    hooks = [projection.register_forward_hook(note) for projection in largest]
+    for source, target, *_ in candidate.records:
+        candidate.model(
+            input_ids=torch.from_numpy(source.astype(np.int64))[None],
+            labels=torch.from_numpy(target.astype(np.int64))[None],
+        )
+    for hook in hooks:
+        hook.remove()
+    scores = math.log10(max(largest[module.q], 1e-300)) + math.log10(max(largest[module.k], 1e-300))
+    edge = random.choice([math.log10(_LARGEST), -38.0, 0.0]) + random.uniform(-2.0, 1.0)
+    factor = 10 ** float(np.clip((edge - scores) / 2, -150, 150))
+    for projection in (module.q, module.k):
+        weight = getattr(projection, "base_layer", projection).weight
+        weight.copy_((weight.double() * factor).clamp(-_LARGEST, _LARGEST).float())
+    return candidate
+
+
 def _follow_the_gradient(candidate: Candidate, random: Random) -> Candidate:
     """Such that the one record's loss grows beside the others', or falls."""
     model = candidate.model
@@ -422,6 +449,7 @@ _CHANGES: tuple[Callable[[Candidate, Random], Candidate], ...] = (
     _set_a_number,
     _draw_anew,
     _sharpen_attention,
+    _scores_at_an_edge,
     _follow_the_gradient,
     _another_clipping_norm,
     _another_bound,
