@@ -70,9 +70,9 @@ privacy-audit: $(INSTALLED) ## What private training does beside its ledger, cla
 
 .PHONY: privacy-utility
 privacy-utility: OUT = ops/privacy_utility/$(if $(JOINT),joint,results).json
-privacy-utility: $(INSTALLED) ## What privacy costs in accuracy, and what helps; some hours, goes on with OUT; EPSILONS='1 4 inf' SEEDS='1 2 3' VARIANTS='average large-batch' RECORDS=20000 REAL=DIR SVG=FILE OUT=FILE, JOINT=1 joint noise
+privacy-utility: $(INSTALLED) ## What privacy costs in accuracy, and what helps; some hours, goes on with OUT; EPSILONS='1 4 inf' SEEDS='1 2 3' VARIANTS='average large-batch' RECORDS=20000 REAL=DIR OUT=FILE, JOINT=1 joint noise
 	@$(BIN)/lorica privacy-utility --out '$(OUT)' $(if $(JOINT),--joint) $(foreach e,$(EPSILONS),--epsilon $(e)) $(foreach s,$(SEEDS),--seed $(s)) $(foreach v,$(VARIANTS),--variant $(v)) \
-		$(if $(RECORDS),--records $(RECORDS)) $(if $(REAL),--real '$(REAL)') $(if $(SVG),--svg '$(SVG)')
+		$(if $(RECORDS),--records $(RECORDS)) $(if $(REAL),--real '$(REAL)')
 
 .PHONY: paper-round
 paper-round: OUT = paper-round

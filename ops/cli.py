@@ -317,7 +317,6 @@ def privacy_utility(
     out: Annotated[
         Path, typer.Option(help="JSON file of the results; trainings that it has are not done again.")
     ] = Path("privacy-utility.json"),
-    svg: Annotated[Path | None, typer.Option(help="File for a picture of them.", show_default=False)] = None,
     work: Annotated[Path, typer.Option(help="Folder for data and federations; it may be deleted afterwards.")] = Path(
         "privacy-utility"
     ),
@@ -377,7 +376,6 @@ def privacy_utility(
         records=records or 20_000,
         real=real,
         out=out,
-        svg=svg,
         console=terminal(),
         variants=variants or list(VARIANTS),
     )

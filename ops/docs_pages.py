@@ -1,4 +1,4 @@
-"""The tables of ops/docs that follow from the code: `make docs` writes them, a test compares them.
+"""The tables and pictures of ops/docs that follow from the code: `make docs` writes them, a test compares them.
 
 A page holds its prose, and between `<!-- table: NAME -->` and `<!-- end of table -->` a table that is made here. What a
 key means is said once, in the template that an operator edits; what values it takes comes from the pydantic model.
@@ -28,7 +28,7 @@ from coordinator.plans.forecast import forecast, require_worth
 from coordinator.plans.plan_text import plan_template
 from coordinator.plans.presets import PRESETS, preset
 from ops import docs_commands
-from ops.privacy_utility.pages import cost_table, ideas_table, joint_table
+from ops.privacy_utility.pages import cost_picture, cost_table, ideas_table, joint_table
 from security.errors import ConfigurationError
 from security.preflight import Misconfiguration
 from silo_agent.edges.metrics import SiloMetrics
@@ -166,6 +166,11 @@ def write_pages(folder: Path = DOCS, *further: Path) -> list[Path]:
             page.write_text(current, encoding="utf-8")
             changed.append(page)
     return changed
+
+
+def write_pictures(folder: Path = DOCS) -> None:
+    for name, drawn in PICTURES.items():
+        (folder / name).write_text(drawn(), encoding="utf-8")
 
 
 def rendered(page: str) -> str:
@@ -560,7 +565,10 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     **{f"commands-{program}": partial(commands_table, program) for program in docs_commands.PROGRAMS},
 }
 
+PICTURES: Final[dict[str, Callable[[], str]]] = {"pictures/privacy-utility.svg": cost_picture}
+
 
 if __name__ == "__main__":
+    write_pictures()
     for page in write_pages(DOCS, README):
         sys.stdout.write(f"{page.relative_to(DOCS.parent.parent)} brought up to date\n")

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from ops.privacy_utility.comparison import TODAY, VARIANTS, Comparison, Difference, comparisons
+from ops.privacy_utility.picture import picture
 from ops.privacy_utility.rows import EIGHT, JOINT_RESULTS, QUERY_LOGS, RESULTS, Row, by_epsilon, read_rows
 
 _NOT_YET = "not measured yet"
@@ -40,6 +41,11 @@ def _cost(epsilon: float, rows: Sequence[Row]) -> str:
         "" if math.isinf(epsilon) else f"{max(row.spent for row in rows):.2f}",
     )
     return f"| {' | '.join(cells)} |"
+
+
+def cost_picture(rows: Sequence[Row] | None = None) -> str:
+    """What each epsilon costs, a dot a training: SVG."""
+    return picture([row for row in _rows(rows) if row.variant == TODAY])
 
 
 def ideas_table(rows: Sequence[Row] | None = None) -> str:

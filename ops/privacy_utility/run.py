@@ -20,10 +20,8 @@ from ops.demo.plan import ROOM_FOR_THE_FILTER, private_plan, set_arguments
 from ops.demo.run import Layout, Outcome, Scene, prepare, run_federation, spent, write_private_silos
 from ops.privacy_utility.answers import Answers
 from ops.privacy_utility.comparison import TODAY, VARIANTS, comparison_table, comparisons
-from ops.privacy_utility.picture import picture
 from ops.privacy_utility.rows import QUERY_LOGS, Row, by_epsilon, keep, read_rows
 from ops.privacy_utility.silos import HELD_OUT, NAMES, study_silos
-from security import files
 from security.errors import ConfigurationError
 from security.terminal import show_table
 
@@ -46,7 +44,6 @@ def run_utility(
     records: int,
     real: Path | None,
     out: Path,
-    svg: Path | None,
     console: Console,
     variants: Sequence[str] = (),
 ) -> Sequence[Row]:
@@ -90,12 +87,9 @@ def run_utility(
         scene = Scene(names=[REAL], plan=_of_real(count, epsilon, seeds[0]), policy=_policy(epsilon))
         rows.append(_trained(REAL, count, epsilon, seeds[0], shared, scene, quiet))
         keep(out, rows, console)
-    today = [row for row in rows if row.variant == TODAY]
-    show_table(console, _table(today))
+    show_table(console, _table([row for row in rows if row.variant == TODAY]))
     if found := list(comparisons(rows)):
         show_table(console, comparison_table(found))
-    if svg is not None:
-        files.replace(svg, picture([row for row in today if row.data == QUERY_LOGS]).encode())
     return rows
 
 

@@ -271,6 +271,11 @@ def test_every_table_stands_on_some_page() -> None:
     assert sorted(on_pages) == sorted(docs_pages.TABLES)
 
 
+@pytest.mark.parametrize("name", docs_pages.PICTURES)
+def test_every_picture_is_current(name: str) -> None:
+    assert (docs_pages.DOCS / name).read_text(encoding="utf-8") == docs_pages.PICTURES[name](), "run make docs"
+
+
 def test_a_page_that_fell_behind_is_brought_up_to_date(tmp_path: Path) -> None:
     page = tmp_path / "metrics.md"
     page.write_text("before\n<!-- table: metrics -->\nold\n<!-- end of table -->\nafter\n")
