@@ -132,6 +132,8 @@ class Sandbox:
             self._process = _started(complaints, _environment(self._target))
             try:
                 reply = _first_reply(self._process, self._opening())
+                if reply.get("jailed") is True:
+                    reply = self._opened(self._process)
             except (FrameTimeout, FrameEnd) as end:
                 code = self._kill()
                 raise DataError(
@@ -142,9 +144,21 @@ class Sandbox:
                 raise
         if reply.get("ready") is not True:
             self._kill()
-            raise _error(reply) or DataError("SQL sandbox did not start: the worker gave no reason")
+            error = _error(reply)
+            raise error if isinstance(error, DataError) else DataError(f"SQL sandbox did not start: {error}")
         self._abandoned = False
         return self._process
+
+    def _opened(self, process: "subprocess.Popen[bytes]") -> dict[str, object]:
+        """What a worker says that has its code and its jail: a hostile file can hold it up from here on."""
+        deadline = time.monotonic() + self._limits.seconds + _GRACE_SECONDS
+        try:
+            return read_frame(_fd(process.stdout), most=_REPLY_BYTES_BESIDE, deadline=deadline)
+        except FrameTimeout:
+            raise DataError(
+                f"database {self._target.shown} was not opened within {self._limits.seconds} s (limit seconds): "
+                "what lies beside it may be damaged, or the machine too busy"
+            ) from None
 
     def _opening(self) -> dict[str, object]:
         limits = asdict(self._limits)

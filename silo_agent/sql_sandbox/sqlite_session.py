@@ -119,7 +119,7 @@ class SqliteSession:
         if code == sqlite3.SQLITE_AUTH or "one statement at a time" in line:
             return UnsafeSql(f"SQL refused by the database: {line}")
         path = self._target.path
-        if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR):
+        if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PROTOCOL):
             return self._unreachable(line)
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return DataError(f"database {path} is locked by a writer ({line}): try again when it has finished")

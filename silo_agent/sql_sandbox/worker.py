@@ -7,7 +7,7 @@ time until the parent closes the pipe. A PostgreSQL server is connected to befor
 import logging
 import os
 import resource
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from math import ceil
 from pathlib import Path
@@ -45,7 +45,10 @@ def main() -> None:
                 write_frame(replies, asdict(jail.prove()))
                 return
             limits = Limits(**opening["limits"])  # type: ignore[arg-type]  # from the parent, which checked them
-            session = _open(opening, limits)
+            opened = _jailed(opening, limits)
+            write_frame(replies, {"jailed": True})
+            _allow_cpu(limits.seconds)
+            session = opened()
         except LoricaError as error:
             write_frame(replies, _failure(error))
             return
@@ -58,8 +61,8 @@ def main() -> None:
         return
 
 
-def _open(opening: Mapping[str, object], limits: Limits) -> Session:
-    """The session, and this process in its jail. Nothing can be imported afterwards, so a statement is looked at before."""
+def _jailed(opening: Mapping[str, object], limits: Limits) -> Callable[[], Session]:
+    """What opens the session, and this process in its jail. Nothing can be imported afterwards, so a statement is looked at before."""
     if "sqlite" in opening:
         from silo_agent.sql_sandbox import sqlite_session
 
@@ -67,14 +70,14 @@ def _open(opening: Mapping[str, object], limits: Limits) -> Session:
         sqlite_session.load_code(limits)
         files = target.files()
         jail.enter(limits, readable=files)
-        return sqlite_session.SqliteSession(target, limits, files)
+        return lambda: sqlite_session.SqliteSession(target, limits, files)
     from silo_agent.sql_sandbox.postgresql_session import PostgresqlSession
 
     server = PostgresqlTarget(url=str(opening["postgresql"]), shown=str(opening["shown"]))
     session = PostgresqlSession(server, limits, session_name=str(opening["session_name"]))
     one_select("SELECT 1", dialect="postgres")
     jail.enter(limits, readable=(), connected=True)
-    return session
+    return lambda: session
 
 
 def _answer(session: Session, sql: str, limits: Limits) -> dict[str, object]:
