@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from silo_agent.sql_sandbox import (
@@ -29,6 +30,7 @@ from silo_agent.sql_sandbox import (
 )
 
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from tests.support.taken_worker import main; main()"
+AT_OPENING = "what was read at the opening"
 DONE, DENIED = "done", {"EPERM", "EACCES"}
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -65,6 +67,12 @@ def _undo_limit() -> None:
 
 def _executable_memory() -> None:
     mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC).close()
+
+
+def _memory_made_executable() -> None:
+    page = mmap.mmap(-1, mmap.PAGESIZE)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(page))
+    _call("mprotect", address, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC)
 
 
 WITH_A_FILE: dict[str, Callable[[str], object]] = {
@@ -105,9 +113,11 @@ WITHOUT_A_FILE: dict[str, Callable[[str], object]] = {
     "signal through a pipe": lambda _: fcntl.fcntl(0, fcntl.F_SETOWN, os.getppid()),
     "hold the parent": lambda _: _call("syscall", _PIDFD_OPEN, os.getppid(), 0),
     "limit the parent": lambda _: resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE),
+    "limit the parent's time": lambda _: resource.prlimit(os.getppid(), resource.RLIMIT_CPU),
     "slow the parent down": lambda _: os.setpriority(os.PRIO_PROCESS, os.getppid(), 19),
     "undo a limit": lambda _: _undo_limit(),
     "executable memory": lambda _: _executable_memory(),
+    "memory made executable": lambda _: _memory_made_executable(),
     "nameless file": lambda _: os.memfd_create("loot"),
     "namespace of its own": lambda _: _call("unshare", _CLONE_NEWUSER),
     "ring of calls": lambda _: _call("syscall", _IO_URING_SETUP, 1, 0),
@@ -135,9 +145,15 @@ def outcome(box: Sandbox, attack: str, argument: object = "") -> object:
 
 
 class _Taken:
-    """Runs attacks."""
+    """Runs attacks, one of them as soon as there is a session, before the database is opened."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self._at_opening = self.run("read | /etc/passwd")
+        super().__init__(*arguments, **named)
 
     def run(self, text: str) -> Rows:
+        if text == f"{AT_OPENING} | ":
+            return self._at_opening
         name, _, argument = text.partition(" | ")
         try:
             (WITH_A_FILE | WITHOUT_A_FILE)[name](argument)

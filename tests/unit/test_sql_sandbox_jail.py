@@ -76,6 +76,11 @@ def test_no_other_file_is_read(taken: Taken, path: str) -> None:
     assert taken.outcome("read", path) in taken_worker.DENIED
 
 
+def test_no_other_file_is_read_while_the_database_is_opened(taken: Taken) -> None:
+    """A hostile file may take the worker over then already."""
+    assert taken.outcome(taken_worker.AT_OPENING) in taken_worker.DENIED
+
+
 def test_the_silos_keys_are_not_read_even_where_they_lie_beside_the_database(taken: Taken) -> None:
     assert taken.outcome("read", taken.key) in taken_worker.DENIED
 
