@@ -100,9 +100,10 @@ def cut(draw: Random) -> Files:
 def headed(draw: Random) -> Files:
     """The header says something else: size and count of pages, list of free pages, format, encoding, versions."""
     data = bytearray(_any_whole(draw))
+    pages = len(data) // page_size(bytes(data))
     for _ in range(draw.randint(1, 3)):
         at, size = draw.choice(((16, 2), (18, 1), (19, 1), (20, 1), (21, 1), (24, 4), (28, 4), (32, 4), (36, 4), (40, 4), (44, 4), (52, 4), (56, 4), (64, 4), (92, 4)))  # fmt: skip
-        value = draw.choice((*EXTREMES, len(data) // page_size(data), draw.getrandbits(32)))
+        value = draw.choice((*EXTREMES, pages, draw.getrandbits(32)))
         data[at : at + size] = (value % 256**size).to_bytes(size, "big")
     return Files(bytes(data))
 
