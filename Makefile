@@ -109,6 +109,11 @@ WEIGHTS ?= 3000
 weight-search: $(INSTALLED) ## Look for weights with which one record breaks the promise of privacy; WEIGHTS=3000 candidates for each of three seeds
 	@LORICA_WEIGHTS=$(WEIGHTS) $(BIN)/python -m pytest --timeout 0 -n logical --maxprocesses 4 tests/unit/test_private_weights.py $(ARGS)
 
+DATABASES ?= 20000
+.PHONY: database-fuzz
+database-fuzz: $(INSTALLED) ## Give the sandbox damaged and hostile database files, some hours; DATABASES=20000 of each kind, FIRST=0 where to begin
+	@DATABASE_CASES=$(DATABASES) DATABASE_FIRST=$(or $(FIRST),0) $(BIN)/python -m pytest --timeout 0 tests/fuzz/test_databases.py $(ARGS)
+
 .PHONY: breaks
 breaks: $(INSTALLED) ## Plant breaks in a copy of the tree and see each caught, about a quarter of an hour; ONLY='clip x 2', FILE=noise for a subject, JOBS=2
 	@PYTHONPATH=.:proto $(BIN)/python -m tests.breaks.plant $(if $(ONLY),--only '$(ONLY)') $(if $(FILE),--file '$(FILE)') $(if $(JOBS),--jobs $(JOBS))

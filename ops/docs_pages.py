@@ -151,6 +151,8 @@ SILO_MEANINGS: Final[dict[str, str]] = {
     "sql.rows": "Most rows of a result.",
     "sql.result_bytes": "Most bytes of a result.",
     "sql.memory_bytes": "Memory of the sandbox above what its own code takes, in bytes.",
+    "sql.require_jail": "true: no SQL runs where a wall of [the sandbox's jail](hardening.md#the-jail-of-a-models-sql) is missing. "
+    "false: the walls that the kernel has are used.",
     "storage.models_kept": "Round models kept on disk.",
     "metrics.listen": "`ADDRESS:PORT` where the running agent serves its [metrics](metrics.md#a-silos-own) to whoever asks: "
     "take loopback. Empty: nothing listens.",

@@ -34,12 +34,13 @@ class TrainingSection(Section):
 
 
 class SqlSection(Section):
-    """Bounds on one statement of a model."""
+    """Bounds on one statement of a model, and what must hold it."""
 
     seconds: Annotated[float, Field(ge=0.01, le=3600)] = 5.0
     rows: Annotated[int, Field(ge=1, le=10_000_000)] = 10_000
     result_bytes: Annotated[int, Field(ge=1 << 10, le=1 << 28)] = 4 << 20
     memory_bytes: Annotated[int, Field(ge=1 << 25, le=1 << 40)] = 256 << 20
+    require_jail: bool = False  # no statement where the kernel lacks a wall of the jail
 
 
 class StorageSection(Section):

@@ -260,6 +260,12 @@ class Mistake(Enum):
         "the plan hides all lines of one unit, and one has half of the training lines or more: nothing is trained",
         "correct the key of the lines, or leave lines of this unit out",
     )
+    JAIL = Misconfiguration(
+        "sql-jail-missing",
+        "jail of SQL",
+        "`[sql] require_jail` is set, and the kernel or the machine lacks a wall of the jail that a model's SQL runs in",
+        "use a kernel with Landlock and install libseccomp2, or set `require_jail = false`",
+    )
     DATABASE = Misconfiguration(
         "database-unreachable",
         "database",

@@ -51,6 +51,7 @@ from silo_agent.edges.tls_probe import probe
 from silo_agent.policy import SiloPolicy
 from silo_agent.service.privacy import SharedRecords
 from silo_agent.settings import Settings
+from silo_agent.sql_sandbox import Walls, probe_jail
 from silo_agent.training.text_to_sql_data import SCHEMA_FILE, UnitOwnsHalf
 from silo_wire.canonical import Digest
 from silo_wire.codec import call_key
@@ -66,6 +67,7 @@ CLOCK_TOLERANCE_S = 300
 CALL_TIMEOUT_S = 15.0
 KEYS_OF_CONNECTION = "keys of the connection"
 RECORD = "what people decided"
+JAIL = "jail of SQL"
 BYTES_PER_PARAMETER = 4
 COPIES_IN_MEMORY = 6
 """Parameters, gradient, two moments of AdamW, and as much again for activations: a rough bound, said as such."""
@@ -83,6 +85,7 @@ class Ground:
     now: Callable[[], datetime]
     free_memory: Callable[[], int] = lambda: int(psutil.virtual_memory().available)
     free_disk: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free
+    walls: Callable[[], Walls] = probe_jail
 
 
 async def preflight(ground: Ground) -> Sequence[Check]:
@@ -150,7 +153,14 @@ async def preflight(ground: Ground) -> Sequence[Check]:
         await run("memory", lambda: _memory(offered, ground.free_memory()))
     if settings is None:
         checks.skip(
-            "disk", "device", "metrics port", "data", "unit of privacy", "database", because="silo.toml cannot be used"
+            "disk",
+            "device",
+            "metrics port",
+            "data",
+            "unit of privacy",
+            JAIL,
+            "database",
+            because="silo.toml cannot be used",
         )
         return checks.done
     given = settings
@@ -167,10 +177,12 @@ async def preflight(ground: Ground) -> Sequence[Check]:
         await run("unit of privacy", lambda: _unit(sources, unit))
     else:
         checks.skip("unit of privacy", because="the plan groups no lines" if data else "it is looked for in the data")
-    if data or given.database.url:
+    if not data and not given.database.url:
+        checks.skip(JAIL, "database", because="it is looked for beside the data")
+    elif await asyncio.to_thread(_jail, checks, ground.walls, required=given.sql.require_jail):
         await run("database", lambda: _database(sources))
     else:
-        checks.skip("database", because="it is looked for beside the data")
+        checks.skip("database", because="no SQL runs without the jail")
     return checks.done
 
 
@@ -451,6 +463,24 @@ def _unit(sources: SiloSources, unit: str) -> str:
     except DataError as error:
         raise misconfigured(Mistake.UNIT_FIELD.value, f"the plan groups lines by {unit!r}: {error}") from error
     return f"{len(data.train)} lines of {len({example.unit for example in data.train})} by {unit!r}"
+
+
+def _jail(checks: Checks, walls_of: Callable[[], Walls], *, required: bool) -> bool:
+    """Whether SQL may run: a missing wall keeps it away where the jail is `required`, and is a notice where it is not."""
+    tried: list[Walls] = []
+
+    def look() -> str:
+        tried.append(walls := walls_of())
+        if walls.missing and required:
+            raise misconfigured(Mistake.JAIL.value, f"this machine has {walls.missing}")
+        return f"{walls.standing}, each tried in a process of its own"
+
+    runs = checks.run(JAIL, look)
+    if runs and (missing := tried[0].missing):
+        checks.notice(
+            "jail incomplete", f"{missing}: what breaks out of SQLite or libpq there can do what this account can"
+        )
+    return runs
 
 
 def _database(sources: SiloSources) -> str:

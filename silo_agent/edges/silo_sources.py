@@ -69,7 +69,7 @@ class SiloSources:
 
     def limits(self) -> Limits:
         sql = self._settings.sql
-        return Limits(seconds=sql.seconds, rows=sql.rows, result_bytes=sql.result_bytes, memory_bytes=sql.memory_bytes)
+        return Limits(**sql.model_dump())
 
     def _unpacked(self, packed: Path) -> Path:
         facts = packed.stat()

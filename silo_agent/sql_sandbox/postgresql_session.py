@@ -18,7 +18,7 @@ from psycopg.abc import Buffer
 from psycopg.adapt import Loader
 
 from security.errors import DataError, LoricaError, UnsafeSql
-from silo_agent.sql_sandbox.results import Limits, QueryFailed, RowCollector, Rows
+from silo_agent.sql_sandbox.results import Limits, QueryFailed, RowCollector, Rows, Stale
 from silo_agent.sql_sandbox.statement import one_select
 from silo_agent.sql_sandbox.target import PostgresqlTarget
 
@@ -71,7 +71,7 @@ _REMEDY = (
 
 
 class PostgresqlSession:
-    """Runs statements over one connection, made anew where the server has closed it."""
+    """Runs statements over one connection; one that the server has closed is for another worker to make anew."""
 
     def __init__(self, target: PostgresqlTarget, limits: Limits, *, session_name: str) -> None:
         """Connects; raises DataError where that fails or the role may do more than read.
@@ -147,14 +147,14 @@ class PostgresqlSession:
         connection.execute(_END_ABANDONED, (self._session_name,))
 
     def _reset(self) -> None:
-        """End what the last statement left (advisory locks, settings); a connection that the server closed is made anew."""
+        """End what the last statement left (advisory locks, settings); Stale where the server closed the connection."""
         if not self._connection.closed:
             try:
                 self._connection.execute("DISCARD ALL")
                 return
             except psycopg.OperationalError:
                 self._connection.close()
-        self._connection = self._connect()
+        raise Stale(f"database {self._target.shown} is not available: the server closed the connection")
 
     def _begin(self) -> None:
         milliseconds = max(1, int(self._limits.seconds * 1000))
@@ -182,7 +182,7 @@ class PostgresqlSession:
         )
 
     def _end(self) -> None:
-        """Roll back; a connection that cannot is closed, and the next statement makes another."""
+        """Roll back; a connection that cannot is closed, and the next statement needs another worker."""
         try:
             self._connection.execute("ROLLBACK")
         except psycopg.Error:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
 
-from security.errors import ConfigurationError, DataError, UnsafeSql
+from security.errors import ConfigurationError, DataError, LoricaError, UnsafeSql
 
 Value = None | bool | int | float | str
 Row = tuple[Value, ...]
@@ -20,17 +20,36 @@ class QueryFailed(DataError):
     """The database was asked and could not run the statement (no such column, a syntax error, a division by zero)."""
 
 
+class JailMissing(DataError):
+    """A wall of the jail is demanded and not there on this machine, or is there and does not stand."""
+
+
+class Stale(DataError):
+    """What this worker was let to reach is no longer the database: files beside it came or went, or the server closed the connection."""
+
+
+ERRORS: dict[str, type[LoricaError]] = {
+    "refused": UnsafeSql,
+    "failed": QueryFailed,
+    "jail": JailMissing,
+    "stale": Stale,
+    "database": DataError,
+}
+"""What the worker may answer instead of rows; the first that an error is one of is its name."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Bounds on one statement: wall-clock seconds, rows, bytes of all values together, bytes of memory of the worker.
 
-    `memory_bytes` comes on top of what the worker's own code takes.
+    `memory_bytes` comes on top of what the worker's own code takes. `require_jail`: no statement where a wall of the jail is missing.
     """
 
     seconds: float = 5.0
     rows: int = 10_000
     result_bytes: int = 4 * 2**20
     memory_bytes: int = 256 * 2**20
+    require_jail: bool = False
 
     def __post_init__(self) -> None:
         if not 0.01 <= self.seconds <= 3600:

@@ -19,7 +19,8 @@ from typing import IO, Self
 
 from security.errors import ConfigurationError, DataError, LoricaError, UnsafeSql
 from silo_agent.sql_sandbox.frames import FrameEnd, FrameTimeout, read_frame, write_frame
-from silo_agent.sql_sandbox.results import MOST_WHOLE, Limits, QueryFailed, Row, Rows
+from silo_agent.sql_sandbox.jail import Walls
+from silo_agent.sql_sandbox.results import ERRORS, MOST_WHOLE, Limits, Row, Rows, Stale
 from silo_agent.sql_sandbox.target import DatabaseTarget, PostgresqlTarget, SqliteTarget
 
 _START_SECONDS = 60.0
@@ -89,6 +90,13 @@ class Sandbox:
             raise ConfigurationError("SQL sandbox is closed: use it in a with statement")
         if len(sql) > _SQL_CHARACTERS:
             raise UnsafeSql(f"SQL refused: it is longer than {_SQL_CHARACTERS} characters")
+        try:
+            return self._ask(sql)
+        except Stale:
+            self._kill()  # the next one may reach what the database is now
+            return self._ask(sql)
+
+    def _ask(self, sql: str) -> Rows:
         process = self._worker()
         deadline = time.monotonic() + self._limits.seconds + _GRACE_SECONDS
         try:
@@ -121,21 +129,11 @@ class Sandbox:
         if self._process is not None:
             self._kill()
         with tempfile.TemporaryFile() as complaints:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-c", _START, str(_CODE)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=complaints,
-                bufsize=0,
-                env=_environment(self._target),
-                cwd="/",
-                start_new_session=True,  # the terminal's Ctrl-C is the parent's to handle
-            )
-            os.set_blocking(_fd(self._process.stdin), False)
-            deadline = time.monotonic() + _START_SECONDS
+            self._process = _started(complaints, _environment(self._target))
             try:
-                write_frame(_fd(self._process.stdin), self._opening(), deadline=deadline)
-                reply = read_frame(_fd(self._process.stdout), most=_REPLY_BYTES_BESIDE, deadline=deadline)
+                reply = _first_reply(self._process, self._opening())
+                if reply.get("jailed") is True:
+                    reply = self._opened(self._process)
             except (FrameTimeout, FrameEnd) as end:
                 code = self._kill()
                 raise DataError(
@@ -146,9 +144,21 @@ class Sandbox:
                 raise
         if reply.get("ready") is not True:
             self._kill()
-            raise DataError(_text(reply, "database"))
+            error = _error(reply)
+            raise error if isinstance(error, DataError) else DataError(f"SQL sandbox did not start: {error}")
         self._abandoned = False
         return self._process
+
+    def _opened(self, process: "subprocess.Popen[bytes]") -> dict[str, object]:
+        """What a worker says that has its code and its jail: a hostile file can hold it up from here on."""
+        deadline = time.monotonic() + self._limits.seconds + _GRACE_SECONDS
+        try:
+            return read_frame(_fd(process.stdout), most=_REPLY_BYTES_BESIDE, deadline=deadline)
+        except FrameTimeout:
+            raise DataError(
+                f"database {self._target.shown} was not opened within {self._limits.seconds} s (limit seconds): "
+                "what lies beside it may be damaged, or the machine too busy"
+            ) from None
 
     def _opening(self) -> dict[str, object]:
         limits = asdict(self._limits)
@@ -182,6 +192,44 @@ def run_select(target: DatabaseTarget, sql: str, limits: Limits | None = None) -
         return box.run(sql)
 
 
+def probe_jail() -> Walls:
+    """Which walls of the jail hold on this machine, proven by attempts in a process of its own; raises DataError."""
+    with tempfile.TemporaryFile() as complaints:
+        process = _started(complaints, {"LANG": "C.UTF-8"})
+        try:
+            reply = _first_reply(process, {"probe": True})
+        except (FrameTimeout, FrameEnd) as end:
+            raise DataError(f"the jail of SQL cannot be tried ({end}): {_last_line(complaints)}") from None
+        finally:
+            process.kill()
+            process.wait()
+            _close_pipes(process)
+    if (error := _error(reply)) is not None:
+        raise error
+    return Walls(landlock=int(str(reply["landlock"])), seccomp=reply["seccomp"] is True)
+
+
+def _started(complaints: IO[bytes], environment: dict[str, str]) -> "subprocess.Popen[bytes]":
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-c", _START, str(_CODE)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=complaints,
+        bufsize=0,
+        env=environment,
+        cwd="/",
+        start_new_session=True,  # the terminal's Ctrl-C is the parent's to handle
+    )
+    os.set_blocking(_fd(process.stdin), False)
+    return process
+
+
+def _first_reply(process: "subprocess.Popen[bytes]", opening: dict[str, object]) -> dict[str, object]:
+    deadline = time.monotonic() + _START_SECONDS
+    write_frame(_fd(process.stdin), opening, deadline=deadline)
+    return read_frame(_fd(process.stdout), most=_REPLY_BYTES_BESIDE, deadline=deadline)
+
+
 def _environment(target: DatabaseTarget) -> dict[str, str]:
     """Nothing of the parent's environment, but where PostgreSQL's password file and client certificates lie."""
     kept = ("HOME", "PGPASSFILE") if isinstance(target, PostgresqlTarget) else ()
@@ -190,18 +238,18 @@ def _environment(target: DatabaseTarget) -> dict[str, str]:
 
 def _rows(reply: dict[str, object], limits: Limits) -> Rows:
     """`reply` as Rows, or its error raised; FrameEnd for what an honest worker does not send."""
-    if "refused" in reply:
-        raise UnsafeSql(_text(reply, "refused"))
-    if "failed" in reply:
-        raise QueryFailed(_text(reply, "failed"))
-    if "database" in reply:
-        raise DataError(_text(reply, "database"))
+    if (error := _error(reply)) is not None:
+        raise error
     columns, rows, ordered = reply.get("columns"), reply.get("rows"), reply.get("ordered")
     if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
         raise FrameEnd("reply without columns")
     if not isinstance(rows, list) or len(rows) > limits.rows or not isinstance(ordered, bool):
         raise FrameEnd("reply without rows")
     return Rows(tuple(columns), tuple(_row(row, len(columns)) for row in rows), ordered)
+
+
+def _error(reply: dict[str, object]) -> LoricaError | None:
+    return next((kind(_text(reply, key)) for key, kind in ERRORS.items() if key in reply), None)
 
 
 def _row(row: object, width: int) -> Row:

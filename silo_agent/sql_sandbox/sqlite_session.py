@@ -6,12 +6,13 @@ Order: open (mode=ro), quiet PRAGMAs, limits, then the authorizer, which from th
 import contextlib
 import sqlite3
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from security.errors import DataError, UnsafeSql
-from silo_agent.sql_sandbox.results import Limits, QueryFailed, RowCollector, Rows
+from silo_agent.sql_sandbox.results import Limits, QueryFailed, RowCollector, Rows, Stale
 from silo_agent.sql_sandbox.statement import SQL_BYTES, one_select
-from silo_agent.sql_sandbox.target import SqliteTarget
+from silo_agent.sql_sandbox.target import FileIdentity, SqliteTarget
 
 # FTS5 asks for the former, FTS3 and FTS4 for the latter; neither takes an argument here.
 _HARMLESS_PRAGMAS = frozenset({"data_version", "page_size"})
@@ -55,10 +56,11 @@ _CLOSE_IT = "open and close it once with its own application, or point the silo 
 class SqliteSession:
     """Runs statements against one SQLite file."""
 
-    def __init__(self, target: SqliteTarget, limits: Limits) -> None:
-        """Raises DataError where the file is missing, no SQLite database, or not readable."""
+    def __init__(self, target: SqliteTarget, limits: Limits, reach: Mapping[Path, FileIdentity]) -> None:
+        """`reach`: the files that can be opened. Raises DataError where the database is missing, none, or not readable."""
         self._target = target
         self._limits = limits
+        self._reach = reach
         connection, _ = self._open(time.monotonic() + limits.seconds)
         try:
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -90,8 +92,17 @@ class SqliteSession:
     def _open(self, deadline: float) -> "tuple[sqlite3.Connection, Authorizer]":
         try:
             return open_for_reading(self._target, self._limits, deadline=deadline)
+        except PermissionError as error:
+            raise self._unreachable(str(error.strerror)) from error
         except sqlite3.Error as error:
             raise self._translated(error) from error
+
+    def _unreachable(self, reason: str) -> DataError:
+        """Stale where files came or went since this process entered its jail, whose walls do not move."""
+        kind = DataError if self._target.files() == self._reach else Stale
+        return kind(
+            f"database {self._target.path} cannot be opened for reading only ({reason}), perhaps after a crash of its writer: {_CLOSE_IT}"
+        )
 
     def _translated(self, error: sqlite3.Error | sqlite3.Warning) -> Exception:
         """`error` as one of ours; by SQLite's primary result code, which is the low byte of the extended one."""
@@ -108,10 +119,8 @@ class SqliteSession:
         if code == sqlite3.SQLITE_AUTH or "one statement at a time" in line:
             return UnsafeSql(f"SQL refused by the database: {line}")
         path = self._target.path
-        if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR):
-            return DataError(
-                f"database {path} cannot be opened for reading only ({line}), perhaps after a crash of its writer: {_CLOSE_IT}"
-            )
+        if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PROTOCOL):
+            return self._unreachable(line)
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return DataError(f"database {path} is locked by a writer ({line}): try again when it has finished")
         if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
@@ -145,13 +154,20 @@ class Authorizer:
         return sqlite3.SQLITE_DENY
 
 
+def load_code(limits: Limits) -> None:
+    """Run a statement on no file: what is imported, or set up, with the first statement is there afterwards."""
+    statement = one_select("SELECT 1", dialect="sqlite")
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        _restrict(connection, limits, time.monotonic() + limits.seconds)
+        connection.execute(statement.text).fetchall()
+
+
 def open_for_reading(target: SqliteTarget, limits: Limits, *, deadline: float) -> tuple[sqlite3.Connection, Authorizer]:
-    """A connection that can read and nothing else, until `deadline` (time.monotonic); raises DataError, sqlite3.Error."""
-    path = target.path
-    if not path.is_file():
-        raise DataError(f"database {path} is not a file: give the path of an SQLite database")
+    """A connection that can read and nothing else, until `deadline` (time.monotonic); raises DataError, PermissionError, sqlite3.Error."""
+    if not target.path.is_file():
+        raise DataError(f"database {target.path} is not a file: give the path of an SQLite database")
     connection = sqlite3.connect(
-        target.uri(**_open_parameters(path)),
+        target.uri(**_open_parameters(target)),
         uri=True,
         timeout=limits.seconds,
         isolation_level=None,
@@ -165,19 +181,21 @@ def open_for_reading(target: SqliteTarget, limits: Limits, *, deadline: float) -
     return connection, authorizer
 
 
-def _open_parameters(path: Path) -> dict[str, str]:
+def _open_parameters(target: SqliteTarget) -> dict[str, str]:
     """How to open without writing a byte beside the file either: a WAL database otherwise gets a -shm file.
 
     No or an empty -wal file means that nobody has written since the last checkpoint, so the file alone is the whole database.
     """
     try:
-        with path.open("rb") as file:
+        with target.path.open("rb") as file:
             write_ahead = file.read(_VERSIONS.stop)[_VERSIONS] == b"\x02\x02"
+    except PermissionError:
+        raise
     except OSError as error:
-        raise DataError(f"database {path} cannot be read: {error.strerror}") from error
+        raise DataError(f"database {target.path} cannot be read: {error.strerror}") from error
     if not write_ahead:
         return {"mode": "ro"}
-    wal = path.with_name(path.name + "-wal")
+    wal = target.beside("-wal")
     if wal.is_file() and wal.stat().st_size:
         return {"mode": "ro", "readonly_shm": "1"}
     return {"mode": "ro", "immutable": "1"}

@@ -4,15 +4,24 @@ A password with `/ ? # @` left unencoded moves its tail into the host, path or q
 it. Such URLs are refused here, without echoing any part of them.
 """
 
+import contextlib
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from security.errors import ConfigurationError
 
 _POSTGRESQL_SCHEMES = ("postgresql", "postgres", "postgresql+psycopg")
 _ENCODE = "percent-encode every special character of user and password"
+
+
+class FileIdentity(NamedTuple):
+    """Which file it is, whatever its name."""
+
+    device: int
+    inode: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +33,20 @@ class SqliteTarget:
     @property
     def shown(self) -> str:
         return f"sqlite:///{self.path}"
+
+    def beside(self, ending: str) -> Path:
+        """A file that SQLite keeps beside the database, which it looks for where a link leads."""
+        path = self.path.resolve()
+        return path.with_name(path.name + ending)
+
+    def files(self) -> dict[Path, FileIdentity]:
+        """The database and what SQLite keeps beside it, as far as it is there."""
+        found = {}
+        for ending in ("", "-wal", "-shm", "-journal"):
+            with contextlib.suppress(OSError):
+                facts = (path := self.beside(ending)).stat()
+                found[path] = FileIdentity(facts.st_dev, facts.st_ino)
+        return found
 
     def uri(self, **parameters: str) -> str:
         """The file: URI that SQLite opens, with `?`, `#` and `%` of the path encoded and `parameters` behind it."""

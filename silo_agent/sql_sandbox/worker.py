@@ -1,24 +1,26 @@
 """The process that runs hostile SQL: no environment, few resources, one database, frames in and out.
 
-Order: keep the two pipes, read what to open, open it (which imports the driver), take the resources away, then answer one
-statement at a time until the parent closes the pipe.
+Order: keep the two pipes, read what to open, load all code, enter the jail, open the SQLite file, then answer one statement at a
+time until the parent closes the pipe. A PostgreSQL server is connected to before the jail, which has no way out to it.
 """
 
 import logging
 import os
 import resource
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from math import ceil
 from pathlib import Path
 from typing import Protocol
 
-from security.errors import LoricaError, UnsafeSql
+from security.errors import LoricaError
+from silo_agent.sql_sandbox import jail
 from silo_agent.sql_sandbox.frames import FrameEnd, read_frame, write_frame
-from silo_agent.sql_sandbox.results import Limits, QueryFailed, Rows
+from silo_agent.sql_sandbox.results import ERRORS, Limits, Rows
+from silo_agent.sql_sandbox.statement import one_select
 from silo_agent.sql_sandbox.target import PostgresqlTarget, SqliteTarget
 
 REQUEST_BYTES = 2**20
-_OPEN_FILES = 64
 _CPU_GRACE_SECONDS = 2
 
 
@@ -38,13 +40,18 @@ def main() -> None:
     logging.disable()
     try:
         opening = read_frame(requests, most=REQUEST_BYTES)
-        limits = Limits(**opening["limits"])  # type: ignore[arg-type]  # from the parent, which checked them
         try:
-            session = _open(opening, limits)
+            if "probe" in opening:
+                write_frame(replies, asdict(jail.prove()))
+                return
+            limits = Limits(**opening["limits"])  # type: ignore[arg-type]  # from the parent, which checked them
+            opened = _jailed(opening, limits)
+            write_frame(replies, {"jailed": True})
+            _allow_cpu(limits.seconds)
+            session = opened()
         except LoricaError as error:
             write_frame(replies, _failure(error))
             return
-        _take_resources_away(limits)
         write_frame(replies, {"ready": True})
         while True:
             request = read_frame(requests, most=REQUEST_BYTES)
@@ -54,15 +61,23 @@ def main() -> None:
         return
 
 
-def _open(opening: Mapping[str, object], limits: Limits) -> Session:
+def _jailed(opening: Mapping[str, object], limits: Limits) -> Callable[[], Session]:
+    """What opens the session, and this process in its jail. Nothing can be imported afterwards, so a statement is looked at before."""
     if "sqlite" in opening:
-        from silo_agent.sql_sandbox.sqlite_session import SqliteSession
+        from silo_agent.sql_sandbox import sqlite_session
 
-        return SqliteSession(SqliteTarget(Path(str(opening["sqlite"]))), limits)
+        target = SqliteTarget(Path(str(opening["sqlite"])))
+        sqlite_session.load_code(limits)
+        files = target.files()
+        jail.enter(limits, readable=files)
+        return lambda: sqlite_session.SqliteSession(target, limits, files)
     from silo_agent.sql_sandbox.postgresql_session import PostgresqlSession
 
-    target = PostgresqlTarget(url=str(opening["postgresql"]), shown=str(opening["shown"]))
-    return PostgresqlSession(target, limits, session_name=str(opening["session_name"]))
+    server = PostgresqlTarget(url=str(opening["postgresql"]), shown=str(opening["shown"]))
+    session = PostgresqlSession(server, limits, session_name=str(opening["session_name"]))
+    one_select("SELECT 1", dialect="postgres")
+    jail.enter(limits, readable=(), connected=True)
+    return lambda: session
 
 
 def _answer(session: Session, sql: str, limits: Limits) -> dict[str, object]:
@@ -80,24 +95,7 @@ def _answer(session: Session, sql: str, limits: Limits) -> dict[str, object]:
 
 
 def _failure(error: LoricaError) -> dict[str, object]:
-    if isinstance(error, UnsafeSql):
-        return {"refused": str(error)}
-    return {"failed" if isinstance(error, QueryFailed) else "database": str(error)}
-
-
-def _take_resources_away(limits: Limits) -> None:
-    """No file may grow, no core be dumped, no process or thread be made; memory is what is mapped now plus the limit."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    for kind, value in (
-        (resource.RLIMIT_AS, pages * resource.getpagesize() + limits.memory_bytes),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_NPROC, 0),
-        (resource.RLIMIT_NOFILE, _OPEN_FILES),
-    ):
-        _, hard = resource.getrlimit(kind)
-        least = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(kind, (least, least))
+    return {next((key for key, kind in ERRORS.items() if isinstance(error, kind)), "database"): str(error)}
 
 
 def _allow_cpu(seconds: float) -> None:

@@ -35,6 +35,7 @@ from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.edges.silo_sources import SiloSources
 from silo_agent.edges.trust_store import trust_store
 from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_agent.sql_sandbox import Walls, landlock, probe_jail
 from silo_agent.task.effects import JournalOutcome
 from silo_agent.task.effects import Outcome as RoundOutcome
 from silo_wire.groups_codec import GroupsOffer
@@ -113,6 +114,7 @@ class Case:
             settings=lambda enrolled: Choice(data=str(self.data)).settings(self.folder),
             sources=lambda settings: SiloSources(settings, scratch=self.folder.root / "database"),
             now=lambda: datetime.now(UTC),
+            walls=lambda: Walls(landlock=1, seccomp=True),
         )
         checks = await preflight(replace(ground, **self.ground))
         for check in checks:
@@ -451,6 +453,12 @@ def lines_half_of_which_are_one_patients(case: Case) -> None:
     train.write_text("".join(json.dumps(line) + "\n" for line in owned))
 
 
+@makes(Mistake.JAIL)
+def kernel_without_landlock(case: Case) -> None:
+    case.settings("[sql]\nrequire_jail = true\n")
+    case.ground["walls"] = lambda: Walls(landlock=0, seccomp=True)
+
+
 @makes(Mistake.DATABASE)
 def database_that_is_none(case: Case) -> None:
     (case.data / "db.sqlite").write_bytes(b"this is no database" * 100)
@@ -511,6 +519,25 @@ async def test_a_group_that_is_smaller_than_policy_asks_for_is_noticed_with_what
     noticed = [it.detail for it in checks if it.name == "masks loosened" and it.detail.startswith("groups approve: ")]
     assert len(noticed) == (cost is not None)
     assert all(str(cost) in one and "silo-level privacy" in one for one in noticed)
+
+
+async def test_which_walls_hold_the_sql_is_tried_and_a_missing_one_is_noticed(case: Case) -> None:
+    async def told() -> list[tuple[Outcome, str]]:
+        return [(it.outcome, it.detail) for it in await case.checks() if "jail" in it.name]
+
+    case.ground["walls"] = probe_jail
+    ((outcome, detail),) = await told()
+    assert outcome is Outcome.PASSED
+    assert (
+        detail
+        == f"files by Landlock (version {landlock.version()}) and system calls by seccomp, each tried in a process of its own"
+    )
+    case.ground["walls"] = lambda: Walls(landlock=0, seccomp=True)
+    (_, detail), notice = await told()
+    assert detail == "system calls by seccomp, each tried in a process of its own"
+    assert notice[0] is Outcome.NOTICE
+    assert "no Landlock" in notice[1]
+    assert await case.wrong() == []
 
 
 async def test_a_certificate_of_another_authority(case: Case) -> None:
@@ -618,6 +645,6 @@ def test_the_command_names_them_with_the_exit_code(tmp_path: Path) -> None:
     (tmp_path / "silo").mkdir(mode=0o700)
     done = run_command(main, "check", "--json", "--dir", tmp_path / "silo", "--data", tmp_path / "nowhere")
     assert done.code == 3
-    assert done.err == "silo-agent: 2 of 20 checks failed: files and permissions, data\n"
+    assert done.err == "silo-agent: 2 of 21 checks failed: files and permissions, data\n"
     assert '"misconfiguration": "not-enrolled"' in done.out
     assert '"misconfiguration": "data-missing"' in done.out

@@ -29,6 +29,7 @@ from silo_agent.sql_sandbox import (
 )
 from silo_agent.sql_sandbox.postgresql_session import PostgresqlSession
 from silo_agent.sql_sandbox.statement import Statement
+from tests.support import taken_worker
 from tests.support.postgresql import PostgresqlServer, running_postgresql
 
 LIMITS = Limits(seconds=1, rows=1000, result_bytes=2**20, memory_bytes=64 * 2**20)
@@ -428,6 +429,22 @@ def test_a_role_that_reads_everything_is_accepted(server: PostgresqlServer) -> N
     assert run_select(parse_database(server.url(user="librarian")), "SELECT word FROM secret", LIMITS).rows == (
         ("abracadabra",),
     )
+
+
+# A worker that was taken over
+
+
+def test_a_worker_that_was_taken_over_has_its_connection_and_nothing_else(
+    server: PostgresqlServer, target: PostgresqlTarget
+) -> None:
+    with taken_worker.taken_over(target, LIMITS) as box:
+        for attack, argument in (
+            ("read", "/etc/passwd"),
+            ("connect", server.folder / ".s.PGSQL.5432"),
+            ("list", server.folder),
+            *((attack, "") for attack in taken_worker.WITHOUT_A_FILE),
+        ):
+            assert taken_worker.outcome(box, attack, argument) in taken_worker.DENIED, attack
 
 
 # Connections

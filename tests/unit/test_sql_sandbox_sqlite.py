@@ -3,6 +3,7 @@
 import hashlib
 import os
 import sqlite3
+import struct
 import subprocess
 import sys
 import time
@@ -471,6 +472,19 @@ def test_a_database_locked_by_a_writer_is_no_fault_of_the_statement(tmp_path: Pa
         writer.execute("ROLLBACK")
         writer.close()
         assert box.run("SELECT count(*) FROM patient").rows == ((3,),)
+
+
+def test_an_index_of_a_log_that_never_settles_holds_a_statement_up_no_longer_than_its_limit(tmp_path: Path) -> None:
+    """SQLite would try again for ten seconds, whatever its timeout: a reader takes the index for half written."""
+    path = tmp_path / "wal.db"
+    make_database(path)
+    with path.open("r+b") as file:
+        file.seek(18)
+        file.write(b"\2\2")
+    (tmp_path / "wal.db-wal").write_bytes(struct.pack(">8I", 0x377F0682, 3007000, 4096, 0, 1, 2, 3, 4))
+    (tmp_path / "wal.db-shm").write_bytes(bytes(32768))
+    with pytest.raises(DataError, match=r"was not opened within 0.1 s \(limit seconds\)"):
+        run_select(SqliteTarget(path), "SELECT 1", replace(LIMITS, seconds=0.1))
 
 
 def test_a_missing_file_is_named_and_not_created(tmp_path: Path) -> None:
