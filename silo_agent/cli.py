@@ -48,6 +48,7 @@ from silo_agent.command_line import (
 from silo_agent.edges.silo_folder import SiloFolder, silo_folder
 from silo_agent.groups_commands import groups_app
 from silo_agent.identity_commands import identity_app
+from silo_agent.import_commands import import_data
 from silo_agent.key_commands import key_app
 from silo_agent.plan_commands import plan_app
 from silo_agent.privacy_commands import privacy_app, spent_of_allowed
@@ -572,6 +573,9 @@ def schema(
     for each in live.left_out:
         print(f"left out: {one_line(each)}", file=sys.stderr)
     print(json.dumps(live.entry, indent=1, ensure_ascii=False))
+
+
+app.command("import")(import_data)
 
 
 def _print_rows(columns: tuple[str, ...], rows: tuple[tuple[object, ...], ...]) -> None:
