@@ -98,6 +98,8 @@ def import_data(
         importer.read(file)
     used = importer.schemas()
     _require_sound(findings, source)
+    if not importer.examples:
+        raise DataError(f"{source} holds no question to {visible(', '.join(choices.only))}: correct --only")
     division = divide(importer.examples, by=split_by, shares={"dev": dev, "test": test})
     _show(importer.examples, division, findings, used)
     if not yes and not _agreed(out):
@@ -109,10 +111,10 @@ def import_data(
 
 
 def _require_sound(findings: Findings, source: Path) -> None:
-    """Raises DataError after all problems were printed."""
+    """Raises DataError after everything that was found was printed."""
     if not (count := findings.problems):
         return
-    for line in findings.shown():
+    for line in (*map(visible, findings.remarks), *findings.shown()):
         print(line, file=sys.stderr)
     raise DataError(
         f"{source} has {count:,} problem{'s' * (count > 1)}, told above: nothing was written; correct them and import again"

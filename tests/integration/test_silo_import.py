@@ -137,6 +137,7 @@ def test_all_problems_of_all_files_are_told_in_one_run_and_nothing_is_written(tm
     done = run("in", "--schema", "schema.json", "--yes")
     assert done.code == 7
     assert done.err.splitlines() == [
+        "train.csv is UTF-8 with a byte order mark, lines end in CRLF: it is written as UTF-8 with LF",
         "dev.csv: column 'query' is missing, the columns are 'id', 'question', 'sql': give --map query=sql",
         "train.csv:3: not UTF-8: if Excel wrote the file, give --encoding cp1252 (byte 0xFC at column 5)",
         "train.csv:3: id stands twice: correct it, or give --new-ids ('1', first at train.csv:2)",
@@ -163,15 +164,19 @@ def test_the_databases_of_spider_may_be_chosen(tmp_path: Path) -> None:
     (tmp_path / "spider").mkdir()
     table = {"db_id": "concerts", "table_names_original": ["a"], "column_names_original": [[-1, "*"], [0, "b"]]}
     table |= {"column_types": ["text", "text"], "primary_keys": [], "foreign_keys": []}
-    spider(tmp_path / "spider", table, {**table, "db_id": "pets"}, {"db_id": "broken"})
+    spider(tmp_path / "spider", {**table, "db_id": "concerts"}, {**table, "db_id": "pets"}, {"db_id": "broken"})
     rows = [{"db_id": "pets", "question": f"pets {n}", "query": f"SELECT a FROM b WHERE c = {n}"} for n in range(3)]
     rows += [{"db_id": "broken", "question": "b", "query": "SELECT 1"}]
+    (tmp_path / "spider" / "train_spider.json").unlink()
     (tmp_path / "spider" / "train_others.json").write_text(json.dumps(rows))
     (tmp_path / "spider" / "dev.json").write_text(json.dumps(rows[:1]))
     done = run("spider", "--yes")
     assert done.code == 7
     assert "schema: " in done.err
     assert "db_id 'broken' is not as in the tables.json" in done.err
+    run("spider", "--only", "concerts", "--yes").is_refusal(
+        DataError, "spider holds no question to concerts: correct --only"
+    )
     assert run("spider", "--only", "pets", "--yes").code == 0
     assert ids(tmp_path / "out") == {"train": {f"train_others-{n}" for n in (1, 2, 3)}, "dev": {"dev-1"}, "test": set()}
     assert [schema.db_id for schema in load_silo_data(tmp_path / "out").schemas] == ["pets"]
@@ -214,15 +219,19 @@ def arrow() -> Iterator[Any]:
     )
 
 
-@pytest.mark.parametrize("packing", ["snappy", "zstd", "none"])
-def test_a_parquet_file_is_imported(tmp_path: Path, schema: tuple[str, ...], arrow: Any, packing: str) -> None:
+def test_a_parquet_file_is_imported(tmp_path: Path, schema: tuple[str, ...], arrow: Any) -> None:
     from pyarrow import parquet
 
-    parquet.write_table(arrow.table(ROWS), tmp_path / "rows.parquet", compression=packing)
+    table = arrow.table(
+        {**ROWS, "query": arrow.array(ROWS["query"]).dictionary_encode()}
+    )  # as of a column of categories
+    parquet.write_table(table, tmp_path / "rows.parquet", compression="zstd")
     done = run("rows.parquet", *schema)
     assert done.code == 0, done.err
     assert set().union(*ids(tmp_path / "out").values()) == {f"rows-{n}" for n in range(1, 9)}
-    assert load_silo_data(tmp_path / "out", unit_field="person").train[0].unit in {"0", "1", "2", "3"}
+    data = load_silo_data(tmp_path / "out", unit_field="person")
+    assert {example.query for example in (*data.train, *data.dev, *data.test)} == set(ROWS["query"])
+    assert {example.unit for example in data.train} <= {"0", "1", "2", "3"}
 
 
 def test_a_data_set_of_hugging_face_is_imported_with_its_splits(
@@ -255,6 +264,8 @@ def test_what_is_wrong_in_a_parquet_file_is_told_by_row(tmp_path: Path, schema: 
         "rows.parquet:2: question is missing",
         "rows.parquet:3: question is empty",
     ]
+    parquet.write_table(arrow.table({**ROWS, "nl": ROWS["vector"]}), tmp_path / "rows.parquet")
+    assert "rows.parquet:2: question is no text ('[0.5]')" in run("rows.parquet", *schema).err
     parquet.write_table(arrow.table({"sql": ["a"]}), tmp_path / "rows.parquet")
     assert "column 'query' is missing, the columns are 'sql': give --map query=sql" in run("rows.parquet", *schema).err
 
@@ -273,28 +284,39 @@ def test_a_damaged_file_is_refused_whatever_is_wrong_in_it(
         with arrow.ipc.new_stream(str(path), table.schema) as file:
             file.write_table(table)
     whole = path.read_bytes()
-    for at in range(0, len(whole), len(whole) // 20):
-        path.write_bytes(whole[:at] + bytes(b ^ 0xFF for b in whole[at : at + 8]) + whole[at + 8 :])
-        done = run(name, *schema[:-1])  # not --yes: a change of a letter harms nothing
-        assert done.code in (4, 7), done.err
-        path.write_bytes(whole[:at])
-        assert run(name, *schema[:-1]).code in (4, 7)
+    for at in (len(whole) // 2, len(whole) - 20):
+        path.write_bytes(whole[:at] + bytes(byte ^ 0xFF for byte in whole[at : at + 8]) + whole[at + 8 :])
+        assert run(name, *schema[:-1]).code in (4, 7)  # not --yes: some change of a letter harms nothing
+    path.write_bytes(whole[: len(whole) // 2])
+    run(name, *schema).is_refusal(DataError, f"{name} cannot be read (", "): replace it")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_small_parquet_file_that_unpacks_to_much_is_refused(
+def test_a_file_that_ends_its_reader_does_not_end_the_import(
+    tmp_path: Path, schema: tuple[str, ...], arrow: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrow_files, "_START", "import os; os.abort()")
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1")
+    run("rows.parquet", *schema).is_refusal(
+        DataError, "rows.parquet cannot be read (its reader ended, exit code -6): replace it"
+    )
+
+
+def test_a_small_file_that_unpacks_to_much_is_refused(
     tmp_path: Path, schema: tuple[str, ...], arrow: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pyarrow import parquet
 
-    bomb = {key: values[:2] * 200 for key, values in {**ROWS, "nl": ["x" * 100_000, "y"]}.items()}
+    text = "x" * 200_000
+    bomb = {key: values[:1] * 256 for key, values in {**ROWS, "nl": [text]}.items()}
     parquet.write_table(arrow.table(bomb), tmp_path / "rows.parquet")
-    assert (tmp_path / "rows.parquet").stat().st_size < 20_000
-    monkeypatch.setattr(arrow_files, "MAX_BYTES", 1_000_000)  # of twenty: one text is kept once
-    assert run("rows.parquet", *schema, "--split-by", "id").code == 0
-    monkeypatch.setattr(arrow_files, "MAX_BYTES", 50_000)
-    (tmp_path / "out").rename(tmp_path / "before")
-    run("rows.parquet", *schema).is_refusal(DataError, "rows.parquet has", "bytes of text, more than 50,000: divide it")
+    assert (tmp_path / "rows.parquet").stat().st_size < 100_000
+    monkeypatch.setattr(arrow_files, "MAX_BYTES", 1_000_000)
+    run("rows.parquet", *schema).is_refusal(DataError, "rows.parquet holds more than 1,000,000 characters: divide it")
+    monkeypatch.setattr(arrow_files, "MAX_ROW_BYTES", 100_000)
+    run("rows.parquet", *schema).is_refusal(DataError, "rows.parquet cannot be read (its reader ended")
+    monkeypatch.setattr(arrow_files, "MAX_MEMORY", 30_000_000)
+    run("rows.parquet", *schema).is_refusal(DataError, "rows.parquet cannot be read (", "failed): replace it")
 
 
 class Payload:

@@ -93,12 +93,20 @@ def examples_of(tmp_path: Path, *lines: dict[str, Any], **more: Any) -> list[Imp
 
 
 def test_keys_come_from_the_columns_that_they_are_mapped_to(tmp_path: Path) -> None:
-    row = {"nl": " who ? ", "sql": "SELECT 1\n", "key": 7, "patient": 12, "db_id": "bank", "id": "unused", "else": [1]}
+    row = {
+        "nl": " who\r\nis ? ",
+        "sql": "SELECT 1\n",
+        "key": 7,
+        "patient": 12,
+        "db_id": "bank",
+        "id": "unused",
+        "else": [1],
+    }
     columns = mapping(["question=nl", "query=sql", "id=key", "person=patient"])
     importer, _ = read(tmp_path, row, schemas=("hospital", "bank"), columns=columns)
     (example,) = importer.examples
     assert json.loads(example.line()) == {
-        "id": "7", "question": "who ?", "query": "SELECT 1", "db_id": "bank", "person": "12",
+        "id": "7", "question": "who\nis ?", "query": "SELECT 1", "db_id": "bank", "person": "12",
     }  # fmt: skip
     assert [schema.db_id for schema in importer.schemas()] == ["bank"]
 
@@ -125,7 +133,7 @@ def test_every_problem_of_every_row_is_told_with_its_line(tmp_path: Path) -> Non
         "rows.jsonl:2: question is empty",
         "rows.jsonl:2: query is missing",
         "rows.jsonl:2: id stands twice: correct it, or give --new-ids ('a', first at rows.jsonl:1)",
-        "rows.jsonl:3: question is no text but of type int",
+        "rows.jsonl:3: question is no text ('3')",
         "rows.jsonl:3: key query is missing: give --map query=KEY (there are id, question, sql)",
         "rows.jsonl:3: id is empty",
         "rows.jsonl:4: question holds a NUL character",
@@ -149,6 +157,8 @@ def test_lines_without_a_database_are_to_the_one_that_is_named(tmp_path: Path) -
     assert [example.db_id for example in named] == ["hospital", "bank"]
     chosen = examples_of(tmp_path, *rows, schemas=two, db_id="hospital", only=("bank",))
     assert [example.place for example in chosen] == ["rows.jsonl:2"]
+    others = [{**rows[0], "db_id": "of nobody here"}, rows[1]]
+    assert read(tmp_path, *others, schemas=two, only=("bank",))[1] == []  # what is not taken has no problems
     with pytest.raises(ConfigurationError, match="database 'banc' has no schema, there are 'hospital, bank'"):
         read(tmp_path, *rows, schemas=two, only=("banc",))
 

@@ -18,6 +18,7 @@ OWN_KEYS = ("id", *REQUIRED, "db_id")
 _KEY = re.compile(r"[^\W\d][\w.-]{0,99}")
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._-]+")
 _TWICE = "id stands twice: correct it, or give --new-ids"
+_LINE_END = re.compile("\r\n?")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -151,7 +152,8 @@ class Importer:
         """That of the row, else of --db-id, else the only one that there is."""
         if self._columns["db_id"] in row.values or "db_id" in self._required:
             db_id = self._text("db_id", row, file)
-            if db_id and db_id not in self._schemas:
+            chosen = not self._choices.only or db_id in self._choices.only
+            if db_id and chosen and db_id not in self._schemas:
                 known = ", ".join(self._schemas.names)
                 self._problem(
                     row,
@@ -184,14 +186,14 @@ class Importer:
         value = row.values.get(column)
         if type(value) is int and key not in REQUIRED:
             return str(value)
-        text = value.strip() if isinstance(value, str) else ""
+        text = _LINE_END.sub("\n", value.strip()) if isinstance(value, str) else ""
         wrong, detail = "", ""
         if column not in row.values:
             wrong, detail = f"key {key} is missing: give --map {key}=KEY", f"there are {_named(row.values)}"
         elif value is None:
             wrong = f"{key} is missing"
         elif not isinstance(value, str):
-            wrong = f"{key} is no text but of type {type(value).__name__}"
+            wrong, detail = f"{key} is no text", shortened(str(value))
         elif not text:
             wrong = f"{key} is empty"
         elif "\0" in text:

@@ -17,7 +17,7 @@ from enum import Enum
 from pathlib import Path
 
 from security.errors import ConfigurationError, DataError
-from silo_agent.edges.data_import.arrow_files import arrow, parquet
+from silo_agent.edges.data_import.arrow_files import arrow_rows
 from silo_agent.edges.data_import.findings import shortened, visible
 from silo_agent.edges.data_import.tables import Reading, Row, delimited, json_rows
 from silo_agent.training.text_to_sql_data import SCHEMA_FILE, SPLITS, Split
@@ -76,9 +76,9 @@ class SourceFile:
             case Format.TSV:
                 return delimited(self.path, self.shown, reading, delimiter="\t")
             case Format.PARQUET:
-                return parquet(self.path, self.shown, reading)
+                return arrow_rows(self.path, self.shown, "parquet", reading)
             case Format.ARROW:
-                return arrow(self.path, self.shown, reading)
+                return arrow_rows(self.path, self.shown, "arrow", reading)
             case _:
                 return json_rows(self.path, self.shown, reading)
 

@@ -27,6 +27,16 @@ class Row:
     element: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class NoText:
+    """A value that is neither text nor a whole number, as it is shown."""
+
+    shown: str
+
+    def __str__(self) -> str:
+        return self.shown
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """How files are read: `wanted` are the columns that count, those of `required` have to be there."""
