@@ -117,7 +117,7 @@ def _require_sound(findings: Findings, source: Path) -> None:
     for line in (*map(visible, findings.remarks), *findings.shown()):
         print(line, file=sys.stderr)
     raise DataError(
-        f"{source} has {count:,} problem{'s' * (count > 1)}, told above: nothing was written; correct them and import again"
+        f"{source} has {count:,} problem{'s' * (count > 1)}, told above: nothing was written; correct the data and import again"
     )
 
 

@@ -1,6 +1,7 @@
 """`silo-agent import` as people use it: shown, asked, written whole or not at all, and then a folder that `silo-agent check` passes."""
 
 import asyncio
+import gzip
 import io
 import json
 import pickle
@@ -55,6 +56,16 @@ def run(*arguments: str | Path, answer: str = "", out: str = "out") -> Done:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdin", io.StringIO(answer))
         return run_command(main, "import", *arguments, "--out", out)
+
+
+def refused(done: Done, *words: str) -> None:
+    """For one problem of one file."""
+    assert done.code == EXIT_CODES[DataError]
+    assert done.out == ""
+    told, summary = done.err.splitlines()
+    assert summary.endswith("has 1 problem, told above: nothing was written; correct the data and import again")
+    for word in words:
+        assert word in told
 
 
 MAPPED = ("--map", "question=Frage", "query=SQL", "--database", "sqlite:///clinic.sqlite")
@@ -132,6 +143,7 @@ def test_all_problems_of_all_files_are_told_in_one_run_and_nothing_is_written(tm
     (tmp_path / "in" / "train.csv").write_bytes(
         b"\xef\xbb\xbfid,question,query\r\n1,who,SELECT 1\r\n1,gr\xfcn,SELECT 2\r\n2,,SELECT 3\r\n"
     )
+    (tmp_path / "in" / "test.csv.gz").write_bytes(gzip.compress(b"id,question,query\n9,q,SELECT 1\n")[:-9])
     (tmp_path / "in" / "dev.csv").write_text('id,question,sql\n1,"a\x1b[2J,SELECT 1\n')
     (tmp_path / "schema.json").write_bytes(SCHEMA.to_json())
     done = run("in", "--schema", "schema.json", "--yes")
@@ -139,10 +151,11 @@ def test_all_problems_of_all_files_are_told_in_one_run_and_nothing_is_written(tm
     assert done.err.splitlines() == [
         "train.csv is UTF-8 with a byte order mark, lines end in CRLF: it is written as UTF-8 with LF",
         "dev.csv: column 'query' is missing, the columns are 'id', 'question', 'sql': give --map query=sql",
+        "test.csv.gz: cannot be read (Compressed file ended before the end-of-stream marker was reached): correct or replace it",
         "train.csv:3: not UTF-8: if Excel wrote the file, give --encoding cp1252 (byte 0xFC at column 5)",
         "train.csv:3: id stands twice: correct it, or give --new-ids ('1', first at train.csv:2)",
         "train.csv:4: question is empty",
-        "silo-agent: in has 4 problems, told above: nothing was written; correct them and import again",
+        "silo-agent: in has 5 problems, told above: nothing was written; correct the data and import again",
     ]
     assert not (tmp_path / "out").exists()
     assert done.out == ""
@@ -288,7 +301,7 @@ def test_a_damaged_file_is_refused_whatever_is_wrong_in_it(
         path.write_bytes(whole[:at] + bytes(byte ^ 0xFF for byte in whole[at : at + 8]) + whole[at + 8 :])
         assert run(name, *schema[:-1]).code in (4, 7)  # not --yes: some change of a letter harms nothing
     path.write_bytes(whole[: len(whole) // 2])
-    run(name, *schema).is_refusal(DataError, f"{name} cannot be read (", "): replace it")
+    refused(run(name, *schema), f"{name}: cannot be read (", "): replace it")
     assert not (tmp_path / "out").exists()
 
 
@@ -297,9 +310,7 @@ def test_a_file_that_ends_its_reader_does_not_end_the_import(
 ) -> None:
     monkeypatch.setattr(arrow_files, "_START", "import os; os.abort()")
     (tmp_path / "rows.parquet").write_bytes(b"PAR1")
-    run("rows.parquet", *schema).is_refusal(
-        DataError, "rows.parquet cannot be read (its reader ended, exit code -6): replace it"
-    )
+    refused(run("rows.parquet", *schema), "rows.parquet: cannot be read (its reader ended, exit code -6): replace it")
 
 
 def test_a_small_file_that_unpacks_to_much_is_refused(
@@ -312,11 +323,11 @@ def test_a_small_file_that_unpacks_to_much_is_refused(
     parquet.write_table(arrow.table(bomb), tmp_path / "rows.parquet")
     assert (tmp_path / "rows.parquet").stat().st_size < 100_000
     monkeypatch.setattr(arrow_files, "MAX_BYTES", 1_000_000)
-    run("rows.parquet", *schema).is_refusal(DataError, "rows.parquet holds more than 1,000,000 characters: divide it")
+    refused(run("rows.parquet", *schema), "rows.parquet: holds more than 1,000,000 characters: divide it")
     monkeypatch.setattr(arrow_files, "MAX_ROW_BYTES", 100_000)
-    run("rows.parquet", *schema).is_refusal(DataError, "rows.parquet cannot be read (its reader ended")
+    refused(run("rows.parquet", *schema), "rows.parquet: cannot be read (its reader ended")
     monkeypatch.setattr(arrow_files, "MAX_MEMORY", 30_000_000)
-    run("rows.parquet", *schema).is_refusal(DataError, "rows.parquet cannot be read (", "failed): replace it")
+    refused(run("rows.parquet", *schema), "rows.parquet: cannot be read (", "failed): replace it")
 
 
 class Payload:

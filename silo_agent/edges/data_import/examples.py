@@ -98,12 +98,15 @@ class Importer:
         )
 
     def read(self, file: SourceFile) -> None:
-        """Raises DataError where the file cannot be read at all, or there is too much."""
+        """One that cannot be read is a problem, as what is wrong in it is: others are read all the same."""
         before = len(self.examples), self._findings.of_file(file.shown)
-        for row in file.rows(self.reading):
-            self._take(row, file)
-            if len(self.examples) > (most := DataLimits().max_lines):
-                raise DataError(f"{file.shown} makes more than {most:,} lines: divide the data set")
+        try:
+            for row in file.rows(self.reading):
+                self._take(row, file)
+                if len(self.examples) > (most := DataLimits().max_lines):
+                    raise DataError(f"{file.shown} makes more than {most:,} lines: divide the data set")
+        except DataError as error:
+            self._findings.problem(file.shown, 0, str(error).removeprefix(f"{file.shown} "))
         if before == (len(self.examples), self._findings.of_file(file.shown)) and not self._choices.only:
             self._findings.problem(file.shown, 0, "holds no row")
 
