@@ -305,6 +305,17 @@ def test_a_damaged_file_is_refused_whatever_is_wrong_in_it(
     assert not (tmp_path / "out").exists()
 
 
+def test_offsets_that_lead_out_of_the_text_are_not_followed(
+    tmp_path: Path, schema: tuple[str, ...], arrow: Any
+) -> None:
+    offsets = arrow.array([0, 1, 1 << 30, 3, 4, 5, 6, 7, 8], arrow.int32()).buffers()[1]
+    led = arrow.StringArray.from_buffers(8, offsets, arrow.py_buffer(b"abcdefgh"))
+    table = arrow.table({**ROWS, "nl": led})
+    with arrow.ipc.new_stream(str(tmp_path / "rows.arrow"), table.schema) as file:
+        file.write_table(table)
+    refused(run("rows.arrow", *schema), "rows.arrow: cannot be read (In column ", "Offset invariant failure")
+
+
 def test_a_file_that_ends_its_reader_does_not_end_the_import(
     tmp_path: Path, schema: tuple[str, ...], arrow: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -334,6 +334,9 @@ def test_lines_that_are_all_alike_are_not_divided() -> None:
         DataError, match="20 lines cannot be divided by template: all have one template; give --split-by id"
     ):
         divide(of_templates(20), by=None, shares=SHARES)
+    assert sizes(divide(of_templates(1, 1), by=None, shares=SHARES)) == {"train": 1, "dev": 1, "test": 0}
+    with pytest.raises(DataError, match="1 lines cannot be divided"):
+        divide(of_templates(1), by=None, shares=SHARES)
     division = divide(of_templates(20), by="id", shares=SHARES)
     assert sizes(division) == {"train": 16, "dev": 2, "test": 2}
     assert "2 of 2 questions of dev have SQL of a template that train has too" in division.leaks
