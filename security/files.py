@@ -92,14 +92,19 @@ def write_private(path: Path, content: bytes) -> None:
     replace(path, content, PRIVATE_FILE_MODE)
 
 
+def require_free(folder: Path) -> None:
+    """Raises ConfigurationError where `folder` is there and holds anything, or is no folder."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigurationError(f"{folder} is not an empty folder: choose another one, nothing is overwritten")
+
+
 @contextmanager
 def new_folder(folder: Path, mode: int = 0o755) -> Iterator[Path]:
     """A folder to fill, which becomes `folder` at the end of the block: that is made whole or not at all.
 
     Raises ConfigurationError where `folder` holds anything, StorageError naming it.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigurationError(f"{folder} is not an empty folder: choose another one, nothing is overwritten")
+    require_free(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))

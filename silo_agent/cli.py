@@ -48,6 +48,7 @@ from silo_agent.command_line import (
 from silo_agent.edges.silo_folder import SiloFolder, silo_folder
 from silo_agent.groups_commands import groups_app
 from silo_agent.identity_commands import identity_app
+from silo_agent.import_commands import import_data
 from silo_agent.key_commands import key_app
 from silo_agent.plan_commands import plan_app
 from silo_agent.privacy_commands import privacy_app, spent_of_allowed
@@ -559,12 +560,22 @@ def schema(
     db_id: Annotated[
         str | None, typer.Option("--db-id", help="What the data's lines call it; else the database's own name.")
     ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="SCHEMA", help="Of PostgreSQL: take this schema and no other; repeatable."),
+    ] = None,
 ) -> None:
-    """Print the schema.json of a live database."""
+    """Print the schema.json of a live database: every table that its role may read. What is left out is said on stderr."""
     from silo_agent.edges.database_schema import read_schema
     from silo_agent.sql_sandbox import parse_database
 
-    print(json.dumps(read_schema(parse_database(url), db_id=db_id), indent=1, ensure_ascii=False))
+    live = read_schema(parse_database(url), db_id=db_id, only=only or ())
+    for each in live.left_out:
+        print(f"left out: {one_line(each)}", file=sys.stderr)
+    print(json.dumps(live.entry, indent=1, ensure_ascii=False))
+
+
+app.command("import")(import_data)
 
 
 def _print_rows(columns: tuple[str, ...], rows: tuple[tuple[object, ...], ...]) -> None:

@@ -5,19 +5,36 @@ The connection is read-only, no row is read, and neither the result nor an error
 
 import sqlite3
 import warnings
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from typing import TypedDict
 
-from sqlalchemy import Engine, Inspector, create_engine, inspect
+from sqlalchemy import Connection, Engine, Inspector, create_engine, inspect, text
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.exc import SAWarning, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 from sqlalchemy.types import Boolean, Date, DateTime, Float, Integer, Interval, NullType, Numeric, Time, TypeEngine
 
-from security.errors import DataError
+from security.errors import ConfigurationError, DataError
 from silo_agent.sql_sandbox import DatabaseTarget, PostgresqlTarget, SqliteTarget
 
 _SECONDS = 30
+
+_SCHEMAS = r"""
+SELECT nspname, nspname = coalesce(pg_catalog.current_schema(), ''), pg_catalog.has_schema_privilege(oid, 'USAGE')
+FROM pg_catalog.pg_namespace WHERE nspname !~ '^pg_' AND nspname <> 'information_schema'
+ORDER BY 2 DESC, 1
+"""
+"""All but the system's own, the one that a bare name is looked up in first."""
+_RELATIONS = """
+SELECT n.nspname, c.relname,
+    pg_catalog.has_table_privilege(c.oid, 'SELECT') OR pg_catalog.has_any_column_privilege(c.oid, 'SELECT')
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind IN ('r', 'p', 'f', 'v', 'm')
+ORDER BY c.relkind IN ('v', 'm'), c.relname COLLATE "C"
+"""
+"""Tables, partitioned and foreign ones among them, then views, materialised ones among them."""
 
 _NUMBERS = (Integer, Float, Numeric, Boolean, postgresql.MONEY, postgresql.OID)
 _TIMES = (Date, DateTime, Time, Interval, postgresql.INTERVAL)
@@ -44,18 +61,49 @@ class SchemaEntry(TypedDict):
     tables: list[TableEntry]
 
 
-def read_schema(target: DatabaseTarget, *, db_id: str | None = None) -> SchemaEntry:
-    """Tables and views of the database (PostgreSQL: of the role's default schema), tables first, each by name; columns in order.
+@dataclass(frozen=True, slots=True)
+class LiveSchema:
+    """The schema of a live database. `left_out` says what of the database is not in it, and why."""
 
-    `db_id` is the file's or database's name unless given. Raises DataError where the database cannot be read or is empty.
+    entry: SchemaEntry
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Name:
+    """A table or a view. `schema` is None in SQLite, and for the schema that a bare name is looked up in."""
+
+    table: str
+    schema: str | None = None
+
+    @property
+    def shown(self) -> str:
+        return self.table if self.schema is None else f"{self.schema}.{self.table}"
+
+
+def read_schema(target: DatabaseTarget, *, db_id: str | None = None, only: Collection[str] = ()) -> LiveSchema:
+    """Tables and views that the role may read, tables first, each by name; columns in order.
+
+    PostgreSQL: of every schema, or of those in `only`; the role's default schema comes first, names of the others are `schema.table`.
+    `db_id` is the file's or database's name unless given. Raises DataError where the database cannot be read or is empty, and
+    ConfigurationError where `only` names a schema that is not there.
     """
+    if only and isinstance(target, SqliteTarget):
+        raise ConfigurationError(f"database {target.shown} is SQLite, which has no schemas: leave --only out")
     engine = _engine(target)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), engine.connect() as connection:
             # SQLAlchemy warns of each type that it does not know, such as int(11) in SQLite; those are handled below.
             warnings.simplefilter("ignore", SAWarning)
-            inspector = inspect(engine)
-            names = (*sorted(inspector.get_table_names()), *sorted(inspector.get_view_names()))
+            inspector = inspect(connection)
+            left_out: list[str] = []
+            if isinstance(target, SqliteTarget):
+                names = [
+                    _Name(table)
+                    for table in (*sorted(inspector.get_table_names()), *sorted(inspector.get_view_names()))
+                ]
+            else:
+                names = list(_readable(connection, target, only, left_out))
             tables = [_table(inspector, name) for name in names]
     except (SQLAlchemyError, sqlite3.Error) as error:
         raise DataError(f"schema of {target.shown} cannot be read: {_reason(target, error)}") from None
@@ -63,11 +111,39 @@ def read_schema(target: DatabaseTarget, *, db_id: str | None = None) -> SchemaEn
         engine.dispose()
     tables = [table for table in tables if table["columns"]]
     if not tables:
+        why = f" ({'; '.join(left_out[:3])})" if left_out else ""
         raise DataError(
-            f"database {target.shown} has no table that this role may see: check the URL and the role's grants"
+            f"database {target.shown} has no table that this role may see{why}: check the URL and the role's grants"
         )
     name = target.path.stem if isinstance(target, SqliteTarget) else target.database
-    return {"db_id": db_id or name, "source": target.shown, "tables": tables}
+    return LiveSchema({"db_id": db_id or name, "source": target.shown, "tables": tables}, tuple(left_out))
+
+
+def _readable(
+    connection: Connection, target: PostgresqlTarget, only: Collection[str], left_out: list[str]
+) -> Iterator[_Name]:
+    """What the role may select from, schema by schema; what it may not is added to `left_out`."""
+    schemas = connection.execute(text(_SCHEMAS)).all()
+    if unknown := sorted(set(only) - {name for name, *_ in schemas}):
+        known = ", ".join(name for name, *_ in schemas)
+        raise ConfigurationError(f"database {target.shown} has no schema {unknown[0]!r}: --only may name {known}")
+    relations = connection.execute(text(_RELATIONS)).all()
+    for schema, is_default, usable in schemas:
+        held = [(table, readable) for of, table, readable in relations if of == schema]
+        allowed = [table for table, readable in held if readable]
+        if only and schema not in only:
+            left_out.append(f"schema {schema}: --only does not name it")
+        elif not usable:
+            left_out.append(f"schema {schema}: this role has no USAGE on it")
+        elif not held:
+            left_out.append(f"schema {schema}: it holds no table")
+        elif not allowed:
+            left_out.append(f"schema {schema}: this role has no SELECT on any of its {len(held)} tables")
+        else:
+            left_out += [
+                f"table {schema}.{table}: this role has no SELECT on it" for table, readable in held if not readable
+            ]
+            yield from (_Name(table, None if is_default else schema) for table in allowed)
 
 
 def _engine(target: DatabaseTarget) -> Engine:
@@ -88,14 +164,16 @@ def _engine(target: DatabaseTarget) -> Engine:
     return create_engine("sqlite://", creator=connect, poolclass=NullPool, hide_parameters=True)
 
 
-def _table(inspector: Inspector, table: str) -> TableEntry:
-    primary = set(inspector.get_pk_constraint(table)["constrained_columns"])
-    foreign = {column for key in inspector.get_foreign_keys(table) for column in key["constrained_columns"]}
+def _table(inspector: Inspector, name: _Name) -> TableEntry:
+    primary = set(inspector.get_pk_constraint(name.table, name.schema)["constrained_columns"])
+    foreign = {
+        column for key in inspector.get_foreign_keys(name.table, name.schema) for column in key["constrained_columns"]
+    }
     return {
-        "name": table,
+        "name": name.shown,
         "columns": [
             _column(column, primary_key=column["name"] in primary, foreign_key=column["name"] in foreign)
-            for column in inspector.get_columns(table)
+            for column in inspector.get_columns(name.table, name.schema)
         ],
     }
 

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from security.errors import DataError
+from security.errors import ConfigurationError, DataError
+from silo_agent.cli import main
 from silo_agent.edges.database_schema import read_schema
-from silo_agent.sql_sandbox import parse_database
+from silo_agent.sql_sandbox import Limits, Sandbox, parse_database
 from silo_agent.training.schema import Schema
+from tests.support.command_line import run_command
 from tests.support.postgresql import PostgresqlServer, running_postgresql
 
 PASSWORD = "s3cr/et@?#"
@@ -21,18 +23,38 @@ SETUP = (
     "CREATE VIEW costly AS SELECT patient, cost FROM \"Stay\" WHERE cost > 1000",
     "CREATE DATABASE \"empty one\"",
     'GRANT SELECT ON ward, "Stay", costly TO reader',
+    "CREATE DATABASE several",
 )  # fmt: skip
+
+
+SEVERAL = (
+    "CREATE TABLE ward (id INT)",
+    "CREATE SCHEMA billing",
+    "CREATE TABLE billing.invoice (id INT PRIMARY KEY, total NUMERIC, salary NUMERIC)",
+    "CREATE TABLE billing.line (invoice INT REFERENCES billing.invoice, price MONEY)",
+    "CREATE MATERIALIZED VIEW billing.totals AS SELECT id, total FROM billing.invoice",
+    "CREATE TABLE billing.salary (person TEXT)",
+    "CREATE SCHEMA archive",
+    "CREATE TABLE archive.old (id INT)",
+    "CREATE SCHEMA closed",
+    "CREATE TABLE closed.secret (id INT)",
+    "CREATE SCHEMA bare",
+    "GRANT USAGE ON SCHEMA billing, archive, bare TO reader",
+    "GRANT SELECT ON ward, billing.line, billing.totals, closed.secret TO reader",
+    "GRANT SELECT (id, total) ON billing.invoice TO reader",
+)
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresqlServer]:
     with running_postgresql() as server:
         server.execute(*SETUP)
+        server.execute(*SEVERAL, database="several")
         yield server
 
 
 def test_tables_columns_types_and_keys(server: PostgresqlServer) -> None:
-    entry = read_schema(parse_database(server.url(user="reader", password=PASSWORD)))
+    entry = read_schema(parse_database(server.url(user="reader", password=PASSWORD))).entry
     schema = Schema.from_json(json.dumps(entry).encode(), Path("schema.json"))
     assert (schema.db_id, schema.source) == ("postgres", "postgresql:///postgres")
     assert [table.name for table in schema.tables] == ["Stay", "ward", "costly"]
@@ -49,6 +71,42 @@ def test_tables_columns_types_and_keys(server: PostgresqlServer) -> None:
         ("opened", "DATE"),
     ]
     assert [column.name for column in costly.columns] == ["patient", "cost"]
+
+
+def test_every_schema_that_the_role_sees_is_taken_and_the_others_are_named(server: PostgresqlServer) -> None:
+    target = parse_database(server.url(user="reader", password=PASSWORD, database="several"))
+    live = read_schema(target)
+    schema = Schema.from_json(json.dumps(live.entry).encode(), Path("schema.json"))
+    assert [table.name for table in schema.tables] == ["ward", "billing.invoice", "billing.line", "billing.totals"]
+    invoice, line = schema.tables[1:3]
+    assert [column.name for column in invoice.columns if column.primary_key] == ["id"]
+    assert [column.name for column in line.columns if column.foreign_key] == ["invoice"]
+    assert live.left_out == (
+        "schema archive: this role has no SELECT on any of its 1 tables",
+        "schema bare: it holds no table",
+        "table billing.salary: this role has no SELECT on it",
+        "schema closed: this role has no USAGE on it",
+    )
+    with Sandbox(target, Limits()) as box:  # a name of the schema is one that the database knows
+        assert box.run("SELECT id, total FROM billing.invoice").rows == ()
+
+
+def test_schemas_may_be_chosen(server: PostgresqlServer) -> None:
+    target = parse_database(server.url(user="reader", password=PASSWORD, database="several"))
+    live = read_schema(target, only=["billing"])
+    assert [table["name"] for table in live.entry["tables"]] == ["billing.invoice", "billing.line", "billing.totals"]
+    assert "schema public: --only does not name it" in live.left_out
+    with pytest.raises(
+        ConfigurationError, match="has no schema 'biling': --only may name public, archive, bare, billing, closed"
+    ):
+        read_schema(target, only=["biling"])
+
+
+def test_the_command_prints_the_schema_and_says_on_stderr_what_it_left_out(server: PostgresqlServer) -> None:
+    done = run_command(main, "schema", server.url(user="reader", password=PASSWORD, database="several"))
+    assert json.loads(done.out)["tables"][1]["name"] == "billing.invoice"
+    assert "left out: schema closed: this role has no USAGE on it\n" in done.err
+    assert PASSWORD not in done.err + done.out
 
 
 def test_an_empty_database_is_named(server: PostgresqlServer) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from security.errors import DataError
+from security.errors import ConfigurationError, DataError
 from silo_agent.edges.database_schema import read_schema
 from silo_agent.sql_sandbox import SqliteTarget
 from silo_agent.training.schema import ColumnType, Schema, serialise
@@ -32,7 +32,7 @@ def make(path: Path, script: str) -> SqliteTarget:
 def test_tables_columns_types_and_keys(tmp_path: Path) -> None:
     target = make(tmp_path / "hos#pital?.db", TABLES)
     before = target.path.read_bytes()
-    entry = read_schema(target)
+    entry = read_schema(target).entry
     assert target.path.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["hos#pital?.db"]
 
@@ -56,7 +56,7 @@ def test_tables_columns_types_and_keys(tmp_path: Path) -> None:
 
 
 def test_the_name_may_be_chosen(tmp_path: Path) -> None:
-    assert read_schema(make(tmp_path / "x.db", TABLES), db_id="clinic-1")["db_id"] == "clinic-1"
+    assert read_schema(make(tmp_path / "x.db", TABLES), db_id="clinic-1").entry["db_id"] == "clinic-1"
 
 
 @pytest.mark.parametrize(
@@ -70,3 +70,8 @@ def test_a_database_that_has_no_schema_is_named(tmp_path: Path, content: bytes |
     with pytest.raises(DataError, match=rf"none\.db.*{message}"):
         read_schema(SqliteTarget(path))
     assert path.exists() is (content is not None)
+
+
+def test_sqlite_has_no_schemas_to_choose_from(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="is SQLite, which has no schemas: leave --only out"):
+        read_schema(make(tmp_path / "x.db", TABLES), only=["main"])

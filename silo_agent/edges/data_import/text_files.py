@@ -1,0 +1,146 @@
+"""A text file as lines of characters: UTF-8 or UTF-16 by its first bytes, else the encoding that was given.
+
+A byte that the encoding does not have is a problem with its line, and reading goes on.
+"""
+
+import codecs
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, cast
+
+from security.errors import ConfigurationError, DataError
+from silo_agent.edges.data_import.findings import Findings
+
+MAX_LINE_CHARACTERS = 1 << 20
+MAX_CHARACTERS = 1 << 30
+"""Of one file, unpacked."""
+MAX_JSON_CHARACTERS = 1 << 28
+"""Of one file that is parsed as a whole."""
+_HEAD_BYTES = 4096
+_MARKS = (  # UTF-32 begins as UTF-16 does
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+_SHOWN_ENCODINGS = {"utf-8-sig": "UTF-8", "utf-16-le": "UTF-16", "utf-16-be": "UTF-16"}
+_LINE_ENDS = {"\r\n": "CRLF", "\r": "CR"}
+_NOT_DECODED = re.compile("[\ud800-\udfff]")
+_ASCII = "".join(map(chr, range(32, 127)))
+
+
+def checked_encoding(name: str) -> str:
+    """`name`, if it is an encoding of text that has ASCII as it is, or UTF-16; raises ConfigurationError."""
+    try:
+        if codecs.lookup(name).name.startswith("utf-16") or _ASCII.encode().decode(name) == _ASCII:
+            return name
+    except (LookupError, UnicodeError):
+        pass
+    raise ConfigurationError(
+        f"--encoding {name} is no encoding of text files: take utf-8, utf-16, cp1252, latin-1 or the like"
+    )
+
+
+class TextSource:
+    """One open file. `shown` is how findings name it, `beginning` its first characters."""
+
+    def __init__(self, stream: io.TextIOWrapper, beginning: str, shown: str, encoding: str, findings: Findings) -> None:
+        self._stream = stream
+        self._findings = findings
+        self.shown = shown
+        self.encoding = encoding
+        self.beginning = beginning
+
+    def lines(self) -> Iterator[str]:
+        """Each with its line end. What follows a line that is too long is not read."""
+        characters = 0
+        for number, line in enumerate(iter(lambda: self._stream.readline(MAX_LINE_CHARACTERS + 1), ""), 1):
+            if len(line) > MAX_LINE_CHARACTERS:
+                self._findings.problem(
+                    self.shown, number, f"longer than {MAX_LINE_CHARACTERS:,} characters; the rest is not read"
+                )
+                return
+            characters += len(line)
+            if characters > MAX_CHARACTERS:
+                raise DataError(f"{self.shown} has more than {MAX_CHARACTERS:,} characters: divide it")
+            yield self._decoded(line, number)
+
+    def whole(self) -> str:
+        """All of it; raises DataError where that is too much."""
+        text = self._stream.read(MAX_JSON_CHARACTERS + 1)
+        if len(text) > MAX_JSON_CHARACTERS:
+            raise DataError(
+                f"{self.shown} has more than {MAX_JSON_CHARACTERS:,} characters: save it as JSON lines, or divide it"
+            )
+        return "".join(self._decoded(line, number) for number, line in enumerate(io.StringIO(text, newline=""), 1))
+
+    def _decoded(self, line: str, number: int) -> str:
+        if (wrong := _NOT_DECODED.search(line)) is None:
+            return line
+        byte = ord(wrong[0]) - 0xDC00
+        what = f"byte 0x{byte:02X}" if 0x80 <= byte <= 0xFF else "half a character"
+        remedy = "" if self.encoding.startswith("utf-16") else ": if Excel wrote the file, give --encoding cp1252"
+        self._findings.problem(
+            self.shown, number, f"not {_shown(self.encoding)}{remedy}", f"{what} at column {wrong.start() + 1}"
+        )
+        return _NOT_DECODED.sub("\N{REPLACEMENT CHARACTER}", line)
+
+
+@contextmanager
+def opened_text(path: Path, shown: str, given: str, findings: Findings) -> Iterator[TextSource]:
+    """`given` is the encoding of a file that does not say it itself. Raises DataError naming the file where it cannot be read."""
+    try:
+        with _unpacked(path) as file:
+            buffered = io.BufferedReader(cast("io.RawIOBase", file), _HEAD_BYTES)
+            head = buffered.peek(_HEAD_BYTES)[:_HEAD_BYTES]
+            encoding = _encoding(head, shown, given)
+            # What cannot be decoded comes as half a surrogate pair, which no text holds.
+            errors = "surrogatepass" if encoding.startswith("utf-16") else "surrogateescape"
+            stream = io.TextIOWrapper(buffered, encoding, errors, newline="")
+            beginning = head.decode(encoding, "ignore")
+            _remark(head, beginning, encoding, given, shown, findings)
+            yield TextSource(stream, beginning, shown, encoding, findings)
+    except UnicodeDecodeError:
+        findings.problem(shown, 0, "ends within a character: copy it again")
+    except (OSError, EOFError, zlib.error) as error:  # gzip.BadGzipFile is an OSError
+        raise DataError(f"{shown} cannot be read ({error}): correct or replace it") from error
+
+
+def _unpacked(path: Path) -> IO[bytes]:
+    return cast("IO[bytes]", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb", buffering=0)
+
+
+def _encoding(head: bytes, shown: str, given: str) -> str:
+    for mark, encoding in _MARKS:
+        if head.startswith(mark):
+            if encoding == "utf-32":
+                raise DataError(f"{shown} is UTF-32: save it as UTF-8")
+            return encoding
+    pairs = len(head) // 2
+    for first, encoding in ((1, "utf-16-le"), (0, "utf-16-be")):
+        if pairs and 2 * head[first : 2 * pairs : 2].count(0) > pairs:  # the upper bytes of letters and digits
+            return encoding
+    return given
+
+
+def _remark(head: bytes, beginning: str, encoding: str, given: str, shown: str, findings: Findings) -> None:
+    found = []
+    if any(head.startswith(mark) for mark, _ in _MARKS):
+        found.append(f"{_shown(encoding)} with a byte order mark")
+    elif encoding != given:
+        found.append(f"{_shown(encoding)} without a byte order mark")
+    line_end = re.search("\r\n|\r|\n", beginning)
+    if line_end and line_end[0] in _LINE_ENDS:
+        found.append(f"lines end in {_LINE_ENDS[line_end[0]]}")
+    if found:
+        findings.remark(f"{shown} is {', '.join(found)}: it is written as UTF-8 with LF")
+
+
+def _shown(encoding: str) -> str:
+    return _SHOWN_ENCODINGS.get(encoding, encoding.upper())
