@@ -50,6 +50,7 @@ from security.pki import key_file
 from security.pki.enrolment_token import decode
 from security.private_memory import keep_memory_private
 from security.process_lock import ProcessLock
+from security.program import begin_program
 from security.terminal import Page, list_whole_summaries, terminal
 from silo_wire.canonical import Digest
 from silo_wire.plan import Plan
@@ -94,6 +95,7 @@ def command(
 
 def main() -> None:
     """Entry point: an error of Lorica is one line on stderr and its exit code (ops/docs/exit-codes.md)."""
+    begin_program()
     try:
         app()
     except LoricaError as error:

@@ -1,7 +1,6 @@
 """What every test shares: property tests that no busy machine can fail, ports of its worker's own, and the folder of real data."""
 
 import os
-import signal
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import silo_wire  # noqa: F401  # before any test module imports grpc
 from ops.demo import ports
-
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell ignores Ctrl-C for what it runs in the background, and each process that a test starts would inherit that.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PORTS_OF_A_WORKER = 5000  # a whole run chooses some 2000
 

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from coordinator.edges.access_folder import AccessFolder, granted_text
 from security.identifiers import Identity, Role
 from silo_wire.v1 import operator_pb2
+from tests.support.background import without_ctrl_c
 from tests.support.coordinator import FEDERATION, HOSPITAL, FederationTemplate, RunningCoordinator, running
 from tests.support.coordinator import federation_template as federation_template
 
@@ -41,6 +42,7 @@ class Watch:
             stdout=theirs,
             stderr=theirs,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TERM": "xterm", **environment},
+            preexec_fn=without_ctrl_c,
         )
         os.close(theirs)
         reader = asyncio.StreamReader()

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from ops.demo.processes import environment
+from tests.support.background import without_ctrl_c
 from tests.support.waiting import until
 
 LONGEST_S = 120.0
@@ -64,9 +65,7 @@ def test_ctrl_c_in_the_demo_ends_all_of_it(tmp_path: Path) -> None:
             env=environment(),
             stdout=log,
             stderr=log,
-            preexec_fn=lambda: signal.signal(
-                signal.SIGINT, signal.SIG_DFL
-            ),  # it is ignored where the tests run in the background
+            preexec_fn=without_ctrl_c,
         )
     try:
 
