@@ -23,7 +23,7 @@ from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.training.model import bind, vector_blocks
 from silo_wire.manifest import manifest_of
 from silo_wire.messages import Evaluate, Finished, Prepare, RoundKey, Train
-from tests.support.background import without_ctrl_c
+from tests.support.background import in_the_background
 from tests.support.federation_peer import FEDERATION, SILO, FederationPeer, OfferedModel, TestNet
 from tests.support.tiny_t5 import SCHEMA, bundle_of, random_model
 
@@ -96,11 +96,10 @@ def found_in(messages: list[tuple[str, bytes]], word: str) -> set[str]:
 @asynccontextmanager
 async def running(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "silo_agent.cli", "start", *arguments),
+        *in_the_background(sys.executable, "-m", "silo_agent.cli", "start", *arguments),
         env=ENVIRONMENT,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        preexec_fn=without_ctrl_c,
     )
     try:
         yield process

@@ -17,7 +17,7 @@ from coordinator.cli import main as coordinator
 from ops.cli import main as lorica
 from ops.demo.processes import environment
 from silo_agent.cli import main as silo_agent
-from tests.support.background import without_ctrl_c
+from tests.support.background import in_the_background
 from tests.support.command_line import run_command
 from tests.support.coordinator import FederationTemplate
 from tests.support.coordinator import federation_template as federation_template
@@ -64,12 +64,11 @@ def test_nohup_is_for_whoever_starts_it_to_choose(asked: signal.Handlers) -> Non
 def test_the_coordinator_ends_in_order(federation_template: FederationTemplate, tmp_path: Path) -> None:
     folder = federation_template.copy(tmp_path / "coordinator")
     with subprocess.Popen(
-        [sys.executable, "-m", "coordinator.cli", "serve", "--plan", "", "--dir", str(folder.root)],
+        in_the_background(*(sys.executable, "-m", "coordinator.cli", "serve", "--plan", "", "--dir", str(folder.root))),
         env=environment(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=without_ctrl_c,
     ) as process:
         assert process.stderr is not None
         assert any('"serving"' in line for line in process.stderr)
