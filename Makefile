@@ -166,7 +166,7 @@ PACKAGES := security coordinator silo_agent proto ops
 wheel: OUT = dist
 wheel: $(INSTALLED) ## Build the wheel with the three commands; OUT=DIR where it goes
 	@source=$$(mktemp -d) && trap 'rm -rf "$$source"' EXIT \
-	&& git ls-files -z pyproject.toml README.md LICENSE $(PACKAGES) | xargs -0 cp --parents -t "$$source" && chmod -R u=rwX,go=rX "$$source" \
+	&& git ls-files -z pyproject.toml README.md LICENSE $(PACKAGES) | xargs -0 cp -P --parents -t "$$source" && chmod -R u=rwX,go=rX "$$source" \
 	&& SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation \
 		--wheel-dir '$(OUT)' "$$source" && ls '$(OUT)'/lorica-*.whl
 

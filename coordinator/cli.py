@@ -35,6 +35,7 @@ from coordinator.edges.coordinator_folder import CoordinatorFolder, remember
 from coordinator.edges.export_client import fetch_export
 from coordinator.edges.key_store import KeyStore, key_files
 from coordinator.edges.logs import log_to_stderr
+from coordinator.edges.status_page.entrance import is_loopback
 from coordinator.edges.told_address import loopback_alone, own_hosts, warning
 from coordinator.groups_commands import groups_app
 from coordinator.plans.forecast import forecast
@@ -50,6 +51,7 @@ from security.pki import key_file
 from security.pki.enrolment_token import decode
 from security.private_memory import keep_memory_private
 from security.process_lock import ProcessLock
+from security.program import begin_program
 from security.terminal import Page, list_whole_summaries, terminal
 from silo_wire.canonical import Digest
 from silo_wire.plan import Plan
@@ -94,6 +96,7 @@ def command(
 
 def main() -> None:
     """Entry point: an error of Lorica is one line on stderr and its exit code (ops/docs/exit-codes.md)."""
+    begin_program()
     try:
         app()
     except LoricaError as error:
@@ -114,13 +117,26 @@ def init(
         str, typer.Option(help="Address of /metrics: loopback, or one that your monitoring alone reaches.")
     ] = "127.0.0.1",
     metrics_port: Annotated[int, typer.Option(help="Port of /metrics.")] = METRICS_PORT,
-    status_port: Annotated[int, typer.Option(help="Port of the status page on loopback; 0 for none.")] = STATUS_PORT,
+    status_host: Annotated[
+        str,
+        typer.Option(help="Address of the status page; on any but loopback it asks for a certificate or the token."),
+    ] = "127.0.0.1",
+    status_port: Annotated[int, typer.Option(help="Port of the status page; 0 for none.")] = STATUS_PORT,
+    status_token_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the token of the status page; not on loopback.", show_default=False),
+    ] = None,
     plan: Annotated[bool, typer.Option(help="Also make the plan 'default', a small model from scratch.")] = True,
 ) -> None:
     """Make a coordinator: its authority, its keys, federation.toml, an empty state."""
     folder = CoordinatorFolder(directory.absolute())
     if folder.root.exists() and any(folder.root.iterdir()):
         raise ConfigurationError(f"{folder.root} is not empty: choose a new folder")
+    if status_token_file is not None and is_loopback(status_host):
+        raise ConfigurationError(
+            f"--status-token-file {status_token_file} is for a page on another address than {status_host}, where nobody is asked for "
+            "a token: give --status-host as well, or leave it out"
+        )
     name = federation_name(federation or _name_from(folder.root.name))
     text = settings_text(
         name,
@@ -129,7 +145,9 @@ def init(
         enrolment_port=enrolment_port,
         metrics_host=metrics_host,
         metrics_port=metrics_port,
+        status_host=status_host,
         status_port=status_port,
+        status_token_file=str(status_token_file.absolute()) if status_token_file else "",
     )
     files.make_private_folder(folder.root)
     KeyStore.create(folder.keys, name, datetime.now(UTC))

@@ -1,5 +1,6 @@
 """federation.toml: everything that an operator may set. One file; an unknown key is refused, an error names its key."""
 
+import json
 from collections.abc import Sequence
 from datetime import timedelta
 from importlib.resources import files
@@ -160,9 +161,14 @@ def settings_text(
     enrolment_port: int = ENROLMENT_PORT,
     metrics_host: str = "127.0.0.1",
     metrics_port: int = METRICS_PORT,
+    status_host: str = "127.0.0.1",
     status_port: int = STATUS_PORT,
+    status_token_file: str = "",
 ) -> str:
-    """The commented file that `coordinator init` writes; a `status_port` of 0 leaves the status page out. Raises ConfigurationError for values that are not allowed."""
+    """The commented file that `coordinator init` writes; a `status_port` of 0 leaves the status page out.
+
+    Raises ConfigurationError for values that are not allowed.
+    """
     text = files("coordinator").joinpath("federation_template.toml").read_text(encoding="utf-8")
     listed = ", ".join(f'"{host}"' for host in hosts)
     for default, chosen in (
@@ -173,8 +179,9 @@ def settings_text(
         (f'metrics = "127.0.0.1:{METRICS_PORT}"', f'metrics = "{metrics_host}:{metrics_port}"'),
         (
             f'status = "127.0.0.1:{STATUS_PORT}"',
-            f'status = "127.0.0.1:{status_port}"' if status_port else 'status = ""',
+            f'status = "{status_host}:{status_port}"' if status_port else 'status = ""',
         ),
+        ('status_token_file = ""', f"status_token_file = {json.dumps(status_token_file)}"),
     ):
         text = text.replace(default, chosen, 1)
     Settings.parse(text, SETTINGS_FILE)

@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from security.errors import ConfigurationError, LoricaError, exit_code
+from security.program import begin_program
 from security.terminal import list_whole_summaries, terminal
 from silo_wire.software_version import software_version
 
@@ -38,8 +39,12 @@ def lorica(
 
 def main() -> None:
     """Entry point: an error of Lorica is one line on stderr and its exit code (ops/docs/exit-codes.md)."""
-    for ending in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ending, _end)
+    begin_program()
+    signal.signal(signal.SIGTERM, _end)
+    if (
+        signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    ):  # `nohup` has it ignored: it is there to outlive its terminal
+        signal.signal(signal.SIGHUP, _end)
     try:
         app()
     except LoricaError as error:

@@ -35,7 +35,7 @@ from silo_agent.edges.metrics import SiloMetrics
 from silo_agent.edges.misconfigurations import Mistake as SiloMistake
 from silo_agent.settings import Settings as SiloSettings
 from silo_wire.canonical import digest_of
-from silo_wire.host_metrics import FolderCollector, GpuCollector
+from silo_wire.host_metrics import BuildCollector, FolderCollector, GpuCollector
 from silo_wire.http_server import MAX_CONNECTIONS, MAX_CONNECTIONS_OF_ONE, MAX_HEAD_BYTES, REQUEST_S
 from silo_wire.plan import ModelSection, Plan
 from silo_wire.privacy import calibrated_noise
@@ -408,13 +408,16 @@ def silo_metrics_table() -> str:
 
 
 def host_metrics_table() -> str:
-    rows = []
-    for family, label in (
-        *((it, "") for it in FolderCollector(DOCS).describe()),
-        *((it, "device") for it in GpuCollector().describe()),
-    ):
-        labels = f"`{label}`: 0, 1, ... as torch counts them" if label else ""
-        rows.append((f"`{family.name}`", family.type, labels, family.documentation))
+    versions = ", ".join(f"`{label}`" for family in BuildCollector().collect() for label in family.samples[0].labels)
+    rows = [
+        (f"`{family.name}`", family.type, labels, family.documentation)
+        for collector, labels in (
+            (BuildCollector(), versions),
+            (FolderCollector(DOCS), ""),
+            (GpuCollector(), "`device`: 0, 1, ... as torch counts them"),
+        )
+        for family in collector.describe()
+    ]
     return _table(("metric", "type", "labels", "meaning"), rows)
 
 

@@ -28,6 +28,7 @@ from security.errors import (
     StateError,
     UnsafeSql,
 )
+from security.program import begin_program
 from security.terminal import Page, list_whole_summaries, terminal
 from silo_agent.audit_commands import audit_app
 from silo_agent.command_line import (
@@ -117,6 +118,7 @@ def command(
 
 
 def main() -> None:
+    begin_program()
     try:
         app(prog_name="silo-agent")
     except LoricaError as error:

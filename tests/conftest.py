@@ -2,7 +2,6 @@
 
 import gc
 import os
-import signal
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import silo_wire  # noqa: F401  # before any test module imports grpc
 from ops.demo import ports
-
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell ignores Ctrl-C for what it runs in the background, and each process that a test starts would inherit that.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PORTS_OF_A_WORKER = 5000  # a whole run chooses some 2000
 

@@ -20,6 +20,8 @@ from security.identifiers import SiloName, silo_name
 from security.pki.enrolment_token import SECRET_BYTES, check_unexpired, is_secret, secret_digest, verify_secret
 
 MAX_VALID_SECONDS = 90 * 86_400
+MOST_ENDED = 1000
+"""Invitations that ended unused, of which it is known how."""
 
 _log = structlog.get_logger(__name__)
 
@@ -44,6 +46,8 @@ class Enrolment:
         self._loop = loop
         self._clock = clock
         self._open: tuple[Invitation, ...] = ()
+        self._replaced: dict[tuple[SiloName, bytes], bool] = {}
+        """Of invitations that ended unused since this process began, by silo and digest: replaced by a newer one, or voided."""
         self._changed = asyncio.Event()
         self.listening = asyncio.Event()
         """Cleared while there is a listener that does not take tokens at the moment."""
@@ -103,6 +107,7 @@ class Enrolment:
         invitation = self._of(name)
         if invitation is None or not is_secret(token_secret, invitation.secret_digest):
             await self._refuse_spent(name, token_secret)
+            self._refuse_ended(name, token_secret)
         if invitation is None:
             raise AuthenticationError(
                 f"no invitation is open for silo {name}: this token was replaced by a newer one or voided, or is of another coordinator; "
@@ -160,6 +165,21 @@ class Enrolment:
                 f"`coordinator invite {name}` makes a new token"
             )
 
+    def _refuse_ended(self, name: SiloName, token_secret: bytes) -> None:
+        """Raise AuthenticationError for a token that was replaced or voided: likewise, only who holds it is told which."""
+        replaced = self._replaced.get((name, secret_digest(token_secret)))
+        if replaced is None:
+            return
+        if replaced:
+            raise AuthenticationError(
+                f"this token of silo {name} was replaced by a newer one, since silo {name} was invited again: use the newest token, or "
+                f"have another one made with `coordinator invite {name}`"
+            )
+        raise AuthenticationError(
+            f"this token of silo {name} was voided: silo {name} was shut out, or the authority that the token pins has retired; "
+            f"ask the operator, who makes another one with `coordinator invite {name}`"
+        )
+
     def would_take(self, silo: str, token_secret: bytes) -> bool:
         """Whether this is the secret of an open invitation of that silo; expired ones count."""
         invitation = self._of(silo)
@@ -202,7 +222,14 @@ class Enrolment:
                     await self._changed.wait()
 
     async def _reload(self) -> None:
-        self._open = await self._threads.store(self._store.invitations)
+        before, self._open = self._open, await self._threads.store(self._store.invitations)
+        invited = {item.silo for item in self._open}
+        for ended in set(before).difference(
+            self._open
+        ):  # one that was used is among them, and known as such from the store
+            self._replaced[ended.silo, ended.secret_digest] = ended.silo in invited
+        for oldest in list(self._replaced)[:-MOST_ENDED]:
+            del self._replaced[oldest]
         self._changed.set()
         for changed in self.on_change:
             changed()

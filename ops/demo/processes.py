@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Self, TypeVar
@@ -71,10 +72,15 @@ Child = tuple[str, subprocess.Popen[bytes], IO[bytes]]
 
 
 class Processes:
-    """Long-running children; leaving the context stops those still there, all at once."""
+    """Long-running children; leaving the context stops those still there, all at once, and then the one that they talk to.
 
-    def __init__(self, logs: Path) -> None:
+    An agent whose coordinator is gone already would try for some seconds to tell it that it stops.
+    """
+
+    def __init__(self, logs: Path, *, last: str = "") -> None:
+        """`last`: the name of the child that is stopped after the others."""
         self._logs = logs
+        self._last = last
         self._running: list[Child] = []
 
     def start(self, name: str, module: str, arguments: Sequence[str], extra: Mapping[str, str] | None = None) -> None:
@@ -136,21 +142,26 @@ class Processes:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _stop(self._running)
+        last = [child for child in self._running if child[0] == self._last]
+        _stop([child for child in self._running if child not in last], last)
         self._running.clear()
 
 
-def _stop(children: Sequence[Child]) -> None:
-    """SIGTERM to all; SIGKILL for those that do not end in time, and for all at once when somebody presses Ctrl-C again meanwhile."""
-    for _, process, _ in children:
-        process.send_signal(signal.SIGTERM)  # nothing where it has ended
+def _stop(*groups: Sequence[Child]) -> None:
+    """SIGTERM to all of a group, one group after the other.
+
+    SIGKILL for those that do not end in time, and for all at once when somebody presses Ctrl-C again meanwhile.
+    """
     latest = time.monotonic() + STOP_TIMEOUT_S
     try:
-        for _, process, _ in children:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, latest - time.monotonic()))
+        for children in groups:
+            for _, process, _ in children:
+                process.send_signal(signal.SIGTERM)  # nothing where it has ended
+            for _, process, _ in children:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, latest - time.monotonic()))
     finally:
-        for _, process, log in children:
+        for _, process, log in chain.from_iterable(groups):
             process.kill()
             process.wait()
             log.close()

@@ -164,7 +164,7 @@ def write_private_silos(
 def run_federation(place: Layout, scene: Scene, console: Console, *, score: Scoring = score_silos) -> Outcome:
     """A coordinator and its agents from `init` to `export`, over the silos' data that is there, and what `score` makes of the models."""
     names = scene.names
-    with Processes(place.logs) as processes, _telling_of_an_interruption(console):
+    with Processes(place.logs, last="coordinator") as processes, _telling_of_an_interruption(console):
         with console.status("coordinator: init, plan new"):
             _set_up_coordinator(place, scene.plan)
         processes.start(

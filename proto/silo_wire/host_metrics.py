@@ -1,18 +1,23 @@
-"""What Prometheus sees of the host that a coordinator or an agent runs on: its process, the disk of its folder, memory of its GPUs.
+"""What Prometheus sees of the host that a coordinator or an agent runs on: what is installed, its process, its folder's disk, its GPUs' memory.
 
-All of it is looked up at each scrape. A GPU is asked for only once the program has begun to use it: a scrape loads no torch and
+All but what is installed is looked up at each scrape. A GPU is asked for only once the program has begun to use it: a scrape loads no torch and
 takes no memory of a device.
 """
 
 import os
+import platform
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
+
+from silo_wire.software_version import software_version
+from silo_wire.wire_version import OURS
 
 FOLDER: Final = {
     "lorica_disk_free_bytes": "Bytes that may still be written to the file system of the folder.",
@@ -24,7 +29,30 @@ GPU: Final = {
     "lorica_gpu_memory_size_bytes": "Bytes of a GPU.",
     "lorica_gpu_memory_reserved_bytes": "Bytes of a GPU that this process holds.",
 }
+BUILD: Final = {
+    "lorica_build_info": "Always 1: the versions of Lorica, of the wire that it speaks, of Python and of PyTorch."
+}
 _BLOCK_BYTES: Final = 512  # of st_blocks, whatever the file system's own are
+
+
+class BuildCollector(Collector):
+    """PyTorch's version is read from what is installed: a scrape loads no torch."""
+
+    def __init__(self) -> None:
+        self._versions = {
+            "version": software_version(),
+            "wire": str(OURS),
+            "python": platform.python_version(),
+            "torch": version("torch"),
+        }
+
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        return (GaugeMetricFamily(name, meaning, labels=list(self._versions)) for name, meaning in BUILD.items())
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        for family in self.describe():
+            family.add_metric(list(self._versions.values()), 1)
+            yield family
 
 
 class FolderCollector(Collector):
@@ -93,6 +121,7 @@ class GpuCollector(Collector):
 
 
 def register_host(registry: CollectorRegistry, folder: Path) -> None:
-    """Have `registry` tell of this process, of `folder` and of the GPUs as well."""
-    for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR, FolderCollector(folder), GpuCollector()):
+    """Have `registry` tell of what is installed, of this process, of `folder` and of the GPUs as well."""
+    own = (BuildCollector(), FolderCollector(folder), GpuCollector())
+    for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR, *own):
         registry.register(collector)

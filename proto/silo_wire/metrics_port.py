@@ -7,7 +7,7 @@ from http import HTTPStatus
 from ipaddress import ip_address
 
 import structlog
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, disable_created_metrics, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from silo_wire.http_hosts import LOOPBACK_NAMES, AnotherHost, require_host
@@ -44,6 +44,7 @@ async def metrics_port(
 
     Served for the names of loopback, for `at` and for `hosts`; on all addresses for any address as well, since no name was pointed there.
     """
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # a series more for each counter, whose value is when this program began
     names = frozenset(name.lower() for name in (*LOOPBACK_NAMES, at.host, *hosts))
     server = HttpServer(_Metrics(registry, names, any_address=_is_wildcard(at.host)).answer, "metrics")
     try:

@@ -66,15 +66,38 @@ async def _answer(token: EnrolmentToken) -> Answer:
         return await asyncio.to_thread(probe, token.address, coordinator_dns_name(token.federation))
     except Unreachable as error:
         if isinstance(error.__cause__, ConnectionRefusedError):
+            silos = await asyncio.to_thread(_silos_port_answers, token)
+            if silos:
+                raise Unreachable(
+                    f"nobody takes tokens at {token.address} now, though the coordinator of {token.federation} runs: it answers at {silos}. So "
+                    f"this token was used, replaced or voided before; ask the operator whether silo {token.silo} is enrolled, and for "
+                    f"another token with coordinator invite {token.silo} if it is not"
+                ) from error
             raise Unreachable(
-                f"nobody takes tokens at {token.address} now, though the host is there: this token was used, replaced or voided before, "
-                f"or the coordinator does not run; ask the operator whether silo {token.silo} is enrolled, and for another token with "
+                f"nobody takes tokens at {token.address} now, though the host is there: the coordinator does not run, or this token was used, "
+                f"replaced or voided before; ask the operator whether silo {token.silo} is enrolled, and for another token with "
                 f"coordinator invite {token.silo} if it is not"
             ) from error
         raise Unreachable(
             f"{error}; or no invitation is open for silo {token.silo}, since this token was spent or replaced: ask the operator for "
             f"another one with coordinator invite {token.silo}"
         ) from error
+
+
+def _silos_port_answers(token: EnrolmentToken) -> str:
+    """Where a coordinator of the token's federation listens for silos, seen by the certificate that it shows to everybody; "" if nowhere.
+
+    The port is the one before that for enrolment, as the coordinator has it by default: the token does not name it. Nothing is
+    said there, and nothing but the words of an error follows from it, for the token pins an authority whose certificate is not shown.
+    """
+    address = f"{token.address.rpartition(':')[0]}:{token.port - 1}"
+    name = coordinator_dns_name(token.federation)
+    try:
+        shown = parse_certificate(probe(address, name).certificate)
+        names = shown.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (LoricaError, x509.ExtensionNotFound):
+        return ""
+    return address if name in names.get_values_for_type(x509.DNSName) else ""
 
 
 def _leaf(answer: Answer, token: EnrolmentToken) -> x509.Certificate:

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from coordinator.edges.metrics import CoordinatorMetrics
 from silo_agent.edges.metrics import SiloMetrics
-from silo_wire.host_metrics import FOLDER, GPU
+from silo_wire.host_metrics import BUILD, FOLDER, GPU
 
 OPS = Path(__file__).resolve().parents[2] / "ops"
 FOLDER_OF_RULES = OPS / "prometheus"
@@ -26,7 +26,7 @@ def known() -> set[str]:
     registry = CollectorRegistry()
     CoordinatorMetrics(registry)
     SiloMetrics(registry)
-    names = {*FOLDER, *GPU, *(rule["record"] for rule in rules("record"))}
+    names = {*BUILD, *FOLDER, *GPU, *(rule["record"] for rule in rules("record"))}
     for metric in registry.collect():
         suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}.get(metric.type, ("",))
         names |= {f"{metric.name}{suffix}" for suffix in suffixes}

@@ -11,10 +11,14 @@ import pytest
 import typer.main
 import yaml
 
+from coordinator.cli import main as coordinator
 from coordinator.settings import METRICS_PORT
+from coordinator.settings import Settings as CoordinatorSettings
 from ops.cli import app as lorica_app
 from silo_agent.cli import app as silo_app
 from silo_agent.settings import Settings as SiloSettings
+from silo_wire.listen_address import address as parsed_address
+from tests.support.command_line import run_command
 from tests.support.deployment_tools import tool
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,9 +78,12 @@ def test_silos_reach_the_coordinator_and_nobody_else() -> None:
         assert "ports" not in SERVICES[silo]
 
 
-def test_one_network_leads_out_and_one_port_is_published_on_loopback() -> None:
-    assert [name for name, said in COMPOSE["networks"].items() if not said.get("internal")] == ["front"]
+def test_one_network_leads_out_and_ports_are_published_on_loopback() -> None:
+    open_ones = {name: said for name, said in COMPOSE["networks"].items() if not said.get("internal")}
+    assert open_ones.keys() == {"front", "page"}
+    assert open_ones["page"]["driver_opts"] == {"com.docker.network.bridge.enable_ip_masquerade": "false"}
     assert [name for name in SERVICES if "front" in networks(name)] == ["grafana"]
+    assert [name for name in SERVICES if "page" in networks(name)] == ["coordinator"]
     published = [port for said in SERVICES.values() for port in said.get("ports", ())]
     assert published
     assert all(port.startswith("127.0.0.1:") for port in published)
@@ -103,9 +110,30 @@ def test_the_images_are_those_of_the_dockerfile_with_their_state_in_a_volume() -
         assert "HEALTHCHECK" in DOCKERFILE.partition(f"AS {build['target']}\n")[2]
 
 
+def test_a_browser_reaches_the_status_page_that_init_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    (words,) = re.findall(r"coordinator init /var/lib/lorica/federation (.+)", PAGE)
+    done = run_command(coordinator, "init", tmp_path / "federation", *words.split(), "--no-plan")
+    assert done.code == 0, done.err
+    listen = CoordinatorSettings.read(tmp_path / "federation" / "federation.toml").listen
+    at = parsed_address(listen.status)
+    assert at.host == address("coordinator", "page")
+    assert f"127.0.0.1:{at.port}:{at.port}" in SERVICES["coordinator"]["ports"]
+    assert f"<https://127.0.0.1:{at.port}/>" in PAGE
+    secret = Path(listen.status_token_file)
+    assert str(secret.parent) == "/run/secrets"
+    assert secret.name in SERVICES["coordinator"]["secrets"]
+    assert COMPOSE["secrets"][secret.name] == {"file": f"./secrets/{secret.name}"}
+    made = re.findall(r"openssl rand -hex 32 \| sudo install -m 0400 -o 10001 /dev/stdin (\S+)", PAGE)
+    assert made == [f"secrets/{secret.name}"]
+
+
 def test_each_has_a_passphrase_of_its_own_as_a_file() -> None:
     for service in ("coordinator", *SILOS):
-        (secret,) = SERVICES[service]["secrets"]
+        secret, *others = SERVICES[service]["secrets"]
+        assert others == (["status-token"] if service == "coordinator" else [])
         assert SERVICES[service]["environment"]["LORICA_KEY_PASSPHRASE_FILE"] == f"/run/secrets/{secret}"
         assert COMPOSE["secrets"][secret]["file"] == f"./secrets/{secret}"
         assert secret == f"{service}-passphrase"

@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import tarfile
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -16,8 +17,10 @@ import yaml
 from coordinator.cli import app as coordinator_app
 from coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT
 from silo_agent.cli import app as silo_app
+from silo_agent.edges.https_proxy import ConnectProxy, proxy_for
 from silo_agent.edges.shared_budget import MACHINE_WIDE
 from silo_agent.settings import Settings as SiloSettings
+from tests.architecture.test_alert_rules import DASHBOARDS, RULES
 from tests.support.deployment_tools import tool
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +38,7 @@ def helm(*words: str) -> "subprocess.CompletedProcess[str]":
 @cache
 def rendered(example: str, *settings: str) -> str:
     values = str(CHART / "examples" / f"{example}.yaml")
-    sets = [word for setting in settings for word in ("--set", setting)]
+    sets = [word for setting in settings for word in ("--set-json" if setting[-1] in "]}" else "--set", setting)]
     done = helm("template", "north", str(CHART), "--namespace", "lorica", "--values", values, *sets)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -78,12 +81,34 @@ def taken(kubernetes: str, text: str, given: Path) -> "subprocess.CompletedProce
 
 
 SHARED = "silo.sharedBudget.existingClaim=hospital-budget"
+RUNBOOK = "https://wiki.example.org/lorica/runbook"
+AFFINITY = {
+    "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "kubernetes.io/hostname"}]}
+}
+ENVIRONMENT = [
+    {"name": "TZ", "value": "UTC"},
+    {"name": "SSL_CERT_DIR", "valueFrom": {"configMapKeyRef": {"name": "site", "key": "certs"}}},
+]
+MONITORED = ("prometheusRule.enabled=true", f"prometheusRule.runbookUrl={RUNBOOK}", "dashboards.enabled=true")
+PROXY = ("silo.proxy.host=proxy.example.org", 'silo.proxy.noProxy=["example.net","10.0.0.0/8"]')
+PROXY_CREDENTIALS = "silo.proxy.credentials.existingSecret=lorica-proxy"
+
+
+def placed(example: str) -> tuple[str, ...]:
+    return (
+        f"{example}.affinity={json.dumps(AFFINITY)}",
+        f"{example}.extraEnv={json.dumps(ENVIRONMENT)}",
+        f"{example}.runtimeClassName=nvidia",
+        f"{example}.disruptionBudget.enabled=true",
+    )
 
 
 @pytest.mark.parametrize("kubernetes", KUBERNETES)
 def test_kubernetes_takes_every_manifest(kubernetes: str, tmp_path: Path) -> None:
     text = "\n".join(rendered(example, "serviceMonitor.enabled=false") for example in EXAMPLES)
-    text += "\n" + rendered("silo", "serviceMonitor.enabled=false", SHARED)
+    plain = ("serviceMonitor.enabled=false", "dashboards.enabled=true")
+    text += "\n" + rendered("silo", *plain, SHARED, *PROXY, PROXY_CREDENTIALS, *placed("silo"))
+    text += "\n" + rendered("coordinator", *plain, *placed("coordinator"))
     done = taken(kubernetes, text, tmp_path / "manifests.yaml")
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
@@ -91,6 +116,9 @@ def test_kubernetes_takes_every_manifest(kubernetes: str, tmp_path: Path) -> Non
 def test_a_misspelt_key_is_not_taken(tmp_path: Path) -> None:
     text = rendered("silo", "serviceMonitor.enabled=false").replace("readOnlyRootFilesystem", "readOnlyRootFileSystem")
     assert taken(KUBERNETES[-1], text, tmp_path / "manifests.yaml").returncode != 0
+
+
+SILO = ("silo.enabled=true", "silo.data.existingClaim=d", "silo.token.existingSecret=t")
 
 
 @pytest.mark.parametrize(
@@ -101,6 +129,11 @@ def test_a_misspelt_key_is_not_taken(tmp_path: Path) -> None:
         (("silo.enabled=true", "silo.data.existingClaim=data"), "existingSecret"),
         (("coordinator.enabled=true", "coordinator.federation=north", "coordinator.hosts={a}", "cordinator.x=1"), "cordinator"),
         (("silo.enabled=true", "silo.data.existingClaim=d", "silo.token.existingSecret=t", "image.tag=latest"), "tag"),
+        ((*SILO, "prometheusRule.enabled=true"), "runbookUrl"),
+        ((*SILO, "prometheusRule.enabled=true", "prometheusRule.runbookUrl=ops/docs/runbook.md"), "runbookUrl"),
+        ((*SILO, "silo.proxy.host=http://proxy:3128"), "host"),
+        ((*SILO, "silo.extraEnv[0].name=LORICA_SILO_DIR"), "extraEnv/0/name"),
+        ((*SILO, "silo.disruptionBudget.maxUnavailable=2"), "maxUnavailable"),
     ],
 )  # fmt: skip
 def test_values_that_cannot_work_are_refused(settings: tuple[str, ...], said: str) -> None:
@@ -131,14 +164,8 @@ def test_pods_are_what_kubernetes_calls_restricted_and_cannot_write_to_their_roo
 
 
 def test_silos_that_share_a_budget_mount_it_where_their_agents_look_and_nobody_else_does() -> None:
-    def of_pod(*settings: str) -> dict[str, Any]:
-        (deployment,) = (one for one in manifests("silo", *settings) if one["kind"] == "Deployment")
-        spec = deployment["spec"]["template"]["spec"]
-        assert isinstance(spec, dict)
-        return spec
-
-    assert "shared-budget" not in json.dumps(of_pod())
-    spec = of_pod(SHARED)
+    assert "shared-budget" not in json.dumps(pod("silo"))
+    spec = pod_with("silo", SHARED)
     (claim,) = (one for one in spec["volumes"] if one["name"] == "shared-budget")
     assert claim["persistentVolumeClaim"] == {"claimName": "hospital-budget"}
     (made,) = (one for one in spec["initContainers"] if one["name"] == "shared-budget")
@@ -147,6 +174,101 @@ def test_silos_that_share_a_budget_mount_it_where_their_agents_look_and_nobody_e
     assert mount == {"name": "shared-budget", "mountPath": str(MACHINE_WIDE), "subPath": "registry"}
     assert "mkdir --mode=0700 /shared/registry" in made["command"][-1]  # a folder that others can read is refused
     assert made["securityContext"] == agent["securityContext"]
+
+
+def pod_with(example: str, *settings: str) -> dict[str, Any]:
+    (one,) = (one for one in manifests(example, *settings) if one["kind"] in ("StatefulSet", "Deployment"))
+    spec = one["spec"]["template"]["spec"]
+    assert isinstance(spec, dict)
+    return spec
+
+
+@each_example
+def test_a_site_says_where_pods_run_and_what_is_in_their_environment(example: str) -> None:
+    before, spec = pod(example), pod_with(example, *placed(example))
+    assert not {"affinity", "runtimeClassName"} & before.keys()
+    assert (spec["affinity"], spec["runtimeClassName"]) == (AFFINITY, "nvidia")
+    first, *_ = spec["initContainers"]
+    for container, as_before in (
+        (first, before["initContainers"][0]),
+        (spec["containers"][0], before["containers"][0]),
+    ):
+        assert container["env"] == as_before["env"] + ENVIRONMENT
+
+
+@each_example
+def test_a_disruption_budget_means_the_one_pod(example: str) -> None:
+    assert of_kind(example, "PodDisruptionBudget") == []
+    made = manifests(example, *placed(example))
+    (budget,) = (one["spec"] for one in made if one["kind"] == "PodDisruptionBudget")
+    (there,) = (one for one in made if one["kind"] in ("StatefulSet", "Deployment"))
+    labels = there["spec"]["template"]["metadata"]["labels"]
+    assert budget["selector"]["matchLabels"].items() <= labels.items()
+    assert budget["selector"]["matchLabels"]["app.kubernetes.io/component"] == labels["app.kubernetes.io/component"]
+    assert (budget["maxUnavailable"], budget["unhealthyPodEvictionPolicy"]) == (0, "AlwaysAllow")
+
+
+def test_a_silo_goes_through_its_proxy_which_its_policy_lets_it_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(*settings: str) -> dict[str, str]:
+        env = pod_with("silo", *settings)["containers"][0]["env"]
+        return {one["name"]: one.get("value") or one["valueFrom"]["secretKeyRef"]["name"] for one in env}
+
+    assert not {"HTTPS_PROXY", "NO_PROXY"} & told().keys()
+    plain, known = told(*PROXY), told(*PROXY, PROXY_CREDENTIALS)
+    assert "PROXY_CREDENTIALS" not in plain
+    assert known["PROXY_CREDENTIALS"] == "lorica-proxy"
+    names = list(known)
+    assert names.index("PROXY_CREDENTIALS") < names.index("HTTPS_PROXY")  # else Kubernetes leaves $(...) as it stands
+    for name in ("https_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for said, credentials in ((plain, ""), (known, "ann:secret")):
+        monkeypatch.setenv("HTTPS_PROXY", said["HTTPS_PROXY"].replace("$(PROXY_CREDENTIALS)", credentials))
+        monkeypatch.setenv("NO_PROXY", said["NO_PROXY"])
+        assert proxy_for("coordinator.example.org") == ConnectProxy(
+            host="proxy.example.org", port=3128, credentials=credentials
+        )
+        assert proxy_for("coordinator.example.net") is None
+        assert proxy_for("10.1.2.3") is None
+    (policy,) = (one for one in manifests("silo", *PROXY) if one["kind"] == "NetworkPolicy")
+    assert 3128 in {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
+
+
+def test_the_alerts_are_those_of_the_repository_and_lead_to_the_sites_runbook() -> None:
+    assert of_kind("coordinator", "PrometheusRule") == []
+    (made,) = (one for one in manifests("coordinator", *MONITORED) if one["kind"] == "PrometheusRule")
+    wanted = [group for file in RULES for group in yaml.safe_load(file.read_text())["groups"]]
+    for group in wanted:
+        for rule in group["rules"]:
+            if "alert" in rule:
+                url = f"{RUNBOOK}#{rule['alert'].lower()}"
+                rule["annotations"]["runbook_url"] = url
+    assert made["spec"]["groups"] == wanted
+
+
+def test_the_dashboards_are_those_of_the_repository() -> None:
+    assert [one for one in of_kind("coordinator", "ConfigMap") if one["metadata"]["name"] == "north-dashboards"] == []
+    (made,) = (one for one in manifests("coordinator", *MONITORED) if one["metadata"]["name"] == "north-dashboards")
+    assert made["metadata"]["labels"]["grafana_dashboard"] == "1"
+    texts = {f"lorica-{file.name}": json.loads(file.read_text()) for file in DASHBOARDS}
+    assert {name: json.loads(text) for name, text in made["data"].items()} == texts
+
+
+def test_a_packaged_chart_has_the_alerts_and_the_dashboards(tmp_path: Path) -> None:
+    """They are links in the repository."""
+    assert helm("package", str(CHART), "--destination", str(tmp_path)).returncode == 0
+    (package,) = tmp_path.glob("lorica-*.tgz")
+    with tarfile.open(package) as archive:
+        names = set(archive.getnames())
+    assert {f"lorica/prometheus/{file.name}" for file in RULES} <= names
+    assert {f"lorica/dashboards/{file.name}" for file in DASHBOARDS} <= names
+
+
+@pytest.mark.parametrize(("name", "label"), [("", "north"), ("hospital-a", "hospital-a")])
+def test_a_silos_metrics_have_its_name_as_dashboards_ask_for_it(name: str, label: str) -> None:
+    (monitor,) = (one for one in manifests("silo", f"silo.name={name}") if one["kind"] == "ServiceMonitor")
+    (endpoint,) = monitor["spec"]["endpoints"]
+    told = {one["targetLabel"]: one["replacement"] for one in endpoint["relabelings"]}
+    assert told == {"job": "lorica-silos", "silo": label}
 
 
 @each_example

@@ -23,6 +23,7 @@ from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.training.model import bind, vector_blocks
 from silo_wire.manifest import manifest_of
 from silo_wire.messages import Evaluate, Finished, Prepare, RoundKey, Train
+from tests.support.background import in_the_background
 from tests.support.federation_peer import FEDERATION, SILO, FederationPeer, OfferedModel, TestNet
 from tests.support.tiny_t5 import SCHEMA, bundle_of, random_model
 
@@ -95,7 +96,7 @@ def found_in(messages: list[tuple[str, bytes]], word: str) -> set[str]:
 @asynccontextmanager
 async def running(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "silo_agent.cli", "start", *arguments),
+        *in_the_background(sys.executable, "-m", "silo_agent.cli", "start", *arguments),
         env=ENVIRONMENT,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -173,7 +174,7 @@ async def test_a_silos_day(peer: FederationPeer, silo: SiloFolder, tmp_path: Pat
         served = await asyncio.to_thread(lambda: urlopen(f"http://{metrics}/metrics", timeout=20).read().decode())
         assert 'lorica_silo_rounds_total{outcome="uploaded",work="training"} 1.0' in served
         assert 'lorica_silo_refusals_total{rule="trusted_peers"} 0.0' in served
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
         _, stderr = await process.communicate()
         assert process.returncode == 0, stderr.decode()
         records = [json.loads(line) for line in stderr.decode().splitlines()]

@@ -186,7 +186,22 @@ async def test_older_token_after_a_new_invitation_of_the_same_silo(at: RunningCo
     new = await at.invited(CLINIC)
     async with refused(at, AuthenticationError, grpc.StatusCode.UNAUTHENTICATED, "use the newest token"):
         await attempt(at, Applicant.with_token(old).request)
+    async with refused(at, AuthenticationError, grpc.StatusCode.UNAUTHENTICATED, "does not match the invitation"):
+        await attempt(at, Applicant.with_token(old).but(token_secret=flip(old.secret, 0)))  # who does not hold it
     await still_takes(at, new)
+    await at.invited(BANK)
+    async with refused(at, AuthenticationError, grpc.StatusCode.UNAUTHENTICATED, "was replaced by a newer one"):
+        await attempt(at, Applicant.with_token(old).request)
+
+
+async def test_token_that_was_voided_is_told_from_one_that_was_replaced(at: RunningCoordinator) -> None:
+    await at.invited(BANK)
+    token = await at.invited(CLINIC)
+    await at.service.revoke(Role.SILO, CLINIC)
+    async with refused(at, AuthenticationError, grpc.StatusCode.UNAUTHENTICATED, f"silo {CLINIC} was voided"):
+        await attempt(at, Applicant.with_token(token).request)
+    async with refused(at, AuthenticationError, grpc.StatusCode.UNAUTHENTICATED, "no invitation is open"):
+        await attempt(at, Applicant.with_token(token).but(token_secret=flip(token.secret, 0)))
 
 
 async def test_tampered_secret(at: RunningCoordinator) -> None:

@@ -161,6 +161,17 @@ async def test_a_stranger_who_goes_on_after_an_answer_is_cut_off(port: int, monk
     assert "HTTP/1.1 408 " in answer
 
 
+async def test_the_build_is_told_and_no_series_of_when_counters_began(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prometheus_client.metrics._use_created", True)  # as it is in a new process
+    async with served("127.0.0.1") as port:
+        _, answer = await asks(port)
+    assert "\nlorica_build_info{" in answer
+    assert "_total" in answer
+    assert "_created" not in answer
+
+
 async def test_a_page_of_another_name_that_was_pointed_here_is_refused(port: int) -> None:
     for host in OTHERS:
         status, answer = await asks(port, host)

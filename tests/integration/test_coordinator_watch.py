@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from coordinator.edges.access_folder import AccessFolder, granted_text
 from security.identifiers import Identity, Role
 from silo_wire.v1 import operator_pb2
+from tests.support.background import in_the_background
 from tests.support.coordinator import FEDERATION, HOSPITAL, FederationTemplate, RunningCoordinator, running
 from tests.support.coordinator import federation_template as federation_template
 
@@ -36,7 +37,9 @@ class Watch:
         loop = asyncio.get_running_loop()
         ours, theirs = pty.openpty() if terminal else os.pipe()
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "coordinator.cli", "watch", "--dir", str(folder), "--every", "0.5"),
+            *in_the_background(
+                *(sys.executable, "-m", "coordinator.cli", "watch", "--dir", str(folder), "--every", "0.5")
+            ),
             stdin=theirs if terminal else asyncio.subprocess.DEVNULL,
             stdout=theirs,
             stderr=theirs,

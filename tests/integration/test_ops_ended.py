@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from ops.demo.processes import environment
+from tests.support.background import in_the_background
 from tests.support.waiting import until
 
 LONGEST_S = 120.0
@@ -60,13 +61,10 @@ def test_ctrl_c_in_the_demo_ends_all_of_it(tmp_path: Path) -> None:
     out = tmp_path / "demo"
     with (tmp_path / "log").open("wb") as log:
         demo = subprocess.Popen(
-            [sys.executable, "-m", "ops.cli", "demo", "--out", str(out)],
+            in_the_background(sys.executable, "-m", "ops.cli", "demo", "--out", str(out)),
             env=environment(),
             stdout=log,
             stderr=log,
-            preexec_fn=lambda: signal.signal(
-                signal.SIGINT, signal.SIG_DFL
-            ),  # it is ignored where the tests run in the background
         )
     try:
 

@@ -33,6 +33,7 @@ from silo_agent.service.ports import RoundModel, TrainedUpdate, TrainerPort, Wor
 from silo_wire.canonical import Digest
 from silo_wire.messages import RoundKey
 from silo_wire.plan import PlanBundle
+from tests.support.background import in_the_background
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -219,7 +220,9 @@ def test_no_worker_outlives_the_simulation(plan: Path, silos: Path, tmp_path: Pa
         *("--device", "cpu", "--threads", "1", "--workers", "2"),
     ]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as simulation:
+    with subprocess.Popen(
+        in_the_background(*command), stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    ) as simulation:
         assert simulation.stdout is not None
         assert simulation.stdout.readline().startswith("round 1 applied")
         started = psutil.Process(simulation.pid).children(recursive=True)

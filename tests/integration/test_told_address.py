@@ -1,4 +1,7 @@
-"""`coordinator init` and `invite` say where silos of other machines will not find the coordinator, and what mends it."""
+"""`coordinator init` and `invite` say where silos of other machines will not find the coordinator, and what mends it.
+
+And where a browser finds its status page.
+"""
 
 import re
 import socket
@@ -8,6 +11,8 @@ import pytest
 
 from coordinator.cli import main
 from coordinator.edges import told_address
+from coordinator.settings import STATUS_PORT, Settings
+from security.errors import ConfigurationError
 from tests.support.command_line import Done, run_command
 
 REMEDY = ("[public] hosts", "--host")
@@ -75,3 +80,18 @@ def test_a_federation_of_one_machine_is_not_warned_again(tmp_path: Path) -> None
     settings.write_text(settings.read_text().replace("0.0.0.0", "127.0.0.1"))
     done = run_command(main, "invite", "bank-b", "--dir", tmp_path / "coordinator")
     assert (done.code, "warning" in done.err) == (0, False)
+
+
+def test_the_status_page_may_be_elsewhere_where_it_asks_for_its_token(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    made(tmp_path, "--status-host", "192.0.2.7", "--status-token-file", str(token))
+    listen = Settings.read(tmp_path / "coordinator" / "federation.toml").listen
+    assert (listen.status, listen.status_token_file) == (f"192.0.2.7:{STATUS_PORT}", str(token))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+def test_a_token_is_refused_where_nobody_would_be_asked_for_it(tmp_path: Path, host: str) -> None:
+    folder = tmp_path / "coordinator"
+    words = ("--status-host", host, "--status-token-file", tmp_path / "token")
+    run_command(main, "init", folder, "--no-plan", *words).is_refusal(ConfigurationError, host, "--status-host")
+    assert not folder.exists()

@@ -14,7 +14,7 @@ from security.pki.enrolment_token import EnrolmentToken, mint
 from security.pki.pins import spki_pin
 from silo_agent.edges.enrolment_client import enrol
 from tests.support.connect_proxy import ConnectProxy
-from tests.support.federation_peer import FEDERATION, SILO, EnrolmentPeer, TestNet, tls_pair
+from tests.support.federation_peer import FEDERATION, SILO, EnrolmentPeer, FederationPeer, TestNet, tls_pair
 
 NET = TestNet.create()
 IMPOSTOR = TestNet.create()  # the same names, another CA: what an intercepting proxy or an impostor has
@@ -185,3 +185,29 @@ async def test_a_spent_token_is_the_coordinators_word(peer: EnrolmentPeer) -> No
 async def test_nobody_there_is_said_so() -> None:
     with pytest.raises(LoricaError, match=r"nobody takes tokens at .* the coordinator does not run"):
         await enrolled(token_for(*free_ports(1)))
+
+
+@pytest.mark.parametrize("federation", [FEDERATION, FederationName("other-net")])
+async def test_a_closed_port_is_told_from_a_coordinator_that_does_not_run(
+    federation: FederationName,
+) -> None:
+    """By whoever listens for silos at the port before it; somebody of another federation there is not the coordinator."""
+    closed = ports_that_follow()
+    listening = FederationPeer(TestNet.create(federation))
+    await listening.listen(closed - 1)
+    try:
+        with pytest.raises(Unreachable, match=f"nobody takes tokens at 127.0.0.1:{closed} now") as caught:
+            await enrolled(token_for(closed))
+    finally:
+        await listening.close()
+    runs = f"the coordinator of {FEDERATION} runs: it answers at 127.0.0.1:{closed - 1}. So this token was used, replaced or voided"
+    assert (runs in str(caught.value)) is (federation == FEDERATION)
+    assert ("does not run" in str(caught.value)) is (federation != FEDERATION)
+
+
+def ports_that_follow() -> int:
+    """The second of two free ports, the first of which is the one before it."""
+    first, second = free_ports(2)
+    while first + 1 != second:
+        first, second = second, *free_ports(1)
+    return second

@@ -27,6 +27,8 @@ def end(number, frame):
     told.touch()
     if what == "impatient":
         os.kill(os.getppid(), signal.SIGINT)  # as a second Ctrl-C
+    if what == "asks":
+        sys.exit(name.with_suffix(".told") != Path(others[0]) and Path(others[0]).exists())
     while what != "together" or not all(Path(other).exists() for other in others):
         time.sleep(0.01)
     sys.exit(0)
@@ -68,6 +70,15 @@ def test_all_children_are_told_before_any_is_waited_for(tmp_path: Path, child: s
         started(here, tmp_path, child, "together", names)
         children = [here._entry(name)[1] for name in names]
     assert [one.returncode for one in children] == [0, 0, 0]
+
+
+def test_whom_the_others_talk_to_is_stopped_after_them(tmp_path: Path, child: str) -> None:
+    with Processes(tmp_path, last="served") as here:
+        for name in ("served", "a"):
+            here.start(name, child, ["asks", str(tmp_path / name), str(tmp_path / "served.told")])
+        until(lambda: all((tmp_path / f"{name}.ready").exists() for name in ("served", "a")), here.check, 120.0)
+        children = [here._entry(name)[1] for name in ("served", "a")]
+    assert [one.returncode for one in children] == [0, 0], "the one was not told while the other was there"
 
 
 def test_a_second_ctrl_c_leaves_no_child(tmp_path: Path, child: str) -> None:

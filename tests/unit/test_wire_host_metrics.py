@@ -1,14 +1,19 @@
 """The disk of a folder as metrics, by the file system's own figures; no GPU is asked for that nobody uses."""
 
 import os
+import platform
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 
 from silo_wire.host_metrics import FOLDER, GPU, bytes_in, register_host
+from silo_wire.software_version import software_version
+from silo_wire.wire_version import OURS
 
 
 def test_a_folder_is_measured_at_each_scrape(tmp_path: Path) -> None:
@@ -27,6 +32,17 @@ def test_a_folder_is_measured_at_each_scrape(tmp_path: Path) -> None:
     free = registry.get_sample_value("lorica_disk_free_bytes")
     assert free is not None
     assert 0 < free <= disk.f_blocks * disk.f_frsize
+
+
+def test_what_is_installed_is_told(tmp_path: Path) -> None:
+    registry = CollectorRegistry()
+    register_host(registry, tmp_path)
+    text = generate_latest(registry).decode()
+    (told,) = [family for family in text_string_to_metric_families(text) if family.name == "lorica_build_info"]
+    (sample,) = told.samples
+    assert sample.value == 1
+    versions = {"version": software_version(), "python": platform.python_version(), "torch": version("torch")}
+    assert sample.labels == {**versions, "wire": str(OURS)}
 
 
 def test_a_folder_that_is_gone_says_nothing_and_the_rest_is_told(tmp_path: Path) -> None:

@@ -47,3 +47,19 @@ capabilities:
 exec:
   command: [sh, -c, 'test -n "$(find {{ .file }} -mmin -1)"']
 {{- end }}
+
+{{/* Where a pod may run, and in what. */}}
+{{- define "lorica.placement" -}}
+{{- with .runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- with .nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
