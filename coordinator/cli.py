@@ -31,7 +31,7 @@ from coordinator.command_line import (
 )
 from coordinator.completion import plan_names, silo_names
 from coordinator.composition import Coordinator, load_keys, serve
-from coordinator.edges.coordinator_folder import CoordinatorFolder, remember
+from coordinator.edges.coordinator_folder import CoordinatorFolder, remember, undo_init
 from coordinator.edges.export_client import fetch_export
 from coordinator.edges.key_store import KeyStore, key_files
 from coordinator.edges.logs import log_to_stderr
@@ -119,6 +119,9 @@ def init(
 ) -> None:
     """Make a coordinator: its authority, its keys, federation.toml, an empty state."""
     folder = CoordinatorFolder(directory.absolute())
+    undo_init(folder)
+    if folder.settings.exists():
+        raise ConfigurationError(f"{folder.root} is not empty, it holds a coordinator: go on with it, or choose a new folder")
     if folder.root.exists() and any(folder.root.iterdir()):
         raise ConfigurationError(f"{folder.root} is not empty: choose a new folder")
     name = federation_name(federation or _name_from(folder.root.name))
@@ -132,8 +135,10 @@ def init(
         status_port=status_port,
     )
     files.make_private_folder(folder.root)
+    folder.begun.touch(mode=0o600)
     KeyStore.create(folder.keys, name, datetime.now(UTC))
     files.replace(folder.settings, text.encode())
+    folder.begun.unlink()
     coordinator = Coordinator.load(folder)
     coordinator.keys.operator_pair(datetime.now(UTC))  # commands find it also while the coordinator starts
     coordinator.open_store().close()

@@ -41,6 +41,7 @@ from coordinator.service.federation import Federation
 from coordinator.service.ports import Aggregator, Clock
 from coordinator.service.records import PresentPlan
 from coordinator.settings import Settings, reachable
+from security import files
 from security.audit.entry import Event
 from security.audit.log_file import AuditLog
 from security.errors import ConfigurationError, StateError, StorageError
@@ -278,6 +279,8 @@ async def serving(
     settings = coordinator.settings
     keys = coordinator.keys
     keys.authorities.tidy()
+    for folder in {coordinator.folder.root, settings.state_folder}:
+        files.sweep(folder)
     coordinator.scratch.clear()
     presented = Presented(keys.server_pair(datetime.now(UTC)), keys.trust)
     audit = coordinator.audit(clock)

@@ -4,11 +4,16 @@
 part. Private files are 0600 inside a 0700 folder; reading one with looser permissions is refused, not mended, because
 somebody may have read it already.
 
+A file or folder in the making is held by a lock that the kernel lets go however its writer ends. So what a kill left is known from
+what is being written, and `sweep` or the next writer deletes it.
+
 What replaces or deletes a secret writes zeros over the old one first, as far as a program can: a disk that keeps old blocks
 (flash, copy on write, snapshots) keeps it all the same, and a crash right after the rename leaves the old blocks as they were.
 """
 
+import fcntl
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -20,6 +25,7 @@ from pathlib import Path
 from security.errors import ConfigurationError, StorageError
 
 _BLOCK = 1 << 20
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 PRIVATE_FILE_MODE = 0o600
 PRIVATE_FOLDER_MODE = 0o700
 
@@ -40,16 +46,48 @@ def replace(path: Path, content: bytes, mode: int = 0o644) -> None:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
             with os.fdopen(descriptor, "wb") as file:
+                hold(descriptor)
                 file.write(content)
                 file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
+                os.fsync(descriptor)
+                os.replace(temporary, path)
             sync_folder(path.parent)
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def hold(descriptor: int) -> None:
+    """Mark an open file or folder as one that is being written, until it is closed."""
+    with suppress(OSError):  # a file system without locks; what a kill leaves there stays
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_abandoned(path: Path) -> bool:
+    """Whether nobody writes this file or folder any more; False for one that is gone."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def sweep(folder: Path) -> None:
+    """Erase what a kill left of `replace` in `folder` and below: it may hold a secret. Raises StorageError naming the file."""
+    for inside, _, names in os.walk(folder):
+        for path in (Path(inside, name) for name in names if _TEMPORARY.fullmatch(name)):
+            with suppress(FileNotFoundError):  # its writer was quicker
+                # An empty one may have been made this moment, and be held in the next.
+                if path.lstat().st_size and is_abandoned(path):
+                    erase(path)
 
 
 def write_at(descriptor: int, data: bytes | memoryview, position: int) -> None:
@@ -100,20 +138,37 @@ def new_folder(folder: Path, mode: int = 0o755) -> Iterator[Path]:
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigurationError(f"{folder} is not an empty folder: choose another one, nothing is overwritten")
+    with work_folder(folder.parent, f".{folder.name}-") as work:
+        try:
+            yield work
+            work.chmod(mode)
+            os.replace(work, folder)
+            sync_folder(folder.parent)
+        except OSError as error:
+            raise StorageError(f"{folder} cannot be written: {error.strerror or error}") from error
+
+
+@contextmanager
+def work_folder(parent: Path, prefix: str) -> Iterator[Path]:
+    """A new folder in `parent`, of which nothing is left after the block; nor is anything of earlier ones that a kill cut off.
+
+    Raises StorageError naming `parent`.
+    """
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+        parent.mkdir(parents=True, exist_ok=True)
+        for left in parent.glob(f"{prefix}????????"):
+            if is_abandoned(left):
+                shutil.rmtree(left, ignore_errors=True)
+        work = Path(tempfile.mkdtemp(dir=parent, prefix=prefix))
+        descriptor = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise StorageError(f"{folder.parent} cannot be written: {error.strerror or error}") from error
+        raise StorageError(f"{parent} cannot be written: {error.strerror or error}") from error
     try:
+        hold(descriptor)
         yield work
-        work.chmod(mode)
-        os.replace(work, folder)
-        sync_folder(folder.parent)
-    except OSError as error:
-        raise StorageError(f"{folder} cannot be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
+        os.close(descriptor)
 
 
 def replace_secret(path: Path, content: bytes) -> None:

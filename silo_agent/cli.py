@@ -47,7 +47,7 @@ from silo_agent.command_line import (
 )
 from silo_agent.edges.silo_folder import SiloFolder, silo_folder
 from silo_agent.groups_commands import groups_app
-from silo_agent.identity_commands import identity_app
+from silo_agent.identity_commands import finish_rotation, identity_app
 from silo_agent.key_commands import key_app
 from silo_agent.plan_commands import plan_app
 from silo_agent.privacy_commands import privacy_app, spent_of_allowed
@@ -177,9 +177,11 @@ def start(
     log_level: Level = LogLevel.INFO,
 ) -> None:
     """Run the agent until SIGTERM or Ctrl-C. SIGHUP makes it read `pause` and `resume` again."""
+    import structlog
+
+    from security.files import sweep
     from security.private_memory import keep_memory_private
     from security.process_lock import ProcessLock
-    from silo_agent.edges.key_store import require_settled
     from silo_agent.edges.logs import configure_logs
     from silo_wire.transport import keep_chunks_in_memory
 
@@ -203,7 +205,8 @@ def start(
         config=str(config.absolute()) if config else "",
     )
     with ProcessLock(folder.lock, "silo agent"), open_journal(folder, credentials) as journal:
-        require_settled(folder)
+        sweep(folder.root)
+        finish_rotation(folder, structlog.get_logger().warning)
         credentials = credentials_of(folder)  # once more: no other process changes them from here on
         last = started_with(journal)
         if last.config and not choice.config:
