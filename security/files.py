@@ -80,10 +80,15 @@ def is_abandoned(path: Path) -> bool:
     return True
 
 
+def is_temporary(path: Path) -> bool:
+    """Whether `replace` names its files in the making so."""
+    return _TEMPORARY.fullmatch(path.name) is not None
+
+
 def sweep(folder: Path) -> None:
     """Erase what a kill left of `replace` in `folder` and below: it may hold a secret. Raises StorageError naming the file."""
     for inside, _, names in os.walk(folder):
-        for path in (Path(inside, name) for name in names if _TEMPORARY.fullmatch(name)):
+        for path in filter(is_temporary, (Path(inside, name) for name in names)):
             with suppress(FileNotFoundError):  # its writer was quicker
                 # An empty one may have been made this moment, and be held in the next.
                 if path.lstat().st_size and is_abandoned(path):
@@ -165,9 +170,11 @@ def work_folder(parent: Path, prefix: str) -> Iterator[Path]:
         raise StorageError(f"{parent} cannot be written: {error.strerror or error}") from error
     try:
         hold(descriptor)
-        yield work
+        try:
+            yield work
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
     finally:
-        shutil.rmtree(work, ignore_errors=True)
         os.close(descriptor)
 
 

@@ -67,6 +67,8 @@ def undo_init(folder: CoordinatorFolder) -> None:
         for path in folder.keys.iterdir():
             files.erase(path)
         folder.keys.rmdir()
+    for path in filter(files.is_temporary, folder.root.iterdir()):
+        files.erase(path)
     folder.begun.unlink()
 
 
