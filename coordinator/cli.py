@@ -30,7 +30,7 @@ from coordinator.command_line import (
     whole_seconds,
 )
 from coordinator.completion import plan_names, silo_names
-from coordinator.composition import Coordinator, load_keys, serve
+from coordinator.composition import Coordinator, disks, load_keys, serve
 from coordinator.edges.coordinator_folder import CoordinatorFolder, remember, undo_init
 from coordinator.edges.export_client import fetch_export
 from coordinator.edges.key_store import KeyStore, key_files
@@ -43,7 +43,7 @@ from coordinator.service.enrolment import MAX_VALID_SECONDS
 from coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT, STATUS_PORT, settings_text
 from coordinator.upkeep_commands import backup, gc, restore, upgrade
 from coordinator.watch_command import watch
-from security import files
+from security import ballast, files
 from security.errors import ConfigurationError, LoricaError, StateError, exit_code
 from security.identifiers import Role, federation_name
 from security.pki import key_file
@@ -121,7 +121,9 @@ def init(
     folder = CoordinatorFolder(directory.absolute())
     undo_init(folder)
     if folder.settings.exists():
-        raise ConfigurationError(f"{folder.root} is not empty, it holds a coordinator: go on with it, or choose a new folder")
+        raise ConfigurationError(
+            f"{folder.root} is not empty, it holds a coordinator: go on with it, or choose a new folder"
+        )
     if folder.root.exists() and any(folder.root.iterdir()):
         raise ConfigurationError(f"{folder.root} is not empty: choose a new folder")
     name = federation_name(federation or _name_from(folder.root.name))
@@ -192,6 +194,8 @@ def serve_command(
     coordinator = load(directory)
     if plan == DEFAULT_PLAN and plan not in coordinator.shelf.names():
         plan = ""
+    for disk in disks(coordinator):
+        ballast.keep(disk)
     with ProcessLock(coordinator.folder.lock, "coordinator"):
         asyncio.run(serve(coordinator, offer=plan, ready=_announce(coordinator), where=where))
 

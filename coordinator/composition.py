@@ -41,7 +41,7 @@ from coordinator.service.federation import Federation
 from coordinator.service.ports import Aggregator, Clock
 from coordinator.service.records import PresentPlan
 from coordinator.settings import Settings, reachable
-from security import files
+from security import ballast, files
 from security.audit.entry import Event
 from security.audit.log_file import AuditLog
 from security.errors import ConfigurationError, StateError, StorageError
@@ -279,7 +279,7 @@ async def serving(
     settings = coordinator.settings
     keys = coordinator.keys
     keys.authorities.tidy()
-    for folder in {coordinator.folder.root, settings.state_folder}:
+    for folder in disks(coordinator):
         files.sweep(folder)
     coordinator.scratch.clear()
     presented = Presented(keys.server_pair(datetime.now(UTC)), keys.trust)
@@ -364,6 +364,7 @@ async def serve(coordinator: Coordinator, *, offer: str, ready: Callable[[], Non
     async with (
         serving(coordinator, CoordinatorMetrics(registry), offer=offer) as at_work,
         beating(coordinator.folder.lock),
+        ballast.kept(*disks(coordinator)),
         _metrics_served(coordinator, registry),
     ):
         where.of = lambda: at_work.service.place
@@ -385,6 +386,12 @@ async def serve(coordinator: Coordinator, *, offer: str, ready: Callable[[], Non
         finally:
             _log.info("stopping")
             stopped.cancel()
+
+
+def disks(coordinator: Coordinator) -> set[Path]:
+    """The folders that are to have ballast."""
+    root, state = coordinator.folder.root, coordinator.settings.state_folder
+    return {root} if state.is_relative_to(root) else {root, state}
 
 
 @asynccontextmanager

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from security import ballast
 from security.errors import ConfigurationError, StorageError
 
 _BLOCK = 1 << 20
@@ -40,23 +41,28 @@ def sync_folder(folder: Path) -> None:
 
 
 def replace(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Write `content` to `path` atomically and durably; raises StorageError naming the file."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    """Write `content` to `path` atomically and durably, on a full disk in place of its ballast; raises StorageError naming the file."""
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                hold(descriptor)
-                file.write(content)
-                file.flush()
-                os.fsync(descriptor)
-                os.replace(temporary, path)
-            sync_folder(path.parent)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        ballast.with_room(path, lambda: _replace(path, content, mode))
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def _replace(path: Path, content: bytes, mode: int) -> None:
+    """Raises OSError."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            hold(descriptor)
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+            os.replace(temporary, path)
+        sync_folder(path.parent)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def hold(descriptor: int) -> None:
@@ -107,27 +113,32 @@ def append_private(path: Path, data: bytes, at: int | None = None, *, remedy: st
     """Write `data` durably behind byte `at` of a file of mode 0600, which is made if it is not there; None: behind its end.
 
     What lies behind `at` was left by a crash and is cut off. A write that fails is taken back as far as the disk lets it be.
-    Raises StorageError naming the file, with `remedy`.
+    On a full disk it takes the place of the ballast. Raises StorageError naming the file, with `remedy`.
     """
     try:
-        fresh = not path.exists()
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE_MODE)
-        try:
-            begin = os.fstat(descriptor).st_size if at is None else at
-            os.ftruncate(descriptor, begin)
-            try:
-                write_at(descriptor, data, begin)
-                os.fsync(descriptor)
-            except OSError:
-                with suppress(OSError):
-                    os.ftruncate(descriptor, begin)
-                raise
-        finally:
-            os.close(descriptor)
-        if fresh:
-            sync_folder(path.parent)
+        ballast.with_room(path, lambda: _append_private(path, data, at))
     except OSError as error:
         raise StorageError(f"{path} cannot be written ({error.strerror or error}){remedy and f': {remedy}'}") from error
+
+
+def _append_private(path: Path, data: bytes, at: int | None) -> None:
+    """Raises OSError."""
+    fresh = not path.exists()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE_MODE)
+    try:
+        begin = os.fstat(descriptor).st_size if at is None else at
+        os.ftruncate(descriptor, begin)
+        try:
+            write_at(descriptor, data, begin)
+            os.fsync(descriptor)
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(descriptor, begin)
+            raise
+    finally:
+        os.close(descriptor)
+    if fresh:
+        sync_folder(path.parent)
 
 
 def write_private(path: Path, content: bytes) -> None:

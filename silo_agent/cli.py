@@ -179,6 +179,7 @@ def start(
     """Run the agent until SIGTERM or Ctrl-C. SIGHUP makes it read `pause` and `resume` again."""
     import structlog
 
+    from security import ballast
     from security.files import sweep
     from security.private_memory import keep_memory_private
     from security.process_lock import ProcessLock
@@ -204,6 +205,7 @@ def start(
         database=database or "",
         config=str(config.absolute()) if config else "",
     )
+    ballast.keep(folder.root)
     with ProcessLock(folder.lock, "silo agent"), open_journal(folder, credentials) as journal:
         sweep(folder.root)
         finish_rotation(folder, structlog.get_logger().warning)
@@ -227,6 +229,7 @@ async def _run_agent(
     journal: "RoundJournal",
     where: "Whereabouts",
 ) -> None:
+    from security import ballast
     from security.audit.entry import Event
     from silo_agent.edges.audit_log import audit_log
     from silo_agent.edges.backoff import Backoff
@@ -289,6 +292,7 @@ async def _run_agent(
                 )
                 open_here.push_async_callback(client.close)
                 await open_here.enter_async_context(beating(folder.lock))
+                await open_here.enter_async_context(ballast.kept(folder.root))
 
                 def renewed(certificate: "x509.Certificate") -> None:
                     expires = certificate.not_valid_after_utc.isoformat()

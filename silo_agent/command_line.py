@@ -143,8 +143,10 @@ def policy_of(folder: SiloFolder, credentials: "SiloCredentials", settings: "Set
 
 @contextmanager
 def open_journal(folder: SiloFolder, credentials: "SiloCredentials") -> "Iterator[RoundJournal]":
+    from security import ballast
     from silo_agent.edges.round_journal import RoundJournal
 
+    ballast.make_room(folder.root)
     with closing(RoundJournal(folder.journal, updates=folder.updates, silo=credentials.silo)) as journal:
         yield journal
 

@@ -4,7 +4,6 @@ AES-256 and a key that PBKDF2 makes of the passphrase in 600,000 rounds. The coo
 that as well, so a machine that takes over needs both, or enrols its silos anew.
 """
 
-import os
 from pathlib import Path
 
 from cryptography.hazmat.primitives import hashes

@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import json
 import os
-import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -27,8 +26,8 @@ from silo_agent.edges.identity_succession import predecessors, succeed
 from silo_agent.edges.key_store import SiloCredentials, check_settled, load_credentials
 from silo_agent.edges.masking_journal import masking_journal
 from silo_agent.edges.masking_party import party_of
-from silo_agent.edges.trust_store import How, trust_store
 from silo_agent.edges.silo_folder import SiloFolder
+from silo_agent.edges.trust_store import How, trust_store
 from silo_agent.identity_commands import finish_rotation
 from silo_agent.policy import PolicyRules, SiloPolicy
 from silo_wire.messages import RoundKey

@@ -194,7 +194,9 @@ def test_a_plan_that_was_being_made_leaves_nothing_once_the_next_one_is(place: P
         done = place.run("plan", "new", "second", "--size", "micro")
         assert done.code == 0, done.err
 
-    for step in each_death(new, before=lambda: shutil.rmtree(plans / "second", ignore_errors=True), within=plans, first=3, every=7):
+    for step in each_death(
+        new, before=lambda: shutil.rmtree(plans / "second", ignore_errors=True), within=plans, first=3, every=7
+    ):
         assert (plans / "second").exists() == (not step), step
         if not step:
             return
@@ -220,7 +222,7 @@ def test_an_enrolment_that_is_killed_is_undone_by_the_next_token(
         assert done.code == 0, done.err
 
     undone = 0
-    for step in each_death(enroll, before=lambda: shutil.rmtree(folder.root, ignore_errors=True), within=folder.root):
+    for _ in each_death(enroll, before=lambda: shutil.rmtree(folder.root, ignore_errors=True), within=folder.root):
         again = run_command(silo_main, "enroll", token, "--dir", folder.root)
         undone += again.code == 0
         if again.code:
