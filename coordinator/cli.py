@@ -294,6 +294,7 @@ def keys_protect(
 ) -> None:
     """Encrypt the private keys with the passphrase of LORICA_NEW_KEY_PASSPHRASE[_FILE], whatever they are encrypted with now."""
     folder = own_folder(directory)
+    key_file.settle(folder.keys, folder.lock, "coordinator")
     with ProcessLock(folder.lock, "coordinator"):
         tell = partial(enter_command, folder, "keys protect", clear="yes" if clear else "no")
         print(key_file.protect_all(key_files(folder.keys), os.environ, clear=clear, tell=tell))

@@ -110,7 +110,9 @@ def reach(directory: Path | None) -> OnTheHost | FromElsewhere:
 
 def load(directory: Path | None) -> Coordinator:
     """For commands that need the coordinator's own folder; raises ConfigurationError elsewhere."""
-    return Coordinator.load(own_folder(directory))
+    folder = own_folder(directory)
+    key_file.settle(folder.keys, folder.lock, "coordinator")
+    return Coordinator.load(folder)
 
 
 def own_folder(directory: Path | None) -> CoordinatorFolder:

@@ -4,12 +4,11 @@ What is small and must be written takes its room: locks, keys, entries of an aud
 work on a full disk. What is large does not ask for it, and is refused as before. It is made anew when there is room for it twice.
 """
 
-import asyncio
 import errno
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +16,6 @@ NAME: Final = ".ballast"
 BYTES: Final = 8 << 20
 LEAST_BYTES: Final = 1 << 20
 """With less free space than this even what is small may not be written."""
-LOOK_S: Final = 30.0
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _MOST_ABOVE: Final = 6
 
@@ -66,21 +64,3 @@ def _make(file: Path) -> None:
         raise
     finally:
         os.close(descriptor)
-
-
-@asynccontextmanager
-async def kept(*folders: Path, every_s: float = LOOK_S) -> AsyncIterator[None]:
-    """`keep` each of `folders` every now and then while inside."""
-
-    async def look() -> None:
-        while True:
-            for folder in folders:
-                await asyncio.to_thread(keep, folder)
-            await asyncio.sleep(every_s)
-
-    task = asyncio.create_task(look())
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)

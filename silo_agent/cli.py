@@ -229,7 +229,6 @@ async def _run_agent(
     journal: "RoundJournal",
     where: "Whereabouts",
 ) -> None:
-    from security import ballast
     from security.audit.entry import Event
     from silo_agent.edges.audit_log import audit_log
     from silo_agent.edges.backoff import Backoff
@@ -256,6 +255,7 @@ async def _run_agent(
     from silo_agent.service.group_keeper import GroupKeeper
     from silo_agent.service.masking import Masking
     from silo_wire.heartbeat import beating
+    from silo_wire.kept_ballast import kept_ballast
     from silo_wire.sealed_log import kept_log
 
     sources = _sources(folder, settings)
@@ -292,7 +292,7 @@ async def _run_agent(
                 )
                 open_here.push_async_callback(client.close)
                 await open_here.enter_async_context(beating(folder.lock))
-                await open_here.enter_async_context(ballast.kept(folder.root))
+                await open_here.enter_async_context(kept_ballast(folder.root))
 
                 def renewed(certificate: "x509.Certificate") -> None:
                     expires = certificate.not_valid_after_utc.isoformat()

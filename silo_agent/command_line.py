@@ -119,8 +119,11 @@ def started_with(journal: "RoundJournal") -> Choice:
 
 
 def credentials_of(folder: SiloFolder) -> "SiloCredentials":
+    from security.pki.key_file import settle
     from silo_agent.edges.key_store import load_credentials
 
+    if folder.root.is_dir():
+        settle(folder.root, folder.lock, "silo agent")
     return load_credentials(folder)
 
 

@@ -20,7 +20,7 @@ from security import files
 from security.errors import StateError
 from silo_agent.cli import main as silo_main
 from silo_agent.edges import enrolment_client
-from silo_agent.edges.key_store import SiloCredentials, load_credentials
+from silo_agent.edges.key_store import SiloCredentials, load_credentials, store_credentials
 from silo_agent.edges.silo_folder import SiloFolder
 from tests.support.command_line import Done, run_command
 from tests.support.coordinator import BANK, HOSPITAL, FederationTemplate
@@ -247,3 +247,41 @@ def test_an_abandoned_file_of_a_key_is_erased_at_the_next_start_and_one_in_the_m
     files.sweep(tmp_path)
     assert not left.exists()
     assert not any((tmp_path / "block").read_bytes())
+
+
+@pytest.mark.parametrize("side", ["coordinator", "silo"])
+def test_keys_that_were_being_protected_open_with_one_passphrase(
+    side: str, place: Place, federation_template: FederationTemplate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All with the new one or all without, by whichever the next command is given; nothing of the others stays."""
+    passphrase = "twenty characters and some more"
+    silo = SiloFolder(place.root / "silo")
+    main, root = (coordinator_main, place.folder.root) if side == "coordinator" else (silo_main, silo.root)
+    looked_at = ("status",) if side == "coordinator" else ("trust", "own")
+
+    def protect() -> None:
+        monkeypatch.setenv("LORICA_NEW_KEY_PASSPHRASE", passphrase)
+        done = run_command(main, "keys", "protect", "--dir", root)
+        assert done.code == 0, done.err
+
+    def begin() -> None:
+        monkeypatch.delenv("LORICA_KEY_PASSPHRASE", raising=False)
+        if side == "coordinator":
+            place.fresh()
+        else:
+            shutil.rmtree(silo.root, ignore_errors=True)
+            silo.root.parent.mkdir(exist_ok=True)
+            store_credentials(silo, federation_template.silos[HOSPITAL])
+
+    opened = set()
+    for step in each_death(protect, before=begin, within=root):
+        opens = []
+        for given in ("", passphrase):
+            monkeypatch.setenv("LORICA_KEY_PASSPHRASE", given)
+            opens.append(run_command(main, *looked_at, "--dir", root).code == 0)
+        assert sum(opens) == 1, (step, opens)
+        opened.add(opens[1])
+        files.sweep(root)
+        keys = [path.name for path in root.rglob("*") if "protected" in path.name]
+        assert not keys, step
+    assert opened == {True, False}
