@@ -18,7 +18,7 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -191,15 +191,30 @@ def work_folder(parent: Path, prefix: str) -> Iterator[Path]:
 
 def replace_secret(path: Path, content: bytes) -> None:
     """As `write_private`, and the secret that was there before is overwritten; raises StorageError naming the file."""
+    _over_secret(path, lambda: write_private(path, content))
+
+
+def take_place(staged: Path, path: Path) -> None:
+    """Give the file `staged` the name `path`, durably; the secret that was there before is overwritten. Raises StorageError naming `path`."""
+
+    def rename() -> None:
+        os.replace(staged, path)
+        sync_folder(path.parent)
+
+    _over_secret(path, rename)
+
+
+def _over_secret(path: Path, put: Callable[[], None]) -> None:
+    """`put` something else at `path`."""
     try:
         before = _open_old(path)
     except OSError as error:
         raise StorageError(f"{path} cannot be replaced: {error.strerror or error}") from error
     if before is None:
-        write_private(path, content)
+        put()
         return
     try:
-        write_private(path, content)
+        put()
         overwrite(before)
     except OSError as error:
         raise StorageError(f"what {path} held before cannot be overwritten: {error.strerror or error}") from error

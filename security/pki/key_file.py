@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from security.errors import AuthenticationError, ConfigurationError, Conflict
-from security.files import PRIVATE_FILE_MODE, erase, read_private, replace_secret, was_erased, write_private
+from security.files import PRIVATE_FILE_MODE, erase, read_private, replace_secret, take_place, was_erased, write_private
 from security.process_lock import ProcessLock
 
 PASSPHRASE = "LORICA_KEY_PASSPHRASE"  # noqa: S105  # nosec B105  # a variable's name
@@ -142,8 +142,9 @@ def _finish(folder: Path) -> None:
     decided = folder / _DECIDED
     for staged in sorted(folder.glob(f"*{_STAGED}")):
         if decided.exists():
-            replace_secret(staged.with_name(staged.name.removesuffix(_STAGED)), read_private(staged))
-        erase(staged)
+            take_place(staged, staged.with_name(staged.name.removesuffix(_STAGED)))
+        else:
+            erase(staged)
     decided.unlink(missing_ok=True)
 
 
