@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import os
+import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from security import files
 from security.audit.entry import Event, entry_from_line
 from security.audit.log_file import lines
-from security.errors import Conflict, IntegrityError, LoricaError, StateError, Unreachable
+from security.errors import Conflict, DataError, IntegrityError, LoricaError, StateError, Unreachable
 from security.identifiers import Identity, Role
 from security.pki.identity_key import new_identity_key, public_key_bytes
 from security.pki.key_text import key_text
@@ -44,7 +45,7 @@ from tests.support.coordinator import (
     running,
 )
 from tests.support.coordinator import federation_template as federation_template
-from tests.support.killed_commands import each_death
+from tests.support.killed_commands import Killed, dying, each_death
 from tests.support.lifecycle import silo_at
 from tests.support.rogue_silos import ROGUE, SILOS, Attack, Declared, Play, PlayedSilo, make_rogue_template, played
 from tests.support.secagg_federation import attempt, opening
@@ -124,10 +125,6 @@ def test_rotate_beside_a_running_agent_or_without_the_coordinator_changes_nothin
     listed.is_refusal(StateError, "identity.next", "silo-agent start")
 
 
-class Killed(BaseException):
-    """The process ends here."""
-
-
 def succeeded(folder: SiloFolder) -> list[str]:
     """The keys that the audit log says this silo went over to."""
     entries = (entry_from_line(line.content, line.where) for line in lines(folder.audit))
@@ -135,7 +132,7 @@ def succeeded(folder: SiloFolder) -> list[str]:
 
 
 async def test_an_agent_that_starts_finishes_a_rotation_that_was_killed(
-    at: RunningCoordinator, federation_template: FederationTemplate, tmp_path: Path
+    at: RunningCoordinator, federation_template: FederationTemplate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At each durable step of the command; what `start` does first needs no people, and the audit log tells of it."""
     folder = silo_at(tmp_path / "silo", federation_template.silos[BANK], at.address)
@@ -144,6 +141,18 @@ async def test_an_agent_that_starts_finishes_a_rotation_that_was_killed(
         done = run_command(silo_main, "identity", "rotate", "--dir", folder.root)
         assert (done.code, done.err) == (0, "")
 
+    def start() -> None:
+        """Of a command that died half-way: there are no data, which the agent finds out once all that comes before is done."""
+        with dying(5, within=folder.root), pytest.raises(Killed):
+            rotate()
+        assert folder.next_identity_key.exists()
+        run_command(silo_main, "start", "--dir", folder.root, "--data", tmp_path / "none").is_refusal(DataError)
+        assert not folder.next_identity_key.exists()
+
+    monkeypatch.setattr(
+        signal, "signal", lambda *_: None
+    )  # this is not the main thread, whose loop is the coordinator's
+    await asyncio.to_thread(start)
     deaths = 0
     for died in await asyncio.to_thread(lambda: list(_each_start(rotate, folder))):
         deaths += bool(died)

@@ -16,16 +16,17 @@ from coordinator.cli import main as coordinator_main
 from coordinator.edges.authorities import Authorities
 from coordinator.edges.coordinator_folder import CoordinatorFolder
 from coordinator.edges.round_tables import FIRST_REVISION
-from security import files
-from security.errors import StateError
+from security import ballast, files
+from security.errors import ConfigurationError, DataError, StateError
 from silo_agent.cli import main as silo_main
 from silo_agent.edges import enrolment_client
 from silo_agent.edges.key_store import SiloCredentials, load_credentials, store_credentials
 from silo_agent.edges.silo_folder import SiloFolder
 from tests.support.command_line import Done, run_command
-from tests.support.coordinator import BANK, HOSPITAL, FederationTemplate
+from tests.support.coordinator import BANK, HOSPITAL, FederationTemplate, choose_ports
 from tests.support.coordinator import federation_template as federation_template
 from tests.support.killed_commands import each_death
+from tests.support.lifecycle import silo_at
 
 EVERY = 1 if os.environ.get("LORICA_EVERY_KILL") else 5
 PASSPHRASE = "correct horse battery staple"
@@ -235,10 +236,8 @@ def _copy(template: FederationTemplate, root: Path) -> Path:
     return template.copy(root / "coordinator").root
 
 
-def test_an_abandoned_file_of_a_key_is_erased_at_the_next_start_and_one_in_the_making_is_not(tmp_path: Path) -> None:
-    left = tmp_path / "keys" / ".server-pair.pem.0123456789abcdef.tmp"
-    left.parent.mkdir()
-    left.write_bytes(b"a secret")
+def test_an_abandoned_file_of_a_key_is_erased_and_one_in_the_making_is_not(tmp_path: Path) -> None:
+    left = _abandoned(tmp_path / "keys")
     os.link(left, tmp_path / "block")
     with left.open("r+b") as file:
         files.hold(file.fileno())
@@ -247,6 +246,28 @@ def test_an_abandoned_file_of_a_key_is_erased_at_the_next_start_and_one_in_the_m
     files.sweep(tmp_path)
     assert not left.exists()
     assert not any((tmp_path / "block").read_bytes())
+
+
+def test_a_start_of_either_program_erases_such_files_and_has_ballast(
+    place: Place, federation_template: FederationTemplate
+) -> None:
+    place.fresh()
+    choose_ports(place.folder)
+    silo = silo_at(place.root / "silo", federation_template.silos[HOSPITAL], "127.0.0.1:1")
+    left = [_abandoned(place.folder.keys), _abandoned(silo.root)]
+    place.run("serve", "--plan", "absent", "--log-level", "error").is_refusal(ConfigurationError, "'absent'")
+    started = run_command(silo_main, "start", "--dir", silo.root, "--data", place.root / "none")
+    started.is_refusal(DataError)
+    assert not any(path.exists() for path in left)
+    for root in (place.folder.root, silo.root):
+        assert (root / ballast.NAME).stat().st_size == ballast.BYTES
+
+
+def _abandoned(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    left = folder / ".server-pair.pem.0123456789abcdef.tmp"
+    left.write_bytes(b"a secret")
+    return left
 
 
 @pytest.mark.parametrize("side", ["coordinator", "silo"])
