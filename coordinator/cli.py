@@ -30,8 +30,8 @@ from coordinator.command_line import (
     whole_seconds,
 )
 from coordinator.completion import plan_names, silo_names
-from coordinator.composition import Coordinator, load_keys, serve
-from coordinator.edges.coordinator_folder import CoordinatorFolder, remember
+from coordinator.composition import Coordinator, disks, load_keys, serve
+from coordinator.edges.coordinator_folder import CoordinatorFolder, remember, undo_init
 from coordinator.edges.export_client import fetch_export
 from coordinator.edges.key_store import KeyStore, key_files
 from coordinator.edges.logs import log_to_stderr
@@ -44,7 +44,7 @@ from coordinator.service.enrolment import MAX_VALID_SECONDS
 from coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT, STATUS_PORT, settings_text
 from coordinator.upkeep_commands import backup, gc, restore, upgrade
 from coordinator.watch_command import watch
-from security import files
+from security import ballast, files
 from security.errors import ConfigurationError, LoricaError, StateError, exit_code
 from security.identifiers import Role, federation_name
 from security.pki import key_file
@@ -130,6 +130,11 @@ def init(
 ) -> None:
     """Make a coordinator: its authority, its keys, federation.toml, an empty state."""
     folder = CoordinatorFolder(directory.absolute())
+    undo_init(folder)
+    if folder.settings.exists():
+        raise ConfigurationError(
+            f"{folder.root} is not empty, it holds a coordinator: go on with it, or choose a new folder"
+        )
     if folder.root.exists() and any(folder.root.iterdir()):
         raise ConfigurationError(f"{folder.root} is not empty: choose a new folder")
     if status_token_file is not None and is_loopback(status_host):
@@ -150,8 +155,10 @@ def init(
         status_token_file=str(status_token_file.absolute()) if status_token_file else "",
     )
     files.make_private_folder(folder.root)
+    folder.begun.touch(mode=0o600)
     KeyStore.create(folder.keys, name, datetime.now(UTC))
     files.replace(folder.settings, text.encode())
+    folder.begun.unlink()
     coordinator = Coordinator.load(folder)
     coordinator.keys.operator_pair(datetime.now(UTC))  # commands find it also while the coordinator starts
     coordinator.open_store().close()
@@ -205,6 +212,8 @@ def serve_command(
     coordinator = load(directory)
     if plan == DEFAULT_PLAN and plan not in coordinator.shelf.names():
         plan = ""
+    for disk in disks(coordinator):
+        ballast.keep(disk)
     with ProcessLock(coordinator.folder.lock, "coordinator"):
         asyncio.run(serve(coordinator, offer=plan, ready=_announce(coordinator), where=where))
 
@@ -303,6 +312,7 @@ def keys_protect(
 ) -> None:
     """Encrypt the private keys with the passphrase of LORICA_NEW_KEY_PASSPHRASE[_FILE], whatever they are encrypted with now."""
     folder = own_folder(directory)
+    key_file.settle(folder.keys, folder.lock, "coordinator")
     with ProcessLock(folder.lock, "coordinator"):
         tell = partial(enter_command, folder, "keys protect", clear="yes" if clear else "no")
         print(key_file.protect_all(key_files(folder.keys), os.environ, clear=clear, tell=tell))

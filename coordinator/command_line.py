@@ -16,7 +16,7 @@ from typing import Annotated, TypeVar
 import typer
 from prometheus_client import CollectorRegistry
 
-from coordinator.composition import Coordinator
+from coordinator.composition import Coordinator, disks
 from coordinator.edges.access_folder import AccessFolder
 from coordinator.edges.audited import AuditedOperator
 from coordinator.edges.coordinator_folder import CoordinatorFolder, chosen_folder
@@ -25,6 +25,7 @@ from coordinator.edges.metrics import CoordinatorMetrics
 from coordinator.edges.operator_client import CALL_TIMEOUT_S, OperatorAccess
 from coordinator.edges.operator_servicer import OperatorServicer
 from coordinator.settings import Settings
+from security import ballast
 from security.audit.entry import Event
 from security.audit.log_file import AuditLog
 from security.errors import ConfigurationError, Conflict
@@ -59,6 +60,8 @@ class OnTheHost:
 
     def ask(self, ask: "Ask[Reply]", *, timeout_s: float | None = CALL_TIMEOUT_S) -> Reply:
         if not self.running:
+            for disk in disks(self.coordinator):
+                ballast.make_room(disk)
             try:
                 with ProcessLock(self.coordinator.folder.lock, "coordinator"):
                     return asyncio.run(self._ask_offline(ask))
@@ -107,7 +110,9 @@ def reach(directory: Path | None) -> OnTheHost | FromElsewhere:
 
 def load(directory: Path | None) -> Coordinator:
     """For commands that need the coordinator's own folder; raises ConfigurationError elsewhere."""
-    return Coordinator.load(own_folder(directory))
+    folder = own_folder(directory)
+    key_file.settle(folder.keys, folder.lock, "coordinator")
+    return Coordinator.load(folder)
 
 
 def own_folder(directory: Path | None) -> CoordinatorFolder:

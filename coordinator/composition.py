@@ -41,6 +41,7 @@ from coordinator.service.federation import Federation
 from coordinator.service.ports import Aggregator, Clock
 from coordinator.service.records import PresentPlan
 from coordinator.settings import Settings, reachable
+from security import files
 from security.audit.entry import Event
 from security.audit.log_file import AuditLog
 from security.errors import ConfigurationError, StateError, StorageError
@@ -50,6 +51,7 @@ from security.secure_aggregation.release_groups import SignedLink
 from silo_wire.canonical import Digest
 from silo_wire.heartbeat import beating
 from silo_wire.host_metrics import register_host
+from silo_wire.kept_ballast import kept_ballast
 from silo_wire.listen_address import Address, address
 from silo_wire.metrics_port import metrics_port
 from silo_wire.plan import Plan, PlanBundle
@@ -278,6 +280,8 @@ async def serving(
     settings = coordinator.settings
     keys = coordinator.keys
     keys.authorities.tidy()
+    for folder in disks(coordinator):
+        files.sweep(folder)
     coordinator.scratch.clear()
     presented = Presented(keys.server_pair(datetime.now(UTC)), keys.trust)
     audit = coordinator.audit(clock)
@@ -361,6 +365,7 @@ async def serve(coordinator: Coordinator, *, offer: str, ready: Callable[[], Non
     async with (
         serving(coordinator, CoordinatorMetrics(registry), offer=offer) as at_work,
         beating(coordinator.folder.lock),
+        kept_ballast(*disks(coordinator)),
         _metrics_served(coordinator, registry),
     ):
         where.of = lambda: at_work.service.place
@@ -382,6 +387,12 @@ async def serve(coordinator: Coordinator, *, offer: str, ready: Callable[[], Non
         finally:
             _log.info("stopping")
             stopped.cancel()
+
+
+def disks(coordinator: Coordinator) -> set[Path]:
+    """The folders that are to have ballast."""
+    root, state = coordinator.folder.root, coordinator.settings.state_folder
+    return {root} if state.is_relative_to(root) else {root, state}
 
 
 @asynccontextmanager

@@ -394,13 +394,14 @@ def soak(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of the plan.")] = 30,
     silos: Annotated[int, typer.Option(min=1, help="Silos; all of them are the quorum.")] = 5,
     secure: Annotated[bool, typer.Option("--secure", help="Under secure aggregation.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="Under record-level differential privacy.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for everything the soak leaves.")] = Path("soak-out"),
 ) -> None:
-    """Kill a process at random every few seconds through a whole plan, and show that nothing is different by that."""
+    """Kill a process or a command at random every few seconds through a whole plan, and show that nothing is different by that."""
     from ops.soak.run import run_soak
 
     chosen = secrets.randbelow(1 << 32) if seed is None else seed
-    run_soak(out, seed=chosen, rounds=rounds, silos=silos, secure=secure, console=terminal())
+    run_soak(out, seed=chosen, rounds=rounds, silos=silos, secure=secure, private=private, console=terminal())
 
 
 @app.command()

@@ -4,22 +4,29 @@
 part. Private files are 0600 inside a 0700 folder; reading one with looser permissions is refused, not mended, because
 somebody may have read it already.
 
+A file or folder in the making is held by a lock that the kernel lets go however its writer ends. So what a kill left is known from
+what is being written, and `sweep` or the next writer deletes it.
+
 What replaces or deletes a secret writes zeros over the old one first, as far as a program can: a disk that keeps old blocks
 (flash, copy on write, snapshots) keeps it all the same, and a crash right after the rename leaves the old blocks as they were.
 """
 
+import fcntl
 import os
+import re
 import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from security import ballast
 from security.errors import ConfigurationError, StorageError
 
 _BLOCK = 1 << 20
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 PRIVATE_FILE_MODE = 0o600
 PRIVATE_FOLDER_MODE = 0o700
 
@@ -34,22 +41,64 @@ def sync_folder(folder: Path) -> None:
 
 
 def replace(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Write `content` to `path` atomically and durably; raises StorageError naming the file."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    """Write `content` to `path` atomically and durably, on a full disk in place of its ballast; raises StorageError naming the file."""
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-            sync_folder(path.parent)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        ballast.with_room(path, lambda: _replace(path, content, mode))
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def _replace(path: Path, content: bytes, mode: int) -> None:
+    """Raises OSError."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            hold(descriptor)
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+            os.replace(temporary, path)
+        sync_folder(path.parent)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def hold(descriptor: int) -> None:
+    """Mark an open file or folder as one that is being written, until it is closed."""
+    with suppress(OSError):  # a file system without locks; what a kill leaves there stays
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_abandoned(path: Path) -> bool:
+    """Whether nobody writes this file or folder any more; False for one that is gone."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether `replace` names its files in the making so."""
+    return _TEMPORARY.fullmatch(path.name) is not None
+
+
+def sweep(folder: Path) -> None:
+    """Erase what a kill left of `replace` in `folder` and below: it may hold a secret. Raises StorageError naming the file."""
+    for inside, _, names in os.walk(folder):
+        for path in filter(is_temporary, (Path(inside, name) for name in names)):
+            with suppress(FileNotFoundError):  # its writer was quicker
+                # An empty one may have been made this moment, and be held in the next.
+                if path.lstat().st_size and is_abandoned(path):
+                    erase(path)
 
 
 def write_at(descriptor: int, data: bytes | memoryview, position: int) -> None:
@@ -64,27 +113,32 @@ def append_private(path: Path, data: bytes, at: int | None = None, *, remedy: st
     """Write `data` durably behind byte `at` of a file of mode 0600, which is made if it is not there; None: behind its end.
 
     What lies behind `at` was left by a crash and is cut off. A write that fails is taken back as far as the disk lets it be.
-    Raises StorageError naming the file, with `remedy`.
+    On a full disk it takes the place of the ballast. Raises StorageError naming the file, with `remedy`.
     """
     try:
-        fresh = not path.exists()
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE_MODE)
-        try:
-            begin = os.fstat(descriptor).st_size if at is None else at
-            os.ftruncate(descriptor, begin)
-            try:
-                write_at(descriptor, data, begin)
-                os.fsync(descriptor)
-            except OSError:
-                with suppress(OSError):
-                    os.ftruncate(descriptor, begin)
-                raise
-        finally:
-            os.close(descriptor)
-        if fresh:
-            sync_folder(path.parent)
+        ballast.with_room(path, lambda: _append_private(path, data, at))
     except OSError as error:
         raise StorageError(f"{path} cannot be written ({error.strerror or error}){remedy and f': {remedy}'}") from error
+
+
+def _append_private(path: Path, data: bytes, at: int | None) -> None:
+    """Raises OSError."""
+    fresh = not path.exists()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE_MODE)
+    try:
+        begin = os.fstat(descriptor).st_size if at is None else at
+        os.ftruncate(descriptor, begin)
+        try:
+            write_at(descriptor, data, begin)
+            os.fsync(descriptor)
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(descriptor, begin)
+            raise
+    finally:
+        os.close(descriptor)
+    if fresh:
+        sync_folder(path.parent)
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -105,33 +159,67 @@ def new_folder(folder: Path, mode: int = 0o755) -> Iterator[Path]:
     Raises ConfigurationError where `folder` holds anything, StorageError naming it.
     """
     require_free(folder)
+    with work_folder(folder.parent, f".{folder.name}-") as work:
+        try:
+            yield work
+            work.chmod(mode)
+            os.replace(work, folder)
+            sync_folder(folder.parent)
+        except OSError as error:
+            raise StorageError(f"{folder} cannot be written: {error.strerror or error}") from error
+
+
+@contextmanager
+def work_folder(parent: Path, prefix: str) -> Iterator[Path]:
+    """A new folder in `parent`, of which nothing is left after the block; nor is anything of earlier ones that a kill cut off.
+
+    Raises StorageError naming `parent`.
+    """
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+        parent.mkdir(parents=True, exist_ok=True)
+        for left in parent.glob(f"{prefix}????????"):
+            if is_abandoned(left):
+                shutil.rmtree(left, ignore_errors=True)
+        work = Path(tempfile.mkdtemp(dir=parent, prefix=prefix))
+        descriptor = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise StorageError(f"{folder.parent} cannot be written: {error.strerror or error}") from error
+        raise StorageError(f"{parent} cannot be written: {error.strerror or error}") from error
     try:
-        yield work
-        work.chmod(mode)
-        os.replace(work, folder)
-        sync_folder(folder.parent)
-    except OSError as error:
-        raise StorageError(f"{folder} cannot be written: {error.strerror or error}") from error
+        hold(descriptor)
+        try:
+            yield work
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        os.close(descriptor)
 
 
 def replace_secret(path: Path, content: bytes) -> None:
     """As `write_private`, and the secret that was there before is overwritten; raises StorageError naming the file."""
+    _over_secret(path, lambda: write_private(path, content))
+
+
+def take_place(staged: Path, path: Path) -> None:
+    """Give the file `staged` the name `path`, durably; the secret that was there before is overwritten. Raises StorageError naming `path`."""
+
+    def rename() -> None:
+        os.replace(staged, path)
+        sync_folder(path.parent)
+
+    _over_secret(path, rename)
+
+
+def _over_secret(path: Path, put: Callable[[], None]) -> None:
+    """`put` something else at `path`."""
     try:
         before = _open_old(path)
     except OSError as error:
         raise StorageError(f"{path} cannot be replaced: {error.strerror or error}") from error
     if before is None:
-        write_private(path, content)
+        put()
         return
     try:
-        write_private(path, content)
+        put()
         overwrite(before)
     except OSError as error:
         raise StorageError(f"what {path} held before cannot be overwritten: {error.strerror or error}") from error

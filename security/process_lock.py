@@ -13,6 +13,7 @@ from typing import Self
 
 import psutil
 
+from security import ballast
 from security.errors import Conflict, StorageError
 
 
@@ -38,10 +39,11 @@ class ProcessLock:
             raise Conflict(
                 f"another {self._purpose}{who} works on {self._path.parent}: stop it first, or use another folder"
             ) from None
-        process = psutil.Process()
-        content = json.dumps({"pid": process.pid, "started": process.create_time()}).encode()
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, content, 0)
+        try:
+            ballast.with_room(self._path, lambda: _name_holder(descriptor))
+        except OSError as error:
+            os.close(descriptor)
+            raise StorageError(f"{self._path} cannot be written: {error.strerror}") from error
         self._descriptor = descriptor
         return self
 
@@ -51,6 +53,13 @@ class ProcessLock:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def _name_holder(descriptor: int) -> None:
+    process = psutil.Process()
+    content = json.dumps({"pid": process.pid, "started": process.create_time()}).encode()
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, content, 0)
 
 
 def holder(path: Path) -> int | None:

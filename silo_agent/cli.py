@@ -48,7 +48,7 @@ from silo_agent.command_line import (
 )
 from silo_agent.edges.silo_folder import SiloFolder, silo_folder
 from silo_agent.groups_commands import groups_app
-from silo_agent.identity_commands import identity_app
+from silo_agent.identity_commands import finish_rotation, identity_app
 from silo_agent.import_commands import import_data
 from silo_agent.key_commands import key_app
 from silo_agent.plan_commands import plan_app
@@ -180,9 +180,12 @@ def start(
     log_level: Level = LogLevel.INFO,
 ) -> None:
     """Run the agent until SIGTERM or Ctrl-C. SIGHUP makes it read `pause` and `resume` again."""
+    import structlog
+
+    from security import ballast
+    from security.files import sweep
     from security.private_memory import keep_memory_private
     from security.process_lock import ProcessLock
-    from silo_agent.edges.key_store import require_settled
     from silo_agent.edges.logs import configure_logs
     from silo_wire.transport import keep_chunks_in_memory
 
@@ -205,8 +208,10 @@ def start(
         database=database or "",
         config=str(config.absolute()) if config else "",
     )
+    ballast.keep(folder.root)
     with ProcessLock(folder.lock, "silo agent"), open_journal(folder, credentials) as journal:
-        require_settled(folder)
+        sweep(folder.root)
+        finish_rotation(folder, structlog.get_logger().warning)
         credentials = credentials_of(folder)  # once more: no other process changes them from here on
         last = started_with(journal)
         if last.config and not choice.config:
@@ -253,6 +258,7 @@ async def _run_agent(
     from silo_agent.service.group_keeper import GroupKeeper
     from silo_agent.service.masking import Masking
     from silo_wire.heartbeat import beating
+    from silo_wire.kept_ballast import kept_ballast
     from silo_wire.sealed_log import kept_log
 
     sources = _sources(folder, settings)
@@ -289,6 +295,7 @@ async def _run_agent(
                 )
                 open_here.push_async_callback(client.close)
                 await open_here.enter_async_context(beating(folder.lock))
+                await open_here.enter_async_context(kept_ballast(folder.root))
 
                 def renewed(certificate: "x509.Certificate") -> None:
                     expires = certificate.not_valid_after_utc.isoformat()

@@ -119,8 +119,11 @@ def started_with(journal: "RoundJournal") -> Choice:
 
 
 def credentials_of(folder: SiloFolder) -> "SiloCredentials":
+    from security.pki.key_file import settle
     from silo_agent.edges.key_store import load_credentials
 
+    if folder.root.is_dir():
+        settle(folder.root, folder.lock, "silo agent")
     return load_credentials(folder)
 
 
@@ -143,8 +146,10 @@ def policy_of(folder: SiloFolder, credentials: "SiloCredentials", settings: "Set
 
 @contextmanager
 def open_journal(folder: SiloFolder, credentials: "SiloCredentials") -> "Iterator[RoundJournal]":
+    from security import ballast
     from silo_agent.edges.round_journal import RoundJournal
 
+    ballast.make_room(folder.root)
     with closing(RoundJournal(folder.journal, updates=folder.updates, silo=credentials.silo)) as journal:
         yield journal
 

@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from security.errors import LoricaError
 from silo_agent.command_line import Dir, Json, credentials_of
 from silo_agent.edges.silo_folder import SiloFolder, silo_folder
 from silo_wire.software_version import software_version
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from silo_agent.edges.key_store import SiloCredentials
 
 identity_app = typer.Typer(help="The identity key of this silo, which other silos pin.", no_args_is_help=True)
@@ -45,34 +48,52 @@ def show(directory: Dir = None, as_json: Json = False) -> None:
 @identity_app.command()
 def rotate(directory: Dir = None) -> None:
     """Make a new identity key, named by the present one. Silos that pinned this one follow by themselves."""
-    from security.audit.entry import Event
     from security.pki.key_text import key_text
     from security.process_lock import ProcessLock
-    from silo_agent.edges.audit_log import audited
     from silo_agent.edges.identity_succession import predecessors
+
+    def unreachable(problem: LoricaError, _seconds: float) -> None:
+        raise problem
 
     folder = silo_folder(directory)
     folder.require_enrolled()
     folder.make()
     with ProcessLock(folder.lock, "silo agent"):
-        after = asyncio.run(_succeed(folder, credentials_of(folder)))
+        after = asyncio.run(_succeed(folder, credentials_of(folder), unreachable))
     newest = predecessors(folder, after)[-1]
-    with audited(folder, after) as log:
-        log.append(Event.IDENTITY_SUCCEEDED, predecessor=newest.key.hex(), identity_key=newest.successor.hex())
     print(f"{after.silo} {key_text(after.identity, after.identity_key.public_key())}")
     print(f"named by the key before with succession {newest.statement.hex()}")
     print("silos that pinned the key before follow with their next masked round; start the agent again")
 
 
-async def _succeed(folder: SiloFolder, credentials: "SiloCredentials") -> "SiloCredentials":
-    from security.errors import LoricaError
+def finish_rotation(folder: SiloFolder, on_trouble: "Callable[[str], None]") -> None:
+    """Finish a rotation of the identity key that was cut off, if one was; while the coordinator is away `on_trouble` hears of each try.
+
+    The caller holds the folder's lock. Raises what the coordinator says.
+    """
+    from security.files import is_there
+
+    def unreachable(problem: LoricaError, seconds: float) -> None:
+        on_trouble(f"a rotation of the identity key is to be finished first ({problem}), next try in {seconds:.1f} s")
+
+    if is_there(folder.next_identity_key):
+        asyncio.run(_succeed(folder, credentials_of(folder), unreachable))
+
+
+async def _succeed(
+    folder: SiloFolder, credentials: "SiloCredentials", unreachable: "Callable[[LoricaError, float], None]"
+) -> "SiloCredentials":
+    from security.audit.entry import Event
+    from silo_agent.edges.audit_log import audited
     from silo_agent.edges.channel import mutual_channel
     from silo_agent.edges.grpc_client import GrpcCoordinator
-    from silo_agent.edges.identity_succession import succeed
+    from silo_agent.edges.identity_succession import predecessors, succeed
     from silo_agent.edges.model_cache import ModelCache
 
-    def unreachable(problem: LoricaError, _seconds: float) -> None:
-        raise problem
+    def tell(after: "SiloCredentials") -> None:
+        newest = predecessors(folder, after)[-1]
+        with audited(folder, after) as log:
+            log.append(Event.IDENTITY_SUCCEEDED, predecessor=newest.key.hex(), identity_key=newest.successor.hex())
 
     coordinator = GrpcCoordinator(
         channel=mutual_channel(credentials),
@@ -82,6 +103,6 @@ async def _succeed(folder: SiloFolder, credentials: "SiloCredentials") -> "SiloC
         unreachable=unreachable,
     )
     try:
-        return await succeed(folder, credentials, coordinator.succeed_identity)
+        return await succeed(folder, credentials, coordinator.succeed_identity, tell)
     finally:
         await coordinator.close()

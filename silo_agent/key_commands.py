@@ -26,7 +26,7 @@ def protect(
     from security.audit.entry import Event
     from security.audit.log_file import AuditLog
     from security.pki.identity_key import identity_key_from_pem
-    from security.pki.key_file import protect_all, read_key_of_either
+    from security.pki.key_file import protect_all, read_key_of_either, settle
     from security.process_lock import ProcessLock
     from silo_agent.edges.key_store import enrolled_as
 
@@ -39,6 +39,7 @@ def protect(
         log.append(Event.KEYS_PROTECTED, clear="yes" if clear else "no")
         log.seal()
 
+    settle(folder.root, folder.lock, "silo agent")
     with ProcessLock(folder.lock, "silo agent"):
         keys = [path for path in (*folder.private_keys, folder.next_identity_key) if path.exists()]
         print(protect_all(keys, os.environ, clear=clear, tell=tell))

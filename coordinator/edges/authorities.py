@@ -78,8 +78,7 @@ class Authorities:
         """Make the first authority; raises ConfigurationError where there is one."""
         require_none(folder)
         authority = Authority.create(federation, now=now)
-        files.replace(folder / f"{FIRST}.pem", authority.certificate_pem())
-        key_file.write_key(folder / f"{FIRST}.key", authority.key_pem(), os.environ)
+        keep_first(folder, authority.key_pem(), authority.certificate_pem())
 
     @classmethod
     def load(cls, folder: Path) -> "Authorities":
@@ -267,10 +266,18 @@ class Authorities:
                 )
 
 
-def require_none(folder: Path) -> None:
-    """Raises ConfigurationError where `folder` holds an authority."""
-    if any((folder / name).exists() for name in (f"{FIRST}.key", f"{FIRST}.pem", INDEX)):
+def require_none(folder: Path, key_pem: bytes | None = None) -> None:
+    """Raises ConfigurationError where `folder` holds an authority, or the key of another one than `key_pem`, whose import was cut off."""
+    key = folder / f"{FIRST}.key"
+    cut_off = key_pem is not None and key.exists() and key_file.read_key(key, os.environ) == key_pem
+    if any((folder / name).exists() for name in (f"{FIRST}.pem", INDEX)) or (key.exists() and not cut_off):
         raise ConfigurationError(f"{folder} already holds an authority: choose another folder, or delete it yourself")
+
+
+def keep_first(folder: Path, key_pem: bytes, certificates_pem: bytes) -> None:
+    """The authority of a folder that has none: it is there with its certificate, which is written last."""
+    key_file.write_key(folder / f"{FIRST}.key", key_pem, os.environ)
+    files.replace(folder / f"{FIRST}.pem", certificates_pem)
 
 
 def _authority(folder: Path, member: Member) -> Authority:

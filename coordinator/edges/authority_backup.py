@@ -4,7 +4,6 @@ AES-256 and a key that PBKDF2 makes of the passphrase in 600,000 rounds. The coo
 that as well, so a machine that takes over needs both, or enrols its silos anew.
 """
 
-import os
 from pathlib import Path
 
 from cryptography.hazmat.primitives import hashes
@@ -15,11 +14,10 @@ from cryptography.hazmat.primitives.serialization import (
     pkcs12,
 )
 
-from coordinator.edges.authorities import FIRST, Authorities, require_none
+from coordinator.edges.authorities import Authorities, keep_first, require_none
 from security import files
 from security.errors import ConfigurationError, StorageError
 from security.identifiers import FederationName
-from security.pki import key_file
 from security.pki.authority import Authority
 from security.pki.tls_key import tls_key_to_pem
 
@@ -54,7 +52,6 @@ def export_authority(authorities: Authorities, target: Path, passphrase: str) ->
 
 def import_authority(folder: Path, source: Path, passphrase: str, federation: FederationName) -> None:
     """Make the authority of `source` that of a folder without one; raises ConfigurationError and then writes nothing."""
-    require_none(folder)
     try:
         content = source.read_bytes()
     except OSError as error:
@@ -70,9 +67,9 @@ def import_authority(folder: Path, source: Path, passphrase: str, federation: Fe
             f"{source} holds no ECDSA key with a certificate: give a file of `coordinator ca export`"
         )
     key_pem = tls_key_to_pem(key)
+    require_none(folder, key_pem)
     authority = Authority.load(key_pem=key_pem, certificate_pem=certificate.public_bytes(Encoding.PEM))
     if authority.federation != federation:
         raise ConfigurationError(f"{source} is the authority of {authority.federation}, this folder is of {federation}")
     files.make_private_folder(folder)
-    key_file.write_key(folder / f"{FIRST}.key", key_pem, os.environ)
-    files.replace(folder / f"{FIRST}.pem", b"".join(one.public_bytes(Encoding.PEM) for one in (certificate, *chain)))
+    keep_first(folder, key_pem, b"".join(one.public_bytes(Encoding.PEM) for one in (certificate, *chain)))

@@ -105,16 +105,19 @@ def new_backup(target: Path, passphrase: Passphrase | None, about: About) -> Ite
     if target.exists():
         raise ConfigurationError(f"{target} is there already: choose a new file, nothing is overwritten")
     temporary = target.with_name(f".{target.name}.tmp")
+    if files.is_abandoned(temporary):
+        temporary.unlink(missing_ok=True)  # one that was cut off
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, files.PRIVATE_FILE_MODE)
     except FileExistsError as error:
         raise ConfigurationError(
-            f"{temporary} is there: another backup is being written, or one was cut off; delete it then"
+            f"{temporary} is there: another backup is being written to {target}; wait for it, or choose another file"
         ) from error
     except OSError as error:
         raise StorageError(f"{target} cannot be written: {error.strerror or error}") from error
     try:
         with os.fdopen(descriptor, "wb") as file:
+            files.hold(descriptor)
             sealed = None if passphrase is None else SealedWriter(file, passphrase)
             writer = BackupWriter(sealed or file, about)
             yield writer

@@ -40,6 +40,11 @@ class CoordinatorFolder:
         return self.keys / "operator-pair.pem"
 
     @property
+    def begun(self) -> Path:
+        """There while `coordinator init` makes the keys, before federation.toml is there."""
+        return self.root / ".init"
+
+    @property
     def audit(self) -> Path:
         return self.root / "audit"
 
@@ -52,6 +57,19 @@ class CoordinatorFolder:
             raise ConfigurationError(
                 f"{self.root} holds no {SETTINGS_FILE}: run `coordinator init DIR`, or name its folder with --dir"
             )
+
+
+def undo_init(folder: CoordinatorFolder) -> None:
+    """Erase the keys of a `coordinator init` that a kill cut off before federation.toml: nobody was told of them. Raises StorageError."""
+    if not folder.begun.exists() or folder.settings.exists():
+        return
+    if folder.keys.is_dir():
+        for path in folder.keys.iterdir():
+            files.erase(path)
+        folder.keys.rmdir()
+    for path in filter(files.is_temporary, folder.root.iterdir()):
+        files.erase(path)
+    folder.begun.unlink()
 
 
 def chosen_folder(given: Path | None) -> Path:

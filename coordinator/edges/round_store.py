@@ -85,6 +85,7 @@ from coordinator.service.records import (
     SignedModel,
     SiloRow,
 )
+from security import ballast
 from security.chain import Head
 from security.errors import AuthenticationError, Conflict, StateError, StorageError
 from security.identifiers import FederationName, Identity, Role, SiloName
@@ -101,6 +102,8 @@ _log = structlog.get_logger(__name__)
 EXPIRED_KEPT_S = 30 * 86_400.0
 BUSY_TIMEOUT_MS = 10_000
 _MACHINE_ID = 1
+_FULL = "disk is full"
+"""What SQLite says of SQLITE_FULL."""
 
 
 class SqlRoundStore:
@@ -134,6 +137,8 @@ class SqlRoundStore:
                 yield connection
         except SQLAlchemyError as error:
             reason = " ".join(str(error.__cause__ or error).split())
+            if _FULL in reason:
+                ballast.give_up_above(self._path)  # whoever tries again has room
             raise StorageError(
                 f"{self._path} cannot be read or written ({reason}): check the disk's free space and the permissions, "
                 "or restore the file from backup"

@@ -7,7 +7,7 @@ as they were or as they are to be.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,8 @@ def upgrade(path: Path, *, now: datetime, to: str = TABLES_REVISION) -> Upgraded
         return Upgraded(before, to, None)
     if not (before.isdecimal() and FIRST_REVISION <= before <= TABLES_REVISION):
         require_current(before, path)
-    copied = copy_of(path, before, now)
+    while (copied := copy_of(path, before, now)).exists():  # of an upgrade that was cut off this second
+        now += timedelta(seconds=1)
     copy_database(path, copied)
     with in_transaction(path) as connection:
         migrate(connection, to)

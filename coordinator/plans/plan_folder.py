@@ -10,8 +10,6 @@
 any file is not the one that plan.toml names.
 """
 
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,36 +69,30 @@ def create_plan(
     from coordinator.plans.model_source import write_model
 
     target = plans / name
-    try:
-        plans.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(dir=plans, prefix=".new-"))
-    except OSError as error:
-        raise StorageError(f"{plans} cannot be written: {error.strerror or error}") from error
-    try:
-        made = write_model(source, work, seed)
-        trained = write_adapters(work, made.layout, draft.adapters, seed) if draft.adapters.rank else made
-        names = {*made.files, BASE_LAYOUT_FILE} if draft.adapters.rank else made.files
-        model = {
-            "source": source.described,
-            "revision": made.revision,
-            "weights": dict(made.weights),
-            "parameters": trained.layout.parameters,
-            "layout": trained.layout.digest,
-            "initial": trained.initial.digest,
-            "initial_bfloat16": _published_in_bfloat16(work / MODEL_FILE, trained.layout),
-            "base": made.initial.digest if draft.adapters.rank else None,
-            "files": {file: digest_of((work / file).read_bytes()) for file in sorted(names)},
-        }
-        plan = checked(Plan, {**values, "model": model}, f"plan {name}")
-        require_worth(plan, f"plan {name}")
-        files.replace(work / PLAN_FILE, plan_text(plan).encode())
-        work.chmod(0o755)
-        work.rename(target)
-        files.sync_folder(plans)
-    except OSError as error:
-        raise StorageError(f"plan {name} cannot be written to {plans}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    with files.work_folder(plans, ".new-") as work:
+        try:
+            made = write_model(source, work, seed)
+            trained = write_adapters(work, made.layout, draft.adapters, seed) if draft.adapters.rank else made
+            names = {*made.files, BASE_LAYOUT_FILE} if draft.adapters.rank else made.files
+            model = {
+                "source": source.described,
+                "revision": made.revision,
+                "weights": dict(made.weights),
+                "parameters": trained.layout.parameters,
+                "layout": trained.layout.digest,
+                "initial": trained.initial.digest,
+                "initial_bfloat16": _published_in_bfloat16(work / MODEL_FILE, trained.layout),
+                "base": made.initial.digest if draft.adapters.rank else None,
+                "files": {file: digest_of((work / file).read_bytes()) for file in sorted(names)},
+            }
+            plan = checked(Plan, {**values, "model": model}, f"plan {name}")
+            require_worth(plan, f"plan {name}")
+            files.replace(work / PLAN_FILE, plan_text(plan).encode())
+            work.chmod(0o755)
+            work.rename(target)
+            files.sync_folder(plans)
+        except OSError as error:
+            raise StorageError(f"plan {name} cannot be written to {plans}: {error.strerror or error}") from error
     return compile_plan(target)
 
 

@@ -3,7 +3,8 @@
 One rule for time: each phase has one deadline and one quorum, `min_silos`.
 
 - Gathering opens when it is started and the whole population is ready, or when its deadline has passed, which runs from
-  the moment a quorum is ready. Below the quorum it waits. The cohort is whoever is ready at the opening.
+  the moment a quorum is ready. Below the quorum it waits. The cohort is whoever is ready at the opening. Who was absent at such a
+  deadline is waited for no more until it has declared readiness: a silo that never starts costs a plan one deadline, not one a round.
 - Under secure aggregation a quorum is ready when a masked sum can come out of who is: of whole release groups, with silos enough.
   So it waits for silos of a group that is not whole, for other groups, or for a silo that was left out and may take part again.
 - Collecting ends when everyone in the cohort has committed or declined, or at its deadline: with a quorum of updates
@@ -192,7 +193,7 @@ def _start_stopped(state: Stopped, event: PlanStarted) -> Step:
 
 def _unbarred(course: Course) -> Course:
     """The operator's word is that all take part again, and now."""
-    return replace(course, barred=(), disputes=(), paused=False)
+    return replace(course, barred=(), disputes=(), unawaited=frozenset(), paused=False)
 
 
 def _given_up(state: Stopped, now: float) -> tuple[Effect, ...]:
@@ -293,7 +294,12 @@ def _revoke_idle(state: Idle, event: SiloRevoked) -> Step:
 
 def _revoke(state: Running, event: SiloRevoked) -> Step:
     course = state.course
-    left = replace(course, population=course.population - {event.silo}, ready=course.ready - {event.silo})
+    left = replace(
+        course,
+        population=course.population - {event.silo},
+        ready=course.ready - {event.silo},
+        unawaited=course.unawaited - {event.silo},
+    )
     if isinstance(state, Collecting | Masking | Evaluating):
         return _without(replace(state, course=left), event)
     if isinstance(state, Stopped):
@@ -348,8 +354,12 @@ def _without(state: Collecting | Masking | Evaluating, event: SiloRevoked) -> St
 
 def _declare(state: Running, event: ReadinessDeclared) -> Step:
     _check_enrolled(state, event.silo)
-    ready = state.course.ready | {event.silo} if event.ready else state.course.ready - {event.silo}
-    return _with_course(state, replace(state.course, ready=ready), event.now)
+    course, silo = state.course, frozenset({event.silo})
+    if event.ready:
+        course = replace(course, ready=course.ready | silo, unawaited=course.unawaited - silo)
+    else:
+        course = replace(course, ready=course.ready - silo)
+    return _with_course(state, course, event.now)
 
 
 def _leave_idle(state: Idle, event: SiloLeft) -> Step:
@@ -376,7 +386,7 @@ def _gather(course: Course, opening: Opening, *, started: bool, now: float, dead
     left_out = _left_out(course, opening)
     if not started or course.paused or not _suffice(course, opening.task, course.ready - left_out):
         deadline = None
-    elif everyone_is_ready(population=course.population - left_out, ready=course.ready - left_out):
+    elif everyone_is_ready(population=course.population - course.unawaited - left_out, ready=course.ready - left_out):
         return _open(course, opening, now)
     elif deadline is None:
         deadline = now + course.terms.gathering_deadline_s
@@ -396,7 +406,9 @@ def _left_out(course: Course, opening: Opening) -> frozenset[SiloName]:
 
 def _gathering_deadline(state: Gathering, event: DeadlinePassed) -> Step:
     _check_deadline(state, event)
-    return _open(state.course, state.opening, event.now)
+    course = state.course
+    absent = course.population - course.ready - _left_out(course, state.opening)
+    return _open(replace(course, unawaited=course.unawaited | absent), state.opening, event.now)
 
 
 def _open(course: Course, opening: Opening, now: float) -> Step:
@@ -912,7 +924,13 @@ def _resume_idle(state: Idle, event: Resumed) -> Step:
 
 
 def _resume(state: Running, event: Resumed) -> Step:
-    course = replace(state.course, population=event.population, groups=event.groups, ready=frozenset())
+    course = replace(
+        state.course,
+        population=event.population,
+        groups=event.groups,
+        ready=frozenset(),
+        unawaited=state.course.unawaited & event.population,
+    )
     retained = _retained(course)
     match state:
         case Gathering():

@@ -145,6 +145,7 @@ def _gathering(state: Gathering) -> str:
     if barred := course.barred_in(state.opening.round):
         counts += f", left out until `coordinator plan start`: {named(sorted(barred))}"
     absent = named(cohort_of(course.population - course.ready))
+    awaited = named(cohort_of(course.population - course.ready - course.unawaited))
     if not state.started:
         return f"{counts}; waiting for `coordinator plan start {course.terms.name}`"
     if course.paused:
@@ -153,4 +154,4 @@ def _gathering(state: Gathering) -> str:
         return f"{counts}, at least {course.terms.min_silos} are needed; waiting for {absent}"
     if (lacking := awaited_groups(state)) is not None:
         return f"{counts}; {lacking.in_words}"
-    return f"{counts}; waiting for {absent} until the deadline"
+    return f"{counts}; waiting for {awaited} until the deadline"

@@ -49,15 +49,17 @@ class Course:
     """What outlasts a round: the plan's terms, its silos, its model.
 
     `population` holds the enrolled silos, `ready` those of them that are connected and have declared readiness for this
-    plan since they last connected or declined; a restart empties it. `model_round` is the round that made `model`.
-    `included` has, in order of silo name, the newest update of each silo that a model of the plan includes. `barred` and
-    `disputes` are lifted by the operator's next `plan start`. While `paused` no attempt opens. `groups` are the release groups that
+    plan since they last connected or declined; a restart empties it. `unawaited` holds silos without which a gathering ended at its
+    deadline: no further one waits for them until they declare readiness. `model_round` is the round that made `model`.
+    `included` has, in order of silo name, the newest update of each silo that a model of the plan includes. `barred`,
+    `disputes` and `unawaited` are lifted by the operator's next `plan start`. While `paused` no attempt opens. `groups` are the release groups that
     the next masked sum is over; None: there are none yet, and which there will be is not known.
     """
 
     terms: PlanTerms
     population: frozenset[SiloName]
     ready: frozenset[SiloName] = frozenset()
+    unawaited: frozenset[SiloName] = frozenset()
     model: Digest
     model_round: int = 0
     best: BestModel | None = None

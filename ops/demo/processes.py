@@ -31,6 +31,17 @@ def environment(**extra: str) -> dict[str, str]:
     return {**os.environ, **threads, "PYTHONPATH": os.pathsep.join(paths), **extra}
 
 
+def begin(module: str, *arguments: str) -> subprocess.Popen[bytes]:
+    """One command that may be killed; what it says is not kept."""
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
 def run(module: str, *arguments: str, log: Path | None = None, extra: Mapping[str, str] | None = None) -> str:
     """Run one command to its end and return what it printed; raises StateError with its last words when it fails."""
     with subprocess.Popen(

@@ -9,6 +9,7 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from silo_agent.edges.silo_folder import SiloFolder
 
 COORDINATOR = "coordinator"
 PLAN = "soak"
+MOST_EPSILON = 1000.0
+"""Of private silos: no budget may end a soak."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +37,8 @@ class Shape:
     """What is trained on how much; `lines` are training lines of each silo, `values` are keys of the plan.
 
     `secure`: under secure aggregation, with silos that refuse any plan without it, and pin each other's keys on first use.
-    `spot` are those of them that check round models by single chunks, the others check all of them together.
+    `spot` are those of them that check round models by single chunks, the others check all of them together. `private`: under record-level
+    differential privacy, with silos that refuse any plan without it.
     """
 
     federation: str
@@ -44,6 +48,7 @@ class Shape:
     dev_lines: int
     secure: bool = False
     spot: tuple[str, ...] = ()
+    private: bool = False
     values: Mapping[str, object]
 
 
@@ -93,6 +98,12 @@ class MortalFederation:
                 )
                 # The same in the run that nobody disturbs: else the two come to other models.
                 write_private(self.agent(silo).own_entropy, hashlib.sha256(silo.encode()).digest())
+        if shape.private:
+            for silo in shape.silos:
+                self.agent(silo).root.mkdir(mode=0o700)
+                self.agent(silo).settings.write_text(
+                    f'[policy]\nrequire_privacy = "record"\nmax_epsilon = {MOST_EPSILON}\napproved_plans = "any"\n'
+                )
         ports = free_ports(3)
         run(
             "coordinator.cli",
@@ -160,6 +171,19 @@ class MortalFederation:
     def start(self, process: str) -> None:
         module, arguments = self.command(process)
         self.processes.start(process, module, arguments)
+
+    @contextmanager
+    def down(self, process: str) -> Iterator[None]:
+        """It is killed, and started again after the block."""
+        self.kill(process)
+        yield
+        self.start(process)
+
+    def begin_again(self) -> None:
+        """Everything is stopped, and the plan is to be gone through from a backup of the coordinator."""
+        self.place = Place(phase=Idle.phase, round=0)
+        self.connected.clear()
+        self._over.clear()
 
     def _where(self) -> tuple[str, str]:
         return "--dir", str(self.folder.root)

@@ -15,6 +15,7 @@ A clear key where a passphrase is given is refused, too: people who gave one cou
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,12 +29,17 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from security.errors import AuthenticationError, ConfigurationError
-from security.files import read_private, replace_secret, was_erased
+from security.errors import AuthenticationError, ConfigurationError, Conflict
+from security.files import PRIVATE_FILE_MODE, erase, read_private, replace_secret, take_place, was_erased, write_private
+from security.process_lock import ProcessLock
 
 PASSPHRASE = "LORICA_KEY_PASSPHRASE"  # noqa: S105  # nosec B105  # a variable's name
 NEW_PASSPHRASE = "LORICA_NEW_KEY_PASSPHRASE"  # noqa: S105  # nosec B105
 LEAST_CHARACTERS = 20
+_STAGED = ".protected"
+"""Ends the names of key files under their new passphrase, before they take the place of the others."""
+_DECIDED = ".keys-protected"
+"""There from when all files are staged until each is in its place."""
 
 _CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 _ENCRYPTED = b"-----BEGIN ENCRYPTED PRIVATE KEY-----"
@@ -104,8 +110,8 @@ def is_encrypted(pem: bytes) -> bool:
 def protect(paths: Sequence[Path], environment: Mapping[str, str], *, tell: Callable[[], None] = lambda: None) -> int:
     """Bring every key file from the present passphrase (or none) to the new one (or none); how many had to be changed.
 
-    Every file is opened before the first is written, and what it held is overwritten. May be repeated: after a crash in between some files have the new
-    passphrase, others the old one, and both open. `tell` is called before anything is changed.
+    Every file is opened before the first is written, and what it held is overwritten. All files are of one folder. A kill leaves all of them
+    as they were, or `settle` brings all to the new one, which needs no passphrase. `tell` is called before anything is changed.
     """
     present, new = passphrase_of(environment), passphrase_of(environment, NEW_PASSPHRASE)
     changed: list[tuple[Path, PrivateKeyTypes, bytes]] = []
@@ -116,8 +122,30 @@ def protect(paths: Sequence[Path], environment: Mapping[str, str], *, tell: Call
     if changed:
         tell()
     for path, key, certificates in changed:
-        replace_secret(path, _sealed(key, new) + certificates)
+        write_private(path.with_name(path.name + _STAGED), _sealed(key, new) + certificates)
+    if changed:
+        folder = paths[0].parent
+        (folder / _DECIDED).touch(mode=PRIVATE_FILE_MODE)
+        _finish(folder)
     return len(changed)
+
+
+def settle(folder: Path, lock: Path, purpose: str) -> None:
+    """Finish or undo a `protect` of the keys in `folder` that was cut off; one that is under way, with `lock`, is left alone."""
+    if (folder / _DECIDED).exists() or any(folder.glob(f"*{_STAGED}")):
+        with suppress(Conflict), ProcessLock(lock, purpose):
+            _finish(folder)
+
+
+def _finish(folder: Path) -> None:
+    """What is staged takes its place once that is decided, else it is erased."""
+    decided = folder / _DECIDED
+    for staged in sorted(folder.glob(f"*{_STAGED}")):
+        if decided.exists():
+            take_place(staged, staged.with_name(staged.name.removesuffix(_STAGED)))
+        else:
+            erase(staged)
+    decided.unlink(missing_ok=True)
 
 
 def protect_all(

@@ -645,16 +645,16 @@ class GrpcCoordinator:
             raise error_of(error) from error
 
     async def succeed_identity(self, succession: Succession, possession: bytes) -> None:
-        """Have the coordinator take the successor for this silo's identity key; raises what it says, Unreachable."""
+        """Have the coordinator take the successor for this silo's identity key; raises what it says."""
         who = self._credentials
         request = succession_request(
             federation=who.federation, silo=who.silo, succession=succession, possession=possession
         )
-        try:
-            async with self._wire.used() as wire:
-                await wire.stub.SucceedIdentity(request, timeout=CALL_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            raise error_of(error) from error
+
+        async def attempt(wire: Wire) -> None:
+            await wire.stub.SucceedIdentity(request, timeout=CALL_TIMEOUT_S)
+
+        await self._until_answered(attempt)
 
     # ---- trying again -------------------------------------------------------------------------------------------
 

@@ -5,10 +5,11 @@
     3. predecessors.json        how the old key named the new one, for whoever checks old signatures
     4. what is sealed           is sealed by the new key: all of `SiloFolder.sealed`
     5. identity.key             is replaced by the new key
-    6. identity.next            is deleted
+    6. the audit log            says so
+    7. identity.next            is deleted
 
-While identity.next is there no agent starts: before step 2 the old key would still do, after it only the new one, and this
-silo cannot tell which it is. The same command again finishes what was begun.
+While identity.next is there nothing is done under either key: before step 2 the old one would still do, after it only the new one, and
+this silo cannot tell which it is. The agent finishes what was begun as it starts, and so does the same command again.
 """
 
 import os
@@ -50,6 +51,9 @@ def own_keys(folder: SiloFolder, credentials: SiloCredentials) -> list[Ed25519Pu
 
 Send = Callable[[Succession, bytes], Awaitable[None]]
 """Has the coordinator take a succession, with the successor's proof that it is at hand."""
+
+Tell = Callable[[SiloCredentials], None]
+"""Hears of the credentials after a succession while it can still be repeated: after a kill it hears twice."""
 
 _REMEDY = (
     "restore it from backup, or move it away: what this silo signed with earlier keys is then nobody's here, and silos that did not "
@@ -105,6 +109,7 @@ async def succeed(
     folder: SiloFolder,
     credentials: SiloCredentials,
     send: Send,
+    tell: Tell,
     *,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> SiloCredentials:
@@ -114,7 +119,8 @@ async def succeed(
     still this silo's, and the new one waits for another try.
     """
     _require_no_attempt(folder, credentials)
-    if is_there(folder.next_identity_key) and succession_is_finished(folder):  # killed within the last step
+    if is_there(folder.next_identity_key) and succession_is_finished(folder):  # killed within the last steps
+        tell(credentials)
         erase(folder.next_identity_key)
         return credentials
     old, new = credentials.identity_key, _next_key(folder)
@@ -125,8 +131,10 @@ async def succeed(
     _remember(folder, identity, old, new, succession, now())
     seal_anew(folder, Seal(old), Seal(new))
     write_key(folder.identity_key, identity_key_to_pem(new), os.environ)
+    after = replace(credentials, identity_key=new)
+    tell(after)
     erase(folder.next_identity_key)
-    return replace(credentials, identity_key=new)
+    return after
 
 
 def seal_anew(folder: SiloFolder, present: Seal, successor: Seal) -> None:

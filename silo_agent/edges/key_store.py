@@ -76,8 +76,15 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def refuse_second_enrolment(folder: SiloFolder) -> None:
-    """Raises StateError where a silo's keys already are, ConfigurationError for a passphrase that could not protect new ones."""
+    """Raises StateError where a silo's keys already are, ConfigurationError for a passphrase that could not protect new ones.
+
+    Keys of an enrolment that was cut off are erased: its token is spent, and the coordinator takes another silo's keys with the next one.
+    """
     passphrase_of(os.environ)  # found out before a token is spent
+    if folder.begun.exists() and not folder.enrolment.exists():  # a kill cut it off: its keys are nobody's
+        erase(folder.identity_key)
+        erase(folder.tls)
+        folder.begun.unlink()
     for path in (folder.enrolment, folder.identity_key, folder.tls):
         if path.exists():
             raise StateError(
@@ -90,6 +97,7 @@ def store_credentials(folder: SiloFolder, credentials: SiloCredentials) -> None:
     """Write everything, `enrolment.json` last; raises StateError when the folder is taken, StorageError."""
     refuse_second_enrolment(folder)
     make_private_folder(folder.root)
+    folder.begun.touch(mode=0o600)
     write_key(folder.identity_key, identity_key_to_pem(credentials.identity_key), os.environ)
     store_tls(folder, credentials)
     facts = {
@@ -100,6 +108,7 @@ def store_credentials(folder: SiloFolder, credentials: SiloCredentials) -> None:
         "coordinator_identity_key": public_key_bytes(credentials.coordinator_key).hex(),
     }
     write_private(folder.enrolment, json.dumps(facts, indent=1).encode() + b"\n")
+    folder.begun.unlink()
 
 
 def store_tls(folder: SiloFolder, credentials: SiloCredentials) -> None:
@@ -140,16 +149,9 @@ def check_settled(folder: SiloFolder) -> None:
     """Raise StateError while a succession of the identity key is not finished: what is sealed may have the seal of either key."""
     if is_there(folder.next_identity_key) and not succession_is_finished(folder):
         raise StateError(
-            f"{folder.next_identity_key} is there: a rotation of the identity key was begun and not finished; run "
-            "`silo-agent identity rotate` again"
+            f"{folder.next_identity_key} is there: a rotation of the identity key was begun and not finished; `silo-agent start` "
+            "finishes it, and so does `silo-agent identity rotate`"
         )
-
-
-def require_settled(folder: SiloFolder) -> None:
-    """As `check_settled`; deletes what a finished succession left. The caller holds the folder's lock."""
-    check_settled(folder)
-    if is_there(folder.next_identity_key):
-        erase(folder.next_identity_key)
 
 
 def enrolled_as(folder: SiloFolder) -> Identity:

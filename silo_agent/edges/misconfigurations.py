@@ -60,7 +60,7 @@ class Mistake(Enum):
         "rotation-unfinished",
         "files and permissions",
         "a rotation of the identity key was begun and not finished: what is sealed may have the seal of either key",
-        "run silo-agent identity rotate again",
+        "start the agent, which finishes it, or run silo-agent identity rotate again",
     )
     SETTINGS = Misconfiguration(
         "settings-wrong",

@@ -37,6 +37,7 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from security import ballast
 from security.chain import Head
 from security.errors import LoricaError, StorageError
 from security.files import overwrite, sync_folder
@@ -61,6 +62,8 @@ from silo_wire.v1 import federation_pb2
 SCHEMA_VERSION = "3"
 BUSY_TIMEOUT_S = 10
 MOST_REFUSALS = 10_000
+_FULL = "disk is full"
+"""What SQLite says of SQLITE_FULL."""
 
 _metadata = MetaData()
 _facts = Table("facts", _metadata, Column("name", String, primary_key=True), Column("value", String, nullable=False))
@@ -403,6 +406,8 @@ class RoundJournal:
                 yield connection
         except SQLAlchemyError as error:
             reason = str(getattr(error, "orig", None) or error).splitlines()[0]
+            if _FULL in reason:
+                ballast.give_up_above(self._path)  # whoever tries again has room
             raise StorageError(f"{self._path} cannot be used: {reason}; check the disk, or restore it") from error
 
 

@@ -21,6 +21,11 @@ class SiloFolder:
         return self.root / "enrolment.json"
 
     @property
+    def begun(self) -> Path:
+        """There while an enrolment that the coordinator has granted is written, before enrolment.json is there."""
+        return self.root / ".enrolment"
+
+    @property
     def identity_key(self) -> Path:
         return self.root / "identity.key"
 

@@ -87,6 +87,14 @@ def test_it_is_given_up_only_for_what_people_have_to_mend_and_watched_for_longer
     assert unit == "lorica-coordinator" or EXIT_CODES[AuthorisationError] in given_up
 
 
+@each_unit
+def test_it_is_started_again_however_often_it_fails(unit: str) -> None:
+    said = systemd_unit.settings(unit)
+    assert said["Restart"] == ["on-failure"]
+    assert said["StartLimitIntervalSec"] == ["0"], "else systemd gives up after some starts, within a minute"
+    assert float(said["RestartSec"][0]) >= 10
+
+
 def test_the_accounts_are_those_of_the_units() -> None:
     lines = (FOLDER / "lorica.sysusers.conf").read_text().splitlines()
     accounts = {line.split()[1]: line.split('"')[2].strip() for line in lines if line.startswith("u ")}

@@ -4,7 +4,8 @@ import asyncio
 import itertools
 import json
 import os
-from collections.abc import AsyncIterator, Callable
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 
 from security import files
-from security.errors import Conflict, IntegrityError, LoricaError, StateError, Unreachable
+from security.audit.entry import Event, entry_from_line
+from security.audit.log_file import lines
+from security.errors import Conflict, DataError, IntegrityError, LoricaError, StateError, Unreachable
 from security.identifiers import Identity, Role
 from security.pki.identity_key import new_identity_key, public_key_bytes
 from security.pki.key_text import key_text
@@ -21,10 +24,12 @@ from security.process_lock import ProcessLock
 from security.secure_aggregation.messages import Advertisement
 from silo_agent.cli import main as silo_main
 from silo_agent.edges.identity_succession import predecessors, succeed
-from silo_agent.edges.key_store import load_credentials, require_settled
+from silo_agent.edges.key_store import SiloCredentials, check_settled, load_credentials
 from silo_agent.edges.masking_journal import masking_journal
 from silo_agent.edges.masking_party import party_of
+from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.edges.trust_store import How, trust_store
+from silo_agent.identity_commands import finish_rotation
 from silo_agent.policy import PolicyRules, SiloPolicy
 from silo_wire.messages import RoundKey
 from silo_wire.renewal import succession_request
@@ -40,6 +45,7 @@ from tests.support.coordinator import (
     running,
 )
 from tests.support.coordinator import federation_template as federation_template
+from tests.support.killed_commands import Killed, dying, each_death
 from tests.support.lifecycle import silo_at
 from tests.support.rogue_silos import ROGUE, SILOS, Attack, Declared, Play, PlayedSilo, make_rogue_template, played
 from tests.support.secagg_federation import attempt, opening
@@ -114,13 +120,88 @@ def test_rotate_beside_a_running_agent_or_without_the_coordinator_changes_nothin
     done = run_command(silo_main, "identity", "rotate", "--dir", folder.root)
     done.is_refusal(Unreachable)
     assert folder.identity_key.read_bytes() == before
-    # The coordinator may have heard of it, for all that this silo knows: no agent starts until it is settled.
-    started = run_command(silo_main, "start", "--data", tmp_path, "--dir", folder.root)
-    started.is_refusal(StateError, "identity.next", "silo-agent identity rotate")
+    # The coordinator may have heard of it, for all that this silo knows: nothing is done under either key until it is settled.
+    listed = run_command(silo_main, "trust", "list", "--dir", folder.root)
+    listed.is_refusal(StateError, "identity.next", "silo-agent start")
 
 
-class Killed(BaseException):
-    """The process ends here."""
+def succeeded(folder: SiloFolder) -> list[str]:
+    """The keys that the audit log says this silo went over to."""
+    entries = (entry_from_line(line.content, line.where) for line in lines(folder.audit))
+    return [str(one.details["identity_key"]) for one in entries if one.event is Event.IDENTITY_SUCCEEDED]
+
+
+async def test_an_agent_that_starts_finishes_a_rotation_that_was_killed(
+    at: RunningCoordinator, federation_template: FederationTemplate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each durable step of the command; what `start` does first needs no people, and the audit log tells of it."""
+    folder = silo_at(tmp_path / "silo", federation_template.silos[BANK], at.address)
+
+    def rotate() -> None:
+        done = run_command(silo_main, "identity", "rotate", "--dir", folder.root)
+        assert (done.code, done.err) == (0, "")
+
+    def start() -> None:
+        """Of a command that died half-way: there are no data, which the agent finds out once all that comes before is done."""
+        with dying(5, within=folder.root), pytest.raises(Killed):
+            rotate()
+        assert folder.next_identity_key.exists()
+        run_command(silo_main, "start", "--dir", folder.root, "--data", tmp_path / "none").is_refusal(DataError)
+        assert not folder.next_identity_key.exists()
+
+    monkeypatch.setattr(
+        signal, "signal", lambda *_: None
+    )  # this is not the main thread, whose loop is the coordinator's
+    await asyncio.to_thread(start)
+    deaths = 0
+    for died in await asyncio.to_thread(lambda: list(_each_start(rotate, folder))):
+        deaths += bool(died)
+    assert deaths >= 8
+    credentials = load_credentials(folder)
+    store = at.coordinator.open_store()
+    try:
+        silo = store.silo(BANK)
+        assert silo is not None
+        assert silo.identity_public_key == public_key_bytes(credentials.identity_key.public_key())
+    finally:
+        store.close()
+
+
+def _each_start(rotate: Callable[[], None], folder: SiloFolder) -> Iterator[str]:
+    for died in each_death(rotate, before=lambda: None, within=folder.root):
+        finish_rotation(folder, pytest.fail)
+        check_settled(folder)
+        after = load_credentials(folder)
+        assert not folder.next_identity_key.exists()
+        chain = predecessors(folder, after)
+        for earlier, later in itertools.pairwise(chain):
+            assert earlier.successor == later.key
+        if chain:
+            assert chain[-1].successor == public_key_bytes(after.identity_key.public_key())
+            assert set(succeeded(folder)) == {one.successor.hex() for one in chain}, died
+        yield died
+
+
+def test_an_agent_that_starts_waits_for_the_coordinator_to_finish_a_rotation(
+    federation_template: FederationTemplate, tmp_path: Path
+) -> None:
+    folder = silo_at(tmp_path / "silo", federation_template.silos[HOSPITAL], "127.0.0.1:1")
+    run_command(silo_main, "identity", "rotate", "--dir", folder.root)
+    told: list[str] = []
+
+    def trouble(word: str) -> None:
+        told.append(word)
+        if len(told) == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        finish_rotation(folder, trouble)
+    assert "rotation of the identity key" in told[0]
+    assert folder.next_identity_key.exists()
+
+
+def nobody(_: SiloCredentials) -> None:
+    return
 
 
 async def test_a_kill_between_any_two_steps_leaves_one_way_to_go(
@@ -165,16 +246,13 @@ async def test_a_kill_between_any_two_steps_leaves_one_way_to_go(
                 patch.setattr(files, "replace", counted(files.replace))
                 patch.setattr(Path, "unlink", counted(Path.unlink))
                 try:
-                    await succeed(folder, credentials, cut_send)
+                    await succeed(folder, credentials, cut_send, nobody)
                 except Killed:
                     killed = True
             after = load_credentials(folder)
             if folder.next_identity_key.exists():
-                try:
-                    require_settled(folder)
-                except StateError:
-                    after = await succeed(folder, load_credentials(folder), send)
-            require_settled(folder)
+                after = await succeed(folder, load_credentials(folder), send, nobody)
+            check_settled(folder)
             assert not folder.next_identity_key.exists()
             stored = load_credentials(folder).identity_key.public_key()
             assert after.identity_key.public_key() == stored
@@ -324,10 +402,10 @@ async def test_peers_follow_a_silo_that_changed_its_key_between_two_masked_round
                 await silo.client.succeed_identity(succession, possession)
             asked.append(caught.value)
             with pytest.raises(StateError, match="secure aggregation is under way here"):
-                await succeed(silo.folder, who, silo.client.succeed_identity)
+                await succeed(silo.folder, who, silo.client.succeed_identity, nobody)
         if isinstance(message, Declared) and key.round == 2:
             # What a restart between the rounds does, without the wait for one.
-            silo.credentials = await succeed(silo.folder, who, silo.client.succeed_identity)
+            silo.credentials = await succeed(silo.folder, who, silo.client.succeed_identity, nobody)
             policy = SiloPolicy(rules=PolicyRules(), silo=silo.name)
             silo.masking._party = party_of(silo.folder, silo.credentials, policy)
             silo.masking._journal = masking_journal(silo.folder, silo.credentials)

@@ -157,6 +157,57 @@ def test_a_third_silo_does_not_move_the_gathering_deadline() -> None:
     assert state.deadline == T0 + 70
 
 
+def _without_the_third() -> State:
+    """A plan of three silos, of which C never came: the first round has opened at the deadline without it."""
+    state = after(Idle(population=frozenset({A, B, C})), started(), ready(A), ready(B))
+    return after(state, DeadlinePassed(now=T0 + 60, deadline=T0 + 60))
+
+
+def _gathers_again(state: State) -> State:
+    assert isinstance(state, Collecting)
+    return after(state, declined(A, state.key), ready(A))
+
+
+def test_a_silo_that_never_came_is_waited_for_once_and_not_in_every_round() -> None:
+    state = _without_the_third()
+    for _ in range(3):
+        state = _gathers_again(state)
+        assert isinstance(state, Collecting), state
+        assert state.cohort == (A, B)
+
+
+def test_a_silo_that_was_seen_since_is_waited_for_again_once() -> None:
+    state = after(_without_the_third(), ready(C), SiloLeft(now=T0, silo=C))
+    waiting = _gathers_again(state)
+    assert isinstance(waiting, Gathering)
+    assert waiting.deadline == T0 + 60
+    opened = after(waiting, DeadlinePassed(now=T0 + 60, deadline=T0 + 60))
+    assert isinstance(_gathers_again(opened), Collecting)
+
+
+def test_a_silo_that_comes_late_is_in_the_next_round() -> None:
+    state = _gathers_again(after(_without_the_third(), ready(C)))
+    assert isinstance(state, Collecting)
+    assert state.cohort == (A, B, C)
+
+
+def test_a_restart_waits_for_those_who_were_there_and_not_for_who_never_came() -> None:
+    resumed = Resumed(now=T0 + 100, population=frozenset({A, B, C})), ready(B)
+    state = _gathers_again(after(_without_the_third(), *resumed))
+    assert isinstance(state, Collecting)
+
+
+def test_a_silo_that_is_enrolled_anew_is_waited_for() -> None:
+    state = _gathers_again(after(_without_the_third(), revoked(C), enrolled(C)))
+    assert isinstance(state, Gathering)
+
+
+def test_plan_start_waits_for_everybody_again() -> None:
+    state = after(_without_the_third(), PlanStopped(now=T0), started(), ready(A), ready(B))
+    assert isinstance(state, Gathering)
+    assert state.deadline is not None
+
+
 def test_losing_the_quorum_disarms_the_gathering_deadline_and_waits_on() -> None:
     state = after(Idle(population=frozenset({A, B, C})), started(), ready(A), ready(B, T0 + 10))
     waiting, effects = step(state, SiloLeft(now=T0 + 20, silo=B))
