@@ -38,7 +38,7 @@ from coordinator.edges.status_page.page import status_page
 from coordinator.edges.status_page.refusals import RecentRefusals
 from coordinator.plans.plan_shelf import PlanShelf
 from coordinator.service.federation import Federation
-from coordinator.service.ports import Aggregator, Clock
+from coordinator.service.ports import Aggregator, Clock, Steady
 from coordinator.service.records import PresentPlan
 from coordinator.settings import Settings, reachable
 from security.audit.entry import Event
@@ -192,7 +192,7 @@ class Coordinator:
 
     @asynccontextmanager
     async def service(
-        self, metrics: CoordinatorMetrics, *, audit: AuditLog, clock: Clock = time.time
+        self, metrics: CoordinatorMetrics, *, audit: AuditLog, clock: Clock = time.time, steady: Steady = time.monotonic
     ) -> AsyncIterator[tuple[Federation, asyncio.Task[None]]]:
         """The service on this folder's state, and the task that is its loop. The caller holds the folder's lock."""
         store = self.open_store()
@@ -210,6 +210,7 @@ class Coordinator:
                 audit=audit,
                 observer=metrics,
                 clock=clock,
+                steady=steady,
             )
             service.authorities.on_change.append(partial(self._authority_changed, audit))
             service.groups.on_standing.append(partial(_groups_stand, audit))

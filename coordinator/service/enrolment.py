@@ -138,9 +138,9 @@ class Enrolment:
         await self._register.reload()
         if known:  # whoever held the keys before has open calls, the silo's seat, and a part in the round
             self._register.cut(certificate.entry.identity)
-            await self._loop.post(SiloRevoked(now=now, silo=name, reason="enrolled anew with other keys"))
+            await self._loop.post(SiloRevoked(now=self._loop.now(), silo=name, reason="enrolled anew with other keys"))
         # Were this lost with the process: the population is taken from the store at the next start.
-        await self._loop.post(SiloEnrolled(now=now, silo=name))
+        await self._loop.post(SiloEnrolled(now=self._loop.now(), silo=name))
         await self._reload()
         _log.info("silo enrolled", silo=name, certificate=certificate.entry.serial)
         return Issued(
