@@ -20,10 +20,10 @@ import typer
 
 from security.errors import (
     EXIT_CODES,
-    AuthenticationError,
     ConfigurationError,
     DataError,
     LoricaError,
+    OutsideValidity,
     PolicyRefusal,
     StateError,
     UnsafeSql,
@@ -193,7 +193,7 @@ def start(
     folder.make()
     problem = _validity_problem(credentials)
     if problem:
-        raise AuthenticationError(
+        raise OutsideValidity(
             f"certificate of {credentials.identity.uri} {problem}; if it has expired the operator runs "
             f"`coordinator invite {credentials.silo}`, and you `silo-agent enroll` into a new folder"
         )

@@ -690,9 +690,15 @@ def _send(connection: Connection, certificate: IssuedCertificate, trust: str) ->
 
 
 def _register(connection: Connection, certificate: Certificate) -> None:
-    """Those that ended long ago go: their dates alone keep them out, and renewals are many."""
-    long_ago = certificate.issued_unix_s - EXPIRED_KEPT_S
-    connection.execute(delete(certificates).where(certificates.c.expires_at < long_ago))
+    """Its holder's own that ended long ago go: their dates alone keep them out, and renewals are many.
+
+    Nobody else's: a clock that is far ahead for an hour, in which the coordinator renews its own, would shut out every silo.
+    """
+    long_ago = and_(
+        certificates.c.uri == certificate.identity.uri,
+        certificates.c.expires_at < certificate.issued_unix_s - EXPIRED_KEPT_S,
+    )
+    connection.execute(delete(certificates).where(long_ago))
     connection.execute(insert(certificates).values(_certificate_row(certificate)))
 
 

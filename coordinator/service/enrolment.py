@@ -20,6 +20,8 @@ from security.identifiers import SiloName, silo_name
 from security.pki.enrolment_token import SECRET_BYTES, check_unexpired, is_secret, secret_digest, verify_secret
 
 MAX_VALID_SECONDS = 90 * 86_400
+LOOK_S = 60.0
+"""Between two looks at the clock, which may be set: whether an invitation is open goes by it."""
 
 _log = structlog.get_logger(__name__)
 
@@ -188,18 +190,20 @@ class Enrolment:
     async def until_open(self) -> None:
         """Return as soon as there is an invitation to accept."""
         while not self.invitations_open():
-            self._changed.clear()
-            await self._changed.wait()
+            await self._change_within(LOOK_S)
 
     async def until_closed(self) -> None:
         """Return as soon as every invitation is spent or expired."""
         while self.invitations_open():
-            self._changed.clear()
             latest = max(item.expires_unix_s for item in self._open)
-            # Not wait_for: in Python 3.11 it loses a cancellation that comes together with the change.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, latest - self._clock())):
-                    await self._changed.wait()
+            await self._change_within(min(LOOK_S, max(0.0, latest - self._clock())))
+
+    async def _change_within(self, seconds: float) -> None:
+        self._changed.clear()
+        # Not wait_for: in Python 3.11 it loses a cancellation that comes together with the change.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
 
     async def _reload(self) -> None:
         self._open = await self._threads.store(self._store.invitations)

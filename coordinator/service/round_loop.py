@@ -46,7 +46,7 @@ from coordinator.service.ports import BudgetSpent, Clock, Keys, Observer, RoundS
 from coordinator.service.release_groups import ReleaseGroups
 from coordinator.service.round_checks import RoundChecks
 from coordinator.service.threads import Threads
-from security.errors import ConfigurationError, LoricaError, MalformedMessage, StateError, StorageError, kind_of
+from security.errors import ConfigurationError, LoricaError, MalformedMessage, StorageError, Unreachable, kind_of
 from security.identifiers import FederationName
 from security.pki.identity_key import public_key_from_bytes
 from security.secure_aggregation.attempt import ATTEMPT_ID_BYTES, Attempt
@@ -505,7 +505,7 @@ def _under_way(state: State) -> Digest | None:
     return None if course is None or isinstance(state, Finished) else course.terms.plan
 
 
-class _Stopping(StateError):
+class _Stopping(Unreachable):
     def __init__(self) -> None:
         super().__init__("the coordinator is stopping: try again when it runs")
 

@@ -381,6 +381,15 @@ def test_expired_certificates_leave_the_register_a_month_later(store: SqlRoundSt
     assert {item.serial for item in store.certificates() if item.identity == identity} == {"b", "c"}
 
 
+def test_a_clock_that_was_years_ahead_for_a_moment_leaves_everybody_in_the_register(store: SqlRoundStore) -> None:
+    """The coordinator renews its own certificate at once when its clock says so."""
+    before = store.certificates()
+    own = Identity(FEDERATION, Role.OPERATOR, "local")
+    ahead = T0 + 10 * 365 * 86_400
+    store.register(Certificate(serial="o", digest="", identity=own, issued_unix_s=ahead, expires_unix_s=ahead + 10))
+    assert {item.serial for item in before} < {item.serial for item in store.certificates()}
+
+
 def test_the_newest_keys_of_a_silo_are_kept_by_its_name(store: SqlRoundStore) -> None:
     """Also where it is enrolled anew: whoever comes back under that name is told of them."""
     assert store.announced() == {}
