@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.edges import fresh_certificates, gate
+from coordinator.edges.key_store import KeyStore
 from security.chain import Head
 from security.errors import LoricaError, OutsideValidity
 from security.pki.validity import Window
@@ -23,7 +24,8 @@ from silo_agent.edges.grpc_client import GrpcCoordinator
 from silo_agent.edges.model_cache import ModelCache
 from silo_wire.canonical import digest_of
 from tests.support.coordinator import HOSPITAL, PATIENCE_S, FederationTemplate, RunningCoordinator, running
-from tests.support.coordinator_service import load_keys, make_coordinator_folder
+from tests.support.coordinator import federation_template as federation_template
+from tests.support.coordinator_service import FEDERATION, load_keys
 
 BEYOND = {"expired at": timedelta(days=30), "is not valid before": timedelta(days=-1)}
 """What is said of a certificate, and by how much a clock is wrong then."""
@@ -150,7 +152,7 @@ async def test_an_open_stream_is_cut_when_the_clock_goes_beyond_its_certificate_
 
 
 def test_what_the_coordinator_made_while_its_clock_was_ahead_is_made_anew(tmp_path: Path) -> None:
-    make_coordinator_folder(tmp_path)
+    KeyStore.create(tmp_path / "keys", FEDERATION, datetime.now(UTC))
     keys, now = load_keys(tmp_path), datetime.now(UTC)
     for make in (keys.server_pair, keys.operator_pair):
         ahead = make(now + timedelta(days=365))

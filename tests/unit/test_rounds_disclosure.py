@@ -150,6 +150,7 @@ def test_how_far_one_silo_is_tells_how_many_steps_it_makes(of_plan: dict[str, bo
         invited=[],
         attendance=attendance,
         now=T0,
+        seconds_left=600.0,
     ).silos
     assert (shown.state, shown.fraction) == ("training", 0.0 if of_plan else 3 / 7)
 
