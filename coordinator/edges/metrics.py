@@ -68,7 +68,7 @@ class CoordinatorMetrics:
         )
         self.phase_deadline = Gauge(
             "lorica_phase_deadline_timestamp_seconds",
-            "When that phase ends at the latest; 0 without a deadline.",
+            "When that phase ends at the latest, by the clock as it is set now; 0 without a deadline.",
             registry=registry,
         )
         self.failing = Gauge(
