@@ -48,6 +48,7 @@ from security.identifiers import FederationName, Identity, Role
 from security.privacy.ledger import Entry
 from security.secure_aggregation.release_groups import SignedLink
 from silo_wire.canonical import Digest
+from silo_wire.clock_watch import watched_clock
 from silo_wire.heartbeat import beating
 from silo_wire.host_metrics import register_host
 from silo_wire.listen_address import Address, address
@@ -346,6 +347,10 @@ async def serving(
             await silos.stop()
 
 
+def _clock_was_set(by_s: float) -> None:
+    _log.warning("the clock was set", by_s=round(by_s), detail="deadlines do not go by it; certificates and dates do")
+
+
 def _complain(error: Exception) -> None:
     _log.error("the audit log cannot be added to", error=str(error) or repr(error))
 
@@ -362,6 +367,7 @@ async def serve(coordinator: Coordinator, *, offer: str, ready: Callable[[], Non
     async with (
         serving(coordinator, CoordinatorMetrics(registry), offer=offer) as at_work,
         beating(coordinator.folder.lock),
+        watched_clock(_clock_was_set),
         _metrics_served(coordinator, registry),
     ):
         where.of = lambda: at_work.service.place

@@ -249,6 +249,7 @@ async def _run_agent(
     from silo_agent.service.certificate_keeper import CertificateKeeper
     from silo_agent.service.group_keeper import GroupKeeper
     from silo_agent.service.masking import Masking
+    from silo_wire.clock_watch import watched_clock
     from silo_wire.heartbeat import beating
     from silo_wire.sealed_log import kept_log
 
@@ -286,6 +287,11 @@ async def _run_agent(
                 )
                 open_here.push_async_callback(client.close)
                 await open_here.enter_async_context(beating(folder.lock))
+
+                def clock_was_set(by_s: float) -> None:
+                    display.note("clock-was-set", by_s=round(by_s))
+
+                await open_here.enter_async_context(watched_clock(clock_was_set))
 
                 def renewed(certificate: "x509.Certificate") -> None:
                     expires = certificate.not_valid_after_utc.isoformat()
