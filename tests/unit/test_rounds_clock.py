@@ -1,15 +1,12 @@
 """Deadlines and clocks: wall clocks that are set by minutes and by years, restarts, crashes, and time that passes all the same.
 
-In virtual time, against the loop that moves the round machine, and against the whole service on its real storage.
+In virtual time, against the loop that moves the round machine. The whole service is in tests/integration/test_clocks.py.
 """
 
 import asyncio
-import shutil
-import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -24,15 +21,6 @@ from coordinator.rounds.states import Collecting, Idle, State, deadline_of
 from coordinator.service.round_loop import PAID_LEAST_S, PAID_MOST_S, RoundLoop, paid_until_next_save
 from coordinator.service.threads import Threads
 from security.errors import StateError, StorageError
-from silo_wire.messages import Train
-from tests.support.coordinator_service import (
-    AdjustableClock,
-    Running,
-    SiloStandIn,
-    add_plan,
-    make_coordinator_folder,
-    running,
-)
 from tests.support.rounds import T0, A, B, C, ready, started
 from tests.support.virtual_time import in_virtual_time
 
@@ -236,89 +224,5 @@ def test_the_date_of_what_is_recorded_is_that_of_the_wall_clock() -> None:
         await process.train()
         await process.stop()
         assert {at for _, at in disk.records} == {T0 - 3 * HOUR_S}
-
-    in_virtual_time(main())
-
-
-# --- the whole service
-
-
-@pytest.fixture(scope="module")
-def new_coordinator(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("coordinator")
-    make_coordinator_folder(folder)
-    add_plan(folder, "short", schedule={"rounds": 1, "min_silos": 2, "training_deadline_s": 20.0})
-    return folder
-
-
-@pytest.fixture
-def folder(new_coordinator: Path, tmp_path: Path) -> Path:
-    copied = tmp_path / "coordinator"
-    shutil.copytree(new_coordinator, copied)
-    return copied
-
-
-SILOS = ("bank-b", "hospital-a")
-
-
-def virtual_clock() -> AdjustableClock:
-    """The right time goes on with the loop's, from now on."""
-    loop, now = asyncio.get_running_loop(), time.time()
-    return AdjustableClock(right=lambda: now + loop.time(), steady=loop.time)
-
-
-@asynccontextmanager
-async def training(coordinator: Running, silos: Sequence[SiloStandIn]) -> AsyncIterator[None]:
-    """Of the plan `short`: the silos were told to train, and do not."""
-    await coordinator.service.start_plan("short")
-    works = [
-        asyncio.create_task(silo.work(coordinator.service, until=lambda order: isinstance(order, Train)))
-        for silo in silos
-    ]
-    try:
-        await coordinator.reaches(lambda state: isinstance(state, Collecting))
-        yield
-    finally:
-        for work in works:
-            work.cancel()
-        await asyncio.gather(*works, return_exceptions=True)
-
-
-@pytest.mark.parametrize("by", [3 * HOUR_S, -3 * HOUR_S, YEAR_S, -YEAR_S])
-def test_a_clock_that_is_set_and_right_again_moves_no_deadline(folder: Path, by: float) -> None:
-    """It left a round at 10729 s left, under a deadline of 20 s."""
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        clock = virtual_clock()
-        async with running(folder, clock=clock) as coordinator:
-            silos = [await coordinator.enrolled(name) for name in SILOS]
-            clock.ahead = by
-            async with training(coordinator, silos):
-                opened = loop.time()
-                clock.ahead = -by
-                await asyncio.sleep(5.0)
-                assert (await coordinator.service.status()).seconds_left == pytest.approx(15.0, abs=0.1)
-                clock.ahead = 0.0
-                assert coordinator.metric("lorica_phase_deadline_timestamp_seconds") > 0
-                await coordinator.reaches(lambda state: not isinstance(state, Collecting))
-                assert loop.time() - opened == pytest.approx(20.0, abs=0.1)
-            row = next(row for row in await coordinator.service.rounds() if row.round == 1)
-            assert (row.outcome, {silo.outcome for silo in row.silos}) == ("abandoned", {"late"})
-
-    in_virtual_time(main())
-
-
-def test_a_restart_of_the_service_goes_on_with_what_was_left(folder: Path) -> None:
-    async def main() -> None:
-        clock = virtual_clock()
-        async with running(folder, clock=clock) as coordinator:
-            silos = [await coordinator.enrolled(name) for name in SILOS]
-            async with training(coordinator, silos):
-                await asyncio.sleep(8.0)
-        clock.ahead = -YEAR_S
-        await asyncio.sleep(HOUR_S)
-        async with running(folder, clock=clock) as coordinator:
-            assert (await coordinator.service.status()).seconds_left == pytest.approx(12.0, abs=0.1)
 
     in_virtual_time(main())
