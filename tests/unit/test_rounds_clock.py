@@ -26,6 +26,7 @@ from tests.support.virtual_time import in_virtual_time
 
 MINUTE_S, HOUR_S, YEAR_S = 60.0, 3600.0, 365.25 * 86_400
 STEPS = [sign * by for sign in (1, -1) for by in (MINUTE_S, 3 * HOUR_S, 86_400.0, YEAR_S, 40 * YEAR_S)]
+"""A machine that sleeps is one of them: its wall clock goes ahead, and the steady one stands still."""
 TRAINING_S = 600.0  # of tests.support.rounds.terms
 
 
