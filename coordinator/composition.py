@@ -38,7 +38,7 @@ from coordinator.edges.status_page.page import status_page
 from coordinator.edges.status_page.refusals import RecentRefusals
 from coordinator.plans.plan_shelf import PlanShelf
 from coordinator.service.federation import Federation
-from coordinator.service.ports import Aggregator, Clock
+from coordinator.service.ports import Aggregator, Clock, Steady
 from coordinator.service.records import PresentPlan
 from coordinator.settings import Settings, reachable
 from security import files
@@ -49,6 +49,7 @@ from security.identifiers import FederationName, Identity, Role
 from security.privacy.ledger import Entry
 from security.secure_aggregation.release_groups import SignedLink
 from silo_wire.canonical import Digest
+from silo_wire.clock_watch import watched_clock
 from silo_wire.heartbeat import beating
 from silo_wire.host_metrics import register_host
 from silo_wire.kept_ballast import kept_ballast
@@ -194,7 +195,7 @@ class Coordinator:
 
     @asynccontextmanager
     async def service(
-        self, metrics: CoordinatorMetrics, *, audit: AuditLog, clock: Clock = time.time
+        self, metrics: CoordinatorMetrics, *, audit: AuditLog, clock: Clock = time.time, steady: Steady = time.monotonic
     ) -> AsyncIterator[tuple[Federation, asyncio.Task[None]]]:
         """The service on this folder's state, and the task that is its loop. The caller holds the folder's lock."""
         store = self.open_store()
@@ -212,6 +213,7 @@ class Coordinator:
                 audit=audit,
                 observer=metrics,
                 clock=clock,
+                steady=steady,
             )
             service.authorities.on_change.append(partial(self._authority_changed, audit))
             service.groups.on_standing.append(partial(_groups_stand, audit))
@@ -349,6 +351,10 @@ async def serving(
             await silos.stop()
 
 
+def _clock_was_set(by_s: float) -> None:
+    _log.warning("the clock was set", by_s=round(by_s), detail="deadlines do not go by it; certificates and dates do")
+
+
 def _complain(error: Exception) -> None:
     _log.error("the audit log cannot be added to", error=str(error) or repr(error))
 
@@ -366,6 +372,7 @@ async def serve(coordinator: Coordinator, *, offer: str, ready: Callable[[], Non
         serving(coordinator, CoordinatorMetrics(registry), offer=offer) as at_work,
         beating(coordinator.folder.lock),
         kept_ballast(*disks(coordinator)),
+        watched_clock(_clock_was_set),
         _metrics_served(coordinator, registry),
     ):
         where.of = lambda: at_work.service.place

@@ -63,6 +63,10 @@ class AuthenticationError(LoricaError):
     fault = Fault.PEER
 
 
+class OutsideValidity(AuthenticationError):
+    """A certificate does not hold at the moment that the clock shows; at another it does. Clocks are set, so it is asked again."""
+
+
 class AuthorisationError(LoricaError):
     """The peer is known and may not do this."""
 
@@ -110,6 +114,7 @@ EXIT_CODES: dict[type[LoricaError], int] = {
     UnsafeSql: 14,
     Unreachable: 15,
     FalseModel: 16,
+    OutsideValidity: 17,
 }
 """What a command exits with; 1 is a defect of Lorica, 2 a mistyped command line (ops/docs/exit-codes.md)."""
 

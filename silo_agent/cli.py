@@ -20,10 +20,10 @@ import typer
 
 from security.errors import (
     EXIT_CODES,
-    AuthenticationError,
     ConfigurationError,
     DataError,
     LoricaError,
+    OutsideValidity,
     PolicyRefusal,
     StateError,
     UnsafeSql,
@@ -199,7 +199,7 @@ def start(
     folder.make()
     problem = _validity_problem(credentials)
     if problem:
-        raise AuthenticationError(
+        raise OutsideValidity(
             f"certificate of {credentials.identity.uri} {problem}; if it has expired the operator runs "
             f"`coordinator invite {credentials.silo}`, and you `silo-agent enroll` into a new folder"
         )
@@ -257,6 +257,7 @@ async def _run_agent(
     from silo_agent.service.certificate_keeper import CertificateKeeper
     from silo_agent.service.group_keeper import GroupKeeper
     from silo_agent.service.masking import Masking
+    from silo_wire.clock_watch import watched_clock
     from silo_wire.heartbeat import beating
     from silo_wire.kept_ballast import kept_ballast
     from silo_wire.sealed_log import kept_log
@@ -296,6 +297,11 @@ async def _run_agent(
                 open_here.push_async_callback(client.close)
                 await open_here.enter_async_context(beating(folder.lock))
                 await open_here.enter_async_context(kept_ballast(folder.root))
+
+                def clock_was_set(by_s: float) -> None:
+                    display.note("clock-was-set", by_s=round(by_s))
+
+                await open_here.enter_async_context(watched_clock(clock_was_set))
 
                 def renewed(certificate: "x509.Certificate") -> None:
                     expires = certificate.not_valid_after_utc.isoformat()

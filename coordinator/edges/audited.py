@@ -48,12 +48,12 @@ class AuditedStore:
         self._store, self._audit = store, audit
         self._phase = ""
 
-    def load(self) -> State:
-        state = self._store.load()
+    def load(self, now: float = 0.0) -> State:
+        state = self._store.load(now)
         self._phase = state.phase
         return state
 
-    def transition(self, state: State, records: Sequence[Record]) -> None:
+    def transition(self, state: State, records: Sequence[Record], *, at: float, now: float) -> None:
         for record in records:
             if (told := _told(record)) is not None:
                 event, particulars = told
@@ -65,7 +65,7 @@ class AuditedStore:
             if state.phase == "finished":
                 best = course.best_model or course.model
                 self._audit.append(Event.PLAN_FINISHED, plan=course.terms.plan, model=course.model, best=best)
-        self._store.transition(state, records)
+        self._store.transition(state, records, at=at, now=now)
         self._phase = state.phase
 
     def enrol(self, silo: EnrolledSilo, *, secret_digest: bytes, authority: str = "", trust: str = "") -> None:

@@ -94,8 +94,8 @@ def leave_out_what_is_under_way(database: Path, federation: FederationName, now:
     """Of a copy: nothing that a silo revealed or sent for the attempt under way, no token that still opens a door."""
     store = SqlRoundStore(database, federation)
     try:
-        state, records = without_updates(store.load(), now)
-        store.transition(state, records)
+        state, records = without_updates(store.load(), 0.0)
+        store.transition(state, records, at=now, now=0.0)
         store.void_invitations(pins=())
     finally:
         store.close()

@@ -26,12 +26,21 @@ from cryptography.x509 import Certificate
 from google.protobuf.message import DecodeError
 
 from coordinator.edges.authorisation import authorise
-from security.errors import AuthenticationError, AuthorisationError, LoricaError, MalformedMessage, Unreachable, kind_of
+from security.errors import (
+    AuthenticationError,
+    AuthorisationError,
+    LoricaError,
+    MalformedMessage,
+    OutsideValidity,
+    Unreachable,
+    kind_of,
+)
 from security.identifiers import FederationName, Identity
 from security.pki.authority_succession import certificate_digest
 from security.pki.parsing import parse_certificate
 from security.pki.peer import identify_client
 from security.pki.trust_bundle import TrustBundle
+from security.pki.validity import Window
 from silo_wire.transport import status_of
 
 import grpc  # isort: skip  # after silo_wire, which leaves TLS 1.3 alone
@@ -41,6 +50,8 @@ CALLER: Final[ContextVar[Identity]] = ContextVar("CALLER")
 CERTIFICATE: Final[ContextVar[Certificate]] = ContextVar("CERTIFICATE")
 """The one that says who the caller is."""
 DEFECT: Final = "Defect"
+LOOK_S: Final = 60.0
+"""Between two looks at the clock, for as long as a call is open."""
 _log = structlog.get_logger(__name__)
 
 
@@ -125,6 +136,25 @@ class _OpenCall:
         assert self._task is not None
         self._task.uncancel()
         return self.cut_by
+
+
+class _Expiry:
+    """Cuts a call when its caller's certificate has ended. The clock may be set meanwhile, so it looks at it again and again."""
+
+    def __init__(self, call: _OpenCall, name: str, certificate: Certificate) -> None:
+        self._call, self._name, self._window = call, name, Window.of(certificate)
+        self._look()
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        now = datetime.now(UTC)
+        left = (self._window.end - now).total_seconds()
+        if left < 0:
+            self._call.cut(OutsideValidity(f"certificate of {self._name} {self._window.problem_at(now)}"))
+        wait = min(max(left, 0.0) + 1e-3, LOOK_S)  # the last moment is a good one
+        self._timer = asyncio.get_running_loop().call_later(wait, self._look)
 
 
 class _Share:
@@ -232,11 +262,8 @@ class Gate(grpc.aio.ServerInterceptor):  # gRPC offers interception by subclass 
                 f"{len(share.calls)} calls are open, which is all that a caller may have: wait until one ends"
             )
         if caller is not None:
-            expires = caller.certificate.not_valid_after_utc
-            left = (expires - datetime.now(UTC)).total_seconds()
-            expired = AuthenticationError(f"certificate of {name} expired at {expires.isoformat()}: renew it")
             call.certificate = caller.certificate
-            expiry = asyncio.get_running_loop().call_later(left, call.cut, expired)
+            expiry = _Expiry(call, name, caller.certificate)
         share.calls.add(call)
         try:
             yield share
@@ -272,7 +299,7 @@ class Gate(grpc.aio.ServerInterceptor):  # gRPC offers interception by subclass 
             async with asyncio.timeout(seconds), share.requests:
                 return await anext(messages, None)
         except TimeoutError as error:
-            raise MalformedMessage(f"the request did not come within {seconds:.0f} s of its call") from error
+            raise Unreachable(f"the request did not come within {seconds:.0f} s of its call: send it again") from error
 
     async def _abort(self, method: str, context: Any, error: LoricaError) -> NoReturn:
         caller = CALLER.get(None)

@@ -180,7 +180,8 @@ class KeyStore:
         return identity_key.sign(self.identity, domain=domain.encode(), payload=statement)
 
     def server_pair(self, now: datetime) -> TlsPair:
-        """The coordinator's TLS key and certificate, issued anew when they are due, or its host names or authority changed."""
+        """The coordinator's TLS key and certificate, issued anew when they are due, or its host names or authority changed,
+        or the clock was ahead when they were issued."""
         pair = self._pair("server", Identity(self.federation, Role.COORDINATOR), now, self.hosts)
         self._keep("server", pair)
         return pair
@@ -209,7 +210,7 @@ class KeyStore:
         path = self.folder / f"{stem}-pair.pem"
         if path.exists():
             pair = self._read_pair(path)
-            if now < pair.renewal_due and self._serves(pair.certificate, hosts):
+            if Window.of(pair.certificate).begin <= now < pair.renewal_due and self._serves(pair.certificate, hosts):
                 return pair
         key = new_tls_key()
         certificate = self.authority.issue(

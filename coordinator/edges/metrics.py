@@ -68,7 +68,7 @@ class CoordinatorMetrics:
         )
         self.phase_deadline = Gauge(
             "lorica_phase_deadline_timestamp_seconds",
-            "When that phase ends at the latest; 0 without a deadline.",
+            "When that phase ends at the latest, by the clock as it is set now; 0 without a deadline.",
             registry=registry,
         )
         self.failing = Gauge(
@@ -256,6 +256,8 @@ class CoordinatorMetrics:
         )
         self._seen: dict[SiloName, float] = {}
         self._at_hand: frozenset[SiloName] = frozenset()
+        self._ends: float | None = None  # the phase, at the latest, by the monotonic clock
+        self.phase_deadline.set_function(self._deadline)
         self._single_silos = False
         self._plan: Digest | None = None
         self._phase: str | None = None
@@ -384,7 +386,7 @@ class CoordinatorMetrics:
         self.running.set(pulse.running)
         self.groups_unsigned.set(pulse.groups_unsigned)
         self.groups_absent.set(pulse.groups_absent)
-        self.phase_deadline.set(pulse.deadline_unix_s or 0.0)
+        self._ends = None if pulse.seconds_left is None else time.monotonic() + pulse.seconds_left
         known, self._seen = self._seen, dict(pulse.last_seen_unix_s)
         for silo in pulse.connected ^ self._at_hand | self._seen.keys() - known.keys():
             self.connected.labels(silo).set(silo in pulse.connected)
@@ -407,6 +409,10 @@ class CoordinatorMetrics:
             points = [(point,) for point in POINTS] if gauge is self.loss else [()]
             for silo, point in product(self._seen, points):
                 gauge.labels(silo, *point)
+
+    def _deadline(self) -> float:
+        """By the clock of this moment, which the date of a deadline goes with, however it was set meanwhile."""
+        return 0.0 if self._ends is None else time.time() + self._ends - time.monotonic()
 
     def _last_seen(self, silo: SiloName) -> float:
         return time.time() if silo in self._at_hand else self._seen.get(silo, 0.0)

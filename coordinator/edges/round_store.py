@@ -146,19 +146,19 @@ class SqlRoundStore:
 
     # --- the machine
 
-    def load(self) -> State:
+    def load(self, now: float = 0.0) -> State:
         with self._transaction() as connection:
             row = connection.execute(select(machine).where(machine.c.id == _MACHINE_ID)).one_or_none()
             if row is None:
                 names = connection.execute(select(silos.c.silo).where(silos.c.revoked_at.is_(None))).scalars()
                 return Idle(population=frozenset(SiloName(name) for name in names))
-        return state_from_json(version=row.version, phase=row.phase, text=row.state, where=str(self._path))
+        return state_from_json(version=row.version, phase=row.phase, text=row.state, where=str(self._path), now=now)
 
-    def transition(self, state: State, records: Sequence[Record]) -> None:
-        values = {"version": STATE_VERSION, "phase": state.phase, "state": state_to_json(state)}
+    def transition(self, state: State, records: Sequence[Record], *, at: float, now: float) -> None:
+        values = {"version": STATE_VERSION, "phase": state.phase, "state": state_to_json(state, now=now)}
         with self._transaction() as connection:
             for record in records:
-                _write(connection, record)
+                _write(connection, record, at)
             _put(connection, machine, {"id": _MACHINE_ID}, values)
         if any(isinstance(record, RoundClosed | RoundAbandoned) for record in records):
             self._log_is_clear = False
@@ -538,25 +538,25 @@ def _of(table: Table, key: RoundKey) -> list[Any]:
     return [table.c[name] == value for name, value in _identity(key).items()]
 
 
-def _write(connection: Connection, record: Record) -> None:
+def _write(connection: Connection, record: Record, at: float) -> None:
     match record:
         case PlanBegun():
-            _put(connection, plans, {"digest": record.plan}, {"name": record.name, "begun_at": record.at})
+            _put(connection, plans, {"digest": record.plan}, {"name": record.name, "begun_at": at})
         case ModelMade():
             _put(
                 connection,
                 checkpoints,
                 {"plan": record.plan, "model": record.model},
-                {"round": record.round, "signature": record.signature, "made_at": record.at},
+                {"round": record.round, "signature": record.signature, "made_at": at},
             )
         case SiloLastSeen():
-            connection.execute(update(silos).where(silos.c.silo == record.silo).values(last_seen=record.at))
+            connection.execute(update(silos).where(silos.c.silo == record.silo).values(last_seen=at))
         case RoundOpened():
-            _open(connection, record)
+            _open(connection, record, at)
             for silo in record.cohort:
                 connection.execute(insert(updates).values(**_identity(record.key), silo=silo, outcome="training"))
         case UpdateAccepted():
-            _accept(connection, record)
+            _accept(connection, record, at)
         case MaskedAccepted():
             _of_silo(
                 connection,
@@ -565,7 +565,7 @@ def _write(connection: Connection, record: Record) -> None:
                 outcome="committed",
                 update_digest=record.vector.digest,
                 signature=record.signature,
-                committed_at=record.at,
+                committed_at=at,
             )
         case SiloDropped():
             _of_silo(connection, record.key, record.silo, outcome=record.outcome, detail=record.detail)
@@ -573,7 +573,7 @@ def _write(connection: Connection, record: Record) -> None:
             _close(
                 connection,
                 record.key,
-                record.at,
+                at,
                 outcome=record.result.outcome.value,
                 model=record.result.model,
                 weight_fallback=record.result.fallback,
@@ -584,17 +584,17 @@ def _write(connection: Connection, record: Record) -> None:
             for item in record.result.weights:
                 _of_silo(connection, record.key, item.silo, weight=item.weight, share=item.share, capped=item.capped)
         case RoundAbandoned():
-            _close(connection, record.key, record.at, outcome="abandoned", detail=record.reason)
+            _close(connection, record.key, at, outcome="abandoned", detail=record.reason)
         case EvaluationOpened():
             if record.key.round == 0:  # later ones belong to the row of the round that made the model
-                _open(connection, record)
+                _open(connection, record, at)
         case EvaluationAccepted():
-            _score(connection, record)
+            _score(connection, record, at)
         case EvaluationClosed():
-            _average(connection, record)
+            _average(connection, record, at)
         case EvaluationAbandoned():
             if record.key.round == 0:
-                _close(connection, record.key, record.at, outcome="abandoned", detail=record.reason)
+                _close(connection, record.key, at, outcome="abandoned", detail=record.reason)
 
 
 def _of_masked_sum(record: RoundClosed) -> dict[str, object]:
@@ -604,9 +604,9 @@ def _of_masked_sum(record: RoundClosed) -> dict[str, object]:
     return {"weight_sum": result.weight_sum, "saturated": result.saturated, "coordinates": result.coordinates}
 
 
-def _open(connection: Connection, record: RoundOpened | EvaluationOpened) -> None:
+def _open(connection: Connection, record: RoundOpened | EvaluationOpened, at: float) -> None:
     connection.execute(
-        insert(rounds).values(**_identity(record.key), outcome="running", opened_at=record.at, model=record.model)
+        insert(rounds).values(**_identity(record.key), outcome="running", opened_at=at, model=record.model)
     )
 
 
@@ -618,7 +618,7 @@ def _of_silo(connection: Connection, key: RoundKey, silo: SiloName, **values: ob
     connection.execute(update(updates).where(*_of(updates, key), updates.c.silo == silo).values(**values))
 
 
-def _accept(connection: Connection, record: UpdateAccepted) -> None:
+def _accept(connection: Connection, record: UpdateAccepted, at: float) -> None:
     summary = record.update.summary
     _of_silo(
         connection,
@@ -635,11 +635,11 @@ def _accept(connection: Connection, record: UpdateAccepted) -> None:
         optimizer_steps=summary.optimizer_steps,
         seconds=summary.seconds,
         delta_norm=record.update.delta_norm,
-        committed_at=record.at,
+        committed_at=at,
     )
 
 
-def _score(connection: Connection, record: EvaluationAccepted) -> None:
+def _score(connection: Connection, record: EvaluationAccepted, at: float) -> None:
     scored = record.report.evaluation
     _put(
         connection,
@@ -655,18 +655,18 @@ def _score(connection: Connection, record: EvaluationAccepted) -> None:
             "execution_matches": scored.execution_matches,
             "loss_per_token": scored.loss_per_token,
             "seconds": scored.seconds,
-            "reported_at": record.at,
+            "reported_at": at,
         },
     )
 
 
-def _average(connection: Connection, record: EvaluationClosed) -> None:
+def _average(connection: Connection, record: EvaluationClosed, at: float) -> None:
     averages = {
         "macro_exact_match": record.macro,
         "micro_exact_match": None if record.score is None else record.score.micro_average,
     }
     if record.key.round == 0:
-        _close(connection, record.key, record.at, outcome="evaluated", **averages)
+        _close(connection, record.key, at, outcome="evaluated", **averages)
     else:
         made_the_model = and_(
             rounds.c.plan == record.key.plan, rounds.c.round == record.key.round, rounds.c.outcome.in_(COMPLETED)
@@ -695,9 +695,15 @@ def _send(connection: Connection, certificate: IssuedCertificate, trust: str) ->
 
 
 def _register(connection: Connection, certificate: Certificate) -> None:
-    """Those that ended long ago go: their dates alone keep them out, and renewals are many."""
-    long_ago = certificate.issued_unix_s - EXPIRED_KEPT_S
-    connection.execute(delete(certificates).where(certificates.c.expires_at < long_ago))
+    """Its holder's own that ended long ago go: their dates alone keep them out, and renewals are many.
+
+    Nobody else's: a clock that is far ahead for an hour, in which the coordinator renews its own, would shut out every silo.
+    """
+    long_ago = and_(
+        certificates.c.uri == certificate.identity.uri,
+        certificates.c.expires_at < certificate.issued_unix_s - EXPIRED_KEPT_S,
+    )
+    connection.execute(delete(certificates).where(long_ago))
     connection.execute(insert(certificates).values(_certificate_row(certificate)))
 
 

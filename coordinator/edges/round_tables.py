@@ -21,7 +21,7 @@ from sqlalchemy import (
     Text,
 )
 
-TABLES_REVISION = "0007"
+TABLES_REVISION = "0008"
 FIRST_REVISION = "0004"
 """Of a database from before there were revisions, whose `schema` holds 4."""
 TABLES_VERSION = int(TABLES_REVISION)

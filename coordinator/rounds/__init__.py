@@ -1,4 +1,4 @@
-"""The round machine: pure values and one transition table. No clock, no I/O; `now` is Unix seconds, from the event.
+"""The round machine: pure values and one transition table. No clock, no I/O; `now` comes with the event (events.py).
 
 terms      what the machine needs to know of a plan      states   where a plan stands
 events     what can happen                               effects  what must be recorded and done

@@ -1,6 +1,6 @@
 """What follows from a transition: records, persisted in one transaction with the state, and commands, done after it.
 
-A command may be lost with the process and is given again by Resumed; doing one twice does no harm.
+When a record was made is known to whoever persists it. A command may be lost with the process and is given again by Resumed; doing one twice does no harm.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,6 @@ from silo_wire.messages import RoundKey
 class PlanBegun:
     plan: Digest
     name: str
-    at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +30,11 @@ class ModelMade:
     round: int
     model: Digest
     signature: bytes
-    at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiloLastSeen:
     silo: SiloName
-    at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +42,6 @@ class RoundOpened:
     key: RoundKey
     cohort: tuple[SiloName, ...]
     model: Digest
-    at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +49,6 @@ class UpdateAccepted:
     key: RoundKey
     update: CommittedUpdate
     signature: bytes
-    at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +58,6 @@ class MaskedAccepted:
     key: RoundKey
     vector: MaskedVector
     signature: bytes
-    at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +69,6 @@ class SiloDropped:
     silo: SiloName
     outcome: str
     detail: str
-    at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +79,6 @@ class RoundClosed:
     result: AggregationResult
     updates: tuple[CommittedUpdate, ...]
     masked: tuple[SiloName, ...] | None = None
-    at: float
 
 
 class Cause(Enum):
@@ -109,7 +101,6 @@ class RoundAbandoned:
     key: RoundKey
     cause: Cause
     reason: str
-    at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +108,6 @@ class EvaluationOpened:
     key: RoundKey
     cohort: tuple[SiloName, ...]
     model: Digest
-    at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +115,6 @@ class EvaluationAccepted:
     key: RoundKey
     model: Digest
     report: Report
-    at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,14 +131,12 @@ class EvaluationClosed:
     scores: Scores | None = None
     counted: bool
     is_best: bool
-    at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationAbandoned:
     key: RoundKey
     reason: str
-    at: float
 
 
 Record = (

@@ -1,4 +1,8 @@
-"""What can happen to a plan. `now` is Unix seconds; whoever makes an event has checked who sent it."""
+"""What can happen to a plan. Whoever makes an event has checked who sent it.
+
+`now` is in seconds of the coordinator's steady clock, which deadlines go by: nobody can set it, and it has nothing to do with the date.
+When something is said to have happened is for people, and none of the machine's business.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -27,8 +27,8 @@ One rule for time: each phase has one deadline and one quorum, `min_silos`.
 - A silo that the operator revokes is in no cohort any more. What it sent for the attempt under way is dropped, as if it had declined;
   under masks it is a drop-out. A sum that is being made is finished; one that a stop put off is made without that silo, unless masks
   forbid it.
-- A restart empties `ready` and gives the running phase its deadline anew, in full: time during which no silo could
-  reach the coordinator is not held against any of them, and a restart never ends a round.
+- A restart empties `ready`. Of the running phase's deadline what was left goes on: time during which no silo could reach the
+  coordinator is not held against any of them, and restarts, however many, put no deadline off.
 
 A handler checks everything, then returns; it raises and nothing has changed. WrongTime: the event does not fit this
 phase, round or attempt. Conflict: it contradicts what this silo has done before. The same again is acknowledged: the
@@ -150,8 +150,8 @@ def _begin(before: State, event: PlanOffered | PlanStarted, *, started: bool) ->
         opening = Opening(round=0, attempt=1, task=Task.EVALUATION)
     else:
         opening = Opening(round=1, attempt=1, task=Task.TRAINING)
-    begun = PlanBegun(plan=terms.plan, name=terms.name, at=event.now)
-    made = ModelMade(plan=terms.plan, round=0, model=event.model, signature=event.signature, at=event.now)
+    begun = PlanBegun(plan=terms.plan, name=terms.name)
+    made = ModelMade(plan=terms.plan, round=0, model=event.model, signature=event.signature)
     after, effects = _gather(course, opening, started=started, now=event.now)
     return after, (begun, made, *effects)
 
@@ -201,9 +201,7 @@ def _given_up(state: Stopped, now: float) -> tuple[Effect, ...]:
     if not state.updates and state.masked is None:
         return ()
     key = state.course.key(state.opening.round, state.opening.attempt)
-    return RoundAbandoned(key=key, cause=Cause.REPLACED, reason="another plan was started", at=now), DiscardUpdates(
-        key=key
-    )
+    return RoundAbandoned(key=key, cause=Cause.REPLACED, reason="another plan was started"), DiscardUpdates(key=key)
 
 
 def _start_finished(state: Finished, event: PlanStarted) -> Step:
@@ -229,12 +227,12 @@ def _stop_gathering(state: Gathering, event: PlanStopped) -> Step:
 
 def _stop_collecting(state: Collecting, event: PlanStopped) -> Step:
     opening = Opening(round=state.round, attempt=state.attempt + 1, task=Task.TRAINING)
-    abandoned = RoundAbandoned(key=state.key, cause=Cause.STOPPED, reason=STOP_REASON, at=event.now)
+    abandoned = RoundAbandoned(key=state.key, cause=Cause.STOPPED, reason=STOP_REASON)
     return Stopped(course=state.course, opening=opening), (abandoned, DiscardUpdates(key=state.key))
 
 
 def _stop_masking(state: Masking, event: PlanStopped) -> Step:
-    abandoned = RoundAbandoned(key=state.key, cause=Cause.STOPPED, reason=STOP_REASON, at=event.now)
+    abandoned = RoundAbandoned(key=state.key, cause=Cause.STOPPED, reason=STOP_REASON)
     opening = _after_masking(state)
     after = Finished(course=state.course) if opening is None else Stopped(course=state.course, opening=opening)
     return after, (abandoned, DiscardUpdates(key=state.key))
@@ -247,7 +245,7 @@ def _stop_aggregating(state: Aggregating, event: PlanStopped) -> Step:
 
 def _stop_evaluating(state: Evaluating, event: PlanStopped) -> Step:
     opening = Opening(round=state.round, attempt=state.attempt + 1, task=Task.EVALUATION)
-    abandoned = EvaluationAbandoned(key=state.key, reason=STOP_REASON, at=event.now)
+    abandoned = EvaluationAbandoned(key=state.key, reason=STOP_REASON)
     return Stopped(course=state.course, opening=opening), (abandoned,)
 
 
@@ -314,12 +312,10 @@ def _without_in_what_was_stopped(state: Stopped, event: SiloRevoked) -> Step:
         return state, ()
     opening = state.opening
     key = state.course.key(opening.round, opening.attempt)
-    dropped = SiloDropped(key=key, silo=event.silo, outcome="refused", detail=event.reason, at=event.now)
+    dropped = SiloDropped(key=key, silo=event.silo, outcome="refused", detail=event.reason)
     if len(updates) >= state.course.terms.min_silos:
         return replace(state, updates=updates), (dropped,)
-    abandoned = RoundAbandoned(
-        key=key, cause=Cause.REVOKED, reason=f"silo {event.silo} was {event.reason}", at=event.now
-    )
+    abandoned = RoundAbandoned(key=key, cause=Cause.REVOKED, reason=f"silo {event.silo} was {event.reason}")
     after = Stopped(course=state.course, opening=replace(opening, attempt=opening.attempt + 1))
     return after, (dropped, abandoned, DiscardUpdates(key=key))
 
@@ -331,7 +327,7 @@ def _without(state: Collecting | Masking | Evaluating, event: SiloRevoked) -> St
     if silo not in cohort or any(item.silo == silo for item in state.declined):
         return state, ()
     declined = (*state.declined, Declined(silo=silo, reason=DeclineReason.REVOKED, detail=event.reason))
-    dropped = SiloDropped(key=state.key, silo=silo, outcome="refused", detail=event.reason, at=event.now)
+    dropped = SiloDropped(key=state.key, silo=silo, outcome="refused", detail=event.reason)
     after: State
     match state:
         case Collecting():
@@ -363,34 +359,42 @@ def _declare(state: Running, event: ReadinessDeclared) -> Step:
 
 
 def _leave_idle(state: Idle, event: SiloLeft) -> Step:
-    return state, (SiloLastSeen(silo=event.silo, at=event.now),)
+    return state, (SiloLastSeen(silo=event.silo),)
 
 
 def _leave(state: Running, event: SiloLeft) -> Step:
     course = replace(state.course, ready=state.course.ready - {event.silo})
     after, effects = _with_course(state, course, event.now)
-    return after, (SiloLastSeen(silo=event.silo, at=event.now), *effects)
+    return after, (SiloLastSeen(silo=event.silo), *effects)
 
 
 def _with_course(state: Running, course: Course, now: float) -> Step:
     if isinstance(state, Gathering):
-        return _gather(course, state.opening, started=state.started, deadline=state.deadline, now=now)
+        return _gather(course, state.opening, started=state.started, deadline=state.deadline, left=state.left, now=now)
     return replace(state, course=course), ()
 
 
 # --- gathering ----------------------------------------------------------------------------------------------------
 
 
-def _gather(course: Course, opening: Opening, *, started: bool, now: float, deadline: float | None = None) -> Step:
-    """Wait for silos, or open at once when all are there; `deadline` is the one that runs already."""
+def _gather(
+    course: Course,
+    opening: Opening,
+    *,
+    started: bool,
+    now: float,
+    deadline: float | None = None,
+    left: float | None = None,
+) -> Step:
+    """Wait for silos, or open at once when all are there; `deadline` is the one that runs already, `left` as in Gathering."""
     left_out = _left_out(course, opening)
     if not started or course.paused or not _suffice(course, opening.task, course.ready - left_out):
         deadline = None
     elif everyone_is_ready(population=course.population - course.unawaited - left_out, ready=course.ready - left_out):
         return _open(course, opening, now)
     elif deadline is None:
-        deadline = now + course.terms.gathering_deadline_s
-    return Gathering(course=course, opening=opening, started=started, deadline=deadline), ()
+        deadline, left = now + (course.terms.gathering_deadline_s if left is None else left), None
+    return Gathering(course=course, opening=opening, started=started, deadline=deadline, left=left), ()
 
 
 def _suffice(course: Course, task: Task, silos: frozenset[SiloName]) -> bool:
@@ -422,7 +426,7 @@ def _open(course: Course, opening: Opening, now: float) -> Step:
         cohort=cohort,
         deadline=now + course.terms.training_deadline_s,
     )
-    return state, (RoundOpened(key=state.key, cohort=cohort, model=course.model, at=now),)
+    return state, (RoundOpened(key=state.key, cohort=cohort, model=course.model),)
 
 
 # --- collecting ---------------------------------------------------------------------------------------------------
@@ -469,7 +473,7 @@ def _commit(state: Collecting, event: UpdateCommitted) -> Step:
     if _is_repeated(state.updates, update):
         return state, ()
     updates = tuple(sorted((*state.updates, update), key=lambda item: item.silo))
-    accepted = UpdateAccepted(key=state.key, update=update, signature=event.signature, at=event.now)
+    accepted = UpdateAccepted(key=state.key, update=update, signature=event.signature)
     after, effects = _settle_collecting(replace(state, updates=updates), event.now)
     return after, (accepted, *effects)
 
@@ -556,8 +560,7 @@ def _collecting_deadline(state: Collecting, event: DeadlinePassed) -> Step:
     _check_deadline(state, event)
     late = _missing(state)
     dropped = tuple(
-        SiloDropped(key=state.key, silo=silo, outcome="late", detail="no update before the deadline", at=event.now)
-        for silo in late
+        SiloDropped(key=state.key, silo=silo, outcome="late", detail="no update before the deadline") for silo in late
     )
     least, done = state.course.terms.min_silos, len(state.updates) + len(state.trained)
     if done >= least:
@@ -580,7 +583,7 @@ def _abandon(state: Collecting | Masking | Aggregating, cause: Cause, reason: st
         after = Finished(course=state.course)
     else:
         after, effects = _gather(state.course, opening, started=True, now=now)
-    abandoned = RoundAbandoned(key=state.key, cause=cause, reason=reason, at=now)
+    abandoned = RoundAbandoned(key=state.key, cause=cause, reason=reason)
     return after, (abandoned, DiscardUpdates(key=state.key), *effects)
 
 
@@ -632,7 +635,7 @@ def _answered(state: Masking, event: MaskAnswered) -> Step:
     answer = event.answer
     if isinstance(answer, MaskedInput) and not any(isinstance(it, SiloDropped) for it in effects):
         vector = MaskedVector(silo=answer.silo, digest=Digest(answer.vector.hex()))
-        accepted = MaskedAccepted(key=state.key, vector=vector, signature=answer.signature, at=event.now)
+        accepted = MaskedAccepted(key=state.key, vector=vector, signature=answer.signature)
         return after, (accepted, *effects) if after != state else ()
     return after, effects
 
@@ -687,7 +690,7 @@ def _protocol_step(state: Masking, event: protocol.Event, now: float, *, told: S
         if blame.silo != told:
             detail = blame.detail if silent else f"{blame.offence.value}: {blame.detail}"
             outcome = "late" if silent else "refused"
-            records.append(SiloDropped(key=state.key, silo=blame.silo, outcome=outcome, detail=detail, at=now))
+            records.append(SiloDropped(key=state.key, silo=blame.silo, outcome=outcome, detail=detail))
     after: State
     then = replace(state, course=course)
     match secure.state:
@@ -766,12 +769,10 @@ def _aggregated(state: Aggregating, event: Aggregated) -> Step:
         course = replace(course, included=_included(course, state.updates))
     if result.outcome is Outcome.APPLIED and result.model != course.model:
         course = replace(course, model=result.model, model_round=state.round)
-        made = ModelMade(
-            plan=course.terms.plan, round=state.round, model=result.model, signature=event.signature, at=event.now
-        )
+        made = ModelMade(plan=course.terms.plan, round=state.round, model=result.model, signature=event.signature)
         effects.append(made)
     masked = None if state.masked is None else state.masked.silos
-    effects.append(RoundClosed(key=state.key, result=result, updates=state.updates, masked=masked, at=event.now))
+    effects.append(RoundClosed(key=state.key, result=result, updates=state.updates, masked=masked))
     effects.append(DiscardUpdates(key=state.key))
     effects.append(_retained(course))
     if result.last and state.round < course.terms.rounds:  # of a plan that has no evaluations
@@ -795,9 +796,9 @@ def _scored_in_the_sum(state: Aggregating, event: Aggregated) -> tuple[Course, l
     is_best = score is not None and counted and score.beats(course.best)
     key, effects = course.key(made_in, 1), list[Effect]()
     if made_in == 0:  # no round of its own had a row for it
-        effects.append(EvaluationOpened(key=key, cohort=state.silos, model=course.model, at=event.now))
+        effects.append(EvaluationOpened(key=key, cohort=state.silos, model=course.model))
     closed = EvaluationClosed(
-        key=key, reports=(), score=score, macro=None, scores=scores, counted=counted, is_best=is_best, at=event.now
+        key=key, reports=(), score=score, macro=None, scores=scores, counted=counted, is_best=is_best
     )
     return replace(course, best=score) if is_best else course, [*effects, closed]
 
@@ -815,7 +816,7 @@ def _aggregation_failed(state: Aggregating, event: AggregationFailed) -> Step:
     left = tuple(update for update in state.updates if update.silo != event.silo)
     if event.silo is None or event.silo not in state.silos:
         raise WrongTime(f"silo {event.silo} has no update in round {state.round} attempt {state.attempt}")
-    refused = SiloDropped(key=state.key, silo=event.silo, outcome="refused", detail=event.reason, at=event.now)
+    refused = SiloDropped(key=state.key, silo=event.silo, outcome="refused", detail=event.reason)
     if state.masked is None and len(left) >= state.course.terms.min_silos:
         after, effects = _aggregate(state.course, state.round, state.attempt, left)
     else:
@@ -827,7 +828,7 @@ def _aggregation_failed(state: Aggregating, event: AggregationFailed) -> Step:
 
 def _budget_exhausted(state: Aggregating, event: BudgetExhausted) -> Step:
     _check_key(state, event.key)
-    abandoned = RoundAbandoned(key=state.key, cause=Cause.BUDGET_SPENT, reason=event.reason, at=event.now)
+    abandoned = RoundAbandoned(key=state.key, cause=Cause.BUDGET_SPENT, reason=event.reason)
     return Finished(course=state.course, reason=SPENT), (abandoned, DiscardUpdates(key=state.key))
 
 
@@ -846,7 +847,7 @@ def _evaluate(course: Course, round_number: int, attempt: int, cohort: tuple[Sil
         cohort=cohort,
         deadline=now + course.terms.evaluation_deadline_s,
     )
-    return state, (EvaluationOpened(key=state.key, cohort=cohort, model=course.model, at=now),)
+    return state, (EvaluationOpened(key=state.key, cohort=cohort, model=course.model),)
 
 
 def _report(state: Evaluating, event: EvaluationReported) -> Step:
@@ -863,7 +864,7 @@ def _report(state: Evaluating, event: EvaluationReported) -> Step:
         raise Conflict(f"silo {event.silo} has declined the evaluation of round {state.round}")
     report = Report(silo=event.silo, evaluation=event.evaluation)
     reports = tuple(sorted((*state.reports, report), key=lambda item: item.silo))
-    accepted = EvaluationAccepted(key=state.key, model=event.model, report=report, at=event.now)
+    accepted = EvaluationAccepted(key=state.key, model=event.model, report=report)
     after, effects = _settle_evaluating(replace(state, reports=reports), event.now)
     return after, (accepted, *effects)
 
@@ -904,7 +905,6 @@ def _close_evaluation(state: Evaluating, now: float) -> Step:
         macro=macro_average(evaluations) if evaluations else None,
         counted=counted,
         is_best=is_best,
-        at=now,
     )
     after, effects = _next(course, state.round, now)
     return after, (closed, *((_retained(course),) if is_best else ()), *effects)
@@ -933,16 +933,11 @@ def _resume(state: Running, event: Resumed) -> Step:
     )
     retained = _retained(course)
     match state:
-        case Gathering():
-            return replace(state, course=course, deadline=None), (retained,)
-        case Collecting():
-            return replace(state, course=course, deadline=event.now + course.terms.training_deadline_s), (retained,)
-        case Evaluating():
-            return replace(state, course=course, deadline=event.now + course.terms.evaluation_deadline_s), (retained,)
+        case Gathering(deadline=float() as deadline):
+            return replace(state, course=course, deadline=None, left=max(0.0, deadline - event.now)), (retained,)
         case Masking():
             secure = None if state.secure is None else replace(state.secure, held=state.secure.state)
-            deadline = event.now + course.terms.masking_deadline_s
-            masking = replace(state, course=course, secure=secure, deadline=deadline)
+            masking = replace(state, course=course, secure=secure)
             return masking, (retained, *(() if secure is not None else (_opening(masking),)))
         case Aggregating():
             resumed = replace(state, course=course)
@@ -987,7 +982,7 @@ def _declined(event: SiloDeclined) -> Declined:
 
 def _dropped(event: SiloDeclined) -> SiloDropped:
     detail = f"{event.reason.value}: {event.detail}" if event.detail else event.reason.value
-    return SiloDropped(key=event.key, silo=event.silo, outcome="declined", detail=detail, at=event.now)
+    return SiloDropped(key=event.key, silo=event.silo, outcome="declined", detail=detail)
 
 
 # --- the table ----------------------------------------------------------------------------------------------------

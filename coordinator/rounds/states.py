@@ -5,11 +5,12 @@
     Masking is secure aggregation's, and has phases of its own (security/secure_aggregation/coordinator_machine.py).
     Stopped stands beside all of them but Idle and Finished.
 
-`deadline` is absolute. The states of a plan share a Course: what outlasts a round.
+`deadline` is an instant of the coordinator's steady clock (events.py), of one process: what is stored is how much is left until then
+(coordinator/edges/state_json.py). The states of a plan share a Course: what outlasts a round.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import ClassVar
 
@@ -132,7 +133,7 @@ class Gathering:
     """Waiting for silos. `started`: the operator, or start_when_ready, lets the round open.
 
     The deadline runs while started and a quorum is ready, of which under masks a sum can come out; else this phase waits as long as it
-    takes.
+    takes. `left` is what a restart found of a deadline that ran: the next one to run is no longer.
     """
 
     phase: ClassVar[str] = "gathering"
@@ -140,6 +141,7 @@ class Gathering:
     opening: Opening
     started: bool
     deadline: float | None = None
+    left: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,6 +274,12 @@ def groups_of(state: State) -> Partition | None:
 def deadline_of(state: State) -> float | None:
     """The one deadline that runs, if any."""
     return state.deadline if isinstance(state, Gathering | Collecting | Masking | Evaluating) else None
+
+
+def with_deadline(state: State, at: float) -> State:
+    """`state`, which has a deadline, with this one in its place."""
+    assert isinstance(state, Gathering | Collecting | Masking | Evaluating)
+    return replace(state, deadline=at)
 
 
 def round_of(state: State) -> tuple[int, int]:

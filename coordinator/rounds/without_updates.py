@@ -23,9 +23,7 @@ def without_updates(state: State, now: float) -> tuple[State, tuple[Record, ...]
     if not isinstance(stopped, Stopped) or not (stopped.updates or stopped.masked):
         return stopped, records
     opening, course = stopped.opening, stopped.course
-    abandoned = RoundAbandoned(
-        key=course.key(opening.round, opening.attempt), cause=Cause.STOPPED, reason=REASON, at=now
-    )
+    abandoned = RoundAbandoned(key=course.key(opening.round, opening.attempt), cause=Cause.STOPPED, reason=REASON)
     if stopped.masked is None:
         again = Opening(round=opening.round, attempt=opening.attempt + 1, task=Task.TRAINING)
         return Stopped(course=course, opening=again), (*records, abandoned)

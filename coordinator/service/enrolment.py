@@ -22,6 +22,8 @@ from security.pki.enrolment_token import SECRET_BYTES, check_unexpired, is_secre
 MAX_VALID_SECONDS = 90 * 86_400
 MOST_ENDED = 1000
 """Invitations that ended unused, of which it is known how."""
+LOOK_S = 60.0
+"""Between two looks at the clock, which may be set: whether an invitation is open goes by it."""
 
 _log = structlog.get_logger(__name__)
 
@@ -143,9 +145,9 @@ class Enrolment:
         await self._register.reload()
         if known:  # whoever held the keys before has open calls, the silo's seat, and a part in the round
             self._register.cut(certificate.entry.identity)
-            await self._loop.post(SiloRevoked(now=now, silo=name, reason="enrolled anew with other keys"))
+            await self._loop.post(SiloRevoked(now=self._loop.now(), silo=name, reason="enrolled anew with other keys"))
         # Were this lost with the process: the population is taken from the store at the next start.
-        await self._loop.post(SiloEnrolled(now=now, silo=name))
+        await self._loop.post(SiloEnrolled(now=self._loop.now(), silo=name))
         await self._reload()
         _log.info("silo enrolled", silo=name, certificate=certificate.entry.serial)
         return Issued(
@@ -208,18 +210,20 @@ class Enrolment:
     async def until_open(self) -> None:
         """Return as soon as there is an invitation to accept."""
         while not self.invitations_open():
-            self._changed.clear()
-            await self._changed.wait()
+            await self._change_within(LOOK_S)
 
     async def until_closed(self) -> None:
         """Return as soon as every invitation is spent or expired."""
         while self.invitations_open():
-            self._changed.clear()
             latest = max(item.expires_unix_s for item in self._open)
-            # Not wait_for: in Python 3.11 it loses a cancellation that comes together with the change.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, latest - self._clock())):
-                    await self._changed.wait()
+            await self._change_within(min(LOOK_S, max(0.0, latest - self._clock())))
+
+    async def _change_within(self, seconds: float) -> None:
+        self._changed.clear()
+        # Not wait_for: in Python 3.11 it loses a cancellation that comes together with the change.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
 
     async def _reload(self) -> None:
         before, self._open = self._open, await self._threads.store(self._store.invitations)

@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -46,6 +47,7 @@ from coordinator.service.ports import (
     PlanShelf,
     RoundStore,
     Spools,
+    Steady,
 )
 from coordinator.service.pulse import pulse
 from coordinator.service.receipts import Receipts
@@ -138,8 +140,10 @@ class Federation:
         audit: AuditPort,
         observer: Observer,
         clock: Clock,
+        steady: Steady = time.monotonic,
         retry_s: float = RETRY_S,
     ) -> None:
+        """`clock` dates what happens, and certificates; `steady` is what deadlines go by."""
         self._federation = federation
         self._store = store
         self._keys = keys
@@ -159,6 +163,7 @@ class Federation:
             keys=keys,
             observer=observer,
             clock=clock,
+            steady=steady,
             threads=self._threads,
             retry_s=retry_s,
         )
@@ -175,7 +180,6 @@ class Federation:
             spools=spools,
             store=store,
             receipts=Receipts(audit=audit, keys=keys, threads=self._threads),
-            clock=clock,
             threads=self._threads,
         )
         self.register = Register(store=store, threads=self._threads, clock=clock)
@@ -229,19 +233,26 @@ class Federation:
         await self._loop.run()
 
     async def end(self) -> None:
-        """Once nobody attends any more: until it is stored when they left."""
+        """Once nobody attends any more and `run` is over: until it is stored when they left, and what is left of the deadline."""
         await asyncio.gather(*self._leavings)
+        await self._loop.end()
 
     def _changed(self) -> None:
         self._attendance.wake_all()
         _, unsigned = self.groups.waits_for()
         self._observer.standing_changed(
-            pulse(self._loop.state, self._attendance, self._last_seen, groups_unsigned=unsigned)
+            pulse(
+                self._loop.state,
+                self._attendance,
+                self._last_seen,
+                seconds_left=self._loop.seconds_left,
+                groups_unsigned=unsigned,
+            )
         )
 
     def _regroup(self) -> None:
         if groups_of(self._loop.state) != self.groups.foreseen:
-            self._loop.post_soon(GroupsChanged(now=self._clock(), groups=self.groups.foreseen))
+            self._loop.post_soon(GroupsChanged(now=self._loop.now(), groups=self.groups.foreseen))
         self._changed()
 
     @property
@@ -288,13 +299,13 @@ class Federation:
             self._last_seen[silo] = self._clock()
             await self._threads.store(self._store.seen, silo, self._last_seen[silo], speaker)
             if seat.restarted:
-                self._loop.post_soon(SiloLeft(now=self._clock(), silo=silo))
+                self._loop.post_soon(SiloLeft(now=self._loop.now(), silo=silo))
             self._changed()
             last: Order | None = None
             told = (b"", b"")
             while not seat.taken_over:
                 seat.wake.clear()
-                order = order_for(self._loop.state, silo, self._clock())
+                order = order_for(self._loop.state, silo, self._loop.now())
                 if isinstance(order, Mask) and order.message is None:
                     order = replace(order, seen=self._announced.get(silo))
                 if last is None or _essence(order) != _essence(last):
@@ -316,7 +327,7 @@ class Federation:
             leaving = asyncio.create_task(self._keep_last_seen(seat.silo))
             self._leavings.add(leaving)
             leaving.add_done_callback(self._leavings.discard)
-            self._loop.post_soon(SiloLeft(now=self._clock(), silo=seat.silo))
+            self._loop.post_soon(SiloLeft(now=self._loop.now(), silo=seat.silo))
             self._changed()
 
     async def _keep_last_seen(self, silo: SiloName) -> None:
@@ -333,7 +344,7 @@ class Federation:
         seat.unready_reason = "" if ready else reason
         if not ready:
             _log.warning("silo is not ready", silo=silo, reason=reason)
-        await self._loop.post(ReadinessDeclared(now=self._clock(), silo=silo, ready=ready))
+        await self._loop.post(ReadinessDeclared(now=self._loop.now(), silo=silo, ready=ready))
 
     async def plan_bundle(self, plan: Digest) -> bytes:
         """The encoded bundle of the plan under way; raises WrongTime for any other."""
@@ -390,7 +401,7 @@ class Federation:
 
     async def declare_trained(self, silo: SiloName, key: RoundKey, model: Digest) -> None:
         """The silo holds a delta from `model` for the masked sum of this attempt; raises WrongTime or Conflict."""
-        await self._loop.post(SiloTrained(now=self._clock(), key=key, silo=silo, model=model))
+        await self._loop.post(SiloTrained(now=self._loop.now(), key=key, silo=silo, model=model))
 
     async def answer_mask(self, silo: SiloName, key: RoundKey, answer: MaskAnswer) -> None:
         """A message of secure aggregation. Raises AuthorisationError for another silo's, WrongTime or Conflict.
@@ -401,7 +412,7 @@ class Federation:
             raise AuthorisationError(
                 f"silo {silo} brings a {type(answer).__name__} of silo {answer.silo}: only its own is taken"
             )
-        await self._loop.post(MaskAnswered(now=self._clock(), key=key, answer=answer))
+        await self._loop.post(MaskAnswered(now=self._loop.now(), key=key, answer=answer))
         if isinstance(answer, Advertisement):
             await self._threads.store(self._store.announce, silo, answer.digest)
             self._announced[silo] = answer.digest
@@ -431,7 +442,7 @@ class Federation:
 
     async def decline(self, silo: SiloName, key: RoundKey, reason: DeclineReason, detail: str) -> None:
         """The silo will not do its part of this attempt; raises WrongTime, or Conflict when it has done it."""
-        await self._loop.post(SiloDeclined(now=self._clock(), key=key, silo=silo, reason=reason, detail=detail))
+        await self._loop.post(SiloDeclined(now=self._loop.now(), key=key, silo=silo, reason=reason, detail=detail))
 
     def report_progress(self, silo: SiloName, phase: AgentPhase, fraction: float) -> None:
         """How far a connected silo is, 0 to 1; forgotten at a restart. Raises MalformedMessage or WrongTime."""
@@ -445,7 +456,7 @@ class Federation:
         if await self._threads.store(self._store.evaluation, key, silo) == evaluation:
             return
         await self._loop.post(
-            EvaluationReported(now=self._clock(), key=key, silo=silo, model=model, evaluation=evaluation)
+            EvaluationReported(now=self._loop.now(), key=key, silo=silo, model=model, evaluation=evaluation)
         )
 
     async def countersign_ledger(self, silo: SiloName, head: Head, *, after: Head) -> LedgerReceipt:
@@ -476,7 +487,7 @@ class Federation:
         model = await self._desk.store_initial(opened)
         await self._loop.post(
             PlanOffered(
-                now=self._clock(),
+                now=self._loop.now(),
                 terms=terms_of(opened.bundle.plan),
                 model=model,
                 signature=self._sign_initial(opened.digest, model),
@@ -542,7 +553,7 @@ class Federation:
         model = course.model if course is not None and known else await self._desk.store_initial(opened)
         state = await self._loop.post(
             PlanStarted(
-                now=self._clock(),
+                now=self._loop.now(),
                 terms=terms_of(plan),
                 model=model,
                 signature=self._sign_initial(opened.digest, model),
@@ -553,17 +564,17 @@ class Federation:
 
     async def stop_plan(self) -> str:
         """Stop the plan under way, keeping all that is committed; what that means, in one line."""
-        return waiting_for(await self._loop.post(PlanStopped(now=self._clock())))
+        return waiting_for(await self._loop.post(PlanStopped(now=self._loop.now())))
 
     async def pause_plan(self) -> str:
         """Let the attempt under way end and open no other; raises StateError where there is nothing to pause."""
         self._require_plan("pause")
-        return waiting_for(await self._loop.post(PlanPaused(now=self._clock())))
+        return waiting_for(await self._loop.post(PlanPaused(now=self._loop.now())))
 
     async def resume_plan(self) -> str:
         """Raises StateError where nothing is paused."""
         self._require_plan("resume")
-        return waiting_for(await self._loop.post(PlanResumed(now=self._clock())))
+        return waiting_for(await self._loop.post(PlanResumed(now=self._loop.now())))
 
     async def revoke(self, role: Role, name: str) -> str:
         """Shut somebody out: refused from now on, live calls cut, of no cohort any more; what that came to, in one line.
@@ -584,7 +595,7 @@ class Federation:
         enrolled = await self._threads.store(self._store.silo, silo) is not None
         await self.register.revoke(identity, known=enrolled or silo in self.enrolment.invited())
         await self.enrolment.resume()
-        await self._loop.post(SiloRevoked(now=self._clock(), silo=silo))
+        await self._loop.post(SiloRevoked(now=self._loop.now(), silo=silo))
 
     async def grant(self, role: Role, name: str, *, csr_der: bytes, valid_s: float) -> Renewed:
         """As Renewal.grant has it; raises AuthorisationError for a role that is not given so."""
@@ -606,6 +617,7 @@ class Federation:
             invited=self.enrolment.invited(),
             attendance=self._attendance,
             now=self._clock(),
+            seconds_left=self._loop.seconds_left,
         )
 
     async def plan(self) -> Plan | None:

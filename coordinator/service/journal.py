@@ -52,16 +52,16 @@ class Journal:
             _log.warning("no masked sum can come out", absent=list(lacking.absent), detail=lacking.in_words)
         course = course_of(after)
         for record in records:
-            self._record(record, before, None if course is None else course.terms)
+            self._record(record, before, None if course is None else course.terms, event.now)
         if (before.phase, *round_of(before)) != (after.phase, round_number, attempt):
             self._observer.phase_changed(after.phase, round_number=round_number, attempt=attempt)
 
-    def _record(self, record: Record, before: State, terms: PlanTerms | None) -> None:
+    def _record(self, record: Record, before: State, terms: PlanTerms | None, now: float) -> None:
         """Unless the terms show single silos, what one tells of its training and its scores goes into no log and no metric."""
         single_silos = terms is not None and terms.shows_single_silos
         match record:
             case RoundOpened():
-                self._opened[record.key] = record.at
+                self._opened[record.key] = now
                 _log.info("round opened", **_where(record.key), cohort=list(record.cohort), model=record.model)
                 self._observer.round_opened(record.key, record.cohort)
             case UpdateAccepted() if not single_silos:
@@ -97,16 +97,16 @@ class Journal:
                 self._observer.silo_dropped(record.silo, record.outcome, _phase(before))
             case RoundClosed():
                 means = Means() if terms is None else means_of(record, terms)
-                self._closed(record if single_silos else closed_of_all_silos(record), means)
+                self._closed(record if single_silos else closed_of_all_silos(record), means, now)
             case RoundAbandoned():
                 _log.warning("round abandoned", **_where(record.key), cause=record.cause.value, reason=record.reason)
-                self._observer.round_abandoned(record.cause, seconds=self._seconds(record.key, record.at))
+                self._observer.round_abandoned(record.cause, seconds=self._seconds(record.key, now))
             case EvaluationClosed():
                 self._evaluated(record if single_silos else evaluation_of_all_silos(record))
             case _:
                 pass
 
-    def _closed(self, record: RoundClosed, means: Means) -> None:
+    def _closed(self, record: RoundClosed, means: Means, now: float) -> None:
         result = record.result
         updates = {update.silo: update for update in record.updates}
         for item in result.weights:
@@ -129,7 +129,7 @@ class Journal:
             weight_fallback=result.fallback,
             **_masked(record),
         )
-        self._observer.round_closed(result, means, seconds=self._seconds(record.key, record.at))
+        self._observer.round_closed(result, means, seconds=self._seconds(record.key, now))
 
     def _evaluated(self, record: EvaluationClosed) -> None:
         if record.score is None:

@@ -42,7 +42,9 @@ from silo_wire.plan import PlanBundle
 from silo_wire.wire_version import Speaker
 
 Clock = Callable[[], float]
-"""Unix seconds, now."""
+"""Unix seconds, now: for people and certificates. It may be set, either way and at any time."""
+Steady = Callable[[], float]
+"""Seconds since whenever, of a clock that nobody can set: for waiting and deadlines."""
 
 
 class PlanShelf(Protocol):
@@ -215,11 +217,14 @@ class Spools(Protocol):
 class RoundStore(Protocol):
     """The coordinator's durable state. Every method is one transaction; raises StorageError naming the file."""
 
-    def load(self) -> State:
-        """The state that was last saved; Idle with the enrolled silos in a new store."""
+    def load(self, now: float = 0.0, /) -> State:
+        """The state that was last saved; Idle with the enrolled silos in a new store. What was left of its deadline is left from `now` on."""
 
-    def transition(self, state: State, records: Sequence[Record]) -> None:
-        """Save the state and what is recorded with it, all or nothing."""
+    def transition(self, state: State, records: Sequence[Record], *, at: float, now: float) -> None:
+        """Save the state and what is recorded with it, all or nothing.
+
+        `at`: Unix seconds, when that happened; `now`, of the steady clock: what is left of a deadline is counted from there.
+        """
 
     def silos(self) -> tuple[EnrolledSilo, ...]: ...
 

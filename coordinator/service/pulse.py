@@ -11,7 +11,6 @@ from coordinator.rounds.states import (
     Masking,
     State,
     course_of,
-    deadline_of,
     population_of,
 )
 from coordinator.rounds.whole_groups import awaited_groups
@@ -23,8 +22,8 @@ from security.identifiers import SiloName
 class Pulse:
     """`silos`: by state, those connected among the enrolled, those ready among the connected.
 
-    `quorum`: the plan's min_silos, 0 without a plan. `running`: the plan waits for no operator and has not ended. `deadline_unix_s`: of the
-    phase, None where it has none. `last_seen_unix_s` has every enrolled silo, 0 for one that never connected.
+    `quorum`: the plan's min_silos, 0 without a plan. `running`: the plan waits for no operator and has not ended. `seconds_left`: of the
+    phase, None where it has no deadline. `last_seen_unix_s` has every enrolled silo, 0 for one that never connected.
     `groups_unsigned`: signatures that proposed release groups still want. `groups_absent`: silos of release groups that lack some,
     while no masked sum can come out of a quorum that is ready.
     """
@@ -32,7 +31,7 @@ class Pulse:
     silos: Mapping[str, int]
     quorum: int
     running: bool
-    deadline_unix_s: float | None
+    seconds_left: float | None
     single_silos: bool
     connected: frozenset[SiloName]
     last_seen_unix_s: Mapping[SiloName, float]
@@ -41,7 +40,12 @@ class Pulse:
 
 
 def pulse(
-    state: State, attendance: Attendance, last_seen: Mapping[SiloName, float], *, groups_unsigned: int = 0
+    state: State,
+    attendance: Attendance,
+    last_seen: Mapping[SiloName, float],
+    *,
+    seconds_left: float | None,
+    groups_unsigned: int = 0,
 ) -> Pulse:
     course, population = course_of(state), population_of(state)
     connected = attendance.connected & population
@@ -53,7 +57,7 @@ def pulse(
         },
         quorum=0 if course is None else course.terms.min_silos,
         running=_running(state),
-        deadline_unix_s=deadline_of(state),
+        seconds_left=seconds_left,
         single_silos=course is not None and course.terms.shows_single_silos,
         connected=connected,
         last_seen_unix_s={silo: last_seen.get(silo, 0.0) for silo in population},

@@ -3,11 +3,15 @@
 Events queue; one task takes them in order, so nothing else ever sees a half-made transition. A caller that goes away
 does not undo its event. An event whose transition cannot be persisted has not happened: its caller gets StorageError;
 the loop's own events (deadlines, aggregation) are tried again after `retry_s`.
+
+Deadlines go by the steady clock alone, in whatever way the wall's is set. What is left of one is saved with each transition and a while
+later again, each time as it will be at the next such save: a process that ends in between takes no more of it than that, and gives nothing
+back, so that no number of restarts puts a deadline off. One that is stopped saves what is left to the second.
 """
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -34,15 +38,15 @@ from coordinator.rounds.events import (
     SiloRevoked,
 )
 from coordinator.rounds.machine import step
-from coordinator.rounds.states import Aggregating, Finished, Idle, Masking, State, course_of, round_of
+from coordinator.rounds.states import Aggregating, Finished, Idle, Masking, State, course_of, deadline_of, round_of
 from coordinator.rounds.updates import Outcome
 from coordinator.service.journal import Journal
 from coordinator.service.plan_desk import OpenedPlan, PlanDesk
-from coordinator.service.ports import BudgetSpent, Clock, Keys, Observer, RoundStore, Spools, UnusableUpdate
+from coordinator.service.ports import BudgetSpent, Clock, Keys, Observer, RoundStore, Spools, Steady, UnusableUpdate
 from coordinator.service.release_groups import ReleaseGroups
 from coordinator.service.round_checks import RoundChecks
 from coordinator.service.threads import Threads
-from security.errors import ConfigurationError, LoricaError, MalformedMessage, StateError, StorageError, kind_of
+from security.errors import ConfigurationError, LoricaError, MalformedMessage, StorageError, Unreachable, kind_of
 from security.identifiers import FederationName
 from security.pki.identity_key import public_key_from_bytes
 from security.secure_aggregation.attempt import ATTEMPT_ID_BYTES, Attempt
@@ -55,6 +59,10 @@ from silo_wire.noised_masks import noise_terms
 from silo_wire.statements import MODEL_DOMAIN, model_statement
 
 RETRY_S = 10.0
+PAID_MOST_S = 60.0
+PAID_LEAST_S = 1.0
+PAID_PART = 0.1
+"""Of what is left of a deadline a crash costs a tenth at most, and a minute; near its end a second."""
 _CLOSED_ATTEMPTS_TO_CLEAR = 4
 
 _log = structlog.get_logger(__name__)
@@ -73,10 +81,12 @@ class RoundLoop:
         keys: Keys,
         observer: Observer,
         clock: Clock,
+        steady: Steady,
         threads: Threads,
         checks: RoundChecks,
         retry_s: float = RETRY_S,
     ) -> None:
+        """`clock` dates what is recorded, for people; `steady` is what deadlines go by."""
         self._checks = checks
         self._store = store
         self._threads = threads
@@ -87,6 +97,10 @@ class RoundLoop:
         self._observer = observer
         self._journal = Journal(observer)
         self._clock = clock
+        self._steady = steady
+        self._saving = False
+        """A transition is being saved; so for ever where this was cancelled meanwhile, and the store may be ahead of `state`."""
+        self._save_due: float | None = None
         self._retry_s = retry_s
         self._state: State = Idle()
         self._inbox: asyncio.Queue[tuple[Event, asyncio.Future[State]]] = asyncio.Queue()
@@ -104,19 +118,29 @@ class RoundLoop:
     def state(self) -> State:
         return self._state
 
+    def now(self) -> float:
+        """What the `now` of an event is: an instant of the steady clock."""
+        return self._steady()
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until the deadline of the present phase; None where it has none."""
+        at = deadline_of(self._state)
+        return None if at is None else max(0.0, at - self._steady())
+
     @property
     def waiting_events(self) -> int:
         return self._inbox.qsize()
 
     async def resume(self) -> None:
         """Take up the persisted state; raises StorageError."""
-        before = await self._threads.store(self._store.load)
+        now = self._steady()
+        before = await self._threads.store(self._store.load, now)
         silos = await self._threads.store(self._store.silos)
-        now = self._clock()
         population = frozenset(item.silo for item in silos if item.revoked_unix_s is None)
         event = Resumed(now=now, population=population, groups=self._groups.foreseen)
         after, effects = step(before, event)
-        await self._threads.store(self._store.transition, after, [])
+        await self._save(after, [])
         self._state = after
         self._owed = [effect for effect in effects if isinstance(effect, COMMANDS)]
         for key in await self._threads.store(self._store.closed_attempts, _CLOSED_ATTEMPTS_TO_CLEAR):
@@ -137,8 +161,13 @@ class RoundLoop:
                     course = course_of(self._state)
                     await self._let_go_of(None if course is None else course.terms.plan)
                 while True:
-                    event, done = await self._inbox.get()
-                    await self._take(event, done)
+                    try:
+                        async with asyncio.timeout(self._until_save()):
+                            event, done = await self._inbox.get()
+                    except TimeoutError:
+                        await self._save_what_is_left()
+                    else:
+                        await self._take(event, done)
         finally:
             self._ended = True
             self._disarm()
@@ -146,6 +175,11 @@ class RoundLoop:
                 _, done = self._inbox.get_nowait()
                 if not done.done():
                     done.set_exception(_Stopping())
+
+    async def end(self) -> None:
+        """After `run`: save what is left of the deadline, to the second."""
+        if not self._saving and deadline_of(self._state) is not None:
+            await self._save_what_is_left(paid=0.0)
 
     async def post(self, event: Event) -> State:
         """Have `event` happen and return the state after it; raises what the machine raises, or StorageError."""
@@ -182,7 +216,7 @@ class RoundLoop:
         after, effects = step(before, event)
         records: list[Record] = [effect for effect in effects if not isinstance(effect, COMMANDS)]
         if after != before or records:
-            await self._threads.store(self._store.transition, after, records)
+            await self._save(after, records)
             self._state = after
             self._journal.transition(before, event, after, records)
             self._count_epsilon(anew=any(isinstance(record, RoundClosed) for record in records))
@@ -293,9 +327,34 @@ class RoundLoop:
 
     # --- deadlines
 
+    async def _save(self, state: State, records: Sequence[Record], *, paid: float | None = None) -> None:
+        """`paid`: seconds of the deadline that count as over already; None: those until the next save."""
+        now, deadline = self._steady(), deadline_of(state)
+        if paid is None:
+            paid = 0.0 if deadline is None else paid_until_next_save(deadline - now)
+        at = self._clock()
+        self._saving = True
+        try:
+            await self._threads.store(lambda: self._store.transition(state, records, at=at, now=now + paid))
+        except Exception:
+            self._saving = False
+            raise
+        self._saving = False
+        self._save_due = None if deadline is None else now + paid
+
+    async def _save_what_is_left(self, *, paid: float | None = None) -> None:
+        try:
+            await self._save(self._state, [], paid=paid)
+        except LoricaError as error:
+            self._save_due = self._steady() + self._retry_s
+            self._complain("what is left of the deadline could not be saved", error)
+
+    def _until_save(self) -> float | None:
+        return None if self._save_due is None else max(0.0, self._save_due - self._steady())
+
     def _arm(self, at: float) -> None:
         self._disarm()
-        delay = max(0.0, at - self._clock())
+        delay = max(0.0, at - self._steady())
         self._timer = asyncio.get_running_loop().call_later(delay, self._on_timer, at)
 
     def _disarm(self) -> None:
@@ -305,8 +364,8 @@ class RoundLoop:
 
     def _on_timer(self, at: float) -> None:
         assert self._tasks is not None
-        now = self._clock()
-        if now < at:  # the wall clock was set back, or the timer was a little early
+        now = self._steady()
+        if now < at:  # the timer was a little early
             self._arm(at)
         else:
             self._tasks.create_task(self._insist(DeadlinePassed(now=now, deadline=at)))
@@ -351,7 +410,7 @@ class RoundLoop:
             noise=noise_terms(plan),
         )
         return MaskingOpened(
-            now=self._clock(),
+            now=self._steady(),
             key=key,
             opening=OpenAttempt(attempt=attempt, terms=terms, invited=command.silos),
             identities=tuple(
@@ -399,16 +458,16 @@ class RoundLoop:
                     await asyncio.to_thread(self._checks.keep, opened, command, result.model)
         except UnusableUpdate as error:
             self._complain("update cannot be used", error)
-            return AggregationFailed(now=self._clock(), key=command.key, silo=error.silo, reason=str(error))
+            return AggregationFailed(now=self._steady(), key=command.key, silo=error.silo, reason=str(error))
         except BudgetSpent as error:
             _log.warning("plan ends", reason=str(error))
-            return BudgetExhausted(now=self._clock(), key=command.key, reason=str(error))
+            return BudgetExhausted(now=self._steady(), key=command.key, reason=str(error))
         except (MalformedMessage, ConfigurationError) as error:
             if command.masked is None:
                 raise
             # A sum that takes the model out of float32's range: nobody can see whose part of it that was.
             self._complain("masked sum cannot be used", error)
-            return AggregationFailed(now=self._clock(), key=command.key, silo=None, reason=str(error))
+            return AggregationFailed(now=self._steady(), key=command.key, silo=None, reason=str(error))
         statement = model_statement(
             federation=command.key.federation,
             plan=command.key.plan,
@@ -416,7 +475,7 @@ class RoundLoop:
             model=result.model,
         )
         signature = self._keys.sign(MODEL_DOMAIN, statement)
-        return Aggregated(now=self._clock(), key=command.key, result=result, signature=signature)
+        return Aggregated(now=self._steady(), key=command.key, result=result, signature=signature)
 
     async def _insist(
         self, event: DeadlinePassed | MaskingOpened | Aggregated | AggregationFailed | BudgetExhausted
@@ -435,13 +494,18 @@ class RoundLoop:
                 return
 
 
+def paid_until_next_save(left: float) -> float:
+    """Of the seconds that are `left` of a deadline, how many count as over when that is saved: until it is saved again."""
+    return max(PAID_LEAST_S, min(PAID_MOST_S, left * PAID_PART))
+
+
 def _under_way(state: State) -> Digest | None:
     """The plan that further rounds may be of."""
     course = course_of(state)
     return None if course is None or isinstance(state, Finished) else course.terms.plan
 
 
-class _Stopping(StateError):
+class _Stopping(Unreachable):
     def __init__(self) -> None:
         super().__init__("the coordinator is stopping: try again when it runs")
 

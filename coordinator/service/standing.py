@@ -12,7 +12,6 @@ from coordinator.rounds.states import (
     Masking,
     State,
     course_of,
-    deadline_of,
     round_of,
 )
 from coordinator.service.attendance import Attendance
@@ -72,9 +71,13 @@ def standing(
     invited: Sequence[SiloName],
     attendance: Attendance,
     now: float,
+    seconds_left: float | None,
 ) -> Standing:
-    """`fault` is why the present phase cannot go on; `behind` what silos have of release groups that is newer than what is here."""
-    course, deadline = course_of(state), deadline_of(state)
+    """`fault` is why the present phase cannot go on; `behind` what silos have of release groups that is newer than what is here.
+
+    `now` is in Unix seconds; `seconds_left` of the phase, None where it has no deadline.
+    """
+    course = course_of(state)
     round_number, attempt = round_of(state)
     names = {item.silo for item in enrolled}
     silos = [_enrolled(state, item, attendance, now) for item in enrolled]
@@ -99,7 +102,7 @@ def standing(
         round=round_number,
         attempt=attempt,
         rounds=0 if course is None else max(course.terms.rounds, round_number),  # a closing round comes after them
-        seconds_left=None if deadline is None else max(0.0, deadline - now),
+        seconds_left=seconds_left,
         silos=tuple(sorted(silos, key=lambda item: item.silo)),
         model=None if course is None else course.model,
         best_model=None if course is None else course.best_model,
@@ -120,7 +123,7 @@ def _enrolled(state: State, silo: EnrolledSilo, attendance: Attendance, now: flo
         name = "declined"
         detail = f"{declined.reason.value} {declined.detail}".rstrip()
     else:
-        name = _at_work(state, silo.silo, now)
+        name = _at_work(state, silo.silo)
         if name == "preparing":
             detail = seat.unready_reason
         elif seat.phase is not None and name in ("training", "masking", "evaluating"):
@@ -141,9 +144,9 @@ def _declined(state: State) -> Sequence[Declined]:
     return state.declined if isinstance(state, Collecting | Masking | Evaluating) else ()
 
 
-def _at_work(state: State, silo: SiloName, now: float) -> str:
+def _at_work(state: State, silo: SiloName) -> str:
     course = course_of(state)
-    match order_for(state, silo, now):
+    match order_for(state, silo, now=0.0):  # which order it is does not depend on the time
         case Train():
             return "training"
         case Mask():

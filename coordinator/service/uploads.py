@@ -22,7 +22,7 @@ from coordinator.rounds.machine import check_may_commit, check_may_send_masked
 from coordinator.rounds.states import Masking, course_of
 from coordinator.rounds.updates import CommittedUpdate
 from coordinator.service.plan_desk import PlanDesk
-from coordinator.service.ports import Clock, RoundStore, Spool, Spools
+from coordinator.service.ports import RoundStore, Spool, Spools
 from coordinator.service.receipts import Receipts, shown_log
 from coordinator.service.round_loop import RoundLoop
 from coordinator.service.threads import Threads
@@ -48,7 +48,6 @@ class Upload:
         spool: Spool | None,
         loop: RoundLoop,
         receipts: Receipts,
-        clock: Clock,
         threads: Threads,
     ) -> None:
         """`spool` None: this very update has been committed before."""
@@ -57,7 +56,6 @@ class Upload:
         self._spool = spool
         self._loop = loop
         self._receipts = receipts
-        self._clock = clock
         self._threads = threads
         self._behind = WorkBehind(threads.transfers)
         self._ending = asyncio.Lock()
@@ -88,7 +86,7 @@ class Upload:
         return await self._receipts.receipt(self._silo, self._header)
 
     def _committed(self, norm: float) -> UpdateCommitted | MaskAnswered:
-        header, now = self._header, self._clock()
+        header, now = self._header, self._loop.now()
         if isinstance(header, MaskedHeader):
             return MaskAnswered(now=now, key=header.key, answer=header.masked)
         update = CommittedUpdate(
@@ -139,7 +137,6 @@ class Uploads:
         spools: Spools,
         store: RoundStore,
         receipts: Receipts,
-        clock: Clock,
         threads: Threads,
     ) -> None:
         self._loop = loop
@@ -147,7 +144,6 @@ class Uploads:
         self._desk = desk
         self._spools = spools
         self._store = store
-        self._clock = clock
         self._threads = threads
         self._live: dict[SiloName, Upload] = {}
         self._beginning = asyncio.Lock()
@@ -191,7 +187,7 @@ class Uploads:
         """A false announcement is told to the protocol, which drops the silo for it: its vector is not even looked at."""
         secure = check_may_send_masked(self._loop.state, header.key, silo)
         if not secure.would_take(header.masked):
-            await self._loop.post(MaskAnswered(now=self._clock(), key=header.key, answer=header.masked))
+            await self._loop.post(MaskAnswered(now=self._loop.now(), key=header.key, answer=header.masked))
             raise IntegrityError(f"silo {silo} announced a masked vector falsely: it is out of this attempt")
         if header.manifest.digest != header.masked.vector.hex():
             raise MalformedMessage(f"the manifest of silo {silo} is not the one that its announcement is signed for")
@@ -234,7 +230,6 @@ class Uploads:
             spool=spool,
             loop=self._loop,
             receipts=self._receipts,
-            clock=self._clock,
             threads=self._threads,
         )
 

@@ -133,7 +133,10 @@ class _Simulation:
         began, started = time.monotonic(), datetime.now(UTC).timestamp()
         audit = self.coordinator.audit()
         metrics = CoordinatorMetrics(CollectorRegistry())
-        async with self.coordinator.service(metrics, audit=audit, clock=lambda: started) as (service, loop):
+        async with self.coordinator.service(metrics, audit=audit, clock=lambda: started, steady=lambda: 0.0) as (
+            service,
+            loop,
+        ):
             await require_same(service, self.plan, self.data, self.out)
             put_on_shelf(self.coordinator, self.plan, self.plan_folder)
             with ExitStack() as open_here:

@@ -27,6 +27,7 @@ _STATUS: Final[dict[type[LoricaError], grpc.StatusCode]] = {
     errors.DataError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.PolicyRefusal: grpc.StatusCode.PERMISSION_DENIED,
     errors.AuthenticationError: grpc.StatusCode.UNAUTHENTICATED,
+    errors.OutsideValidity: grpc.StatusCode.UNAUTHENTICATED,
     errors.AuthorisationError: grpc.StatusCode.PERMISSION_DENIED,
     errors.MalformedMessage: grpc.StatusCode.INVALID_ARGUMENT,
     errors.WrongTime: grpc.StatusCode.FAILED_PRECONDITION,

@@ -1,7 +1,7 @@
 """Who the peer is, from the certificate that TLS has verified and from nothing else.
 
 TLS checks the chain and that the peer holds the key; gRPC does not look at the rest. In this order, each step
-raising AuthenticationError: parse; signed by a CA of the federation in the bundle that is itself valid; a leaf with no critical
+raising AuthenticationError, of the dates OutsideValidity: parse; signed by a CA of the federation in the bundle that is itself valid; a leaf with no critical
 extension that we do not know; one identity URI of the expected federation; a role that may stand on that side of the
 connection; the key usage of that role; validity now. The coordinator's certificate must also carry its DNS name.
 """
@@ -10,7 +10,7 @@ from datetime import datetime
 
 from cryptography import x509
 
-from security.errors import AuthenticationError, MalformedMessage
+from security.errors import AuthenticationError, MalformedMessage, OutsideValidity
 from security.identifiers import FederationName, Identity, Role, coordinator_dns_name
 from security.pki.parsing import parse_certificate
 from security.pki.profile import UNDERSTOOD_EXTENSIONS, alternative_names, key_purpose, sole_identity
@@ -51,7 +51,7 @@ def _identify(
         )
     problems = [Window.of(issuer).problem_at(now) for issuer in issuers]
     if all(problems):
-        raise AuthenticationError(f"CA certificate {name_of(issuers[0])} {problems[0]}")
+        raise OutsideValidity(f"CA certificate {name_of(issuers[0])} {problems[0]}")
     extensions = certificate.extensions
     names = alternative_names(extensions)
     try:
@@ -65,7 +65,7 @@ def _identify(
         )
     _check_purpose(extensions, identity)
     if problem := Window.of(certificate).problem_at(now):
-        raise AuthenticationError(f"certificate of {identity.uri} {problem}")
+        raise OutsideValidity(f"certificate of {identity.uri} {problem}")
     return identity, names
 
 

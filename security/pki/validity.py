@@ -59,5 +59,5 @@ class Window:
                 f"is not valid before {self.begin.isoformat()} and the clock says {moment.isoformat()}: check the clock"
             )
         if moment > self.end:
-            return f"expired at {self.end.isoformat()}: renew it or enrol again"
+            return f"expired at {self.end.isoformat()} and the clock says {moment.isoformat()}: renew it or enrol again, or set the clock"
         return None

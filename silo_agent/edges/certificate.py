@@ -62,7 +62,7 @@ class SiloCertificate:
         store_tls(self._folder, renewed)
         self._credentials = renewed
         self._on_renewed(renewed.certificate)
-        self._coordinator.go_over(mutual_channel(renewed))
+        self._coordinator.go_over(mutual_channel(renewed), renewed)
 
 
 def checked(who: SiloCredentials, key: TlsPrivateKey, answer: RenewalAnswer, *, now: datetime) -> SiloCredentials:

@@ -1,7 +1,9 @@
 """The coordinator over mutual TLS: `CoordinatorPort`, for one silo.
 
 Every call may be repeated, so a call that finds the coordinator unreachable waits (backoff.py) and tries again until
-its task is cancelled. What the coordinator sends is checked here, in this order, before anything is kept: its order is
+its task is cancelled; so does one that is refused since a certificate does not hold by somebody's clock, which may be set right. A word
+that a round needs (not ready, ready, trained, declined, an answer, scores, a ledger's head) is also said again to a coordinator that could not
+store it. So each is said until it is taken, or until the coordinator says that its time is over. What the coordinator sends is checked here, in this order, before anything is kept: its order is
 for this federation; a plan has the digest that was asked for; a model's manifest has the digest of the order, fits the
 plan's layout, was made by no later round, and carries the coordinator's signature; each chunk has its digest.
 """
@@ -13,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +30,7 @@ from security.errors import (
     IntegrityError,
     LoricaError,
     MalformedMessage,
+    OutsideValidity,
     StateError,
     StorageError,
     Unreachable,
@@ -34,6 +38,7 @@ from security.errors import (
 from security.file_mark import FileMark
 from security.pki.identity_key import verify
 from security.pki.succession import Succession
+from security.pki.validity import Window
 from security.secure_aggregation.messages import MaskedInput
 from security.secure_aggregation.release_groups import SignedLink
 from security.secure_aggregation.verdicts import Verdict
@@ -109,6 +114,8 @@ BATCH_BYTES = 2 << 20
 _MOST_PIECES = 1 << 10
 _THREADS = ThreadPoolExecutor(1, thread_name_prefix="chunks")
 """For what arrives: an agent fetches one model at a time."""
+_PASSES = (Unreachable, OutsideValidity)
+"""Troubles of the network and of clocks: they end by themselves, or people end them."""
 _ENDS_THE_AGENT = (AuthenticationError, AuthorisationError, Conflict)
 
 T = TypeVar("T")
@@ -161,8 +168,9 @@ class GrpcCoordinator:
         self.on_speaker: Callable[[Speaker], None] = lambda speaker: None
         """Hears, as each stream of orders begins, which release the coordinator is and which wire it speaks."""
 
-    def go_over(self, channel: grpc.aio.Channel) -> None:
-        """New calls go over `channel` from now on; the one before is closed once the last call on it has ended."""
+    def go_over(self, channel: grpc.aio.Channel, credentials: SiloCredentials) -> None:
+        """New calls go over `channel` from now on, which shows these; the one before is closed once the last call on it has ended."""
+        self._credentials = credentials
         before, self._wire = self._wire, Wire(channel)
         closing = asyncio.create_task(before.supersede())
         self._old_wires.add(closing)
@@ -217,7 +225,7 @@ class GrpcCoordinator:
                 if before is not None:
                     continue
                 self._traffic.attending(False)
-                if isinstance(problem, _ENDS_THE_AGENT):
+                if isinstance(problem, _ENDS_THE_AGENT) and not isinstance(problem, _PASSES):
                     raise problem
                 await self._wait(problem, backoff)
         finally:
@@ -276,7 +284,7 @@ class GrpcCoordinator:
 
     async def declare_readiness(self, plan: Digest, *, ready: bool, reason: str) -> None:
         request = federation_pb2.ReadinessRequest(key=self._key(plan), ready=ready, reason=detail_to_wire(reason))
-        await self._until_answered(lambda wire: wire.stub.DeclareReadiness(request, timeout=CALL_TIMEOUT_S))
+        await self._until_taken(lambda wire: wire.stub.DeclareReadiness(request, timeout=CALL_TIMEOUT_S))
 
     async def fetch_model(
         self,
@@ -496,7 +504,7 @@ class GrpcCoordinator:
         request = federation_pb2.VerdictRequest(
             key=self._key(plan), model_digest=digest_to_wire(model), verdict=verdict_to_wire(verdict), known=known
         )
-        reply = await self._until_answered(lambda wire: wire.stub.ShareVerdict(request, timeout=CALL_TIMEOUT_S))
+        reply = await self._until_taken(lambda wire: wire.stub.ShareVerdict(request, timeout=CALL_TIMEOUT_S))
         return _verdicts(reply), reply.known
 
     async def fetch_verdicts(self, plan: Digest, model: Digest) -> Collection[Verdict]:
@@ -573,11 +581,11 @@ class GrpcCoordinator:
         request = federation_pb2.TrainedReport(
             key=round_call_key(key, self._credentials.silo), model_digest=digest_to_wire(model)
         )
-        await self._until_answered(lambda wire: wire.stub.DeclareTrained(request, timeout=CALL_TIMEOUT_S))
+        await self._until_taken(lambda wire: wire.stub.DeclareTrained(request, timeout=CALL_TIMEOUT_S))
 
     async def answer_mask(self, key: RoundKey, answer: MaskAnswer) -> None:
         request = mask_answer_to_wire(key, self._credentials.silo, answer)
-        await self._until_answered(lambda wire: wire.stub.AnswerMask(request, timeout=CALL_TIMEOUT_S))
+        await self._until_taken(lambda wire: wire.stub.AnswerMask(request, timeout=CALL_TIMEOUT_S))
 
     async def decline(self, key: RoundKey, reason: DeclineReason, detail: str) -> None:
         request = federation_pb2.DeclineRequest(
@@ -585,7 +593,7 @@ class GrpcCoordinator:
             reason=decline_reason_to_wire(reason),
             detail=detail_to_wire(detail),
         )
-        await self._until_answered(lambda wire: wire.stub.DeclineRound(request, timeout=CALL_TIMEOUT_S))
+        await self._until_taken(lambda wire: wire.stub.DeclineRound(request, timeout=CALL_TIMEOUT_S))
 
     async def report_progress(self, key: RoundKey, phase: AgentPhase, fraction: float) -> None:
         request = federation_pb2.ProgressReport(
@@ -599,13 +607,13 @@ class GrpcCoordinator:
 
     async def report_evaluation(self, key: RoundKey, model: Digest, evaluation: Evaluation) -> None:
         request = evaluation_to_wire(key, self._credentials.silo, model, evaluation)
-        await self._until_answered(lambda wire: wire.stub.ReportEvaluation(request, timeout=CALL_TIMEOUT_S))
+        await self._until_taken(lambda wire: wire.stub.ReportEvaluation(request, timeout=CALL_TIMEOUT_S))
 
     async def countersign_ledger(self, head: Head, *, after: Head) -> LedgerReceipt:
         who = self._credentials
         request = report_to_wire(federation=who.federation, silo=who.silo, head=head, after=after)
         receipt = receipt_from_wire(
-            await self._until_answered(lambda wire: wire.stub.CountersignLedger(request, timeout=CALL_TIMEOUT_S))
+            await self._until_taken(lambda wire: wire.stub.CountersignLedger(request, timeout=CALL_TIMEOUT_S))
         )
         receipt.check(who.coordinator_key, federation=who.federation, silo=who.silo)
         return receipt
@@ -658,7 +666,13 @@ class GrpcCoordinator:
 
     # ---- trying again -------------------------------------------------------------------------------------------
 
-    async def _until_answered(self, attempt: Callable[[Wire], Awaitable[T]]) -> T:
+    async def _until_taken(self, word: Callable[[Wire], Awaitable[T]]) -> T:
+        """`word` said until the coordinator has it, or says that it wants it no more: a LoricaError."""
+        return await self._until_answered(word, passes=(*_PASSES, StorageError))
+
+    async def _until_answered(
+        self, attempt: Callable[[Wire], Awaitable[T]], *, passes: tuple[type[LoricaError], ...] = _PASSES
+    ) -> T:
         """`attempt` over the channel of that moment, and over it alone: a transfer ends where it began."""
         backoff = self._new_backoff()
         while True:
@@ -670,7 +684,7 @@ class GrpcCoordinator:
                 problem = error_of(error)
             except Unreachable as error:
                 problem = error
-            if not isinstance(problem, Unreachable):
+            if not isinstance(problem, passes):
                 raise problem
             if time.monotonic() - began > CALL_TIMEOUT_S:
                 backoff.reset()  # it worked for a while
@@ -678,6 +692,9 @@ class GrpcCoordinator:
 
     async def _wait(self, problem: LoricaError, backoff: Backoff) -> None:
         seconds = backoff.wait_s()
+        expired = Window.of(self._credentials.certificate).problem_at(datetime.now(UTC))
+        if expired is not None and isinstance(problem, Unreachable):  # who refuses the handshake for that says less
+            problem = Unreachable(f"this silo's certificate {expired} ({problem})")
         self._unreachable(problem, seconds)
         await asyncio.sleep(seconds)
 

@@ -15,7 +15,6 @@ from security.errors import (
     MalformedMessage,
     PolicyRefusal,
     WrongTime,
-    kind_of,
 )
 from security.secure_aggregation.evidence import VERIFY
 from silo_agent.policy import PolicyRules
@@ -45,4 +44,4 @@ def rule_of(error: LoricaError) -> str | None:
         return error.rule
     if isinstance(error, FalseModel):
         return VERIFY
-    return kind_of(error).__name__ if isinstance(error, REFUSED_AS) else None
+    return next((kind.__name__ for kind in REFUSED_AS if isinstance(error, kind)), None)

@@ -17,7 +17,7 @@ from urllib.request import urlopen
 import pytest
 
 from ops.demo.ports import free_ports
-from security.errors import EXIT_CODES, AuthenticationError, ConfigurationError, Conflict, DataError, StateError
+from security.errors import EXIT_CODES, ConfigurationError, Conflict, DataError, OutsideValidity, StateError
 from silo_agent.edges.key_store import store_credentials
 from silo_agent.edges.silo_folder import SiloFolder
 from silo_agent.training.model import bind, vector_blocks
@@ -267,7 +267,7 @@ def test_an_expired_certificate_does_not_start(tmp_path: Path) -> None:
     net = TestNet.create(age=timedelta(days=30))
     store_credentials(folder, net.credentials("127.0.0.1:1", age=timedelta(days=20)))
     done = silo_agent("start", "--data", str(tmp_path), "--dir", str(folder.root))
-    assert done.returncode == EXIT_CODES[AuthenticationError]
+    assert done.returncode == EXIT_CODES[OutsideValidity]
     assert "expired at" in done.stderr
 
 

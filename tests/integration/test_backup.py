@@ -17,6 +17,7 @@ from coordinator.composition import Coordinator
 from coordinator.edges.backup_file import PASSPHRASE, new_backup, opened_backup
 from coordinator.edges.coordinator_folder import CoordinatorFolder
 from coordinator.edges.key_store import OPERATOR_NAME
+from coordinator.edges.round_tables import TABLES_REVISION
 from coordinator.rounds.states import Stopped
 from coordinator.service.federation import Federation
 from security.audit.entry import Event
@@ -227,10 +228,12 @@ def test_a_damaged_one_leaves_nothing(story: Story, tmp_path: Path, at: float) -
 
 
 def test_of_a_newer_release_it_is_refused_with_the_remedy(story: Story, tmp_path: Path) -> None:
-    newer = story.plain.read_bytes().replace(b'"revision":"0007"', b'"revision":"0008"', 1)
+    present, following = f'"revision":"{TABLES_REVISION}"', f'"revision":"{int(TABLES_REVISION) + 1:04}"'
+    newer = story.plain.read_bytes().replace(present.encode(), following.encode(), 1)
+    assert newer != story.plain.read_bytes()
     (tmp_path / "newer").write_bytes(newer)
     done = run_command(main, "restore", tmp_path / "newer", tmp_path / "new", "--without-log")
-    done.is_refusal(StorageError, "revision 0008", "install the release that made it")
+    done.is_refusal(StorageError, f"revision {int(TABLES_REVISION) + 1:04}", "install the release that made it")
 
 
 def test_a_log_that_is_not_the_newer_one_is_refused(
@@ -347,7 +350,7 @@ def test_tables_that_are_not_those_that_it_names_are_refused(story: Story, tmp_p
             if path.is_file():
                 other.add(str(path.relative_to(tmp_path / "out")), path.read_bytes())
     done = run_command(main, "restore", tmp_path / "other", tmp_path / "new", "--without-log")
-    done.is_refusal(IntegrityError, "revision 0003", "names 0007")
+    done.is_refusal(IntegrityError, "revision 0003", f"names {TABLES_REVISION}")
     assert not (tmp_path / "new").exists()
 
 

@@ -67,12 +67,14 @@ _READ = reader(federation_pb2.ModelPiece)
 
 @dataclass
 class AdjustableClock:
-    """The real clock, moved ahead by hand."""
+    """The real clock, set by hand: `ahead` of the right one, or behind it. `steady` is the one that nobody sets."""
 
     ahead: float = 0.0
+    right: Callable[[], float] = time.time
+    steady: Callable[[], float] = time.monotonic
 
     def __call__(self) -> float:
-        return time.time() + self.ahead
+        return self.right() + self.ahead
 
 
 def make_coordinator_folder(folder: Path) -> None:
@@ -180,6 +182,7 @@ async def running(folder: Path, *, clock: AdjustableClock | None = None) -> Asyn
         audit=AuditLog(folder / "audit", writer=coordinator_uri(FEDERATION), key=keys.identity, clock=clock),
         observer=metrics,
         clock=clock,
+        steady=clock.steady,
         retry_s=0.05,
     )
     await service.start()

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from enum import Enum
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -19,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from security.audit.signed_head import SignedHead
 from security.chain import Head
-from security.errors import LoricaError
+from security.errors import LoricaError, Unreachable
 from security.identifiers import FederationName, Identity, Role, SiloName
 from security.pki.authority import Authority
 from security.pki.csr import check_request
@@ -184,6 +185,34 @@ class _Keeping(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc's type
         return handler._replace(request_deserializer=kept)
 
 
+class Lost(Enum):
+    """Where the line is cut while a word is under way: before the coordinator has it, or before the agent knows that it has."""
+
+    BEFORE = "before"
+    AFTER = "after"
+
+
+class _Losing(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc's types have no base here
+    """Lets words be lost or refused, each as its method's fates say in turn; then they are taken."""
+
+    def __init__(self, fates: dict[str, list[Lost | LoricaError]]) -> None:
+        self._fates = fates
+
+    async def intercept_service(self, continuation: Callable[..., Any], details: Any) -> Any:
+        handler = await continuation(details)
+        fates = self._fates.get(details.method.rpartition("/")[2])
+        if not fates:
+            return handler
+        taken, fate = handler.unary_unary, fates.pop(0)
+
+        async def lost(request: Any, context: Any) -> NoReturn:
+            if fate is Lost.AFTER:
+                await taken(request, context)
+            await abort(context, fate if isinstance(fate, LoricaError) else Unreachable("the line is cut"))
+
+        return handler._replace(unary_unary=lost)
+
+
 class FederationPeer(federation_pb2_grpc.FederationServicer):
     """`async with FederationPeer(net) as peer`. What comes in is in its lists; `until` awaits a change of them."""
 
@@ -215,6 +244,8 @@ class FederationPeer(federation_pb2_grpc.FederationServicer):
         self.first_chunks: list[int] = []
         self.plan_fetches = 0
         self.raw: list[tuple[str, bytes]] = []  # every message as it came, with its method
+        self.fates: dict[str, list[Lost | LoricaError]] = {}
+        """What becomes of the next words, by method."""
         # What a hostile or unlucky coordinator does:
         self.change_bundle: Callable[[bytes], bytes] = lambda raw: raw
         self.endless_bundle = False
@@ -246,7 +277,7 @@ class FederationPeer(federation_pb2_grpc.FederationServicer):
         await self.close()
 
     async def listen(self, port: int) -> None:
-        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(_Keeping(self.raw),))
+        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(_Keeping(self.raw), _Losing(self.fates)))
         federation_pb2_grpc.add_FederationServicer_to_server(self, server)
         root = self._net.authority.certificate_pem()
         tls = grpc.ssl_server_credentials([self._net.server_pair], root_certificates=root, require_client_auth=True)

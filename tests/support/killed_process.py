@@ -118,15 +118,15 @@ def follow_rounds(program: str, rounds: Rounds) -> None:
 
         transition, load = SqlRoundStore.transition, SqlRoundStore.load
 
-        def saving(store: SqlRoundStore, state: State, records: Any) -> None:
+        def saving(store: SqlRoundStore, state: State, records: Any, **when: float) -> None:
             rounds.under_way = round_of(state)[0]
             for record in records:
                 if isinstance(record, RoundClosed | EvaluationClosed):
                     rounds.closed = record.key.round
-            transition(store, state, records)
+            transition(store, state, records, **when)
 
-        def loading(store: SqlRoundStore) -> State:
-            state = load(store)
+        def loading(store: SqlRoundStore, now: float = 0.0) -> State:
+            state = load(store, now)
             rounds.under_way = round_of(state)[0]
             return state
 

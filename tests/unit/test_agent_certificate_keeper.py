@@ -5,9 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-import pytest
-
-from security.errors import AuthenticationError, StorageError, Unreachable
+from security.errors import StorageError, Unreachable
 from security.pki.validity import Window
 from silo_agent.service.certificate_keeper import CertificateKeeper
 
@@ -54,6 +52,7 @@ class Kept:
     def __init__(self, certificate: FakeCertificate, now: float) -> None:
         self.certificate, self.now, self.backoff = certificate, now, NoWait()
         self.told: list[str] = []
+        self.details: list[str] = []
         self.expiries: list[float] = []
         self._changed = asyncio.Event()
         self.keeper = CertificateKeeper(
@@ -66,6 +65,7 @@ class Kept:
 
     def _tell(self, event: str, **fields: object) -> None:
         self.told.append(event)
+        self.details.append(str(fields.get("detail", "")))
         self._changed.set()
 
     async def until(self, holds: Callable[[], bool]) -> None:
@@ -108,10 +108,13 @@ async def test_what_fails_is_tried_again_while_the_certificate_lasts() -> None:
     assert kept.backoff.waits == 4
 
 
-async def test_an_ended_certificate_that_cannot_be_renewed_ends_the_agent_with_the_remedy() -> None:
-    kept = Kept(FakeCertificate(problems=[Unreachable("nobody answers")]), now=901.0)
-    with pytest.raises(AuthenticationError, match=r"nobody answers.*coordinator invite.*silo-agent enroll"):
-        await kept.until(lambda: False)
+async def test_an_ended_certificate_ends_no_agent_and_each_try_says_the_remedies() -> None:
+    """Whether it has ended or the clock is wrong, the agent cannot know: once that is right, it renews."""
+    kept = Kept(FakeCertificate(problems=[Unreachable("nobody answers")] * 3), now=901.0)
+    await kept.until(lambda: kept.certificate.renewals == 1)
+    assert kept.told == ["certificate-not-renewed"] * 3 + ["certificate-renewed"]
+    for word in ("set the clock", "coordinator invite", "silo-agent enroll", "nobody answers"):
+        assert all(word in detail for detail in kept.details[:3])
 
 
 async def test_a_clock_that_was_set_too_far_ahead_ends_nothing_where_the_renewal_succeeds() -> None:

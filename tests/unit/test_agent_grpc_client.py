@@ -3,7 +3,7 @@
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sized
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -11,17 +11,23 @@ from pathlib import Path
 import pytest
 
 from ops.demo.ports import free_ports
+from security.chain import Head
 from security.errors import (
     AuthenticationError,
     Conflict,
     IntegrityError,
     LoricaError,
     MalformedMessage,
+    OutsideValidity,
+    StorageError,
+    Unreachable,
     WrongTime,
 )
 from security.file_mark import FileMark
 from security.identifiers import Identity, Role
 from security.pki.identity_key import new_identity_key, verify
+from security.secure_aggregation.attempt import Attempt
+from security.secure_aggregation.messages import Advertisement
 from silo_agent.edges.backoff import Backoff
 from silo_agent.edges.channel import mutual_channel
 from silo_agent.edges.grpc_client import GrpcCoordinator
@@ -48,7 +54,17 @@ from silo_wire.plan import MAX_BUNDLE_BYTES, PlanBundle
 from silo_wire.statements import UPDATE_DOMAIN, update_statement
 from silo_wire.v1 import federation_pb2
 from tests.support.connect_proxy import ConnectProxy
-from tests.support.federation_peer import FEDERATION, SILO, FederationPeer, TestNet, small_bundle, tls_pair, vector_of
+from tests.support.federation_peer import (
+    FEDERATION,
+    SILO,
+    FederationPeer,
+    Lost,
+    TestNet,
+    small_bundle,
+    tls_pair,
+    vector_of,
+)
+from tests.support.secagg_federation import entropy, public_key
 
 NET = TestNet.create()
 BUNDLE = small_bundle()
@@ -175,6 +191,66 @@ async def test_a_revoked_silo_ends(peer: FederationPeer, client: Client) -> None
         await first_orders(client, 1)
 
 
+async def test_a_clock_that_is_wrong_somewhere_ends_no_agent(peer: FederationPeer, client: Client) -> None:
+    """The coordinator's, who finds that the certificate has not begun: once it is right again the orders come."""
+    peer.refuse_attending = OutsideValidity("certificate of hospital-a is not valid before noon: check the clock")
+    orders = asyncio.ensure_future(first_orders(client, 1))
+    await client.first_trouble()
+    peer.refuse_attending = None
+    assert await orders == [Standby(StandbyReason.NO_PLAN)]
+    assert "check the clock" in str(client.troubles[0])
+
+
+# ---- words ----------------------------------------------------------------------------------------------------------
+
+HEAD = Head(3, digest_of(b"entry 3"))
+MODEL = digest_of(b"model")
+ATTEMPT = Attempt(federation=FEDERATION, plan=bytes.fromhex(KEY.plan), round=1, number=1, id=entropy("attempt"))
+ADVERTISEMENT = Advertisement(attempt=ATTEMPT, silo=SILO, mask_key=public_key("mask"), box_key=public_key("box"))
+SCORES = Evaluation(
+    split="dev", examples=4, exact_matches=1, executed=0, execution_matches=0, loss_per_token=1.0, seconds=1.0
+)
+WORDS: dict[str, tuple[Callable[[GrpcCoordinator], Awaitable[object]], Callable[[FederationPeer], Sized]]] = {
+    "DeclareReadiness": (
+        lambda told: told.declare_readiness(BUNDLE.plan.digest, ready=False, reason="paused"),
+        lambda peer: peer.readiness,
+    ),
+    "DeclareTrained": (lambda told: told.declare_trained(KEY, MODEL), lambda peer: peer.trained),
+    "AnswerMask": (lambda told: told.answer_mask(KEY, ADVERTISEMENT), lambda peer: peer.answers),
+    "DeclineRound": (lambda told: told.decline(KEY, DeclineReason.DATA, "no data"), lambda peer: peer.declined),
+    "ReportEvaluation": (lambda told: told.report_evaluation(KEY, MODEL, SCORES), lambda peer: peer.evaluations),
+    "CountersignLedger": (lambda told: told.countersign_ledger(HEAD, after=Head()), lambda peer: peer.ledger_reports),
+}
+
+
+@pytest.mark.parametrize("word", WORDS)
+async def test_a_word_is_said_until_it_is_taken(peer: FederationPeer, client: Client, word: str) -> None:
+    """Also to a coordinator that had no room for it, that was stopping, or whose clock was wrong for a while."""
+    say, taken = WORDS[word]
+    peer.fates[word] = [
+        Lost.BEFORE,
+        Lost.AFTER,
+        StorageError("the disk is full"),
+        OutsideValidity("certificate of hospital-a expired: set the clock"),
+        Unreachable("the coordinator is stopping"),
+    ]
+    async with asyncio.timeout(20):
+        await say(client.coordinator)
+    assert not peer.fates[word]
+    assert len(taken(peer)) == 2, "the one whose acknowledgement was lost, and the last"
+    assert len(client.troubles) == 5
+
+
+@pytest.mark.parametrize("word", WORDS)
+async def test_a_word_whose_time_is_over_is_not_said_again(peer: FederationPeer, client: Client, word: str) -> None:
+    say, taken = WORDS[word]
+    peer.fates[word] = [Lost.BEFORE, WrongTime("round 1 is over: wait for the next order")]
+    with pytest.raises(WrongTime, match="round 1 is over"):
+        async with asyncio.timeout(20):
+            await say(client.coordinator)
+    assert not taken(peer)
+
+
 async def test_an_order_for_another_federation_is_not_followed(peer: FederationPeer, client: Client) -> None:
     foreign = Train(key=replace(KEY, federation="other-net"), model=Digest("00" * 32), seconds_left=1.0)
     peer.raw_notices = [order_to_wire(foreign, SILO)]
@@ -212,6 +288,15 @@ async def test_an_expired_certificate_gets_no_answer(tmp_path: Path) -> None:
         client = Client(net.credentials(peer.address, age=timedelta(days=20)), tmp_path / "models")
         await unreachable(client)
         assert peer.readiness == []
+        assert "this silo's certificate expired at" in str(client.troubles[0])
+
+
+async def test_a_clock_from_before_the_certificate_is_named(peer: FederationPeer, tmp_path: Path) -> None:
+    client = Client(NET.credentials(peer.address, age=timedelta(hours=-3)), tmp_path / "models")
+    await unreachable(client)
+    assert peer.readiness == []
+    assert "is not valid before" in str(client.troubles[0])
+    assert "check the clock" in str(client.troubles[0])
 
 
 async def test_everything_goes_through_a_connect_proxy(

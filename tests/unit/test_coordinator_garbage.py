@@ -42,10 +42,9 @@ def state(tmp_path: Path) -> Path:
     store = SqlRoundStore(folder / "state.sqlite", FEDERATION)
     for silo in (A, B):
         enrol(store, silo)
-    store.transition(
-        Idle(), [PlanBegun(plan=LEFT, name="left", at=T0), PlanBegun(plan=NEW, name="new", at=NOW - DAY_S)]
-    )
-    store.transition(Idle(), [ModelMade(plan=LEFT, model=MODELS[0], round=0, signature=SIGNATURE, at=T0)])
+    made = ModelMade(plan=LEFT, model=MODELS[0], round=0, signature=SIGNATURE)
+    store.transition(Idle(), [PlanBegun(plan=LEFT, name="left"), made], at=T0, now=0.0)
+    store.transition(Idle(), [PlanBegun(plan=NEW, name="new")], at=NOW - DAY_S, now=0.0)
     live(store, Idle(population=frozenset({A, B})), *whole_round())
     store.close()
     for plan in (PLAN, LEFT, NEW):

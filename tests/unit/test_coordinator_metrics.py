@@ -37,7 +37,7 @@ def a_pulse(*, seen: dict[SiloName, float], connected: set[SiloName] | None = No
         "silos": {"enrolled": len(seen), "connected": len(connected or ()), "ready": 0},
         "quorum": 1,
         "running": True,
-        "deadline_unix_s": None,
+        "seconds_left": None,
         "single_silos": True,
     }
     return Pulse(connected=frozenset(connected or ()), last_seen_unix_s=seen, **{**values, **changed})
@@ -175,7 +175,7 @@ def test_epsilon_left_is_never_below_zero(metrics: CoordinatorMetrics) -> None:
     ids=lambda value: value if isinstance(value, bool) else type(value).__name__,
 )
 def test_a_plan_runs_while_it_waits_for_no_operator(state: Any, running: bool) -> None:
-    assert pulse(state, Attendance(), {}).running is running
+    assert pulse(state, Attendance(), {}, seconds_left=None).running is running
 
 
 def test_a_pulse_knows_every_enrolled_silo_and_what_the_plan_asks() -> None:
@@ -183,7 +183,7 @@ def test_a_pulse_knows_every_enrolled_silo_and_what_the_plan_asks() -> None:
     attendance.take(A, bytes(16))
     of = course(terms=terms(min_silos=2), population=frozenset({A, B}))
     state = Collecting(course=of, round=1, attempt=1, cohort=(A, B), deadline=1234.0)
-    it = pulse(state, attendance, {A: 10.0})
-    assert (it.quorum, it.deadline_unix_s, it.single_silos) == (2, 1234.0, True)
+    it = pulse(state, attendance, {A: 10.0}, seconds_left=12.0)
+    assert (it.quorum, it.seconds_left, it.single_silos) == (2, 12.0, True)
     assert (it.connected, it.last_seen_unix_s) == ({A}, {A: 10.0, B: 0.0})
     assert it.silos == {"enrolled": 2, "connected": 1, "ready": len(of.ready)}

@@ -328,8 +328,8 @@ def test_a_budget_that_is_exhausted_ends_a_plan_with_the_model_so_far() -> None:
 
 def test_why_a_plan_ended_survives_a_restart() -> None:
     ended = replace(FINISHED, reason=SPENT)
-    text = state_to_json(ended)
-    assert state_from_json(version=STATE_VERSION, phase="finished", text=text, where="state") == ended
+    text = state_to_json(ended, now=0.0)
+    assert state_from_json(version=STATE_VERSION, phase="finished", text=text, where="state", now=0.0) == ended
 
 
 # --- the service

@@ -19,11 +19,12 @@ from sqlalchemy import create_engine
 import coordinator.edges.upgrade as upgrading
 from coordinator.edges.round_store import SqlRoundStore
 from coordinator.edges.round_tables import FIRST_REVISION, TABLES_REVISION, metadata
+from coordinator.edges.state_json import STATE_VERSION
 from coordinator.edges.upgrade import upgrade
-from coordinator.rounds.states import Finished
+from coordinator.rounds.states import Finished, State, with_deadline
 from security.chain import Head
 from security.errors import ConfigurationError, StorageError
-from tests.support.rounds import FEDERATION, PLAN, A, B, C
+from tests.support.rounds import COLLECTING, EVALUATING, FEDERATION, GATHERING, MASKING, PLAN, T0, A, B, C
 
 OLD = Path(__file__).resolve().parents[1] / "vectors" / "state" / "version-4.sql"
 NOW = datetime(2026, 11, 22, 3, 4, 5, tzinfo=UTC)
@@ -74,6 +75,7 @@ def test_an_old_database_is_refused_until_it_is_upgraded_and_nothing_of_it_is_lo
     after = rows(old)
     assert after.pop("silos") == [(*row, "", "", None) for row in before["silos"]]
     assert after.pop("release_groups") == []
+    assert after.pop("machine") == [(1, STATE_VERSION, *row[2:]) for row in before.pop("machine")]
     assert after == {name: content for name, content in before.items() if name != "silos"}
     with closing(SqlRoundStore(old, FEDERATION)) as store:
         assert isinstance(store.load(), Finished)
@@ -107,6 +109,24 @@ def test_up_and_down_and_up_again(old: Path) -> None:
     assert one(old, "SELECT version FROM schema") == 4, "the release without revisions works with it again"
     upgrade(old, now=NOW.replace(hour=5))
     SqlRoundStore(old, FEDERATION).close()
+
+
+@pytest.mark.parametrize("state", [GATHERING, COLLECTING, MASKING, EVALUATING], ids=lambda state: state.phase)
+def test_a_phase_under_way_has_its_whole_deadline_after_the_upgrade(tmp_path: Path, state: State) -> None:
+    """As the release before gave it when it started, which stored the date when a deadline ends."""
+    path = tmp_path / "state.sqlite"
+    with closing(SqlRoundStore(path, FEDERATION)) as store:
+        store.transition(state, [], at=T0, now=0.0)  # so that the instant itself is what is stored
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("UPDATE machine SET version = 3")
+        database.commit()
+    upgrade(path, now=NOW, to="0007")
+
+    upgrade(path, now=NOW.replace(hour=4))
+
+    whole = {"gathering": 60.0, "collecting": 600.0, "masking": 30.0, "evaluating": 120.0}[state.phase]
+    with closing(SqlRoundStore(path, FEDERATION)) as store:
+        assert store.load(1000.0) == with_deadline(state, 1000.0 + whole)
 
 
 def test_revisions_lead_to_the_tables_that_a_new_database_has(old: Path, tmp_path: Path) -> None:
@@ -176,7 +196,7 @@ def test_a_database_of_something_else_is_refused(tmp_path: Path) -> None:
     assert one(path, "SELECT count(*) FROM sqlite_master") == 1
 
 
-@pytest.mark.parametrize("to", ["0003", "0008", "5", "head", "", "+1"])
+@pytest.mark.parametrize("to", ["0003", "0009", "5", "head", "", "+1"])
 def test_a_revision_that_is_none_is_refused(old: Path, to: str) -> None:
     with pytest.raises(ConfigurationError, match="is no revision from 0004 to"):
         upgrade(old, now=NOW, to=to)

@@ -10,7 +10,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, ObjectIdentifier
 from hypothesis import given
 from hypothesis import strategies as st
 
-from security.errors import AuthenticationError
+from security.errors import AuthenticationError, OutsideValidity
 from security.identifiers import FederationName, Identity, coordinator_dns_name
 from security.pki.authority import Authority
 from security.pki.peer import check_coordinator, identify_client
@@ -249,13 +249,13 @@ def test_validity_includes_both_ends_and_nothing_beyond():
 
 
 def test_expired_certificate_is_refused():
-    with pytest.raises(AuthenticationError, match=r"hospital-a expired at 2026-03-08T12:00:00\+00:00"):
+    with pytest.raises(OutsideValidity, match=r"hospital-a expired at 2026-03-08T12:00:00\+00:00"):
         identify(GOOD, now=NOW + timedelta(days=7, microseconds=1))
 
 
 def test_certificate_that_is_not_yet_valid_is_refused():
     certificate = forge(AUTHORITY, [uri(HOSPITAL.uri)], begin=NOW + timedelta(seconds=1))
-    with pytest.raises(AuthenticationError, match=r"is not valid before .* check the clock"):
+    with pytest.raises(OutsideValidity, match=r"is not valid before .* check the clock"):
         identify(certificate)
 
 

@@ -61,9 +61,9 @@ def told(silos: tuple[SiloName, ...], **of_plan: Any) -> str:
     result = AggregationResult(model=model_after(1), outcome=Outcome.APPLIED, weights=weights)
     best = BestModel.scored(model_after(1), 1, [SCORE, evaluation(0)])
     records = [
-        RoundOpened(key=key(), cohort=silos, model=model_after(0), at=T0),
-        *(UpdateAccepted(key=key(), update=item, signature=SIGNATURE, at=T0) for item in updates),
-        RoundClosed(key=key(), result=result, updates=updates, at=T0),
+        RoundOpened(key=key(), cohort=silos, model=model_after(0)),
+        *(UpdateAccepted(key=key(), update=item, signature=SIGNATURE) for item in updates),
+        RoundClosed(key=key(), result=result, updates=updates),
         EvaluationClosed(
             key=key(),
             reports=tuple(Report(silo=silo, evaluation=SCORE) for silo in silos),
@@ -71,7 +71,6 @@ def told(silos: tuple[SiloName, ...], **of_plan: Any) -> str:
             macro=0.4567891,
             counted=True,
             is_best=True,
-            at=T0,
         ),
     ]
     with capture_logs() as lines:
@@ -112,7 +111,7 @@ def test_a_mean_over_two_silos_is_as_good_as_their_scores(of_plan: dict[str, boo
 def closed_round(*silos: SiloName, masked: bool = False) -> RoundClosed:
     result = AggregationResult(model=model_after(1), outcome=Outcome.APPLIED, weights=(), weight_sum=6.0)
     updates = () if masked else tuple(an_update(silo) for silo in silos)
-    return RoundClosed(key=key(), result=result, updates=updates, at=T0, masked=silos if masked else None)
+    return RoundClosed(key=key(), result=result, updates=updates, masked=silos if masked else None)
 
 
 def test_means_that_no_noise_covers_are_not_told() -> None:
@@ -151,6 +150,7 @@ def test_how_far_one_silo_is_tells_how_many_steps_it_makes(of_plan: dict[str, bo
         invited=[],
         attendance=attendance,
         now=T0,
+        seconds_left=600.0,
     ).silos
     assert (shown.state, shown.fraction) == ("training", 0.0 if of_plan else 3 / 7)
 

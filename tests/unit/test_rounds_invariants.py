@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from coordinator.edges.state_json import STATE_VERSION, state_from_json, state_to_json
 from coordinator.rounds.effects import (
     Aggregate,
     ArmDeadline,
@@ -241,7 +242,10 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule(down=st.sampled_from([0.5, 700.0]))
     def restarts(self, down: float) -> None:
+        text = state_to_json(self.state, now=self.now)
         self.now += down
+        kept = {"version": STATE_VERSION, "phase": self.state.phase, "text": text, "where": "here"}
+        self.state = state_from_json(**kept, now=self.now)
         self.armed = None
         self.happen(Resumed(now=self.now, population=population_of(self.state)))
 

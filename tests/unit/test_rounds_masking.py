@@ -78,8 +78,8 @@ def opened(**terms: object) -> MaskedRounds:
 
 def stored(state: State) -> State:
     """As a restarted coordinator reads it."""
-    text = state_to_json(state)
-    return state_from_json(version=STATE_VERSION, phase=state.phase, text=text, where="test")
+    text = state_to_json(state, now=0.0)
+    return state_from_json(version=STATE_VERSION, phase=state.phase, text=text, where="test", now=0.0)
 
 
 # --- from training to the sum
@@ -582,7 +582,7 @@ def test_a_sum_that_cannot_be_used_costs_the_round_and_blames_nobody() -> None:
 def test_nothing_of_the_protocols_state_is_written_twice() -> None:
     rounds = opened()
     rounds.until("unmasking")
-    text = state_to_json(rounds.state)
+    text = state_to_json(rounds.state, now=0.0)
     assert '"held":null' in text
     assert Digest(rounds.state.course.model) in text  # type: ignore[union-attr]
 

@@ -322,7 +322,7 @@ async def test_revoking_again_after_a_failed_transition_drops_the_silo(
 ) -> None:
     """The disk was full between the register and the machine: the operator types the same again."""
 
-    def full(*_: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise StorageError("no space left")
 
     async with in_training(at_work) as (bank, _, order, bundle):

@@ -20,7 +20,7 @@ from coordinator.rounds.effects import COMMANDS, Record
 from coordinator.rounds.events import DeadlinePassed, Event, PlanStopped
 from coordinator.rounds.machine import step
 from coordinator.rounds.scores import BestModel
-from coordinator.rounds.states import Aggregating, Idle, State, Stopped
+from coordinator.rounds.states import Aggregating, Idle, State, Stopped, deadline_of
 from coordinator.rounds.updates import IncludedUpdate
 from coordinator.service.records import Certificate, EnrolledSilo, Invitation
 from security.errors import AuthenticationError, StorageError
@@ -105,7 +105,7 @@ def live(store: SqlRoundStore, state: State, *events: Event) -> State:
     """Run events through the machine, each persisted as the service does."""
     for event in events:
         state, effects = step(state, event)
-        store.transition(state, records_of(effects))
+        store.transition(state, records_of(effects), at=event.now, now=event.now)
     return state
 
 
@@ -131,27 +131,45 @@ def whole_round() -> list[Event]:
 
 @pytest.mark.parametrize("state", ONE_OF_EACH_STATE.values(), ids=lambda state: state.phase)
 def test_every_state_comes_back_as_it_was(store: SqlRoundStore, path: Path, state: State) -> None:
-    store.transition(state, [])
+    store.transition(state, [], at=T0, now=T0)
     store.close()
-    assert SqlRoundStore(path, FEDERATION).load() == state
+    assert SqlRoundStore(path, FEDERATION).load(T0) == state
+
+
+def test_of_a_deadline_what_was_left_comes_back_from_the_moment_of_reading_on(store: SqlRoundStore) -> None:
+    store.transition(COLLECTING, [], at=T0, now=T0 + 100)
+    assert deadline_of(store.load(7.0)) == 507.0
+    store.transition(COLLECTING, [], at=T0, now=T0 + 900)
+    assert deadline_of(store.load(7.0)) == 7.0, "what is over is over"
+
+
+@pytest.mark.parametrize("left", ["NaN", "Infinity", "-1.0"])
+def test_a_deadline_that_is_no_duration_is_refused(store: SqlRoundStore, path: Path, left: str) -> None:
+    store.transition(COLLECTING, [], at=T0, now=T0)
+    with sqlite3.connect(path) as connection:
+        connection.execute(
+            "UPDATE machine SET state = replace(state, '\"deadline\":600.0', ?)", (f'"deadline":{left}',)
+        )
+    with pytest.raises(StorageError, match="restore it from backup"):
+        store.load()
 
 
 def test_states_with_all_their_parts_come_back() -> None:
     best = BestModel(model=model_after(1), round=1, exact_matches=3, examples=7)
     busy = after(replace(COLLECTING, cohort=(A, B, C), course=course(best=best)), committed(A), declined(B))
     for state in (busy, Stopped(course=STOPPED.course, opening=STOPPED.opening, updates=(update(A), update(B)))):
-        text = state_to_json(state)
-        assert state_from_json(version=STATE_VERSION, phase=state.phase, text=text, where="here") == state
+        text = state_to_json(state, now=T0)
+        assert state_from_json(version=STATE_VERSION, phase=state.phase, text=text, where="here", now=T0) == state
 
 
 def test_what_a_model_includes_survives_and_older_states_include_nothing() -> None:
     kept = course(included=(IncludedUpdate(silo=A, digest=update(A).digest),))
     state = replace(COLLECTING, course=kept)
-    text = state_to_json(state)
-    assert state_from_json(version=STATE_VERSION, phase=state.phase, text=text, where="here") == state
+    text = state_to_json(state, now=T0)
+    assert state_from_json(version=STATE_VERSION, phase=state.phase, text=text, where="here", now=T0) == state
     older = json.loads(text)
     del older["course"]["included"]
-    read = state_from_json(version=STATE_VERSION, phase=state.phase, text=json.dumps(older), where="here")
+    read = state_from_json(version=STATE_VERSION, phase=state.phase, text=json.dumps(older), where="here", now=T0)
     assert read == COLLECTING
 
 
@@ -160,7 +178,7 @@ def test_a_new_store_is_idle_with_the_enrolled_silos(store: SqlRoundStore) -> No
 
 
 def test_the_state_of_another_version_is_refused_by_name(store: SqlRoundStore, path: Path) -> None:
-    store.transition(IDLE, [])
+    store.transition(IDLE, [], at=T0, now=T0)
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE machine SET version = 99")
     with pytest.raises(StorageError, match=r"state\.sqlite holds a state of version 99"):
@@ -183,7 +201,7 @@ def test_tables_of_another_version_are_refused_by_name(store: SqlRoundStore, pat
 def test_a_state_that_does_not_parse_is_refused_not_guessed(
     store: SqlRoundStore, path: Path, column: str, value: str
 ) -> None:
-    store.transition(COLLECTING, [])
+    store.transition(COLLECTING, [], at=T0, now=T0)
     with sqlite3.connect(path) as connection:
         connection.execute(f"UPDATE machine SET {column} = ?", (value,))
     with pytest.raises(StorageError, match=r"state\.sqlite"):
@@ -198,8 +216,8 @@ def test_a_transition_whose_records_fail_keeps_the_old_state(store: SqlRoundStor
     opened, effects = step(before, ready(B))
     broken = [*records_of(effects), *records_of(effects)]  # the second insert of the round breaks its primary key
     with pytest.raises(StorageError):
-        store.transition(opened, broken)
-    assert store.load() == before
+        store.transition(opened, broken, at=T0, now=T0)
+    assert store.load(T0) == before
     assert store.rounds(PLAN, 0) == ()
 
 
@@ -211,9 +229,9 @@ def test_a_transition_whose_state_cannot_be_written_keeps_its_records_out(store:
         )
     opened, effects = step(before, ready(B))
     with pytest.raises(StorageError, match="disk is full"):
-        store.transition(opened, records_of(effects))
+        store.transition(opened, records_of(effects), at=T0, now=T0)
     assert store.rounds(PLAN, 0) == ()
-    assert store.load() == before
+    assert store.load(T0) == before
 
 
 def test_writes_are_synchronised_to_the_disk(store: SqlRoundStore) -> None:
@@ -234,7 +252,7 @@ def unmasking(store: SqlRoundStore) -> tuple[Aggregating, list[bytes]]:
     assert isinstance(rounds.state, Aggregating)
     assert rounds.state.masked is not None
     enrol(store, D)
-    store.transition(rounds.state, records_of(tuple(rounds.effects)))
+    store.transition(rounds.state, records_of(tuple(rounds.effects)), at=T0, now=T0)
     revealed = [entry.encode() for entry in rounds.state.masked.attempt.journal[-3:]]
     return rounds.state, [entry[at : at + 40] for entry in revealed for at in range(0, len(entry) - 40, 40)]
 
@@ -282,7 +300,7 @@ def test_a_reader_puts_that_off_and_holds_nobody_up(store: SqlRoundStore, path: 
     assert time.monotonic() - began < BUSY_TIMEOUT_MS / 2000
     assert files_with(revealed, path) != []
     reader.close()
-    store.transition(closed, [])
+    store.transition(closed, [], at=T0, now=T0)
     assert files_with(revealed, path) == []
 
 
@@ -298,7 +316,7 @@ def test_an_unwritable_file_is_named(store: SqlRoundStore, path: Path) -> None:
     store.close()
     path.chmod(stat.S_IRUSR)
     with pytest.raises(StorageError, match=r"state\.sqlite"):
-        SqlRoundStore(path, FEDERATION).transition(IDLE, [])
+        SqlRoundStore(path, FEDERATION).transition(IDLE, [], at=T0, now=T0)
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -361,6 +379,15 @@ def test_expired_certificates_leave_the_register_a_month_later(store: SqlRoundSt
     assert {item.serial for item in store.certificates() if item.identity == identity} == {"a", "b"}
     store.register(one("c", T0 + EXPIRED_KEPT_S + 11))
     assert {item.serial for item in store.certificates() if item.identity == identity} == {"b", "c"}
+
+
+def test_a_clock_that_was_years_ahead_for_a_moment_leaves_everybody_in_the_register(store: SqlRoundStore) -> None:
+    """The coordinator renews its own certificate at once when its clock says so."""
+    before = store.certificates()
+    own = Identity(FEDERATION, Role.OPERATOR, "local")
+    ahead = T0 + 10 * 365 * 86_400
+    store.register(Certificate(serial="o", digest="", identity=own, issued_unix_s=ahead, expires_unix_s=ahead + 10))
+    assert {item.serial for item in before} < {item.serial for item in store.certificates()}
 
 
 def test_the_newest_keys_of_a_silo_are_kept_by_its_name(store: SqlRoundStore) -> None:
