@@ -106,8 +106,8 @@ def import_data(
         raise StateError(f"{out} was not made: answer y, or give --yes")
     write_folder(out, division, used)
     lines = ", ".join(f"{len(examples):,} {name}" for name, examples in division.splits.items() if examples)
-    print(f"{out} holds {lines} examples, and schema.json of {_databases(used)}")
-    print(f"next: silo-agent check --data {out}{' --database URL' if database else ''}")
+    print(f"{visible(str(out))} holds {lines} examples, and schema.json of {_databases(used)}")
+    print(f"next: silo-agent check --data {visible(str(out))}{' --database URL' if database else ''}")
 
 
 def _require_sound(findings: Findings, source: Path) -> None:

@@ -109,6 +109,18 @@ def test_the_command_prints_the_schema_and_says_on_stderr_what_it_left_out(serve
     assert PASSWORD not in done.err + done.out
 
 
+def test_an_import_says_what_its_schema_leaves_out(server: PostgresqlServer, tmp_path: Path) -> None:
+    rows = "".join(f"question {n},SELECT {'a, ' * n}b FROM ward\n" for n in range(3))
+    (tmp_path / "rows.csv").write_text(
+        f"question,query\n{rows}".replace("SELECT", '"SELECT').replace("ward\n", 'ward"\n')
+    )
+    url = server.url(user="reader", password=PASSWORD, database="several")
+    done = run_command(main, "import", tmp_path / "rows.csv", "--database", url, "--out", tmp_path / "out", "--yes")
+    assert done.code == 0, done.err
+    assert "schema.json leaves out schema closed: this role has no USAGE on it\n" in done.out
+    assert PASSWORD not in done.out + (tmp_path / "out" / "schema.json").read_text()
+
+
 def test_an_empty_database_is_named(server: PostgresqlServer) -> None:
     target = parse_database(server.url(user="reader", password=PASSWORD, database="empty%20one"))
     with pytest.raises(DataError, match="postgresql:///empty%20one has no table"):

@@ -1,7 +1,7 @@
 """The schemas of an import: of a live database, of a schema.json, or of the tables.json that Spider and BIRD have."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -51,23 +51,22 @@ def schemas_of(
             findings.remark(f"schema.json leaves out {each}")
         schema = Schema.from_json(json.dumps(live.entry).encode(), Path(live.entry["source"]))
         return Schemas({schema.db_id: schema}, {})
-    if file is None and source.schema is None and not source.tables:
+    if chosen := file or source.schema:
+        return _of_file(chosen)
+    found: dict[str, tuple[Path, object]] = {}
+    for path in source.tables:
+        found = {**_entries(path, _parsed(path)), **found}  # test_tables.json has those of tables.json too
+    if not found:
         raise ConfigurationError(
             "nothing says what the tables are: give --schema FILE (a schema.json, or a tables.json as Spider has it) or --database URL"
         )
-    if file is None and source.tables:
-        found: dict[str, tuple[Path, object]] = {}
-        for path in source.tables:
-            for name, entry in _entries(path, _parsed(path)):
-                found.setdefault(name, (path, entry))  # test_tables.json has those of tables.json too
-        return Schemas({}, found)
-    return _of_file(file or source.schema or Path())
+    return Schemas({}, found)
 
 
 def _of_file(path: Path) -> Schemas:
     value = _parsed(path)
     if isinstance(value, list) and value and isinstance(value[0], dict) and "table_names_original" in value[0]:
-        return Schemas({}, {name: (path, entry) for name, entry in _entries(path, value)})
+        return Schemas({}, _entries(path, value))
     return Schemas({schema.db_id: schema for schema in Schema.all_from_json(_read(path), path)}, {})
 
 
@@ -91,13 +90,15 @@ def _parsed(path: Path) -> object:
     return value
 
 
-def _entries(path: Path, value: object) -> Iterator[tuple[str, object]]:
-    for entry in value if isinstance(value, list) else ():
-        name = entry.get("db_id") if isinstance(entry, dict) else None
-        if isinstance(name, str):
-            yield name, entry
-    if not isinstance(value, list) or not value:
+def _entries(path: Path, value: object) -> dict[str, tuple[Path, object]]:
+    """By db_id; raises DataError where there is none."""
+    entries = [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+    found: dict[str, tuple[Path, object]] = {
+        entry["db_id"]: (path, entry) for entry in entries if isinstance(entry.get("db_id"), str)
+    }
+    if not found:
         raise DataError(f"{path} is no list of schemas: take the tables.json of the data set")
+    return found
 
 
 def _of_tables(entry: object, path: Path) -> Schema:
