@@ -234,7 +234,7 @@ class Mistake(Enum):
         "data-missing",
         "data",
         "no data folder is given, or a file of it is missing, empty or unreadable",
-        "name the right one with `--data`, and put the file there",
+        "name the right one with `--data`, and put the file there; `silo-agent import` makes such a folder",
     )
     SCHEMA = Misconfiguration(
         "schema-missing",
