@@ -28,7 +28,7 @@ from coordinator.rounds.states import State
 from coordinator.service.federation import Federation
 from coordinator.settings import settings_text
 from ops.demo.ports import free_ports
-from security import files
+from security import ballast, files
 from security.audit.signed_head import SignedHead
 from security.chain import Head
 from security.errors import LoricaError
@@ -96,11 +96,11 @@ def choose_ports(folder: CoordinatorFolder, federation: FederationName = FEDERAT
 
 
 def contents_of(root: Path) -> dict[str, str]:
-    """Every file below `root` with the digest of its content, but for lock files: to see that nothing was harmed."""
+    """Every file below `root` with the digest of its content, but for locks and ballast: to see that nothing was harmed."""
     return {
         str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(root.rglob("*"))
-        if path.is_file() and path.suffix != ".lock"
+        if path.is_file() and path.suffix != ".lock" and path.name != ballast.NAME
     }
 
 
