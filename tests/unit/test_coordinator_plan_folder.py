@@ -227,7 +227,7 @@ def test_overrides_replace_the_presets_values(tmp_path: Path) -> None:
         ({"source": SizedModel("huge")}, "model size 'huge' is unknown: use one of micro, mini"),
         ({"source": SizedModel("micro", vocabulary=10)}, "vocabulary size 10"),
         ({"source": SizedModel("micro", tokenizer_text=Path("/nowhere/text"))}, "tokenizer text /nowhere/text"),
-        ({"source": FolderModel(Path("/nowhere"))}, "model /nowhere has no config.json"),
+        ({"source": FolderModel(Path("/nowhere"))}, "model /nowhere: it has no config.json"),
     ],
 )
 def test_refused_plan_leaves_nothing_behind(tmp_path: Path, arguments: dict[str, Any], said: str) -> None:
