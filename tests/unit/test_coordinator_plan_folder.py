@@ -297,6 +297,17 @@ def test_remote_code_in_an_edited_config_is_refused(folder: Path) -> None:
         compile_plan(folder)
 
 
+def test_a_tokenizer_of_another_family_is_refused_before_silos_are_offered_it(folder: Path) -> None:
+    old = digest_of((folder / "tokenizer.json").read_bytes())
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["normalizer"] = {"type": "Replace", "pattern": {"String": "a"}, "content": "aaaa"}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    new = digest_of((folder / "tokenizer.json").read_bytes())
+    edit(folder, f'"tokenizer.json" = "{old}"', f'"tokenizer.json" = "{new}"')
+    with pytest.raises(ConfigurationError, match=r"tokenizer\.json is none of T5's family: normalizer has Replace"):
+        compile_plan(folder)
+
+
 def test_layout_of_another_shape_is_refused(folder: Path) -> None:
     """An attacker who may edit the folder, digests included, still cannot pass a model of the wrong shape."""
     raw = (folder / "layout.json").read_bytes()
