@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from sentencepiece import sentencepiece_model_pb2
+from tokenizers import pre_tokenizers
 
 from coordinator.plans import model_source
 from coordinator.plans.model_source import FolderModel, HubModel, write_model
@@ -28,7 +29,15 @@ from silo_wire.model_folder import prepared
 from silo_wire.plan import PlanBundle
 from silo_wire.tokenizer_trial import PANIC, try_tokenizer
 from tests.fuzz.mutations import spoilt_json
-from tests.support.tiny_t5 import bundle_of, config_json, random_model, save_copy, tokenizer_json, vocabulary_size
+from tests.support.tiny_t5 import (
+    bundle_of,
+    config_json,
+    pieces_model,
+    random_model,
+    save_copy,
+    tokenizer_json,
+    vocabulary_size,
+)
 
 CASES = int(os.environ.get("FUZZ_CASES", "300"))
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
@@ -229,6 +238,35 @@ def test_a_folder_in_pieces_and_a_snapshot_of_the_hubs_cache_are_taken(origin: P
     out.mkdir()
     written = write_model(FolderModel(snapshot), out, seed=1)
     assert list(written.weights) == ["model-00001-of-00001.safetensors"]
+
+
+def test_a_folder_with_pieces_of_sentencepiece_as_the_first_t5s_have_them_is_taken(tmp_path: Path) -> None:
+    folder, out = tmp_path / "t5", tmp_path / "out"
+    out.mkdir()
+    random_model(vocab_size=vocabulary_size() + 10).save_pretrained(folder)
+    (folder / PIECES).write_bytes(pieces_model())
+    extra = [f"<extra_id_{at}>" for at in range(10)]
+    (folder / TOKENIZER_CONFIG).write_text(
+        json.dumps({"extra_ids": 10, "additional_special_tokens": extra, "sp_model_kwargs": {}})
+    )
+    assert TOKENIZER in write_model(FolderModel(folder), out, seed=1).files
+    made = json.loads((out / TOKENIZER).read_text())
+    assert made["normalizer"]["type"] == "Precompiled"
+    assert {it["content"] for it in made["added_tokens"]} >= set(extra)
+
+
+def test_a_folder_with_a_vocabulary_and_merges_as_codet5_has_them_is_taken(tmp_path: Path) -> None:
+    folder, out = tmp_path / "t5", tmp_path / "out"
+    out.mkdir()
+    tokens = ["<pad>", "<s>", "</s>", "<unk>", "<mask>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "se"]
+    random_model(vocab_size=len(tokens)).save_pretrained(folder)
+    (folder / "vocab.json").write_text(json.dumps({token: at for at, token in enumerate(tokens)}))
+    (folder / "merges.txt").write_text("#version: 0.2\ns e\n")
+    (folder / TOKENIZER_CONFIG).write_text(json.dumps({"tokenizer_class": "RobertaTokenizer"}))
+    assert TOKENIZER in write_model(FolderModel(folder), out, seed=1).files
+    made = json.loads((out / TOKENIZER).read_text())
+    assert (made["model"]["type"], made["pre_tokenizer"]["type"]) == ("BPE", "ByteLevel")
+    assert made["model"]["vocab"]["se"] == tokens.index("se")
 
 
 def test_what_the_libraries_are_given_names_no_file_and_no_template(folder: Path) -> None:
