@@ -34,7 +34,7 @@ from silo_wire.seeded_model import seeded_t5, sized_config
 from silo_wire.seeded_tokenizer import train_tokenizer
 from silo_wire.sizes import size_named
 from silo_wire.t5_form import t5_values
-from silo_wire.tokenizer_trial import require_family
+from silo_wire.tokenizer_trial import require_family, without_panics
 
 _EMBEDDINGS = frozenset(
     {"shared.weight", "decoder.embed_tokens.weight", "encoder.embed_tokens.weight", "lm_head.weight"}
@@ -159,7 +159,7 @@ def _from_folder(held: ModelFolder, shown: str, *, added: Sequence[str] = ()) ->
     disable_progress_bar()  # type: ignore[no-untyped-call]  # of half a second, amid whatever else a terminal shows
     try:
         _require_fit(held, shown)
-        with held.laid_out() as folder:
+        with held.laid_out() as folder, without_panics():
             loaded: Any = T5ForConditionalGeneration.from_pretrained(  # nosec B615  # a folder, never the Hub
                 folder,
                 use_safetensors=True,

@@ -10,7 +10,7 @@ import re
 import stat
 from collections.abc import Mapping
 from itertools import pairwise
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
 from typing import IO, Any, Final, TypeGuard
 
@@ -118,6 +118,8 @@ def _require_pieces(raw: bytes) -> None:
         raise MalformedMessage(f"{PIECES_FILE} is no unigram model, as those of T5's family are")
     if not all(1 <= len(it.piece) <= _LONGEST_PIECE for it in model.pieces):
         raise MalformedMessage(f"{PIECES_FILE} has a piece of no characters, or of more than {_LONGEST_PIECE}")
+    if not all(isfinite(it.score) for it in model.pieces):
+        raise MalformedMessage(f"{PIECES_FILE} has a piece whose score is no number")
     if (rules := model.normalizer_spec.precompiled_charsmap) and (problem := map_problem(rules)):
         raise MalformedMessage(f"{PIECES_FILE} has a character map {problem}")
 

@@ -4,6 +4,8 @@ In a process of its own (`confined`): the library ends a process where memory do
 understand, which is no Exception.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from security.errors import MalformedMessage
@@ -51,3 +53,14 @@ def tried(raw: bytes) -> bytes:
             raise MalformedMessage(f"makes {len(ids)} tokens of a text of {len(text.encode())} bytes")
         tokenizer.decode(ids)
     return b""
+
+
+@contextmanager
+def without_panics() -> Iterator[None]:
+    """For what the library does in this very process: raises ValueError where it panics inside."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != PANIC:
+            raise
+        raise ValueError(f"the tokenizers library panicked: {' '.join(str(error).split())[:200]}") from error

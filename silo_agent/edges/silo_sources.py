@@ -95,7 +95,7 @@ class SiloSources:
             part.unlink(missing_ok=True)
         return target
 
-    def _unpack(self, source: IO[bytes], target: IO[bytes], packed: Path) -> None:
+    def _unpack(self, source: gzip.GzipFile, target: IO[bytes], packed: Path) -> None:
         left = most = self._settings.database.max_unpacked_bytes
         while block := source.read(_BLOCK_BYTES):
             left -= len(block)

@@ -21,6 +21,7 @@ from silo_wire.seeded_model import sized_config
 from silo_wire.seeded_tokenizer import VOCABULARY_LIMITS, train_tokenizer
 from silo_wire.sizes import size_named
 from silo_wire.t5_form import t5_values
+from silo_wire.tokenizer_trial import without_panics
 
 SIZE = "size:"
 """The beginning of the source of a model that a seed makes."""
@@ -87,7 +88,7 @@ def _compare_configs(bundle: PlanBundle, own: dict[str, Any], what: str) -> None
 
 def _read_tokenizer(copy: ModelFolder) -> Any:
     try:
-        with copy.laid_out() as folder:
+        with copy.laid_out() as folder, without_panics():
             return AutoTokenizer.from_pretrained(  # nosec B615  # a folder, never the Hub
                 folder, trust_remote_code=False, local_files_only=True
             )

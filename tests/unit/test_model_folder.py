@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import os
 import signal
 import subprocess
@@ -113,10 +114,10 @@ def pieces(folder: Path, raw: bytes) -> None:
     (folder / PIECES).write_bytes(raw)
 
 
-def unigram(*texts: str, kind: int = 1, rules: bytes = b"") -> bytes:
+def unigram(*texts: str, kind: int = 1, rules: bytes = b"", score: float = -1.0) -> bytes:
     model = sentencepiece_model_pb2.ModelProto()
     for text in texts:
-        model.pieces.add(piece=text, score=-1.0)
+        model.pieces.add(piece=text, score=score)
     model.trainer_spec.model_type = kind
     model.normalizer_spec.precompiled_charsmap = rules
     return bytes(model.SerializeToString())
@@ -158,6 +159,7 @@ ATTACKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "pieces that do not parse": (lambda it: pieces(it, b"x"), r"spiece\.model is no model of sentencepiece"),
     "pieces without text": (lambda it: pieces(it, unigram("a", "")), "a piece of no characters"),
     "pieces of another kind": (lambda it: pieces(it, unigram("a", kind=2)), "no unigram model"),
+    "a score that is none": (lambda it: pieces(it, unigram("a", score=math.nan)), "whose score is no number"),
     "a map among pieces": (lambda it: pieces(it, unigram("a", rules=b"\xff" * 99)), "that is no character map"),
     "pickle by an index": (lambda it: by_index(it, "x.bin"), r"names 'x\.bin': only \*\.safetensors of the folder"),
     "elsewhere by an index": (lambda it: by_index(it, "../e.safetensors"), r"names '\.\./e\.safetensors': only"),
@@ -222,6 +224,27 @@ def test_pickle_of_an_index_is_not_opened(folder: Path, tmp_path: Path, monkeypa
     monkeypatch.setattr(torch, "load", lambda *_args, **_more: pytest.fail("pickle was opened"))
     with pytest.raises(ConfigurationError):
         write_model(FolderModel(folder), tmp_path, seed=1)
+
+
+@pytest.mark.parametrize("module", ["coordinator.plans.model_source", "silo_agent.training.initial_files"])
+def test_a_panic_in_this_very_process_is_a_refusal(
+    origin: Path, bundle: PlanBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    """What a folder without tokenizer.json makes is built here, after its files were looked at."""
+
+    class Panics:
+        @staticmethod
+        def from_pretrained(*_args: object, **_more: object) -> None:
+            raise type(PANIC, (BaseException,), {})("deep inside")
+
+    monkeypatch.setattr(f"{module}.AutoTokenizer", Panics)
+    sides: dict[str, Callable[[], object]] = {
+        "coordinator": lambda: write_model(FolderModel(origin), tmp_path, seed=1),
+        "silo_agent": lambda: compare(bundle, origin),
+    }
+    reads = sides[module.partition(".")[0]]
+    with pytest.raises(ConfigurationError, match="the tokenizers library panicked: deep inside"):
+        reads()
 
 
 def test_a_folder_in_pieces_and_a_snapshot_of_the_hubs_cache_are_taken(origin: Path, tmp_path: Path) -> None:
@@ -338,7 +361,10 @@ def test_a_job_that_runs_for_ever_is_ended_and_said_so(tmp_path: Path) -> None:
         ("open('/proc/self/cmdline', 'rb').read() * 9999", "Errno 27|ended the process"),
         ("__import__('threading').Thread(target=print).start() or b''", "."),
         ("exec('raise ValueError(1)')", r"cannot be read \(ValueError: 1\)"),
-        ('exec(\'raise type("PanicException", (BaseException,), {})("deep inside")\')', r"cannot be read \(PanicException: deep inside\)"),
+        (
+            'exec(\'raise type("PanicException", (BaseException,), {})("deep inside")\')',
+            r"cannot be read \(PanicException: deep inside\)",
+        ),
         ("exec('raise SystemExit(3)')", "ended the process that looked at it: it said nothing"),
     ],
     ids=["memory", "abort", "processor", "a long answer", "threads", "an error", "a panic", "an exit"],
