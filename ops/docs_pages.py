@@ -103,6 +103,7 @@ SILO_MEANINGS: Final[dict[str, str]] = {
     "data.max_bad_lines_share": "Share of bad lines in a file above which the silo does not start.",
     "database.url": "`sqlite:///PATH` or `postgresql://USER:PASSWORD@HOST/DATABASE` of a role that only reads. "
     "Empty: `db.sqlite` beside the data, if it is there.",
+    "database.max_unpacked_bytes": "Bytes that a `db.sqlite.gz` beside the data may unpack to.",
     "policy.approved_plans": '`"any"` plan may run here; `"ask"`, the default with `require_secure_aggregation`: those that '
     "`silo-agent plan approve` was given; or a list of the digests of those that may.",
     "policy.max_parameters": "Largest model, in parameters.",

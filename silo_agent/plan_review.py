@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from silo_agent.tokenizer_parts import odd_parts
 from silo_wire.plan import Plan, PlanBundle
 from silo_wire.strict_toml import Section
+from silo_wire.tokenizer_parts import odd_parts
 from silo_wire.work import COMMON, MOST_SETTINGS, Work, widest_gap
 
 USUAL_RATES = (1e-6, 3e-2)

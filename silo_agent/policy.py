@@ -17,11 +17,11 @@ from security.errors import PolicyRefusal
 from security.identifiers import SiloName
 from security.privacy.accounting import Budget, GaussianRelease
 from security.privacy.renyi_filter import favoured_order, filtered_epsilon
-from silo_agent.tokenizer_parts import odd_parts
 from silo_wire.canonical import Digest
 from silo_wire.manifest import MAX_NAME_CHARACTERS, Manifest
 from silo_wire.plan import DigestText, Plan, PlanBundle
 from silo_wire.strict_toml import Section
+from silo_wire.tokenizer_parts import odd_parts
 from silo_wire.work import MOST_SETTINGS, MOST_WORK_RATIO, widest_gap
 
 if TYPE_CHECKING:

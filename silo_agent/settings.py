@@ -26,6 +26,7 @@ class DataSection(Section):
 
 class DatabaseSection(Section):
     url: str = ""  # sqlite:///PATH or postgresql://USER:PASSWORD@HOST/DATABASE of a read-only role; empty: none
+    max_unpacked_bytes: Annotated[int, Field(ge=1, le=1 << 44)] = 32 << 30  # of a db.sqlite.gz beside the data
 
 
 class TrainingSection(Section):

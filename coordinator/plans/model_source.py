@@ -2,44 +2,44 @@
 
 Whatever the source, the result is the same few files, all of them data: the parameters as one canonical safetensors
 file, config.json, generation_config.json, the tokenizer's files, layout.json. Pickle is never opened, code that a folder
-names is never run, and only `model_type = "t5"` is taken.
+names is never run, and only `model_type = "t5"` is taken. A folder is read by a process of its own before any library sees it
+(silo_wire.model_folder), and a repository's files are fetched only where each is of a size that one can have.
 """
 
 import hashlib
-import json
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import psutil
 import torch
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
-from safetensors import SafetensorError
-from transformers import AutoTokenizer, T5ForConditionalGeneration
+from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
 from transformers.utils.logging import disable_progress_bar
 
 from coordinator import model_file
 from coordinator.model_file import MODEL_FILE
-from security.errors import ConfigurationError, Unreachable
+from security.errors import ConfigurationError, LoricaError, MalformedMessage, Unreachable
 from silo_wire.manifest import Layout, Manifest, TensorSpec
-from silo_wire.plan import BUNDLE_FILES, CODE_KEYS, LAYOUT_FILE
+from silo_wire.model_files import CONFIG_FILE, INDEX_FILE, MOST_BYTES
+from silo_wire.model_folder import ModelFolder, prepared
+from silo_wire.model_folder_read import WEIGHTS_NAME
+from silo_wire.plan import BUNDLE_FILES, LAYOUT_FILE
 from silo_wire.public_text import public_text
 from silo_wire.seeded_model import seeded_t5, sized_config
 from silo_wire.seeded_tokenizer import train_tokenizer
 from silo_wire.sizes import size_named
+from silo_wire.t5_form import t5_values
+from silo_wire.tokenizer_trial import require_family, without_panics
 
-_DATA_FILES = (
-    "config.json",
-    "generation_config.json",
-    "*.safetensors",
-    "model.safetensors.index.json",
-    "special_tokens_map.json",
-    "spiece.model",
-    "tokenizer.json",
-    "tokenizer_config.json",
+_EMBEDDINGS = frozenset(
+    {"shared.weight", "decoder.embed_tokens.weight", "encoder.embed_tokens.weight", "lm_head.weight"}
 )
+"""What files call the one parameter that a T5's embedding is; the last is another one in some."""
 _CAN_GENERATE_TOKENS = 512
 
 
@@ -114,24 +114,23 @@ def write_model(source: ModelSource, folder: Path, seed: int) -> WrittenModel:
             model, tokenizer = _from_scratch(source, seed)
             return _write(model, tokenizer, folder)
         case FolderModel(folder=origin, added_tokens=added):
-            model, tokenizer = _from_folder(origin, added=added)
-            return replace(_write(model, tokenizer, folder), weights=_weights(origin))
+            held = prepared(origin)
+            model, tokenizer = _from_folder(held, str(origin), added=added)
+            return replace(_write(model, tokenizer, folder), weights=_weights(held))
         case HubModel():
             with TemporaryDirectory() as copy:
                 revision = _download(source, Path(copy))
-                model, tokenizer = _from_folder(Path(copy), shown=source.described)
-                return replace(_write(model, tokenizer, folder), weights=_weights(Path(copy)), revision=revision)
+                held = prepared(Path(copy), source.described)
+                model, tokenizer = _from_folder(held, source.described)
+                return replace(_write(model, tokenizer, folder), weights=_weights(held), revision=revision)
 
 
-def _weights(folder: Path) -> dict[str, str]:
-    """SHA-256 of the files that `_from_folder` reads parameters from."""
+def _weights(held: ModelFolder) -> dict[str, str]:
+    """SHA-256 of the files that parameters are read from."""
     try:
-        index = folder / f"{MODEL_FILE}.index.json"
-        whole = folder / MODEL_FILE
-        names = [MODEL_FILE] if whole.exists() else sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-        return {name: _sha256(folder / name) for name in names}
+        return {file.path.name: _sha256(file.path) for file in held.weights}
     except OSError as error:
-        raise ConfigurationError(f"model {folder} cannot be read: {error}") from error
+        raise ConfigurationError(f"model {held.folder} cannot be read: {error}") from error
 
 
 def _sha256(path: Path) -> str:
@@ -154,50 +153,30 @@ def _text_of(path: Path | None) -> list[str]:
         raise ConfigurationError(f"tokenizer text {path} cannot be read: {error}; give a UTF-8 text file") from error
 
 
-def _from_folder(folder: Path, shown: str = "", *, added: Sequence[str] = ()) -> tuple[Any, Any]:
-    shown = shown or str(folder)
-    config = _read_config(folder / "config.json", shown)
-    _refuse_code("config.json", config, shown)
-    if (folder / "tokenizer_config.json").exists():
-        _refuse_code("tokenizer_config.json", _read_config(folder / "tokenizer_config.json", shown), shown)
-    if config.get("model_type") != "t5":
-        raise ConfigurationError(
-            f"model {shown} has model_type {config.get('model_type')!r}: only t5 is taken (T5, T5 v1.1, Flan-T5)"
-        )
-    if not any((folder / name).exists() for name in (MODEL_FILE, f"{MODEL_FILE}.index.json")):
-        pickled = sorted(path.name for path in folder.glob("*.bin")) + sorted(
-            path.name for path in folder.glob("*.pt*")
-        )
-        held = f"only {pickled[0]}, which is pickle and could run code" if pickled else "no parameters"
-        raise ConfigurationError(
-            f"model {shown} has {held}: give a folder with {MODEL_FILE}; "
-            "convert it where you trust it, with save_pretrained(DIR) of transformers"
-        )
+def _from_folder(held: ModelFolder, shown: str, *, added: Sequence[str] = ()) -> tuple[Any, Any]:
     model: Any
     report: Any
     disable_progress_bar()  # type: ignore[no-untyped-call]  # of half a second, amid whatever else a terminal shows
     try:
-        loaded: Any = T5ForConditionalGeneration.from_pretrained(  # nosec B615  # a folder, never the Hub
-            folder,
-            use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=True,
-            dtype=torch.float32,
-            output_loading_info=True,
-        )
-        model, report = loaded
-        tokenizer = AutoTokenizer.from_pretrained(  # nosec B615
-            folder, trust_remote_code=False, local_files_only=True
-        )
-    except (OSError, ValueError, RuntimeError, KeyError, ImportError, SafetensorError) as error:
-        raise ConfigurationError(f"model {shown} cannot be loaded: {' '.join(str(error).split())[:300]}") from error
-    wrong = {kind: sorted(map(str, report[kind])) for kind in ("missing_keys", "mismatched_keys", "unexpected_keys")}
-    for kind, names in wrong.items():
-        if names:
-            raise ConfigurationError(
-                f"model {shown}: {MODEL_FILE} does not fit config.json: {kind.replace('_keys', '')} tensor {names[0]}"
-                + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+        _require_fit(held, shown)
+        with held.laid_out() as folder, without_panics():
+            loaded: Any = T5ForConditionalGeneration.from_pretrained(  # nosec B615  # a folder, never the Hub
+                folder,
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                dtype=torch.float32,
+                output_loading_info=True,
             )
+            model, report = loaded
+            tokenizer = AutoTokenizer.from_pretrained(  # nosec B615
+                folder, trust_remote_code=False, local_files_only=True
+            )
+    except LoricaError:
+        raise
+    except Exception as error:  # the libraries raise bare Exception, and TypeError for values of another type
+        raise ConfigurationError(f"model {shown} cannot be loaded: {' '.join(str(error).split())[:300]}") from error
+    _require_no_wrong_tensor(shown, {kind: report[f"{kind}_keys"] for kind in ("missing", "mismatched", "unexpected")})
     pieces = len(tokenizer)
     tokenizer.add_tokens(list(added))
     if pieces <= model.config.vocab_size < len(tokenizer):
@@ -210,14 +189,58 @@ def _from_folder(folder: Path, shown: str = "", *, added: Sequence[str] = ()) ->
             f"model {shown}: the tokenizer has {pieces} pieces, vocab_size in config.json is "
             f"{model.config.vocab_size}: they do not belong together"
         )
+    try:
+        require_family(tokenizer.backend_tokenizer.to_str().encode(), f"model {shown}: its tokenizer")
+    except MalformedMessage as error:
+        raise ConfigurationError(str(error)) from error
     return model, tokenizer
+
+
+def _require_fit(held: ModelFolder, shown: str) -> None:
+    """Raise ConfigurationError where config.json makes another model than the files hold, or a larger one than this machine does.
+
+    That is found out from their headers, before memory is taken.
+    """
+    memory, needed = psutil.virtual_memory().total, 4 * held.parameters
+    if needed > memory:
+        raise ConfigurationError(
+            f"model {shown}: its parameters take {needed >> 20:,} MiB in float32, this machine has {memory >> 20:,} MiB of memory: make "
+            "the plan on a larger one"
+        )
+    config, shapes = T5Config.from_dict(t5_values(held.files[CONFIG_FILE])), held.shapes
+    if (layers := config.num_layers + (config.num_decoder_layers or 0)) > len(shapes):
+        raise ConfigurationError(
+            f"model {shown}: config.json has {layers} layers, more than the {len(shapes)} tensors that there are: they do not belong together"
+        )
+    with torch.device("meta"):
+        model = T5ForConditionalGeneration(config)
+    expected = {str(name): tuple(value.shape) for name, value in model.named_parameters(remove_duplicate=False)}
+    if shapes.keys() & _EMBEDDINGS:
+        expected = {name: shape for name, shape in expected.items() if name not in _EMBEDDINGS or name in shapes}
+    _require_no_wrong_tensor(
+        shown,
+        {
+            "missing": expected.keys() - shapes.keys(),
+            "mismatched": [name for name, shape in expected.items() if shapes.get(name, shape) != shape],
+        },
+    )
+
+
+def _require_no_wrong_tensor(shown: str, wrong: Mapping[str, Iterable[object]]) -> None:
+    for kind, them in wrong.items():
+        if names := sorted(map(str, them)):
+            raise ConfigurationError(
+                f"model {shown}: {MODEL_FILE} does not fit config.json: {kind} tensor {names[0]}"
+                + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+            )
 
 
 def _download(source: HubModel, folder: Path) -> str:
     """Only data files of the repository; no pickle and no code is even fetched. Returns the commit that was fetched."""
     try:
-        revision = HfApi().model_info(source.name, revision=source.revision).sha
-        snapshot_download(source.name, revision=revision, local_dir=folder, allow_patterns=list(_DATA_FILES))
+        told = HfApi().model_info(source.name, revision=source.revision, files_metadata=True)
+        names = _wanted({it.rfilename: it.size for it in told.siblings or ()}, source.described, folder)
+        snapshot_download(source.name, revision=told.sha, local_dir=folder, allow_patterns=names)
     except HFValidationError as error:
         raise ConfigurationError(
             f"{source.name!r} is not a Hub name: use OWNER/NAME, or --model for a folder"
@@ -229,29 +252,24 @@ def _download(source: HubModel, folder: Path) -> str:
             f"the Hugging Face Hub did not give {source.described}: check the network and HTTPS_PROXY, "
             "or copy the model here by other means and use --model DIR"
         ) from error
-    return revision or ""
+    return told.sha or ""
 
 
-def _read_config(path: Path, shown: str) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        raise ConfigurationError(f"model {shown} has no {path.name}: give a Hugging Face folder") from error
-    except OSError as error:
-        raise ConfigurationError(f"model {shown}: {path.name} cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"model {shown}: {path.name} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigurationError(f"model {shown}: {path.name} is not a JSON object")
-    return value
-
-
-def _refuse_code(name: str, config: dict[str, Any], shown: str) -> None:
-    named = CODE_KEYS.intersection(config)
-    if named:
+def _wanted(sizes: Mapping[str, int | None], shown: str, folder: Path) -> list[str]:
+    """The files to fetch; raises ConfigurationError where one is larger than it can be, or all of them than what is free."""
+    names = [name for name in sizes if name in MOST_BYTES or name == INDEX_FILE or WEIGHTS_NAME.fullmatch(name)]
+    for name in names:
+        size = sizes[name]
+        if size is None or size > MOST_BYTES.get(name, size):
+            raise ConfigurationError(
+                f"{shown}: {name} has {size} bytes on the Hub, allowed are {MOST_BYTES.get(name, 'any')}"
+            )
+    needed, free = sum(sizes[name] or 0 for name in names), shutil.disk_usage(folder).free
+    if needed > free:
         raise ConfigurationError(
-            f"model {shown}: {name} has {min(named)}, which names code to run: only plain T5 models are taken"
+            f"{shown} has {needed >> 20:,} MiB, {folder.parent} has {free >> 20:,} MiB free: make room, or set TMPDIR to another disk"
         )
+    return names
 
 
 def _write(model: Any, tokenizer: Any, folder: Path) -> WrittenModel:

@@ -23,9 +23,11 @@ from security import files
 from security.errors import ConfigurationError, IntegrityError, MalformedMessage, StorageError
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.manifest import Layout, manifest_of
+from silo_wire.model_files import TOKENIZER_FILE
 from silo_wire.plan import BASE_LAYOUT_FILE, LAYOUT_FILE, Plan, PlanBundle
 from silo_wire.privacy import calibrated_noise
 from silo_wire.strict_toml import checked
+from silo_wire.tokenizer_trial import require_family
 
 if TYPE_CHECKING:
     from coordinator.plans.model_source import ModelSource
@@ -130,6 +132,8 @@ def compile_plan(folder: Path) -> PlanBundle:
             raise _changed(folder / name)
     try:
         bundle = PlanBundle(plan, contents)
+        if TOKENIZER_FILE in contents:
+            require_family(contents[TOKENIZER_FILE], TOKENIZER_FILE)
         vectors = [(MODEL_FILE, bundle.layout, plan.model.initial)]
         if bundle.base_layout is not None:
             vectors.append((BASE_FILE, bundle.base_layout, str(plan.model.base)))

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from google.protobuf.message import DecodeError
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -20,6 +20,17 @@ from security.identifiers import NAME_RULE, silo_name
 from silo_wire.adapters import AdaptersSection, adapter_layout
 from silo_wire.canonical import Digest, canonical_json, digest_of
 from silo_wire.manifest import Layout, ParameterDtype, masked_layout
+from silo_wire.model_files import (
+    CONFIG_FILE,
+    GENERATION_FILE,
+    MOST_BYTES,
+    PIECES_FILE,
+    SPECIAL_TOKENS_FILE,
+    TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE,
+    parsed,
+    refuse_code,
+)
 from silo_wire.privacy import LEAST_BOUND, MOST_BOUND, PrivacySection, Release
 from silo_wire.strict_toml import NameText, Section, ShownText, describe, parse_toml
 from silo_wire.timetable import Timetable
@@ -51,21 +62,21 @@ FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]
 MAX_BUNDLE_BYTES = 64 << 20
 LAYOUT_FILE = "layout.json"
 BASE_LAYOUT_FILE = "base_layout.json"
-TOKENIZER_FILE = "tokenizer.json"
+_MOST_LAYOUT_BYTES = 32 << 20
+"""Of a layout; one of 100,000 tensors has some 6 million."""
 BUNDLE_FILES = frozenset(
     {
         BASE_LAYOUT_FILE,
-        "config.json",
-        "generation_config.json",
+        CONFIG_FILE,
+        GENERATION_FILE,
         LAYOUT_FILE,
-        "special_tokens_map.json",
-        "spiece.model",
+        SPECIAL_TOKENS_FILE,
+        PIECES_FILE,
         TOKENIZER_FILE,
-        "tokenizer_config.json",
+        TOKENIZER_CONFIG_FILE,
     }
 )
-"""The only files a bundle may hold. Each is data; those in JSON may not name code (`auto_map`, `custom_pipelines`)."""
-CODE_KEYS = frozenset({"auto_map", "custom_pipelines", "trust_remote_code"})
+"""The only files a bundle may hold. Each is data; those in JSON may not name code."""
 
 
 FIRST_MAX_WEIGHT: Final = {"lorar": "half of its examples", "size": "its examples", "loss_reduction": "0.5"}
@@ -670,7 +681,7 @@ class PlanBundle:
             if digest_of(content) != expected[name]:
                 raise IntegrityError(f"plan bundle file {name} does not have the digest in the plan: it was changed")
             if name.endswith(".json"):
-                _refuse_code(name, content)
+                refuse_code(name, parsed(content, name, MOST_BYTES.get(name, _MOST_LAYOUT_BYTES)))
         model = self.plan.model
         if self.layout.digest != model.layout or self.layout.parameters != model.parameters:
             raise MalformedMessage(
@@ -758,23 +769,3 @@ def _require_adapters(layout: Layout, base: Layout, section: AdaptersSection) ->
         raise MalformedMessage(
             f"plan bundle {LAYOUT_FILE} is not that of the [adapters] of a model of {BASE_LAYOUT_FILE}"
         )
-
-
-def _refuse_code(name: str, content: bytes) -> None:
-    def walk(value: Any) -> None:
-        if isinstance(value, dict):
-            named = CODE_KEYS.intersection(value)
-            if named:
-                raise MalformedMessage(
-                    f"{name} names code to run ({', '.join(sorted(named))}): only plain T5 models are taken"
-                )
-            for item in value.values():
-                walk(item)
-        elif isinstance(value, list):
-            for item in value:
-                walk(item)
-
-    try:
-        walk(json.loads(content))
-    except (ValueError, RecursionError) as error:
-        raise MalformedMessage(f"{name} of the plan bundle is not JSON: {error}") from error

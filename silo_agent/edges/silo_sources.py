@@ -2,9 +2,9 @@
 
 import gzip
 import os
-import shutil
 import zlib
 from pathlib import Path
+from typing import IO
 
 from security.errors import DataError, StorageError
 from security.files import make_private_folder
@@ -14,6 +14,7 @@ from silo_agent.sql_sandbox import DatabaseTarget, Limits, SqliteTarget, parse_d
 from silo_agent.training.text_to_sql_data import DataLimits, SiloData, load_silo_data
 
 SHOWN_BAD_LINES = 20
+_BLOCK_BYTES = 1 << 20
 
 
 class SiloSources:
@@ -72,6 +73,8 @@ class SiloSources:
         return Limits(**sql.model_dump())
 
     def _unpacked(self, packed: Path) -> Path:
+        if not packed.is_file():
+            raise DataError(f"{packed} is no ordinary file: put the packed database there")
         facts = packed.stat()
         target = self._scratch / f"database-{facts.st_mtime_ns}-{facts.st_size}.sqlite"
         if target.exists():
@@ -82,10 +85,22 @@ class SiloSources:
         part = target.with_suffix(".part")
         try:
             with gzip.open(packed) as source, part.open("wb") as file:
-                shutil.copyfileobj(source, file)
+                self._unpack(source, file, packed)
             os.replace(part, target)
         except (gzip.BadGzipFile, zlib.error, EOFError) as error:
             raise DataError(f"{packed} is not a whole gzip file ({error}): copy it again") from error
         except OSError as error:
             raise StorageError(f"{packed} cannot be unpacked to {self._scratch}: {error.strerror}") from error
+        finally:
+            part.unlink(missing_ok=True)
         return target
+
+    def _unpack(self, source: gzip.GzipFile, target: IO[bytes], packed: Path) -> None:
+        left = most = self._settings.database.max_unpacked_bytes
+        while block := source.read(_BLOCK_BYTES):
+            left -= len(block)
+            if left < 0:
+                raise DataError(
+                    f"{packed} holds more than {most} bytes: put the database itself there, or raise [database] max_unpacked_bytes"
+                )
+            target.write(block)

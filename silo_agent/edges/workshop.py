@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
 
 import structlog
 import torch
@@ -43,10 +42,9 @@ from silo_wire.manifest import SCORES_ALONE
 from silo_wire.messages import Evaluation, RoundKey, TrainingSummary
 from silo_wire.noised_masks import GRADIENT_STEPS, noise_shares
 from silo_wire.plan import PlanBundle
+from silo_wire.tokenizer_trial import PANIC
 
 _log = structlog.get_logger(__name__)
-_PANIC: Final = "PanicException"
-"""What the tokenizers library raises where its own code panics; no Exception, and exported nowhere."""
 
 
 class Workshop:
@@ -258,7 +256,7 @@ def _on_records() -> Iterator[None]:
         except (LoricaError, TrainingStopped, MemoryError, torch.OutOfMemoryError):
             raise
         except BaseException as error:
-            if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
+            if not isinstance(error, Exception) and type(error).__name__ != PANIC:
                 raise
             # Not as exc_info, which may be rendered with the values of variables: records are among them.
             _log.error("defect", traceback="".join(traceback.format_exception(error)))

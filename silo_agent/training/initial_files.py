@@ -7,18 +7,21 @@ coordinator reads a folder. Compared is what the files mean: the order of keys a
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
 
-from security.errors import ConfigurationError, IntegrityError
-from silo_agent.training.model import CONFIG_FILE, t5_config
-from silo_wire.plan import CODE_KEYS, TOKENIZER_FILE, PlanBundle
+from security.errors import ConfigurationError, IntegrityError, LoricaError
+from silo_agent.training.model import t5_config
+from silo_wire.model_files import CONFIG_FILE, MOST_BYTES, TOKENIZER_FILE, parsed
+from silo_wire.model_folder import ModelFolder
+from silo_wire.plan import PlanBundle
 from silo_wire.public_text import public_text
 from silo_wire.seeded_model import sized_config
 from silo_wire.seeded_tokenizer import VOCABULARY_LIMITS, train_tokenizer
 from silo_wire.sizes import size_named
+from silo_wire.t5_form import t5_values
+from silo_wire.tokenizer_trial import without_panics
 
 SIZE = "size:"
 """The beginning of the source of a model that a seed makes."""
@@ -26,7 +29,6 @@ _OF_NO_EFFECT = frozenset(
     {"architectures", "dtype", "torch_dtype", "transformers_version", "use_cache", "_name_or_path"}
 )
 """Keys of config.json by which no model trains differently here."""
-_TOKENIZER_CONFIG = "tokenizer_config.json"
 _NOTHING = "Nothing was approved"
 
 
@@ -50,21 +52,19 @@ def compare_made(bundle: PlanBundle) -> None:
     _compare_configs(bundle, sized_config(size, tokenizer).to_dict(), f"a model of {plan.model.source}")
 
 
-def compare_with_copy(bundle: PlanBundle, folder: Path) -> tuple[str, ...]:
-    """The tokens that the plan adds to those of the copy in `folder`, in order; IntegrityError where anything else differs.
+def compare_with_copy(bundle: PlanBundle, copy: ModelFolder) -> tuple[str, ...]:
+    """The tokens that the plan adds to those of the copy, in order; IntegrityError where anything else differs.
 
-    Raises ConfigurationError for a folder without a configuration and a tokenizer that can be read.
+    Raises ConfigurationError for a copy without a tokenizer that can be read.
     """
-    for name in (CONFIG_FILE, _TOKENIZER_CONFIG):
-        _refuse_code(folder, name)
-    _compare_configs(bundle, _config_of(folder), f"{folder / CONFIG_FILE}")
+    _compare_configs(bundle, t5_values(copy.files[CONFIG_FILE]), f"{copy.folder / CONFIG_FILE}")
     theirs = _tokenizer_of(bundle.files)
-    tokenizer = _read_tokenizer(folder)
+    tokenizer = _read_tokenizer(copy)
     added = _added(theirs, _parsed(tokenizer.backend_tokenizer.to_str()))
     tokenizer.add_tokens(list(added))  # as the coordinator does for those that a study names
     if _parsed(tokenizer.backend_tokenizer.to_str()) != theirs:
         raise IntegrityError(
-            f"the tokenizer of {folder} is not that of plan {bundle.plan.name}: it differs in "
+            f"the tokenizer of {copy.folder} is not that of plan {bundle.plan.name}: it differs in "
             f"{_difference(_parsed(tokenizer.backend_tokenizer.to_str()), theirs)}; fetch revision "
             f"{bundle.plan.model.revision or '(none is named)'} of {bundle.plan.model.source} again, or ask the operator, also for the "
             f"release of transformers that made the plan. {_NOTHING}"
@@ -86,45 +86,17 @@ def _compare_configs(bundle: PlanBundle, own: dict[str, Any], what: str) -> None
             )
 
 
-def _config_of(folder: Path) -> dict[str, Any]:
-    value = _json_of(folder / CONFIG_FILE)
-    if value is None:
-        raise ConfigurationError(f"{folder} has no {CONFIG_FILE}: fetch the whole model, its tokenizer too")
-    return value
-
-
-def _refuse_code(folder: Path, name: str) -> None:
-    named = CODE_KEYS.intersection(_json_of(folder / name) or {})
-    if named:
-        raise ConfigurationError(
-            f"{folder / name} has {min(named)}, which names code to run: only plain T5 models are taken"
-        )
-
-
-def _json_of(path: Path) -> dict[str, Any] | None:
+def _read_tokenizer(copy: ModelFolder) -> Any:
     try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from error
-    if not isinstance(value, dict):
-        raise ConfigurationError(f"{path} is not a JSON object: fetch the model again")
-    return value
-
-
-def _read_tokenizer(folder: Path) -> Any:
-    if not any((folder / name).exists() for name in (TOKENIZER_FILE, "spiece.model")):
-        raise ConfigurationError(
-            f"{folder} has no {TOKENIZER_FILE} and no spiece.model: fetch the model's tokenizer too"
-        )
-    try:
-        return AutoTokenizer.from_pretrained(  # nosec B615  # a folder, never the Hub
-            folder, trust_remote_code=False, local_files_only=True
-        )
+        with copy.laid_out() as folder, without_panics():
+            return AutoTokenizer.from_pretrained(  # nosec B615  # a folder, never the Hub
+                folder, trust_remote_code=False, local_files_only=True
+            )
+    except LoricaError:
+        raise
     except Exception as error:  # the library raises bare Exception for much that does not parse
         raise ConfigurationError(
-            f"the tokenizer of {folder} cannot be read: {' '.join(str(error).split())[:200]}; fetch the model again"
+            f"the tokenizer of {copy.folder} cannot be read: {' '.join(str(error).split())[:200]}; fetch the model again"
         ) from error
 
 
@@ -136,9 +108,8 @@ def _tokenizer_of(files: Any) -> dict[str, Any]:
 
 def _parsed(text: str | bytes) -> dict[str, Any]:
     """What a tokenizer.json says but for padding and truncation, which training turns off."""
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise IntegrityError(f"{TOKENIZER_FILE} of the plan is not a JSON object. {_NOTHING}")
+    raw = text if isinstance(text, bytes) else text.encode()
+    value = parsed(raw, TOKENIZER_FILE, MOST_BYTES[TOKENIZER_FILE])
     return {key: part for key, part in value.items() if key not in ("padding", "truncation")}
 
 

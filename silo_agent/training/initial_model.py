@@ -5,7 +5,6 @@ people fetched by a way of their own: a Hugging Face folder, its parameters in o
 configuration and its tokenizer (initial_files.py).
 """
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -15,12 +14,13 @@ from safetensors import SafetensorError, safe_open
 
 from security.errors import ConfigurationError, IntegrityError
 from silo_agent.training.initial_files import SIZE, compare_made, compare_with_copy
-from silo_agent.training.model import CONFIG_FILE, bind, t5_config, vector_blocks
+from silo_agent.training.model import bind, t5_config, vector_blocks
 from silo_wire.manifest import Layout, Manifest, manifest_of
+from silo_wire.model_files import CONFIG_FILE
+from silo_wire.model_folder import ModelFolder, prepared
 from silo_wire.plan import PlanBundle
 from silo_wire.seeded_model import seeded_adapters, seeded_t5
 
-_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _EMBEDDINGS = ("shared.weight", "decoder.embed_tokens.weight", "encoder.embed_tokens.weight")
 """What files call the one parameter that a T5's embedding is."""
 _TIED = dict.fromkeys(_EMBEDDINGS, _EMBEDDINGS)
@@ -40,7 +40,8 @@ def compare(bundle: PlanBundle, folder: Path | None) -> tuple[str, ...]:
     """
     model = bundle.plan.model
     named = model.base or model.initial
-    if folder is None:
+    copy = None if folder is None else prepared(folder)
+    if copy is None:
         compare_made(bundle)
         found = _made(bundle)
         problem = (
@@ -49,28 +50,28 @@ def compare(bundle: PlanBundle, folder: Path | None) -> tuple[str, ...]:
             f"compare a copy of the model with --model DIR, on this machine or on one like the operator's. {_NOTHING}"
         )
     else:
-        found = manifest_of(bundle.whole_layout, _read(folder, bundle.whole_layout))
+        found = manifest_of(bundle.whole_layout, _read(copy, bundle.whole_layout))
         problem = (
             f"{folder} holds model {found.digest}, plan {bundle.plan.name} names {named}: it is not the plan's initial model; "
             f"fetch revision {model.revision or '(none is named)'} of {model.source} again, or ask the operator. {_NOTHING}"
         )
     if found.digest != named:
         raise IntegrityError(problem)
-    _compare_what_follows(bundle, folder)
-    return () if folder is None else compare_with_copy(bundle, folder)
+    _compare_what_follows(bundle, copy)
+    return () if copy is None else compare_with_copy(bundle, copy)
 
 
 _NOTHING = "Nothing was approved"
 
 
-def _compare_what_follows(bundle: PlanBundle, folder: Path | None) -> None:
+def _compare_what_follows(bundle: PlanBundle, copy: ModelFolder | None) -> None:
     """Adapters, which the seed makes, and the model as silos are handed it."""
     plan = bundle.plan
 
     def vector() -> Iterable[bytes | memoryview]:
         if bundle.base_layout is not None:
             return seeded_adapters(bundle.layout, plan.seed)
-        return _made_vector(bundle) if folder is None else _read(folder, bundle.layout)
+        return _made_vector(bundle) if copy is None else _read(copy, bundle.layout)
 
     if bundle.base_layout is not None and manifest_of(bundle.layout, vector()).digest != plan.model.initial:
         raise IntegrityError(f"the adapters of plan {plan.name} are not those that its seed makes. {_NOTHING}")
@@ -92,48 +93,27 @@ def _made_vector(bundle: PlanBundle) -> Iterator[bytes]:
     return vector_blocks(bind(model, bundle.whole_layout))
 
 
-def _read(folder: Path, layout: Layout) -> Iterator[memoryview]:
-    """The parameters of `layout` from the files of `folder`, as float32, in order. What the files hold beside them is not used."""
-    files = _files(folder)
+def _read(copy: ModelFolder, layout: Layout) -> Iterator[memoryview]:
+    """The parameters of `layout` from the files of `copy`, as float32, in order. What the files hold beside them is not used."""
+    files = {name: file for file in copy.weights for name in file.tensors}
     for tensor in layout.tensors:
         name = next((it for it in _TIED.get(tensor.name, (tensor.name,)) if it in files), None)
         if name is None:
             raise ConfigurationError(
-                f"{folder} has no tensor {tensor.name}: it is not a copy of the plan's initial model"
+                f"{copy.folder} has no tensor {tensor.name}: it is not a copy of the plan's initial model"
+            )
+        file = files[name]
+        if file.tensors[name] != tensor.shape:
+            raise ConfigurationError(
+                f"{file.path}: tensor {name} is {file.tensors[name]}, the plan's is {tensor.shape}: it is not a copy of the plan's "
+                "initial model"
             )
         try:
-            with safe_open(files[name], framework="pt") as file:
-                values = file.get_tensor(name)
+            with safe_open(file.path, framework="pt") as opened:
+                values = opened.get_tensor(name)
         except (OSError, SafetensorError, RuntimeError) as error:
-            raise ConfigurationError(f"{files[name]} cannot be read: {' '.join(str(error).split())[:200]}") from error
-        if tuple(values.shape) != tensor.shape or not values.is_floating_point():
-            raise ConfigurationError(
-                f"{files[name]}: tensor {name} is {tuple(values.shape)} of {values.dtype}, the plan's is {tensor.shape}: it is not "
-                "a copy of the plan's initial model"
-            )
+            raise ConfigurationError(f"{file.path} cannot be read: {' '.join(str(error).split())[:200]}") from error
         yield values.to(torch.float32).contiguous().reshape(-1).numpy().data.cast("B")
-
-
-def _files(folder: Path) -> dict[str, Path]:
-    """Where each tensor lies. Only files of `folder` itself are opened."""
-    try:
-        if (folder / _WHOLE).exists():
-            names = [_WHOLE]
-        else:
-            names = sorted(set(json.loads((folder / _INDEX).read_bytes())["weight_map"].values()))
-        found: dict[str, Path] = {}
-        for name in names:
-            if Path(name).name != name:
-                raise ConfigurationError(f"{folder / _INDEX} names {name!r}, which is not in its folder")
-            with safe_open(folder / name, framework="pt") as file:
-                found.update(dict.fromkeys(file.keys(), folder / name))
-        return found
-    except FileNotFoundError as error:
-        raise ConfigurationError(
-            f"{folder} has no {_WHOLE}: give the folder that the silo's people fetched the model into"
-        ) from error
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError, RecursionError) as error:
-        raise ConfigurationError(f"{folder} holds no model: {' '.join(str(error).split())[:200]}") from error
 
 
 def _in_bfloat16(block: bytes | memoryview) -> memoryview:

@@ -6,7 +6,6 @@ every T5's output layer to its embedding, also v1.1's, so a layout that lists bo
 adapters the T5 is their base, loaded once and frozen; PEFT adds the adapters, and they are what is bound, loaded and sent.
 """
 
-import json
 import math
 import sys
 from bisect import bisect_right
@@ -28,9 +27,10 @@ from silo_agent.task.update import BLOCK_ELEMENTS, FloatBlock, squared_norm
 from silo_agent.training.vector_file import VectorReader, blocks
 from silo_wire.adapters import AdaptersSection
 from silo_wire.manifest import Layout, TensorSpec
+from silo_wire.model_files import CONFIG_FILE
 from silo_wire.plan import MOST_DROPOUT
+from silo_wire.t5_form import t5_values
 
-CONFIG_FILE = "config.json"
 LEAST_EPSILON, MOST_EPSILON = 1e-12, 1e-2
 """Of layer norms; T5's own is 1e-6."""
 _OUTPUT = "lm_head.weight"
@@ -112,20 +112,9 @@ def build_model(
 
 def t5_config(raw: bytes, dropout: float | None = None) -> T5Config:
     """Of a plan bundle's config.json; raises MalformedMessage where it makes no plain T5."""
-    try:
-        value = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise MalformedMessage(f"{CONFIG_FILE} of the plan bundle is not JSON: {error}") from error
-    if not isinstance(value, dict) or value.get("model_type") != "t5":
-        kind = value.get("model_type") if isinstance(value, dict) else value
-        raise MalformedMessage(f"{CONFIG_FILE} has model_type {kind!r}: only t5 models are taken")
-    if chosen := [key for key in value if isinstance(key, str) and ("implementation" in key or "kernel" in key)]:
-        raise MalformedMessage(
-            f"{CONFIG_FILE} has {chosen[0]}: what computes a model is chosen here, and no code comes from a peer; "
-            "leave it out"
-        )
-    if "quantization_config" in value:
-        raise MalformedMessage(f"{CONFIG_FILE} asks for quantisation: only float32 models are taken")
+    value = t5_values(raw, f"{CONFIG_FILE} of the plan")
+    if taken := [key for key in value if callable(getattr(T5Config, key, None))]:
+        raise MalformedMessage(f"{CONFIG_FILE} of the plan has {taken[0]}, which is no value of a T5: leave it out")
     try:
         config = T5Config.from_dict({**value, "use_cache": True, "dtype": "float32"})
     except _NO_CONFIGURATION as error:

@@ -1,12 +1,17 @@
-"""Text to token ids and back, with the tokenizer.json of a plan bundle: data alone, read in memory, no class looked up."""
+"""Text to token ids and back, with the tokenizer.json of a plan bundle: data alone, read in memory, no class looked up.
+
+It is tried in a process of its own before it is built in this one (silo_wire.tokenizer_trial).
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tokenizers import Tokenizer
 
 from security.errors import MalformedMessage
-from silo_wire.plan import TOKENIZER_FILE
+from silo_wire.model_files import TOKENIZER_FILE
+from silo_wire.tokenizer_trial import try_tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +32,7 @@ class TextTokenizer:
             raise MalformedMessage(
                 f"plan bundle has no {TOKENIZER_FILE}: make the plan anew with 'coordinator plan new'"
             )
+        _try(files[TOKENIZER_FILE])
         try:
             self._tokenizer = Tokenizer.from_str(files[TOKENIZER_FILE].decode())
             ids = self._tokenizer.encode("a").ids
@@ -61,3 +67,9 @@ class TextTokenizer:
         """The text of each sequence, special tokens left out, spaces as they are."""
         texts: list[str] = self._tokenizer.decode_batch([list(ids) for ids in sequences], skip_special_tokens=True)
         return texts
+
+
+@lru_cache(maxsize=2)
+def _try(raw: bytes) -> None:
+    """Once for a process, which may have many silos' work in turn."""
+    try_tokenizer(raw)

@@ -413,7 +413,7 @@ T5_CONFIG = '{"model_type": "t5"}'
         ({"config__json": "{"}, ["config.json"]),
         ({"config__json": "[]"}, ["config.json"]),
         ({}, ["config.json"]),
-        ({"config__json": T5_CONFIG, "model__safetensors": "not safetensors"}, ["cannot be loaded"]),
+        ({"config__json": T5_CONFIG, "model__safetensors": "not safetensors"}, ["is not a safetensors file"]),
     ],
     ids=["pickle", "torch-file", "nothing", "code", "tokenizer-code", "bert", "syntax", "a-list", "empty", "garbage"],
 )

@@ -49,8 +49,8 @@ SCHEMA = Schema(
 
 
 @cache
-def tiny_tokenizer() -> Any:
-    """A T5Tokenizer of a SentencePiece model over CORPUS."""
+def pieces_model() -> bytes:
+    """A SentencePiece model over CORPUS, as spiece.model has it."""
     written = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(CORPUS),
@@ -63,7 +63,13 @@ def tiny_tokenizer() -> Any:
         bos_id=-1,
         minloglevel=2,
     )
-    pieces = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
+    return written.getvalue()
+
+
+@cache
+def tiny_tokenizer() -> Any:
+    """A T5Tokenizer of these pieces."""
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=pieces_model())
     vocabulary = [(pieces.id_to_piece(i), pieces.get_score(i)) for i in range(len(pieces))]
     return T5Tokenizer(vocab=vocabulary, extra_ids=0)
 

@@ -227,7 +227,7 @@ def test_overrides_replace_the_presets_values(tmp_path: Path) -> None:
         ({"source": SizedModel("huge")}, "model size 'huge' is unknown: use one of micro, mini"),
         ({"source": SizedModel("micro", vocabulary=10)}, "vocabulary size 10"),
         ({"source": SizedModel("micro", tokenizer_text=Path("/nowhere/text"))}, "tokenizer text /nowhere/text"),
-        ({"source": FolderModel(Path("/nowhere"))}, "model /nowhere has no config.json"),
+        ({"source": FolderModel(Path("/nowhere"))}, "model /nowhere: it has no config.json"),
     ],
 )
 def test_refused_plan_leaves_nothing_behind(tmp_path: Path, arguments: dict[str, Any], said: str) -> None:
@@ -294,6 +294,17 @@ def test_remote_code_in_an_edited_config_is_refused(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     edit(folder, f'"config.json" = "{old}"', f'"config.json" = "{digest_of((folder / "config.json").read_bytes())}"')
     with pytest.raises(ConfigurationError, match="names code to run"):
+        compile_plan(folder)
+
+
+def test_a_tokenizer_of_another_family_is_refused_before_silos_are_offered_it(folder: Path) -> None:
+    old = digest_of((folder / "tokenizer.json").read_bytes())
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["normalizer"] = {"type": "Replace", "pattern": {"String": "a"}, "content": "aaaa"}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    new = digest_of((folder / "tokenizer.json").read_bytes())
+    edit(folder, f'"tokenizer.json" = "{old}"', f'"tokenizer.json" = "{new}"')
+    with pytest.raises(ConfigurationError, match=r"tokenizer\.json is none of T5's family: normalizer has Replace"):
         compile_plan(folder)
 
 

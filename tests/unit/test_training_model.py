@@ -238,7 +238,7 @@ def test_a_layout_with_a_tensor_too_many_is_refused() -> None:
     ("config", "reason"),
     [
         (b'{"model_type": "bert"}', "model_type 'bert': only t5"),
-        (b"[]", "only t5"),
+        (b"[]", "not a JSON object"),
         (b"{", "not JSON"),
         (config_json(decoder_start_token_id=None), "decoder_start_token_id None"),
         (config_json(eos_token_id=[1, 2]), "eos_token_id"),
@@ -251,11 +251,15 @@ def test_a_layout_with_a_tensor_too_many_is_refused() -> None:
         (config_json(_attn_implementation="flex_attention"), "has _attn_implementation"),
         (config_json(layer_norm_epsilon=-1e-6), "layer_norm_epsilon -1e-06"),
         (config_json(layer_norm_epsilon="none"), "config.json"),
-        (config_json(d_model="wide"), "makes no T5"),
+        (config_json(d_model="wide"), "d_model 'wide': it must be"),
         (config_json(feed_forward_proj="gated-nonsense-x"), "makes no T5"),
         (config_json(feed_forward_proj="nonsense"), "makes no T5"),
-        (config_json(d_kv=-1), "makes no T5"),
-        (config_json(num_layers=10**9), "more layers than layout"),
+        (config_json(d_kv=-1), "d_kv -1: it must be"),
+        (config_json(num_layers=10**9), "num_layers 1000000000"),
+        (config_json(num_layers=1000), "more layers than layout"),
+        (config_json(hidden_size=10**9), "hidden_size 1000000000"),
+        (config_json(num_labels=10**9), "num_labels 1000000000"),
+        (config_json(to_dict=1), "has to_dict, which is no value"),
         (config_json(quantization_config={"load_in_8bit": True}), "quantisation"),
     ],
 )
@@ -297,7 +301,7 @@ def of_words(*, unknown: str = "<unk>", ends_with: Sequence[int] = (1,), **words
         "padding": None,
         "added_tokens": [],
         "normalizer": None,
-        "pre_tokenizer": {"type": "Whitespace"},
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
         "post_processor": {
             "type": "TemplateProcessing",
             "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "</s>", "type_id": 0}}],
@@ -306,7 +310,8 @@ def of_words(*, unknown: str = "<unk>", ends_with: Sequence[int] = (1,), **words
         },
         "decoder": None,
         "model": {
-            "type": "WordLevel",
+            "type": "BPE",
+            "merges": [],
             "vocab": {"<pad>": 0, "</s>": 1, "<unk>": 2, **words},
             "unk_token": unknown,
         },
@@ -317,7 +322,7 @@ def of_words(*, unknown: str = "<unk>", ends_with: Sequence[int] = (1,), **words
 def test_a_tokenizer_that_does_not_fit_is_refused() -> None:
     with pytest.raises(MalformedMessage, match=r"tokenizer\.json has \d+ tokens, the model's vocabulary has 10"):
         TextTokenizer({"tokenizer.json": tokenizer_json()}, special=SPECIAL, vocabulary=10)
-    with pytest.raises(MalformedMessage, match="does not parse"):
+    with pytest.raises(MalformedMessage, match="none of T5's family: model is null"):
         TextTokenizer({"tokenizer.json": b"{}"}, special=SPECIAL, vocabulary=1000)
     with pytest.raises(MalformedMessage, match=r"has no tokenizer\.json"):
         TextTokenizer({}, special=SPECIAL, vocabulary=1000)
@@ -325,8 +330,8 @@ def test_a_tokenizer_that_does_not_fit_is_refused() -> None:
         with pytest.raises(MalformedMessage, match=f"has token id {one_word}, the model's vocabulary has"):
             tokenizer(**{"tokenizer.json": of_words(kowalski=one_word)})
     with pytest.raises(MalformedMessage, match="has token id 99999"):
-        tokenizer(**{"tokenizer.json": of_words(ends_with=[99_999, SPECIAL.end])})
-    with pytest.raises(MalformedMessage, match="does not parse"):
+        tokenizer(**{"tokenizer.json": of_words(ends_with=[99_999])})
+    with pytest.raises(MalformedMessage, match="cannot be read"):
         tokenizer(**{"tokenizer.json": of_words(unknown="none")})
     tokenizer(**{"tokenizer.json": of_words(kowalski=vocabulary_size() - 1)})
     without_end = json.loads(tokenizer_json()) | {"post_processor": None}

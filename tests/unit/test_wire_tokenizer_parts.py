@@ -20,10 +20,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from security.errors import PolicyRefusal
 from security.identifiers import SiloName
-from silo_agent import tokenizer_parts
 from silo_agent.plan_review import unusual
 from silo_agent.policy import PolicyRules, SiloPolicy
-from silo_agent.tokenizer_parts import LETTERS, odd_parts
+from silo_wire import tokenizer_parts
+from silo_wire.tokenizer_parts import LETTERS, odd_parts
 from tests.support.tiny_t5 import CORPUS, bundle_of, random_model, sized_tokenizer, tokenizer_json
 
 RULES = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf")

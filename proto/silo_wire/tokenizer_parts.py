@@ -1,10 +1,13 @@
-"""What a plan's tokenizer.json may be made of under masks: parts that keep what a text says, whatever it says.
+"""What a plan's tokenizer.json may be made of: parts that cost little, and that keep what a text says, whatever it says.
 
 A normalizer with a pattern of the plan's own can turn every text but one silo's into the same few tokens. All other silos then make the
 same update, which the coordinator can make too, and their sum is that one's. So can parts that make a text longer than a plan's
 `max_input_tokens`, of which all but the first words are cut off. Taken is what the tokenizers of T5's family
 have (T5, Flan-T5, mT5, umT5, CodeT5) and what this project makes: by its parameters no part makes two texts alike but in white space,
-case and compatible forms of characters, or longer than a few tokens for each of its bytes.
+case and compatible forms of characters, or longer than a few tokens for each of its bytes. So they also bound what a text costs: nested
+replacements make gigabytes of one word, and a regular expression that backtracks ends the process.
+
+`foreign_parts` is asked of every tokenizer, before a library sees it; `odd_parts`, which asks for letters as well, of those under masks.
 """
 
 import base64
@@ -13,9 +16,11 @@ import json
 import struct
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
-from silo_wire.plan import TOKENIZER_FILE
+from security.errors import MalformedMessage
+from silo_wire.model_files import MOST_BYTES, TOKENIZER_FILE, parsed, too_large
 
 LETTERS: Final = "abcdefghijklmnopqrstuvwxyz0123456789"
 """Each has to have a piece of its own, or whole words are unknown and alike."""
@@ -26,11 +31,8 @@ _BLANK: Final = frozenset("▁\N{REPLACEMENT CHARACTER}")
 """What sentencepiece makes a space of beside white space and control characters."""
 _MOST_AROUND: Final = 2
 """Special tokens that a template has beside the text: one before it and one after."""
-_MOST_BYTES: Final = 1 << 25
-"""Of tokenizer.json; mT5's have 16 million."""
-_MOST_LISTS: Final = 1 << 19
-"""Lists and objects in tokenizer.json; mT5's vocabulary has 250,000. Memory is for these and values, not for bytes."""
-_MOST_VALUES: Final = 1 << 20
+_MOST_ADDED: Final = 10_000
+"""Tokens beside the vocabulary; umT5 has 303."""
 _WITHIN: Final = {
     "normalizer": "normalizers",
     "pre_tokenizer": "pretokenizers",
@@ -65,37 +67,41 @@ Part = Mapping[str, Any]
 
 def odd_parts(files: Mapping[str, bytes]) -> Iterator[str]:
     """A line for each part of the tokenizer that no tokenizer of T5's family has; none where the plan has no tokenizer."""
-    if TOKENIZER_FILE not in files:
-        return
-    raw = files[TOKENIZER_FILE]
-    if too_large := _too_large(raw):
-        yield too_large
-        return
+    if TOKENIZER_FILE in files:
+        foreign, lost = _parts(files[TOKENIZER_FILE])
+        yield from (*foreign, *lost)
+
+
+def foreign_parts(raw: bytes) -> tuple[str, ...]:
+    """The same of a tokenizer.json alone, but for what makes texts alike by the pieces that its vocabulary has."""
+    return _parts(raw)[0]
+
+
+@lru_cache(maxsize=2)
+def _parts(raw: bytes) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What is foreign, and what is lost. Agents ask again and again, and a character map takes half a second."""
+    if problem := too_large(raw, MOST_BYTES[TOKENIZER_FILE]):
+        return (f"it {problem}",), ()  # found out before it is parsed: nobody has approved the plan yet
     try:
-        value = json.loads(raw)
-    except (ValueError, RecursionError):
-        yield "it is not JSON"
-        return
-    if not isinstance(value, dict):
-        yield "it is not a JSON object"
-        return
+        value = parsed(raw, "it", MOST_BYTES[TOKENIZER_FILE])
+    except MalformedMessage as error:
+        return (str(error),), ()
+    model = value.get("model")
+    return tuple(_foreign(value)), tuple(_lost(model)) if isinstance(model, dict) and model.get(
+        "type"
+    ) in _MODELS else ()
+
+
+def _foreign(value: Part) -> Iterator[str]:
     if unknown := sorted(value.keys() - _KEYS):
         yield f"it has {_shown(unknown[0])}, which no tokenizer has"
     for name, known in _PARTS.items():
         yield from _walk(name, value.get(name), known)
+    if len(_listed(value.get("added_tokens"))) > _MOST_ADDED:
+        yield f"added_tokens has more than {_MOST_ADDED:,}"
+    if "" in (it.get("content") for it in _listed(value.get("added_tokens")) if isinstance(it, dict)):
+        yield "added_tokens has the empty text"
     yield from _model(value.get("model"))
-
-
-def _too_large(raw: bytes) -> str:
-    """Found out before it is parsed, which takes memory for each value: nobody has approved the plan yet."""
-    for count, most, what in (
-        (len(raw), _MOST_BYTES, "bytes"),
-        (raw.count(b"[") + raw.count(b"{"), _MOST_LISTS, "lists and objects"),
-        (raw.count(b","), _MOST_VALUES, "values"),
-    ):
-        if count > most:
-            return f"it has {count:,} {what}: more than {most:,}"
-    return ""
 
 
 def _walk(where: str, part: object, known: "Mapping[str, Callable[[Part], str]]") -> Iterator[str]:
@@ -185,11 +191,18 @@ def _charsmap(part: Part) -> str:
     if not text:
         return ""  # of a model that normalises nothing
     try:
-        raw = base64.b64decode(text, validate=True)
+        return map_problem(base64.b64decode(text, validate=True))
+    except (binascii.Error, TypeError, ValueError):
+        return "that is no character map"
+
+
+def map_problem(raw: bytes) -> str:
+    """What is wrong with a character map of sentencepiece; "" if nothing is."""
+    try:
         for key, value in _texts(raw):
             if problem := _loss(key, value):
                 return problem
-    except (binascii.Error, TypeError, ValueError, IndexError, struct.error):
+    except (ValueError, IndexError, struct.error):
         return "that is no character map"
     return ""
 
@@ -256,22 +269,32 @@ def _offset(unit: int) -> int:
 
 def _model(model: object) -> Iterator[str]:
     kind = model.get("type") if isinstance(model, dict) else None
-    if not isinstance(model, dict) or kind not in ("Unigram", "BPE"):
+    if not isinstance(model, dict) or kind not in _MODELS:
         yield f"model is {_shown(kind)}"
         return
     for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):  # by an affix no letter is its own piece
         if model.get(key):
             yield f"model has {key} {_shown(model[key])}"
+    if "" in _pieces(model):
+        yield "model has the empty text for a piece"
+
+
+def _pieces(model: Part) -> Sequence[object]:
     vocabulary = model.get("vocab")
-    pieces: Sequence[object] = ()
     if isinstance(vocabulary, list):
-        pieces = [it[0] if isinstance(it, list) and it else None for it in vocabulary]
+        return [it[0] if isinstance(it, list) and it else None for it in vocabulary]
+    return list(vocabulary) if isinstance(vocabulary, dict) else []
+
+
+def _lost(model: Part) -> Iterator[str]:
+    """What is alike by its pieces."""
+    vocabulary, pieces = model.get("vocab"), _pieces(model)
+    if isinstance(vocabulary, list):
         at = model.get("unk_id")
         known = pieces[at] if isinstance(at, int) and 0 <= at < len(pieces) else None
         if not (isinstance(known, str) and known[:1] == "<" and known[-1:] == ">"):
             yield f"model has the piece {_shown(known)} for what is unknown: a row of them is one"
     elif isinstance(vocabulary, dict):
-        pieces = list(vocabulary)
         ids = vocabulary.values()
         if not all(isinstance(it, int) for it in ids) or sorted(ids) != list(range(len(pieces))):
             yield f"model numbers its {len(pieces)} pieces otherwise than 0 to {len(pieces) - 1}: those of one number are alike"
@@ -285,6 +308,7 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+_MODELS: Final = ("Unigram", "BPE")
 _PARTS: Final[Mapping[str, Mapping[str, Callable[[Part], str]]]] = {
     "normalizer": {
         **dict.fromkeys(("NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "Strip"), _anything),
