@@ -14,6 +14,7 @@ SUBJECTS = {
     "after_noise",
     "certificates",
     "clipping",
+    "jail",
     "joint",
     "ledger",
     "masks",
