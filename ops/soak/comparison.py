@@ -43,11 +43,17 @@ def differences(expected: Result, actual: Result, *, drawn_anew: bool = False) -
 
 
 def _without_numbers(row: RoundRow) -> RoundRow:
-    """Of a masked round: how it ended, who was in its sum, of how many coordinates."""
+    """Of a masked or noised round: how it ended, who was in its sum, of how many coordinates. Noise may make all weights zero."""
     silos = tuple(SiloRow(silo=silo.silo, outcome=silo.outcome, detail=silo.detail) for silo in row.silos)
     masked = row.masked and replace(row.masked, weight_sum=0.0, saturated=0)
     return replace(
-        timeless(row), model=NO_MODEL, masked=masked, silos=silos, macro_exact_match=None, micro_exact_match=None
+        timeless(row),
+        model=NO_MODEL,
+        masked=masked,
+        silos=silos,
+        weight_fallback=False,
+        macro_exact_match=None,
+        micro_exact_match=None,
     )
 
 
