@@ -155,7 +155,7 @@ def init(
         status_token_file=str(status_token_file.absolute()) if status_token_file else "",
     )
     files.make_private_folder(folder.root)
-    folder.begun.touch(mode=0o600)
+    files.mark(folder.begun)
     KeyStore.create(folder.keys, name, datetime.now(UTC))
     files.replace(folder.settings, text.encode())
     folder.begun.unlink()

@@ -51,7 +51,9 @@ def keep(folder: Path) -> None:
     make_room(folder)
     file = folder / NAME
     with suppress(OSError):
-        if not file.exists() and shutil.disk_usage(folder).free >= 2 * BYTES:
+        whole = file.exists() and file.stat().st_size >= BYTES  # else a kill cut off its making
+        if not whole and shutil.disk_usage(folder).free >= 2 * BYTES:
+            file.unlink(missing_ok=True)
             _make(file)
 
 

@@ -17,7 +17,6 @@ import re
 import secrets
 import shutil
 import stat
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,6 +26,7 @@ from security.errors import ConfigurationError, StorageError
 
 _BLOCK = 1 << 20
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
+_WORK = re.compile(r"[0-9a-f]{16}\.tmp")
 PRIVATE_FILE_MODE = 0o600
 PRIVATE_FOLDER_MODE = 0o700
 
@@ -146,6 +146,15 @@ def write_private(path: Path, content: bytes) -> None:
     replace(path, content, PRIVATE_FILE_MODE)
 
 
+def mark(path: Path) -> None:
+    """An empty file of mode 0600, durably; raises StorageError naming it."""
+    try:
+        ballast.with_room(path, lambda: path.touch(mode=PRIVATE_FILE_MODE))
+        sync_folder(path.parent)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
 def require_free(folder: Path) -> None:
     """Raises ConfigurationError where `folder` is there and holds anything, or is no folder."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -177,10 +186,12 @@ def work_folder(parent: Path, prefix: str) -> Iterator[Path]:
     """
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        for left in parent.glob(f"{prefix}????????"):
-            if is_abandoned(left):
+        for left in parent.iterdir():
+            # No name that people give: whoever keeps `.data-20261125` beside `data` keeps it.
+            if left.name.startswith(prefix) and _WORK.fullmatch(left.name[len(prefix) :]) and is_abandoned(left):
                 shutil.rmtree(left, ignore_errors=True)
-        work = Path(tempfile.mkdtemp(dir=parent, prefix=prefix))
+        work = parent / f"{prefix}{secrets.token_hex(8)}.tmp"
+        work.mkdir(mode=PRIVATE_FOLDER_MODE)
         descriptor = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise StorageError(f"{parent} cannot be written: {error.strerror or error}") from error

@@ -60,8 +60,14 @@ class CoordinatorFolder:
 
 
 def undo_init(folder: CoordinatorFolder) -> None:
-    """Erase the keys of a `coordinator init` that a kill cut off before federation.toml: nobody was told of them. Raises StorageError."""
+    """Erase the keys of a `coordinator init` that a kill cut off before federation.toml: nobody was told of them. Raises StorageError.
+
+    Not where there is more: what federation.toml was lost from since has keys that silos know.
+    """
     if not folder.begun.exists() or folder.settings.exists():
+        return
+    made = {folder.begun, folder.keys}
+    if any(path not in made and not files.is_temporary(path) for path in folder.root.iterdir()):
         return
     if folder.keys.is_dir():
         for path in folder.keys.iterdir():

@@ -10,7 +10,16 @@ from math import inf
 from pydantic import TypeAdapter, ValidationError
 
 from coordinator.rounds.secure_attempt import MaskedSum, SecureAttempt
-from coordinator.rounds.states import STATES, Aggregating, Masking, State, Stopped, deadline_of, with_deadline
+from coordinator.rounds.states import (
+    STATES,
+    Aggregating,
+    Gathering,
+    Masking,
+    State,
+    Stopped,
+    deadline_of,
+    with_deadline,
+)
 from security.errors import MalformedMessage, StorageError
 
 STATE_VERSION = 4
@@ -50,8 +59,9 @@ def state_from_json(*, version: int, phase: str, text: str, where: str, now: flo
         reason = " ".join(str(error).split())
         raise StorageError(f"{where} holds a state that does not parse, restore it from backup: {reason}") from error
     left = deadline_of(state)
-    if left is None:
-        return state
-    if not 0 <= left < inf:  # also catches NaN
-        raise StorageError(f"{where} holds a state with {left} seconds left of its deadline: restore it from backup")
-    return with_deadline(state, now + left)
+    for seconds in (left, state.left if isinstance(state, Gathering) else None):
+        if seconds is not None and not 0 <= seconds < inf:  # also catches NaN
+            raise StorageError(
+                f"{where} holds a state with {seconds} seconds left of its deadline: restore it from backup"
+            )
+    return state if left is None else with_deadline(state, now + left)

@@ -112,17 +112,18 @@ def write_model(source: ModelSource, folder: Path, seed: int) -> WrittenModel:
     match source:
         case SizedModel():
             model, tokenizer = _from_scratch(source, seed)
-            return _write(model, tokenizer, folder)
+            return _write(model, tokenizer, folder, source.described)
         case FolderModel(folder=origin, added_tokens=added):
             held = prepared(origin)
             model, tokenizer = _from_folder(held, str(origin), added=added)
-            return replace(_write(model, tokenizer, folder), weights=_weights(held))
+            return replace(_write(model, tokenizer, folder, str(origin)), weights=_weights(held))
         case HubModel():
             with TemporaryDirectory() as copy:
                 revision = _download(source, Path(copy))
                 held = prepared(Path(copy), source.described)
                 model, tokenizer = _from_folder(held, source.described)
-                return replace(_write(model, tokenizer, folder), weights=_weights(held), revision=revision)
+                written = _write(model, tokenizer, folder, source.described)
+                return replace(written, weights=_weights(held), revision=revision)
 
 
 def _weights(held: ModelFolder) -> dict[str, str]:
@@ -272,7 +273,8 @@ def _wanted(sizes: Mapping[str, int | None], shown: str, folder: Path) -> list[s
     return names
 
 
-def _write(model: Any, tokenizer: Any, folder: Path) -> WrittenModel:
+def _write_small(model: Any, tokenizer: Any, folder: Path) -> None:
+    """All but the parameters and their layout."""
     tokenizer.save_pretrained(folder)
     model.config.architectures = [T5ForConditionalGeneration.__name__]
     model.config.save_pretrained(folder)
@@ -281,6 +283,19 @@ def _write(model: Any, tokenizer: Any, folder: Path) -> WrittenModel:
     if generation.max_new_tokens is None:
         generation.max_new_tokens = _CAN_GENERATE_TOKENS
     generation.save_pretrained(folder)
+
+
+def _write(model: Any, tokenizer: Any, folder: Path, shown: str) -> WrittenModel:
+    try:
+        _write_small(model, tokenizer, folder)
+    except OSError:
+        raise
+    except (
+        Exception
+    ) as error:  # values that the library reads and does not write, a temperature without sampling among them
+        raise ConfigurationError(
+            f"model {shown} has values that cannot be written again, correct them or leave them out: {' '.join(str(error).split())[:300]}"
+        ) from error
     parameters = _canonical_parameters(model)
     layout = Layout("float32", tuple(TensorSpec(name, tuple(value.shape)) for name, value in parameters.items()))
 

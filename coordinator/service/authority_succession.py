@@ -118,7 +118,8 @@ class AuthoritySteps:
         return due_step(await self.rows(now), now) if await self._lets_silos_in(now) else ""
 
     async def _lets_silos_in(self, now: float) -> bool:
-        silos = [who for who in await self._held.known() if who.role is Role.SILO]
+        known = await self._held.known()  # also of those that were revoked, whom no date lets in
+        silos = [who for who in known if who.role is Role.SILO and self._register.lets_in(who, 0.0)]
         return not silos or any(self._register.lets_in(who, now) for who in silos)
 
     async def _take(self, step: str, *, force: bool, certificate_pem: bytes = b"", chain_pem: bytes = b"") -> None:

@@ -91,7 +91,7 @@ def confined(job: str, request: bytes, what: str, limits: Limits = USUAL) -> byt
     except OSError as error:
         raise StorageError(
             f"no process can be begun to look at {what} ({error.strerror or error}): free memory, processes and space in "
-            f"{tempfile.gettempdir()}"
+            f"{tempfile.tempdir or 'a folder for temporary files'}"
         ) from error
 
 

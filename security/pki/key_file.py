@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from security.errors import AuthenticationError, ConfigurationError, Conflict
-from security.files import PRIVATE_FILE_MODE, erase, read_private, replace_secret, take_place, was_erased, write_private
+from security.files import erase, mark, read_private, replace_secret, take_place, was_erased, write_private
 from security.process_lock import ProcessLock
 
 PASSPHRASE = "LORICA_KEY_PASSPHRASE"  # noqa: S105  # nosec B105  # a variable's name
@@ -125,7 +125,7 @@ def protect(paths: Sequence[Path], environment: Mapping[str, str], *, tell: Call
         write_private(path.with_name(path.name + _STAGED), _sealed(key, new) + certificates)
     if changed:
         folder = paths[0].parent
-        (folder / _DECIDED).touch(mode=PRIVATE_FILE_MODE)
+        mark(folder / _DECIDED)
         _finish(folder)
     return len(changed)
 

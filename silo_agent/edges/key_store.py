@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from security.errors import ConfigurationError, LoricaError, MalformedMessage, StateError
-from security.files import erase, is_there, make_private_folder, read_private, was_erased, write_private
+from security.files import erase, is_there, make_private_folder, mark, read_private, was_erased, write_private
 from security.identifiers import FederationName, Identity, Role, SiloName, federation_name, silo_name
 from security.pki.hosts import parse_host
 from security.pki.identity_key import (
@@ -81,7 +81,8 @@ def refuse_second_enrolment(folder: SiloFolder) -> None:
     Keys of an enrolment that was cut off are erased: its token is spent, and the coordinator takes another silo's keys with the next one.
     """
     passphrase_of(os.environ)  # found out before a token is spent
-    if folder.begun.exists() and not folder.enrolment.exists():  # a kill cut it off: its keys are nobody's
+    if folder.begun.exists() and not any(path.exists() for path in (folder.enrolment, folder.audit, folder.journal)):
+        # A kill cut it off: its keys are nobody's. Had it ended, what follows would be there as well, whatever became of enrolment.json.
         erase(folder.identity_key)
         erase(folder.tls)
         folder.begun.unlink()
@@ -97,7 +98,7 @@ def store_credentials(folder: SiloFolder, credentials: SiloCredentials) -> None:
     """Write everything, `enrolment.json` last; raises StateError when the folder is taken, StorageError."""
     refuse_second_enrolment(folder)
     make_private_folder(folder.root)
-    folder.begun.touch(mode=0o600)
+    mark(folder.begun)
     write_key(folder.identity_key, identity_key_to_pem(credentials.identity_key), os.environ)
     store_tls(folder, credentials)
     facts = {

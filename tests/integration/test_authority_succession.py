@@ -180,6 +180,18 @@ async def lost_answer(at: RunningCoordinator, silo: SiloCredentials) -> None:
         await by_hand.stub.RenewCertificate(message)
 
 
+async def test_authorities_follow_each_other_also_where_every_silo_was_revoked(
+    federation_template: FederationTemplate, tmp_path: Path
+) -> None:
+    """That no silo is let in is no sign of a clock that is wrong then: the next silo is to begin with the successor."""
+    async with running(federation_template.copy(tmp_path / "coordinator")) as at:
+        await change(at, "rotate")
+        for silo in (HOSPITAL, BANK):
+            await at.service.revoke(Role.SILO, silo)
+        await at.service.authorities.advance()
+        assert stages(at)["ca-2"] == "issuing"
+
+
 async def test_silo_whose_renewal_answer_was_lost_still_connects_after_a_rotation(
     federation_template: FederationTemplate, tmp_path: Path
 ) -> None:

@@ -106,3 +106,10 @@ async def test_a_program_that_runs_looks_after_its_ballast_again_and_again(
     async with kept_ballast(tmp_path / "a", tmp_path / "b", every_s=0):
         await twice.wait()
     assert looked[:4] == [tmp_path / "a", tmp_path / "b"] * 2
+
+
+def test_ballast_whose_making_a_kill_cut_off_is_made_anew(tmp_path: Path) -> None:
+    file = tmp_path / ballast.NAME
+    file.touch()
+    ballast.keep(tmp_path)
+    assert file.stat().st_size == ballast.BYTES

@@ -20,7 +20,7 @@ from security import ballast, files
 from security.errors import ConfigurationError, DataError, StateError
 from silo_agent.cli import main as silo_main
 from silo_agent.edges import enrolment_client
-from silo_agent.edges.key_store import SiloCredentials, load_credentials, store_credentials
+from silo_agent.edges.key_store import SiloCredentials, load_credentials, refuse_second_enrolment, store_credentials
 from silo_agent.edges.silo_folder import SiloFolder
 from tests.support.command_line import Done, run_command
 from tests.support.coordinator import BANK, HOSPITAL, FederationTemplate, choose_ports
@@ -306,3 +306,29 @@ def test_keys_that_were_being_protected_open_with_one_passphrase(
         keys = [path.name for path in root.rglob("*") if "protected" in path.name]
         assert not keys, step
     assert opened == {True, False}
+
+
+def test_the_mark_of_an_init_that_was_killed_at_its_end_costs_no_keys_once_the_coordinator_has_state(
+    place: Place,
+) -> None:
+    place.fresh()
+    folder = place.folder
+    folder.begun.touch()
+    before = {path.name: path.read_bytes() for path in folder.keys.iterdir()}
+    folder.settings.unlink()
+    done = run_command(coordinator_main, "init", folder.root)
+    assert done.code != 0
+    assert {path.name: path.read_bytes() for path in folder.keys.iterdir()} == before
+
+
+def test_the_mark_of_an_enrolment_that_was_killed_at_its_end_costs_no_keys_once_the_silo_has_a_log(
+    tmp_path: Path,
+) -> None:
+    folder = SiloFolder(tmp_path / "silo")
+    folder.make()
+    for path in (folder.identity_key, folder.tls, folder.begun):
+        path.write_text("kept")
+    folder.audit.mkdir()
+    with pytest.raises(StateError):
+        refuse_second_enrolment(folder)
+    assert folder.identity_key.read_text() == folder.tls.read_text() == "kept"

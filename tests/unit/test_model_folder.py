@@ -20,7 +20,7 @@ from tokenizers import pre_tokenizers
 
 from coordinator.plans import model_source
 from coordinator.plans.model_source import FolderModel, HubModel, write_model
-from security.errors import ConfigurationError, LoricaError, MalformedMessage
+from security.errors import ConfigurationError, LoricaError, MalformedMessage, StorageError
 from silo_agent.training.initial_model import compare
 from silo_agent.training.tokenizer import SpecialTokens, TextTokenizer
 from silo_wire import confined_child, model_folder_read
@@ -584,6 +584,34 @@ def test_whatever_a_folder_holds_it_becomes_a_plans_model_or_is_refused(
         return
     assert parsed((out / CONFIG).read_bytes(), CONFIG, MOST_BYTES[CONFIG])["model_type"] == "t5"
     assert written.layout.parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("generation_config.json", {"temperature": 0.5, "do_sample": False}),
+        ("generation_config.json", {"length_penalty": 2.0}),
+        (CONFIG, {"output_attentions": True}),
+        (CONFIG, {"save_pretrained": 3}),
+    ],
+)
+def test_values_that_the_library_reads_and_does_not_write_are_refused(
+    folder: Path, tmp_path: Path, name: str, values: dict[str, Any]
+) -> None:
+    change(folder, name, **values)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ConfigurationError, match="cannot be written again"):
+        write_model(FolderModel(folder=folder), tmp_path / "out", 1)
+
+
+def test_a_machine_without_room_for_temporary_files_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("tempfile._get_default_tempdir", nowhere)
+    with pytest.raises(StorageError, match="no process can be begun"):
+        confined("tokenizer", b"{}", "it")
 
 
 def test_gzip_is_not_among_what_a_folder_may_have() -> None:

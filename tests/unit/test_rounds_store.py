@@ -30,6 +30,7 @@ from tests.support.masked_rounds import D, MaskedRounds
 from tests.support.rounds import (
     COLLECTING,
     FEDERATION,
+    GATHERING,
     IDLE,
     INITIAL,
     ONE_OF_EACH_STATE,
@@ -141,6 +142,19 @@ def test_of_a_deadline_what_was_left_comes_back_from_the_moment_of_reading_on(st
     assert deadline_of(store.load(7.0)) == 507.0
     store.transition(COLLECTING, [], at=T0, now=T0 + 900)
     assert deadline_of(store.load(7.0)) == 7.0, "what is over is over"
+
+
+@pytest.mark.parametrize("left", ["NaN", "Infinity", "-1.0"])
+def test_what_is_left_of_gathering_that_is_no_duration_is_refused(left: str) -> None:
+    text = state_to_json(replace(GATHERING, deadline=None, left=40.0), now=T0)
+    with pytest.raises(StorageError, match="restore it from backup"):
+        state_from_json(
+            version=STATE_VERSION,
+            phase="gathering",
+            text=text.replace('"left":40.0', f'"left":{left}'),
+            where="x",
+            now=T0,
+        )
 
 
 @pytest.mark.parametrize("left", ["NaN", "Infinity", "-1.0"])

@@ -176,3 +176,23 @@ def test_a_link_that_leads_nowhere_is_there_and_named_when_it_is_read(tmp_path: 
     (tmp_path / "elsewhere").write_bytes(b"here")
     (tmp_path / "elsewhere").chmod(0o600)
     assert files.read_private(file) == b"here"
+
+
+def test_folders_that_people_keep_beside_one_that_is_made_stay(tmp_path: Path) -> None:
+    kept = [tmp_path / f".data-{name}" for name in ("20261125", "archived", "0123456789abcdef")]
+    for folder in kept:
+        folder.mkdir()
+        (folder / "patients.csv").write_text("kept")
+    left = tmp_path / f".data-{'0' * 16}.tmp"
+    left.mkdir()
+    with files.new_folder(tmp_path / "data") as work:
+        (work / "new").write_text("new")
+    assert sorted(tmp_path.iterdir()) == sorted([*kept, tmp_path / "data"]), (
+        "what a kill left is gone, and nothing else"
+    )
+    assert [(folder / "patients.csv").read_text() for folder in kept] == ["kept"] * 3
+
+
+def test_a_mark_that_cannot_be_made_is_told_with_its_name(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"nowhere/\.init cannot be written"):
+        files.mark(tmp_path / "nowhere" / ".init")
