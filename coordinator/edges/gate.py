@@ -151,9 +151,10 @@ class _Expiry:
     def _look(self) -> None:
         now = datetime.now(UTC)
         left = (self._window.end - now).total_seconds()
+        wait = min(left + 1e-3, LOOK_S)  # the last moment is a good one
         if left < 0:
             self._call.cut(OutsideValidity(f"certificate of {self._name} {self._window.problem_at(now)}"))
-        wait = min(max(left, 0.0) + 1e-3, LOOK_S)  # the last moment is a good one
+            wait = LOOK_S
         self._timer = asyncio.get_running_loop().call_later(wait, self._look)
 
 
