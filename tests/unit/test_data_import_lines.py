@@ -148,6 +148,29 @@ def test_ids_are_made_where_there_are_none_and_lead_back_to_the_line(tmp_path: P
     assert [example.id for example in examples_of(tmp_path, *rows, new_ids=True)] == ["rows-1", "rows-2"]
 
 
+def test_ids_that_are_made_differ_between_files_of_like_names(tmp_path: Path) -> None:
+    names = (
+        "v1.0/train.jsonl",
+        "v1.0/dev.jsonl",
+        "v1/0/test.jsonl",
+        "v1-0/test.jsonl",
+        "ä/train.part1.jsonl",
+        "ö/train.part1.jsonl",
+    )
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text('{"question": "q", "query": "s"}\n')
+
+    findings = Findings()
+    source = find_source(tmp_path, None)
+    importer = Importer(source, Choices(columns={}, new_ids=True), Schemas({"hospital": SCHEMA}, {}), findings)
+    for file in source.files:
+        importer.read(file)
+
+    assert list(findings.shown()) == []
+    assert len({example.id for example in importer.examples}) == len(names)
+
+
 def test_lines_without_a_database_are_to_the_one_that_is_named(tmp_path: Path) -> None:
     rows = [{"question": "q", "query": "s"}, {"question": "q", "query": "s", "db_id": "bank"}]
     two = ("hospital", "bank")

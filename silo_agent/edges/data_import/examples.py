@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import count
 
 from security.errors import ConfigurationError, DataError
 from silo_agent.edges.data_import.findings import Findings, shortened, visible
@@ -17,6 +18,7 @@ REQUIRED = ("question", "query")
 OWN_KEYS = ("id", *REQUIRED, "db_id")
 _KEY = re.compile(r"[^\W\d][\w.-]{0,99}")
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._-]+")
+_SUFFIX = re.compile(r"\.[^./]+(\.gz)?$")
 _TWICE = "id stands twice: correct it, or give --new-ids"
 _LINE_END = re.compile("\r\n?")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -80,6 +82,7 @@ class Importer:
         self._columns = {key: column or key for key, column in self._columns.items()}
         self._required = {*REQUIRED, *choices.columns}
         self._seen: dict[str, str] = {}
+        self._stems: dict[str, str] = {}
         self.examples: list[Imported] = []
         unknown = [name for name in (*choices.only, *filter(None, [choices.db_id])) if name not in schemas]
         if unknown:
@@ -176,12 +179,21 @@ class Importer:
         if has_id and not self._choices.new_ids:
             id_ = self._text("id", row, file)
         else:
-            id_ = f"{_NOT_IN_IDS.sub('-', file.shown.partition('.')[0])}-{row.element or row.line}"
+            id_ = f"{self._stem(file)}-{row.element or row.line}"
         if id_ and id_ in self._seen:
             self._problem(row, file, _TWICE, f"{shortened(id_)}, first at {self._seen[id_]}")
         elif id_:
             self._seen[id_] = place
         return id_
+
+    def _stem(self, file: SourceFile) -> str:
+        """What ids made of this file begin with, and of no other: names may differ in what no id holds."""
+        if file.shown not in self._stems:
+            stem = _NOT_IN_IDS.sub("-", _SUFFIX.sub("", file.shown))
+            others = set(self._stems.values())
+            more = (f"{stem}.{number}" for number in count(2))
+            self._stems[file.shown] = stem if stem not in others else next(name for name in more if name not in others)
+        return self._stems[file.shown]
 
     def _text(self, key: str, row: Row, file: SourceFile) -> str:
         """The text of a key without spaces around it; "" where it has none, which is a problem."""
