@@ -39,11 +39,17 @@ _EACH = (
     *(Allowed("fcntl", (Argument(1, Holds.EQUAL, command),)) for command in _LOCKS_AND_FLAGS),
 )  # fmt: skip
 """Memory without code in it, the clock, what is open already; nothing that makes a process, a thread or a socket, or names another."""
-_READ = tuple(map(Allowed, (
-    "open", "openat", "pread64", "lseek", "stat", "fstat", "lstat", "newfstatat", "statx", "access", "faccessat", "faccessat2",
-    "readlink", "readlinkat", "getcwd", "fadvise64",
-)))  # fmt: skip
-"""To open a file; which one is for Landlock to say. None that changes a name, an owner or a mode, which Landlock does not cover."""
+_TO_WRITE = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+_READ = (
+    # Where there is no Landlock, nothing is emptied or made either: RLIMIT_FSIZE lets files be cut short.
+    Allowed("open", (Argument(1, Holds.NO_BIT_OF, _TO_WRITE),)),
+    Allowed("openat", (Argument(2, Holds.NO_BIT_OF, _TO_WRITE),)),
+    *map(Allowed, (
+        "pread64", "lseek", "stat", "fstat", "lstat", "newfstatat", "statx", "access", "faccessat", "faccessat2",
+        "readlink", "readlinkat", "getcwd", "fadvise64",
+    )),
+)  # fmt: skip
+"""To open a file for reading; which one is for Landlock to say. None that changes a name, an owner or a mode, which Landlock does not cover."""
 _TALK = tuple(map(Allowed, (
     "recvfrom", "recvmsg", "sendto", "sendmsg", "poll", "ppoll", "select", "pselect6", "getsockopt", "shutdown",
     "epoll_create1", "epoll_ctl", "epoll_wait", "epoll_pwait", "rt_sigpending", "rt_sigtimedwait",

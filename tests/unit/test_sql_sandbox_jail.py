@@ -196,6 +196,41 @@ def test_a_wall_that_is_claimed_and_lets_through_is_not_told_as_standing(monkeyp
 # A database whose files come and go
 
 
+_ALONE = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from silo_agent.sql_sandbox import jail, landlock, seccomp
+from silo_agent.sql_sandbox.results import Limits
+missing = {"landlock": (landlock, "version", lambda: 0), "seccomp": (seccomp, "library", lambda: None)}
+setattr(*missing[sys.argv[2]])
+path = Path(sys.argv[3])
+jail.enter(Limits(), readable=[path])
+os.close(os.open(path, os.O_RDONLY))
+for flags in (os.O_WRONLY, os.O_RDWR, os.O_RDONLY | os.O_TRUNC, os.O_WRONLY | os.O_CREAT):
+    try:
+        os.open(path.with_name("made") if flags & os.O_CREAT else path, flags, 0o600)
+    except PermissionError:
+        continue
+    sys.exit(f"opened with {flags}")
+"""
+
+
+@pytest.mark.parametrize("missing", ["landlock", "seccomp"])
+def test_each_wall_alone_keeps_files_from_being_emptied_or_made(missing: str, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.write_text("a record")
+
+    code = Path(landlock.__file__).parents[2]
+    run = subprocess.run(
+        [sys.executable, "-I", "-c", _ALONE, str(code), missing, str(kept)], capture_output=True, text=True, check=False
+    )
+
+    assert (run.returncode, run.stderr) == (0, "")
+    assert kept.read_text() == "a record"
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
 def test_a_log_that_a_writer_begins_later_is_read(tmp_path: Path) -> None:
     target = make_database(tmp_path / "one.db")
     with closing(sqlite3.connect(target.path)) as writer, Sandbox(target, LIMITS) as box:
