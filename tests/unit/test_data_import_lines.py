@@ -119,7 +119,7 @@ def test_what_is_no_mapping_is_refused(pairs: list[str]) -> None:
 
 def test_every_problem_of_every_row_is_told_with_its_line(tmp_path: Path) -> None:
     good = {"id": "a", "question": "q", "query": "s"}
-    rows = [
+    rows: list[dict[str, Any]] = [
         good,
         {"id": "a", "question": "", "query": None, "db_id": "bank"},
         {"id": " ", "question": 3, "sql": "s"},
