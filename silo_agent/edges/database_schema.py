@@ -18,6 +18,7 @@ from sqlalchemy.types import Boolean, Date, DateTime, Float, Integer, Interval, 
 
 from security.errors import ConfigurationError, DataError
 from silo_agent.sql_sandbox import DatabaseTarget, PostgresqlTarget, SqliteTarget
+from silo_agent.sql_sandbox.sqlite_session import open_parameters
 
 _SECONDS = 30
 
@@ -159,7 +160,11 @@ def _engine(target: DatabaseTarget) -> Engine:
         raise DataError(f"database {target.path} is not a file: give the path of an SQLite database")
 
     def connect() -> sqlite3.Connection:
-        return sqlite3.connect(target.uri(mode="ro"), uri=True, timeout=_SECONDS)
+        try:
+            parameters = open_parameters(target)
+        except PermissionError as error:
+            raise DataError(f"database {target.path} cannot be read: {error.strerror}") from error
+        return sqlite3.connect(target.uri(**parameters), uri=True, timeout=_SECONDS)
 
     return create_engine("sqlite://", creator=connect, poolclass=NullPool, hide_parameters=True)
 

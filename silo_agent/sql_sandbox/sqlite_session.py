@@ -167,7 +167,7 @@ def open_for_reading(target: SqliteTarget, limits: Limits, *, deadline: float) -
     if not target.path.is_file():
         raise DataError(f"database {target.path} is not a file: give the path of an SQLite database")
     connection = sqlite3.connect(
-        target.uri(**_open_parameters(target)),
+        target.uri(**open_parameters(target)),
         uri=True,
         timeout=limits.seconds,
         isolation_level=None,
@@ -181,7 +181,7 @@ def open_for_reading(target: SqliteTarget, limits: Limits, *, deadline: float) -
     return connection, authorizer
 
 
-def _open_parameters(target: SqliteTarget) -> dict[str, str]:
+def open_parameters(target: SqliteTarget) -> dict[str, str]:
     """How to open without writing a byte beside the file either: a WAL database otherwise gets a -shm file.
 
     No or an empty -wal file means that nobody has written since the last checkpoint, so the file alone is the whole database.

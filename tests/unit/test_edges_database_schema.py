@@ -75,3 +75,23 @@ def test_a_database_that_has_no_schema_is_named(tmp_path: Path, content: bytes |
 def test_sqlite_has_no_schemas_to_choose_from(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="is SQLite, which has no schemas: leave --only out"):
         read_schema(make(tmp_path / "x.db", TABLES), only=["main"])
+
+
+def test_a_database_with_a_write_ahead_log_is_read_without_a_file_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = make(tmp_path / "hospital.db", f"PRAGMA journal_mode = WAL; {TABLES}")
+    beside: list[list[str]] = []
+    connect = sqlite3.connect
+
+    def watched(*arguments: str, **options: bool) -> sqlite3.Connection:
+        connection = connect(*arguments, **options)  # type: ignore[call-overload]
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        beside.append([path.name for path in tmp_path.iterdir()])
+        return connection  # type: ignore[no-any-return]
+
+    monkeypatch.setattr("silo_agent.edges.database_schema.sqlite3.connect", watched)
+
+    assert len(read_schema(target).entry["tables"]) == 3
+    assert beside
+    assert all(names == ["hospital.db"] for names in beside)
