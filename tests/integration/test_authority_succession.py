@@ -302,7 +302,7 @@ async def test_a_token_of_a_retired_authority_is_refused_by_the_coordinator_whoe
         await change(at, "activate", force=True)
         fresh = await at.invited("dentist-d")  # pins the successor: stays open
         await change(at, "retire", force=True)
-        with pytest.raises(AuthenticationError, match="no invitation is open for silo clinic-c"):
+        with pytest.raises(AuthenticationError, match="this token of silo clinic-c was voided"):
             await enrol(replace(overheard, ca_pin=fresh.ca_pin), now=datetime.now(UTC), agent_version="test")
         assert at.service.enrolment.invited() == ("dentist-d",)
         await enrol(fresh, now=datetime.now(UTC), agent_version="test")
