@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -273,6 +275,34 @@ def test_a_state_that_leads_elsewhere_is_refused(tmp_path: Path, state: str, tol
     (tmp_path / "data" / "state.json").write_text(state)
     with pytest.raises(DataError, match=told):
         find_source(tmp_path / "data", None)
+
+
+@pytest.mark.parametrize("name", ["train.csv", "test/train.jsonl.gz", "state.json"])
+def test_what_is_no_file_is_refused_and_never_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    make(tmp_path, "dev.csv", "test/test.csv")
+
+    def opened(path: Path, *_: object) -> None:
+        raise AssertionError(f"{path} would be waited for")
+
+    monkeypatch.setattr(Path, "open", opened)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(DataError, match=rf"{re.escape(name)} is no file, but a pipe.*: move it away"):
+        find_source(tmp_path, None)
+    (tmp_path / name).unlink()
+    (tmp_path / name).symlink_to("gone")
+    with pytest.raises(DataError, match=r"a link that leads nowhere"):
+        find_source(tmp_path, None)
+
+
+@pytest.mark.parametrize("name", ["tables.json", "train_tables.json"])
+def test_schemas_that_are_no_file_are_not_taken(tmp_path: Path, name: str) -> None:
+    make(tmp_path, "train.json")
+    os.mkfifo(tmp_path / name)
+    source = find_source(tmp_path, None)
+    assert source.tables == ()
+    assert [file.shown for file in source.files] == ["train.json"]
 
 
 def test_a_folder_that_says_too_little_is_refused(tmp_path: Path) -> None:
