@@ -82,6 +82,29 @@ def test_every_byte_that_is_not_of_the_encoding_is_a_problem_with_its_line(tmp_p
     assert problems(findings) == []
 
 
+@pytest.mark.parametrize("encoding", ["cp1252", "latin-1", "cp1251"])
+@pytest.mark.parametrize("kind", [Format.CSV, Format.JSONL, Format.JSON])
+def test_utf_8_that_is_read_as_another_encoding_is_a_problem(tmp_path: Path, encoding: str, kind: Format) -> None:
+    values = [{"question": f"{'x' * 5000} über", "query": "é"}] * 2
+    contents = {
+        Format.CSV: "question,query\n" + "".join(f"{row['question']},{row['query']}\n" for row in values),
+        Format.JSONL: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in values),
+        Format.JSON: json.dumps(values, ensure_ascii=False),
+    }
+    for name, content in (
+        ("x", contents[kind].encode()),
+        ("x.gz", gzip.compress(contents[kind].encode())),
+    ):
+        assert problems(read(tmp_path / name, content, kind, encoding=encoding)[1]) == [
+            f"{name}: looks like UTF-8, not {encoding.upper()}: leave --encoding out; "
+            f"if it is {encoding.upper()}, save it as UTF-8"
+        ]
+    one_other_byte = contents[kind].encode().replace(b"\xc3\xa9", b"\xe9", 1)
+    plain = contents[kind].replace("ü", "u").replace("é", "e").encode()
+    for content in (one_other_byte, plain, contents[kind].encode("utf-16")):
+        assert problems(read(tmp_path / "x", content, kind, encoding=encoding)[1]) == []
+
+
 def test_utf_16_that_ends_within_a_character_is_a_problem(tmp_path: Path) -> None:
     assert problems(read(tmp_path / "x.csv", TABLE.encode("utf-16")[:-1])[1]) == [
         "x.csv: ends within a character: copy it again"
