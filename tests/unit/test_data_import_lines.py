@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from security.errors import ConfigurationError, DataError
+from security.visible_text import visible
 from silo_agent.edges.data_import.examples import Choices, Imported, Importer, mapping
-from silo_agent.edges.data_import.findings import Findings, visible
+from silo_agent.edges.data_import.findings import Findings
 from silo_agent.edges.data_import.schemas import Schemas, schemas_of
 from silo_agent.edges.data_import.sources import Source, find_source
 from silo_agent.edges.data_import.splits import Division, divide

@@ -17,8 +17,9 @@ from enum import Enum
 from pathlib import Path
 
 from security.errors import ConfigurationError, DataError
+from security.visible_text import visible
 from silo_agent.edges.data_import.arrow_files import arrow_rows
-from silo_agent.edges.data_import.findings import shortened, visible
+from silo_agent.edges.data_import.findings import shortened
 from silo_agent.edges.data_import.tables import Reading, Row, delimited, json_rows
 from silo_agent.training.text_to_sql_data import SCHEMA_FILE, SPLITS, Split
 
