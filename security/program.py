@@ -2,16 +2,23 @@
 
 import atexit
 import gc
+import io
 import signal
+import sys
 import threading
 
 
 def begin_program() -> None:
-    """Before anything else: Ctrl-C is heard, and the end does not take seconds.
+    """Before anything else: Ctrl-C is heard, every text can be printed, and the end does not take seconds.
 
     SIGINT raises KeyboardInterrupt, also where it was ignored: shells ignore it for what scripts start in the background. At the end
-    Python would look through everything that PyTorch and others have made, for circles to break.
+    Python would look through everything that PyTorch and others have made, for circles to break. What stdout's encoding does not have
+    comes as an escape, as Python has it for stderr.
     """
-    if threading.current_thread() is threading.main_thread():  # another one, of a program that calls a command, hears no signals
+    if isinstance(sys.stdout, io.TextIOWrapper):  # None where the program was started without one
+        sys.stdout.reconfigure(errors="backslashreplace")
+    if (
+        threading.current_thread() is threading.main_thread()
+    ):  # another one, of a program that calls a command, hears no signals
         signal.signal(signal.SIGINT, signal.default_int_handler)
     atexit.register(gc.freeze)

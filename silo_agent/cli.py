@@ -40,6 +40,7 @@ from silo_agent.command_line import (
     Json,
     chosen,
     credentials_of,
+    json_text,
     one_line,
     open_journal,
     policy_of,
@@ -560,7 +561,7 @@ def ask(
     if as_json:
         result = {"columns": rows.columns, "rows": rows.rows} if rows else {}
         not_run = str(problem) if problem else ""
-        print(json.dumps({"question": question, "sql": sql, "not_run": not_run, **result}, ensure_ascii=False))
+        print(json_text({"question": question, "sql": sql, "not_run": not_run, **result}))
     elif rows is not None:
         _print_rows(rows.columns, rows.rows)
     if isinstance(problem, PolicyRefusal):
@@ -587,7 +588,7 @@ def schema(
     live = read_schema(parse_database(url), db_id=db_id, only=only or ())
     for each in live.left_out:
         print(f"left out: {one_line(each)}", file=sys.stderr)
-    print(json.dumps(live.entry, indent=1, ensure_ascii=False))
+    print(json_text(live.entry, indent=1))
 
 
 app.command("import")(import_data)

@@ -1,8 +1,10 @@
 """What the modules of the `silo-agent` command share: options, who the silo is, its settings, and word to a running agent."""
 
+import codecs
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, fields
@@ -170,3 +172,9 @@ def one_line(value: object) -> str:
     """A value of the database, or a peer's text, on a terminal: no control characters."""
     text = "NULL" if value is None else str(value)
     return "".join(character if character.isprintable() else " " for character in text)
+
+
+def json_text(value: object, *, indent: int | None = None) -> str:
+    """For stdout: letters as they are where it is UTF-8, as JSON's are, else JSON's escapes."""
+    encoding = codecs.lookup(sys.stdout.encoding or "utf-8").name
+    return json.dumps(value, indent=indent, ensure_ascii=encoding != "utf-8")

@@ -11,7 +11,8 @@ import typer
 from security.errors import DataError, StateError
 from security.files import require_free
 from security.terminal import terminal
-from silo_agent.edges.data_import.findings import Findings, visible
+from security.visible_text import visible
+from silo_agent.edges.data_import.findings import Findings
 from silo_agent.edges.data_import.sources import Format
 
 if TYPE_CHECKING:

@@ -30,12 +30,18 @@ ORDER BY 2 DESC, 1
 """All but the system's own, the one that a bare name is looked up in first."""
 _RELATIONS = """
 SELECT n.nspname, c.relname,
-    pg_catalog.has_table_privilege(c.oid, 'SELECT') OR pg_catalog.has_any_column_privilege(c.oid, 'SELECT')
+    pg_catalog.has_table_privilege(c.oid, 'SELECT') OR pg_catalog.has_any_column_privilege(c.oid, 'SELECT'),
+    ARRAY(
+        SELECT a.attname::text FROM pg_catalog.pg_attribute a
+        WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+            AND NOT pg_catalog.has_column_privilege(c.oid, a.attnum, 'SELECT')
+        ORDER BY a.attnum
+    )
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind IN ('r', 'p', 'f', 'v', 'm')
 ORDER BY c.relkind IN ('v', 'm'), c.relname COLLATE "C"
 """
-"""Tables, partitioned and foreign ones among them, then views, materialised ones among them."""
+"""Tables, partitioned and foreign ones among them, then views, materialised ones among them; each with the columns that are not granted."""
 
 _NUMBERS = (Integer, Float, Numeric, Boolean, postgresql.MONEY, postgresql.OID)
 _TIMES = (Date, DateTime, Time, Interval, postgresql.INTERVAL)
@@ -72,10 +78,14 @@ class LiveSchema:
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """A table or a view. `schema` is None in SQLite, and for the schema that a bare name is looked up in."""
+    """A table or a view. `schema` is None in SQLite, and for the schema that a bare name is looked up in.
+
+    `denied` are columns that the role may not select.
+    """
 
     table: str
     schema: str | None = None
+    denied: frozenset[str] = frozenset()
 
     @property
     def shown(self) -> str:
@@ -83,7 +93,7 @@ class _Name:
 
 
 def read_schema(target: DatabaseTarget, *, db_id: str | None = None, only: Collection[str] = ()) -> LiveSchema:
-    """Tables and views that the role may read, tables first, each by name; columns in order.
+    """Tables and views that the role may read, tables first, each by name, with the columns that it may read, in order.
 
     PostgreSQL: of every schema, or of those in `only`; the role's default schema comes first, names of the others are `schema.table`.
     `db_id` is the file's or database's name unless given. Raises DataError where the database cannot be read or is empty, and
@@ -130,8 +140,8 @@ def _readable(
         raise ConfigurationError(f"database {target.shown} has no schema {unknown[0]!r}: --only may name {known}")
     relations = connection.execute(text(_RELATIONS)).all()
     for schema, is_default, usable in schemas:
-        held = [(table, readable) for of, table, readable in relations if of == schema]
-        allowed = [table for table, readable in held if readable]
+        held = [(table, readable, denied) for of, table, readable, denied in relations if of == schema]
+        allowed = [(table, denied) for table, readable, denied in held if readable]
         if only and schema not in only:
             left_out.append(f"schema {schema}: --only does not name it")
         elif not usable:
@@ -142,9 +152,11 @@ def _readable(
             left_out.append(f"schema {schema}: this role has no SELECT on any of its {len(held)} tables")
         else:
             left_out += [
-                f"table {schema}.{table}: this role has no SELECT on it" for table, readable in held if not readable
+                f"table {schema}.{table}: this role has no SELECT on it" for table, readable, _ in held if not readable
             ]
-            yield from (_Name(table, None if is_default else schema) for table in allowed)
+            for table, denied in allowed:
+                left_out += [f"column {schema}.{table}.{column}: this role has no SELECT on it" for column in denied]
+                yield _Name(table, None if is_default else schema, frozenset(denied))
 
 
 def _engine(target: DatabaseTarget) -> Engine:
@@ -179,6 +191,7 @@ def _table(inspector: Inspector, name: _Name) -> TableEntry:
         "columns": [
             _column(column, primary_key=column["name"] in primary, foreign_key=column["name"] in foreign)
             for column in inspector.get_columns(name.table, name.schema)
+            if column["name"] not in name.denied
         ],
     }
 

@@ -4,6 +4,7 @@ JSON and not pickle, because the worker runs hostile SQL: nothing that it sends 
 """
 
 import json
+import math
 import os
 import select
 import struct
@@ -42,7 +43,7 @@ def read_frame(fd: int, *, most: int, deadline: float | None = None) -> dict[str
     if length > most:
         raise FrameEnd(f"frame of {length} bytes, {most} allowed")
     try:
-        message = json.loads(_read_exactly(fd, length, deadline), parse_constant=_no_constant)
+        message = json.loads(_read_exactly(fd, length, deadline), parse_constant=_no_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise FrameEnd("frame is not JSON") from error
     if not isinstance(message, dict):
@@ -52,6 +53,12 @@ def read_frame(fd: int, *, most: int, deadline: float | None = None) -> dict[str
 
 def _no_constant(name: str) -> object:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    if not math.isfinite(number := float(digits)):  # as 1e999 is
+        raise ValueError(f"{digits} is beyond a float")
+    return number
 
 
 def _read_exactly(fd: int, count: int, deadline: float | None) -> bytes:

@@ -6,6 +6,7 @@ Not for use by several threads at once.
 
 import contextlib
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from security.errors import ConfigurationError, DataError, LoricaError, UnsafeSql
+from security.visible_text import visible
 from silo_agent.sql_sandbox.frames import FrameEnd, FrameTimeout, read_frame, write_frame
 from silo_agent.sql_sandbox.jail import Walls
 from silo_agent.sql_sandbox.results import ERRORS, MOST_WHOLE, Limits, Row, Rows, Stale
@@ -30,6 +32,7 @@ _CLOSE_SECONDS = 2.0
 _REPLY_BYTES_EACH = 8
 _REPLY_BYTES_BESIDE = 2**20
 _SQL_CHARACTERS = 150_000
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 # -I ignores PYTHONPATH, the user's site and the working directory; the code is found where this very package lies.
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from silo_agent.sql_sandbox.worker import main; main()"
@@ -241,7 +244,7 @@ def _rows(reply: dict[str, object], limits: Limits) -> Rows:
     if (error := _error(reply)) is not None:
         raise error
     columns, rows, ordered = reply.get("columns"), reply.get("rows"), reply.get("ordered")
-    if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
+    if not isinstance(columns, list) or not all(map(_is_text, columns)):
         raise FrameEnd("reply without columns")
     if not isinstance(rows, list) or len(rows) > limits.rows or not isinstance(ordered, bool):
         raise FrameEnd("reply without rows")
@@ -255,9 +258,14 @@ def _error(reply: dict[str, object]) -> LoricaError | None:
 def _row(row: object, width: int) -> Row:
     if not isinstance(row, list) or len(row) != width:
         raise FrameEnd("reply with a row of another width")
-    if not all(value is None or isinstance(value, float | str) or _is_whole(value) for value in row):
+    if not all(value is None or isinstance(value, float) or _is_text(value) or _is_whole(value) for value in row):
         raise FrameEnd("reply with a value that is no scalar")
     return tuple(row)
+
+
+def _is_text(value: object) -> bool:
+    """JSON can say half a surrogate pair, which no database's text holds and nothing can print or store."""
+    return isinstance(value, str) and not _SURROGATE.search(value)
 
 
 def _is_whole(value: object) -> bool:
@@ -265,7 +273,7 @@ def _is_whole(value: object) -> bool:
 
 
 def _text(reply: dict[str, object], key: str) -> str:
-    return " ".join(str(reply.get(key, "the worker gave no reason")).split())[:1000]
+    return visible(" ".join(str(reply.get(key, "the worker gave no reason")).split()))[:1000]
 
 
 def _fd(pipe: IO[bytes] | None) -> int:
@@ -282,4 +290,4 @@ def _close_pipes(process: "subprocess.Popen[bytes]") -> None:
 def _last_line(complaints: IO[bytes]) -> str:
     complaints.seek(0)
     lines = complaints.read(2**16).decode("utf-8", "replace").strip().splitlines()
-    return lines[-1][:300] if lines else "it said nothing"
+    return visible(lines[-1])[:300] if lines else "it said nothing"

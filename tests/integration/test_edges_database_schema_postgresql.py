@@ -42,6 +42,8 @@ SEVERAL = (
     "GRANT USAGE ON SCHEMA billing, archive, bare TO reader",
     "GRANT SELECT ON ward, billing.line, billing.totals, closed.secret TO reader",
     "GRANT SELECT (id, total) ON billing.invoice TO reader",
+    "ALTER TABLE billing.invoice ADD COLUMN gone INT",
+    "ALTER TABLE billing.invoice DROP COLUMN gone",
 )
 
 
@@ -79,12 +81,13 @@ def test_every_schema_that_the_role_sees_is_taken_and_the_others_are_named(serve
     schema = Schema.from_json(json.dumps(live.entry).encode(), Path("schema.json"))
     assert [table.name for table in schema.tables] == ["ward", "billing.invoice", "billing.line", "billing.totals"]
     invoice, line = schema.tables[1:3]
-    assert [column.name for column in invoice.columns if column.primary_key] == ["id"]
+    assert [(column.name, column.primary_key) for column in invoice.columns] == [("id", True), ("total", False)]
     assert [column.name for column in line.columns if column.foreign_key] == ["invoice"]
     assert live.left_out == (
         "schema archive: this role has no SELECT on any of its 1 tables",
         "schema bare: it holds no table",
         "table billing.salary: this role has no SELECT on it",
+        "column billing.invoice.salary: this role has no SELECT on it",
         "schema closed: this role has no USAGE on it",
     )
     with Sandbox(target, Limits()) as box:  # a name of the schema is one that the database knows

@@ -99,6 +99,45 @@ def ids(folder: Path) -> dict[str, set[str]]:
     }
 
 
+@contextmanager
+def terminal_of(encoding: str) -> Iterator[io.BytesIO]:
+    """Stdout as it is where neither the locale nor PYTHONIOENCODING says UTF-8."""
+    written = io.BytesIO()
+    out = io.TextIOWrapper(written, encoding)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", io.StringIO("y\n"))
+        patch.setattr(sys, "stdout", out)
+        yield written
+    out.detach()
+
+
+def test_questions_are_shown_and_written_whatever_letters_the_terminal_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = "".join(f'"сколько в {n}?","SELECT {"a, " * n}b FROM Stadt"\n' for n in range(4))
+    (tmp_path / "rows.csv").write_text(f"question,query\n{rows}")
+    with sqlite3.connect(tmp_path / "x.sqlite") as database:
+        database.execute("CREATE TABLE Stadt (a TEXT, b TEXT)")
+    arguments = ("import", "rows.csv", "--database", "sqlite:///x.sqlite", "--out", "out")
+    monkeypatch.setattr(sys, "argv", ["silo-agent", *arguments])
+    with terminal_of("latin-1") as written, pytest.raises(SystemExit, match=r"^0$"):
+        main()
+    assert rb"\u0441\u043a" in written.getvalue()
+    assert "сколько" in (tmp_path / "out" / "train.jsonl").read_text()
+
+
+def test_a_schema_is_json_whatever_letters_the_terminal_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with sqlite3.connect(tmp_path / "x.sqlite") as database:
+        database.execute("CREATE TABLE Größe (Б TEXT, 😀 TEXT)")
+    monkeypatch.setattr(sys, "argv", ["silo-agent", "schema", "sqlite:///x.sqlite"])
+    for encoding in ("latin-1", "utf-8"):
+        with terminal_of(encoding) as written, pytest.raises(SystemExit, match=r"^0$"):
+            main()
+        (table,) = json.loads(written.getvalue())["tables"]
+        assert (table["name"], [column["name"] for column in table["columns"]]) == ("Größe", ["Б", "😀"])
+        assert ("Größe".encode() in written.getvalue()) == (encoding == "utf-8")
+
+
 def test_a_table_of_a_spreadsheet_becomes_a_folder_that_the_check_passes(source: Path, tmp_path: Path) -> None:
     done = run(source, *MAPPED, "patient=Patient", answer="y\n")
     assert done.code == 0, done.err

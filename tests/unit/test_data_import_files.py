@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -78,6 +80,29 @@ def test_every_byte_that_is_not_of_the_encoding_is_a_problem_with_its_line(tmp_p
     rows, findings = read(tmp_path / "x.csv", content, encoding="cp1252")
     assert [row.values["question"] for row in rows] == ["über", "who", "grün"]
     assert problems(findings) == []
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "latin-1", "cp1251"])
+@pytest.mark.parametrize("kind", [Format.CSV, Format.JSONL, Format.JSON])
+def test_utf_8_that_is_read_as_another_encoding_is_a_problem(tmp_path: Path, encoding: str, kind: Format) -> None:
+    values = [{"question": f"{'x' * 5000} über", "query": "é"}] * 2
+    contents = {
+        Format.CSV: "question,query\n" + "".join(f"{row['question']},{row['query']}\n" for row in values),
+        Format.JSONL: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in values),
+        Format.JSON: json.dumps(values, ensure_ascii=False),
+    }
+    for name, content in (
+        ("x", contents[kind].encode()),
+        ("x.gz", gzip.compress(contents[kind].encode())),
+    ):
+        assert problems(read(tmp_path / name, content, kind, encoding=encoding)[1]) == [
+            f"{name}: looks like UTF-8, not {encoding.upper()}: leave --encoding out; "
+            f"if it is {encoding.upper()}, save it as UTF-8"
+        ]
+    one_other_byte = contents[kind].encode().replace(b"\xc3\xa9", b"\xe9", 1)
+    plain = contents[kind].replace("ü", "u").replace("é", "e").encode()
+    for content in (one_other_byte, plain, contents[kind].encode("utf-16")):
+        assert problems(read(tmp_path / "x", content, kind, encoding=encoding)[1]) == []
 
 
 def test_utf_16_that_ends_within_a_character_is_a_problem(tmp_path: Path) -> None:
@@ -273,6 +298,34 @@ def test_a_state_that_leads_elsewhere_is_refused(tmp_path: Path, state: str, tol
     (tmp_path / "data" / "state.json").write_text(state)
     with pytest.raises(DataError, match=told):
         find_source(tmp_path / "data", None)
+
+
+@pytest.mark.parametrize("name", ["train.csv", "test/train.jsonl.gz", "state.json"])
+def test_what_is_no_file_is_refused_and_never_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    make(tmp_path, "dev.csv", "test/test.csv")
+
+    def opened(path: Path, *_: object) -> None:
+        raise AssertionError(f"{path} would be waited for")
+
+    monkeypatch.setattr(Path, "open", opened)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(DataError, match=rf"{re.escape(name)} is no file, but a pipe.*: move it away"):
+        find_source(tmp_path, None)
+    (tmp_path / name).unlink()
+    (tmp_path / name).symlink_to("gone")
+    with pytest.raises(DataError, match=r"a link that leads nowhere"):
+        find_source(tmp_path, None)
+
+
+@pytest.mark.parametrize("name", ["tables.json", "train_tables.json"])
+def test_schemas_that_are_no_file_are_not_taken(tmp_path: Path, name: str) -> None:
+    make(tmp_path, "train.json")
+    os.mkfifo(tmp_path / name)
+    source = find_source(tmp_path, None)
+    assert source.tables == ()
+    assert [file.shown for file in source.files] == ["train.json"]
 
 
 def test_a_folder_that_says_too_little_is_refused(tmp_path: Path) -> None:

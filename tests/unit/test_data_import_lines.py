@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from security.errors import ConfigurationError, DataError
+from security.visible_text import visible
 from silo_agent.edges.data_import.examples import Choices, Imported, Importer, mapping
-from silo_agent.edges.data_import.findings import Findings, visible
+from silo_agent.edges.data_import.findings import Findings
 from silo_agent.edges.data_import.schemas import Schemas, schemas_of
 from silo_agent.edges.data_import.sources import Source, find_source
 from silo_agent.edges.data_import.splits import Division, divide
@@ -68,6 +69,35 @@ def test_statements_of_another_structure_have_another_template(one: str, other: 
 def test_what_is_no_sql_has_a_template_of_its_own(sql: str) -> None:
     assert template(sql) != template("SELECT a FROM t")
     assert len(template(sql)) <= 2 * len(sql)
+
+
+VALUES_THAT_A_PARSER_LOOKS_INTO = [
+    "SELECT a + INTERVAL '{}' FROM t WHERE b = '{}'",
+    "SELECT json_extract(d, '{}') FROM t",
+    "SELECT d -> '{}' FROM t",
+    "SELECT d #>> '{}' FROM t WHERE ä = '😀 {}'",
+    "SELECT to_char(a, '{}'), N'{}', E'{}' FROM t",
+    "SELECT a FROM t WHERE b = '{}' -- {}",
+]
+WORDS = ["1 day", "2 weeks", "$.a", "$.a.b[1]", "{a,b}", "YYYY", "no path ] [", "x", "$", ""]
+
+
+@pytest.mark.parametrize("form", VALUES_THAT_A_PARSER_LOOKS_INTO)
+def test_no_value_is_in_a_template_and_none_is_warned_of(form: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert len({template(form.replace("{}", word)) for word in WORDS}) == 1
+    assert caplog.messages == []
+
+
+ALONE = {
+    sql: template(sql) for form in VALUES_THAT_A_PARSER_LOOKS_INTO for sql in (form.replace("{}", w) for w in WORDS)
+}
+
+
+@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+@given(st.permutations(sorted(ALONE)))
+def test_a_template_is_that_of_the_statement_whatever_came_before(queries: list[str]) -> None:
+    templates = Templates()
+    assert {sql: templates.of(sql) for sql in queries} == ALONE
 
 
 # --- rows to examples
@@ -350,6 +380,16 @@ def test_the_shares_are_kept_where_groups_allow_it_and_the_order_of_rows_changes
         n: {e.id for e in lines} for n, lines in division.splits.items()
     }
     assert sizes(divide(examples, by=None, shares={"dev": 0.2, "test": 0.0})) == {"train": 160, "dev": 40}
+
+
+@settings(max_examples=10, deadline=None, derandomize=True, database=None)
+@given(st.permutations([example(number, sql) for number, sql in enumerate(ALONE)]))
+def test_the_same_lines_are_divided_alike_in_any_order(examples: list[Imported]) -> None:
+    def divided(lines: list[Imported]) -> dict[Split, set[str]]:
+        splits = divide(lines, by=None, shares={"dev": 0.3, "test": 0.3}).splits
+        return {name: {e.id for e in of_split} for name, of_split in splits.items()}
+
+    assert divided(examples) == divided(sorted(examples, key=lambda e: e.id))
 
 
 def test_lines_that_are_all_alike_are_not_divided() -> None:

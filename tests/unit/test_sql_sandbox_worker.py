@@ -16,6 +16,7 @@ import pytest
 from security.errors import ConfigurationError, DataError, UnsafeSql
 from silo_agent.sql_sandbox import Limits, Sandbox, SqliteTarget, sandbox
 from silo_agent.sql_sandbox.frames import FrameEnd, read_frame, write_frame
+from silo_agent.sql_sandbox.results import ERRORS
 
 LIMITS = Limits(seconds=1, rows=10, result_bytes=2**12, memory_bytes=64 * 2**20)
 
@@ -140,6 +141,8 @@ def test_no_process_is_left_behind(database: SqliteTarget) -> None:
         {"columns": ["a"], "rows": [[1]] * 11, "ordered": False},
         {"columns": ["a"], "rows": 3, "ordered": False},
         {"columns": ["a"], "rows": [], "ordered": "no"},
+        {"columns": ["a"], "rows": [["a\udcff"]], "ordered": False},
+        {"columns": ["\ud83d"], "rows": [], "ordered": False},
     ],
 )
 def test_a_reply_that_no_honest_worker_sends_is_not_believed(reply: dict[str, object]) -> None:
@@ -157,6 +160,8 @@ def test_a_reply_that_no_honest_worker_sends_is_not_believed(reply: dict[str, ob
         struct.pack(">I", 2) + b"[]",
         struct.pack(">I", 2) + b"{'",
         struct.pack(">I", 9) + b'{"a":NaN}',
+        struct.pack(">I", 11) + b'{"a":1e999}',
+        struct.pack(">I", 12) + b'{"a":-1e999}',
         struct.pack(">I", 60_000) + b"[" * 60_000,
     ],
 )
@@ -169,6 +174,21 @@ def test_a_broken_frame_ends_the_conversation(raw: bytes) -> None:
             read_frame(reader, most=2**20)
     finally:
         os.close(reader)
+
+
+@pytest.mark.parametrize("key", list(ERRORS))
+def test_an_error_of_a_worker_paints_nothing_on_a_terminal(key: str) -> None:
+    with pytest.raises(ERRORS[key]) as caught:
+        sandbox._rows({key: "no such column: \x1b[2J\u202e\udcffä\n"}, LIMITS)
+    assert str(caught.value) == r"no such column: \x1b[2J\u202e\udcffä"
+
+
+def test_a_complaint_of_a_worker_paints_nothing_on_a_terminal(
+    database: SqliteTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox, "_START", r"import sys; sys.exit('\x1b[2Jended')")
+    with pytest.raises(DataError, match=r"did not start.*: \\x1b\[2Jended$"), Sandbox(database, LIMITS):
+        pass
 
 
 def test_frames_carry_text_and_numbers_unchanged() -> None:

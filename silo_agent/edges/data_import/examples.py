@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import count
 
 from security.errors import ConfigurationError, DataError
-from silo_agent.edges.data_import.findings import Findings, shortened, visible
+from security.visible_text import visible
+from silo_agent.edges.data_import.findings import Findings, shortened
 from silo_agent.edges.data_import.schemas import Schemas
 from silo_agent.edges.data_import.sources import Source, SourceFile
 from silo_agent.edges.data_import.tables import Reading, Row

@@ -8,16 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import itemgetter
 
+from security.visible_text import visible
+
 KEPT = 10
 """Problems of one kind in one file that are kept with their lines."""
-
-
-def visible(text: str) -> str:
-    """On one line, with escapes for whatever does not print: control characters, line ends, marks that turn the direction of text."""
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape", "surrogatepass").decode()
-        for character in text
-    )
 
 
 def shortened(text: str, most: int = 60) -> str:

@@ -17,8 +17,9 @@ from enum import Enum
 from pathlib import Path
 
 from security.errors import ConfigurationError, DataError
+from security.visible_text import visible
 from silo_agent.edges.data_import.arrow_files import arrow_rows
-from silo_agent.edges.data_import.findings import shortened, visible
+from silo_agent.edges.data_import.findings import shortened
 from silo_agent.edges.data_import.tables import Reading, Row, delimited, json_rows
 from silo_agent.training.text_to_sql_data import SCHEMA_FILE, SPLITS, Split
 
@@ -142,7 +143,7 @@ def _bird_tables(folder: Path) -> Iterator[tuple[Path, Path, Split]]:
     """Each file of schemas beside its file of questions."""
     for split in SPLITS:
         for tables in sorted((*folder.glob(f"{split}_tables.json"), *folder.glob(f"*/{split}_tables.json"))):
-            if (questions := tables.with_name(f"{split}.json")).is_file():
+            if tables.is_file() and (questions := tables.with_name(f"{split}.json")).is_file():
                 yield tables, questions, split
 
 
@@ -159,6 +160,8 @@ def _bird(folder: Path) -> Source:
 def _of_folder(folder: Path, given: Format | None) -> tuple[SourceFile, ...]:
     paths = [path for path in _paths(folder) if not _NO_DATA.fullmatch(path.name)]
     formats = {path: found for path in paths if (found := _format(path)) and given in (None, found)}
+    for path in formats:
+        _regular(path)
     if not formats:
         kind = given.value if given else " ".join(_SUFFIXES)
         raise DataError(f"{folder} holds no file of data ({kind}): name the file or the folder that does")
@@ -193,8 +196,17 @@ def _paths(folder: Path) -> list[Path]:
     return paths
 
 
+def _regular(path: Path) -> None:
+    """Raises DataError for what cannot be read to its end; to open a pipe waits for who writes into it."""
+    if not path.is_file():
+        raise DataError(
+            f"{visible(str(path))} is no file, but a pipe, a socket, a device or a link that leads nowhere: move it away"
+        )
+
+
 def _of_state(path: Path) -> list[str]:
     """The files of one split; what else lies there are the caches of earlier calls."""
+    _regular(path)
     try:
         with path.open("rb") as file:
             state = json.loads(file.read(_MAX_STATE_BYTES))

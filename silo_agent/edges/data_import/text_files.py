@@ -1,6 +1,7 @@
 """A text file as lines of characters: UTF-8 or UTF-16 by its first bytes, else the encoding that was given.
 
-A byte that the encoding does not have is a problem with its line, and reading goes on.
+A byte that the encoding does not have is a problem with its line, and reading goes on. An encoding of 8 bits has all bytes, so a file
+that is UTF-8 from its first byte to its last is a problem where another encoding was given.
 """
 
 import codecs
@@ -11,10 +12,13 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, TYPE_CHECKING, cast
 
 from security.errors import ConfigurationError, DataError
 from silo_agent.edges.data_import.findings import Findings
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 MAX_LINE_CHARACTERS = 1 << 20
 MAX_CHARACTERS = 1 << 30
@@ -92,12 +96,42 @@ class TextSource:
         return _NOT_DECODED.sub("\N{REPLACEMENT CHARACTER}", line)
 
 
+class _Watched(io.RawIOBase):
+    """The bytes of a file, and whether they are UTF-8 that is not ASCII alone; known once they are read to the end."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = cast("io.RawIOBase", file)
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._ascii = self._valid = True
+        self._ended = False
+
+    @property
+    def utf8(self) -> bool:
+        return self._ended and self._valid and not self._ascii
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "WriteableBuffer", /) -> int:
+        count = self._file.readinto(buffer) or 0
+        part = bytes(memoryview(buffer)[:count])
+        self._ended = not part
+        self._ascii = self._ascii and part.isascii()
+        if self._valid:
+            try:
+                self._decoder.decode(part, final=not part)
+            except UnicodeDecodeError:
+                self._valid = False
+        return count
+
+
 @contextmanager
 def opened_text(path: Path, shown: str, given: str, findings: Findings) -> Iterator[TextSource]:
     """`given` is the encoding of a file that does not say it itself. Raises DataError naming the file where it cannot be read."""
     try:
         with _unpacked(path) as file:
-            buffered = io.BufferedReader(cast("io.RawIOBase", file), _HEAD_BYTES)
+            watched = _Watched(file)
+            buffered = io.BufferedReader(watched, _HEAD_BYTES)
             head = buffered.peek(_HEAD_BYTES)[:_HEAD_BYTES]
             encoding = _encoding(head, shown, given)
             # What cannot be decoded comes as half a surrogate pair, which no text holds.
@@ -106,6 +140,12 @@ def opened_text(path: Path, shown: str, given: str, findings: Findings) -> Itera
             beginning = head.decode(encoding, "ignore")
             _remark(head, beginning, encoding, given, shown, findings)
             yield TextSource(stream, beginning, shown, encoding, findings)
+            if watched.utf8 and not codecs.lookup(encoding).name.startswith("utf"):
+                findings.problem(
+                    shown,
+                    0,
+                    f"looks like UTF-8, not {_shown(encoding)}: leave --encoding out; if it is {_shown(encoding)}, save it as UTF-8",
+                )
     except UnicodeDecodeError:
         findings.problem(shown, 0, "ends within a character: copy it again")
     except (OSError, EOFError, zlib.error) as error:  # gzip.BadGzipFile is an OSError
