@@ -5,7 +5,7 @@ import gc
 import io
 import signal
 import sys
-import threading
+from contextlib import suppress
 
 
 def begin_program() -> None:
@@ -17,8 +17,6 @@ def begin_program() -> None:
     """
     if isinstance(sys.stdout, io.TextIOWrapper):  # None where the program was started without one
         sys.stdout.reconfigure(errors="backslashreplace")
-    if (
-        threading.current_thread() is threading.main_thread()
-    ):  # another one, of a program that calls a command, hears no signals
+    with suppress(ValueError):  # only the main thread hears signals, and a program may call a command in another one
         signal.signal(signal.SIGINT, signal.default_int_handler)
     atexit.register(gc.freeze)

@@ -203,7 +203,7 @@ async def rotated(tmp_path: Path) -> tuple[SiloFolder, SiloCredentials]:
 
     after = CREDENTIALS
     for _ in range(2):
-        after = await succeed(folder, after, send)
+        after = await succeed(folder, after, send, lambda *_: None)
     return folder, after
 
 
