@@ -172,7 +172,15 @@ def _stop(*groups: Sequence[Child]) -> None:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(max(0.0, latest - time.monotonic()))
     finally:
-        for _, process, log in chain.from_iterable(groups):
-            process.kill()
-            process.wait()
-            log.close()
+        _kill(list(chain.from_iterable(groups)))
+
+
+def _kill(children: Sequence[Child]) -> None:
+    """However often somebody presses Ctrl-C meanwhile."""
+    while True:
+        with suppress(KeyboardInterrupt):
+            for _, process, log in children:
+                process.kill()
+                process.wait()
+                log.close()
+            return
