@@ -90,6 +90,10 @@ soak: $(INSTALLED) ## Kill processes and commands at random through a whole plan
 test: $(INSTALLED) ## Run the test suite; ARGS='-k name' narrows it
 	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --max-worker-restart 0 --dist loadfile $(ARGS)
 
+.PHONY: test-quick
+test-quick: $(INSTALLED) ## The unit tests of modules that take no ten seconds, in some three minutes; ARGS='-k name' narrows it
+	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --max-worker-restart 0 --dist loadfile -m "not slow" tests/unit $(ARGS)
+
 .PHONY: lint
 lint: $(INSTALLED) ## Style, types, dependency walls and generated code
 	@$(BIN)/ruff check .

@@ -14,6 +14,8 @@ from security.errors import ConfigurationError, StateError
 from silo_agent.training.batches import collate
 from silo_agent.training.private.clipping import clipping
 
+pytestmark = pytest.mark.slow
+
 QUIET = Console(quiet=True)
 
 

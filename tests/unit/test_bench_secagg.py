@@ -45,6 +45,8 @@ from silo_wire.server_step.apply_mean import apply_mean
 from tests.support import secagg_federation
 from tests.support.secagg_federation import ALONE
 
+pytestmark = pytest.mark.slow
+
 PARAMETERS = 2_000_000
 SIZES = (3, PERIOD + 5, 1, 300_001)
 LAYOUT = Layout("float32", tuple(TensorSpec(f"tensor {index}", (size,)) for index, size in enumerate(SIZES)))

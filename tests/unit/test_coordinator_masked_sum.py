@@ -39,6 +39,8 @@ from tests.support.masked_round import (
 )
 from tests.support.secagg_federation import silo_names
 
+pytestmark = pytest.mark.slow
+
 A, B, C = silo_names(3)
 OPTIMIZERS: list[dict[str, Any]] = [
     {"server_optimizer": "sgd", "momentum": 0.0},

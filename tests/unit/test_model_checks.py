@@ -64,6 +64,8 @@ from tests.support.evidence import OPTIMIZERS, Made, Rounds, Vectors, bits_of
 from tests.support.federation_peer import TestNet
 from tests.support.secagg_federation import FEDERATION, PLAN, identities, identity_key, silo_names
 
+pytestmark = pytest.mark.slow
+
 COORDINATOR = identity_key("coordinator")
 SILOS = silo_names(4)
 OWN = SILOS[0]

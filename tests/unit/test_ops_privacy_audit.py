@@ -42,6 +42,8 @@ from silo_agent.training.local_optimizer import local_optimizer
 from silo_agent.training.private.clipping import MARGIN, clipping
 from silo_wire.privacy import PrivacySection, calibrated_noise
 
+pytestmark = pytest.mark.slow
+
 CANARIES = 60
 KEY = bytes(range(32))
 QUIET = Console(quiet=True)

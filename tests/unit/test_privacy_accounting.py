@@ -30,6 +30,8 @@ from security.privacy.accounting import (
 from security.privacy.renyi_filter import ORDERS, filtered_epsilon
 from security.privacy.replaced_unit import ReplacedUnit
 
+pytestmark = pytest.mark.slow
+
 DP_DELTA = 1e-5
 
 

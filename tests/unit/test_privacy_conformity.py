@@ -44,6 +44,8 @@ from silo_agent.training.private.ghost_norms import ExampleGradients
 from silo_agent.training.private.private_optimizer import PrivateOptimizer
 from silo_wire.plan import Plan
 
+pytestmark = pytest.mark.slow
+
 A, B = "silo-a", "silo-b"
 ONE = Audited(multiplier=2.3, steps=3, loss_draws=400)
 LONG = Audited(multiplier=0.7, steps=10, loss_draws=1)

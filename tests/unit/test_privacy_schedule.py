@@ -7,6 +7,8 @@ from security.errors import ConfigurationError
 from security.privacy.accounting import GaussianRelease
 from silo_wire.privacy import PrivacySection, calibrated_noise
 
+pytestmark = pytest.mark.slow
+
 SECTION = PrivacySection(
     level="record",
     target_epsilon=4.0,

@@ -23,6 +23,8 @@ from silo_agent.training.private.example_losses import example_losses
 from silo_agent.training.private.ghost_norms import Use
 from tests.support.weight_search import VOCABULARY, Candidate, Found, moved_by_one, search, small_t5
 
+pytestmark = pytest.mark.slow
+
 CANDIDATES = int(os.environ.get("LORICA_WEIGHTS", "20"))
 WHOLE = "LORICA_WEIGHTS" in os.environ
 AT_MOST = 1.001

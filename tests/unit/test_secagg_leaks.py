@@ -20,6 +20,8 @@ from silo_wire.groups_codec import GroupsOffer
 from tests.support.leak_search import World, least_support, seeded
 from tests.support.secagg_federation import silo_names
 
+pytestmark = pytest.mark.slow
+
 SCHEDULES = int(os.environ.get("LORICA_SCHEDULES", "3"))
 STEPS, SEARCH = 14, 30
 TRIES = 60  # schedules, of which the first few mostly find what a missing rule lets out

@@ -28,6 +28,8 @@ from silo_wire.canonical import Digest
 from tests.support.checkpointed_training import EPOCHS, PAIRS, STEPS_PER_EPOCH, SiloFiles
 from tests.support.warm_processes import WarmProcesses
 
+pytestmark = pytest.mark.slow
+
 STEPS = EPOCHS * STEPS_PER_EPOCH
 CPU = torch.device("cpu")
 SETTINGS: list[dict[str, Any]] = [
@@ -191,7 +193,6 @@ def within_command(within: tuple[str, ...], module: str, arguments: list[str]) -
     return done.returncode, done.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "fault", "done_before", "kept"),
     [
@@ -415,7 +416,6 @@ def told_once(notices: list[tuple[str, str]], silo_folder: Path, reason: str) ->
     assert detail.endswith("free some space")
 
 
-@pytest.mark.slow
 def test_a_checkpoint_that_the_disk_refuses_is_done_without(
     tmp_path: Path, undisturbed: Callable[..., Watched]
 ) -> None:
@@ -429,7 +429,6 @@ def test_a_checkpoint_that_the_disk_refuses_is_done_without(
     assert sorted(path.name for path in folder.iterdir()) == ["model", "update"]
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system of its own")
 @pytest.mark.parametrize(
     ("sizes", "epochs"),

@@ -35,6 +35,8 @@ from silo_wire.plan import TrainingSection
 from tests.support.tiny_t5 import random_model
 from tests.unit.test_training_private_gradients import VOCABULARY, parameters_of, t5
 
+pytestmark = pytest.mark.slow
+
 KEY = bytes(range(2, 34))
 CPU = torch.device("cpu")
 SCHEDULE = PrivateSchedule(

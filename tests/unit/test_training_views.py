@@ -34,6 +34,8 @@ from tests.unit.test_training_iterate_average import private, seen
 from tests.unit.test_training_private_gradients import BACKENDS, VOCABULARY, parameters_of, t5
 from tests.unit.test_training_private_trainer import SCHEDULE, examples_of, flat, loss_sum, train
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 CPU_ONLY = DeviceSettings(device="cpu", threads=1)
 BOUND = 0.4
