@@ -18,7 +18,7 @@ import psutil
 import torch
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
-from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
+from transformers import AutoTokenizer, T5ForConditionalGeneration
 from transformers.utils.logging import disable_progress_bar
 
 from coordinator import model_file
@@ -33,7 +33,7 @@ from silo_wire.public_text import public_text
 from silo_wire.seeded_model import seeded_t5, sized_config
 from silo_wire.seeded_tokenizer import train_tokenizer
 from silo_wire.sizes import size_named
-from silo_wire.t5_form import t5_values
+from silo_wire.t5_config import t5_config
 from silo_wire.tokenizer_trial import require_family, without_panics
 
 _EMBEDDINGS = frozenset(
@@ -208,7 +208,10 @@ def _require_fit(held: ModelFolder, shown: str) -> None:
             f"model {shown}: its parameters take {needed >> 20:,} MiB in float32, this machine has {memory >> 20:,} MiB of memory: make "
             "the plan on a larger one"
         )
-    config, shapes = T5Config.from_dict(t5_values(held.files[CONFIG_FILE])), held.shapes
+    try:
+        config, shapes = t5_config(held.files[CONFIG_FILE]), held.shapes
+    except MalformedMessage as error:
+        raise ConfigurationError(f"model {shown}: {error}") from error
     if (layers := config.num_layers + (config.num_decoder_layers or 0)) > len(shapes):
         raise ConfigurationError(
             f"model {shown}: config.json has {layers} layers, more than the {len(shapes)} tensors that there are: they do not belong together"

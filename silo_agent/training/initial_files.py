@@ -12,7 +12,6 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from security.errors import ConfigurationError, IntegrityError, LoricaError
-from silo_agent.training.model import t5_config
 from silo_wire.model_files import CONFIG_FILE, MOST_BYTES, TOKENIZER_FILE, parsed
 from silo_wire.model_folder import ModelFolder
 from silo_wire.plan import PlanBundle
@@ -20,6 +19,7 @@ from silo_wire.public_text import public_text
 from silo_wire.seeded_model import sized_config
 from silo_wire.seeded_tokenizer import VOCABULARY_LIMITS, train_tokenizer
 from silo_wire.sizes import size_named
+from silo_wire.t5_config import t5_config
 from silo_wire.t5_form import t5_values
 from silo_wire.tokenizer_trial import without_panics
 

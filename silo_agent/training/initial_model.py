@@ -14,12 +14,13 @@ from safetensors import SafetensorError, safe_open
 
 from security.errors import ConfigurationError, IntegrityError
 from silo_agent.training.initial_files import SIZE, compare_made, compare_with_copy
-from silo_agent.training.model import bind, t5_config, vector_blocks
+from silo_agent.training.model import bind, vector_blocks
 from silo_wire.manifest import Layout, Manifest, manifest_of
 from silo_wire.model_files import CONFIG_FILE
 from silo_wire.model_folder import ModelFolder, prepared
 from silo_wire.plan import PlanBundle
 from silo_wire.seeded_model import seeded_adapters, seeded_t5
+from silo_wire.t5_config import t5_config
 
 _EMBEDDINGS = ("shared.weight", "decoder.embed_tokens.weight", "encoder.embed_tokens.weight")
 """What files call the one parameter that a T5's embedding is."""

@@ -17,10 +17,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from numpy.typing import NDArray
 from torch import nn
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import T5ForConditionalGeneration
 
 from security.errors import ConfigurationError, MalformedMessage
 from silo_agent.task.update import BLOCK_ELEMENTS, FloatBlock, squared_norm
@@ -28,25 +27,11 @@ from silo_agent.training.vector_file import VectorReader, blocks
 from silo_wire.adapters import AdaptersSection
 from silo_wire.manifest import Layout, TensorSpec
 from silo_wire.model_files import CONFIG_FILE
-from silo_wire.plan import MOST_DROPOUT
-from silo_wire.t5_form import t5_values
+from silo_wire.t5_config import NO_CONFIGURATION, t5_config
 
-LEAST_EPSILON, MOST_EPSILON = 1e-12, 1e-2
-"""Of layer norms; T5's own is 1e-6."""
 _OUTPUT = "lm_head.weight"
 _PEFT_NAME = ".default."
 """What PEFT calls the adapter that is added first, in the middle of its parameters' names."""
-# What transformers and torch raise for sizes and names that no model can have.
-_NO_CONFIGURATION = (
-    StrictDataclassError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    RuntimeError,
-)
-
 T5 = Any
 """A T5ForConditionalGeneration. Not typed as one: to the type checker a module's children are `Tensor | Module`."""
 
@@ -101,45 +86,13 @@ def build_model(
     try:
         with torch.device("meta"):
             model = T5ForConditionalGeneration(config)
-    except _NO_CONFIGURATION as error:
-        raise MalformedMessage(f"{CONFIG_FILE} makes no T5: {_line(error)}") from error
+    except NO_CONFIGURATION as error:
+        raise MalformedMessage(f"{CONFIG_FILE} makes no T5: {' '.join(str(error).split())}") from error
     if _OUTPUT in {tensor.name for tensor in layout.tensors} and model.lm_head.weight is model.shared.weight:
         model.lm_head.weight = nn.Parameter(torch.empty_like(model.lm_head.weight, device="meta"))
     bind(model, layout)
     _allocate(model, device)
     return model
-
-
-def t5_config(raw: bytes, dropout: float | None = None) -> T5Config:
-    """Of a plan bundle's config.json; raises MalformedMessage where it makes no plain T5."""
-    value = t5_values(raw, f"{CONFIG_FILE} of the plan")
-    if taken := [key for key in value if callable(getattr(T5Config, key, None))]:
-        raise MalformedMessage(f"{CONFIG_FILE} of the plan has {taken[0]}, which is no value of a T5: leave it out")
-    try:
-        config = T5Config.from_dict({**value, "use_cache": True, "dtype": "float32"})
-    except _NO_CONFIGURATION as error:
-        raise MalformedMessage(f"{CONFIG_FILE} makes no T5: {_line(error)}") from error
-    for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
-        number = getattr(config, name, None)
-        if type(number) is not int or not 0 <= number < config.vocab_size:
-            raise MalformedMessage(f"{CONFIG_FILE} has {name} {number!r}: it must be a token below {config.vocab_size}")
-    epsilon = config.layer_norm_epsilon
-    if type(epsilon) not in (int, float) or not LEAST_EPSILON <= epsilon <= MOST_EPSILON:
-        raise MalformedMessage(
-            f"{CONFIG_FILE} has layer_norm_epsilon {epsilon!r}: it must be {LEAST_EPSILON:g} to {MOST_EPSILON:g}, since "
-            "without it the norm of zeros is none, and beside much of it nothing else is left"
-        )
-    if dropout is not None:
-        config.dropout_rate = dropout
-    if not 0 <= config.dropout_rate <= MOST_DROPOUT:
-        raise MalformedMessage(
-            f"{CONFIG_FILE} has dropout_rate {config.dropout_rate!r}: it must be 0 to {MOST_DROPOUT:g}"
-        )
-    return config
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def layout_of(model: T5ForConditionalGeneration) -> Layout:

@@ -592,7 +592,6 @@ def test_whatever_a_folder_holds_it_becomes_a_plans_model_or_is_refused(
         ("generation_config.json", {"temperature": 0.5, "do_sample": False}),
         ("generation_config.json", {"length_penalty": 2.0}),
         (CONFIG, {"output_attentions": True}),
-        (CONFIG, {"save_pretrained": 3}),
     ],
 )
 def test_values_that_the_library_reads_and_does_not_write_are_refused(
@@ -601,6 +600,26 @@ def test_values_that_the_library_reads_and_does_not_write_are_refused(
     change(folder, name, **values)
     (tmp_path / "out").mkdir()
     with pytest.raises(ConfigurationError, match="cannot be written again"):
+        write_model(FolderModel(folder=folder), tmp_path / "out", 1)
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"pad_token_id": 10**9}, "config.json has pad_token_id 1000000000: it must be a token below"),
+        ({"decoder_start_token_id": -1}, "config.json has decoder_start_token_id -1: it must be a token below"),
+        ({"from_pretrained": 1}, "config.json has from_pretrained, which is no value of a T5"),
+        ({"save_pretrained": 3}, "config.json has save_pretrained, which is no value of a T5"),
+        ({"layer_norm_epsilon": 1.0}, "config.json has layer_norm_epsilon 1.0: it must be"),
+        ({"dropout_rate": 0.99}, "config.json has dropout_rate 0.99: it must be"),
+    ],
+)
+def test_what_every_silo_would_refuse_makes_no_plan(
+    folder: Path, tmp_path: Path, values: dict[str, Any], problem: str
+) -> None:
+    change(folder, CONFIG, **values)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ConfigurationError, match=problem):
         write_model(FolderModel(folder=folder), tmp_path / "out", 1)
 
 
