@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
+from silo_wire.beside import beside
+
 LOOK_S: Final = 10.0
 LEAST_S: Final = 60.0
 """Less than that NTP does every day, and no certificate or record minds."""
@@ -20,12 +22,8 @@ def wall_ahead() -> float:
 @asynccontextmanager
 async def watched_clock(told: Callable[[float], None], ahead: Callable[[], float] = wall_ahead) -> AsyncIterator[None]:
     """While inside, `told` hears by how many seconds the clock was set: forward, or back (negative)."""
-    task = asyncio.create_task(_watch(told, ahead))
-    try:
+    async with beside(_watch(told, ahead)):
         yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def _watch(told: Callable[[float], None], ahead: Callable[[], float]) -> None:

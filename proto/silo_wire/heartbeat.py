@@ -12,6 +12,8 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from silo_wire.beside import beside
+
 BEAT_S: Final = 10.0
 STALE_S: Final = 60.0
 """As old as the file may be; the health checks of ops/ say it in minutes (`find -mmin -1`)."""
@@ -21,12 +23,10 @@ STALE_S: Final = 60.0
 async def beating(file: Path) -> AsyncIterator[None]:
     """`file`, which is there, is touched every BEAT_S while inside, and a service manager is told: ready, alive, stopping."""
     _tell_systemd("READY=1")
-    task = asyncio.create_task(_beat(file))
     try:
-        yield
+        async with beside(_beat(file)):
+            yield
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
         _tell_systemd("STOPPING=1")
 
 

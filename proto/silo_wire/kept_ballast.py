@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from security import ballast
+from silo_wire.beside import beside
 
 LOOK_S: Final = 30.0
 
@@ -21,9 +22,5 @@ async def kept_ballast(*folders: Path, every_s: float = LOOK_S) -> AsyncIterator
                 await asyncio.to_thread(ballast.keep, folder)
             await asyncio.sleep(every_s)
 
-    task = asyncio.create_task(look())
-    try:
+    async with beside(look()):
         yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)

@@ -48,22 +48,24 @@ SCHEMA = Schema(
 )
 
 
-@cache
-def pieces_model() -> bytes:
-    """A SentencePiece model over CORPUS, as spiece.model has it."""
+def trained_pieces(**options: Any) -> bytes:
+    """A SentencePiece model over CORPUS."""
     written = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(CORPUS),
         model_writer=written,
         vocab_size=160,
         hard_vocab_limit=False,
-        pad_id=0,
-        eos_id=1,
-        unk_id=2,
-        bos_id=-1,
         minloglevel=2,
+        **options,
     )
     return written.getvalue()
+
+
+@cache
+def pieces_model() -> bytes:
+    """One with T5's special pieces, as spiece.model has it."""
+    return trained_pieces(pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
 
 
 @cache

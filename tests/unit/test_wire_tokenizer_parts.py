@@ -1,7 +1,6 @@
 """What a plan's tokenizer may be made of under masks: those of T5's family pass, and parts that lose what a text says do not."""
 
 import base64
-import io
 import json
 import string
 import struct
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sentencepiece
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
@@ -24,7 +22,7 @@ from silo_agent.plan_review import unusual
 from silo_agent.policy import PolicyRules, SiloPolicy
 from silo_wire import tokenizer_parts
 from silo_wire.tokenizer_parts import LETTERS, odd_parts
-from tests.support.tiny_t5 import CORPUS, bundle_of, random_model, sized_tokenizer, tokenizer_json
+from tests.support.tiny_t5 import bundle_of, random_model, sized_tokenizer, tokenizer_json, trained_pieces
 
 RULES = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf")
 MASKED: dict[str, Any] = {
@@ -43,16 +41,7 @@ def with_part(name: str, part: object) -> dict[str, Any]:
 
 def charsmap(**rule: Any) -> str:
     """As sentencepiece writes it."""
-    written = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(CORPUS),
-        model_writer=written,
-        vocab_size=160,
-        hard_vocab_limit=False,
-        minloglevel=2,
-        **rule,
-    )
-    model = sentencepiece_model_pb2.ModelProto.FromString(written.getvalue())
+    model = sentencepiece_model_pb2.ModelProto.FromString(trained_pieces(**rule))
     return base64.b64encode(model.normalizer_spec.precompiled_charsmap).decode()
 
 
