@@ -125,12 +125,14 @@ def _each(doings: "Sequence[_Doing]", jobs: int) -> "Generator[tuple[_Doing, _Ou
 
 @contextmanager
 def _workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that end with this one, however it ends; an exception inside does not wait for what they are at."""
+    """Processes that end with this one, however it ends; an exception inside does not wait for what they are at.
+
+    The executor's own thread is waited for in each case: Python, as it exits, writes to a pipe that this thread closes as it ends.
+    """
     workers = ProcessPoolExecutor(jobs, children(), initializer=end_with_parent)
     try:
         yield workers
     except BaseException:
-        workers.shutdown(wait=False, cancel_futures=True)
         for child in multiprocessing.active_children():
             child.terminate()
         raise
