@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 OUT ?= demo-out
 
+# Some machines tell Python to keep no compiled modules: torch and transformers would then be compiled anew by each process, in ten seconds.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 
 .PHONY: help
