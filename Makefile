@@ -3,6 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+CODE := .:proto:security:ops
 INSTALLED := $(VENV)/.installed
 OUT ?= demo-out
 
@@ -72,7 +73,7 @@ privacy-audit: $(INSTALLED) ## What private training does beside its ledger, cla
 		$(foreach claim,$(CLAIMS),--claim $(claim)) $(if $(CANARIES),--canaries $(CANARIES)) $(if $(SEED),--seed $(SEED))
 
 .PHONY: privacy-utility
-privacy-utility: OUT = ops/privacy_utility/$(if $(JOINT),joint,results).json
+privacy-utility: OUT = ops/lorica/privacy_utility/$(if $(JOINT),joint,results).json
 privacy-utility: $(INSTALLED) ## What privacy costs in accuracy, and what helps; some hours, goes on with OUT; EPSILONS='1 4 inf' SEEDS='1 2 3' VARIANTS='average large-batch' RECORDS=20000 REAL=DIR OUT=FILE, JOINT=1 joint noise
 	@$(BIN)/lorica privacy-utility --out '$(OUT)' $(if $(JOINT),--joint) $(foreach e,$(EPSILONS),--epsilon $(e)) $(foreach s,$(SEEDS),--seed $(s)) $(foreach v,$(VARIANTS),--variant $(v)) \
 		$(if $(RECORDS),--records $(RECORDS)) $(if $(REAL),--real '$(REAL)')
@@ -80,7 +81,7 @@ privacy-utility: $(INSTALLED) ## What privacy costs in accuracy, and what helps;
 .PHONY: paper-round
 paper-round: OUT = paper-round
 paper-round: $(INSTALLED) ## One short round of the paper's protocol on a random T5-base; DATA=DIR with its eight silos, EXAMPLES=1 of each split, OUT=DIR, new
-	@$(BIN)/python -m ops.experiment.paper_round $(if $(DATA),'$(DATA)') --out '$(OUT)' $(if $(EXAMPLES),--examples $(EXAMPLES)) $(if $(THREADS),--threads $(THREADS))
+	@$(BIN)/python -m lorica.experiment.paper_round $(if $(DATA),'$(DATA)') --out '$(OUT)' $(if $(EXAMPLES),--examples $(EXAMPLES)) $(if $(THREADS),--threads $(THREADS))
 
 .PHONY: soak
 soak: OUT = soak-out
@@ -102,7 +103,7 @@ lint: $(INSTALLED) ## Style, types, dependency walls and generated code
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@PYTHONPATH=.:proto $(BIN)/lint-imports
+	@PYTHONPATH=$(CODE) $(BIN)/lint-imports
 	@if [ -x $(BIN)/hadolint ]; then $(BIN)/hadolint Dockerfile; else echo "Dockerfile not linted: hadolint has no build for this machine"; fi
 	@$(MAKE) --no-print-directory proto-check
 
@@ -124,7 +125,7 @@ database-fuzz: $(INSTALLED) ## Give the sandbox damaged and hostile database fil
 
 .PHONY: breaks
 breaks: $(INSTALLED) ## Plant breaks in a copy of the tree and see each caught, about a quarter of an hour; ONLY='clip x 2', FILE=noise for a subject, JOBS=2
-	@PYTHONPATH=.:proto $(BIN)/python -m tests.breaks.plant $(if $(ONLY),--only '$(ONLY)') $(if $(FILE),--file '$(FILE)') $(if $(JOBS),--jobs $(JOBS))
+	@PYTHONPATH=$(CODE) $(BIN)/python -m tests.breaks.plant $(if $(ONLY),--only '$(ONLY)') $(if $(FILE),--file '$(FILE)') $(if $(JOBS),--jobs $(JOBS))
 
 # What looks at dependencies has an environment of its own, so that it neither changes nor counts as what it looks at.
 AUDIT := $(VENV)-audit
@@ -201,7 +202,7 @@ proto-check: $(INSTALLED)
 
 .PHONY: docs
 docs: $(INSTALLED) ## Bring the tables of ops/docs up to date with the code
-	@PYTHONPATH=.:proto $(BIN)/python -m ops.docs_pages
+	@PYTHONPATH=$(CODE) $(BIN)/python -m lorica.documentation.docs_pages
 
 .PHONY: clean
 clean: ## Remove the virtual environment, caches and the demo's output

@@ -14,10 +14,10 @@ from typing import Annotated
 import typer
 from google.protobuf.json_format import MessageToDict
 
-from coordinator.access_commands import access_app
-from coordinator.audit_commands import audit_app
-from coordinator.authority_commands import ca_app
-from coordinator.command_line import (
+from coordinator.commands.access_commands import access_app
+from coordinator.commands.audit_commands import audit_app
+from coordinator.commands.authority_commands import ca_app
+from coordinator.commands.command_line import (
     AsJson,
     Dir,
     OnTheHost,
@@ -29,33 +29,32 @@ from coordinator.command_line import (
     say,
     whole_seconds,
 )
-from coordinator.completion import plan_names, silo_names
+from coordinator.commands.completion import plan_names, silo_names
+from coordinator.commands.groups_commands import groups_app
+from coordinator.commands.upkeep_commands import backup, gc, restore, upgrade
+from coordinator.commands.watch_command import watch
 from coordinator.composition import Coordinator, disks, load_keys, serve
-from coordinator.edges.coordinator_folder import CoordinatorFolder, remember, undo_init
-from coordinator.edges.export_client import fetch_export
-from coordinator.edges.key_store import KeyStore, key_files
-from coordinator.edges.logs import log_to_stderr
+from coordinator.edges.check.told_address import loopback_alone, own_hosts, warning
+from coordinator.edges.keys.coordinator_folder import CoordinatorFolder, remember, undo_init
+from coordinator.edges.keys.key_store import KeyStore, key_files
+from coordinator.edges.operator_host.export_client import fetch_export
 from coordinator.edges.status_page.entrance import is_loopback
-from coordinator.edges.told_address import loopback_alone, own_hosts, warning
-from coordinator.groups_commands import groups_app
+from coordinator.edges.telemetry.logs import log_to_stderr
 from coordinator.plans.forecast import forecast
 from coordinator.rounds.which_plan import DEFAULT_PLAN
-from coordinator.service.enrolment import MAX_VALID_SECONDS
+from coordinator.service.members.enrolment import MAX_VALID_SECONDS
 from coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT, STATUS_PORT, settings_text
-from coordinator.upkeep_commands import backup, gc, restore, upgrade
-from coordinator.watch_command import watch
-from security import ballast, files
-from security.errors import ConfigurationError, LoricaError, StateError, exit_code
-from security.identifiers import Role, federation_name
-from security.pki import key_file
-from security.pki.enrolment_token import decode
-from security.private_memory import keep_memory_private
-from security.process_lock import ProcessLock
-from security.program import begin_program
-from security.terminal import Page, list_whole_summaries, terminal
+from lorica_security.console.terminal import Page, list_whole_summaries, terminal
+from lorica_security.errors import ConfigurationError, LoricaError, StateError, exit_code
+from lorica_security.host import ballast, files, key_file
+from lorica_security.host.private_memory import keep_memory_private
+from lorica_security.host.process_lock import ProcessLock
+from lorica_security.host.program import begin_program
+from lorica_security.host.software_version import software_version
+from lorica_security.identifiers import Role, federation_name
+from lorica_security.identity.enrolment_token import decode
 from silo_wire.canonical import Digest
-from silo_wire.plan import Plan
-from silo_wire.software_version import software_version
+from silo_wire.plans.plan import Plan
 from silo_wire.transport import keep_chunks_in_memory
 from silo_wire.v1 import operator_pb2, operator_pb2_grpc
 
@@ -282,9 +281,9 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Look at everything that could keep this federation from working; exit with 3 if something does."""
-    from coordinator.edges.preflight import Ground, preflight
-    from security.preflight import failures
-    from security.preflight_page import check_json, check_page
+    from coordinator.edges.check.preflight import Ground, preflight
+    from lorica_security.console.preflight import failures
+    from lorica_security.console.preflight_page import check_json, check_page
 
     folder = own_folder(directory)
     checks = preflight(

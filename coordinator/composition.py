@@ -13,50 +13,51 @@ from pathlib import Path
 import structlog
 from prometheus_client import CollectorRegistry
 
-from coordinator.edges.audited import AuditedOperator, AuditedStore, RefusalLog, released
-from coordinator.edges.coordinator_folder import CoordinatorFolder
-from coordinator.edges.enrolment_servicer import EnrolmentServicer
-from coordinator.edges.export_scratch import ExportScratch
-from coordinator.edges.federation_servicer import FederationServicer
-from coordinator.edges.fresh_certificates import FreshCertificates
-from coordinator.edges.garbage import Collector, Garbage
-from coordinator.edges.gate import Refusal
-from coordinator.edges.groups_in_log import newest_groups
-from coordinator.edges.grpc_server import enrolment_listener, serve_while_open, silo_listener
-from coordinator.edges.key_store import KeyStore
-from coordinator.edges.logs import Whereabouts
-from coordinator.edges.metrics import CoordinatorMetrics
-from coordinator.edges.model_store import ModelStore
-from coordinator.edges.operator_client import OperatorAccess
-from coordinator.edges.operator_servicer import OnThisHost, OperatorServicer
-from coordinator.edges.plan_parts import base_store, model_store, plan_parts
-from coordinator.edges.presented import Presented
-from coordinator.edges.release_ledger import ReleaseLedger
-from coordinator.edges.round_store import SqlRoundStore
-from coordinator.edges.spool import Spools
+from coordinator.edges.database.round_store import SqlRoundStore
+from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from coordinator.edges.keys.key_store import KeyStore
+from coordinator.edges.models.export_scratch import ExportScratch
+from coordinator.edges.models.model_store import ModelStore
+from coordinator.edges.models.spool import Spools
+from coordinator.edges.operator_host.operator_client import OperatorAccess
+from coordinator.edges.server.audited import AuditedOperator, AuditedStore, RefusalLog, released
+from coordinator.edges.server.enrolment_servicer import EnrolmentServicer
+from coordinator.edges.server.federation_servicer import FederationServicer
+from coordinator.edges.server.fresh_certificates import FreshCertificates
+from coordinator.edges.server.gate import Refusal
+from coordinator.edges.server.grpc_server import enrolment_listener, serve_while_open, silo_listener
+from coordinator.edges.server.operator_servicer import OnThisHost, OperatorServicer
+from coordinator.edges.server.presented import Presented
 from coordinator.edges.status_page.page import status_page
 from coordinator.edges.status_page.refusals import RecentRefusals
+from coordinator.edges.sums.plan_parts import base_store, model_store, plan_parts
+from coordinator.edges.sums.release_ledger import ReleaseLedger
+from coordinator.edges.telemetry.logs import Whereabouts
+from coordinator.edges.telemetry.metrics import CoordinatorMetrics
+from coordinator.edges.upkeep.garbage import Collector, Garbage
+from coordinator.edges.upkeep.groups_in_log import newest_groups
 from coordinator.plans.plan_shelf import PlanShelf
 from coordinator.service.federation import Federation
 from coordinator.service.ports import Aggregator, Clock, Steady
 from coordinator.service.records import PresentPlan
 from coordinator.settings import Settings, reachable
-from security import files
-from security.audit.entry import Event
-from security.audit.log_file import AuditLog
-from security.errors import ConfigurationError, StateError, StorageError
-from security.identifiers import FederationName, Identity, Role
-from security.privacy.ledger import Entry
-from security.secure_aggregation.release_groups import SignedLink
+from lorica_security.audit.entry import Event
+from lorica_security.daemon.clock_watch import watched_clock
+from lorica_security.daemon.heartbeat import beating
+from lorica_security.daemon.host_metrics import register_host
+from lorica_security.daemon.kept_ballast import kept_ballast
+from lorica_security.daemon.listen_address import Address, address
+from lorica_security.daemon.metrics_port import metrics_port
+from lorica_security.daemon.sealed_log import kept_log
+from lorica_security.errors import ConfigurationError, StateError, StorageError
+from lorica_security.host import files
+from lorica_security.identifiers import FederationName, Identity, Role
+from lorica_security.on_disk.log_file import AuditLog
+from lorica_security.privacy.ledger import Entry
+from lorica_security.secure_aggregation.groups.release_groups import SignedLink
 from silo_wire.canonical import Digest
-from silo_wire.clock_watch import watched_clock
-from silo_wire.heartbeat import beating
-from silo_wire.host_metrics import register_host
-from silo_wire.kept_ballast import kept_ballast
-from silo_wire.listen_address import Address, address
-from silo_wire.metrics_port import metrics_port
-from silo_wire.plan import Plan, PlanBundle
-from silo_wire.sealed_log import kept_log
+from silo_wire.plans.plan import Plan, PlanBundle
+from silo_wire.wire_version import OURS
 
 _log = structlog.get_logger(__name__)
 
@@ -171,7 +172,7 @@ class Coordinator:
 
     def export(self, plan: Digest, model: Digest, target: Path) -> None:
         """Write a model of a plan to the new folder `target`; raises StateError for one that is not in the records."""
-        from coordinator.edges.export import export_model
+        from coordinator.edges.models.export import export_model
 
         bundle = self.shelf.bundle(plan)
         store = self.open_store()
@@ -237,7 +238,7 @@ class Coordinator:
         # Here, not above: torch takes seconds to import, and most commands do without it.
         import torch
 
-        from coordinator.edges import aggregator
+        from coordinator.edges.sums import aggregator
 
         if self.settings.aggregation.threads:
             torch.set_num_threads(self.settings.aggregation.threads)
@@ -258,7 +259,7 @@ class Coordinator:
 
     def check_device(self) -> None:
         """Raises ConfigurationError now for a device that is not there, rather than at the end of the first round."""
-        from coordinator.edges import aggregator
+        from coordinator.edges.sums import aggregator
 
         aggregator.device_for(self.settings.aggregation.device)
 
@@ -364,7 +365,7 @@ async def serve(coordinator: Coordinator, *, offer: str, ready: Callable[[], Non
     listen = coordinator.settings.listen
     coordinator.check_device()
     registry = CollectorRegistry()
-    register_host(registry, coordinator.settings.state_folder)
+    register_host(registry, coordinator.settings.state_folder, str(OURS))
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from security.errors import ConfigurationError, StorageError
-from security.identifiers import federation_name
-from security.pki.hosts import parse_host
-from silo_wire.listen_address import address
-from silo_wire.strict_toml import NameText, Section, parse_toml
+from lorica_security.console.strict_toml import NameText, Section, parse_toml
+from lorica_security.daemon.listen_address import address
+from lorica_security.errors import ConfigurationError, StorageError
+from lorica_security.identifiers import federation_name
+from lorica_security.pki.hosts import parse_host
 
 SETTINGS_FILE = "federation.toml"
 SILOS_PORT = 7443

@@ -1,6 +1,6 @@
 """The `silo-agent` command: parses, constructs, prints. Heavy imports happen in the command that needs them.
 
-Every LoricaError ends as one line on stderr and the exit code of security.errors.EXIT_CODES.
+Every LoricaError ends as one line on stderr and the exit code of lorica_security.errors.EXIT_CODES.
 """
 
 import asyncio
@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from security.errors import (
+from lorica_security.console.terminal import Page, list_whole_summaries, terminal
+from lorica_security.errors import (
     EXIT_CODES,
     ConfigurationError,
     DataError,
@@ -28,10 +29,10 @@ from security.errors import (
     StateError,
     UnsafeSql,
 )
-from security.program import begin_program
-from security.terminal import Page, list_whole_summaries, terminal
-from silo_agent.audit_commands import audit_app
-from silo_agent.command_line import (
+from lorica_security.host.program import begin_program
+from lorica_security.host.software_version import software_version
+from silo_agent.commands.audit_commands import audit_app
+from silo_agent.commands.command_line import (
     Choice,
     Config,
     Data,
@@ -47,33 +48,32 @@ from silo_agent.command_line import (
     started_with,
     tell_agent,
 )
-from silo_agent.edges.silo_folder import SiloFolder, silo_folder
-from silo_agent.groups_commands import groups_app
-from silo_agent.identity_commands import finish_rotation, identity_app
-from silo_agent.import_commands import import_data
-from silo_agent.key_commands import key_app
-from silo_agent.plan_commands import plan_app
-from silo_agent.privacy_commands import privacy_app, spent_of_allowed
-from silo_agent.trust_commands import trust_app
-from silo_wire.software_version import software_version
+from silo_agent.commands.groups_commands import groups_app
+from silo_agent.commands.identity_commands import finish_rotation, identity_app
+from silo_agent.commands.import_commands import import_data
+from silo_agent.commands.key_commands import key_app
+from silo_agent.commands.plan_commands import plan_app
+from silo_agent.commands.privacy_commands import privacy_app, spent_of_allowed
+from silo_agent.commands.trust_commands import trust_app
+from silo_agent.edges.disk.silo_folder import SiloFolder, silo_folder
 
 if TYPE_CHECKING:
     from cryptography import x509
     from rich.console import Console
 
-    from silo_agent.edges.key_store import SiloCredentials
-    from silo_agent.edges.logs import Whereabouts
-    from silo_agent.edges.model_cache import ModelCache
-    from silo_agent.edges.round_journal import RoundJournal
-    from silo_agent.edges.shared_budget import SharedBudget
-    from silo_agent.edges.silo_sources import SiloSources
-    from silo_agent.edges.workshop import Workshop
+    from silo_agent.edges.accounts.shared_budget import SharedBudget
+    from silo_agent.edges.console.logs import Whereabouts
+    from silo_agent.edges.disk.model_cache import ModelCache
+    from silo_agent.edges.disk.round_journal import RoundJournal
+    from silo_agent.edges.keys.key_store import SiloCredentials
+    from silo_agent.edges.workshop.silo_sources import SiloSources
+    from silo_agent.edges.workshop.workshop import Workshop
     from silo_agent.policy import SiloPolicy
     from silo_agent.service.ports import RoundModel
     from silo_agent.service.privacy import NotShared
     from silo_agent.settings import Settings
     from silo_wire.canonical import Digest
-    from silo_wire.plan import PlanBundle
+    from silo_wire.plans.plan import PlanBundle
 
 MOST_RENEWAL_WAIT_S = 300.0
 """Between two tries to renew the certificate."""
@@ -142,13 +142,13 @@ def enroll(
     directory: Dir = None,
 ) -> None:
     """Make this silo's keys, prove the token, and store the certificate. Private keys never leave the folder."""
-    from security.audit.entry import Event
-    from security.pki.enrolment_token import decode
-    from security.pki.identity_key import public_key_bytes
-    from silo_agent.edges.audit_log import audited
-    from silo_agent.edges.enrolment_client import enrol
-    from silo_agent.edges.key_store import refuse_second_enrolment, store_credentials
-    from silo_agent.edges.pasted import pasted_token
+    from lorica_security.audit.entry import Event
+    from lorica_security.identity.enrolment_token import decode
+    from lorica_security.identity.identity_key import public_key_bytes
+    from silo_agent.edges.accounts.audit_log import audited
+    from silo_agent.edges.console.pasted import pasted_token
+    from silo_agent.edges.keys.key_store import refuse_second_enrolment, store_credentials
+    from silo_agent.edges.wire.enrolment_client import enrol
 
     folder = silo_folder(directory)
     parsed = pasted_token(sys.stdin) if token == ["-"] else decode("\n".join(token))
@@ -183,11 +183,11 @@ def start(
     """Run the agent until SIGTERM or Ctrl-C. SIGHUP makes it read `pause` and `resume` again."""
     import structlog
 
-    from security import ballast
-    from security.files import sweep
-    from security.private_memory import keep_memory_private
-    from security.process_lock import ProcessLock
-    from silo_agent.edges.logs import configure_logs
+    from lorica_security.host import ballast
+    from lorica_security.host.files import sweep
+    from lorica_security.host.private_memory import keep_memory_private
+    from lorica_security.host.process_lock import ProcessLock
+    from silo_agent.edges.console.logs import configure_logs
     from silo_wire.transport import keep_chunks_in_memory
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it is handled: what it would have read is read later anyway
@@ -233,35 +233,35 @@ async def _run_agent(
     journal: "RoundJournal",
     where: "Whereabouts",
 ) -> None:
-    from security.audit.entry import Event
-    from silo_agent.edges.audit_log import audit_log
-    from silo_agent.edges.backoff import Backoff
-    from silo_agent.edges.certificate import SiloCertificate
-    from silo_agent.edges.channel import mutual_channel
-    from silo_agent.edges.display import LogDisplay, TerminalDisplay
-    from silo_agent.edges.grpc_client import GrpcCoordinator, Traffic
-    from silo_agent.edges.instance import next_instance
-    from silo_agent.edges.masking_journal import masking_journal
-    from silo_agent.edges.masking_party import party_of
-    from silo_agent.edges.metrics import metrics_served
-    from silo_agent.edges.model_cache import ModelCache
-    from silo_agent.edges.model_checking import model_checks
-    from silo_agent.edges.observer import SiloObserver
-    from silo_agent.edges.own_entropy import own_entropy
-    from silo_agent.edges.plan_store import PlanStore
-    from silo_agent.edges.privacy_ledger import guard_of
-    from silo_agent.edges.release_groups import ReleaseGroups, group_chain
-    from silo_agent.edges.shared_budget import sharing_of
-    from silo_agent.edges.trust_store import trust_store
+    from lorica_security.audit.entry import Event
+    from lorica_security.daemon.clock_watch import watched_clock
+    from lorica_security.daemon.heartbeat import beating
+    from lorica_security.daemon.kept_ballast import kept_ballast
+    from lorica_security.daemon.sealed_log import kept_log
+    from silo_agent.edges.accounts.audit_log import audit_log
+    from silo_agent.edges.accounts.privacy_ledger import guard_of
+    from silo_agent.edges.accounts.shared_budget import sharing_of
+    from silo_agent.edges.console.display import LogDisplay, TerminalDisplay
+    from silo_agent.edges.console.metrics import metrics_served
+    from silo_agent.edges.console.observer import SiloObserver
+    from silo_agent.edges.disk.instance import next_instance
+    from silo_agent.edges.disk.model_cache import ModelCache
+    from silo_agent.edges.disk.plan_store import PlanStore
+    from silo_agent.edges.groups.release_groups import ReleaseGroups, group_chain
+    from silo_agent.edges.keys.own_entropy import own_entropy
+    from silo_agent.edges.masks.masking_party import party_of
+    from silo_agent.edges.masks.model_checking import model_checks
+    from silo_agent.edges.memory.masking_journal import masking_journal
+    from silo_agent.edges.memory.trust_store import trust_store
+    from silo_agent.edges.wire.backoff import Backoff
+    from silo_agent.edges.wire.certificate import SiloCertificate
+    from silo_agent.edges.wire.channel import mutual_channel
+    from silo_agent.edges.wire.grpc_client import GrpcCoordinator, Traffic
     from silo_agent.service.agent import AgentService
     from silo_agent.service.audited import AuditedCoordinator, AuditedGate, AuditedObserver, SiloAudit
     from silo_agent.service.certificate_keeper import CertificateKeeper
     from silo_agent.service.group_keeper import GroupKeeper
     from silo_agent.service.masking import Masking
-    from silo_wire.clock_watch import watched_clock
-    from silo_wire.heartbeat import beating
-    from silo_wire.kept_ballast import kept_ballast
-    from silo_wire.sealed_log import kept_log
 
     sources = _sources(folder, settings)
     sources.data()  # bad data ends the command here, before anything heavy is loaded
@@ -428,8 +428,8 @@ def resume(directory: Dir = None) -> None:
 
 
 def _set_paused(directory: Path | None, paused: bool) -> None:
-    from security.audit.entry import Event
-    from silo_agent.edges.audit_log import audited
+    from lorica_security.audit.entry import Event
+    from silo_agent.edges.accounts.audit_log import audited
 
     folder = silo_folder(directory)
     credentials = credentials_of(folder)
@@ -445,9 +445,9 @@ def _set_paused(directory: Path | None, paused: bool) -> None:
 @app.command()
 def status(directory: Dir = None, as_json: Json = False) -> None:
     """What this silo is, what it does, and how its last rounds ended."""
-    from security.process_lock import holder
-    from silo_agent.edges.privacy_ledger import guard_of
-    from silo_agent.edges.shared_budget import sharing_of
+    from lorica_security.host.process_lock import holder
+    from silo_agent.edges.accounts.privacy_ledger import guard_of
+    from silo_agent.edges.accounts.shared_budget import sharing_of
     from silo_wire.wire_version import OURS
 
     folder = silo_folder(directory)
@@ -500,9 +500,9 @@ def check(
     data: Data = None, database: Database = None, config: Config = None, directory: Dir = None, as_json: Json = False
 ) -> None:
     """Look at everything that could keep this silo from taking part; exit with 3 if something does."""
-    from security.preflight import failures
-    from security.preflight_page import check_json, check_page
-    from silo_agent.edges.preflight import Ground, preflight
+    from lorica_security.console.preflight import failures
+    from lorica_security.console.preflight_page import check_json, check_page
+    from silo_agent.edges.check.preflight import Ground, preflight
 
     folder = silo_folder(directory)
     ground = Ground(
@@ -530,8 +530,8 @@ def ask(
     as_json: Json = False,
 ) -> None:
     """Answer with the newest global model: its SQL, and what that gives on this silo's database, in the sandbox."""
-    from silo_agent.edges.model_cache import ModelCache
-    from silo_agent.edges.plan_store import PlanStore
+    from silo_agent.edges.disk.model_cache import ModelCache
+    from silo_agent.edges.disk.plan_store import PlanStore
     from silo_agent.service.ports import RoundModel
 
     folder = silo_folder(directory)
@@ -582,7 +582,7 @@ def schema(
     ] = None,
 ) -> None:
     """Print the schema.json of a live database: every table that its role may read. What is left out is said on stderr."""
-    from silo_agent.edges.database_schema import read_schema
+    from silo_agent.edges.workshop.database_schema import read_schema
     from silo_agent.sql_sandbox import parse_database
 
     live = read_schema(parse_database(url), db_id=db_id, only=only or ())
@@ -617,13 +617,13 @@ def _given(
 
 
 def _validity_problem(credentials: "SiloCredentials") -> str | None:
-    from security.pki.validity import Window
+    from lorica_security.pki.validity import Window
 
     return Window.of(credentials.certificate).problem_at(datetime.now(UTC))
 
 
 def _sources(folder: SiloFolder, settings: "Settings") -> "SiloSources":
-    from silo_agent.edges.silo_sources import SiloSources
+    from silo_agent.edges.workshop.silo_sources import SiloSources
 
     return SiloSources(settings, scratch=folder.root / "database")
 
@@ -653,7 +653,7 @@ def _workshop(
     sharing: "SharedBudget | NotShared | None" = None,
 ) -> "Workshop":
     """`sharing` hears which records private plans are prepared on."""
-    from silo_agent.edges.workshop import Workshop
+    from silo_agent.edges.workshop.workshop import Workshop
     from silo_agent.service.privacy import NotShared
 
     register = (sharing or NotShared()).register

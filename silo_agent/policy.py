@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from security.errors import PolicyRefusal
-from security.identifiers import SiloName
-from security.privacy.accounting import Budget, GaussianRelease
-from security.privacy.renyi_filter import favoured_order, filtered_epsilon
+from lorica_security.console.strict_toml import Section
+from lorica_security.errors import PolicyRefusal
+from lorica_security.identifiers import SiloName
+from lorica_security.privacy.accounting import Budget, GaussianRelease
+from lorica_security.privacy.renyi_filter import favoured_order, filtered_epsilon
 from silo_wire.canonical import Digest
 from silo_wire.manifest import MAX_NAME_CHARACTERS, Manifest
-from silo_wire.plan import DigestText, Plan, PlanBundle
-from silo_wire.strict_toml import Section
-from silo_wire.tokenizer_parts import odd_parts
-from silo_wire.work import MOST_SETTINGS, MOST_WORK_RATIO, widest_gap
+from silo_wire.model_folders.tokenizer_parts import odd_parts
+from silo_wire.plans.plan import DigestText, Plan, PlanBundle
+from silo_wire.plans.work import MOST_SETTINGS, MOST_WORK_RATIO, widest_gap
 
 if TYPE_CHECKING:
-    from security.secure_aggregation.silo_machine import Demands
+    from lorica_security.secure_aggregation.silo_machine import Demands
 
 LEAST_SILOS = 3
 """Of a cohort, a threshold or a sum: in a sum of two each sees the other."""
@@ -302,7 +302,7 @@ class SiloPolicy:
     def demands(self) -> "Demands":
         """What every roster of secure aggregation is held to."""
         # Here, not above: numpy, which this brings, is for rounds with masks alone.
-        from security.secure_aggregation.silo_machine import Demands
+        from lorica_security.secure_aggregation.silo_machine import Demands
 
         rules = self.rules
         return Demands(
@@ -419,7 +419,7 @@ class SiloPolicy:
             )
 
     def _masks(self, bundle: PlanBundle) -> Iterator[PolicyRefusal]:
-        from security.secure_aggregation.parameters import default_threshold
+        from lorica_security.secure_aggregation.parameters import default_threshold
 
         rules, wanted, silos = self.rules, bundle.plan.aggregation, bundle.plan.schedule.min_silos
         for rule, key, offered, demanded in (

@@ -13,10 +13,10 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from security.errors import ConfigurationError
+from lorica_security.console.strict_toml import Section, parse_toml
+from lorica_security.daemon.listen_address import address
+from lorica_security.errors import ConfigurationError
 from silo_agent.policy import PolicyRules
-from silo_wire.listen_address import address
-from silo_wire.strict_toml import Section, parse_toml
 
 
 class DataSection(Section):

@@ -14,7 +14,7 @@ from hypothesis import settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import silo_wire  # noqa: F401  # before any test module imports grpc
-from ops.demo import ports
+from lorica.demo import ports
 
 PORTS_OF_A_WORKER = 5000  # a whole run chooses some 2000
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from security.errors import ConfigurationError
-from security.privacy.discrete_gaussian import SIGMA, Integers
+from lorica_security.errors import ConfigurationError
+from lorica_security.noise.discrete_gaussian import SIGMA, Integers
 
 FloatBlock = NDArray[np.float32]
 

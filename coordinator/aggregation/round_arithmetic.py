@@ -11,7 +11,7 @@ from torch import Tensor
 
 from coordinator.aggregation.streaming_sum import Scratch, weighted_mean
 from coordinator.aggregation.weighting import CohortWeights
-from security.identifiers import SiloName
+from lorica_security.identifiers import SiloName
 from silo_wire.server_step.apply_mean import apply_mean
 from silo_wire.server_step.server_optimizer import ServerOptimizer
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from coordinator.aggregation.weighting import CohortWeights
-from security.errors import MalformedMessage, StateError
-from security.identifiers import SiloName
+from lorica_security.errors import MalformedMessage, StateError
+from lorica_security.identifiers import SiloName
 from silo_wire.server_step.finite import extremes
 
 DELTA_DTYPES = (torch.float32, torch.bfloat16)

@@ -19,9 +19,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from security.errors import ConfigurationError, Conflict, MalformedMessage, StateError
-from security.identifiers import SiloName
-from silo_wire.lorar import Weighting, raw_weight
+from lorica_security.errors import ConfigurationError, Conflict, MalformedMessage, StateError
+from lorica_security.identifiers import SiloName
+from silo_wire.plans.lorar import Weighting, raw_weight
 
 # A mean cross-entropy of this size is a fault, not a loss; the bounds also keep every product and sum finite in float64.
 LARGEST_LOSS_REDUCTION = 1e9

@@ -1,0 +1,1 @@
+"""Where the coordinator meets the world: network, files, database, metrics."""

@@ -1,14 +1,14 @@
-"""A plan folder's model parted in two: the base, which stays, and the adapters, which are trained (silo_wire/adapters.py)."""
+"""A plan folder's model parted in two: the base, which stays, and the adapters, which are trained (silo_wire/plans/adapters.py)."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator import model_file
-from coordinator.model_file import BASE_FILE, MODEL_FILE
-from silo_wire.adapters import AdaptersSection, adapter_layout
+from coordinator.vectors import model_file
+from coordinator.vectors.model_file import BASE_FILE, MODEL_FILE
 from silo_wire.manifest import Layout, Manifest
-from silo_wire.plan import BASE_LAYOUT_FILE, LAYOUT_FILE
-from silo_wire.seeded_model import seeded_adapters
+from silo_wire.model_folders.seeded_model import seeded_adapters
+from silo_wire.plans.adapters import AdaptersSection, adapter_layout
+from silo_wire.plans.plan import BASE_LAYOUT_FILE, LAYOUT_FILE
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ weights is. Overrides under masks are told too, since silos refuse them until th
 from collections.abc import Iterator
 from dataclasses import replace
 
-from security.errors import ConfigurationError, MalformedMessage
-from security.privacy.accounting import epsilon_of
-from silo_wire.plan import Plan
-from silo_wire.work import widest_gap
+from lorica_security.errors import ConfigurationError, MalformedMessage
+from lorica_security.privacy.accounting import epsilon_of
+from silo_wire.plans.plan import Plan
+from silo_wire.plans.work import widest_gap
 
 EXPECTED_LOSS_REDUCTION = 0.2
 """Of a record's loss in one round, while a model still learns: what the demo's silos have after some rounds, in nats."""
@@ -47,12 +47,12 @@ def require_worth(plan: Plan, where: str) -> None:
 def _require_masks_that_hold(plan: Plan, where: str) -> None:
     """What a cohort can be at most, and that 32-bit words hold sum and noise of the smallest and, at silo level, of the expected one."""
     # Here, not above: numpy, which these bring, is for plans with masks alone.
-    from security.identifiers import FederationName, SiloName
-    from security.secure_aggregation.fixed_point import Ranges, TensorRange
-    from security.secure_aggregation.parameters import Terms
-    from security.secure_aggregation.release_groups import Partition, first_link
-    from silo_wire.noised_masks import noise_terms
-    from silo_wire.secure_codec import MAX_COHORT
+    from lorica_security.identifiers import FederationName, SiloName
+    from lorica_security.secure_aggregation.groups.release_groups import Partition, first_link
+    from lorica_security.secure_aggregation.masked_vectors.fixed_point import Ranges, TensorRange
+    from lorica_security.secure_aggregation.parameters import Terms
+    from silo_wire.codecs.secure_codec import MAX_COHORT
+    from silo_wire.plans.noised_masks import noise_terms
 
     privacy, aggregation, least = plan.privacy, plan.aggregation, plan.schedule.min_silos
     expected = least if plan.joint else max(least, privacy.nominal_silos)

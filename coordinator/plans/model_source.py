@@ -3,7 +3,7 @@
 Whatever the source, the result is the same few files, all of them data: the parameters as one canonical safetensors
 file, config.json, generation_config.json, the tokenizer's files, layout.json. Pickle is never opened, code that a folder
 names is never run, and only `model_type = "t5"` is taken. A folder is read by a process of its own before any library sees it
-(silo_wire.model_folder), and a repository's files are fetched only where each is of a size that one can have.
+(silo_wire.model_folders.model_folder), and a repository's files are fetched only where each is of a size that one can have.
 """
 
 import hashlib
@@ -21,20 +21,20 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from transformers import AutoTokenizer, T5ForConditionalGeneration
 from transformers.utils.logging import disable_progress_bar
 
-from coordinator import model_file
-from coordinator.model_file import MODEL_FILE
-from security.errors import ConfigurationError, LoricaError, MalformedMessage, Unreachable
+from coordinator.vectors import model_file
+from coordinator.vectors.model_file import MODEL_FILE
+from lorica_security.errors import ConfigurationError, LoricaError, MalformedMessage, Unreachable
 from silo_wire.manifest import Layout, Manifest, TensorSpec
-from silo_wire.model_files import CONFIG_FILE, INDEX_FILE, MOST_BYTES
-from silo_wire.model_folder import ModelFolder, prepared
-from silo_wire.model_folder_read import WEIGHTS_NAME
-from silo_wire.plan import BUNDLE_FILES, LAYOUT_FILE
+from silo_wire.model_folders.model_folder import ModelFolder, prepared
+from silo_wire.model_folders.model_folder_read import WEIGHTS_NAME
+from silo_wire.model_folders.seeded_model import seeded_t5, sized_config
+from silo_wire.model_folders.seeded_tokenizer import train_tokenizer
+from silo_wire.model_folders.t5_config import t5_config
+from silo_wire.model_folders.tokenizer_trial import require_family, without_panics
+from silo_wire.plans.model_files import CONFIG_FILE, INDEX_FILE, MOST_BYTES
+from silo_wire.plans.plan import BUNDLE_FILES, LAYOUT_FILE
+from silo_wire.plans.sizes import size_named
 from silo_wire.public_text import public_text
-from silo_wire.seeded_model import seeded_t5, sized_config
-from silo_wire.seeded_tokenizer import train_tokenizer
-from silo_wire.sizes import size_named
-from silo_wire.t5_config import t5_config
-from silo_wire.tokenizer_trial import require_family, without_panics
 
 _EMBEDDINGS = frozenset(
     {"shared.weight", "decoder.embed_tokens.weight", "encoder.embed_tokens.weight", "lm_head.weight"}

@@ -14,20 +14,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinator import model_file
-from coordinator.model_file import BASE_FILE, MODEL_FILE
 from coordinator.plans.forecast import require_worth
 from coordinator.plans.plan_text import plan_text
 from coordinator.plans.presets import preset as preset_named
-from security import files
-from security.errors import ConfigurationError, IntegrityError, MalformedMessage, StorageError
+from coordinator.vectors import model_file
+from coordinator.vectors.model_file import BASE_FILE, MODEL_FILE
+from lorica_security.console.strict_toml import checked
+from lorica_security.errors import ConfigurationError, IntegrityError, MalformedMessage, StorageError
+from lorica_security.host import files
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.manifest import Layout, manifest_of
-from silo_wire.model_files import TOKENIZER_FILE
-from silo_wire.plan import BASE_LAYOUT_FILE, LAYOUT_FILE, Plan, PlanBundle
-from silo_wire.privacy import calibrated_noise
-from silo_wire.strict_toml import checked
-from silo_wire.tokenizer_trial import require_family
+from silo_wire.model_folders.tokenizer_trial import require_family
+from silo_wire.plans.model_files import TOKENIZER_FILE
+from silo_wire.plans.plan import BASE_LAYOUT_FILE, LAYOUT_FILE, Plan, PlanBundle
+from silo_wire.plans.privacy import calibrated_noise
 
 if TYPE_CHECKING:
     from coordinator.plans.model_source import ModelSource

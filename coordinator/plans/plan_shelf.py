@@ -6,11 +6,11 @@ Silos may have approved a plan whose folder has been edited or deleted since: th
 from pathlib import Path
 
 from coordinator.plans.plan_folder import compile_plan
-from security import files
-from security.errors import IntegrityError, MalformedMessage, StateError, StorageError
-from security.identifiers import silo_name
+from lorica_security.errors import IntegrityError, MalformedMessage, StateError, StorageError
+from lorica_security.host import files
+from lorica_security.identifiers import silo_name
 from silo_wire.canonical import Digest
-from silo_wire.plan import PlanBundle
+from silo_wire.plans.plan import PlanBundle
 
 
 class PlanShelf:

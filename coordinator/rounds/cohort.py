@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Set
 
-from security.identifiers import SiloName
+from lorica_security.identifiers import SiloName
 
 
 def cohort_of(ready: Set[SiloName]) -> tuple[SiloName, ...]:

@@ -10,8 +10,8 @@ from coordinator.rounds.scores import BestModel
 from coordinator.rounds.secure_attempt import MaskedSum, MaskedVector
 from coordinator.rounds.states import Report
 from coordinator.rounds.updates import AggregationResult, CommittedUpdate
-from security.identifiers import SiloName
-from security.secure_aggregation.scores import Scores
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation.masked_vectors.scores import Scores
 from silo_wire.canonical import Digest
 from silo_wire.messages import RoundKey
 

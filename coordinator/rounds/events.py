@@ -11,11 +11,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from coordinator.rounds.terms import PlanTerms
 from coordinator.rounds.updates import AggregationResult, CommittedUpdate
-from security.identifiers import SiloName
-from security.pki.succession import Succession
-from security.secure_aggregation import coordinator_machine as protocol
-from security.secure_aggregation.messages import MaskedInput
-from security.secure_aggregation.release_groups import Partition
+from lorica_security.identifiers import SiloName
+from lorica_security.identity.succession import Succession
+from lorica_security.secure_aggregation import coordinator_machine as protocol
+from lorica_security.secure_aggregation.groups.release_groups import Partition
+from lorica_security.secure_aggregation.messages import MaskedInput
 from silo_wire.canonical import Digest
 from silo_wire.messages import DeclineReason, Evaluation, MaskAnswer, RoundKey
 

@@ -12,7 +12,7 @@ One rule for time: each phase has one deadline and one quorum, `min_silos`.
   abandoned as soon as so many have declined that no quorum, or no masked sum, can come together. Leaving drops nobody: a silo may return
   and commit until the deadline. A late silo is dropped for the round, not for good.
 - Under secure aggregation Collecting ends the same way, with silos that have trained in place of updates, and Masking
-  follows: each phase of the protocol has the deadline anew, and its own quorum (security/secure_aggregation). An attempt
+  follows: each phase of the protocol has the deadline anew, and its own quorum (security/lorica_security/secure_aggregation). An attempt
   that ends before a share was asked for is tried again, like any other. Later, silos have answered for this round and will
   not do so again: the plan goes on with the next round. Who spoilt an attempt by more than silence is left out of the
   rest of that round and of the next one; of a dispute in which one of two must have lied, one of the two is.
@@ -113,10 +113,10 @@ from coordinator.rounds.states import (
 from coordinator.rounds.updates import CommittedUpdate, IncludedUpdate, Outcome
 from coordinator.rounds.which_plan import check_start
 from coordinator.rounds.whole_groups import wanting
-from security.errors import AuthorisationError, Conflict, MalformedMessage, StateError, WrongTime
-from security.identifiers import SiloName
-from security.secure_aggregation import coordinator_machine as protocol
-from security.secure_aggregation.messages import Complaint, MaskedInput, Reveal
+from lorica_security.errors import AuthorisationError, Conflict, MalformedMessage, StateError, WrongTime
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation import coordinator_machine as protocol
+from lorica_security.secure_aggregation.messages import Complaint, MaskedInput, Reveal
 from silo_wire.canonical import Digest
 from silo_wire.messages import DeclineReason, RoundKey
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from security.secure_aggregation.scores import Scores
+from lorica_security.secure_aggregation.masked_vectors.scores import Scores
 from silo_wire.canonical import Digest
 from silo_wire.messages import Evaluation
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from security.identifiers import FederationName, SiloName
-from security.pki.identity_key import public_key_bytes, public_key_from_bytes
-from security.pki.succession import Succession
-from security.secure_aggregation import coordinator_machine as protocol
-from security.secure_aggregation.attempt import Attempt
-from security.secure_aggregation.messages import Identities, MaskedInput
+from lorica_security.identifiers import FederationName, SiloName
+from lorica_security.identity.identity_key import public_key_bytes, public_key_from_bytes
+from lorica_security.identity.succession import Succession
+from lorica_security.secure_aggregation import coordinator_machine as protocol
+from lorica_security.secure_aggregation.attempt import Attempt
+from lorica_security.secure_aggregation.messages import Identities, MaskedInput
 from silo_wire.canonical import Digest
-from silo_wire.secure_codec import coordinator_event_from_bytes, coordinator_event_to_bytes
+from silo_wire.codecs.secure_journals_codec import coordinator_event_from_bytes, coordinator_event_to_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class MemberKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecureAttempt:
-    """`journal` has every event so far, each as base64 of `secure_codec.coordinator_event_to_bytes`.
+    """`journal` has every event so far, each as base64 of `secure_journals_codec.coordinator_event_to_bytes`.
 
     `held` is the state that they led to; None after a restart, until it is asked for.
     """

@@ -2,11 +2,11 @@
 
     Idle -> Gathering -> Collecting -> (Masking) -> Aggregating -> Evaluating -> Gathering ... -> Finished
                  ^------- abandoned ------/                 (or straight on, when no evaluation is due)
-    Masking is secure aggregation's, and has phases of its own (security/secure_aggregation/coordinator_machine.py).
+    Masking is secure aggregation's, and has phases of its own (security/lorica_security/secure_aggregation/coordinator_machine.py).
     Stopped stands beside all of them but Idle and Finished.
 
 `deadline` is an instant of the coordinator's steady clock (events.py), of one process: what is stored is how much is left until then
-(coordinator/edges/state_json.py). The states of a plan share a Course: what outlasts a round.
+(coordinator/edges/database/state_json.py). The states of a plan share a Course: what outlasts a round.
 """
 
 from collections import Counter
@@ -18,8 +18,8 @@ from coordinator.rounds.scores import BestModel
 from coordinator.rounds.secure_attempt import MaskedSum, SecureAttempt
 from coordinator.rounds.terms import PlanTerms
 from coordinator.rounds.updates import CommittedUpdate, IncludedUpdate
-from security.identifiers import SiloName
-from security.secure_aggregation.release_groups import Partition
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation.groups.release_groups import Partition
 from silo_wire.canonical import Digest
 from silo_wire.messages import DeclineReason, Evaluation, RoundKey
 

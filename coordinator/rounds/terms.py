@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from security.identifiers import FederationName
-from security.secure_aggregation.parameters import LEAST_COHORT
+from lorica_security.identifiers import FederationName
+from lorica_security.secure_aggregation.parameters import LEAST_COHORT
 from silo_wire.canonical import Digest
-from silo_wire.timetable import Timetable
+from silo_wire.plans.timetable import Timetable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

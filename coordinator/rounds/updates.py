@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from security.identifiers import SiloName
-from security.secure_aggregation.scores import Scores
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation.masked_vectors.scores import Scores
 from silo_wire.canonical import Digest
 from silo_wire.messages import TrainingSummary
 

@@ -2,7 +2,7 @@
 
 from coordinator.rounds.states import Finished, Gathering, Idle, State, Stopped, round_of
 from coordinator.rounds.terms import PlanTerms
-from security.errors import StateError
+from lorica_security.errors import StateError
 from silo_wire.canonical import Digest
 
 DEFAULT_PLAN = "default"

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from coordinator.rounds.cohort import named
 from coordinator.rounds.states import Course, Gathering, State, Task
-from security.identifiers import SiloName
-from security.secure_aggregation.parameters import threshold_for
-from security.secure_aggregation.release_groups import Group
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation.groups.release_groups import Group
+from lorica_security.secure_aggregation.parameters import threshold_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

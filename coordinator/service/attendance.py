@@ -7,8 +7,8 @@ in the same folder, takes its old seat over, since its old stream may be dead wi
 import asyncio
 from dataclasses import dataclass, field
 
-from security.errors import Conflict
-from security.identifiers import SiloName
+from lorica_security.errors import Conflict
+from lorica_security.identifiers import SiloName
 from silo_wire.messages import AgentPhase
 
 _FOLDER_BYTES = 8

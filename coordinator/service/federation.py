@@ -31,11 +31,11 @@ from coordinator.rounds.orders import CLOSING, order_for, waiting_for
 from coordinator.rounds.states import Course, Finished, Idle, course_of, groups_of, population_of, round_of
 from coordinator.rounds.which_plan import DEFAULT_PLAN, check_start, unfinished
 from coordinator.service.attendance import Attendance, Seat
-from coordinator.service.authority_succession import AuthoritySteps
-from coordinator.service.chunk_cache import ChunkCache
-from coordinator.service.disclosure import of_all_silos
-from coordinator.service.enrolment import Enrolment
-from coordinator.service.held_trust import HeldTrusts
+from coordinator.service.members.authority_succession import AuthoritySteps
+from coordinator.service.members.enrolment import Enrolment
+from coordinator.service.members.held_trust import HeldTrusts
+from coordinator.service.members.register import Register
+from coordinator.service.members.renewal import Renewal, Renewed
 from coordinator.service.plan_desk import OpenedPlan, PlanDesk, terms_of
 from coordinator.service.ports import (
     AuditPort,
@@ -49,20 +49,20 @@ from coordinator.service.ports import (
     Spools,
     Steady,
 )
-from coordinator.service.pulse import pulse
-from coordinator.service.receipts import Receipts
 from coordinator.service.records import PresentPlan, RoundRow
-from coordinator.service.register import Register
 from coordinator.service.release_groups import ReleaseGroups
-from coordinator.service.renewal import Renewal, Renewed
 from coordinator.service.round_checks import RoundChecks
 from coordinator.service.round_loop import RETRY_S, RoundLoop
-from coordinator.service.round_rows import as_they_stand
-from coordinator.service.standing import Standing, standing
 from coordinator.service.threads import Threads
-from coordinator.service.uploads import Upload, Uploads
-from security.chain import Head
-from security.errors import (
+from coordinator.service.transfers.chunk_cache import ChunkCache
+from coordinator.service.transfers.receipts import Receipts
+from coordinator.service.transfers.uploads import Upload, Uploads
+from coordinator.service.views.disclosure import of_all_silos
+from coordinator.service.views.pulse import pulse
+from coordinator.service.views.round_rows import as_they_stand
+from coordinator.service.views.standing import Standing, standing
+from lorica_security.audit.chain import Head
+from lorica_security.errors import (
     AuthorisationError,
     ConfigurationError,
     Conflict,
@@ -71,13 +71,13 @@ from security.errors import (
     StateError,
     WrongTime,
 )
-from security.identifiers import FederationName, Identity, Role, SiloName
-from security.pki.identity_key import public_key_from_bytes
-from security.secure_aggregation.messages import Advertisement
-from security.secure_aggregation.verdicts import Verdict
+from lorica_security.identifiers import FederationName, Identity, Role, SiloName
+from lorica_security.identity.identity_key import public_key_from_bytes
+from lorica_security.secure_aggregation.messages import Advertisement
+from lorica_security.secure_aggregation.model_evidence.verdicts import Verdict
 from silo_wire.canonical import Digest
-from silo_wire.groups_codec import GroupsOffer, KnownIdentity
-from silo_wire.ledger_receipt import LEDGER_DOMAIN, LedgerReceipt, ledger_statement
+from silo_wire.codecs.groups_codec import GroupsOffer, KnownIdentity
+from silo_wire.codecs.ledger_receipt import LEDGER_DOMAIN, LedgerReceipt, ledger_statement
 from silo_wire.messages import (
     AgentPhase,
     DeclineReason,
@@ -93,7 +93,7 @@ from silo_wire.messages import (
     Train,
     UpdateHeader,
 )
-from silo_wire.plan import Plan
+from silo_wire.plans.plan import Plan
 from silo_wire.statements import MODEL_DOMAIN, model_statement
 from silo_wire.wire_version import Speaker
 

@@ -19,8 +19,8 @@ from coordinator.rounds.events import Event
 from coordinator.rounds.states import Masking, State, course_of, round_of
 from coordinator.rounds.terms import PlanTerms
 from coordinator.rounds.whole_groups import awaited_groups
-from coordinator.service.disclosure import Means, closed_of_all_silos, evaluation_of_all_silos, means_of
 from coordinator.service.ports import Observer
+from coordinator.service.views.disclosure import Means, closed_of_all_silos, evaluation_of_all_silos, means_of
 from silo_wire.messages import RoundKey
 
 _log = structlog.get_logger(__name__)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from coordinator.rounds.terms import PlanTerms
 from coordinator.service.ports import OpenPlan, PlanParts, PlanShelf
-from security.errors import ConfigurationError
-from security.identifiers import FederationName
+from lorica_security.errors import ConfigurationError
+from lorica_security.identifiers import FederationName
 from silo_wire.canonical import Digest
-from silo_wire.plan import Plan, PlanBundle
+from silo_wire.plans.plan import Plan, PlanBundle
 
 
 @dataclass(frozen=True)

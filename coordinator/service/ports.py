@@ -1,7 +1,7 @@
 """What the service needs of the world: storage of bytes and of state, keys, a clock, an observer.
 
 The edges implement these. Methods that may block (everything that touches a disk) are called in a worker thread, one
-call at a time per plan store, spool or aggregation; they raise the errors of `security.errors` and nothing else on
+call at a time per plan store, spool or aggregation; they raise the errors of `lorica_security.errors` and nothing else on
 purpose. Whatever they write is durable when they return.
 """
 
@@ -14,8 +14,6 @@ from coordinator.rounds.effects import Cause, Record
 from coordinator.rounds.secure_attempt import MaskedSum
 from coordinator.rounds.states import State
 from coordinator.rounds.updates import AggregationResult, CommittedUpdate
-from coordinator.service.disclosure import Means
-from coordinator.service.pulse import Pulse
 from coordinator.service.records import (
     Certificate,
     EnrolledSilo,
@@ -24,21 +22,23 @@ from coordinator.service.records import (
     RoundRow,
     SignedModel,
 )
-from security.audit.entry import Event, Particular
-from security.audit.signed_head import SignedHead
-from security.chain import Head
-from security.errors import IntegrityError, StateError
-from security.identifiers import Identity, SiloName
-from security.pki.authority_succession import AuthoritySuccession
-from security.pki.succession import Succession
-from security.secure_aggregation.evidence import Evidence, SignedEvidence
-from security.secure_aggregation.release_groups import SignedLink
-from security.secure_aggregation.scores import Scores
-from security.secure_aggregation.verdicts import Verdict
+from coordinator.service.views.disclosure import Means
+from coordinator.service.views.pulse import Pulse
+from lorica_security.audit.chain import Head
+from lorica_security.audit.entry import Event, Particular
+from lorica_security.audit.signed_head import SignedHead
+from lorica_security.errors import IntegrityError, StateError
+from lorica_security.identifiers import Identity, SiloName
+from lorica_security.identity.succession import Succession
+from lorica_security.pki.authority_succession import AuthoritySuccession
+from lorica_security.secure_aggregation.groups.release_groups import SignedLink
+from lorica_security.secure_aggregation.masked_vectors.scores import Scores
+from lorica_security.secure_aggregation.model_evidence.evidence import Evidence, SignedEvidence
+from lorica_security.secure_aggregation.model_evidence.verdicts import Verdict
 from silo_wire.canonical import Digest
 from silo_wire.manifest import Layout, Manifest
 from silo_wire.messages import Evaluation, HeldPieces, MaskedHeader, RoundKey, UpdateHeader
-from silo_wire.plan import PlanBundle
+from silo_wire.plans.plan import PlanBundle
 from silo_wire.wire_version import Speaker
 
 Clock = Callable[[], float]
@@ -474,4 +474,4 @@ class Observer(Protocol):
         """Of the plan under way, where noise is made here; both 0 of any other."""
 
     def refused(self, kind: str) -> None:
-        """An error without a caller to tell: class name of `security.errors`. The edges count those with one."""
+        """An error without a caller to tell: class name of `lorica_security.errors`. The edges count those with one."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from security.identifiers import Identity, SiloName
+from lorica_security.identifiers import Identity, SiloName
 from silo_wire.canonical import Digest
 from silo_wire.messages import Evaluation
 

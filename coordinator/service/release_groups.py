@@ -13,10 +13,10 @@ import structlog
 
 from coordinator.service.ports import RoundStore
 from coordinator.service.threads import Threads
-from security.errors import AuthorisationError, Conflict, MalformedMessage, StateError, WrongTime
-from security.identifiers import FederationName, SiloName
-from security.pki.identity_key import public_key_from_bytes
-from security.secure_aggregation.release_groups import (
+from lorica_security.errors import AuthorisationError, Conflict, MalformedMessage, StateError, WrongTime
+from lorica_security.identifiers import FederationName, SiloName
+from lorica_security.identity.identity_key import public_key_from_bytes
+from lorica_security.secure_aggregation.groups.release_groups import (
     LEAST_PROMISE,
     Link,
     Partition,
@@ -31,7 +31,7 @@ from security.secure_aggregation.release_groups import (
     signers,
     successor,
 )
-from security.secure_aggregation.transcript import digest
+from lorica_security.secure_aggregation.transcript import digest
 
 _log = structlog.get_logger(__name__)
 

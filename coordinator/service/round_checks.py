@@ -13,10 +13,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from coordinator.rounds.effects import Aggregate
 from coordinator.service.plan_desk import OpenedPlan, PlanDesk
 from coordinator.service.ports import Keys, Spools
-from security.errors import AuthorisationError, IntegrityError
-from security.identifiers import SiloName
-from security.secure_aggregation.evidence import EVIDENCE_DOMAIN, Evidence, SignedEvidence
-from security.secure_aggregation.verdicts import Verdict
+from lorica_security.errors import AuthorisationError, IntegrityError
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation.model_evidence.evidence import EVIDENCE_DOMAIN, Evidence, SignedEvidence
+from lorica_security.secure_aggregation.model_evidence.verdicts import Verdict
 from silo_wire.canonical import Digest
 from silo_wire.messages import HeldPieces, RoundKey
 

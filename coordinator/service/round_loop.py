@@ -46,16 +46,16 @@ from coordinator.service.ports import BudgetSpent, Clock, Keys, Observer, RoundS
 from coordinator.service.release_groups import ReleaseGroups
 from coordinator.service.round_checks import RoundChecks
 from coordinator.service.threads import Threads
-from security.errors import ConfigurationError, LoricaError, MalformedMessage, StorageError, Unreachable, kind_of
-from security.identifiers import FederationName
-from security.pki.identity_key import public_key_from_bytes
-from security.secure_aggregation.attempt import ATTEMPT_ID_BYTES, Attempt
-from security.secure_aggregation.coordinator_machine import OpenAttempt
-from security.secure_aggregation.parameters import Terms
+from lorica_security.errors import ConfigurationError, LoricaError, MalformedMessage, StorageError, Unreachable, kind_of
+from lorica_security.identifiers import FederationName
+from lorica_security.identity.identity_key import public_key_from_bytes
+from lorica_security.secure_aggregation.attempt import ATTEMPT_ID_BYTES, Attempt
+from lorica_security.secure_aggregation.coordinator_machine import OpenAttempt
+from lorica_security.secure_aggregation.parameters import Terms
 from silo_wire.canonical import Digest
-from silo_wire.masked_ranges import CLOSING_RANGES, ranges_of
 from silo_wire.messages import RoundKey
-from silo_wire.noised_masks import noise_terms
+from silo_wire.plans.masked_ranges import CLOSING_RANGES, ranges_of
+from silo_wire.plans.noised_masks import noise_terms
 from silo_wire.statements import MODEL_DOMAIN, model_statement
 
 RETRY_S = 10.0

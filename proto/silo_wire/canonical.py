@@ -9,7 +9,7 @@ from typing import NewType
 
 from blake3 import blake3
 
-from security.errors import MalformedMessage
+from lorica_security.errors import MalformedMessage
 
 Digest = NewType("Digest", str)
 DIGEST_BYTES = 32

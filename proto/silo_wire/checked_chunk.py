@@ -19,18 +19,30 @@ import torch
 from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from security.errors import ConfigurationError, FalseModel, IntegrityError, MalformedMessage, PolicyRefusal
-from security.identifiers import SiloName
-from security.secure_aggregation import mask_stream
-from security.secure_aggregation.evidence import Evidence, ModelState, OpenedSum, SignedEvidence, refused
-from security.secure_aggregation.evidence import opened as open_evidence
-from security.secure_aggregation.fixed_point import EXTRA_WORDS, FixedPoint, averaged, decode, decode_tail
-from security.secure_aggregation.mask_stream import Words
-from security.secure_aggregation.messages import Identities
-from security.secure_aggregation.silo_machine import Demands
+from lorica_security.errors import ConfigurationError, FalseModel, IntegrityError, MalformedMessage, PolicyRefusal
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation.masked_vectors import mask_stream
+from lorica_security.secure_aggregation.masked_vectors.fixed_point import (
+    EXTRA_WORDS,
+    FixedPoint,
+    averaged,
+    decode,
+    decode_tail,
+)
+from lorica_security.secure_aggregation.masked_vectors.mask_stream import Words
+from lorica_security.secure_aggregation.messages import Identities
+from lorica_security.secure_aggregation.model_evidence.evidence import (
+    Evidence,
+    ModelState,
+    OpenedSum,
+    SignedEvidence,
+    refused,
+)
+from lorica_security.secure_aggregation.model_evidence.evidence import opened as open_evidence
+from lorica_security.secure_aggregation.silo_machine import Demands
 from silo_wire.manifest import Layout, Manifest, masked_layout
-from silo_wire.plan import PlanBundle
-from silo_wire.plan_optimizer import optimizer_of
+from silo_wire.plans.plan import PlanBundle
+from silo_wire.plans.plan_optimizer import optimizer_of
 from silo_wire.server_step.apply_mean import apply_mean
 from silo_wire.server_step.rounding import round_to_bfloat16
 from silo_wire.server_step.server_optimizer import ServerOptimizer, slots

@@ -17,7 +17,7 @@ from typing import Literal, get_args
 
 from blake3 import blake3
 
-from security.errors import IntegrityError, MalformedMessage
+from lorica_security.errors import IntegrityError, MalformedMessage
 from silo_wire.canonical import DIGEST_BYTES, Digest, canonical_json, digest_of
 
 CHUNK_BYTES = 1 << 20

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from security.audit.signed_head import SignedHead
-from security.errors import MalformedMessage
-from security.identifiers import SiloName
-from security.pki.succession import Succession
-from security.secure_aggregation.attempt import Attempt
-from security.secure_aggregation.messages import (
+from lorica_security.audit.signed_head import SignedHead
+from lorica_security.errors import MalformedMessage
+from lorica_security.identifiers import SiloName
+from lorica_security.identity.succession import Succession
+from lorica_security.secure_aggregation.attempt import Attempt
+from lorica_security.secure_aggregation.messages import (
     Advertisement,
     Agreement,
     Complaint,
@@ -27,12 +27,12 @@ from security.secure_aggregation.messages import (
     SurvivorSet,
     UnmaskRequest,
 )
-from security.secure_aggregation.transcript import DIGEST_BYTES, check_bytes
+from lorica_security.secure_aggregation.transcript import DIGEST_BYTES, check_bytes
 from silo_wire.canonical import Digest
 from silo_wire.manifest import Manifest, masked_layout
 
 if TYPE_CHECKING:  # it brings numpy, which is for plans with masks alone
-    from security.secure_aggregation.roster import Roster
+    from lorica_security.secure_aggregation.roster import Roster
 
 WIRE_VERSION = 2
 MAX_DETAIL_CHARACTERS = 500

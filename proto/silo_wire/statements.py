@@ -1,6 +1,6 @@
 """What the two sides sign: statements bound to federation, plan, round and attempt, so that none can be replayed elsewhere.
 
-A statement is (domain, canonical bytes); `security.pki.identity_key` signs and verifies it under that domain.
+A statement is (domain, canonical bytes); `lorica_security.identity.identity_key` signs and verifies it under that domain.
 """
 
 from silo_wire.canonical import Digest, canonical_json

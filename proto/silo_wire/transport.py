@@ -8,8 +8,8 @@ from typing import Any, Final, TypeVar
 import grpc
 import grpc.aio
 
-from security import errors
-from security.errors import LoricaError, Unreachable
+from lorica_security import errors
+from lorica_security.errors import LoricaError, Unreachable
 
 MAX_MESSAGE_BYTES: Final = 5 << 20
 """Above one chunk of 4 MiB with its frame; no message carries a whole model."""

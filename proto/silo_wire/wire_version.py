@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from security.errors import MalformedMessage, StateError
+from lorica_security.errors import MalformedMessage, StateError
 from silo_wire.messages import WIRE_VERSION
 
 MINORS_APART: Final = 1

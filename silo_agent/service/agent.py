@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from security.errors import (
+from lorica_security.errors import (
     Conflict,
     DataError,
     FalseModel,
@@ -25,32 +25,12 @@ from security.errors import (
     StateError,
     WrongTime,
 )
-from security.file_mark import FileMark
-from security.identifiers import FederationName
-from security.secure_aggregation.scores import NO_SCORES, Scores
-from security.secure_aggregation.silo_machine import MaskVector
-from silo_agent.service.masking import Masking
-from silo_agent.service.ports import (
-    CoordinatorPort,
-    DisplayPort,
-    JournalPort,
-    MaskedFile,
-    ModelChecksPort,
-    Notice,
-    ObserverPort,
-    PlanGatePort,
-    PlanStorePort,
-    Progress,
-    RoundModel,
-    TrainedUpdate,
-    TrainerPort,
-    WorkCancelled,
-)
-from silo_agent.service.privacy import PrivacyGuard
-from silo_agent.service.refusals import rule_of
-from silo_agent.service.told import reason, told
-from silo_agent.task.as_planned import AsPlanned
-from silo_agent.task.effects import (
+from lorica_security.host.file_mark import FileMark
+from lorica_security.identifiers import FederationName
+from lorica_security.secure_aggregation.masked_vectors.scores import NO_SCORES, Scores
+from lorica_security.secure_aggregation.silo_machine import MaskVector
+from silo_agent.rounds.as_planned import AsPlanned
+from silo_agent.rounds.effects import (
     AnswerMask,
     CancelWork,
     DeclareReadiness,
@@ -74,7 +54,7 @@ from silo_agent.task.effects import (
     UploadUpdate,
     Work,
 )
-from silo_agent.task.events import (
+from silo_agent.rounds.events import (
     Evaluated,
     EvaluationDelivered,
     Event,
@@ -92,12 +72,32 @@ from silo_agent.task.events import (
     WorkFailed,
     WorkUnwanted,
 )
-from silo_agent.task.machine import Agent, Holding, Idle, Stopped, step
-from silo_agent.task.update import TrainingDiverged
+from silo_agent.rounds.machine import Agent, Holding, Idle, Stopped, step
+from silo_agent.rounds.update import TrainingDiverged
+from silo_agent.service.masking import Masking
+from silo_agent.service.ports import (
+    CoordinatorPort,
+    DisplayPort,
+    JournalPort,
+    MaskedFile,
+    ModelChecksPort,
+    Notice,
+    ObserverPort,
+    PlanGatePort,
+    PlanStorePort,
+    Progress,
+    RoundModel,
+    TrainedUpdate,
+    TrainerPort,
+    WorkCancelled,
+)
+from silo_agent.service.privacy import PrivacyGuard
+from silo_agent.service.refusals import rule_of
+from silo_agent.service.told import reason, told
 from silo_wire.canonical import Digest
 from silo_wire.manifest import SCORES_ALONE
 from silo_wire.messages import AgentPhase, Evaluate, Evaluation, Finished, Mask, RoundKey, Train
-from silo_wire.plan import Plan, PlanBundle
+from silo_wire.plans.plan import Plan, PlanBundle
 
 STOP_S = 5.0
 """How long a stopping agent tries to tell the coordinator so."""

@@ -9,24 +9,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from security.audit.entry import LOCAL, MOST_TEXT_CHARACTERS, Event, Particular
-from security.audit.repeats import Repeats
-from security.chain import Head
-from security.errors import LoricaError
-from security.file_mark import FileMark
-from security.identifiers import FederationName, SiloName
-from security.secure_aggregation.messages import MaskedInput, SurvivorSet
+from lorica_security.audit.chain import Head
+from lorica_security.audit.entry import LOCAL, MOST_TEXT_CHARACTERS, Event, Particular
+from lorica_security.audit.repeats import Repeats
+from lorica_security.errors import LoricaError
+from lorica_security.host.file_mark import FileMark
+from lorica_security.identifiers import FederationName, SiloName
+from lorica_security.secure_aggregation.messages import MaskedInput, SurvivorSet
 from silo_agent.policy import PolicyRules
+from silo_agent.rounds.effects import JournalOutcome
+from silo_agent.rounds.events import SavedUpdate
 from silo_agent.service.ports import CoordinatorPort, ObserverPort, PlanGatePort, Progress
 from silo_agent.service.refusals import rule_of
-from silo_agent.task.effects import JournalOutcome
-from silo_agent.task.events import SavedUpdate
 from silo_wire.canonical import Digest
 from silo_wire.checked_chunk import Proof
+from silo_wire.codecs.update_receipt import UpdateReceipt, coordinator_uri, silo_uri
 from silo_wire.manifest import Manifest
 from silo_wire.messages import DeclineReason, Evaluation, MaskAnswer, RoundKey
-from silo_wire.plan import Plan, PlanBundle
-from silo_wire.update_receipt import UpdateReceipt, coordinator_uri, silo_uri
+from silo_wire.plans.plan import Plan, PlanBundle
 
 PLAIN: Final = "in the clear"
 MASKED: Final = "masked"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from security.errors import LoricaError
+from lorica_security.errors import LoricaError
 
 LONGEST_WAIT_S = 60.0
 """However far the next renewal is: the clock may be set meanwhile."""

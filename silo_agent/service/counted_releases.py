@@ -1,22 +1,22 @@
 """What a silo's budget makes of all that was released of its records, as it stood when the ledgers were read.
 
 Plans are offered by who has seen what earlier ones released, so the budget is held by a filter
-(security/privacy/renyi_filter.py), whose favoured order the ledger's first entry has.
+(security/lorica_security/privacy/renyi_filter.py), whose favoured order the ledger's first entry has.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from security.privacy.accounting import (
+from lorica_security.privacy.accounting import (
     UNLIMITED,
     Budget,
     GaussianRelease,
     NeighbouringRelation,
     epsilon_of,
 )
-from security.privacy.ledger import Entry, releases_of
-from security.privacy.renyi_filter import favoured_order, filtered_epsilon
-from silo_wire.privacy import Release
+from lorica_security.privacy.ledger import Entry, releases_of
+from lorica_security.privacy.renyi_filter import favoured_order, filtered_epsilon
+from silo_wire.plans.privacy import Release
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from security.errors import LoricaError, PolicyRefusal, Unreachable
-from security.secure_aggregation.release_groups import Link
+from lorica_security.errors import LoricaError, PolicyRefusal, Unreachable
+from lorica_security.secure_aggregation.groups.release_groups import Link
 from silo_agent.service.certificate_keeper import Wait
 
 

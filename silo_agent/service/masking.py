@@ -11,26 +11,26 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from security.errors import IntegrityError, PolicyRefusal
-from security.identifiers import SiloName
-from security.secure_aggregation import silo_machine as protocol
-from security.secure_aggregation.attempt import Attempt
-from security.secure_aggregation.key_agreement import ROOT_BYTES, encapsulated
-from security.secure_aggregation.messages import MaskedInput, Reveal, SurvivorSet
-from security.secure_aggregation.parameters import Parameters, default_threshold
-from security.secure_aggregation.release_groups import Link
-from security.secure_aggregation.roster import Roster
-from security.secure_aggregation.secret import Secret
-from security.secure_aggregation.silo_memory import COORDINATOR, Forgotten
+from lorica_security.errors import IntegrityError, PolicyRefusal
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation import silo_machine as protocol
+from lorica_security.secure_aggregation.attempt import Attempt
+from lorica_security.secure_aggregation.groups.release_groups import Link
+from lorica_security.secure_aggregation.keys.key_agreement import ROOT_BYTES, encapsulated
+from lorica_security.secure_aggregation.keys.secret import Secret
+from lorica_security.secure_aggregation.messages import MaskedInput, Reveal, SurvivorSet
+from lorica_security.secure_aggregation.parameters import Parameters, default_threshold
+from lorica_security.secure_aggregation.roster import Roster
+from lorica_security.secure_aggregation.silo_memory import COORDINATOR, Forgotten
+from silo_agent.rounds.events import SavedUpdate
 from silo_agent.service.ports import CoordinatorPort, MaskedFile, MaskingJournalPort, Progress
-from silo_agent.task.events import SavedUpdate
 from silo_wire.canonical import Digest
 from silo_wire.manifest import SCORES_ALONE
-from silo_wire.masked_ranges import check_ranges
 from silo_wire.messages import Mask, RoundKey
-from silo_wire.noised_masks import check_noise_fits
-from silo_wire.plan import Plan, PlanBundle
-from silo_wire.work import Work
+from silo_wire.plans.masked_ranges import check_ranges
+from silo_wire.plans.noised_masks import check_noise_fits
+from silo_wire.plans.plan import Plan, PlanBundle
+from silo_wire.plans.work import Work
 
 Unmasks = Callable[[RoundKey, Digest, SurvivorSet, bytes], None]
 """Is told, before a share leaves, of which model's deltas and of which silos a sum will come out, and under which link of the

@@ -1,4 +1,4 @@
-"""Whether a round model is what the last masked sum made: asked before this silo trains from it (security.secure_aggregation.evidence).
+"""Whether a round model is what the last masked sum made: asked before this silo trains from it (lorica_security.secure_aggregation.model_evidence.evidence).
 
 "spot": some chunks of the newest round, by this silo's own choice. It finds a model that is wrong in many places.
 "joint": all chunks, divided among silos that this one's people pinned (verdicts.py); what others leave out it checks itself.
@@ -19,20 +19,34 @@ from typing import Final, Literal, Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from security.errors import FalseModel, IntegrityError, LoricaError, PolicyRefusal, StateError
-from security.identifiers import SiloName
-from security.secure_aggregation import mask_stream
-from security.secure_aggregation.evidence import VERIFY, Checked, Evidence, Lineage, opened, refused
-from security.secure_aggregation.messages import Advertisement, Identities, check_signed
-from security.secure_aggregation.parameters import Parameters
-from security.secure_aggregation.silo_machine import Demands
-from security.secure_aggregation.verdicts import Verdict, beyond_others, checkers, part_of, signed_verdict, uncovered
+from lorica_security.errors import FalseModel, IntegrityError, LoricaError, PolicyRefusal, StateError
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation.masked_vectors import mask_stream
+from lorica_security.secure_aggregation.messages import Advertisement, Identities, check_signed
+from lorica_security.secure_aggregation.model_evidence.evidence import (
+    VERIFY,
+    Checked,
+    Evidence,
+    Lineage,
+    opened,
+    refused,
+)
+from lorica_security.secure_aggregation.model_evidence.verdicts import (
+    Verdict,
+    beyond_others,
+    checkers,
+    part_of,
+    signed_verdict,
+    uncovered,
+)
+from lorica_security.secure_aggregation.parameters import Parameters
+from lorica_security.secure_aggregation.silo_machine import Demands
 from silo_agent.service.masking import check_promises
 from silo_wire.canonical import Digest
 from silo_wire.checked_chunk import CheckableRound, CheckedRound, FalseChunk, Pieces, Proof, StepRule
 from silo_wire.manifest import Manifest
 from silo_wire.messages import HeldPieces
-from silo_wire.plan import PlanBundle
+from silo_wire.plans.plan import PlanBundle
 
 Mode = Literal["joint", "spot", "off"]
 SPOT_CHUNKS: Final = 1

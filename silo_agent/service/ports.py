@@ -10,21 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from security.chain import Head
-from security.file_mark import FileMark
-from security.secure_aggregation.messages import MaskedInput
-from security.secure_aggregation.silo_machine import Event as MaskingEvent
-from security.secure_aggregation.silo_machine import MaskVector
-from security.secure_aggregation.silo_memory import Forgotten, SiloMemory
-from silo_agent.task.as_planned import ModelOf
-from silo_agent.task.effects import JournalActivity, JournalEffect, JournalOutcome
-from silo_agent.task.events import SavedUpdate
+from lorica_security.audit.chain import Head
+from lorica_security.host.file_mark import FileMark
+from lorica_security.secure_aggregation.messages import MaskedInput
+from lorica_security.secure_aggregation.silo_machine import Event as MaskingEvent
+from lorica_security.secure_aggregation.silo_machine import MaskVector
+from lorica_security.secure_aggregation.silo_memory import Forgotten, SiloMemory
+from silo_agent.rounds.as_planned import ModelOf
+from silo_agent.rounds.effects import JournalActivity, JournalEffect, JournalOutcome
+from silo_agent.rounds.events import SavedUpdate
 from silo_wire.canonical import Digest
-from silo_wire.ledger_receipt import LedgerReceipt
+from silo_wire.codecs.ledger_receipt import LedgerReceipt
+from silo_wire.codecs.update_receipt import UpdateReceipt
 from silo_wire.manifest import Layout, Manifest
 from silo_wire.messages import AgentPhase, DeclineReason, Evaluation, MaskAnswer, Order, RoundKey, TrainingSummary
-from silo_wire.plan import PlanBundle
-from silo_wire.update_receipt import UpdateReceipt
+from silo_wire.plans.plan import PlanBundle
 
 Progress = Callable[[float], None]
 Cancelled = Callable[[], bool]
@@ -147,7 +147,7 @@ class CountersignPort(Protocol):
 
 class CoordinatorPort(CountersignPort, Protocol):
     """The coordinator as an agent sees it. A call that finds it unreachable waits and tries again until cancelled, so
-    callers see only answers: a result, or an error of `security.errors` that is the coordinator's word or this silo's."""
+    callers see only answers: a result, or an error of `lorica_security.errors` that is the coordinator's word or this silo's."""
 
     def orders(self) -> AsyncIterator[Order]:
         """Every order as it arrives, over as many connections as it takes. Raises only what ends the agent:

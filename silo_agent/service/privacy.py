@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
-from security.chain import Head
-from security.errors import IntegrityError, PolicyRefusal
-from security.privacy.accounting import Budget
-from security.privacy.ledger import Entry, check_head, head_of, next_entry
+from lorica_security.audit.chain import Head
+from lorica_security.errors import IntegrityError, PolicyRefusal
+from lorica_security.privacy.accounting import Budget
+from lorica_security.privacy.ledger import Entry, check_head, head_of, next_entry
 from silo_agent.service.counted_releases import CountedReleases
-from silo_wire.ledger_receipt import LedgerReceipt
+from silo_wire.codecs.ledger_receipt import LedgerReceipt
 from silo_wire.messages import RoundKey
-from silo_wire.privacy import Release
+from silo_wire.plans.privacy import Release
 
 if TYPE_CHECKING:  # it brings numpy, which commands that only look can do without
     from silo_agent.service.ports import CountersignPort

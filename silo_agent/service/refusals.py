@@ -6,7 +6,7 @@ to this silo's calls is none, nor is trouble with the silo's data, disk or devic
 
 from typing import Final
 
-from security.errors import (
+from lorica_security.errors import (
     AuthenticationError,
     Conflict,
     FalseModel,
@@ -16,7 +16,7 @@ from security.errors import (
     PolicyRefusal,
     WrongTime,
 )
-from security.secure_aggregation.evidence import VERIFY
+from lorica_security.secure_aggregation.model_evidence.evidence import VERIFY
 from silo_agent.policy import PolicyRules
 
 PROTOCOL_RULES: Final = (

@@ -7,7 +7,7 @@ fails in one way where a record has some word, and in another where not. That th
 
 from typing import Final
 
-from security.errors import (
+from lorica_security.errors import (
     AuthenticationError,
     Conflict,
     DataError,

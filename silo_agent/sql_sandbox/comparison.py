@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from security.errors import UnsafeSql
+from lorica_security.errors import UnsafeSql
 from silo_agent.sql_sandbox.results import QueryFailed, ResultKind, Row, Rows, Value
 from silo_agent.sql_sandbox.sandbox import Sandbox
 

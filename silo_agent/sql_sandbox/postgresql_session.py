@@ -17,7 +17,7 @@ from psycopg import errors, sql
 from psycopg.abc import Buffer
 from psycopg.adapt import Loader
 
-from security.errors import DataError, LoricaError, UnsafeSql
+from lorica_security.errors import DataError, LoricaError, UnsafeSql
 from silo_agent.sql_sandbox.results import Limits, QueryFailed, RowCollector, Rows, Stale
 from silo_agent.sql_sandbox.statement import one_select
 from silo_agent.sql_sandbox.target import PostgresqlTarget

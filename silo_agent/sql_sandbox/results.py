@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
 
-from security.errors import ConfigurationError, DataError, LoricaError, UnsafeSql
+from lorica_security.errors import ConfigurationError, DataError, LoricaError, UnsafeSql
 
 Value = None | bool | int | float | str
 Row = tuple[Value, ...]

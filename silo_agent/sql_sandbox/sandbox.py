@@ -14,12 +14,14 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict
-from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from security.errors import ConfigurationError, DataError, LoricaError, UnsafeSql
-from security.visible_text import visible
+import lorica_security
+import silo_agent
+from lorica_security.errors import ConfigurationError, DataError, LoricaError, UnsafeSql
+from lorica_security.host.own_code import places_of
+from lorica_security.visible_text import visible
 from silo_agent.sql_sandbox.frames import FrameEnd, FrameTimeout, read_frame, write_frame
 from silo_agent.sql_sandbox.jail import Walls
 from silo_agent.sql_sandbox.results import ERRORS, MOST_WHOLE, Limits, Row, Rows, Stale
@@ -34,9 +36,9 @@ _REPLY_BYTES_BESIDE = 2**20
 _SQL_CHARACTERS = 150_000
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
-# -I ignores PYTHONPATH, the user's site and the working directory; the code is found where this very package lies.
-_START = "import sys; sys.path.insert(0, sys.argv[1]); from silo_agent.sql_sandbox.worker import main; main()"
-_CODE = Path(__file__).resolve().parents[2]
+# -I ignores PYTHONPATH, the user's site and the working directory; the code is found where these very packages lie.
+_START = "import sys; sys.path[:0] = sys.argv[1:]; from silo_agent.sql_sandbox.worker import main; main()"
+CODE = places_of(lorica_security, silo_agent)
 
 
 class Sandbox:
@@ -214,7 +216,7 @@ def probe_jail() -> Walls:
 
 def _started(complaints: IO[bytes], environment: dict[str, str]) -> "subprocess.Popen[bytes]":
     process = subprocess.Popen(
-        [sys.executable, "-I", "-c", _START, str(_CODE)],
+        [sys.executable, "-I", "-c", _START, *CODE],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=complaints,

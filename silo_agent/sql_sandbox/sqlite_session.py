@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from security.errors import DataError, UnsafeSql
+from lorica_security.errors import DataError, UnsafeSql
 from silo_agent.sql_sandbox.results import Limits, QueryFailed, RowCollector, Rows, Stale
 from silo_agent.sql_sandbox.statement import SQL_BYTES, one_select
 from silo_agent.sql_sandbox.target import FileIdentity, SqliteTarget

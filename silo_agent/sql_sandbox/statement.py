@@ -12,7 +12,7 @@ from sqlglot import exp
 from sqlglot.errors import ParseError, SqlglotError
 from sqlglot.tokenizer_core import Token, TokenType
 
-from security.errors import UnsafeSql
+from lorica_security.errors import UnsafeSql
 
 SQL_BYTES = 100_000
 

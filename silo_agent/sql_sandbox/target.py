@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-from security.errors import ConfigurationError
+from lorica_security.errors import ConfigurationError
 
 _POSTGRESQL_SCHEMES = ("postgresql", "postgres", "postgresql+psycopg")
 _ENCODE = "percent-encode every special character of user and password"

@@ -13,7 +13,7 @@ from math import ceil
 from pathlib import Path
 from typing import Protocol
 
-from security.errors import LoricaError
+from lorica_security.errors import LoricaError
 from silo_agent.sql_sandbox import jail
 from silo_agent.sql_sandbox.frames import FrameEnd, read_frame, write_frame
 from silo_agent.sql_sandbox.results import ERRORS, Limits, Rows

@@ -27,9 +27,9 @@ import torch
 import transformers
 from blake3 import blake3
 
-from security import files
+from lorica_security.host import files
 from silo_agent.service.ports import Notice
-from silo_agent.training.batches import EncodedExamples
+from silo_agent.training.data.batches import EncodedExamples
 from silo_agent.training.loss_log import LossLog
 from silo_wire.canonical import DIGEST_BYTES, Digest, canonical_json
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import torch
 
-from security.errors import ConfigurationError
+from lorica_security.errors import ConfigurationError
 
 Precision = Literal["auto", "float32", "bfloat16"]
 

@@ -5,15 +5,15 @@ from typing import Literal
 
 import torch
 
+from silo_agent.rounds.update import TrainingDiverged, TrainingStopped
 from silo_agent.sql_sandbox import ExecutionOutcome, Sandbox, execution_match
-from silo_agent.task.update import TrainingDiverged, TrainingStopped
-from silo_agent.training.batches import EncodedExamples, collate, sorted_batches
+from silo_agent.training.data.batches import EncodedExamples, collate, sorted_batches
+from silo_agent.training.data.serialisation import exact_match
+from silo_agent.training.data.text_to_sql_data import Example
+from silo_agent.training.data.tokenizer import TextTokenizer
 from silo_agent.training.generation import generated
-from silo_agent.training.model import T5
-from silo_agent.training.serialisation import exact_match
+from silo_agent.training.model.model import T5
 from silo_agent.training.task_loss import encoded_inputs, summed_loss
-from silo_agent.training.text_to_sql_data import Example
-from silo_agent.training.tokenizer import TextTokenizer
 from silo_wire.messages import Evaluation
 
 SameResult = Callable[[str, str], bool | None]

@@ -13,8 +13,8 @@ import torch
 from torch.nn import functional
 from transformers.modeling_outputs import BaseModelOutput
 
-from silo_agent.task.update import TrainingStopped
-from silo_agent.training.model import T5
+from silo_agent.rounds.update import TrainingStopped
+from silo_agent.training.model.model import T5
 
 _LOWEST = torch.finfo(torch.float32).min
 _CACHE_STEP = 32

@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import nn
 
-from silo_agent.task.update import TrainingDiverged, TrainingStopped
-from silo_agent.training.batches import EncodedExamples, collate, shuffled_batches
+from silo_agent.rounds.update import TrainingDiverged, TrainingStopped
 from silo_agent.training.checkpoint import CheckpointFile, TrainingState
+from silo_agent.training.data.batches import EncodedExamples, collate, shuffled_batches
 from silo_agent.training.device import autocast
 from silo_agent.training.draws import Seed, begin_all, begun
 from silo_agent.training.local_optimizer import learning_rate_factor, local_optimizer
 from silo_agent.training.loss_log import LossLog
-from silo_agent.training.model import T5
+from silo_agent.training.model.model import T5
 from silo_agent.training.task_loss import summed_loss
 from silo_wire.messages import TrainingSummary
-from silo_wire.plan import TrainingSection
+from silo_wire.plans.plan import TrainingSection
 
 Progress = Callable[[float, float], None]
 """Called after each optimizer step with the fraction done (0 to 1) and the effective batch's task loss."""

@@ -17,30 +17,30 @@ import numpy as np
 import torch
 from blake3 import blake3
 
-from security.errors import DataError
-from security.file_mark import FileMark
-from security.privacy.random_words import KEY_BYTES, RandomWords
+from lorica_security.errors import DataError
+from lorica_security.host.file_mark import FileMark
+from lorica_security.noise.random_words import KEY_BYTES, RandomWords
 from silo_agent.service.ports import Notice, RoundModel
-from silo_agent.training.batches import EncodedExamples, encode_examples
 from silo_agent.training.checkpoint import CheckpointFile, training_identity
-from silo_agent.training.client_update import Feedback, write_update
+from silo_agent.training.data.batches import EncodedExamples, encode_examples
+from silo_agent.training.data.schema import serialise
+from silo_agent.training.data.serialisation import model_input
+from silo_agent.training.data.text_to_sql_data import SiloData, Split
+from silo_agent.training.data.views import View, other_views
 from silo_agent.training.device import DeviceSettings
 from silo_agent.training.draws import Seed
 from silo_agent.training.evaluation import SameResult, evaluate
 from silo_agent.training.generation import generated
 from silo_agent.training.local_trainer import Progress, train_locally
-from silo_agent.training.masked_vector import own_share
-from silo_agent.training.plan_model import PlanModel
-from silo_agent.training.residual import Residuals
-from silo_agent.training.schema import serialise
-from silo_agent.training.serialisation import model_input
-from silo_agent.training.spread import Spread
-from silo_agent.training.text_to_sql_data import SiloData, Split
-from silo_agent.training.views import View, other_views
+from silo_agent.training.model.plan_model import PlanModel
+from silo_agent.training.update.client_update import Feedback, write_update
+from silo_agent.training.update.masked_vector import own_share
+from silo_agent.training.update.residual import Residuals
+from silo_agent.training.update.spread import Spread
 from silo_wire.canonical import Digest, canonical_json
 from silo_wire.manifest import Manifest
 from silo_wire.messages import Evaluation, TrainingSummary
-from silo_wire.plan import PlanBundle
+from silo_wire.plans.plan import PlanBundle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,8 @@
 import torch
 from torch.nn import functional
 
-from silo_agent.training.batches import IGNORED, Batch
-from silo_agent.training.model import T5
+from silo_agent.training.data.batches import IGNORED, Batch
+from silo_agent.training.model.model import T5
 
 
 def encoded_inputs(model: T5, batch: Batch) -> torch.Tensor:

@@ -9,9 +9,9 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from coordinator.edges.metrics import CoordinatorMetrics
-from silo_agent.edges.metrics import SiloMetrics
-from silo_wire.host_metrics import BUILD, FOLDER, GPU
+from coordinator.edges.telemetry.metrics import CoordinatorMetrics
+from lorica_security.daemon.host_metrics import BUILD, FOLDER, GPU
+from silo_agent.edges.console.metrics import SiloMetrics
 
 OPS = Path(__file__).resolve().parents[2] / "ops"
 FOLDER_OF_RULES = OPS / "prometheus"

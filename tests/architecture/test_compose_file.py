@@ -14,10 +14,10 @@ import yaml
 from coordinator.cli import main as coordinator
 from coordinator.settings import METRICS_PORT
 from coordinator.settings import Settings as CoordinatorSettings
-from ops.cli import app as lorica_app
+from lorica.cli import app as lorica_app
+from lorica_security.daemon.listen_address import address as parsed_address
 from silo_agent.cli import app as silo_app
 from silo_agent.settings import Settings as SiloSettings
-from silo_wire.listen_address import address as parsed_address
 from tests.support.command_line import run_command
 from tests.support.deployment_tools import tool
 

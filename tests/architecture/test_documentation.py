@@ -14,16 +14,16 @@ import typer.main
 from coordinator.cli import app as coordinator_app
 from coordinator.plans.presets import preset
 from coordinator.settings import Settings as CoordinatorSettings
-from ops import docs_pages
-from ops.cli import app as lorica_app
-from ops.experiment.definition import Study
-from security.errors import DataError
+from lorica.cli import app as lorica_app
+from lorica.documentation import docs_pages
+from lorica.experiment.definition import Study
+from lorica_security.console.strict_toml import parse_toml
+from lorica_security.errors import DataError
 from silo_agent.cli import app as silo_app
 from silo_agent.settings import Settings as SiloSettings
 from silo_agent.sql_sandbox import Limits, Sandbox, parse_database
-from silo_agent.training.text_to_sql_data import load_silo_data
-from silo_wire.plan import ModelSection, Plan
-from silo_wire.strict_toml import parse_toml
+from silo_agent.training.data.text_to_sql_data import load_silo_data
+from silo_wire.plans.plan import ModelSection, Plan
 from tests.support.postgresql import running_postgresql
 
 ROOT = Path(__file__).resolve().parents[2]

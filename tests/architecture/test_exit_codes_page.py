@@ -1,9 +1,9 @@
-"""ops/docs/exit-codes.md and security.errors.EXIT_CODES agree, both ways."""
+"""ops/docs/exit-codes.md and lorica_security.errors.EXIT_CODES agree, both ways."""
 
 import re
 from pathlib import Path
 
-from security.errors import EXIT_CODES
+from lorica_security.errors import EXIT_CODES
 
 PAGE = Path(__file__).resolve().parents[2] / "ops" / "docs" / "exit-codes.md"
 ROW = re.compile(r"\| (\d+) \| (\w*) ?\|(.*)\|")

@@ -17,8 +17,8 @@ import yaml
 from coordinator.cli import app as coordinator_app
 from coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT
 from silo_agent.cli import app as silo_app
-from silo_agent.edges.https_proxy import ConnectProxy, proxy_for
-from silo_agent.edges.shared_budget import MACHINE_WIDE
+from silo_agent.edges.accounts.shared_budget import MACHINE_WIDE
+from silo_agent.edges.wire.https_proxy import ConnectProxy, proxy_for
 from silo_agent.settings import Settings as SiloSettings
 from tests.architecture.test_alert_rules import DASHBOARDS, RULES
 from tests.support.deployment_tools import tool
@@ -280,7 +280,7 @@ def test_secrets_are_named_and_never_given(example: str) -> None:
         mounted = {one["mountPath"]: one.get("readOnly") for one in container["volumeMounts"]}
         assert mounted[str(Path(passphrase).parent)] is True
     modes = {one["name"]: one["secret"]["defaultMode"] for one in pod(example)["volumes"] if "secret" in one}
-    assert set(modes.values()) == {0o440}  # what security.files takes of root
+    assert set(modes.values()) == {0o440}  # what lorica_security.host.files takes of root
 
 
 @each_example

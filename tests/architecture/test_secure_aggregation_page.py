@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from security.secure_aggregation import coordinator_machine, silo_machine
-from security.secure_aggregation.messages import Delivery, SharedKeys, signed
+from lorica_security.secure_aggregation import coordinator_machine, silo_machine
+from lorica_security.secure_aggregation.messages import Delivery, SharedKeys, signed
 from tests.support.secagg_federation import PHASES, Federation, identity_key
 
 PAGE = Path(__file__).parents[2] / "ops/docs/secure-aggregation.md"

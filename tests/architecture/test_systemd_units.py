@@ -9,11 +9,11 @@ import pytest
 import typer.main
 
 from coordinator.cli import app as coordinator_app
-from coordinator.command_line import Dir as CoordinatorDir
-from security.errors import EXIT_CODES, AuthorisationError, StorageError, Unreachable
+from coordinator.commands.command_line import Dir as CoordinatorDir
+from lorica_security.daemon.heartbeat import BEAT_S
+from lorica_security.errors import EXIT_CODES, AuthorisationError, StorageError, Unreachable
 from silo_agent.cli import app as silo_app
-from silo_agent.edges.silo_folder import ENVIRONMENT_VARIABLE
-from silo_wire.heartbeat import BEAT_S
+from silo_agent.edges.disk.silo_folder import ENVIRONMENT_VARIABLE
 from tests.support import systemd_unit
 
 FOLDER = systemd_unit.ROOT / "ops" / "systemd"

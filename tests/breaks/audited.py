@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from ops.privacy_audit.audited_trainings import World, plans
-from ops.privacy_audit.conformity import conformity
-from ops.privacy_audit.silo_level import silo_level
+from lorica.privacy_audit.conformity.audited_trainings import World, plans
+from lorica.privacy_audit.conformity.conformity import conformity
+from lorica.privacy_audit.silo_level import silo_level
 
 SMALL = 128
 """Words of the small world's vocabulary."""

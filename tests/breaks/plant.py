@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
 
-from tests.breaks.catalogue import PAGE, ROOT, Break, all_breaks, page, subjects
+from tests.breaks.catalogue import CODE, PAGE, ROOT, Break, all_breaks, page, subjects
 
 MOST_SECONDS = 300
 FORKS = multiprocessing.get_context("forkserver")
@@ -122,18 +122,18 @@ def run_in(root: Path, output: Path, module: str, arguments: Sequence[str]) -> N
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.chdir(root)
-    ours = {path.name for path in root.iterdir()} | {"silo_wire"}
+    ours = {path.name for path in root.iterdir()} | {"silo_wire", "lorica_security", "lorica"}
     for name in [name for name in sys.modules if name.split(".")[0] in ours]:
         del sys.modules[name]
-    sys.path[:] = [str(root), str(root / "proto"), *(path for path in sys.path if not _is_ours(path))]
-    os.environ.update(PYTHONPATH=f"{root}{os.pathsep}{root / 'proto'}", PYTHONDONTWRITEBYTECODE="1")
+    sys.path[:] = [*(str(root / folder) for folder in CODE), *(path for path in sys.path if not _is_ours(path))]
+    os.environ.update(PYTHONPATH=os.pathsep.join(str(root / folder) for folder in CODE), PYTHONDONTWRITEBYTECODE="1")
     sys.dont_write_bytecode = True  # two texts of a file within one second, of one length, would pass for the same
     sys.argv[1:] = arguments
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def _is_ours(path: str) -> bool:
-    return Path(path or ".").resolve() in (ROOT, ROOT / "proto")
+    return Path(path or ".").resolve() in [ROOT / folder for folder in CODE]
 
 
 def _node(case: ElementTree.Element) -> str:

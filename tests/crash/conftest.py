@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ops.soak.federation import MortalFederation, Shape
+from lorica.soak.federation import MortalFederation, Shape
 from tests.support.fault_story import Told, story_in
 from tests.support.kill_plan import AGENT_KILLS, COORDINATOR_KILLS, SHAPE
 from tests.support.kill_run import Executioner, Kill, KillRun, processes_in

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from coordinator.service.records import MaskedTotals, RoundRow, SiloRow
-from ops.soak.comparison import Result, differences
-from security.identifiers import SiloName
+from lorica.soak.comparison import Result, differences
+from lorica_security.identifiers import SiloName
 from silo_wire.canonical import Digest
 from silo_wire.messages import Evaluation
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from ops.soak.federation import COORDINATOR
+from lorica.soak.federation import COORDINATOR
 from tests.support.fault_story import CLINIC, HOSPITAL, INSURER, KILLS, LAST_ROUND, SHAPE, Told
 
 pytestmark = [

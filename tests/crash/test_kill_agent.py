@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from ops.soak.comparison import differences
+from lorica.soak.comparison import differences
 from tests.support.audit_logs import check_audit_logs
 from tests.support.kill_plan import AGENT_KILLS
 from tests.support.kill_run import AgentRecords, Death, Kill, KillRun, check_the_round, check_work_was_done_once

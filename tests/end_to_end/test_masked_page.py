@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ops.demo.bank import BANK
-from ops.demo.clinic import CLINIC
-from ops.demo.hospital import HOSPITAL
-from ops.demo.silos import keep_first, write_silo
+from lorica.demo.silos.bank import BANK
+from lorica.demo.silos.clinic import CLINIC
+from lorica.demo.silos.hospital import HOSPITAL
+from lorica.demo.silos.silos import keep_first, write_silo
 from tests.support.federation import Federation
 from tests.support.warm_processes import WarmProcesses
 

@@ -13,12 +13,12 @@ import torch
 from transformers import AutoTokenizer, T5ForConditionalGeneration
 
 from coordinator.composition import Coordinator
-from coordinator.edges.coordinator_folder import CoordinatorFolder
-from ops.demo.clinic import CLINIC
-from ops.demo.insurer import INSURER
-from ops.demo.silos import keep_first, write_silo
-from silo_agent.training.schema import Schema, serialise
-from silo_agent.training.serialisation import model_input
+from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica.demo.silos.clinic import CLINIC
+from lorica.demo.silos.insurer import INSURER
+from lorica.demo.silos.silos import keep_first, write_silo
+from silo_agent.training.data.schema import Schema, serialise
+from silo_agent.training.data.serialisation import model_input
 from tests.support.federation import Federation
 from tests.support.warm_processes import WarmProcesses
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from transformers import T5ForConditionalGeneration
 
-from ops.demo.clinic import CLINIC
-from ops.demo.insurer import INSURER
-from ops.demo.query_log import query_log
-from ops.demo.silos import write_silo
-from security.errors import StateError
+from lorica.demo.silos.clinic import CLINIC
+from lorica.demo.silos.insurer import INSURER
+from lorica.demo.silos.query_log import query_log
+from lorica.demo.silos.silos import write_silo
+from lorica_security.errors import StateError
 from tests.support.federation import Federation
 from tests.support.warm_processes import WarmProcesses
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ops.demo.clinic import CLINIC
-from ops.demo.insurer import INSURER
-from ops.demo.silos import keep_first, write_silo
+from lorica.demo.silos.clinic import CLINIC
+from lorica.demo.silos.insurer import INSURER
+from lorica.demo.silos.silos import keep_first, write_silo
 from tests.support.browser import Browser, browsing
 from tests.support.federation import Federation
 from tests.support.warm_processes import WarmProcesses

@@ -23,19 +23,20 @@ from urllib.request import urlopen
 import pytest
 
 from coordinator.composition import Coordinator
-from coordinator.edges.coordinator_folder import CoordinatorFolder
-from ops.demo.clinic import CLINIC
-from ops.demo.observer import FederationView
-from ops.demo.ports import free_ports
-from ops.demo.silos import keep_first, write_silo
+from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica.demo.observer import FederationView
+from lorica.demo.ports import free_ports
+from lorica.demo.silos.clinic import CLINIC
+from lorica.demo.silos.silos import keep_first, write_silo
 from tests.support import read_only_root, systemd_unit
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = ("coordinator", "silo-agent", "lorica")
 UNITS = {"silo-agent": "lorica-silo-agent"}
-PACKAGES = ("security", "coordinator", "silo_agent", "ops")
-NOT_SHIPPED = ("ops/docs/", "ops/compose/", "ops/helm/")  # for readers, and for those who build images
+PACKAGES = ("coordinator", "lorica", "lorica_security", "silo_agent", "silo_wire")
+"""All that may be imported once the wheel is installed. None is the name of a distribution on PyPI."""
+SOURCES = ("coordinator/", "ops/lorica/", "security/lorica_security/", "silo_agent/", "proto/silo_wire/")
 PASSPHRASE = "long enough and of nobody's"
 LONGEST_S = 240.0
 
@@ -163,15 +164,10 @@ def test_the_same_commit_gives_the_same_bytes(wheel: Path, tmp_path: Path) -> No
 
 def test_the_wheel_has_what_git_tracks_of_the_packages_and_nothing_else(wheel: Path) -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
-    tracked = {
-        path.removeprefix("proto/")
-        for path in listed
-        if path.startswith(("security/", "coordinator/", "silo_agent/", "proto/silo_wire/", "ops/"))
-        and not path.startswith(NOT_SHIPPED)
-    }
+    tracked = {re.sub("^(proto|security|ops)/", "", path) for path in listed if path.startswith(SOURCES)}
     shipped = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert shipped == tracked
-    assert {name.partition("/")[0] for name in shipped} == {*PACKAGES, "silo_wire"}
+    assert {name.partition("/")[0] for name in shipped} == set(PACKAGES)
 
 
 def test_no_private_key_is_in_the_wheel(wheel: Path) -> None:
@@ -183,8 +179,8 @@ def test_no_private_key_is_in_the_wheel(wheel: Path) -> None:
 
 
 LOOK = """
-import json, importlib.metadata as metadata, pathlib, coordinator, ops, security, silo_agent, silo_wire
-names = ("coordinator", "ops", "security", "silo_agent", "silo_wire")
+import json, importlib.metadata as metadata, pathlib, coordinator, lorica, lorica_security, silo_agent, silo_wire
+names = ("coordinator", "lorica", "lorica_security", "silo_agent", "silo_wire")
 owners = metadata.packages_distributions()
 print(json.dumps({
     "owners": {name: owners[name] for name in names},
@@ -199,6 +195,29 @@ def test_every_import_name_is_of_one_distribution_and_of_this_wheel(installed: I
     assert {tuple(owners) for owners in found["owners"].values()} == {("lorica",)}
     assert all(Path(file).is_relative_to(installed.root / "lib") for file in found["files"].values())
     assert not any(Path(file).is_symlink() for file in found["files"].values())
+
+
+NEIGHBOURS = ("ops", "security")
+"""Distributions of others whose names some of our folders have: Canonical's, and pixee's."""
+
+
+def test_neighbours_with_the_names_of_our_folders_change_nothing(wheel: Path, tmp_path: Path) -> None:
+    root = tmp_path / "environment"
+    venv.create(root, with_pip=False)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", root / "bin" / "python"]
+    subprocess.run([*pip, "install", "--quiet", "--no-deps", "--no-index", wheel], check=True)
+
+    def ours() -> dict[str, bytes]:
+        (packages,) = (root / "lib").glob("python*/site-packages")
+        return {str(path): path.read_bytes() for name in PACKAGES for path in (packages / name).rglob("*.py")}
+
+    before = ours()
+    added = subprocess.run([*pip, "install", "--quiet", "--no-deps", *NEIGHBOURS], capture_output=True, text=True)
+    if added.returncode:
+        pytest.skip(f"no package index gives {' and '.join(NEIGHBOURS)}: {added.stderr.strip()[-200:]}")
+    assert ours() == before
+    subprocess.run([*pip, "uninstall", "--quiet", "--yes", *NEIGHBOURS], check=True)
+    assert ours() == before
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from security.errors import DataError
+from lorica_security.errors import DataError
 from silo_agent.edges.data_import.examples import Choices, Importer
 from silo_agent.edges.data_import.findings import Findings
 from silo_agent.edges.data_import.schemas import Schemas, schemas_of

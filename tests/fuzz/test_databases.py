@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from security.errors import DataError, UnsafeSql
+from lorica_security.errors import DataError, UnsafeSql
 from silo_agent.sql_sandbox import Limits, Sandbox, SqliteTarget
 from tests.fuzz import databases
 

@@ -20,26 +20,25 @@ from google.protobuf.message import DecodeError, Message
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from coordinator import model_file
-from coordinator.edges.stored_vector import manifest_fields, manifest_from_fields, read_record, write_record
 from coordinator.settings import Settings, settings_text
-from security.audit.entry import Entry, Event, entry_from_line
-from security.audit.signed_head import SignedHead, heads_from_lines
-from security.chain import NO_ENTRY, Head
-from security.errors import IntegrityError, LoricaError, MalformedMessage
-from security.identifiers import FederationName, Identity, Role, SiloName
-from security.pki.authority import Authority
-from security.pki.csr import certificate_request, check_request
-from security.pki.enrolment_token import PREFIX, decode, encode, mint
-from security.pki.identity_key import public_key_from_bytes, verify
-from security.pki.parsing import parse_certificate, parse_certificates, parse_request
-from security.pki.peer import identify_client
-from security.pki.pins import spki_pin
-from security.pki.tls_key import new_tls_key
-from security.pki.trust_bundle import TrustBundle
-from security.secure_aggregation import coordinator_machine, silo_machine
-from security.secure_aggregation.evidence import Evidence, ModelState, SignedEvidence, opened
-from security.secure_aggregation.messages import (
+from coordinator.vectors import model_file
+from coordinator.vectors.stored_vector import manifest_fields, manifest_from_fields, read_record, write_record
+from lorica_security.audit.chain import NO_ENTRY, Head
+from lorica_security.audit.entry import Entry, Event, entry_from_line
+from lorica_security.audit.signed_head import SignedHead, heads_from_lines
+from lorica_security.errors import IntegrityError, LoricaError, MalformedMessage
+from lorica_security.identifiers import FederationName, Identity, Role, SiloName
+from lorica_security.identity.enrolment_token import PREFIX, decode, encode, mint
+from lorica_security.identity.identity_key import public_key_from_bytes, verify
+from lorica_security.pki.authority import Authority
+from lorica_security.pki.csr import certificate_request, check_request
+from lorica_security.pki.parsing import parse_certificate, parse_certificates, parse_request
+from lorica_security.pki.peer import identify_client
+from lorica_security.pki.pins import spki_pin
+from lorica_security.pki.tls_key import new_tls_key
+from lorica_security.pki.trust_bundle import TrustBundle
+from lorica_security.secure_aggregation import coordinator_machine, silo_machine
+from lorica_security.secure_aggregation.messages import (
     Advertisement,
     Complaint,
     Delivery,
@@ -48,13 +47,25 @@ from security.secure_aggregation.messages import (
     UnmaskRequest,
     check_signed,
 )
-from security.secure_aggregation.roster import Roster
-from security.secure_aggregation.silo_memory import PlanMemory, SiloMemory
-from security.secure_aggregation.verdicts import Verdict
-from silo_wire import codec, evidence_codec, ledger_receipt, secure_codec, update_receipt
+from lorica_security.secure_aggregation.model_evidence.evidence import Evidence, ModelState, SignedEvidence, opened
+from lorica_security.secure_aggregation.model_evidence.verdicts import Verdict
+from lorica_security.secure_aggregation.roster import Roster
+from lorica_security.secure_aggregation.silo_memory import PlanMemory, SiloMemory
 from silo_wire.canonical import Digest, canonical_json, digest_of
-from silo_wire.chunk_piece import ChunkPiece, chunk_piece, reader
-from silo_wire.ledger_receipt import LedgerReceipt
+from silo_wire.codecs import (
+    common_codec,
+    evidence_codec,
+    ledger_receipt,
+    masked_orders_codec,
+    orders_codec,
+    secure_codec,
+    secure_journals_codec,
+    update_receipt,
+    updates_codec,
+)
+from silo_wire.codecs.chunk_piece import ChunkPiece, chunk_piece, reader
+from silo_wire.codecs.ledger_receipt import LedgerReceipt
+from silo_wire.codecs.update_receipt import UpdateReceipt
 from silo_wire.manifest import Layout, Manifest, TensorSpec, manifest_of, masked_layout
 from silo_wire.messages import (
     Evaluate,
@@ -73,9 +84,8 @@ from silo_wire.messages import (
     TrainingSummary,
     UpdateHeader,
 )
-from silo_wire.plan import Plan, PlanBundle
+from silo_wire.plans.plan import Plan, PlanBundle
 from silo_wire.statements import update_statement
-from silo_wire.update_receipt import UpdateReceipt
 from silo_wire.v1 import common_pb2, federation_pb2
 from silo_wire.v1 import secure_aggregation_pb2 as pb
 from tests.fuzz.mutations import spoilt_bytes, spoilt_json, spoilt_message
@@ -201,7 +211,7 @@ def use_manifest(manifest: Manifest) -> None:
     assert sum(manifest.chunk_size(index) for index in range(manifest.chunks)) == manifest.total_bytes
     refused(lambda: manifest.check_layout(LAYOUT))
     refused(lambda: manifest.check_chunk(0, DATA[:32]))
-    assert codec.manifest_from_wire(codec.manifest_to_wire(manifest)) == manifest
+    assert common_codec.manifest_from_wire(common_codec.manifest_to_wire(manifest)) == manifest
 
 
 def use_update_header(header: UpdateHeader) -> None:
@@ -211,7 +221,7 @@ def use_update_header(header: UpdateHeader) -> None:
     )
     refused(lambda: verify(IDENTITY_KEY, domain=b"client-update", payload=statement, signature=header.signature))
     silo = SILO if header.log is None else SiloName(Identity.from_uri(header.log.writer).name)  # that of the key
-    assert codec.update_header_from_wire(codec.update_header_to_wire(header, silo)) == header
+    assert updates_codec.update_header_from_wire(updates_codec.update_header_to_wire(header, silo)) == header
 
 
 def stamped(message: Message) -> bytes:
@@ -221,34 +231,39 @@ def stamped(message: Message) -> bytes:
 
 
 def read_event(message: pb.SiloEvent) -> silo_machine.Event:
-    return secure_codec.event_from_bytes(stamped(message), secagg.FEDERATION)
+    return secure_journals_codec.event_from_bytes(stamped(message), secagg.FEDERATION)
 
 
 def read_coordinator_event(message: pb.CoordinatorEvent) -> coordinator_machine.Event:
-    return secure_codec.coordinator_event_from_bytes(stamped(message), secagg.FEDERATION)
+    return secure_journals_codec.coordinator_event_from_bytes(stamped(message), secagg.FEDERATION)
 
 
 def use_order(order: Order) -> None:
-    assert codec.order_from_wire(codec.order_to_wire(order, SILO)) == order
+    assert orders_codec.order_from_wire(orders_codec.order_to_wire(order, SILO)) == order
 
 
 def use_answer(answer: MaskAnswer) -> None:
     key = MASK_KEY
     if isinstance(answer, Advertisement):
         key = replace(key, federation=answer.attempt.federation, plan=Digest(answer.attempt.plan.hex()))
-    assert secure_codec.mask_answer_from_wire(secure_codec.mask_answer_to_wire(key, answer.silo, answer)) == answer
+    assert (
+        masked_orders_codec.mask_answer_from_wire(masked_orders_codec.mask_answer_to_wire(key, answer.silo, answer))
+        == answer
+    )
     refused(lambda: check_signed(getattr(answer, "dealing", answer), RUN.identities))
 
 
 def use_masked_header(header: MaskedHeader) -> None:
     use_manifest(header.manifest)
     refused(lambda: check_signed(header.masked, RUN.identities))
-    message = secure_codec.masked_header_to_wire(header, header.masked.silo)
-    assert secure_codec.masked_header_from_wire(message) == header
+    message = masked_orders_codec.masked_header_to_wire(header, header.masked.silo)
+    assert masked_orders_codec.masked_header_from_wire(message) == header
 
 
 def use_event(event: silo_machine.Event) -> None:
-    assert secure_codec.event_from_bytes(secure_codec.event_to_bytes(event), secagg.FEDERATION) == event
+    assert (
+        secure_journals_codec.event_from_bytes(secure_journals_codec.event_to_bytes(event), secagg.FEDERATION) == event
+    )
 
 
 def use_evidence(signed: SignedEvidence) -> None:
@@ -260,12 +275,12 @@ def use_evidence(signed: SignedEvidence) -> None:
 
 
 def use_coordinator_event(event: coordinator_machine.Event) -> None:
-    raw = secure_codec.coordinator_event_to_bytes(event)
-    assert secure_codec.coordinator_event_from_bytes(raw, secagg.FEDERATION) == event
+    raw = secure_journals_codec.coordinator_event_to_bytes(event)
+    assert secure_journals_codec.coordinator_event_from_bytes(raw, secagg.FEDERATION) == event
 
 
 def use_memory(memory: SiloMemory) -> None:
-    assert secure_codec.memory_from_bytes(secure_codec.memory_to_bytes(memory)) == memory
+    assert secure_journals_codec.memory_from_bytes(secure_journals_codec.memory_to_bytes(memory)) == memory
     refused(lambda: memory.check_may_join(RUN.attempt))
 
 
@@ -276,48 +291,63 @@ IDENTITY_KEY: Ed25519PublicKey = public_key_from_bytes(
 RECEIPT = LedgerReceipt(newest=Head(4, "ab" * 32), signature=b"s" * 64)
 
 PARSERS: dict[str, tuple[tuple[Message, ...], Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "call key": ((codec.round_call_key(KEY, SILO),), codec.round_key_from_wire, lambda key: canonical_json(key.plan)),
-    "manifest": ((codec.manifest_to_wire(MANIFEST),), codec.manifest_from_wire, use_manifest),
-    "summary": ((codec.summary_to_wire(SUMMARY),), codec.summary_from_wire, lambda summary: summary.loss_reduction),
-    "update header": ((codec.update_header_to_wire(UPDATE, SILO),), codec.update_header_from_wire, use_update_header),
+    "call key": (
+        (common_codec.round_call_key(KEY, SILO),),
+        common_codec.round_key_from_wire,
+        lambda key: canonical_json(key.plan),
+    ),
+    "manifest": ((common_codec.manifest_to_wire(MANIFEST),), common_codec.manifest_from_wire, use_manifest),
+    "summary": (
+        (updates_codec.summary_to_wire(SUMMARY),),
+        updates_codec.summary_from_wire,
+        lambda summary: summary.loss_reduction,
+    ),
+    "update header": (
+        (updates_codec.update_header_to_wire(UPDATE, SILO),),
+        updates_codec.update_header_from_wire,
+        use_update_header,
+    ),
     "model header": (
-        (codec.model_header_to_wire(ModelHeader(manifest=MANIFEST, round=2, signature=b"s" * 64)),),
-        codec.model_header_from_wire,
+        (updates_codec.model_header_to_wire(ModelHeader(manifest=MANIFEST, round=2, signature=b"s" * 64)),),
+        updates_codec.model_header_from_wire,
         lambda header: use_manifest(header.manifest),
     ),
     "evaluation": (
-        (codec.evaluation_to_wire(KEY, SILO, MODEL, SCORE),),
-        codec.evaluation_from_wire,
+        (updates_codec.evaluation_to_wire(KEY, SILO, MODEL, SCORE),),
+        updates_codec.evaluation_from_wire,
         lambda evaluation: evaluation.exact_matches / evaluation.examples,
     ),
     "order": (
-        tuple(codec.order_to_wire(order, SILO) for order in ORDERS),
-        codec.order_from_wire,
+        tuple(orders_codec.order_to_wire(order, SILO) for order in ORDERS),
+        orders_codec.order_from_wire,
         use_order,
     ),
     "mask order": (
-        tuple(codec.order_to_wire(replace(MASK, message=request), FIRST) for request in REQUESTS),
-        codec.order_from_wire,
+        tuple(orders_codec.order_to_wire(replace(MASK, message=request), FIRST) for request in REQUESTS),
+        orders_codec.order_from_wire,
         use_order,
     ),
     "mask answer": (
-        tuple(secure_codec.mask_answer_to_wire(MASK_KEY, answer.silo, answer) for answer in ANSWERS),
-        secure_codec.mask_answer_from_wire,
+        tuple(masked_orders_codec.mask_answer_to_wire(MASK_KEY, answer.silo, answer) for answer in ANSWERS),
+        masked_orders_codec.mask_answer_from_wire,
         use_answer,
     ),
     "masked header": (
-        (secure_codec.masked_header_to_wire(MASKED, MASKED.masked.silo),),
-        secure_codec.masked_header_from_wire,
+        (masked_orders_codec.masked_header_to_wire(MASKED, MASKED.masked.silo),),
+        masked_orders_codec.masked_header_from_wire,
         use_masked_header,
     ),
     "silo event": (
-        tuple(pb.SiloEvent.FromString(secure_codec.event_to_bytes(event)[32:]) for event in RUN.silos[FIRST].journal),
+        tuple(
+            pb.SiloEvent.FromString(secure_journals_codec.event_to_bytes(event)[32:])
+            for event in RUN.silos[FIRST].journal
+        ),
         read_event,
         use_event,
     ),
     "coordinator event": (
         tuple(
-            pb.CoordinatorEvent.FromString(secure_codec.coordinator_event_to_bytes(event)[32:])
+            pb.CoordinatorEvent.FromString(secure_journals_codec.coordinator_event_to_bytes(event)[32:])
             for event in (*RUN.journal, coordinator_machine.SiloDropped(FIRST, "declined"))
         ),
         read_coordinator_event,
@@ -329,24 +359,27 @@ PARSERS: dict[str, tuple[tuple[Message, ...], Callable[[Any], Any], Callable[[An
         use_evidence,
     ),
     "verdicts": (
-        (pb.Verdicts(verdicts=[secure_codec.verdict_to_wire(VERDICT)] * 2),),
+        (pb.Verdicts(verdicts=[secure_journals_codec.verdict_to_wire(VERDICT)] * 2),),
         lambda message: evidence_codec.verdicts_from_bytes(message.SerializeToString()),
         evidence_codec.verdicts_to_bytes,
     ),
     "silo memory": (
-        (pb.SiloMemory.FromString(secure_codec.memory_to_bytes(MEMORY)[32:]),),
-        lambda message: secure_codec.memory_from_bytes(stamped(message)),
+        (pb.SiloMemory.FromString(secure_journals_codec.memory_to_bytes(MEMORY)[32:]),),
+        lambda message: secure_journals_codec.memory_from_bytes(stamped(message)),
         use_memory,
     ),
     "decline": (
-        (federation_pb2.DeclineRequest(key=codec.round_call_key(KEY, SILO), reason=1, detail="policy"),),
-        lambda message: (codec.decline_reason_from_wire(message.reason), codec.detail_from_wire(message.detail)),
-        lambda parsed: codec.detail_to_wire(parsed[1]),
+        (federation_pb2.DeclineRequest(key=common_codec.round_call_key(KEY, SILO), reason=1, detail="policy"),),
+        lambda message: (
+            updates_codec.decline_reason_from_wire(message.reason),
+            common_codec.detail_from_wire(message.detail),
+        ),
+        lambda parsed: common_codec.detail_to_wire(parsed[1]),
     ),
     "progress": (
-        (federation_pb2.ProgressReport(key=codec.round_call_key(KEY, SILO), phase=2, fraction=0.5),),
-        lambda message: codec.phase_from_wire(message.phase),
-        codec.phase_to_wire,
+        (federation_pb2.ProgressReport(key=common_codec.round_call_key(KEY, SILO), phase=2, fraction=0.5),),
+        lambda message: updates_codec.phase_from_wire(message.phase),
+        updates_codec.phase_to_wire,
     ),
     "update receipt": (
         (update_receipt.receipt_to_wire(UPDATE_RECEIPT),),
@@ -724,10 +757,10 @@ def _deep_config(depth: int) -> bytes:
         lambda: Layout.from_json(NESTED),
         lambda: Layout.from_json(canonical_json({"dtype": "float32", "tensors": [["a", [1 << 40] * 100_000]]})),
         lambda: Plan.from_json(_deep_config(100_000)),
-        lambda: codec.manifest_from_wire(
+        lambda: common_codec.manifest_from_wire(
             common_pb2.Manifest(layout_digest=b"\0" * 32, total_bytes=1 << 40, chunk_bytes=1)
         ),
-        lambda: codec.detail_from_wire("x" * (4 << 20)),
+        lambda: common_codec.detail_from_wire("x" * (4 << 20)),
         lambda: secure_codec.roster_from_wire(MANY_MEMBERS, federation=secagg.FEDERATION, plan=secagg.PLAN),
         lambda: secure_codec.parameters_from_wire(MANY_TENSORS),
         lambda: parse_certificate(b"\x30\x84\xff\xff\xff\xff" + b"\0" * 1000),

@@ -16,11 +16,11 @@ from urllib.request import urlopen
 
 import pytest
 
-from ops.demo.ports import free_ports
-from security.errors import EXIT_CODES, ConfigurationError, Conflict, DataError, OutsideValidity, StateError
-from silo_agent.edges.key_store import store_credentials
-from silo_agent.edges.silo_folder import SiloFolder
-from silo_agent.training.model import bind, vector_blocks
+from lorica.demo.ports import free_ports
+from lorica_security.errors import EXIT_CODES, ConfigurationError, Conflict, DataError, OutsideValidity, StateError
+from silo_agent.edges.disk.silo_folder import SiloFolder
+from silo_agent.edges.keys.key_store import store_credentials
+from silo_agent.training.model.model import bind, vector_blocks
 from silo_wire.manifest import manifest_of
 from silo_wire.messages import Evaluate, Finished, Prepare, RoundKey, Train
 from tests.support.background import in_the_background

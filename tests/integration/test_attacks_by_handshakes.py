@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 import grpc
 import pytest
 
-from coordinator.edges import presented as module
-from coordinator.edges.key_store import TlsPair
-from coordinator.edges.presented import BEFORE_A_CHANGE_S, Presented
-from security.identifiers import Identity, Role
-from security.pki.authority import Authority
-from security.pki.trust_bundle import TrustBundle
+from coordinator.edges.keys.key_store import TlsPair
+from coordinator.edges.server import presented as module
+from coordinator.edges.server.presented import BEFORE_A_CHANGE_S, Presented
+from lorica_security.identifiers import Identity, Role
+from lorica_security.pki.authority import Authority
+from lorica_security.pki.trust_bundle import TrustBundle
 from tests.support.certificates import FEDERATION, forged
 
 HANDSHAKES = 3000

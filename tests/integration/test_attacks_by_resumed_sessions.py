@@ -10,10 +10,10 @@ import grpc.aio
 import pytest
 from grpc._cython.cygrpc import SSLSessionCacheLRU  # resumes sessions, by an option of a channel; no other name exists
 
-from coordinator.edges.presented import Presented
+from coordinator.edges.server.presented import Presented
 from coordinator.edges.status_page.entrance import tls_context
-from security.identifiers import Identity, Role, coordinator_dns_name
-from security.pki.authority import Authority
+from lorica_security.identifiers import Identity, Role, coordinator_dns_name
+from lorica_security.pki.authority import Authority
 from silo_wire.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2, federation_pb2_grpc
 from tests.support.certificates import forged
 from tests.support.coordinator import FEDERATION, HOSPITAL, FederationTemplate, RunningCoordinator, running

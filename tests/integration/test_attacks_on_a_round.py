@@ -18,7 +18,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from coordinator.rounds.states import Collecting, Evaluating
-from security.errors import (
+from lorica_security.errors import (
     Conflict,
     IntegrityError,
     LoricaError,
@@ -26,16 +26,16 @@ from security.errors import (
     StateError,
     WrongTime,
 )
-from security.identifiers import coordinator_dns_name
-from silo_agent.edges.backoff import Backoff
-from silo_agent.edges.grpc_client import GrpcCoordinator
-from silo_agent.edges.model_cache import ModelCache
-from silo_agent.task.events import SavedUpdate
-from silo_wire import codec
+from lorica_security.identifiers import coordinator_dns_name
+from silo_agent.edges.disk.model_cache import ModelCache
+from silo_agent.edges.wire.backoff import Backoff
+from silo_agent.edges.wire.grpc_client import GrpcCoordinator
+from silo_agent.rounds.events import SavedUpdate
 from silo_wire.canonical import Digest
+from silo_wire.codecs import common_codec, updates_codec
 from silo_wire.manifest import Layout, TensorSpec, manifest_of
 from silo_wire.messages import DeclineReason, Evaluate, Evaluation, Finished, Standby, Train
-from silo_wire.plan import PlanBundle
+from silo_wire.plans.plan import PlanBundle
 from silo_wire.transport import answer_to
 from silo_wire.v1 import common_pb2, federation_pb2, federation_pb2_grpc
 from tests.support.coordinator import (
@@ -163,7 +163,7 @@ async def play(federation_template: FederationTemplate, tmp_path: Path) -> Async
 
 
 def report(silo: Silo, order: Evaluate | Train, **fields: Any) -> federation_pb2.EvaluationReport:
-    message = codec.evaluation_to_wire(order.key, silo.name, order.model, SCORE)
+    message = updates_codec.evaluation_to_wire(order.key, silo.name, order.model, SCORE)
     for name, value in fields.items():
         setattr(message, name, value)
     return message
@@ -366,7 +366,7 @@ async def test_chunk_digests_that_are_not_those_of_the_content(play: Play) -> No
 )
 async def test_header_with_impossible_values(play: Play, change: Callable[[Any], object], match: str) -> None:
     update = play.honest()
-    header = codec.update_header_to_wire(update.header, HOSPITAL)
+    header = updates_codec.update_header_to_wire(update.header, HOSPITAL)
     change(header)
     async with refused(play.at, MalformedMessage, INVALID, match):
         await play.hospital.send([header_piece(header), *chunk_pieces(update.chunks)])
@@ -384,11 +384,11 @@ async def test_signed_summary_with_more_steps_than_a_database_holds(play: Play, 
     """Signed and all: it must be refused before it reaches the loop that every round depends on."""
     header = play.honest().header
     boast = federation_pb2.TrainingSummary()
-    boast.CopyFrom(codec.summary_to_wire(SUMMARY))
+    boast.CopyFrom(updates_codec.summary_to_wire(SUMMARY))
     boast.optimizer_steps = steps
     unchecked = copy(SUMMARY)
     object.__setattr__(unchecked, "optimizer_steps", steps)
-    message = codec.update_header_to_wire(play.hospital.signed(replace(header, summary=unchecked)), HOSPITAL)
+    message = updates_codec.update_header_to_wire(play.hospital.signed(replace(header, summary=unchecked)), HOSPITAL)
     assert message.summary == boast
     async with refused(play.at, MalformedMessage, INVALID, f"optimizer_steps is {steps}"):
         await play.hospital.send([header_piece(message), *chunk_pieces(play.honest().chunks)])
@@ -397,7 +397,7 @@ async def test_signed_summary_with_more_steps_than_a_database_holds(play: Play, 
 
 async def test_upload_that_does_not_begin_with_its_header(play: Play) -> None:
     update = play.honest()
-    header = header_piece(codec.update_header_to_wire(update.header, HOSPITAL))
+    header = header_piece(updates_codec.update_header_to_wire(update.header, HOSPITAL))
     for pieces in ([], chunk_pieces(update.chunks), [federation_pb2.UpdatePiece(), header]):
         async with refused(play.at, MalformedMessage, INVALID, "begins with its header"):
             await play.hospital.send(pieces)
@@ -459,7 +459,8 @@ async def test_update_for_another_round_attempt_or_plan(play: Play, change: dict
     async with refused(play.at, WrongTime, NOT_NOW, "wait for the next order"):
         await play.hospital.upload(update)
     request = federation_pb2.UploadOffsetRequest(
-        key=codec.round_call_key(elsewhere.key, HOSPITAL), update_digest=bytes.fromhex(update.header.manifest.digest)
+        key=common_codec.round_call_key(elsewhere.key, HOSPITAL),
+        update_digest=bytes.fromhex(update.header.manifest.digest),
     )
     async with refused(play.at, WrongTime, NOT_NOW, "wait for the next order"):
         await play.hospital.stub.UploadOffset(request)
@@ -523,7 +524,8 @@ async def test_second_different_update_after_the_commit(play: Play) -> None:
     async with refused(play.at, Conflict, CONFLICT, f"silo {HOSPITAL} has committed update"):
         await play.hospital.upload(other)
     request = federation_pb2.UploadOffsetRequest(
-        key=codec.round_call_key(play.order.key, HOSPITAL), update_digest=bytes.fromhex(other.header.manifest.digest)
+        key=common_codec.round_call_key(play.order.key, HOSPITAL),
+        update_digest=bytes.fromhex(other.header.manifest.digest),
     )
     async with refused(play.at, Conflict, CONFLICT, f"silo {HOSPITAL} has committed update"):
         await play.hospital.stub.UploadOffset(request)
@@ -557,7 +559,7 @@ async def test_two_different_updates_at_once(play: Play) -> None:
 
 def decline(silo: Silo, order: Train | Evaluate, **fields: Any) -> federation_pb2.DeclineRequest:
     values = {"reason": federation_pb2.DECLINE_REASON_TRAINING_FAILED, "detail": "out of memory", **fields}
-    return federation_pb2.DeclineRequest(key=codec.round_call_key(order.key, silo.name), **values)
+    return federation_pb2.DeclineRequest(key=common_codec.round_call_key(order.key, silo.name), **values)
 
 
 async def test_decline_after_the_commit(play: Play) -> None:
@@ -653,7 +655,7 @@ async def test_a_release_that_is_none(play: Play, release: str) -> None:
 )
 async def test_impossible_progress(play: Play, fields: dict[str, Any], match: str) -> None:
     values = {"phase": federation_pb2.AGENT_PHASE_TRAINING, "fraction": 0.5, **fields}
-    message = federation_pb2.ProgressReport(key=codec.round_call_key(play.order.key, HOSPITAL), **values)
+    message = federation_pb2.ProgressReport(key=common_codec.round_call_key(play.order.key, HOSPITAL), **values)
     async with refused(play.at, MalformedMessage, INVALID, match):
         await play.hospital.stub.ReportProgress(message)
     standing = {silo.silo: silo for silo in (await play.at.service.status()).silos}
@@ -840,7 +842,7 @@ async def unbounded(play: Play) -> AsyncIterator[grpc.aio.Channel]:
 async def test_message_of_more_than_5_mebibytes(play: Play) -> None:
     before = play.at.saved()
     update = play.honest()
-    header = header_piece(codec.update_header_to_wire(update.header, HOSPITAL))
+    header = header_piece(updates_codec.update_header_to_wire(update.header, HOSPITAL))
     giant = chunk_pieces([(0, bytes(6 << 20))])[0]
 
     async def outgoing() -> AsyncIterator[federation_pb2.UpdatePiece]:
@@ -885,7 +887,7 @@ async def test_defect_of_the_coordinator_tells_the_peer_nothing(play: Play, monk
 
     with monkeypatch.context() as patch, capture_logs() as logs:
         patch.setattr(play.at.service, "report_progress", broken)
-        message = federation_pb2.ProgressReport(key=codec.round_call_key(play.order.key, HOSPITAL), phase=1)
+        message = federation_pb2.ProgressReport(key=common_codec.round_call_key(play.order.key, HOSPITAL), phase=1)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await play.hospital.stub.ReportProgress(message)
     assert caught.value.code() is grpc.StatusCode.INTERNAL

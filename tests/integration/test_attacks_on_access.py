@@ -18,14 +18,12 @@ from typer.testing import CliRunner
 
 from coordinator.cli import app
 from coordinator.composition import Coordinator
-from coordinator.edges import export
-from coordinator.edges.access_folder import AccessFolder, granted_text
-from coordinator.edges.key_store import register_entry
+from coordinator.edges.keys.key_store import register_entry
+from coordinator.edges.models import export
+from coordinator.edges.operator_host.access_folder import AccessFolder, granted_text
 from coordinator.rounds.states import Aggregating, Collecting
-from security import files
-from security.audit.entry import Event
-from security.audit.reading import read_log
-from security.errors import (
+from lorica_security.audit.entry import Event
+from lorica_security.errors import (
     AuthenticationError,
     AuthorisationError,
     ConfigurationError,
@@ -35,18 +33,19 @@ from security.errors import (
     StateError,
     Unreachable,
 )
-from security.identifiers import Identity, Role, SiloName
-from security.pki import key_file
-from security.pki.authority import Authority
-from security.pki.csr import certificate_request
-from security.pki.endorsement import endorse_renewal
-from security.pki.identity_key import public_key_bytes
-from security.pki.tls_key import new_tls_key
-from security.pki.trust_bundle import TrustBundle
-from security.process_lock import ProcessLock
-from silo_wire import codec
+from lorica_security.host import files, key_file
+from lorica_security.host.process_lock import ProcessLock
+from lorica_security.identifiers import Identity, Role, SiloName
+from lorica_security.identity.endorsement import endorse_renewal
+from lorica_security.identity.identity_key import public_key_bytes
+from lorica_security.on_disk.reading import read_log
+from lorica_security.pki.authority import Authority
+from lorica_security.pki.csr import certificate_request
+from lorica_security.pki.tls_key import new_tls_key
+from lorica_security.pki.trust_bundle import TrustBundle
+from silo_wire.codecs import updates_codec
+from silo_wire.codecs.renewal import renewal_from_wire
 from silo_wire.messages import Prepare, Train
-from silo_wire.renewal import renewal_from_wire
 from silo_wire.transport import error_of
 from silo_wire.v1 import federation_pb2, operator_pb2, operator_pb2_grpc
 from tests.support.certificates import forged
@@ -155,7 +154,7 @@ async def test_revocation_ends_an_upload_under_way_and_drops_what_was_committed(
         begun = asyncio.Event()
 
         async def stalled() -> AsyncIterator[federation_pb2.UpdatePiece]:
-            yield header_piece(codec.update_header_to_wire(update.header, HOSPITAL))
+            yield header_piece(updates_codec.update_header_to_wire(update.header, HOSPITAL))
             yield chunk_pieces(update.chunks)[0]
             begun.set()
             await asyncio.Event().wait()

@@ -17,9 +17,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from structlog.testing import capture_logs
 
-from coordinator.edges import enrolment_servicer
-from coordinator.edges.enrolment_servicer import MOST_FAILURES, WINDOW_S
-from security.errors import (
+from coordinator.edges.server import enrolment_servicer
+from coordinator.edges.server.enrolment_servicer import MOST_FAILURES, WINDOW_S
+from lorica_security.errors import (
     AuthenticationError,
     AuthorisationError,
     ConfigurationError,
@@ -28,15 +28,15 @@ from security.errors import (
     MalformedMessage,
     Unreachable,
 )
-from security.identifiers import Identity, Role, SiloName
-from security.pki.csr import certificate_request
-from security.pki.endorsement import endorse_request
-from security.pki.enrolment_token import PREFIX, EnrolmentToken, decode, encode
-from security.pki.identity_key import new_identity_key, public_key_bytes
-from security.pki.parsing import parse_certificate
-from security.pki.tls_key import new_tls_key
-from silo_agent.edges.enrolment_client import enrol
-from silo_wire.codec import call_key
+from lorica_security.identifiers import Identity, Role, SiloName
+from lorica_security.identity.endorsement import endorse_request
+from lorica_security.identity.enrolment_token import PREFIX, EnrolmentToken, decode, encode
+from lorica_security.identity.identity_key import new_identity_key, public_key_bytes
+from lorica_security.pki.csr import certificate_request
+from lorica_security.pki.parsing import parse_certificate
+from lorica_security.pki.tls_key import new_tls_key
+from silo_agent.edges.wire.enrolment_client import enrol
+from silo_wire.codecs.common_codec import call_key
 from silo_wire.v1 import enrolment_pb2, enrolment_pb2_grpc, operator_pb2
 from tests.support.certificates import SERVER, flip, forge_request, uri
 from tests.support.coordinator import (

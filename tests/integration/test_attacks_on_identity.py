@@ -17,16 +17,16 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from structlog.testing import capture_logs
 
-from coordinator.edges.key_store import register_entry
-from security.errors import AuthenticationError, AuthorisationError, LoricaError, Unreachable
-from security.identifiers import FederationName, Identity, Role, coordinator_dns_name
-from security.pki.authority import Authority
-from security.pki.tls_key import new_tls_key, tls_key_to_pem
-from silo_agent.edges.backoff import Backoff
-from silo_agent.edges.channel import mutual_channel
-from silo_agent.edges.grpc_client import GrpcCoordinator
-from silo_agent.edges.model_cache import ModelCache
-from silo_wire.codec import call_key
+from coordinator.edges.keys.key_store import register_entry
+from lorica_security.errors import AuthenticationError, AuthorisationError, LoricaError, Unreachable
+from lorica_security.identifiers import FederationName, Identity, Role, coordinator_dns_name
+from lorica_security.pki.authority import Authority
+from lorica_security.pki.tls_key import new_tls_key, tls_key_to_pem
+from silo_agent.edges.disk.model_cache import ModelCache
+from silo_agent.edges.wire.backoff import Backoff
+from silo_agent.edges.wire.channel import mutual_channel
+from silo_agent.edges.wire.grpc_client import GrpcCoordinator
+from silo_wire.codecs.common_codec import call_key
 from silo_wire.transport import error_of
 from silo_wire.v1 import operator_pb2
 from tests.support.certificates import CLIENT, SERVER, forged, uri

@@ -19,15 +19,24 @@ import pytest
 
 from coordinator.rounds.states import Collecting, Masking
 from coordinator.service.records import RoundRow
-from security.audit.signed_head import SignedHead
-from security.chain import Head
-from security.errors import AuthorisationError, Conflict, IntegrityError, LoricaError, MalformedMessage, WrongTime
-from security.identifiers import Role, SiloName
-from security.secure_aggregation import silo_machine
-from security.secure_aggregation.coordinator_machine import is_awaited
-from security.secure_aggregation.fixed_point import EXTRA_WORDS
-from security.secure_aggregation.key_agreement import KEM_KEY_BYTES, PUBLIC_KEY_BYTES
-from security.secure_aggregation.messages import (
+from lorica_security.audit.chain import Head
+from lorica_security.audit.signed_head import SignedHead
+from lorica_security.errors import (
+    AuthorisationError,
+    Conflict,
+    IntegrityError,
+    LoricaError,
+    MalformedMessage,
+    WrongTime,
+)
+from lorica_security.identifiers import Role, SiloName
+from lorica_security.secure_aggregation import silo_machine
+from lorica_security.secure_aggregation.coordinator_machine import is_awaited
+from lorica_security.secure_aggregation.keys.key_agreement import KEM_KEY_BYTES, PUBLIC_KEY_BYTES
+from lorica_security.secure_aggregation.keys.secret import Secret
+from lorica_security.secure_aggregation.keys.share_box import KeyShares
+from lorica_security.secure_aggregation.masked_vectors.fixed_point import EXTRA_WORDS
+from lorica_security.secure_aggregation.messages import (
     Advertisement,
     Agreement,
     Complaint,
@@ -37,12 +46,11 @@ from security.secure_aggregation.messages import (
     SharedKeys,
     signed,
 )
-from security.secure_aggregation.secret import Secret
-from security.secure_aggregation.share_box import KeyShares
-from silo_wire import codec
+from silo_wire.codecs import common_codec
+from silo_wire.codecs.masked_orders_codec import mask_answer_to_wire, masked_header_to_wire
+from silo_wire.codecs.secure_codec import masked_input_to_wire
 from silo_wire.manifest import manifest_of, masked_layout
 from silo_wire.messages import MaskedHeader, RoundKey
-from silo_wire.secure_codec import mask_answer_to_wire, masked_header_to_wire, masked_input_to_wire
 from tests.support.coordinator import FederationTemplate
 from tests.support.rogue_silos import (
     BANK,
@@ -554,7 +562,7 @@ async def bring(silo: PlayedSilo, key: RoundKey, of: PlayedSilo, message: Any, n
         return
     manifest = of.vectors[message.vector].manifest
     header = masked_header_to_wire(MaskedHeader(key=key, masked=message, manifest=manifest), of.name)
-    header.key.CopyFrom(codec.round_call_key(key, named))
+    header.key.CopyFrom(common_codec.round_call_key(key, named))
     await silo.upload(header)
 
 

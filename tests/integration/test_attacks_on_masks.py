@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 
-from security.audit.entry import Event
-from security.audit.reading import read_log
-from security.identifiers import SiloName
-from security.pki.identity_key import new_identity_key
-from security.secure_aggregation.key_agreement import KeyPair
-from security.secure_aggregation.messages import (
+from lorica_security.audit.entry import Event
+from lorica_security.identifiers import SiloName
+from lorica_security.identity.identity_key import new_identity_key
+from lorica_security.on_disk.reading import read_log
+from lorica_security.secure_aggregation.groups.release_groups import Partition, first_link
+from lorica_security.secure_aggregation.keys.key_agreement import KeyPair
+from lorica_security.secure_aggregation.keys.secret import Secret
+from lorica_security.secure_aggregation.messages import (
     Advertisement,
     Agreement,
     Delivery,
@@ -32,10 +34,8 @@ from security.secure_aggregation.messages import (
     UnmaskRequest,
     signed,
 )
-from security.secure_aggregation.parameters import Terms
-from security.secure_aggregation.release_groups import Partition, first_link
-from security.secure_aggregation.roster import Roster
-from security.secure_aggregation.secret import Secret
+from lorica_security.secure_aggregation.parameters import Terms
+from lorica_security.secure_aggregation.roster import Roster
 from silo_agent.policy import PolicyRules
 from silo_wire.messages import DeclineReason, Prepare, Standby, StandbyReason, Train
 from silo_wire.v1 import federation_pb2, secure_aggregation_pb2

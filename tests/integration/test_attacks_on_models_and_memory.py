@@ -13,23 +13,23 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from security.audit.entry import Event
-from security.audit.reading import read_log
-from security.errors import DataError, LoricaError, StorageError
-from security.pki.seal import Seal
-from security.secure_aggregation.fixed_point import TensorRange
-from security.secure_aggregation.roster import Roster
-from silo_agent.edges.audit_report import report_of
-from silo_agent.edges.masking_journal import masking_journal
-from silo_agent.edges.plan_approvals import Comparison, PlanApprovals
-from silo_agent.edges.trust_store import trust_store
+from lorica_security.audit.entry import Event
+from lorica_security.errors import DataError, LoricaError, StorageError
+from lorica_security.identity.seal import Seal
+from lorica_security.on_disk.reading import read_log
+from lorica_security.secure_aggregation.masked_vectors.fixed_point import TensorRange
+from lorica_security.secure_aggregation.roster import Roster
+from silo_agent.edges.accounts.audit_report import report_of
+from silo_agent.edges.disk.plan_approvals import Comparison, PlanApprovals
+from silo_agent.edges.memory.masking_journal import masking_journal
+from silo_agent.edges.memory.trust_store import trust_store
 from silo_agent.policy import PolicyRules
+from silo_agent.rounds.update import TrainingDiverged
 from silo_agent.service.told import FAILED
-from silo_agent.task.update import TrainingDiverged
 from silo_wire.canonical import Digest
-from silo_wire.masked_ranges import ranges_of
 from silo_wire.messages import DeclineReason, Finished, Prepare, Train
-from silo_wire.plan import PlanBundle
+from silo_wire.plans.masked_ranges import ranges_of
+from silo_wire.plans.plan import PlanBundle
 from silo_wire.v1 import federation_pb2
 from tests.support.federation_peer import TestNet, vector_of
 from tests.support.hostile_masks import (

@@ -9,30 +9,36 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from coordinator.edges.authorities import Authorities
-from coordinator.edges.key_store import register_entry
+from coordinator.edges.keys.authorities import Authorities
+from coordinator.edges.keys.key_store import register_entry
 from coordinator.rounds.states import Collecting
-from coordinator.service.renewal import RENEWALS_AN_HOUR
-from security import files
-from security.errors import AuthenticationError, AuthorisationError, IntegrityError, MalformedMessage, Unreachable
-from security.identifiers import FederationName, Identity, Role, coordinator_dns_name
-from security.pki.authority import Authority
-from security.pki.authority_succession import certificate_digest
-from security.pki.csr import certificate_request
-from security.pki.endorsement import endorse_renewal, endorse_request
-from security.pki.identity_key import new_identity_key, sign
-from security.pki.parsing import parse_certificate
-from security.pki.tls_key import new_tls_key
-from security.pki.trust_bundle import TrustBundle
-from silo_agent.edges.backoff import Backoff
-from silo_agent.edges.certificate import checked
-from silo_agent.edges.key_store import load_credentials, store_tls
-from silo_agent.edges.tls_probe import probe
+from coordinator.service.members.renewal import RENEWALS_AN_HOUR
+from lorica_security.errors import (
+    AuthenticationError,
+    AuthorisationError,
+    IntegrityError,
+    MalformedMessage,
+    Unreachable,
+)
+from lorica_security.host import files
+from lorica_security.identifiers import FederationName, Identity, Role, coordinator_dns_name
+from lorica_security.identity.endorsement import endorse_renewal, endorse_request
+from lorica_security.identity.identity_key import new_identity_key, sign
+from lorica_security.pki.authority import Authority
+from lorica_security.pki.authority_succession import certificate_digest
+from lorica_security.pki.csr import certificate_request
+from lorica_security.pki.parsing import parse_certificate
+from lorica_security.pki.tls_key import new_tls_key
+from lorica_security.pki.trust_bundle import TrustBundle
+from silo_agent.edges.keys.key_store import load_credentials, store_tls
+from silo_agent.edges.wire.backoff import Backoff
+from silo_agent.edges.wire.certificate import checked
+from silo_agent.edges.wire.tls_probe import probe
 from silo_agent.service.certificate_keeper import CertificateKeeper
 from silo_wire.canonical import digest_to_wire
-from silo_wire.codec import update_header_to_wire
+from silo_wire.codecs.renewal import RenewalAnswer, renewal_request
+from silo_wire.codecs.updates_codec import update_header_to_wire
 from silo_wire.messages import Prepare, Standby, Train
-from silo_wire.renewal import RenewalAnswer, renewal_request
 from silo_wire.statements import TRUST_DOMAIN, trust_statement
 from silo_wire.v1 import operator_pb2
 from tests.support.certificates import forge, uri

@@ -12,12 +12,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
-from coordinator.edges.aggregator import Aggregator
-from coordinator.edges.model_store import Slab
-from coordinator.edges.round_evidence import RoundEvidence
+from coordinator.edges.models.model_store import Slab
+from coordinator.edges.sums.aggregator import Aggregator
+from coordinator.edges.sums.round_evidence import RoundEvidence
 from coordinator.rounds.states import Collecting, Gathering
 from coordinator.service.round_checks import RoundChecks
-from security.errors import (
+from lorica_security.errors import (
     EXIT_CODES,
     ConfigurationError,
     FalseModel,
@@ -26,19 +26,19 @@ from security.errors import (
     StateError,
     exit_code,
 )
-from security.pki.seal import Seal
-from security.secure_aggregation.evidence import Checked, signed_evidence
-from security.secure_aggregation.messages import Reveal
-from security.secure_aggregation.silo_machine import Demands
-from security.secure_aggregation.verdicts import Verdict
+from lorica_security.identity.seal import Seal
+from lorica_security.secure_aggregation.messages import Reveal
+from lorica_security.secure_aggregation.model_evidence.evidence import Checked, signed_evidence
+from lorica_security.secure_aggregation.model_evidence.verdicts import Verdict
+from lorica_security.secure_aggregation.silo_machine import Demands
 from silo_agent.cli import app
-from silo_agent.edges.accepted_models import AcceptedModels
-from silo_agent.edges.key_store import store_credentials
-from silo_agent.edges.model_checking import examine
+from silo_agent.edges.keys.key_store import store_credentials
+from silo_agent.edges.masks.model_checking import examine
+from silo_agent.edges.memory.accepted_models import AcceptedModels
 from silo_agent.service.model_checks import Mode
 from silo_wire.canonical import Digest
 from silo_wire.checked_chunk import CheckableRound, Pieces, Proof, StepRule, examined
-from silo_wire.evidence_codec import checkable_from_bytes, checkable_to_bytes, proof_from_bytes, proof_to_bytes
+from silo_wire.codecs.evidence_codec import checkable_from_bytes, checkable_to_bytes, proof_from_bytes, proof_to_bytes
 from silo_wire.messages import DeclineReason, HeldPieces, RoundKey
 from tests.support.coordinator import FEDERATION, FederationTemplate
 from tests.support.rogue_silos import (

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from security.identifiers import SiloName
-from security.secure_aggregation.scores import NO_SCORES, Scores
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation.masked_vectors.scores import NO_SCORES, Scores
 from silo_agent.policy import PolicyRules
 from silo_wire.canonical import Digest
 from silo_wire.messages import DeclineReason, Evaluate, Standby, StandbyReason, Train

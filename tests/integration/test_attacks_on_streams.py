@@ -28,22 +28,22 @@ import psutil
 import pytest
 
 from coordinator.composition import Coordinator
-from coordinator.edges.coordinator_folder import CoordinatorFolder
-from coordinator.edges.gate import OF_ALL_STRANGERS, OF_ONE_CALLER
-from coordinator.edges.places import Places
+from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from coordinator.edges.server.gate import OF_ALL_STRANGERS, OF_ONE_CALLER
+from coordinator.edges.server.places import Places
 from coordinator.plans.model_source import SizedModel
 from coordinator.plans.plan_folder import create_plan
-from security.identifiers import SiloName
-from security.pki.enrolment_token import EnrolmentToken, decode
-from silo_agent.edges.enrolment_client import enrol
-from silo_agent.edges.key_store import SiloCredentials, store_credentials
-from silo_agent.edges.silo_folder import SiloFolder
-from silo_agent.training.model import bind, vector_blocks
-from silo_wire import codec
-from silo_wire.canonical import Digest
-from silo_wire.listen_address import address
+from lorica_security.daemon.listen_address import address
+from lorica_security.identifiers import SiloName
+from lorica_security.identity.enrolment_token import EnrolmentToken, decode
+from silo_agent.edges.disk.silo_folder import SiloFolder
+from silo_agent.edges.keys.key_store import SiloCredentials, store_credentials
+from silo_agent.edges.wire.enrolment_client import enrol
+from silo_agent.training.model.model import bind, vector_blocks
+from silo_wire.canonical import Digest, digest_from_wire
+from silo_wire.codecs import common_codec, orders_codec, updates_codec
 from silo_wire.messages import DeclineReason, Prepare, RoundKey, Standby, StandbyReason, Train
-from silo_wire.plan import PlanBundle
+from silo_wire.plans.plan import PlanBundle
 from silo_wire.v1 import common_pb2, federation_pb2, operator_pb2, operator_pb2_grpc
 from tests.integration.test_agent_process import data_folder
 from tests.support import federation_peer
@@ -382,7 +382,7 @@ def test_streams_that_are_flooded_and_never_read(victim: Victim) -> None:
 def test_downloads_that_nobody_reads(victim: Victim) -> None:
     """The plan and the model on every stream that hospital-a can have, and not one byte is taken off the line."""
     with victim.spared(), victim.attacked(8) as connections:
-        key = codec.call_key(federation=FEDERATION, silo=HOSPITAL, plan=victim.bundle.plan.digest)
+        key = common_codec.call_key(federation=FEDERATION, silo=HOSPITAL, plan=victim.bundle.plan.digest)
         model = asyncio.run(victim.present_model())
         plan = federation_pb2.FetchPlanRequest(key=key).SerializeToString()
         fetch = federation_pb2.FetchModelRequest(key=key, model_digest=model).SerializeToString()
@@ -427,7 +427,9 @@ def test_connections_that_call_nothing(victim: Victim) -> None:
 async def test_silo_that_stalls_in_mid_upload_holds_nobody_up_and_is_dropped_at_the_deadline(
     federation_template: FederationTemplate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.edges.federation_servicer.Places", partial(Places, 1))  # it has the only one
+    monkeypatch.setattr(
+        "coordinator.edges.server.federation_servicer.Places", partial(Places, 1)
+    )  # it has the only one
     folder = federation_template.copy(tmp_path / "coordinator")
     values = {**PLAN_VALUES, "evaluation.every": 0, "evaluation.last": False, "schedule.training_deadline_s": 12.0}
     shelf = Coordinator.load(folder).shelf
@@ -443,7 +445,7 @@ async def test_silo_that_stalls_in_mid_upload_holds_nobody_up_and_is_dropped_at_
         order = await hospital.order(Train, 1)
         update = hospital.update(order, bundle.layout)
         call = hospital.stub.UploadUpdate()
-        await call.write(header_piece(codec.update_header_to_wire(update.header, HOSPITAL)))
+        await call.write(header_piece(updates_codec.update_header_to_wire(update.header, HOSPITAL)))
         await call.initial_metadata()
         await call.write(chunk_pieces(update.chunks)[0])
         await bank.upload(bank.update(await bank.order(Train, 1), bundle.layout))
@@ -487,7 +489,7 @@ class HostileCoordinator(FederationPeer):
             async for piece in super().FetchModel(request, context):
                 yield piece
             return
-        model = self.models[codec.digest_from_wire(request.model_digest, "model")]
+        model = self.models[digest_from_wire(request.model_digest, "model")]
         async for piece in self.pieces(model, request.first_chunk):
             yield piece
 
@@ -508,7 +510,7 @@ class HostileCoordinator(FederationPeer):
 
 
 def header_of(model: OfferedModel) -> federation_pb2.ModelPiece:
-    return federation_pb2.ModelPiece(header=codec.model_header_to_wire(model.header))
+    return federation_pb2.ModelPiece(header=updates_codec.model_header_to_wire(model.header))
 
 
 def chunk_of(model: OfferedModel, index: int, *, size: int | None = None) -> federation_pb2.ModelPiece:
@@ -679,7 +681,7 @@ async def test_agent_and_a_coordinator_that_never_stops_talking(tmp_path: Path) 
         async with agent.spared():
             coordinator.listens.clear()
             coordinator.flood = [
-                codec.order_to_wire(order, federation_peer.SILO)
+                orders_codec.order_to_wire(order, federation_peer.SILO)
                 for order in (Prepare(agent.plan), Standby(StandbyReason.NO_PLAN, "x" * 500))
             ]
             await coordinator.order(Standby(StandbyReason.NO_PLAN))

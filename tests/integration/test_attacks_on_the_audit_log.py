@@ -15,30 +15,30 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.cli import main as coordinator_main
 from coordinator.composition import Coordinator
-from coordinator.edges.audited import RefusalLog
-from coordinator.edges.coordinator_folder import CoordinatorFolder
-from coordinator.edges.gate import Refusal
-from security.audit.entry import Entry, Event
-from security.audit.log_file import AuditLog, segment
-from security.audit.reading import read_log
-from security.audit.repeats import Repeats
-from security.audit.signed_head import SignedHead
-from security.audit.verification import Position, seal_particulars
-from security.chain import Head
-from security.errors import ConfigurationError, IntegrityError, MalformedMessage, StateError, StorageError
-from security.files import write_private
-from security.identifiers import Identity, Role
-from security.pki.identity_key import new_identity_key, public_key_bytes
-from security.pki.key_text import key_text
-from security.privacy.ledger import head_of
-from security.privacy.ledger_file import PrivacyLedgerFile
+from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from coordinator.edges.server.audited import RefusalLog
+from coordinator.edges.server.gate import Refusal
+from lorica_security.audit.chain import Head
+from lorica_security.audit.entry import Entry, Event
+from lorica_security.audit.repeats import Repeats
+from lorica_security.audit.signed_head import SignedHead
+from lorica_security.audit.verification import Position, seal_particulars
+from lorica_security.errors import ConfigurationError, IntegrityError, MalformedMessage, StateError, StorageError
+from lorica_security.host.files import write_private
+from lorica_security.identifiers import Identity, Role
+from lorica_security.identity.identity_key import new_identity_key, public_key_bytes
+from lorica_security.identity.key_text import key_text
+from lorica_security.on_disk.ledger_file import PrivacyLedgerFile
+from lorica_security.on_disk.log_file import AuditLog, segment
+from lorica_security.on_disk.reading import read_log
+from lorica_security.privacy.ledger import head_of
 from silo_agent.cli import main as silo_main
-from silo_agent.edges.key_store import SiloCredentials, store_credentials
-from silo_agent.edges.silo_folder import SiloFolder
+from silo_agent.edges.disk.silo_folder import SiloFolder
+from silo_agent.edges.keys.key_store import SiloCredentials, store_credentials
 from silo_agent.policy import PolicyRules
+from silo_wire.codecs.update_receipt import UpdateReceipt
 from silo_wire.messages import Train
 from silo_wire.transport import error_of
-from silo_wire.update_receipt import UpdateReceipt
 from silo_wire.v1 import operator_pb2
 from tests.integration.test_attacks_on_the_privacy_ledger import SmallSteps, played
 from tests.support.command_line import Done, run_command

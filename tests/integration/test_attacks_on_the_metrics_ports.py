@@ -11,11 +11,11 @@ import psutil
 import pytest
 
 from coordinator.composition import Coordinator, serve
-from coordinator.edges.logs import Whereabouts
-from ops.demo.ports import free_ports
-from silo_agent.edges.metrics import metrics_served
-from silo_wire import http_server
-from silo_wire.listen_address import address
+from coordinator.edges.telemetry.logs import Whereabouts
+from lorica.demo.ports import free_ports
+from lorica_security.daemon import http_server
+from lorica_security.daemon.listen_address import address
+from silo_agent.edges.console.metrics import metrics_served
 from tests.support.coordinator import FederationTemplate
 from tests.support.coordinator import federation_template as federation_template
 

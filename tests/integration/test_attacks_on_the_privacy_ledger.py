@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from coordinator.composition import Coordinator
-from security.chain import Head
-from security.errors import AuthorisationError, MalformedMessage
-from security.privacy.ledger import head_of
-from silo_agent.edges.privacy_ledger import PrivacyLedgerFile
+from lorica_security.audit.chain import Head
+from lorica_security.errors import AuthorisationError, MalformedMessage
+from lorica_security.privacy.ledger import head_of
+from silo_agent.edges.accounts.privacy_ledger import PrivacyLedgerFile
 from silo_agent.service.told import NOT_INTACT
-from silo_wire import ledger_receipt
 from silo_wire.canonical import Digest
-from silo_wire.codec import call_key
+from silo_wire.codecs import ledger_receipt
+from silo_wire.codecs.common_codec import call_key
 from silo_wire.manifest import manifest_of
 from silo_wire.transport import error_of
 from silo_wire.v1 import federation_pb2

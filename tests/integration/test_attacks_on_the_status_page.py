@@ -13,12 +13,12 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from coordinator.edges.key_store import register_entry
-from security.errors import ConfigurationError
-from security.identifiers import Identity, Role, coordinator_dns_name
-from security.pki.authority import Authority
-from security.pki.tls_key import new_tls_key, tls_key_to_pem
-from silo_wire import http_server
+from coordinator.edges.keys.key_store import register_entry
+from lorica_security.daemon import http_server
+from lorica_security.errors import ConfigurationError
+from lorica_security.identifiers import Identity, Role, coordinator_dns_name
+from lorica_security.pki.authority import Authority
+from lorica_security.pki.tls_key import new_tls_key, tls_key_to_pem
 from silo_wire.messages import Prepare
 from silo_wire.v1 import federation_pb2
 from tests.support.certificates import forged

@@ -14,28 +14,28 @@ from cryptography import x509
 
 from coordinator.cli import main as coordinator_main
 from coordinator.composition import Coordinator
-from coordinator.edges import authorities as authorities_module
-from coordinator.edges.authorities import Authorities
-from coordinator.edges.coordinator_folder import CoordinatorFolder
+from coordinator.edges.keys import authorities as authorities_module
+from coordinator.edges.keys.authorities import Authorities
+from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from coordinator.rounds.states import Evaluating
-from coordinator.service.authority_succession import AuthorityRow, due_step
+from coordinator.service.members.authority_succession import AuthorityRow, due_step
 from coordinator.service.ports import AuthorityStanding
-from security import files
-from security.errors import AuthenticationError, ConfigurationError, StateError
-from security.identifiers import Identity, Role
-from security.pki.authority import Authority
-from security.pki.authority_succession import certificate_digest
-from security.pki.csr import certificate_request
-from security.pki.endorsement import endorse_renewal
-from security.pki.pins import spki_pin
-from security.pki.tls_key import new_tls_key
-from security.pki.trust_bundle import TrustBundle, directly_issued
-from silo_agent.edges import enrolment_client
-from silo_agent.edges.enrolment_client import enrol
-from silo_agent.edges.key_store import SiloCredentials, load_credentials, store_tls
-from silo_agent.edges.silo_folder import SiloFolder
+from lorica_security.errors import AuthenticationError, ConfigurationError, StateError
+from lorica_security.host import files
+from lorica_security.identifiers import Identity, Role
+from lorica_security.identity.endorsement import endorse_renewal
+from lorica_security.pki.authority import Authority
+from lorica_security.pki.authority_succession import certificate_digest
+from lorica_security.pki.csr import certificate_request
+from lorica_security.pki.pins import spki_pin
+from lorica_security.pki.tls_key import new_tls_key
+from lorica_security.pki.trust_bundle import TrustBundle, directly_issued
+from silo_agent.edges.disk.silo_folder import SiloFolder
+from silo_agent.edges.keys.key_store import SiloCredentials, load_credentials, store_tls
+from silo_agent.edges.wire import enrolment_client
+from silo_agent.edges.wire.enrolment_client import enrol
+from silo_wire.codecs.renewal import renewal_request
 from silo_wire.messages import Evaluate, Prepare, Train
-from silo_wire.renewal import renewal_request
 from silo_wire.v1 import federation_pb2, operator_pb2
 from tests.support.command_line import run_command
 from tests.support.coordinator import (

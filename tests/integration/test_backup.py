@@ -14,16 +14,14 @@ import pytest
 
 from coordinator.cli import main
 from coordinator.composition import Coordinator
-from coordinator.edges.backup_file import PASSPHRASE, new_backup, opened_backup
-from coordinator.edges.coordinator_folder import CoordinatorFolder
-from coordinator.edges.key_store import OPERATOR_NAME
-from coordinator.edges.round_tables import TABLES_REVISION
+from coordinator.edges.database.round_tables import TABLES_REVISION
+from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from coordinator.edges.keys.key_store import OPERATOR_NAME
+from coordinator.edges.upkeep.backup_file import PASSPHRASE, new_backup, opened_backup
 from coordinator.rounds.states import Stopped
 from coordinator.service.federation import Federation
-from security.audit.entry import Event
-from security.audit.log_file import AuditLog
-from security.audit.reading import read_log
-from security.errors import (
+from lorica_security.audit.entry import Event
+from lorica_security.errors import (
     EXIT_CODES,
     AuthenticationError,
     ConfigurationError,
@@ -31,11 +29,13 @@ from security.errors import (
     StateError,
     StorageError,
 )
-from security.identifiers import SiloName
-from security.pki import key_file
-from security.pki.authority_succession import certificate_digest
-from security.pki.parsing import parse_certificate
-from silo_agent.edges.key_store import SiloCredentials
+from lorica_security.host import key_file
+from lorica_security.identifiers import SiloName
+from lorica_security.on_disk.log_file import AuditLog
+from lorica_security.on_disk.reading import read_log
+from lorica_security.pki.authority_succession import certificate_digest
+from lorica_security.pki.parsing import parse_certificate
+from silo_agent.edges.keys.key_store import SiloCredentials
 from silo_wire.canonical import Digest
 from silo_wire.messages import Evaluate, Standby, Train
 from silo_wire.v1 import operator_pb2

@@ -17,10 +17,10 @@ import pytest
 
 from coordinator.cli import main as coordinator_main
 from coordinator.composition import Coordinator
-from coordinator.edges.coordinator_folder import CoordinatorFolder
+from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from coordinator.settings import Settings
-from ops.demo.ports import free_ports
-from security.errors import (
+from lorica.demo.ports import free_ports
+from lorica_security.errors import (
     EXIT_CODES,
     AuthenticationError,
     ConfigurationError,
@@ -32,11 +32,11 @@ from security.errors import (
     StorageError,
     Unreachable,
 )
-from security.pki.enrolment_token import encode, mint
-from security.pki.pins import spki_pin
+from lorica_security.identity.enrolment_token import encode, mint
+from lorica_security.pki.pins import spki_pin
 from silo_agent.cli import main as agent_main
-from silo_agent.edges.key_store import SiloCredentials, store_credentials
-from silo_agent.edges.silo_folder import SiloFolder
+from silo_agent.edges.disk.silo_folder import SiloFolder
+from silo_agent.edges.keys.key_store import SiloCredentials, store_credentials
 from tests.support.command_line import Done, run_command
 from tests.support.coordinator import (
     FEDERATION,
@@ -670,7 +670,7 @@ class Running:
 def spawn(*arguments: str | Path, log: Path) -> subprocess.Popen[bytes]:
     environment = {
         **os.environ,
-        "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'proto'}",
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "OMP_NUM_THREADS": "1",
     }
     with log.open("wb") as file:

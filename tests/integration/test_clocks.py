@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.edges import fresh_certificates, gate
-from coordinator.edges.key_store import KeyStore
+from coordinator.edges.keys.key_store import KeyStore
+from coordinator.edges.server import fresh_certificates, gate
 from coordinator.rounds.states import Collecting
-from security.chain import Head
-from security.errors import LoricaError, OutsideValidity
-from security.pki.validity import Window
-from silo_agent.edges.backoff import Backoff
-from silo_agent.edges.channel import mutual_channel
-from silo_agent.edges.grpc_client import GrpcCoordinator
-from silo_agent.edges.model_cache import ModelCache
+from lorica_security.audit.chain import Head
+from lorica_security.errors import LoricaError, OutsideValidity
+from lorica_security.pki.validity import Window
+from silo_agent.edges.disk.model_cache import ModelCache
+from silo_agent.edges.wire.backoff import Backoff
+from silo_agent.edges.wire.channel import mutual_channel
+from silo_agent.edges.wire.grpc_client import GrpcCoordinator
 from silo_wire.canonical import digest_of
 from silo_wire.messages import Train
 from tests.support.coordinator import HOSPITAL, PATIENCE_S, FederationTemplate, RunningCoordinator, running

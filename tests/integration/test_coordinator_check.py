@@ -18,19 +18,19 @@ import pytest
 
 from coordinator.cli import main
 from coordinator.composition import load_keys
-from coordinator.edges.coordinator_folder import CoordinatorFolder
-from coordinator.edges.key_store import key_files
-from coordinator.edges.misconfigurations import Mistake
-from coordinator.edges.preflight import Ground, preflight
-from coordinator.edges.round_store import SqlRoundStore
+from coordinator.edges.check.misconfigurations import Mistake
+from coordinator.edges.check.preflight import Ground, preflight
+from coordinator.edges.database.round_store import SqlRoundStore
+from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from coordinator.edges.keys.key_store import key_files
 from coordinator.service.records import EnrolledSilo, Invitation
 from coordinator.settings import Settings
-from security.errors import ConfigurationError
-from security.identifiers import SiloName
-from security.pki import key_file
-from security.pki.authority import Authority
-from security.preflight import Check, Outcome
-from security.process_lock import ProcessLock
+from lorica_security.console.preflight import Check, Outcome
+from lorica_security.errors import ConfigurationError
+from lorica_security.host import key_file
+from lorica_security.host.process_lock import ProcessLock
+from lorica_security.identifiers import SiloName
+from lorica_security.pki.authority import Authority
 from tests.support.command_line import run_command
 from tests.support.coordinator import FEDERATION, FederationTemplate, federation_template, initialise, running
 
@@ -302,7 +302,7 @@ def quorum_of_three(folder: CoordinatorFolder, patch: pytest.MonkeyPatch) -> Non
 
 @makes(Mistake.TOO_MANY)
 def cohort_beyond_secure_aggregation(folder: CoordinatorFolder, patch: pytest.MonkeyPatch) -> None:
-    from silo_wire.secure_codec import MAX_COHORT
+    from silo_wire.codecs.secure_codec import MAX_COHORT
 
     with closing(SqlRoundStore(database(folder), FEDERATION)) as store:
         for number in range(MAX_COHORT):

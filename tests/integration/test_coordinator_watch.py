@@ -13,8 +13,8 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from coordinator.edges.access_folder import AccessFolder, granted_text
-from security.identifiers import Identity, Role
+from coordinator.edges.operator_host.access_folder import AccessFolder, granted_text
+from lorica_security.identifiers import Identity, Role
 from silo_wire.v1 import operator_pb2
 from tests.support.background import in_the_background
 from tests.support.coordinator import FEDERATION, HOSPITAL, FederationTemplate, RunningCoordinator, running

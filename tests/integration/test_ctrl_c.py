@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.cli import main as coordinator
-from ops.cli import main as lorica
-from ops.demo.processes import environment
+from lorica.cli import main as lorica
+from lorica.demo.processes import environment
 from silo_agent.cli import main as silo_agent
 from tests.support.background import in_the_background
 from tests.support.command_line import run_command
@@ -47,7 +47,7 @@ def test_at_its_end_a_program_looks_through_nothing() -> None:
     """Python's own last search for circles took seconds, where PyTorch was loaded."""
     script = (
         "import atexit, gc, sys; atexit.register(lambda: print(gc.get_freeze_count() > 0))\n"
-        "from ops.cli import main; sys.argv[1:] = ['--version']; main()"
+        "from lorica.cli import main; sys.argv[1:] = ['--version']; main()"
     )
     done = subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "True"

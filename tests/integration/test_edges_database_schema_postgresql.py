@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from security.errors import ConfigurationError, DataError
+from lorica_security.errors import ConfigurationError, DataError
 from silo_agent.cli import main
-from silo_agent.edges.database_schema import read_schema
+from silo_agent.edges.workshop.database_schema import read_schema
 from silo_agent.sql_sandbox import Limits, Sandbox, parse_database
-from silo_agent.training.schema import Schema
+from silo_agent.training.data.schema import Schema
 from tests.support.command_line import run_command
 from tests.support.postgresql import PostgresqlServer, running_postgresql
 

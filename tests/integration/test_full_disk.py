@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from coordinator.cli import main as coordinator_main
-from coordinator.edges.coordinator_folder import CoordinatorFolder
-from security import ballast, files
-from security.errors import DataError, StorageError
+from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_security.daemon.kept_ballast import kept_ballast
+from lorica_security.errors import DataError, StorageError
+from lorica_security.host import ballast, files
 from silo_agent.cli import main as silo_main
-from silo_agent.edges.silo_folder import SiloFolder
-from silo_wire.kept_ballast import kept_ballast
+from silo_agent.edges.disk.silo_folder import SiloFolder
 from tests.support.command_line import run_command
 from tests.support.coordinator import HOSPITAL, FederationTemplate
 from tests.support.coordinator import federation_template as federation_template

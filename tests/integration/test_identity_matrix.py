@@ -16,14 +16,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from coordinator.edges.key_store import register_entry
-from security.errors import AuthenticationError, LoricaError
-from security.identifiers import FederationName, Identity, Role, SiloName
-from security.pki.authority import Authority
-from security.pki.enrolment_token import EnrolmentToken
-from security.pki.tls_key import new_tls_key, tls_key_from_pem, tls_key_to_pem
-from silo_agent.edges.enrolment_client import enrol
-from silo_wire.codec import call_key
+from coordinator.edges.keys.key_store import register_entry
+from lorica_security.errors import AuthenticationError, LoricaError
+from lorica_security.identifiers import FederationName, Identity, Role, SiloName
+from lorica_security.identity.enrolment_token import EnrolmentToken
+from lorica_security.pki.authority import Authority
+from lorica_security.pki.tls_key import new_tls_key, tls_key_from_pem, tls_key_to_pem
+from silo_agent.edges.wire.enrolment_client import enrol
+from silo_wire.codecs.common_codec import call_key
 from silo_wire.transport import MAX_MESSAGE_BYTES
 from silo_wire.v1 import operator_pb2
 from tests.support.certificates import forged, uri

@@ -12,27 +12,28 @@ from typing import Any
 
 import pytest
 
-from security import files
-from security.audit.entry import Event, entry_from_line
-from security.audit.log_file import lines
-from security.errors import Conflict, DataError, IntegrityError, LoricaError, StateError, Unreachable
-from security.identifiers import Identity, Role
-from security.pki.identity_key import new_identity_key, public_key_bytes
-from security.pki.key_text import key_text
-from security.pki.succession import Succession, possession_statement, succession_statement
-from security.process_lock import ProcessLock
-from security.secure_aggregation.messages import Advertisement
+from lorica_security.audit.entry import Event, entry_from_line
+from lorica_security.errors import Conflict, DataError, IntegrityError, LoricaError, StateError, Unreachable
+from lorica_security.host import files
+from lorica_security.host.process_lock import ProcessLock
+from lorica_security.identifiers import Identity, Role
+from lorica_security.identity.identity_key import new_identity_key, public_key_bytes
+from lorica_security.identity.key_text import key_text
+from lorica_security.identity.succession import Succession, possession_statement, succession_statement
+from lorica_security.on_disk.log_file import lines
+from lorica_security.secure_aggregation.messages import Advertisement
 from silo_agent.cli import main as silo_main
-from silo_agent.edges.identity_succession import predecessors, succeed
-from silo_agent.edges.key_store import SiloCredentials, check_settled, load_credentials
-from silo_agent.edges.masking_journal import masking_journal
-from silo_agent.edges.masking_party import party_of
-from silo_agent.edges.silo_folder import SiloFolder
-from silo_agent.edges.trust_store import How, trust_store
-from silo_agent.identity_commands import finish_rotation
+from silo_agent.commands.identity_commands import finish_rotation
+from silo_agent.edges.disk.silo_folder import SiloFolder
+from silo_agent.edges.keys.key_store import SiloCredentials, check_settled, load_credentials
+from silo_agent.edges.masks.masking_party import party_of
+from silo_agent.edges.memory.identity_succession import predecessors, succeed
+from silo_agent.edges.memory.masking_journal import masking_journal
+from silo_agent.edges.memory.pins_file import How
+from silo_agent.edges.memory.trust_store import trust_store
 from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_wire.codecs.renewal import succession_request
 from silo_wire.messages import RoundKey
-from silo_wire.renewal import succession_request
 from tests.support.command_line import run_command
 from tests.support.coordinator import (
     BANK,

@@ -13,16 +13,16 @@ import pytest
 import torch
 
 from coordinator.composition import Coordinator
-from coordinator.edges.coordinator_folder import CoordinatorFolder
+from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from coordinator.plans.model_source import SizedModel
 from coordinator.plans.plan_folder import create_plan
-from security.privacy.ledger import Entry
-from security.secure_aggregation.messages import MaskedInput
+from lorica_security.privacy.ledger import Entry
+from lorica_security.secure_aggregation.messages import MaskedInput
 from silo_agent.service import agent
 from silo_agent.service.ports import TrainedUpdate
 from silo_agent.training.private.joint_gradient import write_sum
 from silo_wire.messages import RoundKey
-from silo_wire.noised_masks import noise_terms
+from silo_wire.plans.noised_masks import noise_terms
 from tests.support.coordinator import PLAN_VALUES, FederationTemplate
 from tests.support.rogue_silos import (
     FEDERATION,

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from security.errors import MalformedMessage, Unreachable
-from security.preflight import Checks, Outcome
-from silo_agent.edges.channel import mutual_channel
-from silo_agent.edges.key_exchange import HYBRID, agreed_group, key_exchange
-from silo_agent.edges.preflight import KEYS_OF_CONNECTION, check_key_exchange
+from lorica_security.console.preflight import Checks, Outcome
+from lorica_security.errors import MalformedMessage, Unreachable
+from silo_agent.edges.check.preflight import KEYS_OF_CONNECTION, check_key_exchange
+from silo_agent.edges.wire.channel import mutual_channel
+from silo_agent.edges.wire.key_exchange import HYBRID, agreed_group, key_exchange
 from silo_wire.v1 import federation_pb2, federation_pb2_grpc
 from tests.support.connect_proxy import ConnectProxy
 from tests.support.federation_peer import SILO, FederationPeer, TestNet

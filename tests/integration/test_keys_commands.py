@@ -8,15 +8,15 @@ import pytest
 
 from coordinator.cli import main as coordinator_main
 from coordinator.composition import Coordinator
-from coordinator.edges.coordinator_folder import CoordinatorFolder
-from security.audit.entry import LOCAL, Event
-from security.audit.reading import Reading, read_log
-from security.errors import AuthenticationError, ConfigurationError, Conflict
-from security.pki.key_file import NEW_PASSPHRASE, PASSPHRASE, is_encrypted
-from security.process_lock import ProcessLock
+from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_security.audit.entry import LOCAL, Event
+from lorica_security.errors import AuthenticationError, ConfigurationError, Conflict
+from lorica_security.host.key_file import NEW_PASSPHRASE, PASSPHRASE, is_encrypted
+from lorica_security.host.process_lock import ProcessLock
+from lorica_security.on_disk.reading import Reading, read_log
 from silo_agent.cli import main as agent_main
-from silo_agent.edges.key_store import load_credentials, store_credentials
-from silo_agent.edges.silo_folder import SiloFolder
+from silo_agent.edges.disk.silo_folder import SiloFolder
+from silo_agent.edges.keys.key_store import load_credentials, store_credentials
 from tests.support.command_line import Done, run_command
 from tests.support.coordinator import FEDERATION, HOSPITAL, FederationTemplate, federation_template
 

@@ -13,15 +13,20 @@ from pathlib import Path
 import pytest
 
 from coordinator.cli import main as coordinator_main
-from coordinator.edges.authorities import Authorities
-from coordinator.edges.coordinator_folder import CoordinatorFolder
-from coordinator.edges.round_tables import FIRST_REVISION
-from security import ballast, files
-from security.errors import ConfigurationError, DataError, StateError
+from coordinator.edges.database.round_tables import FIRST_REVISION
+from coordinator.edges.keys.authorities import Authorities
+from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_security.errors import ConfigurationError, DataError, StateError
+from lorica_security.host import ballast, files
 from silo_agent.cli import main as silo_main
-from silo_agent.edges import enrolment_client
-from silo_agent.edges.key_store import SiloCredentials, load_credentials, refuse_second_enrolment, store_credentials
-from silo_agent.edges.silo_folder import SiloFolder
+from silo_agent.edges.disk.silo_folder import SiloFolder
+from silo_agent.edges.keys.key_store import (
+    SiloCredentials,
+    load_credentials,
+    refuse_second_enrolment,
+    store_credentials,
+)
+from silo_agent.edges.wire import enrolment_client
 from tests.support.command_line import Done, run_command
 from tests.support.coordinator import BANK, HOSPITAL, FederationTemplate, choose_ports
 from tests.support.coordinator import federation_template as federation_template

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from security.identifiers import SiloName
-from security.secure_aggregation.messages import Advertisement
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation.messages import Advertisement
 from silo_wire.messages import RoundKey
 from tests.support.coordinator import FederationTemplate, running
 from tests.support.rogue_silos import HONEST, ROGUE, PlayedSilo, honestly, make_rogue_template, played

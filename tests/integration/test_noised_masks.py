@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from security.privacy.accounting import GaussianRelease
-from security.privacy.ledger import Entry
-from security.secure_aggregation.messages import MaskedInput
-from security.secure_aggregation.noise_shares import NoiseShares
+from lorica_security.privacy.accounting import GaussianRelease
+from lorica_security.privacy.ledger import Entry
+from lorica_security.secure_aggregation.masked_vectors.noise_shares import NoiseShares
+from lorica_security.secure_aggregation.messages import MaskedInput
 from silo_wire.messages import RoundKey
 from tests.integration.test_attacks_on_masked_rounds import rogue_template
 from tests.support.coordinator import FederationTemplate

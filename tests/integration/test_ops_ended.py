@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ops.demo.processes import environment
+from lorica.demo.processes import environment
 from tests.support.background import in_the_background
 from tests.support.waiting import until
 
@@ -32,7 +32,7 @@ def test_a_soak_that_is_told_to_end_stops_its_federation(tmp_path: Path) -> None
     out = tmp_path / "soak"
     with (tmp_path / "log").open("wb") as log:
         soak = subprocess.Popen(
-            [sys.executable, "-m", "ops.cli", "soak", "--rounds", "1", "--silos", "1", "--out", str(out)],
+            [sys.executable, "-m", "lorica.cli", "soak", "--rounds", "1", "--silos", "1", "--out", str(out)],
             env=environment(),
             stdout=log,
             stderr=log,
@@ -61,7 +61,7 @@ def test_ctrl_c_in_the_demo_ends_all_of_it(tmp_path: Path) -> None:
     out = tmp_path / "demo"
     with (tmp_path / "log").open("wb") as log:
         demo = subprocess.Popen(
-            in_the_background(sys.executable, "-m", "ops.cli", "demo", "--out", str(out)),
+            in_the_background(sys.executable, "-m", "lorica.cli", "demo", "--out", str(out)),
             env=environment(),
             stdout=log,
             stderr=log,

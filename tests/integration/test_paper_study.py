@@ -1,4 +1,4 @@
-"""ops/experiment/studies/paper.toml, run as it is on generated silos and a random model: whoever has data and weights need change nothing."""
+"""ops/lorica/experiment/studies/paper.toml, run as it is on generated silos and a random model: whoever has data and weights need change nothing."""
 
 import io
 from dataclasses import replace
@@ -11,20 +11,20 @@ from rich.console import Console
 
 from coordinator.plans.model_source import FolderModel
 from coordinator.plans.plan_folder import create_plan
-from ops.demo.eight_silos import SIZES, write_eight_silos
-from ops.experiment import run
-from ops.experiment.definition import SETUPS, Study, Value
-from ops.experiment.paper_round import PAPER, cut
-from ops.experiment.random_checkpoint import EXTRA_IDS, SPARE_ROWS, write_checkpoint
-from ops.experiment.results_file import results
-from ops.simulation.run import Simulated
-from security.errors import ConfigurationError
+from lorica.demo.silos.eight_silos import SIZES, write_eight_silos
+from lorica.experiment import run
+from lorica.experiment.definition import SETUPS, Study, Value
+from lorica.experiment.paper_round import PAPER, cut
+from lorica.experiment.practice.random_checkpoint import EXTRA_IDS, SPARE_ROWS, write_checkpoint
+from lorica.experiment.results_file import results
+from lorica.simulation.run import Simulated
+from lorica_security.errors import ConfigurationError
 from silo_agent.training import silo_trainer
+from silo_agent.training.data.serialisation import exact_match
+from silo_agent.training.data.text_to_sql_data import load_silo_data
 from silo_agent.training.device import DeviceSettings
-from silo_agent.training.plan_model import PlanModel
-from silo_agent.training.serialisation import exact_match
-from silo_agent.training.text_to_sql_data import load_silo_data
-from silo_wire.plan import PlanBundle
+from silo_agent.training.model.plan_model import PlanModel
+from silo_wire.plans.plan import PlanBundle
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from security.errors import EXIT_CODES, IntegrityError, PolicyRefusal
-from security.files import write_private
-from security.privacy.accounting import Budget, GaussianRelease
-from security.privacy.ledger import Entry, head_of
-from security.privacy.ledger_file import PrivacyLedgerFile
+from lorica_security.errors import EXIT_CODES, IntegrityError, PolicyRefusal
+from lorica_security.host.files import write_private
+from lorica_security.on_disk.ledger_file import PrivacyLedgerFile
+from lorica_security.privacy.accounting import Budget, GaussianRelease
+from lorica_security.privacy.ledger import Entry, head_of
 from silo_agent.cli import main
-from silo_agent.edges.key_store import store_credentials
-from silo_agent.edges.plan_store import PlanStore
-from silo_agent.edges.privacy_ledger import LedgerReceiptFile, guard_of
-from silo_agent.edges.round_journal import RoundJournal
-from silo_agent.edges.silo_folder import SiloFolder
+from silo_agent.edges.accounts.privacy_ledger import LedgerReceiptFile, guard_of
+from silo_agent.edges.disk.plan_store import PlanStore
+from silo_agent.edges.disk.round_journal import RoundJournal
+from silo_agent.edges.disk.silo_folder import SiloFolder
+from silo_agent.edges.keys.key_store import store_credentials
 from silo_agent.policy import PolicyRules, SiloPolicy
-from silo_wire.ledger_receipt import LedgerReceipt
+from silo_wire.codecs.ledger_receipt import LedgerReceipt
 from silo_wire.messages import RoundKey
 from tests.support.command_line import Done, run_command
 from tests.support.federation_peer import FEDERATION, SILO, FederationPeer

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from coordinator.composition import Coordinator
-from coordinator.edges.coordinator_folder import CoordinatorFolder
+from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from coordinator.plans.model_source import SizedModel
 from coordinator.plans.plan_folder import create_plan
-from security.chain import Head
-from security.privacy.ledger import head_of
-from security.secure_aggregation.messages import MaskedInput
-from silo_agent.edges import grpc_client
-from silo_agent.edges.grpc_client import GrpcCoordinator
-from silo_agent.edges.privacy_ledger import PrivacyLedgerFile
-from silo_wire.ledger_receipt import LedgerReceipt
+from lorica_security.audit.chain import Head
+from lorica_security.privacy.ledger import head_of
+from lorica_security.secure_aggregation.messages import MaskedInput
+from silo_agent.edges.accounts.privacy_ledger import PrivacyLedgerFile
+from silo_agent.edges.wire import grpc_client
+from silo_agent.edges.wire.grpc_client import GrpcCoordinator
+from silo_wire.codecs.ledger_receipt import LedgerReceipt
 from silo_wire.messages import RoundKey
 from tests.support.coordinator import PLAN_VALUES, FederationTemplate
 from tests.support.rogue_silos import (

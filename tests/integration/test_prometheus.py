@@ -21,15 +21,15 @@ from typing import Any
 
 import pytest
 
-from ops.demo.clinic import CLINIC
-from ops.demo.ports import free_ports
-from ops.demo.query_log import query_log
-from ops.demo.silos import write_silo
-from security import files
-from security.errors import AuthenticationError
-from silo_agent.edges.channel import mutual_channel
-from silo_agent.edges.key_store import load_credentials
-from silo_agent.edges.silo_folder import SiloFolder
+from lorica.demo.ports import free_ports
+from lorica.demo.silos.clinic import CLINIC
+from lorica.demo.silos.query_log import query_log
+from lorica.demo.silos.silos import write_silo
+from lorica_security.errors import AuthenticationError
+from lorica_security.host import files
+from silo_agent.edges.disk.silo_folder import SiloFolder
+from silo_agent.edges.keys.key_store import load_credentials
+from silo_agent.edges.wire.channel import mutual_channel
 from silo_wire.v1 import operator_pb2, operator_pb2_grpc
 from tests.architecture.test_alert_rules import ALERTS, DASHBOARDS
 from tests.support.federation import Federation

@@ -13,11 +13,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from coordinator.cli import main as coordinator_main
-from coordinator.edges.coordinator_folder import CoordinatorFolder
-from security.audit.entry import Event
-from security.identifiers import SiloName
-from security.process_lock import ProcessLock
-from security.secure_aggregation.release_groups import (
+from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_security.audit.entry import Event
+from lorica_security.host.process_lock import ProcessLock
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation.groups.release_groups import (
     Link,
     Partition,
     Promise,
@@ -27,16 +27,16 @@ from security.secure_aggregation.release_groups import (
     successor,
 )
 from silo_agent.cli import main as silo_main
-from silo_agent.edges.audit_log import audit_log
-from silo_agent.edges.backoff import Backoff
-from silo_agent.edges.group_chain import GroupChain
-from silo_agent.edges.key_store import load_credentials
-from silo_agent.edges.release_groups import ReleaseGroups, group_chain
-from silo_agent.edges.silo_folder import SiloFolder
-from silo_agent.edges.trust_store import trust_store
+from silo_agent.edges.accounts.audit_log import audit_log
+from silo_agent.edges.disk.silo_folder import SiloFolder
+from silo_agent.edges.groups.group_chain import GroupChain
+from silo_agent.edges.groups.release_groups import ReleaseGroups, group_chain
+from silo_agent.edges.keys.key_store import load_credentials
+from silo_agent.edges.memory.trust_store import trust_store
+from silo_agent.edges.wire.backoff import Backoff
 from silo_agent.policy import PolicyRules, SiloPolicy
 from silo_agent.service.group_keeper import GroupKeeper
-from silo_wire.groups_codec import GroupsOffer
+from silo_wire.codecs.groups_codec import GroupsOffer
 from tests.support.command_line import Done, run_command
 from tests.support.coordinator import FEDERATION, RunningCoordinator, initialise, running, until
 from tests.support.lifecycle import KeptAgent, kept_agent, silo_at

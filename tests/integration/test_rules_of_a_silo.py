@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from security.errors import ConfigurationError, DataError
-from security.identifiers import SiloName
+from lorica_security.errors import ConfigurationError, DataError
+from lorica_security.identifiers import SiloName
 from silo_agent.cli import main
-from silo_agent.command_line import Choice
-from silo_agent.edges.key_store import load_credentials, store_credentials
-from silo_agent.edges.masking_journal import masking_journal
-from silo_agent.edges.silo_folder import SiloFolder
+from silo_agent.commands.command_line import Choice
+from silo_agent.edges.disk.silo_folder import SiloFolder
+from silo_agent.edges.keys.key_store import load_credentials, store_credentials
+from silo_agent.edges.memory.masking_journal import masking_journal
 from tests.support.command_line import Done, run_command
 from tests.support.federation_peer import TestNet, small_bundle
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from security.secure_aggregation.messages import Advertisement, Agreement, MaskedInput, Reveal, SharedKeys
-from security.secure_aggregation.secret import Secret
+from lorica_security.secure_aggregation.keys.secret import Secret
+from lorica_security.secure_aggregation.messages import Advertisement, Agreement, MaskedInput, Reveal, SharedKeys
 from silo_wire.messages import RoundKey
 from tests.integration.test_attacks_on_masked_rounds import in_its_place, instead, rogue_template, with_false_shares
 from tests.support.coordinator import FederationTemplate

@@ -26,13 +26,13 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from coordinator.cli import main as coordinator_main
-from ops.demo.clinic import CLINIC
-from ops.demo.ports import free_ports
-from ops.demo.query_log import query_log
-from ops.demo.silos import write_silo
-from security.pki import key_file
-from security.pki.enrolment_token import decode
-from security.secure_aggregation.secret import Secret
+from lorica.demo.ports import free_ports
+from lorica.demo.silos.clinic import CLINIC
+from lorica.demo.silos.query_log import query_log
+from lorica.demo.silos.silos import write_silo
+from lorica_security.host import key_file
+from lorica_security.identity.enrolment_token import decode
+from lorica_security.secure_aggregation.keys.secret import Secret
 from silo_agent.cli import main as agent_main
 from tests.integration.test_attacks_on_masked_rounds import rogue_template
 from tests.support.byte_search import Needles

@@ -10,7 +10,7 @@ import typer
 import typer.main
 
 from coordinator.cli import app
-from coordinator.completion import plan_names, silo_names
+from coordinator.commands.completion import plan_names, silo_names
 from tests.support.coordinator import BANK, HOSPITAL, FederationTemplate
 from tests.support.coordinator import federation_template as federation_template
 

@@ -10,37 +10,37 @@ from typing import Any
 
 import pytest
 
-from ops.demo.ports import free_ports
-from security.files import write_private
-from security.identifiers import SiloName
-from security.pki import key_file
-from security.pki.identity_key import identity_key_to_pem, new_identity_key
-from security.pki.trust_bundle import TrustBundle
-from security.preflight import Check, Outcome
-from security.privacy.accounting import GaussianRelease
-from security.secure_aggregation.release_groups import Partition, SignedLink, first_link, signature_of
-from security.secure_aggregation.silo_memory import SiloMemory
+from lorica.demo.ports import free_ports
+from lorica_security.console.preflight import Check, Outcome
+from lorica_security.host import key_file
+from lorica_security.host.files import write_private
+from lorica_security.identifiers import SiloName
+from lorica_security.identity.identity_key import identity_key_to_pem, new_identity_key
+from lorica_security.pki.trust_bundle import TrustBundle
+from lorica_security.privacy.accounting import GaussianRelease
+from lorica_security.secure_aggregation.groups.release_groups import Partition, SignedLink, first_link, signature_of
+from lorica_security.secure_aggregation.silo_memory import SiloMemory
 from silo_agent.cli import main
-from silo_agent.command_line import Choice
-from silo_agent.edges.group_chain import GroupChain
-from silo_agent.edges.key_store import SiloCredentials, load_credentials, store_credentials
-from silo_agent.edges.masking_journal import masking_journal
-from silo_agent.edges.misconfigurations import Mistake
-from silo_agent.edges.plan_store import PlanStore
-from silo_agent.edges.preflight import Ground, preflight
-from silo_agent.edges.privacy_ledger import guard_of
-from silo_agent.edges.release_groups import group_chain
-from silo_agent.edges.round_journal import RoundJournal
-from silo_agent.edges.silo_folder import SiloFolder
-from silo_agent.edges.silo_sources import SiloSources
-from silo_agent.edges.trust_store import trust_store
+from silo_agent.commands.command_line import Choice
+from silo_agent.edges.accounts.privacy_ledger import guard_of
+from silo_agent.edges.check.misconfigurations import Mistake
+from silo_agent.edges.check.preflight import Ground, preflight
+from silo_agent.edges.disk.plan_store import PlanStore
+from silo_agent.edges.disk.round_journal import RoundJournal
+from silo_agent.edges.disk.silo_folder import SiloFolder
+from silo_agent.edges.groups.group_chain import GroupChain
+from silo_agent.edges.groups.release_groups import group_chain
+from silo_agent.edges.keys.key_store import SiloCredentials, load_credentials, store_credentials
+from silo_agent.edges.memory.masking_journal import masking_journal
+from silo_agent.edges.memory.trust_store import trust_store
+from silo_agent.edges.workshop.silo_sources import SiloSources
 from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_agent.rounds.effects import JournalOutcome
+from silo_agent.rounds.effects import Outcome as RoundOutcome
 from silo_agent.sql_sandbox import Walls, landlock, probe_jail
-from silo_agent.task.effects import JournalOutcome
-from silo_agent.task.effects import Outcome as RoundOutcome
-from silo_wire.groups_codec import GroupsOffer
+from silo_wire.codecs.groups_codec import GroupsOffer
 from silo_wire.messages import RoundKey
-from silo_wire.privacy import Release
+from silo_wire.plans.privacy import Release
 from tests.integration.test_agent_process import data_folder
 from tests.support.command_line import run_command
 from tests.support.federation_peer import FEDERATION, SILO, FederationPeer, TestNet, small_bundle

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from security.errors import EXIT_CODES, ConfigurationError, DataError, StateError
+from lorica_security.errors import EXIT_CODES, ConfigurationError, DataError, StateError
 from silo_agent.cli import main
 from silo_agent.edges.data_import import arrow_files
-from silo_agent.edges.key_store import store_credentials
-from silo_agent.edges.silo_folder import SiloFolder
-from silo_agent.training.text_to_sql_data import load_silo_data
+from silo_agent.edges.disk.silo_folder import SiloFolder
+from silo_agent.edges.keys.key_store import store_credentials
+from silo_agent.training.data.text_to_sql_data import load_silo_data
 from tests.support.command_line import Done, run_command
 from tests.support.federation_peer import FederationPeer, TestNet
 from tests.unit.test_data_import_lines import SCHEMA, spider

@@ -7,13 +7,13 @@ import pytest
 
 from coordinator import cli
 from coordinator.composition import Coordinator
-from coordinator.edges.audited import released
-from coordinator.edges.coordinator_folder import CoordinatorFolder
-from coordinator.edges.release_ledger import ReleaseLedger
+from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from coordinator.edges.server.audited import released
+from coordinator.edges.sums.release_ledger import ReleaseLedger
 from coordinator.service.ports import BudgetSpent
-from security.audit.entry import Event
-from security.audit.reading import read_log
-from security.errors import ConfigurationError, IntegrityError
+from lorica_security.audit.entry import Event
+from lorica_security.errors import ConfigurationError, IntegrityError
+from lorica_security.on_disk.reading import read_log
 from tests.support.command_line import Done, run_command
 from tests.support.coordinator import initialise
 from tests.support.coordinator_edges import round_key

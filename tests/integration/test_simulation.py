@@ -15,14 +15,14 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator.service.records import RoundRow
-from ops.cli import app
-from ops.demo.clinic import CLINIC
-from ops.demo.insurer import INSURER
-from ops.demo.silos import keep_first, write_silo
-from ops.simulation import report
-from ops.simulation.run import silos_in, simulate
-from security.errors import ConfigurationError, StateError
-from silo_agent.training.plan_model import PlanModel
+from lorica.cli import app
+from lorica.demo.silos.clinic import CLINIC
+from lorica.demo.silos.insurer import INSURER
+from lorica.demo.silos.silos import keep_first, write_silo
+from lorica.simulation import report
+from lorica.simulation.run import silos_in, simulate
+from lorica_security.errors import ConfigurationError, StateError
+from silo_agent.training.model.plan_model import PlanModel
 from tests.support.federation import Federation
 from tests.support.waiting import until
 from tests.support.warm_processes import WarmProcesses
@@ -356,7 +356,7 @@ def test_a_study_has_one_model_in_memory_however_many_simulations_its_runs_are(
 def test_a_study_that_is_killed_leaves_no_process_behind(silos: Path, tmp_path: Path, victim: str) -> None:
     text = STUDY.format(silos=silos).replace('"schedule.rounds" = 1', '"schedule.rounds" = 1000')
     (tmp_path / "study.toml").write_text(text)
-    command = [sys.executable, "-m", "ops.cli", "experiment", "study.toml", "--out", "out", "--device", "cpu"]
+    command = [sys.executable, "-m", "lorica.cli", "experiment", "study.toml", "--out", "out", "--device", "cpu"]
     with subprocess.Popen(
         [*command, "--jobs", "2"], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as study:

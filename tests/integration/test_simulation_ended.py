@@ -8,18 +8,18 @@ import pytest
 import torch
 
 from coordinator.cli import main as coordinator
-from coordinator.edges.key_store import KeyStore
-from coordinator.edges.model_store import ModelStore
+from coordinator.edges.keys.key_store import KeyStore
+from coordinator.edges.models.model_store import ModelStore
 from coordinator.plans.model_source import SizedModel
 from coordinator.plans.plan_folder import compile_plan, create_plan
 from coordinator.service.records import RoundRow
-from ops.cli import main as lorica
-from ops.demo.clinic import CLINIC
-from ops.demo.silos import keep_first, write_silo
-from ops.simulation import going_on
-from ops.simulation.dry_run import dry_run
-from ops.simulation.run import Simulated, silos_in, simulate
-from security.errors import ConfigurationError, StateError, StorageError
+from lorica.cli import main as lorica
+from lorica.demo.silos.clinic import CLINIC
+from lorica.demo.silos.silos import keep_first, write_silo
+from lorica.simulation import going_on
+from lorica.simulation.forecast.dry_run import dry_run
+from lorica.simulation.run import Simulated, silos_in, simulate
+from lorica_security.errors import ConfigurationError, StateError, StorageError
 from silo_agent.training.silo_trainer import SiloTrainer
 from tests.support.command_line import run_command
 

@@ -11,28 +11,28 @@ from pathlib import Path
 import psutil
 import pytest
 
-from coordinator.edges.model_store import ModelStore
-from coordinator.model_file import MODEL_FILE
+from coordinator.edges.models.model_store import ModelStore
 from coordinator.plans.model_source import SizedModel
 from coordinator.plans.plan_folder import compile_plan, create_plan
 from coordinator.service.records import RoundRow
-from ops.demo.clinic import CLINIC
-from ops.demo.insurer import INSURER
-from ops.demo.silos import keep_first, write_silo
-from ops.simulation.children import children
-from ops.simulation.round_file import round_file
-from ops.simulation.run import silos_in, simulate
-from ops.simulation.silo import settings_of
-from ops.simulation.worker import work
-from ops.simulation.worker_messages import Call, Done, Progressed, WorkerSilo
-from ops.simulation.worker_pool import WorkerPool
-from security.errors import LoricaError, StateError
-from security.identifiers import FederationName, SiloName
+from coordinator.vectors.model_file import MODEL_FILE
+from lorica.demo.silos.clinic import CLINIC
+from lorica.demo.silos.insurer import INSURER
+from lorica.demo.silos.silos import keep_first, write_silo
+from lorica.simulation.round_file import round_file
+from lorica.simulation.run import silos_in, simulate
+from lorica.simulation.silo import settings_of
+from lorica.simulation.workers.children import children
+from lorica.simulation.workers.worker import work
+from lorica.simulation.workers.worker_messages import Call, Done, Progressed, WorkerSilo
+from lorica.simulation.workers.worker_pool import WorkerPool
+from lorica_security.errors import LoricaError, StateError
+from lorica_security.identifiers import FederationName, SiloName
 from silo_agent.policy import SiloPolicy
 from silo_agent.service.ports import RoundModel, TrainedUpdate, TrainerPort, WorkCancelled
 from silo_wire.canonical import Digest
 from silo_wire.messages import RoundKey
-from silo_wire.plan import PlanBundle
+from silo_wire.plans.plan import PlanBundle
 from tests.support.background import in_the_background
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -209,7 +209,7 @@ def test_no_worker_outlives_the_simulation(plan: Path, silos: Path, tmp_path: Pa
         *(
             sys.executable,
             "-m",
-            "ops.cli",
+            "lorica.cli",
             "simulate",
             str(plan),
             "--silos",

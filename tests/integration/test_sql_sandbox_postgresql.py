@@ -15,7 +15,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from security.errors import DataError, UnsafeSql
+from lorica_security.errors import DataError, UnsafeSql
 from silo_agent.sql_sandbox import (
     ExecutionOutcome,
     Limits,

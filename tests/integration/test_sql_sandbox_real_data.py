@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from silo_agent.sql_sandbox import ExecutionOutcome, QueryFailed, Sandbox, SqliteTarget, execution_match
-from silo_agent.training.schema import Schema
+from silo_agent.training.data.schema import Schema
 
 DATA = Path(os.environ.get("LORICA_SHARED_DATA") or Path(__file__).parents[3] / "shared" / "data") / "text2sql"
 

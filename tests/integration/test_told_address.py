@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from coordinator.cli import main
-from coordinator.edges import told_address
+from coordinator.edges.check import told_address
 from coordinator.settings import STATUS_PORT, Settings
-from security.errors import ConfigurationError
+from lorica_security.errors import ConfigurationError
 from tests.support.command_line import Done, run_command
 
 REMEDY = ("[public] hosts", "--host")

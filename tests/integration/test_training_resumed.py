@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from silo_agent.edges.key_store import store_credentials
-from silo_agent.edges.silo_folder import SiloFolder
+from silo_agent.edges.disk.silo_folder import SiloFolder
+from silo_agent.edges.keys.key_store import store_credentials
+from silo_agent.training.data.text_to_sql_data import load_silo_data
 from silo_agent.training.device import DeviceSettings
 from silo_agent.training.silo_trainer import SiloTrainer
-from silo_agent.training.text_to_sql_data import load_silo_data
 from silo_wire.messages import RoundKey, Train
 from tests.support.federation_peer import FEDERATION, SILO, FederationPeer, TestNet
 from tests.support.tiny_t5 import SCHEMA, bundle_of, random_model, write_model

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from security.audit.entry import Event
-from security.audit.reading import read_log
-from security.errors import (
+from lorica_security.audit.entry import Event
+from lorica_security.console.preflight import Check, Outcome
+from lorica_security.errors import (
     EXIT_CODES,
     ConfigurationError,
     Conflict,
@@ -25,34 +25,34 @@ from security.errors import (
     LoricaError,
     StateError,
 )
-from security.files import write_private
-from security.identifiers import SiloName
-from security.pki.identity_key import identity_key_to_pem, new_identity_key
-from security.pki.key_file import write_key
-from security.pki.key_text import key_text
-from security.pki.seal import Seal, unsealed
-from security.pki.succession import succession_statement
-from security.preflight import Check, Outcome
-from security.process_lock import ProcessLock
-from security.secure_aggregation.release_groups import Partition, SignedLink, first_link
-from security.secure_aggregation.silo_memory import SiloMemory
+from lorica_security.host.files import write_private
+from lorica_security.host.key_file import write_key
+from lorica_security.host.process_lock import ProcessLock
+from lorica_security.identifiers import SiloName
+from lorica_security.identity.identity_key import identity_key_to_pem, new_identity_key
+from lorica_security.identity.key_text import key_text
+from lorica_security.identity.seal import Seal, unsealed
+from lorica_security.identity.succession import succession_statement
+from lorica_security.on_disk.reading import read_log
+from lorica_security.secure_aggregation.groups.release_groups import Partition, SignedLink, first_link
+from lorica_security.secure_aggregation.silo_memory import SiloMemory
 from silo_agent.cli import main
-from silo_agent.edges.audit_log import audited
-from silo_agent.edges.identity_succession import seal_anew
-from silo_agent.edges.key_store import SiloCredentials, load_credentials, store_credentials
-from silo_agent.edges.masking_journal import masking_journal
-from silo_agent.edges.plan_approvals import PlanApprovals
-from silo_agent.edges.plan_store import PlanStore
-from silo_agent.edges.preflight import Ground, preflight
-from silo_agent.edges.private_record import AS_HELD
-from silo_agent.edges.release_groups import group_chain
-from silo_agent.edges.silo_folder import SiloFolder
-from silo_agent.edges.silo_sources import SiloSources
-from silo_agent.edges.trust_store import silo_identity, trust_store
+from silo_agent.edges.accounts.audit_log import audited
+from silo_agent.edges.check.preflight import Ground, preflight
+from silo_agent.edges.disk.plan_approvals import PlanApprovals
+from silo_agent.edges.disk.plan_store import PlanStore
+from silo_agent.edges.disk.private_record import AS_HELD
+from silo_agent.edges.disk.silo_folder import SiloFolder
+from silo_agent.edges.groups.release_groups import group_chain
+from silo_agent.edges.keys.key_store import SiloCredentials, load_credentials, store_credentials
+from silo_agent.edges.memory.identity_succession import seal_anew
+from silo_agent.edges.memory.masking_journal import masking_journal
+from silo_agent.edges.memory.trust_store import silo_identity, trust_store
+from silo_agent.edges.workshop.silo_sources import SiloSources
 from silo_agent.policy import PolicyRules, SiloPolicy
 from silo_agent.settings import Settings
-from silo_wire.groups_codec import GroupsOffer
-from silo_wire.plan import PlanBundle
+from silo_wire.codecs.groups_codec import GroupsOffer
+from silo_wire.plans.plan import PlanBundle
 from tests.support.command_line import Done, run_command
 from tests.support.federation_peer import FEDERATION, TestNet, small_bundle
 from tests.support.secagg_federation import attempt

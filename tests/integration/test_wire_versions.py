@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from coordinator.cli import main
-from coordinator.edges import federation_servicer
-from security.errors import LoricaError, StateError
-from silo_agent.edges import grpc_client
-from silo_agent.edges.backoff import Backoff
-from silo_agent.edges.grpc_client import GrpcCoordinator
-from silo_agent.edges.model_cache import ModelCache
+from coordinator.edges.server import federation_servicer
+from lorica_security.errors import LoricaError, StateError
+from silo_agent.edges.disk.model_cache import ModelCache
+from silo_agent.edges.wire import grpc_client
+from silo_agent.edges.wire.backoff import Backoff
+from silo_agent.edges.wire.grpc_client import GrpcCoordinator
 from silo_wire import wire_version
 from silo_wire.messages import Standby
 from silo_wire.wire_version import OURS, Speaker, WireVersion, require_compatible

@@ -15,14 +15,14 @@ from typing import Any, Self
 
 import pytest
 
-from ops.demo.silos import keep_first
+from lorica.demo.silos.silos import keep_first
 from tests.support.network_hosts import Cable, Host, Namespaces, why_not
 from tests.support.waiting import until
 
 PAGE = Path(__file__).resolve().parents[2] / "ops" / "docs" / "quickstart.md"
 TYPED = re.compile(r"^(one|two)\$ (.*)$", re.MULTILINE)
 STAYS = ("coordinator serve", "silo-agent start")
-MODULES = {"coordinator": "coordinator.cli", "silo-agent": "silo_agent.cli", "lorica": "ops.cli"}
+MODULES = {"coordinator": "coordinator.cli", "silo-agent": "silo_agent.cli", "lorica": "lorica.cli"}
 EXAMPLES = 24
 """Of each file of a silo's data: the page has all of them, which takes minutes."""
 LONGEST_S = 240.0

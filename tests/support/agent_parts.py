@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from silo_agent.task.effects import JournalActivity
+from silo_agent.rounds.effects import JournalActivity
 
 
 class Notes:

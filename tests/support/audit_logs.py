@@ -3,15 +3,15 @@
 from collections.abc import Iterable
 
 from coordinator.composition import Coordinator
-from coordinator.edges.audit_check import check_silos, silo_heads
-from coordinator.edges.coordinator_folder import CoordinatorFolder
-from security.audit.entry import Event
-from security.audit.reading import Reading, read_log
-from security.audit.verification import Known
-from silo_agent.edges.audit_check import check_receipts, receipts_in
-from silo_agent.edges.key_store import load_credentials
-from silo_agent.edges.silo_folder import SiloFolder
-from silo_wire.update_receipt import coordinator_uri
+from coordinator.edges.check.audit_check import check_silos, silo_heads
+from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_security.audit.entry import Event
+from lorica_security.audit.verification import Known
+from lorica_security.on_disk.reading import Reading, read_log
+from silo_agent.edges.accounts.audit_check import check_receipts, receipts_in
+from silo_agent.edges.disk.silo_folder import SiloFolder
+from silo_agent.edges.keys.key_store import load_credentials
+from silo_wire.codecs.update_receipt import coordinator_uri
 
 
 def check_audit_logs(coordinator: CoordinatorFolder, silos: Iterable[SiloFolder]) -> list[Reading]:

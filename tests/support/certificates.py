@@ -10,9 +10,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from security.identifiers import FederationName, Identity, Role, coordinator_dns_name
-from security.pki.authority import Authority
-from security.pki.tls_key import tls_key_to_pem
+from lorica_security.identifiers import FederationName, Identity, Role, coordinator_dns_name
+from lorica_security.pki.authority import Authority
+from lorica_security.pki.tls_key import tls_key_to_pem
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 FEDERATION = FederationName("northern-care")

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import structlog
 
-from security.errors import EXIT_CODES, LoricaError
+from lorica_security.errors import EXIT_CODES, LoricaError
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,24 +21,24 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from coordinator.composition import Coordinator, Serving, serving
-from coordinator.edges.coordinator_folder import CoordinatorFolder
-from coordinator.edges.key_store import KeyStore
-from coordinator.edges.metrics import CoordinatorMetrics
+from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from coordinator.edges.keys.key_store import KeyStore
+from coordinator.edges.telemetry.metrics import CoordinatorMetrics
 from coordinator.rounds.states import State
 from coordinator.service.federation import Federation
 from coordinator.settings import settings_text
-from ops.demo.ports import free_ports
-from security import ballast, files
-from security.audit.signed_head import SignedHead
-from security.chain import Head
-from security.errors import LoricaError
-from security.identifiers import FederationName, SiloName, coordinator_dns_name
-from security.pki.enrolment_token import EnrolmentToken, decode
-from security.pki.identity_key import sign
-from silo_agent.edges.enrolment_client import enrol
-from silo_agent.edges.key_store import SiloCredentials
-from silo_wire import codec
+from lorica.demo.ports import free_ports
+from lorica_security.audit.chain import Head
+from lorica_security.audit.signed_head import SignedHead
+from lorica_security.errors import LoricaError
+from lorica_security.host import ballast, files
+from lorica_security.identifiers import FederationName, SiloName, coordinator_dns_name
+from lorica_security.identity.enrolment_token import EnrolmentToken, decode
+from lorica_security.identity.identity_key import sign
+from silo_agent.edges.keys.key_store import SiloCredentials
+from silo_agent.edges.wire.enrolment_client import enrol
 from silo_wire.canonical import Digest
+from silo_wire.codecs import common_codec, orders_codec, updates_codec
 from silo_wire.manifest import Layout, Manifest, manifest_of
 from silo_wire.messages import Order, RoundKey, Train, TrainingSummary, UpdateHeader
 from silo_wire.statements import UPDATE_DOMAIN, update_statement
@@ -326,8 +326,8 @@ class Silo:
                 await self._reader
         await self.channel.close()
 
-    def key(self, plan: Digest = codec.NO_DIGEST, round_number: int = 0, attempt: int = 0) -> common_pb2.CallKey:
-        return codec.call_key(
+    def key(self, plan: Digest = common_codec.NO_DIGEST, round_number: int = 0, attempt: int = 0) -> common_pb2.CallKey:
+        return common_codec.call_key(
             federation=FEDERATION, silo=self.name, plan=plan, round_number=round_number, attempt=attempt
         )
 
@@ -347,7 +347,7 @@ class Silo:
     async def _read(self) -> None:
         async for notice in self.stub.Attend(self.attend_request()):
             async with self._changed:
-                self.standing = codec.order_from_wire(notice)
+                self.standing = orders_codec.order_from_wire(notice)
                 self._changed.notify_all()
 
     async def order(self, kind: type[OrderT], round_number: int | None = None) -> OrderT:
@@ -412,7 +412,7 @@ class Silo:
 
     async def upload(self, update: HandMadeUpdate, chunks: list[tuple[int, bytes]] | None = None) -> bytes:
         """Send header and chunks and return the receipt's digest."""
-        header = codec.update_header_to_wire(update.header, self.name)
+        header = updates_codec.update_header_to_wire(update.header, self.name)
         return await self.send([header_piece(header), *chunk_pieces(update.chunks if chunks is None else chunks)])
 
     async def send(self, pieces: list[federation_pb2.UpdatePiece]) -> bytes:

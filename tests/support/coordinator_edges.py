@@ -9,17 +9,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from coordinator.edges.aggregator import Aggregator
-from coordinator.edges.model_store import ModelStore
-from coordinator.edges.plan_parts import model_store
-from coordinator.edges.spool import Spools
-from coordinator.edges.stored_vector import StoredVector
+from coordinator.edges.models.model_store import ModelStore
+from coordinator.edges.models.spool import Spools
+from coordinator.edges.sums.aggregator import Aggregator
+from coordinator.edges.sums.plan_parts import model_store
 from coordinator.rounds.updates import CommittedUpdate
-from security.identifiers import SiloName
+from coordinator.vectors.stored_vector import StoredVector
+from lorica_security.identifiers import SiloName
 from silo_wire.canonical import Digest
 from silo_wire.manifest import Dtype, Layout, manifest_of
 from silo_wire.messages import RoundKey, TrainingSummary, UpdateHeader
-from silo_wire.plan import AggregationSection, PlanBundle
+from silo_wire.plans.plan import AggregationSection, PlanBundle
 
 FEDERATION = "health-net"
 A, B, C = SiloName("bank-a"), SiloName("bank-b"), SiloName("clinic-c")

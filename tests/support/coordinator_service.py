@@ -14,34 +14,35 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from prometheus_client import CollectorRegistry
 
-from coordinator.edges.aggregator import Aggregator
-from coordinator.edges.key_store import KeyStore
-from coordinator.edges.metrics import CoordinatorMetrics
-from coordinator.edges.plan_parts import model_store
-from coordinator.edges.release_ledger import ReleaseLedger
-from coordinator.edges.round_evidence import RoundEvidence
-from coordinator.edges.round_store import SqlRoundStore
-from coordinator.edges.spool import Spools
+from coordinator.edges.database.round_store import SqlRoundStore
+from coordinator.edges.keys.key_store import KeyStore
+from coordinator.edges.models.spool import Spools
+from coordinator.edges.sums.aggregator import Aggregator
+from coordinator.edges.sums.plan_parts import model_store
+from coordinator.edges.sums.release_ledger import ReleaseLedger
+from coordinator.edges.sums.round_evidence import RoundEvidence
+from coordinator.edges.telemetry.metrics import CoordinatorMetrics
 from coordinator.plans.plan_folder import PLAN_FILE
 from coordinator.plans.plan_shelf import PlanShelf
 from coordinator.plans.plan_text import plan_text
 from coordinator.rounds.events import DeadlinePassed
 from coordinator.rounds.states import State
-from coordinator.service.enrolment import Issued
 from coordinator.service.federation import Federation
+from coordinator.service.members.enrolment import Issued
 from coordinator.service.ports import PlanParts
-from security.audit.log_file import AuditLog
-from security.audit.signed_head import SignedHead
-from security.chain import Head
-from security.errors import WrongTime
-from security.identifiers import FederationName, Identity, Role, SiloName
-from security.pki import identity_key
-from security.pki.csr import certificate_request
-from security.pki.endorsement import endorse_request
-from security.pki.enrolment_token import decode
-from security.pki.tls_key import new_tls_key
+from lorica_security.audit.chain import Head
+from lorica_security.audit.signed_head import SignedHead
+from lorica_security.errors import WrongTime
+from lorica_security.identifiers import FederationName, Identity, Role, SiloName
+from lorica_security.identity import identity_key
+from lorica_security.identity.endorsement import endorse_request
+from lorica_security.identity.enrolment_token import decode
+from lorica_security.on_disk.log_file import AuditLog
+from lorica_security.pki.csr import certificate_request
+from lorica_security.pki.tls_key import new_tls_key
 from silo_wire.canonical import Digest
-from silo_wire.chunk_piece import ChunkPiece, reader
+from silo_wire.codecs.chunk_piece import ChunkPiece, reader
+from silo_wire.codecs.update_receipt import coordinator_uri, silo_uri
 from silo_wire.manifest import manifest_of
 from silo_wire.messages import (
     Evaluate,
@@ -54,9 +55,8 @@ from silo_wire.messages import (
     TrainingSummary,
     UpdateHeader,
 )
-from silo_wire.plan import Plan, PlanBundle
+from silo_wire.plans.plan import Plan, PlanBundle
 from silo_wire.statements import UPDATE_DOMAIN, update_statement
-from silo_wire.update_receipt import coordinator_uri, silo_uri
 from silo_wire.v1 import federation_pb2
 from tests.support.coordinator_edges import CHUNK_BYTES, TYPES, chunk_of, make_plan, random_vector
 

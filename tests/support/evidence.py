@@ -12,14 +12,20 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from torch import Tensor
 
-from security.identifiers import SiloName
-from security.secure_aggregation import coordinator_machine as coordinator
-from security.secure_aggregation import mask_stream
-from security.secure_aggregation import silo_machine as silo
-from security.secure_aggregation.evidence import Evidence, Lineage, OpenedSum, opened, signed_evidence
-from security.secure_aggregation.fixed_point import EXTRA_WORDS, averaged, decode
-from security.secure_aggregation.mask_stream import Workspace
-from security.secure_aggregation.silo_machine import Demands
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation import coordinator_machine as coordinator
+from lorica_security.secure_aggregation import silo_machine as silo
+from lorica_security.secure_aggregation.masked_vectors import mask_stream
+from lorica_security.secure_aggregation.masked_vectors.fixed_point import EXTRA_WORDS, averaged, decode
+from lorica_security.secure_aggregation.masked_vectors.mask_stream import Workspace
+from lorica_security.secure_aggregation.model_evidence.evidence import (
+    Evidence,
+    Lineage,
+    OpenedSum,
+    opened,
+    signed_evidence,
+)
+from lorica_security.secure_aggregation.silo_machine import Demands
 from silo_wire.checked_chunk import CheckableRound, CheckedRound, Pieces, StateManifests, StepRule
 from silo_wire.manifest import Layout, Manifest, ParameterDtype, TensorSpec, manifest_of, masked_layout
 from silo_wire.server_step.apply_mean import apply_mean

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
-from security.errors import LoricaError
-from security.identifiers import SiloName
-from security.secure_aggregation import silo_machine as silo
-from security.secure_aggregation.attempt import Attempt
-from security.secure_aggregation.messages import (
+from lorica_security.errors import LoricaError
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation import silo_machine as silo
+from lorica_security.secure_aggregation.attempt import Attempt
+from lorica_security.secure_aggregation.messages import (
     Agreement,
     Delivery,
     MaskedInput,
@@ -31,8 +31,8 @@ from security.secure_aggregation.messages import (
     dealings_digest,
     signed,
 )
-from security.secure_aggregation.roster import Roster
-from security.secure_aggregation.silo_memory import SiloMemory
+from lorica_security.secure_aggregation.roster import Roster
+from lorica_security.secure_aggregation.silo_memory import SiloMemory
 from tests.support.secagg_federation import (
     Silo,
     alone,

@@ -21,7 +21,7 @@ from typing import Any
 
 from coordinator.rounds.states import course_of
 from coordinator.service.records import RoundRow, SiloRow
-from ops.soak.federation import COORDINATOR, MortalFederation, Shape
+from lorica.soak.federation import COORDINATOR, MortalFederation, Shape
 from tests.support.json_logs import logged
 from tests.support.kill_run import LONGEST_S, Death, Executioner, Kill, KillRun, processes_in
 from tests.support.waiting import until

@@ -11,11 +11,11 @@ import pytest
 
 from coordinator.cli import main as coordinator_main
 from coordinator.composition import Coordinator
-from coordinator.edges.coordinator_folder import CoordinatorFolder
-from ops.demo.observer import FederationView
-from ops.demo.ports import free_ports
-from ops.demo.processes import Processes, run
-from security.errors import StateError
+from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica.demo.observer import FederationView
+from lorica.demo.ports import free_ports
+from lorica.demo.processes import Processes, run
+from lorica_security.errors import StateError
 from silo_agent.cli import main as agent_main
 from tests.support.command_line import run_command
 from tests.support.waiting import until

@@ -18,22 +18,31 @@ from typing import Any, NoReturn, Self
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from security.audit.signed_head import SignedHead
-from security.chain import Head
-from security.errors import LoricaError, Unreachable
-from security.identifiers import FederationName, Identity, Role, SiloName
-from security.pki.authority import Authority
-from security.pki.csr import check_request
-from security.pki.endorsement import check_endorsement
-from security.pki.identity_key import new_identity_key, public_key_bytes, sign
-from security.pki.tls_key import new_tls_key, tls_key_to_pem
-from security.pki.trust_bundle import TrustBundle
-from security.secure_aggregation.messages import MaskedInput
-from silo_agent.edges.key_store import SiloCredentials
-from silo_wire import codec
+from lorica_security.audit.chain import Head
+from lorica_security.audit.signed_head import SignedHead
+from lorica_security.errors import LoricaError, Unreachable
+from lorica_security.identifiers import FederationName, Identity, Role, SiloName
+from lorica_security.identity.endorsement import check_endorsement
+from lorica_security.identity.identity_key import new_identity_key, public_key_bytes, sign
+from lorica_security.pki.authority import Authority
+from lorica_security.pki.csr import check_request
+from lorica_security.pki.tls_key import new_tls_key, tls_key_to_pem
+from lorica_security.pki.trust_bundle import TrustBundle
+from lorica_security.secure_aggregation.messages import MaskedInput
+from silo_agent.edges.keys.key_store import SiloCredentials
 from silo_wire.canonical import Digest, digest_from_wire, digest_of
-from silo_wire.groups_codec import GroupsOffer, offer_to_wire
-from silo_wire.ledger_receipt import LEDGER_DOMAIN, LedgerReceipt, head_from_wire, ledger_statement, receipt_to_wire
+from silo_wire.codecs import common_codec, orders_codec, updates_codec
+from silo_wire.codecs.groups_codec import GroupsOffer, offer_to_wire
+from silo_wire.codecs.ledger_receipt import (
+    LEDGER_DOMAIN,
+    LedgerReceipt,
+    head_from_wire,
+    ledger_statement,
+    receipt_to_wire,
+)
+from silo_wire.codecs.masked_orders_codec import mask_answer_from_wire, masked_header_from_wire
+from silo_wire.codecs.update_receipt import RECEIPT_DOMAIN, UpdateReceipt, coordinator_uri
+from silo_wire.codecs.update_receipt import receipt_to_wire as receipt_to_wire_of_update
 from silo_wire.manifest import Layout, Manifest, TensorSpec, manifest_of
 from silo_wire.messages import (
     DeclineReason,
@@ -47,12 +56,9 @@ from silo_wire.messages import (
     StandbyReason,
     UpdateHeader,
 )
-from silo_wire.plan import Plan, PlanBundle
-from silo_wire.secure_codec import mask_answer_from_wire, masked_header_from_wire
+from silo_wire.plans.plan import Plan, PlanBundle
 from silo_wire.statements import MODEL_DOMAIN, model_statement
 from silo_wire.transport import SERVER_OPTIONS, status_of
-from silo_wire.update_receipt import RECEIPT_DOMAIN, UpdateReceipt, coordinator_uri
-from silo_wire.update_receipt import receipt_to_wire as receipt_to_wire_of_update
 from silo_wire.v1 import common_pb2, enrolment_pb2, enrolment_pb2_grpc, federation_pb2, federation_pb2_grpc
 
 import grpc  # isort: skip
@@ -362,7 +368,7 @@ class FederationPeer(federation_pb2_grpc.FederationServicer):
             if self._cuts != cuts:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "the line is cut")
             order = self._standing_of.get(silo, self._standing)
-            yield self.change_notice(silo, codec.order_to_wire(order, silo))
+            yield self.change_notice(silo, orders_codec.order_to_wire(order, silo))
 
     async def _order_after(self, silo: SiloName, number: int, cuts: int) -> int:
         async with self._changed:
@@ -395,7 +401,7 @@ class FederationPeer(federation_pb2_grpc.FederationServicer):
         self.first_chunks.append(request.first_chunk)
         model = self.models[digest_from_wire(request.model_digest, "model")]
         manifest = model.header.manifest
-        yield federation_pb2.ModelPiece(header=codec.model_header_to_wire(self.change_header(model.header)))
+        yield federation_pb2.ModelPiece(header=updates_codec.model_header_to_wire(self.change_header(model.header)))
         for sent, index in enumerate(range(request.first_chunk, manifest.chunks), 1):
             data = model.data[index * manifest.chunk_bytes : (index + 1) * manifest.chunk_bytes]
             yield federation_pb2.ModelPiece(chunk=common_pb2.Chunk(index=index, data=self.change_chunk(index, data)))
@@ -479,13 +485,13 @@ class FederationPeer(federation_pb2_grpc.FederationServicer):
             of_mask = self.masked.setdefault(masked.manifest.digest, ReceivedMasked(header=masked))
             of_mask.header = masked
             return of_mask
-        header = codec.update_header_from_wire(piece.header)
+        header = updates_codec.update_header_from_wire(piece.header)
         held = self.updates.setdefault(header.manifest.digest, ReceivedUpdate(header=header))
         held.header = header
         return held
 
     async def DeclareTrained(self, request: federation_pb2.TrainedReport, context: Any) -> federation_pb2.Ack:
-        key, model = codec.round_key_from_wire(request.key), digest_from_wire(request.model_digest, "model")
+        key, model = common_codec.round_key_from_wire(request.key), digest_from_wire(request.model_digest, "model")
         self.trained.append((SiloName(request.key.silo), key, model))
         await self._note()
         return federation_pb2.Ack()
@@ -501,16 +507,16 @@ class FederationPeer(federation_pb2_grpc.FederationServicer):
             await asyncio.Event().wait()  # until the call is cancelled
 
     async def DeclineRound(self, request: federation_pb2.DeclineRequest, context: Any) -> federation_pb2.Ack:
-        reason = codec.decline_reason_from_wire(request.reason)
-        declined = codec.round_key_from_wire(request.key), reason, request.detail
+        reason = updates_codec.decline_reason_from_wire(request.reason)
+        declined = common_codec.round_key_from_wire(request.key), reason, request.detail
         self.declined.append(declined)
         self.declined_by[SiloName(request.key.silo)].append(declined)
         await self._note()
         return federation_pb2.Ack()
 
     async def ReportProgress(self, request: federation_pb2.ProgressReport, context: Any) -> federation_pb2.Ack:
-        phase = codec.phase_from_wire(request.phase)
-        self.progress.append((codec.round_key_from_wire(request.key), phase.value, request.fraction))
+        phase = updates_codec.phase_from_wire(request.phase)
+        self.progress.append((common_codec.round_key_from_wire(request.key), phase.value, request.fraction))
         await self._note()
         return federation_pb2.Ack()
 
@@ -542,7 +548,9 @@ class FederationPeer(federation_pb2_grpc.FederationServicer):
         return LedgerReceipt(newest=head, signature=signature)
 
     async def ReportEvaluation(self, request: federation_pb2.EvaluationReport, context: Any) -> federation_pb2.Ack:
-        self.evaluations.append((codec.round_key_from_wire(request.key), codec.evaluation_from_wire(request)))
+        self.evaluations.append(
+            (common_codec.round_key_from_wire(request.key), updates_codec.evaluation_from_wire(request))
+        )
         await self._note()
         return federation_pb2.Ack()
 

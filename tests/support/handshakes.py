@@ -10,11 +10,11 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
-from coordinator.edges.key_store import TlsPair
-from coordinator.edges.presented import Presented
-from security.identifiers import FederationName, Identity, Role
-from security.pki.authority import Authority
-from security.pki.trust_bundle import TrustBundle
+from coordinator.edges.keys.key_store import TlsPair
+from coordinator.edges.server.presented import Presented
+from lorica_security.identifiers import FederationName, Identity, Role
+from lorica_security.pki.authority import Authority
+from lorica_security.pki.trust_bundle import TrustBundle
 from silo_wire.transport import SERVER_OPTIONS
 from tests.support.certificates import forged
 from tests.support.raw_http2 import nobody

@@ -23,36 +23,37 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
-from security.identifiers import SiloName
-from security.secure_aggregation import coordinator_machine as protocol
-from security.secure_aggregation import fixed_point, mask_stream
-from security.secure_aggregation.attempt import Attempt
-from security.secure_aggregation.fixed_point import EXTRA_WORDS
-from security.secure_aggregation.messages import MaskedInput, Reveal, SurvivorSet
-from security.secure_aggregation.parameters import Terms
-from security.secure_aggregation.release_groups import Link
-from security.secure_aggregation.roster import Roster
-from security.secure_aggregation.silo_machine import MaskVector
-from silo_agent.edges.audit_log import audit_log
-from silo_agent.edges.backoff import Backoff
-from silo_agent.edges.channel import mutual_channel
-from silo_agent.edges.grpc_client import GrpcCoordinator
-from silo_agent.edges.key_store import SiloCredentials
-from silo_agent.edges.masking_journal import masking_journal
-from silo_agent.edges.masking_party import party_of
-from silo_agent.edges.metrics import SiloMetrics
-from silo_agent.edges.model_cache import ModelCache
-from silo_agent.edges.model_checking import model_checks
-from silo_agent.edges.observer import SiloObserver
-from silo_agent.edges.plan_store import PlanStore
-from silo_agent.edges.privacy_ledger import guard_of
-from silo_agent.edges.release_groups import ReleaseGroups, group_chain
-from silo_agent.edges.round_journal import RoundJournal
-from silo_agent.edges.silo_folder import SiloFolder
-from silo_agent.edges.silo_record import record_of
-from silo_agent.edges.trust_store import trust_store
-from silo_agent.edges.workshop import Workshop
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation import coordinator_machine as protocol
+from lorica_security.secure_aggregation.attempt import Attempt
+from lorica_security.secure_aggregation.groups.release_groups import Link
+from lorica_security.secure_aggregation.masked_vectors import fixed_point, mask_stream
+from lorica_security.secure_aggregation.masked_vectors.fixed_point import EXTRA_WORDS
+from lorica_security.secure_aggregation.messages import MaskedInput, Reveal, SurvivorSet
+from lorica_security.secure_aggregation.parameters import Terms
+from lorica_security.secure_aggregation.roster import Roster
+from lorica_security.secure_aggregation.silo_machine import MaskVector
+from silo_agent.edges.accounts.audit_log import audit_log
+from silo_agent.edges.accounts.privacy_ledger import guard_of
+from silo_agent.edges.console.metrics import SiloMetrics
+from silo_agent.edges.console.observer import SiloObserver
+from silo_agent.edges.disk.model_cache import ModelCache
+from silo_agent.edges.disk.plan_store import PlanStore
+from silo_agent.edges.disk.round_journal import RoundJournal
+from silo_agent.edges.disk.silo_folder import SiloFolder
+from silo_agent.edges.groups.release_groups import ReleaseGroups, group_chain
+from silo_agent.edges.keys.key_store import SiloCredentials
+from silo_agent.edges.masks.masking_party import party_of
+from silo_agent.edges.masks.model_checking import model_checks
+from silo_agent.edges.memory.masking_journal import masking_journal
+from silo_agent.edges.memory.silo_record import record_of
+from silo_agent.edges.memory.trust_store import trust_store
+from silo_agent.edges.wire.backoff import Backoff
+from silo_agent.edges.wire.channel import mutual_channel
+from silo_agent.edges.wire.grpc_client import GrpcCoordinator
+from silo_agent.edges.workshop.workshop import Workshop
 from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_agent.rounds.events import SavedUpdate
 from silo_agent.service.agent import AgentService
 from silo_agent.service.audited import AuditedCoordinator, AuditedGate, AuditedObserver, SiloAudit
 from silo_agent.service.group_keeper import GroupKeeper
@@ -68,13 +69,11 @@ from silo_agent.service.ports import (
     TrainedUpdate,
 )
 from silo_agent.service.refusals import RULES
-from silo_agent.task.events import SavedUpdate
-from silo_agent.training.masked_vector import KeptDelta, own_weight, write_masked_vector
-from silo_wire import codec
+from silo_agent.training.update.masked_vector import KeptDelta, own_weight, write_masked_vector
 from silo_wire.canonical import Digest
-from silo_wire.groups_codec import GroupsOffer
+from silo_wire.codecs import orders_codec
+from silo_wire.codecs.groups_codec import GroupsOffer
 from silo_wire.manifest import manifest_of
-from silo_wire.masked_ranges import CLOSING_RANGES, ranges_of
 from silo_wire.messages import (
     DeclineReason,
     Evaluation,
@@ -85,7 +84,8 @@ from silo_wire.messages import (
     Train,
     TrainingSummary,
 )
-from silo_wire.plan import PlanBundle
+from silo_wire.plans.masked_ranges import CLOSING_RANGES, ranges_of
+from silo_wire.plans.plan import PlanBundle
 from silo_wire.v1 import federation_pb2
 from tests.support.agent_parts import Notes
 from tests.support.federation_peer import (
@@ -523,7 +523,7 @@ class HostileCoordinator:
 
     async def ask_unsayable(self, silo: SiloName, message: Any, change: Callable[[federation_pb2.Mask], None]) -> None:
         """As `ask`, but altered on the wire into what no value of ours can say; only once, then it is told to wait."""
-        wait = codec.order_to_wire(Standby(StandbyReason.UPDATE_RECEIVED), silo)
+        wait = orders_codec.order_to_wire(Standby(StandbyReason.UPDATE_RECEIVED), silo)
         left = [change]
 
         def alter(to: SiloName, notice: federation_pb2.Notice) -> federation_pb2.Notice:

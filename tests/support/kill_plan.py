@@ -8,7 +8,7 @@ a score, so downloads are cut in others. A kill without a round comes wherever i
 kill before it: a start that is killed again.
 """
 
-from ops.soak.federation import COORDINATOR, Shape
+from lorica.soak.federation import COORDINATOR, Shape
 from tests.support.kill_run import Kill
 
 ROUNDS = 18

@@ -57,7 +57,7 @@ def _enters(kind: str, *, with_record: str = "") -> Callable[[Arguments], bool]:
 
 
 def _transition(meaning: str, only: Callable[[Arguments], bool], *, of_closed: bool = False) -> Point:
-    where = "coordinator.edges.round_store:SqlRoundStore.transition"
+    where = "coordinator.edges.database.round_store:SqlRoundStore.transition"
     return Point(meaning=meaning, where=where, side="after", only=only, of_closed=of_closed)
 
 
@@ -96,18 +96,18 @@ COORDINATOR: Mapping[str, Point] = {
     "round-opened": _transition("the open round is saved, nobody was told", _writes("RoundOpened")),
     "mid-download": Point(
         meaning="some chunks of the round model are handed out",
-        where="coordinator.edges.federation_servicer:FederationServicer.FetchModel",
+        where="coordinator.edges.server.federation_servicer:FederationServicer.FetchModel",
         side="item",
     ),
     "mid-upload": Point(
         meaning="half of an update's chunks are spooled, not all",
-        where="coordinator.edges.spool:Spool.write",
+        where="coordinator.edges.models.spool:Spool.write",
         side="after",
         only=lambda arguments: arguments[0].manifest.chunks / 2 <= arguments[0].held < arguments[0].manifest.chunks,
     ),
     "spool-durable": Point(
         meaning="a spool is whole and durable, the round does not count it yet",
-        where="coordinator.edges.spool:Spool.commit",
+        where="coordinator.edges.models.spool:Spool.commit",
         side="after",
     ),
     "update-accepted": _transition(
@@ -115,7 +115,7 @@ COORDINATOR: Mapping[str, Point] = {
     ),
     "update-not-acknowledged": Point(
         meaning="an update is counted and acted upon, its silo has no receipt",
-        where="coordinator.service.uploads:Upload.commit",
+        where="coordinator.service.transfers.uploads:Upload.commit",
         side="after",
     ),
     "aggregating-entered": _transition(
@@ -128,23 +128,23 @@ COORDINATOR: Mapping[str, Point] = {
     ),
     "mid-aggregation": Point(
         meaning="a slab of the new model is computed",
-        where="coordinator.edges.aggregator:aggregate_slab",
+        where="coordinator.edges.sums.aggregator:aggregate_slab",
         side="after",
     ),
     "model-written": Point(
         meaning="the new model's bytes are durable under a working name",
-        where="coordinator.edges.model_store:ModelStore._publish",
+        where="coordinator.edges.models.model_store:ModelStore._publish",
         side="before",
     ),
     "mid-publication": Point(
         meaning="optimizer state and manifest have their names, the model has not",
-        where="coordinator.edges.model_store:files.replace",
+        where="coordinator.edges.models.model_store:files.replace",
         side="after",
         only=_named(".manifest.json"),
     ),
     "model-published": Point(
         meaning="the new model has its name, the round does not know it",
-        where="coordinator.edges.model_store:ModelStore._publish",
+        where="coordinator.edges.models.model_store:ModelStore._publish",
         side="after",
     ),
     "round-closed": _transition(
@@ -152,20 +152,20 @@ COORDINATOR: Mapping[str, Point] = {
     ),
     "spools-not-cleared": Point(
         meaning="the round is closed, its spools are still there",
-        where="coordinator.edges.spool:Spools.discard",
+        where="coordinator.edges.models.spool:Spools.discard",
         side="before",
         of_closed=True,
     ),
     "clearing-spools": Point(
         meaning="one of the round's spools is a spare now",
-        where="coordinator.edges.spare_files:SpareFiles.keep",
+        where="coordinator.vectors.spare_files:SpareFiles.keep",
         side="after",
         only=lambda arguments: arguments[1].name.endswith(".delta"),
         of_closed=True,
     ),
     "clearing-models": Point(
         meaning="a model that nobody needs is a spare now, what belongs to it is still there",
-        where="coordinator.edges.spare_files:SpareFiles.keep",
+        where="coordinator.vectors.spare_files:SpareFiles.keep",
         side="after",
         only=lambda arguments: arguments[1].name.endswith(".safetensors"),
         of_closed=True,
@@ -198,22 +198,22 @@ COORDINATOR: Mapping[str, Point] = {
     ),
     "mid-unmasking": Point(
         meaning="a slab of the mean delta is unmasked and applied",
-        where="coordinator.edges.aggregator:apply_mean",
+        where="coordinator.edges.sums.aggregator:apply_mean",
         side="after",
     ),
     "keys-not-announced": Point(
         meaning="a silo's keys are saved in the attempt, not as the newest that the others are told of",
-        where="coordinator.edges.round_store:SqlRoundStore.announce",
+        where="coordinator.edges.database.round_store:SqlRoundStore.announce",
         side="before",
     ),
     "evidence-not-kept": Point(
         meaning="the masked round's model is stored, nothing shows what made it",
-        where="coordinator.edges.round_evidence:RoundEvidence.make",
+        where="coordinator.edges.sums.round_evidence:RoundEvidence.make",
         side="before",
     ),
     "evidence-kept": Point(
         meaning="what made the model is kept, the round is not closed",
-        where="coordinator.edges.round_evidence:RoundEvidence.make",
+        where="coordinator.edges.sums.round_evidence:RoundEvidence.make",
         side="after",
     ),
     "verdict-not-taken": Point(
@@ -223,7 +223,7 @@ COORDINATOR: Mapping[str, Point] = {
     ),
     "log-not-cleared": Point(
         meaning="the masked round is closed, the database's log still has its shares",
-        where="coordinator.edges.round_store:SqlRoundStore._clear_log",
+        where="coordinator.edges.database.round_store:SqlRoundStore._clear_log",
         side="before",
         of_closed=True,
     ),
@@ -233,7 +233,7 @@ COORDINATOR: Mapping[str, Point] = {
 def _journalled(meaning: str, kind: str) -> Point:
     return Point(
         meaning=meaning,
-        where="silo_agent.edges.round_journal:RoundJournal.record",
+        where="silo_agent.edges.disk.round_journal:RoundJournal.record",
         side="after",
         only=lambda arguments: type(arguments[1]).__name__ == kind,
     )
@@ -242,7 +242,7 @@ def _journalled(meaning: str, kind: str) -> Point:
 def _masking_journalled(meaning: str, kind: str) -> Point:
     return Point(
         meaning=meaning,
-        where="silo_agent.edges.masking_journal:MaskingJournal.append",
+        where="silo_agent.edges.memory.masking_journal:MaskingJournal.append",
         side="after",
         only=lambda arguments: type(arguments[1]).__name__ == kind,
     )
@@ -252,12 +252,12 @@ SILO_AGENT: Mapping[str, Point] = {
     "plan-journalled": _journalled("the prepared plan is journalled", "JournalPlan"),
     "mid-download": Point(
         meaning="some chunks of the round model are kept",
-        where="silo_agent.edges.model_cache:PartialModel.append",
+        where="silo_agent.edges.disk.model_cache:PartialModel.append",
         side="after",
     ),
     "model-not-named": Point(
         meaning="all chunks of the round model are kept, under the name of a part",
-        where="silo_agent.edges.model_cache:PartialModel.finish",
+        where="silo_agent.edges.disk.model_cache:PartialModel.finish",
         side="before",
     ),
     "model-journalled": _journalled("the round model is journalled", "JournalModel"),
@@ -278,12 +278,12 @@ SILO_AGENT: Mapping[str, Point] = {
     ),
     "residual-not-named": Point(
         meaning="the update is durable, what rounding cut off it is written under the name of a part",
-        where="silo_agent.training.residual:ResidualWriter.keep_for",
+        where="silo_agent.training.update.residual:ResidualWriter.keep_for",
         side="before",
     ),
     "residual-named": Point(
         meaning="the update is durable and so is its residual, training has not returned",
-        where="silo_agent.training.residual:ResidualWriter.keep_for",
+        where="silo_agent.training.update.residual:ResidualWriter.keep_for",
         side="after",
     ),
     "update-written": Point(
@@ -294,17 +294,17 @@ SILO_AGENT: Mapping[str, Point] = {
     "update-journalled": _journalled("the update is journalled, no byte of it has left", "JournalUpdate"),
     "mid-upload": Point(
         meaning="some chunks of the update have left",
-        where="silo_agent.edges.grpc_client:_pieces",
+        where="silo_agent.edges.wire.grpc_client:_pieces",
         side="item",
     ),
     "last-chunk-sent": Point(
         meaning="the whole update has left, there is no receipt",
-        where="silo_agent.edges.grpc_client:_pieces",
+        where="silo_agent.edges.wire.grpc_client:_pieces",
         side="end",
     ),
     "receipt-not-journalled": Point(
         meaning="the receipt is here, the journal does not know it",
-        where="silo_agent.edges.grpc_client:GrpcCoordinator.upload",
+        where="silo_agent.edges.wire.grpc_client:GrpcCoordinator.upload",
         side="after",
     ),
     "outcome-journalled": _journalled("the end of this silo's part is journalled", "JournalOutcome"),
@@ -315,12 +315,12 @@ SILO_AGENT: Mapping[str, Point] = {
     ),
     "score-not-reported": Point(
         meaning="the score is known, nobody was told",
-        where="silo_agent.edges.grpc_client:GrpcCoordinator.report_evaluation",
+        where="silo_agent.edges.wire.grpc_client:GrpcCoordinator.report_evaluation",
         side="before",
     ),
     "score-not-journalled": Point(
         meaning="the score is reported, the journal does not know it",
-        where="silo_agent.edges.grpc_client:GrpcCoordinator.report_evaluation",
+        where="silo_agent.edges.wire.grpc_client:GrpcCoordinator.report_evaluation",
         side="after",
     ),
     "root-journalled": _masking_journalled("the root of the attempt is journalled, no key has left", "OpenAttempt"),
@@ -329,59 +329,59 @@ SILO_AGENT: Mapping[str, Point] = {
     "delivery-journalled": _masking_journalled("the boxes are journalled, nothing is masked", "Delivery"),
     "vector-written": Point(
         meaning="the masked vector is durable, the journal does not know it",
-        where="silo_agent.edges.workshop:Workshop.mask",
+        where="silo_agent.edges.workshop.workshop:Workshop.mask",
         side="after",
     ),
     "vector-journalled": _masking_journalled("the masked vector is journalled, not announced", "VectorMasked"),
     "answer-not-marked": Point(
         meaning="the memory has the answer, lineages.json is one change behind",
-        where="silo_agent.edges.lineages:Lineages.mark",
+        where="silo_agent.edges.memory.lineages:Lineages.mark",
         side="before",
         only=lambda arguments: arguments[1].plans[0].answered,
     ),
     "pieces-fetched": Point(
         meaning="what a chunk of the round model is made again with is here, nothing is checked",
-        where="silo_agent.edges.grpc_client:GrpcCoordinator.fetch_pieces",
+        where="silo_agent.edges.wire.grpc_client:GrpcCoordinator.fetch_pieces",
         side="after",
     ),
     "verdict-shared": Point(
         meaning="the others know which chunks this silo found right, it has not accepted the model",
-        where="silo_agent.edges.grpc_client:GrpcCoordinator.share_verdict",
+        where="silo_agent.edges.wire.grpc_client:GrpcCoordinator.share_verdict",
         side="after",
     ),
     "model-not-accepted": Point(
         meaning="every chunk of the round model is found right, that it is accepted is not saved",
-        where="silo_agent.edges.accepted_models:AcceptedModels.save",
+        where="silo_agent.edges.memory.accepted_models:AcceptedModels.save",
         side="before",
     ),
     "model-accepted": Point(
         meaning="that the round model is accepted is saved, no byte of it is fetched",
-        where="silo_agent.edges.accepted_models:AcceptedModels.save",
+        where="silo_agent.edges.memory.accepted_models:AcceptedModels.save",
         side="after",
     ),
     "survivors-journalled": _masking_journalled("the survivors are journalled, not signed", "SurvivorSet"),
     "answer-remembered": Point(
         meaning="that shares are shown is remembered, not yet journalled",
-        where="silo_agent.edges.masking_journal:MaskingJournal.remember",
+        where="silo_agent.edges.memory.masking_journal:MaskingJournal.remember",
         side="after",
         only=lambda arguments: any(plan.answered for plan in arguments[1].plans),
     ),
     "shares-journalled": _masking_journalled("that shares are shown is journalled, none has left", "UnmaskRequest"),
     "shares-delivered": Point(
         meaning="the shares are delivered, nothing is erased",
-        where="silo_agent.edges.grpc_client:GrpcCoordinator.answer_mask",
+        where="silo_agent.edges.wire.grpc_client:GrpcCoordinator.answer_mask",
         side="after",
         only=lambda arguments: type(arguments[2]).__name__ == "Reveal",
     ),
     "erasing": Point(
         meaning="the attempt's journal is overwritten and still there",
-        where="silo_agent.edges.masking_journal:write_at",
+        where="silo_agent.edges.memory.masking_journal:write_at",
         side="after",
         only=lambda arguments: not any(arguments[1]),
     ),
     "erased": Point(
         meaning="everything of the attempt is erased, the round goes on without this silo",
-        where="silo_agent.edges.masking_journal:MaskingJournal.erase",
+        where="silo_agent.edges.memory.masking_journal:MaskingJournal.erase",
         side="after",
     ),
 }

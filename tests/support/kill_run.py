@@ -14,21 +14,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.composition import Coordinator
-from coordinator.edges.coordinator_folder import CoordinatorFolder
-from coordinator.edges.round_store import SqlRoundStore
+from coordinator.edges.database.round_store import SqlRoundStore
+from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from coordinator.rounds.states import State, course_of
 from coordinator.service.records import RoundRow
-from ops.demo.processes import Processes
-from ops.soak.comparison import Result, timeless
-from ops.soak.federation import COORDINATOR, MortalFederation
-from security.identifiers import FederationName, SiloName
-from security.pki.seal import Seal, unsealed
-from security.secure_aggregation.silo_memory import SiloMemory
-from silo_agent.edges.key_store import load_credentials
-from silo_agent.edges.masking_journal import MaskingJournal
-from silo_agent.edges.round_journal import RecordedOutcome, RoundJournal
-from silo_agent.edges.silo_folder import SiloFolder
-from silo_agent.task.events import SavedUpdate
+from lorica.demo.processes import Processes
+from lorica.soak.comparison import Result, timeless
+from lorica.soak.federation import COORDINATOR, MortalFederation
+from lorica_security.identifiers import FederationName, SiloName
+from lorica_security.identity.seal import Seal, unsealed
+from lorica_security.secure_aggregation.silo_memory import SiloMemory
+from silo_agent.edges.disk.round_journal import RecordedOutcome, RoundJournal
+from silo_agent.edges.disk.silo_folder import SiloFolder
+from silo_agent.edges.keys.key_store import load_credentials
+from silo_agent.edges.memory.masking_journal import MaskingJournal
+from silo_agent.rounds.events import SavedUpdate
 from tests.support.json_logs import logged
 from tests.support.repeatable_draws import Draws
 from tests.support.warm_processes import WarmProcesses

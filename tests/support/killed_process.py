@@ -112,7 +112,7 @@ def _wrapped(function: Callable[..., Any], fate: Fate, side: str) -> Callable[..
 def follow_rounds(program: str, rounds: Rounds) -> None:
     """Have `rounds` be right: from what the program makes durable, just before it does so."""
     if program == "coordinator":
-        from coordinator.edges.round_store import SqlRoundStore
+        from coordinator.edges.database.round_store import SqlRoundStore
         from coordinator.rounds.effects import EvaluationClosed, RoundClosed
         from coordinator.rounds.states import State, round_of
 
@@ -133,7 +133,7 @@ def follow_rounds(program: str, rounds: Rounds) -> None:
         SqlRoundStore.transition = saving  # type: ignore[method-assign, assignment]
         SqlRoundStore.load = loading  # type: ignore[method-assign, assignment]
     else:
-        from silo_agent.edges.round_journal import RoundJournal
+        from silo_agent.edges.disk.round_journal import RoundJournal
 
         record = RoundJournal.record
 
@@ -147,8 +147,8 @@ def follow_rounds(program: str, rounds: Rounds) -> None:
 
 def come_back_at_once() -> None:
     """Have an agent wait no longer than half a second before it looks for a coordinator that is gone."""
-    from silo_agent.edges import channel
-    from silo_agent.edges.backoff import Backoff
+    from silo_agent.edges.wire import channel
+    from silo_agent.edges.wire.backoff import Backoff
 
     Backoff.__init__.__kwdefaults__ = {"first_s": 0.1, "most_s": 0.5}  # type: ignore[attr-defined]
     names = ("initial", "min", "max")

@@ -20,11 +20,21 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
-from security.errors import LoricaError
-from security.identifiers import SiloName
-from security.pki.seal import Seal
-from security.secure_aggregation import silo_machine as silo
-from security.secure_aggregation.messages import (
+from lorica_security.errors import LoricaError
+from lorica_security.identifiers import SiloName
+from lorica_security.identity.seal import Seal
+from lorica_security.secure_aggregation import silo_machine as silo
+from lorica_security.secure_aggregation.groups.release_groups import (
+    Link,
+    Partition,
+    Promise,
+    SignedLink,
+    first_link,
+    least_group,
+    signature_of,
+    successor,
+)
+from lorica_security.secure_aggregation.messages import (
     Advertisement,
     Agreement,
     Delivery,
@@ -37,20 +47,10 @@ from security.secure_aggregation.messages import (
     dealings_digest,
     signed,
 )
-from security.secure_aggregation.parameters import Terms
-from security.secure_aggregation.release_groups import (
-    Link,
-    Partition,
-    Promise,
-    SignedLink,
-    first_link,
-    least_group,
-    signature_of,
-    successor,
-)
-from security.secure_aggregation.roster import Roster
-from silo_agent.edges.group_chain import GroupChain
-from silo_wire.groups_codec import GroupsOffer
+from lorica_security.secure_aggregation.parameters import Terms
+from lorica_security.secure_aggregation.roster import Roster
+from silo_agent.edges.groups.group_chain import GroupChain
+from silo_wire.codecs.groups_codec import GroupsOffer
 from tests.support.secagg_federation import (
     FEDERATION,
     Silo,

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from security.errors import LoricaError
-from silo_agent.edges.backoff import Backoff
-from silo_agent.edges.certificate import SiloCertificate
-from silo_agent.edges.channel import mutual_channel
-from silo_agent.edges.grpc_client import GrpcCoordinator
-from silo_agent.edges.key_store import SiloCredentials, load_credentials, store_credentials
-from silo_agent.edges.model_cache import ModelCache
-from silo_agent.edges.silo_folder import SiloFolder
+from lorica_security.errors import LoricaError
+from silo_agent.edges.disk.model_cache import ModelCache
+from silo_agent.edges.disk.silo_folder import SiloFolder
+from silo_agent.edges.keys.key_store import SiloCredentials, load_credentials, store_credentials
+from silo_agent.edges.wire.backoff import Backoff
+from silo_agent.edges.wire.certificate import SiloCertificate
+from silo_agent.edges.wire.channel import mutual_channel
+from silo_agent.edges.wire.grpc_client import GrpcCoordinator
 from silo_agent.service.certificate_keeper import CertificateKeeper
 from silo_wire.messages import Order
 from tests.support.coordinator import PATIENCE_S

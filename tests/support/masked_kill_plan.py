@@ -4,7 +4,7 @@ Several die in one round, one after the other: the same attempt goes on, since n
 which is as few as masks take: nobody can be left out, and each round needs all that was killed.
 """
 
-from ops.soak.federation import COORDINATOR, Shape
+from lorica.soak.federation import COORDINATOR, Shape
 from tests.support.kill_run import Kill
 
 ROUNDS = 8

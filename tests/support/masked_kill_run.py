@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ops.soak.federation import COORDINATOR, MortalFederation
+from lorica.soak.federation import COORDINATOR, MortalFederation
 from tests.support.byte_search import Needles
 from tests.support.kill_run import Death, Executioner, Kill, KillRun
 from tests.support.masked_kill_plan import SHAPE as MASKED_SHAPE

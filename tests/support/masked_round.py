@@ -14,32 +14,32 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from coordinator import model_file
-from coordinator.edges.aggregator import Aggregator
-from coordinator.edges.model_store import ModelStore
-from coordinator.edges.spool import Spools
+from coordinator.edges.models.model_store import ModelStore
+from coordinator.edges.models.spool import Spools
+from coordinator.edges.sums.aggregator import Aggregator
 from coordinator.rounds.secure_attempt import MaskedSum, MaskedVector, MemberKey, SecureAttempt
 from coordinator.rounds.updates import AggregationResult, CommittedUpdate
-from security.identifiers import SiloName
-from security.pki.identity_key import public_key_bytes
-from security.secure_aggregation import coordinator_machine as coordinator
-from security.secure_aggregation import silo_machine as silo
-from security.secure_aggregation.attempt import Attempt
-from security.secure_aggregation.coordinator_machine import Unmask
-from security.secure_aggregation.fixed_point import Encoder, FixedPoint, Ranges, Workspace
-from security.secure_aggregation.mask_stream import KeyStream
-from security.secure_aggregation.messages import MaskedInput
-from security.secure_aggregation.parameters import Terms
-from security.secure_aggregation.secret import Secret
-from silo_agent.task.update import clip_factor, squared_norm
-from silo_agent.training.masked_vector import KeptDelta, own_weight, write_masked_vector
-from silo_agent.training.within_range import WithinRange, peaks
+from coordinator.vectors import model_file
+from lorica_security.identifiers import SiloName
+from lorica_security.identity.identity_key import public_key_bytes
+from lorica_security.secure_aggregation import coordinator_machine as coordinator
+from lorica_security.secure_aggregation import silo_machine as silo
+from lorica_security.secure_aggregation.attempt import Attempt
+from lorica_security.secure_aggregation.coordinator_machine import Unmask
+from lorica_security.secure_aggregation.keys.secret import Secret
+from lorica_security.secure_aggregation.masked_vectors.fixed_point import Encoder, FixedPoint, Ranges, Workspace
+from lorica_security.secure_aggregation.masked_vectors.mask_stream import KeyStream
+from lorica_security.secure_aggregation.messages import MaskedInput
+from lorica_security.secure_aggregation.parameters import Terms
+from silo_agent.rounds.update import clip_factor, squared_norm
+from silo_agent.training.update.masked_vector import KeptDelta, own_weight, write_masked_vector
+from silo_agent.training.update.within_range import WithinRange, peaks
 from silo_wire.canonical import Digest, digest_of
+from silo_wire.codecs.secure_journals_codec import coordinator_event_to_bytes
 from silo_wire.manifest import Layout, Manifest, ParameterDtype, TensorSpec, manifest_of, masked_layout
-from silo_wire.masked_ranges import plan_ranges
 from silo_wire.messages import MaskedHeader, RoundKey, TrainingSummary, UpdateHeader
-from silo_wire.plan import AggregationSection
-from silo_wire.secure_codec import coordinator_event_to_bytes
+from silo_wire.plans.masked_ranges import plan_ranges
+from silo_wire.plans.plan import AggregationSection
 from tests.support.coordinator_edges import Vector, chunk_of, round_key, summary, update_header
 from tests.support.secagg_federation import ALONE, FEDERATION, Federation, Silo, encoded, entropy, party, silo_names
 

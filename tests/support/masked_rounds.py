@@ -9,10 +9,10 @@ from coordinator.rounds.events import Event, MaskAnswered
 from coordinator.rounds.machine import step
 from coordinator.rounds.orders import order_for
 from coordinator.rounds.states import Masking, State
-from security.errors import LoricaError
-from security.identifiers import SiloName
-from security.secure_aggregation import silo_machine
-from security.secure_aggregation.secret import Secret
+from lorica_security.errors import LoricaError
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation import silo_machine
+from lorica_security.secure_aggregation.keys.secret import Secret
 from silo_wire.messages import Mask
 from tests.support.rounds import FEDERATION, LINK, T0, A, B, C, after, enrolled, masking_opened, ready, started, trained
 from tests.support.rounds import IDLE as NOBODY

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ops.demo.ports import free_ports
+from lorica.demo.ports import free_ports
 from tests.support.json_logs import logged
 from tests.support.network_hosts import Cable, Host, Network
 from tests.support.waiting import until

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ops.demo.ports import free_ports
+from lorica.demo.ports import free_ports
 from tests.support.waiting import until
 
 FOLDER = Path(__file__).resolve().parents[2] / "ops" / "prometheus"

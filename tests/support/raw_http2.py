@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from security.identifiers import coordinator_dns_name
+from lorica_security.identifiers import coordinator_dns_name
 from tests.support.coordinator import FEDERATION
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

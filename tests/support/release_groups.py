@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from security.identifiers import SiloName
-from security.secure_aggregation.release_groups import (
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation.groups.release_groups import (
     Link,
     Partition,
     Promise,
@@ -12,11 +12,11 @@ from security.secure_aggregation.release_groups import (
     least_group,
     signature_of,
 )
-from silo_agent.edges.key_store import SiloCredentials
-from silo_agent.edges.release_groups import group_chain
-from silo_agent.edges.silo_folder import SiloFolder
+from silo_agent.edges.disk.silo_folder import SiloFolder
+from silo_agent.edges.groups.release_groups import group_chain
+from silo_agent.edges.keys.key_store import SiloCredentials
 from silo_agent.policy import PolicyRules, SiloPolicy
-from silo_wire.groups_codec import GroupsOffer
+from silo_wire.codecs.groups_codec import GroupsOffer
 
 
 def signed_by_all(link: Link, credentials: Iterable[SiloCredentials]) -> SignedLink:

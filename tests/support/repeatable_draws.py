@@ -17,8 +17,8 @@ from typing import Any
 
 from blake3 import blake3
 
-from security.secure_aggregation.attempt import Attempt
-from security.secure_aggregation.secret import Secret
+from lorica_security.secure_aggregation.attempt import Attempt
+from lorica_security.secure_aggregation.keys.secret import Secret
 
 DIFFERENT = 12
 """Bytes that a secret has at least; what has fewer is short or a constant, and would be found by chance."""
@@ -57,7 +57,7 @@ class Draws:
         RoundLoop._masking_opened = opening  # type: ignore[method-assign]
 
     def _of_a_silo(self, process: str) -> None:
-        from security.secure_aggregation.silo_machine import OpenAttempt
+        from lorica_security.secure_aggregation.silo_machine import OpenAttempt
         from silo_agent.service.masking import Masking
 
         event_of = Masking._event

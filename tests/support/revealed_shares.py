@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from security.identifiers import FederationName
-from security.secure_aggregation.messages import Reveal
-from silo_wire.evidence_codec import checkable_from_bytes
-from silo_wire.secure_codec import coordinator_event_to_bytes
+from lorica_security.identifiers import FederationName
+from lorica_security.secure_aggregation.messages import Reveal
+from silo_wire.codecs.evidence_codec import checkable_from_bytes
+from silo_wire.codecs.secure_journals_codec import coordinator_event_to_bytes
 
 
 def but_revealed(folder: Path, found: Mapping[str, set[bytes]], federation: str) -> Mapping[str, set[bytes]]:

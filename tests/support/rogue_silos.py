@@ -19,40 +19,48 @@ from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
 from coordinator.composition import Coordinator
-from coordinator.edges.metrics import DROPPING_PHASES
+from coordinator.edges.telemetry.metrics import DROPPING_PHASES
 from coordinator.plans.model_source import SizedModel
 from coordinator.plans.plan_folder import create_plan
 from coordinator.rounds.events import DeadlinePassed
 from coordinator.rounds.states import Finished, Masking, State, course_of, deadline_of, round_of
 from coordinator.service.records import RoundRow, SiloRow
-from security.errors import LoricaError
-from security.identifiers import SiloName
-from security.secure_aggregation import coordinator_machine as protocol
-from security.secure_aggregation import share_box, silo_machine
-from security.secure_aggregation.coordinator_machine import is_awaited
-from security.secure_aggregation.key_agreement import Encapsulation, KeyPair, box_key, box_secret, encapsulated
-from security.secure_aggregation.messages import MaskedInput, Reveal, SealedShare, SharedKeys, signed
-from security.secure_aggregation.release_groups import signature_of
-from security.secure_aggregation.secret import Secret
-from security.secure_aggregation.share_box import KeyShares
-from silo_agent.edges.backoff import Backoff
-from silo_agent.edges.channel import mutual_channel
-from silo_agent.edges.grpc_client import GrpcCoordinator
-from silo_agent.edges.instance import next_instance
-from silo_agent.edges.key_store import SiloCredentials
-from silo_agent.edges.masking_journal import masking_journal
-from silo_agent.edges.masking_party import party_of
-from silo_agent.edges.metrics import SiloMetrics
-from silo_agent.edges.model_cache import ModelCache
-from silo_agent.edges.model_checking import model_checks
-from silo_agent.edges.observer import SiloObserver
-from silo_agent.edges.plan_store import PlanStore
-from silo_agent.edges.privacy_ledger import guard_of
-from silo_agent.edges.round_journal import RoundJournal
-from silo_agent.edges.silo_folder import SiloFolder
-from silo_agent.edges.trust_store import trust_store
-from silo_agent.edges.workshop import Workshop
+from lorica_security.errors import LoricaError
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation import coordinator_machine as protocol
+from lorica_security.secure_aggregation import silo_machine
+from lorica_security.secure_aggregation.coordinator_machine import is_awaited
+from lorica_security.secure_aggregation.groups.release_groups import signature_of
+from lorica_security.secure_aggregation.keys import share_box
+from lorica_security.secure_aggregation.keys.key_agreement import (
+    Encapsulation,
+    KeyPair,
+    box_key,
+    box_secret,
+    encapsulated,
+)
+from lorica_security.secure_aggregation.keys.secret import Secret
+from lorica_security.secure_aggregation.keys.share_box import KeyShares
+from lorica_security.secure_aggregation.messages import MaskedInput, Reveal, SealedShare, SharedKeys, signed
+from silo_agent.edges.accounts.privacy_ledger import guard_of
+from silo_agent.edges.console.metrics import SiloMetrics
+from silo_agent.edges.console.observer import SiloObserver
+from silo_agent.edges.disk.instance import next_instance
+from silo_agent.edges.disk.model_cache import ModelCache
+from silo_agent.edges.disk.plan_store import PlanStore
+from silo_agent.edges.disk.round_journal import RoundJournal
+from silo_agent.edges.disk.silo_folder import SiloFolder
+from silo_agent.edges.keys.key_store import SiloCredentials
+from silo_agent.edges.masks.masking_party import party_of
+from silo_agent.edges.masks.model_checking import model_checks
+from silo_agent.edges.memory.masking_journal import masking_journal
+from silo_agent.edges.memory.trust_store import trust_store
+from silo_agent.edges.wire.backoff import Backoff
+from silo_agent.edges.wire.channel import mutual_channel
+from silo_agent.edges.wire.grpc_client import GrpcCoordinator
+from silo_agent.edges.workshop.workshop import Workshop
 from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_agent.rounds.events import SavedUpdate
 from silo_agent.service.agent import AgentService
 from silo_agent.service.masking import Masking as SiloMasking
 from silo_agent.service.model_checks import Mode
@@ -64,12 +72,11 @@ from silo_agent.service.ports import (
     RoundModel,
     TrainedUpdate,
 )
-from silo_agent.task.events import SavedUpdate
 from silo_wire.canonical import Digest
 from silo_wire.manifest import CHUNK_BYTES as MASKED_CHUNK_BYTES
 from silo_wire.manifest import Manifest, manifest_of, masked_layout
 from silo_wire.messages import Evaluation, RoundKey, TrainingSummary
-from silo_wire.plan import PlanBundle
+from silo_wire.plans.plan import PlanBundle
 from silo_wire.transport import answer_to, error_of
 from silo_wire.v1 import common_pb2, federation_pb2
 from tests.support.agent_parts import Notes

@@ -43,12 +43,12 @@ from coordinator.rounds.states import (
 )
 from coordinator.rounds.terms import PlanTerms
 from coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome, SiloWeight
-from security.identifiers import FederationName, SiloName
-from security.secure_aggregation.attempt import Attempt
-from security.secure_aggregation.coordinator_machine import OpenAttempt
-from security.secure_aggregation.messages import Advertisement
-from security.secure_aggregation.parameters import Terms
-from security.secure_aggregation.release_groups import Partition, first_link
+from lorica_security.identifiers import FederationName, SiloName
+from lorica_security.secure_aggregation.attempt import Attempt
+from lorica_security.secure_aggregation.coordinator_machine import OpenAttempt
+from lorica_security.secure_aggregation.groups.release_groups import Partition, first_link
+from lorica_security.secure_aggregation.messages import Advertisement
+from lorica_security.secure_aggregation.parameters import Terms
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.messages import DeclineReason, Evaluation, RoundKey, TrainingSummary
 from tests.support.secagg_federation import entropy, identity_key, public_key, ranges

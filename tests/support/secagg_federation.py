@@ -12,20 +12,27 @@ import numpy as np
 from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from security.errors import WrongTime
-from security.identifiers import FederationName, SiloName
-from security.secure_aggregation import coordinator_machine as coordinator
-from security.secure_aggregation import key_agreement, mask_stream
-from security.secure_aggregation import silo_machine as silo
-from security.secure_aggregation.attempt import Attempt
-from security.secure_aggregation.fixed_point import EXTRA_WORDS, Encoder, FixedPoint, Ranges, Workspace
-from security.secure_aggregation.mask_stream import Words
-from security.secure_aggregation.messages import Reveal, SelfMaskShare, SharedKeys
-from security.secure_aggregation.parameters import Terms
-from security.secure_aggregation.release_groups import Link, Partition, Promise, first_link, least_group
-from security.secure_aggregation.scores import NO_SCORES, Scores
-from security.secure_aggregation.secret import Secret
-from security.secure_aggregation.silo_memory import SiloMemory
+from lorica_security.errors import WrongTime
+from lorica_security.identifiers import FederationName, SiloName
+from lorica_security.secure_aggregation import coordinator_machine as coordinator
+from lorica_security.secure_aggregation import silo_machine as silo
+from lorica_security.secure_aggregation.attempt import Attempt
+from lorica_security.secure_aggregation.groups.release_groups import Link, Partition, Promise, first_link, least_group
+from lorica_security.secure_aggregation.keys import key_agreement
+from lorica_security.secure_aggregation.keys.secret import Secret
+from lorica_security.secure_aggregation.masked_vectors import mask_stream
+from lorica_security.secure_aggregation.masked_vectors.fixed_point import (
+    EXTRA_WORDS,
+    Encoder,
+    FixedPoint,
+    Ranges,
+    Workspace,
+)
+from lorica_security.secure_aggregation.masked_vectors.mask_stream import Words
+from lorica_security.secure_aggregation.masked_vectors.scores import NO_SCORES, Scores
+from lorica_security.secure_aggregation.messages import Reveal, SelfMaskShare, SharedKeys
+from lorica_security.secure_aggregation.parameters import Terms
+from lorica_security.secure_aggregation.silo_memory import SiloMemory
 
 FEDERATION = FederationName("test")
 PLAN = bytes.fromhex("11" * 32)

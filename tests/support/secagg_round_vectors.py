@@ -8,15 +8,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from security.identifiers import SiloName
-from security.secure_aggregation import coordinator_machine as coordinator
-from security.secure_aggregation import messages, release_groups
-from security.secure_aggregation.evidence import ModelState
-from security.secure_aggregation.noise_shares import NoiseShares
-from security.secure_aggregation.parameters import NoiseTerms, Terms
-from security.secure_aggregation.release_groups import Link, Partition, Promise
-from security.secure_aggregation.verdicts import part_of, signed_verdict
-from silo_wire.noised_masks import GRADIENT_STEPS
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation import coordinator_machine as coordinator
+from lorica_security.secure_aggregation import messages
+from lorica_security.secure_aggregation.groups import release_groups
+from lorica_security.secure_aggregation.groups.release_groups import Link, Partition, Promise
+from lorica_security.secure_aggregation.masked_vectors.noise_shares import NoiseShares
+from lorica_security.secure_aggregation.model_evidence.evidence import ModelState
+from lorica_security.secure_aggregation.model_evidence.verdicts import part_of, signed_verdict
+from lorica_security.secure_aggregation.parameters import NoiseTerms, Terms
+from silo_wire.plans.noised_masks import GRADIENT_STEPS
 from tests.support.evidence import OPTIMIZERS, Made, ManifestSilo, Rounds, Vectors, bits_of
 from tests.support.secagg_federation import FEDERATION, Federation, alone, entropy, identity_key, silo_names, terms
 

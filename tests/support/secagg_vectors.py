@@ -18,27 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from security.errors import LoricaError
-from security.identifiers import SiloName
-from security.secure_aggregation import attempt as attempt_module
-from security.secure_aggregation import coordinator_machine as coordinator
-from security.secure_aggregation import (
-    fixed_point,
-    key_agreement,
-    mask_stream,
-    messages,
-    pair_secret,
-    parameters,
-    release_groups,
-    roster,
-    scores,
-    secret_sharing,
-    share_box,
-    silo_memory,
-    transcript,
-)
-from security.secure_aggregation import silo_machine as silo
-from security.secure_aggregation.secret import Secret
+from lorica_security.errors import LoricaError
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation import attempt as attempt_module
+from lorica_security.secure_aggregation import coordinator_machine as coordinator
+from lorica_security.secure_aggregation import messages, parameters, roster, silo_memory, transcript
+from lorica_security.secure_aggregation import silo_machine as silo
+from lorica_security.secure_aggregation.groups import release_groups
+from lorica_security.secure_aggregation.keys import key_agreement, pair_secret, secret_sharing, share_box
+from lorica_security.secure_aggregation.keys.secret import Secret
+from lorica_security.secure_aggregation.masked_vectors import fixed_point, mask_stream, scores
 from tests.support import ml_kem
 from tests.support.evidence import ManifestSilo
 from tests.support.secagg_federation import (

@@ -29,7 +29,7 @@ from silo_agent.sql_sandbox import (
     worker,
 )
 
-_START = "import sys; sys.path.insert(0, sys.argv[1]); from tests.support.taken_worker import main; main()"
+_START = "import sys; sys.path[:0] = sys.argv[1:]; from tests.support.taken_worker import main; main()"
 AT_OPENING = "what was read at the opening"
 DONE, DENIED = "done", {"EPERM", "EACCES"}
 

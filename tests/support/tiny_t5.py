@@ -11,16 +11,16 @@ import sentencepiece
 import torch
 from transformers import T5Config, T5ForConditionalGeneration, T5Tokenizer
 
-from silo_agent.training.model import bind, layout_of, vector_blocks
-from silo_agent.training.schema import Column, ColumnType, Schema, Table
-from silo_agent.training.text_to_sql_data import Example, SiloData
+from silo_agent.training.data.schema import Column, ColumnType, Schema, Table
+from silo_agent.training.data.text_to_sql_data import Example, SiloData
+from silo_agent.training.model.model import bind, layout_of, vector_blocks
 from silo_wire.canonical import digest_of
 from silo_wire.manifest import Manifest, manifest_of
-from silo_wire.plan import Plan, PlanBundle
+from silo_wire.model_folders.seeded_model import seeded_t5, sized_config
+from silo_wire.model_folders.seeded_tokenizer import train_tokenizer
+from silo_wire.plans.plan import Plan, PlanBundle
+from silo_wire.plans.sizes import SIZES
 from silo_wire.public_text import public_text
-from silo_wire.seeded_model import seeded_t5, sized_config
-from silo_wire.seeded_tokenizer import train_tokenizer
-from silo_wire.sizes import SIZES
 
 CORPUS = (
     "how many people live in paris ?",

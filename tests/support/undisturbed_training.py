@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from silo_agent.training.batches import EncodedExamples
+from silo_agent.training.data.batches import EncodedExamples
 from silo_agent.training.local_trainer import train_locally
-from silo_agent.training.model import T5
+from silo_agent.training.model.model import T5
 from silo_wire.messages import TrainingSummary
-from silo_wire.plan import TrainingSection
+from silo_wire.plans.plan import TrainingSection
 
 
 def train_undisturbed(

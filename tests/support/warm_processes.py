@@ -1,4 +1,4 @@
-"""Processes as ops.demo.processes starts them, but that torch and transformers are imported already: each start saves seconds.
+"""Processes as lorica.demo.processes starts them, but that torch and transformers are imported already: each start saves seconds.
 
 They are forked from one process (multiprocessing's forkserver) that has imported what takes long and done nothing else: no
 thread, connection or file is there before the fork. What runs afterwards is the module that was asked for, as `python -m`.
@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from ops.demo.processes import Processes, environment
+from lorica.demo.processes import Processes, environment
 
-_HEAVY = ["silo_agent.training.silo_trainer", "coordinator.edges.aggregator"]
+_HEAVY = ["silo_agent.training.silo_trainer", "coordinator.edges.sums.aggregator"]
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(_HEAVY)
 _TURN = threading.Lock()  # multiprocessing counts its children without one

@@ -22,15 +22,15 @@ from peft import LoraConfig, inject_adapter_in_model
 from torch.nn import functional
 from transformers import T5Config, T5ForConditionalGeneration
 
-from security.errors import StateError
-from security.privacy.random_words import RandomWords
-from silo_agent.training.batches import EncodedExamples
+from lorica_security.errors import StateError
+from lorica_security.noise.random_words import RandomWords
+from silo_agent.training.data.batches import EncodedExamples
 from silo_agent.training.private import private_trainer
 from silo_agent.training.private.clipping import MARGIN
 from silo_agent.training.private.loss_sums import GRID
 from silo_agent.training.private.private_optimizer import PrivateOptimizer
 from silo_agent.training.private.private_trainer import PrivateSchedule, train_privately
-from silo_wire.plan import TrainingSection
+from silo_wire.plans.plan import TrainingSection
 
 VOCABULARY = 24
 MOST_TOKENS = 40

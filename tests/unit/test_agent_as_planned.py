@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from silo_agent.task.as_planned import AsPlanned
-from silo_agent.task.effects import (
+from silo_agent.rounds.as_planned import AsPlanned
+from silo_agent.rounds.effects import (
     DeclareTrained,
     Decline,
     Effect,
@@ -23,7 +23,7 @@ from silo_agent.task.effects import (
     RunTraining,
     UploadUpdate,
 )
-from silo_agent.task.events import (
+from silo_agent.rounds.events import (
     Evaluated,
     EvaluationDelivered,
     Event,
@@ -33,7 +33,7 @@ from silo_agent.task.events import (
     Uploaded,
     WorkFailed,
 )
-from silo_agent.task.machine import FAILURES_IN_A_ROW, Agent, Ready, step
+from silo_agent.rounds.machine import FAILURES_IN_A_ROW, Agent, Ready, step
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.manifest import Manifest
 from silo_wire.messages import (
@@ -46,7 +46,7 @@ from silo_wire.messages import (
     Train,
     TrainingSummary,
 )
-from silo_wire.timetable import Timetable
+from silo_wire.plans.timetable import Timetable
 
 PLAN = Digest("a1" * 32)
 GATHERING = Standby(StandbyReason.GATHERING)

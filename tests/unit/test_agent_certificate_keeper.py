@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from security.errors import StorageError, Unreachable
-from security.pki.validity import Window
+from lorica_security.errors import StorageError, Unreachable
+from lorica_security.pki.validity import Window
 from silo_agent.service.certificate_keeper import CertificateKeeper
 
 TRUST = b"t" * 32

@@ -7,12 +7,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from ops.demo.ports import free_ports
-from security.errors import AuthenticationError, IntegrityError, LoricaError, MalformedMessage, Unreachable
-from security.identifiers import FederationName, Identity, Role
-from security.pki.enrolment_token import EnrolmentToken, mint
-from security.pki.pins import spki_pin
-from silo_agent.edges.enrolment_client import enrol
+from lorica.demo.ports import free_ports
+from lorica_security.errors import AuthenticationError, IntegrityError, LoricaError, MalformedMessage, Unreachable
+from lorica_security.identifiers import FederationName, Identity, Role
+from lorica_security.identity.enrolment_token import EnrolmentToken, mint
+from lorica_security.pki.pins import spki_pin
+from silo_agent.edges.wire.enrolment_client import enrol
 from tests.support.connect_proxy import ConnectProxy
 from tests.support.federation_peer import FEDERATION, SILO, EnrolmentPeer, FederationPeer, TestNet, tls_pair
 

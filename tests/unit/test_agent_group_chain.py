@@ -10,12 +10,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from ops.simulation import disk
-from security.errors import ConfigurationError, LoricaError, PolicyRefusal, StateError
-from security.identifiers import FederationName, Identity, Role, SiloName
-from security.pki.seal import Seal, unsealed
-from security.pki.succession import Succession, succession_statement
-from security.secure_aggregation.release_groups import (
+from lorica.simulation import disk
+from lorica_security.errors import ConfigurationError, LoricaError, PolicyRefusal, StateError
+from lorica_security.identifiers import FederationName, Identity, Role, SiloName
+from lorica_security.identity.seal import Seal, unsealed
+from lorica_security.identity.succession import Succession, succession_statement
+from lorica_security.secure_aggregation.groups.release_groups import (
     Link,
     Partition,
     Promise,
@@ -26,12 +26,12 @@ from security.secure_aggregation.release_groups import (
     signature_of,
     successor,
 )
-from silo_agent.edges.group_chain import GroupChain, Taken
-from silo_agent.edges.release_groups import ReleaseGroups, group_chain
-from silo_agent.edges.silo_folder import SiloFolder
-from silo_agent.edges.trust_store import trust_store
+from silo_agent.edges.disk.silo_folder import SiloFolder
+from silo_agent.edges.groups.group_chain import GroupChain, Taken
+from silo_agent.edges.groups.release_groups import ReleaseGroups, group_chain
+from silo_agent.edges.memory.trust_store import trust_store
 from silo_agent.policy import PolicyRules, SiloPolicy
-from silo_wire.groups_codec import GroupsOffer, KnownIdentity
+from silo_wire.codecs.groups_codec import GroupsOffer, KnownIdentity
 from tests.support.federation_peer import TestNet
 from tests.support.secagg_federation import FEDERATION, identities, identity_key, silo_names
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ops.demo.ports import free_ports
-from security.chain import Head
-from security.errors import (
+from lorica.demo.ports import free_ports
+from lorica_security.audit.chain import Head
+from lorica_security.errors import (
     AuthenticationError,
     Conflict,
     IntegrityError,
@@ -23,20 +23,20 @@ from security.errors import (
     Unreachable,
     WrongTime,
 )
-from security.file_mark import FileMark
-from security.identifiers import Identity, Role
-from security.pki.identity_key import new_identity_key, verify
-from security.secure_aggregation.attempt import Attempt
-from security.secure_aggregation.messages import Advertisement
-from silo_agent.edges.backoff import Backoff
-from silo_agent.edges.channel import mutual_channel
-from silo_agent.edges.grpc_client import GrpcCoordinator
-from silo_agent.edges.key_store import SiloCredentials
-from silo_agent.edges.model_cache import ModelCache
+from lorica_security.host.file_mark import FileMark
+from lorica_security.identifiers import Identity, Role
+from lorica_security.identity.identity_key import new_identity_key, verify
+from lorica_security.secure_aggregation.attempt import Attempt
+from lorica_security.secure_aggregation.messages import Advertisement
+from silo_agent.edges.disk.model_cache import ModelCache
+from silo_agent.edges.keys.key_store import SiloCredentials
+from silo_agent.edges.wire.backoff import Backoff
+from silo_agent.edges.wire.channel import mutual_channel
+from silo_agent.edges.wire.grpc_client import GrpcCoordinator
+from silo_agent.rounds.events import SavedUpdate
 from silo_agent.service.ports import RoundModel
-from silo_agent.task.events import SavedUpdate
 from silo_wire.canonical import Digest, canonical_json, digest_of
-from silo_wire.codec import order_to_wire
+from silo_wire.codecs.orders_codec import order_to_wire
 from silo_wire.manifest import manifest_of
 from silo_wire.messages import (
     AgentPhase,
@@ -50,7 +50,7 @@ from silo_wire.messages import (
     Train,
     TrainingSummary,
 )
-from silo_wire.plan import MAX_BUNDLE_BYTES, PlanBundle
+from silo_wire.plans.plan import MAX_BUNDLE_BYTES, PlanBundle
 from silo_wire.statements import UPDATE_DOMAIN, update_statement
 from silo_wire.v1 import federation_pb2
 from tests.support.connect_proxy import ConnectProxy

@@ -11,15 +11,15 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from coordinator.plans.model_source import FolderModel
 from coordinator.plans.plan_folder import create_plan
-from security.errors import ConfigurationError, IntegrityError
-from silo_agent.training.initial_model import compare, is_from_seed
-from silo_agent.training.model import bind, layout_of
+from lorica_security.errors import ConfigurationError, IntegrityError
+from silo_agent.training.model.initial_model import compare, is_from_seed
+from silo_agent.training.model.model import bind, layout_of
 from silo_wire.manifest import manifest_of
-from silo_wire.plan import Plan, PlanBundle
+from silo_wire.model_folders.seeded_model import seeded_t5, sized_config
+from silo_wire.model_folders.seeded_tokenizer import train_tokenizer
+from silo_wire.plans.plan import Plan, PlanBundle
+from silo_wire.plans.sizes import SIZES
 from silo_wire.public_text import public_text
-from silo_wire.seeded_model import seeded_t5, sized_config
-from silo_wire.seeded_tokenizer import train_tokenizer
-from silo_wire.sizes import SIZES
 from tests.support.tiny_t5 import (
     bundle_of,
     random_model,

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from security.errors import StorageError
-from silo_agent.edges.instance import next_instance
-from silo_agent.edges.round_journal import RoundJournal
+from lorica_security.errors import StorageError
+from silo_agent.edges.disk.instance import next_instance
+from silo_agent.edges.disk.round_journal import RoundJournal
 from tests.support.federation_peer import SILO
 
 

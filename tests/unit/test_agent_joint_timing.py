@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from security.errors import DataError
-from security.secure_aggregation.attempt import ATTEMPT_ID_BYTES, Attempt
+from lorica_security.errors import DataError
+from lorica_security.secure_aggregation.attempt import ATTEMPT_ID_BYTES, Attempt
 from silo_agent.policy import PolicyRules
+from silo_agent.rounds.machine import Holding
 from silo_agent.service import agent
 from silo_agent.service.ports import TrainedUpdate
-from silo_agent.task.machine import Holding
 from silo_wire.messages import DeclineReason, Mask, Prepare, RoundKey, Standby, StandbyReason, Train
 from tests.support.federation_peer import FEDERATION, FederationPeer, OfferedModel, small_bundle, vector_of
 from tests.unit.test_agent_service import NET, Silo

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from security.errors import ConfigurationError, MalformedMessage, StateError
-from security.pki.identity_key import identity_key_to_pem, new_identity_key, public_key_bytes
-from security.pki.tls_key import new_tls_key, tls_key_to_pem
-from silo_agent.edges.key_store import load_credentials, split_address, store_credentials
-from silo_agent.edges.silo_folder import ENVIRONMENT_VARIABLE, SiloFolder, silo_folder
+from lorica_security.errors import ConfigurationError, MalformedMessage, StateError
+from lorica_security.identity.identity_key import identity_key_to_pem, new_identity_key, public_key_bytes
+from lorica_security.pki.tls_key import new_tls_key, tls_key_to_pem
+from silo_agent.edges.disk.silo_folder import ENVIRONMENT_VARIABLE, SiloFolder, silo_folder
+from silo_agent.edges.keys.key_store import load_credentials, split_address, store_credentials
 from tests.support.federation_peer import TestNet
 
 CREDENTIALS = TestNet.create().credentials("coordinator.example.org:7443")

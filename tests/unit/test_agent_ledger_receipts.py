@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from security.chain import NO_ENTRY, Head
-from security.errors import IntegrityError, MalformedMessage
-from security.files import write_private
-from security.pki.identity_key import new_identity_key, sign
-from security.privacy.accounting import Budget, GaussianRelease
-from security.privacy.ledger import head_of
-from silo_agent.edges.key_store import SiloCredentials
-from silo_agent.edges.privacy_ledger import LedgerReceiptFile, PrivacyLedgerFile
+from lorica_security.audit.chain import NO_ENTRY, Head
+from lorica_security.errors import IntegrityError, MalformedMessage
+from lorica_security.host.files import write_private
+from lorica_security.identity.identity_key import new_identity_key, sign
+from lorica_security.privacy.accounting import Budget, GaussianRelease
+from lorica_security.privacy.ledger import head_of
+from silo_agent.edges.accounts.privacy_ledger import LedgerReceiptFile, PrivacyLedgerFile
+from silo_agent.edges.keys.key_store import SiloCredentials
 from silo_agent.service.privacy import PrivacyGuard
 from silo_wire.canonical import digest_of
-from silo_wire.ledger_receipt import (
+from silo_wire.codecs.ledger_receipt import (
     LEDGER_DOMAIN,
     LedgerReceipt,
     head_from_wire,
@@ -26,7 +26,7 @@ from silo_wire.ledger_receipt import (
     receipt_to_wire,
 )
 from silo_wire.messages import RoundKey
-from silo_wire.privacy import Release
+from silo_wire.plans.privacy import Release
 from silo_wire.v1 import federation_pb2
 from tests.support.federation_peer import FEDERATION, SILO, TestNet
 

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from security.errors import ConfigurationError, PolicyRefusal
-from security.files import write_private
-from security.identifiers import SiloName
-from security.pki.seal import Seal, unsealed
-from security.secure_aggregation import silo_machine as silo
-from security.secure_aggregation.release_groups import (
+from lorica_security.errors import ConfigurationError, PolicyRefusal
+from lorica_security.host.files import write_private
+from lorica_security.identifiers import SiloName
+from lorica_security.identity.seal import Seal, unsealed
+from lorica_security.secure_aggregation import silo_machine as silo
+from lorica_security.secure_aggregation.groups.release_groups import (
     Link,
     Partition,
     SignedLink,
@@ -25,18 +25,18 @@ from security.secure_aggregation.release_groups import (
     signature_of,
     successor,
 )
-from security.secure_aggregation.silo_memory import Forgotten, SiloMemory
-from silo_agent.edges.group_chain import GroupChain
-from silo_agent.edges.identity_succession import seal_anew
-from silo_agent.edges.lineages import MORE_MODELS, Lineages
-from silo_agent.edges.masking_journal import MaskingJournal, masking_journal
-from silo_agent.edges.release_groups import ReleaseGroups, group_chain
-from silo_agent.edges.silo_folder import SiloFolder
-from silo_agent.edges.trust_store import trust_store
+from lorica_security.secure_aggregation.silo_memory import Forgotten, SiloMemory
+from silo_agent.edges.disk.silo_folder import SiloFolder
+from silo_agent.edges.groups.group_chain import GroupChain
+from silo_agent.edges.groups.release_groups import ReleaseGroups, group_chain
+from silo_agent.edges.memory.identity_succession import seal_anew
+from silo_agent.edges.memory.lineages import MORE_MODELS, Lineages
+from silo_agent.edges.memory.masking_journal import MaskingJournal, masking_journal
+from silo_agent.edges.memory.trust_store import trust_store
 from silo_agent.policy import PolicyRules, SiloPolicy, beginnings
 from silo_wire.canonical import Digest
-from silo_wire.groups_codec import GroupsOffer, KnownIdentity
-from silo_wire.secure_codec import memory_to_bytes
+from silo_wire.codecs.groups_codec import GroupsOffer, KnownIdentity
+from silo_wire.codecs.secure_journals_codec import memory_to_bytes
 from tests.support.federation_peer import TestNet, small_bundle
 from tests.support.secagg_federation import FEDERATION, attempt, identity_key, opening, party, silo_names
 
@@ -466,7 +466,7 @@ def test_a_change_of_lineages_reads_the_file_once_and_what_is_known_writes_none(
         reads.append(path)
         return path.read_bytes()
 
-    monkeypatch.setattr("silo_agent.edges.private_record.read_private", counted)
+    monkeypatch.setattr("silo_agent.edges.disk.private_record.read_private", counted)
     before = (tmp_path / "lineages.json").stat().st_mtime_ns
     assert not lineages.hold_pins(1)
     assert (tmp_path / "lineages.json").stat().st_mtime_ns == before

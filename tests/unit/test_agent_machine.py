@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from security.errors import StateError
-from security.identifiers import FederationName, SiloName
-from security.secure_aggregation.attempt import Attempt
-from security.secure_aggregation.messages import SurvivorSet, UnmaskRequest
-from silo_agent.task.as_planned import AsPlanned
-from silo_agent.task.effects import (
+from lorica_security.errors import StateError
+from lorica_security.identifiers import FederationName, SiloName
+from lorica_security.secure_aggregation.attempt import Attempt
+from lorica_security.secure_aggregation.messages import SurvivorSet, UnmaskRequest
+from silo_agent.rounds.as_planned import AsPlanned
+from silo_agent.rounds.effects import (
     Activity,
     AnswerMask,
     CancelWork,
@@ -33,7 +33,7 @@ from silo_agent.task.effects import (
     RunTraining,
     UploadUpdate,
 )
-from silo_agent.task.events import (
+from silo_agent.rounds.events import (
     Evaluated,
     EvaluationDelivered,
     Event,
@@ -50,7 +50,7 @@ from silo_agent.task.events import (
     WorkFailed,
     WorkUnwanted,
 )
-from silo_agent.task.machine import (
+from silo_agent.rounds.machine import (
     EVENTS,
     FAILURES_IN_A_ROW,
     PAUSED,
@@ -90,7 +90,7 @@ from silo_wire.messages import (
     Train,
     TrainingSummary,
 )
-from silo_wire.timetable import Timetable
+from silo_wire.plans.timetable import Timetable
 
 PLAN, OTHER_PLAN = Digest("a1" * 32), Digest("b2" * 32)
 MODEL, OTHER_MODEL = Digest("c3" * 32), Digest("d4" * 32)

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from security.errors import ConfigurationError, PolicyRefusal, StateError
-from security.files import write_private
-from security.identifiers import SiloName
-from security.pki.identity_key import identity_key_to_pem, new_identity_key, public_key_bytes
-from security.pki.key_file import write_key
-from security.pki.seal import Seal, unsealed
-from security.pki.succession import Succession
-from security.secure_aggregation.attempt import MAX_NUMBER
-from security.secure_aggregation.release_groups import (
+from lorica_security.errors import ConfigurationError, PolicyRefusal, StateError
+from lorica_security.host.files import write_private
+from lorica_security.host.key_file import write_key
+from lorica_security.identifiers import SiloName
+from lorica_security.identity.identity_key import identity_key_to_pem, new_identity_key, public_key_bytes
+from lorica_security.identity.seal import Seal, unsealed
+from lorica_security.identity.succession import Succession
+from lorica_security.secure_aggregation.attempt import MAX_NUMBER
+from lorica_security.secure_aggregation.groups.release_groups import (
     MAX_LINKS,
     Link,
     Partition,
@@ -28,20 +28,20 @@ from security.secure_aggregation.release_groups import (
     signature_of,
     successor,
 )
-from security.secure_aggregation.silo_memory import MAX_ANNOUNCED, PlanMemory, SiloMemory
-from silo_agent.edges.group_chain import GroupChain
-from silo_agent.edges.identity_succession import predecessors, seal_anew, succeed
-from silo_agent.edges.key_store import SiloCredentials, load_credentials, store_credentials
-from silo_agent.edges.lineages import Lineages
-from silo_agent.edges.masking_journal import MaskingJournal, masking_journal
-from silo_agent.edges.private_record import AS_HELD
-from silo_agent.edges.release_groups import group_chain
-from silo_agent.edges.silo_folder import SiloFolder
-from silo_agent.edges.trust_store import TrustStore, trust_store
+from lorica_security.secure_aggregation.silo_memory import MAX_ANNOUNCED, PlanMemory, SiloMemory
+from silo_agent.edges.disk.private_record import AS_HELD
+from silo_agent.edges.disk.silo_folder import SiloFolder
+from silo_agent.edges.groups.group_chain import GroupChain
+from silo_agent.edges.groups.release_groups import group_chain
+from silo_agent.edges.keys.key_store import SiloCredentials, load_credentials, store_credentials
+from silo_agent.edges.memory.identity_succession import predecessors, seal_anew, succeed
+from silo_agent.edges.memory.lineages import Lineages
+from silo_agent.edges.memory.masking_journal import MaskingJournal, masking_journal
+from silo_agent.edges.memory.trust_store import TrustStore, trust_store
 from silo_agent.policy import PolicyRules, SiloPolicy
 from silo_wire.canonical import Digest
-from silo_wire.groups_codec import GroupsOffer, signed_groups_to_bytes
-from silo_wire.secure_codec import memory_to_bytes
+from silo_wire.codecs.groups_codec import GroupsOffer, signed_groups_to_bytes
+from silo_wire.codecs.secure_journals_codec import memory_to_bytes
 from tests.support.federation_peer import TestNet, small_bundle
 from tests.support.secagg_federation import attempt, identity_key, silo_names
 from tests.unit.test_agent_lineages import killed_before

@@ -11,8 +11,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from ops.demo.ports import free_ports
-from security.errors import (
+from lorica.demo.ports import free_ports
+from lorica_security.errors import (
     ConfigurationError,
     DataError,
     LoricaError,
@@ -23,14 +23,14 @@ from security.errors import (
     Unreachable,
     WrongTime,
 )
-from security.identifiers import FederationName
-from silo_agent.edges.metrics import ENDS, EVALUATION, TRAINING, SiloMetrics, metrics_served
-from silo_agent.edges.observer import SiloObserver
-from silo_agent.edges.round_journal import MOST_REFUSALS, RoundJournal
+from lorica_security.identifiers import FederationName
+from silo_agent.edges.console.metrics import ENDS, EVALUATION, TRAINING, SiloMetrics, metrics_served
+from silo_agent.edges.console.observer import SiloObserver
+from silo_agent.edges.disk.round_journal import MOST_REFUSALS, RoundJournal
 from silo_agent.policy import PolicyRules
+from silo_agent.rounds.effects import JournalOutcome, Outcome
 from silo_agent.service.refusals import PROTOCOL_RULES, REFUSED_AS, RULES, rule_of
 from silo_agent.settings import Settings
-from silo_agent.task.effects import JournalOutcome, Outcome
 from silo_wire.canonical import Digest
 from silo_wire.messages import RoundKey
 from silo_wire.transport import error_of, status_of
@@ -153,7 +153,7 @@ def test_a_coordinator_that_asks_wrongly_without_end_does_not_fill_the_disk(
     journal: RoundJournal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert MOST_REFUSALS == 10_000, "ops/docs/metrics.md says so"
-    monkeypatch.setattr("silo_agent.edges.round_journal.MOST_REFUSALS", 3)
+    monkeypatch.setattr("silo_agent.edges.disk.round_journal.MOST_REFUSALS", 3)
     for number in range(5):
         journal.record_refusal(WrongTime.__name__, f"order {number}")
     assert [item.detail for item in journal.refusals(100)] == ["order 2", "order 3", "order 4"]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from security.errors import ConfigurationError
-from silo_agent.edges.own_entropy import own_entropy
+from lorica_security.errors import ConfigurationError
+from silo_agent.edges.keys.own_entropy import own_entropy
 
 
 def test_it_is_drawn_once_and_kept_and_others_cannot_read_it(tmp_path: Path) -> None:

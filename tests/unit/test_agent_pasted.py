@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from security.errors import ConfigurationError
-from security.pki.enrolment_token import encode
+from lorica_security.errors import ConfigurationError
+from lorica_security.identity.enrolment_token import encode
 from silo_agent.cli import main
-from silo_agent.edges.pasted import pasted_token
+from silo_agent.edges.console.pasted import pasted_token
 from tests.support.command_line import run_command
 from tests.unit.test_pki_enrolment_token import TEXT, token
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from security.errors import ConfigurationError
-from security.pki.seal import Seal, unsealed
-from silo_agent.edges.plan_approvals import PlanApprovals
-from silo_agent.edges.plan_store import PlanStore
+from lorica_security.errors import ConfigurationError
+from lorica_security.identity.seal import Seal, unsealed
+from silo_agent.edges.disk.plan_approvals import PlanApprovals
+from silo_agent.edges.disk.plan_store import PlanStore
 from silo_wire.canonical import Digest
 from tests.support.federation_peer import small_bundle
 from tests.support.secagg_federation import identity_key

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from security.errors import PolicyRefusal
-from security.privacy.accounting import GaussianRelease, gaussian_epsilon
-from security.privacy.renyi_filter import favoured_order, filtered_epsilon
-from security.secure_aggregation.fixed_point import FixedPoint, Ranges
-from security.secure_aggregation.parameters import LEAST_COHORT, Parameters, default_threshold
-from security.secure_aggregation.silo_machine import Demands
+from lorica_security.errors import PolicyRefusal
+from lorica_security.privacy.accounting import GaussianRelease, gaussian_epsilon
+from lorica_security.privacy.renyi_filter import favoured_order, filtered_epsilon
+from lorica_security.secure_aggregation.masked_vectors.fixed_point import FixedPoint, Ranges
+from lorica_security.secure_aggregation.parameters import LEAST_COHORT, Parameters, default_threshold
+from lorica_security.secure_aggregation.silo_machine import Demands
 from silo_agent.policy import LEAST_SILOS, Lineage, PolicyRules, Record, SiloPolicy, beginnings, loosened
-from silo_wire.adapters import AdaptersSection, adapter_layout
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.manifest import Layout, TensorSpec, manifest_of
-from silo_wire.plan import Plan, PlanBundle
+from silo_wire.plans.adapters import AdaptersSection, adapter_layout
+from silo_wire.plans.plan import Plan, PlanBundle
 from tests.support.federation_peer import SILO, small_bundle, vector_of
 
 PLAIN = small_bundle()

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from security.chain import Head
-from security.errors import ConfigurationError, IntegrityError, PolicyRefusal, StorageError
-from security.files import write_private
-from security.privacy.accounting import Budget, GaussianRelease, epsilon_of, merged
-from security.privacy.ledger import Entry, head_of
-from security.privacy.ledger_file import PrivacyLedgerFile
-from security.privacy.renyi_filter import favoured_order, filtered_epsilon
+from lorica_security.audit.chain import Head
+from lorica_security.errors import ConfigurationError, IntegrityError, PolicyRefusal, StorageError
+from lorica_security.host.files import write_private
+from lorica_security.on_disk.ledger_file import PrivacyLedgerFile
+from lorica_security.privacy.accounting import Budget, GaussianRelease, epsilon_of, merged
+from lorica_security.privacy.ledger import Entry, head_of
+from lorica_security.privacy.renyi_filter import favoured_order, filtered_epsilon
 from silo_agent.service.privacy import PrivacyGuard
 from silo_wire.canonical import digest_of
-from silo_wire.ledger_receipt import LedgerReceipt
+from silo_wire.codecs.ledger_receipt import LedgerReceipt
 from silo_wire.messages import RoundKey
-from silo_wire.privacy import Release
+from silo_wire.plans.privacy import Release
 
 ROUND: list[Release] = [("gradients", GaussianRelease(5.0)), ("loss_reduction", GaussianRelease(20.0))]
 BUDGET = Budget(epsilon=1.5, dp_delta=1e-5)
@@ -223,7 +223,7 @@ def test_a_full_disk_names_the_ledger(file: PrivacyLedgerFile, monkeypatch: pyte
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("security.files.write_at", full)
+    monkeypatch.setattr("lorica_security.host.files.write_at", full)
     heads = Heads()
     with pytest.raises(StorageError, match=r"ledger cannot be written \(No space left on device\)"):
         guard(file, heads).spend(key(1), ROUND, unit="")

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from security.chain import Head
-from security.errors import DataError, StateError
-from security.pki.identity_key import new_identity_key, sign, verify
-from security.privacy.ledger import head_of
-from silo_agent.edges.grpc_client import GrpcCoordinator
-from silo_agent.edges.privacy_ledger import PrivacyLedgerFile
-from silo_agent.edges.round_journal import LastModel, RoundJournal
+from lorica_security.audit.chain import Head
+from lorica_security.errors import DataError, StateError
+from lorica_security.identity.identity_key import new_identity_key, sign, verify
+from lorica_security.privacy.ledger import head_of
+from silo_agent.edges.accounts.privacy_ledger import PrivacyLedgerFile
+from silo_agent.edges.disk.round_journal import LastModel, RoundJournal
+from silo_agent.edges.wire.grpc_client import GrpcCoordinator
 from silo_agent.policy import PolicyRules
 from silo_agent.service.told import BUDGET_SPENT, FAILED, NOT_INTACT
-from silo_wire.ledger_receipt import LEDGER_DOMAIN, LedgerReceipt, ledger_statement
+from silo_wire.codecs.ledger_receipt import LEDGER_DOMAIN, LedgerReceipt, ledger_statement
 from silo_wire.messages import DeclineReason, Evaluate, Prepare, RoundKey, Standby, StandbyReason, Train
 from silo_wire.statements import UPDATE_DOMAIN, update_statement
 from tests.support.federation_peer import (

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from security.errors import StorageError
-from silo_agent.edges import round_journal
-from silo_agent.edges.round_journal import LastModel, RoundJournal
-from silo_agent.task.effects import (
+from lorica_security.errors import StorageError
+from silo_agent.edges.disk import round_journal
+from silo_agent.edges.disk.round_journal import LastModel, RoundJournal
+from silo_agent.rounds.effects import (
     Activity,
     JournalActivity,
     JournalModel,
@@ -20,7 +20,7 @@ from silo_agent.task.effects import (
     JournalUpdate,
     Outcome,
 )
-from silo_agent.task.events import SavedUpdate
+from silo_agent.rounds.events import SavedUpdate
 from silo_wire.canonical import Digest
 from silo_wire.manifest import manifest_of
 from silo_wire.messages import RoundKey, TrainingSummary

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from security.errors import DataError, LoricaError, PolicyRefusal
-from security.secure_aggregation.scores import MOST_LOSS, NO_SCORES, Scores
-from silo_agent.edges.silo_sources import SiloSources
-from silo_agent.edges.workshop import Workshop
+from lorica_security.errors import DataError, LoricaError, PolicyRefusal
+from lorica_security.secure_aggregation.masked_vectors.scores import MOST_LOSS, NO_SCORES, Scores
+from silo_agent.edges.workshop.silo_sources import SiloSources
+from silo_agent.edges.workshop.workshop import Workshop
 from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_agent.rounds.effects import JournalRoundModel, JournalUpdate
+from silo_agent.rounds.update import TrainingDiverged
 from silo_agent.service.ports import RoundModel
 from silo_agent.service.told import FAILED, reason, told
 from silo_agent.settings import Settings
-from silo_agent.task.effects import JournalRoundModel, JournalUpdate
-from silo_agent.task.update import TrainingDiverged
 from silo_wire.canonical import Digest
 from silo_wire.manifest import SCORES_ALONE
 from silo_wire.messages import DeclineReason, Evaluation

@@ -15,24 +15,25 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from security.audit.log_file import AuditLog
-from security.errors import Conflict, DataError, LoricaError, StateError, WrongTime
-from silo_agent.edges.audit_log import audit_log
-from silo_agent.edges.backoff import Backoff
-from silo_agent.edges.channel import mutual_channel
-from silo_agent.edges.grpc_client import GrpcCoordinator
-from silo_agent.edges.key_store import SiloCredentials
-from silo_agent.edges.masking_journal import masking_journal
-from silo_agent.edges.masking_party import party_of
-from silo_agent.edges.metrics import SiloMetrics
-from silo_agent.edges.model_cache import ModelCache
-from silo_agent.edges.model_checking import model_checks
-from silo_agent.edges.observer import SiloObserver
-from silo_agent.edges.plan_store import PlanStore
-from silo_agent.edges.privacy_ledger import guard_of
-from silo_agent.edges.round_journal import LastModel, RoundJournal
-from silo_agent.edges.silo_folder import SiloFolder
+from lorica_security.errors import Conflict, DataError, LoricaError, StateError, WrongTime
+from lorica_security.on_disk.log_file import AuditLog
+from silo_agent.edges.accounts.audit_log import audit_log
+from silo_agent.edges.accounts.privacy_ledger import guard_of
+from silo_agent.edges.console.metrics import SiloMetrics
+from silo_agent.edges.console.observer import SiloObserver
+from silo_agent.edges.disk.model_cache import ModelCache
+from silo_agent.edges.disk.plan_store import PlanStore
+from silo_agent.edges.disk.round_journal import LastModel, RoundJournal
+from silo_agent.edges.disk.silo_folder import SiloFolder
+from silo_agent.edges.keys.key_store import SiloCredentials
+from silo_agent.edges.masks.masking_party import party_of
+from silo_agent.edges.masks.model_checking import model_checks
+from silo_agent.edges.memory.masking_journal import masking_journal
+from silo_agent.edges.wire.backoff import Backoff
+from silo_agent.edges.wire.channel import mutual_channel
+from silo_agent.edges.wire.grpc_client import GrpcCoordinator
 from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_agent.rounds.machine import Ready, Stopped
 from silo_agent.service import agent
 from silo_agent.service.agent import AgentService
 from silo_agent.service.audited import AuditedCoordinator, AuditedGate, AuditedObserver, SiloAudit
@@ -40,7 +41,6 @@ from silo_agent.service.masking import Masking
 from silo_agent.service.ports import Cancelled, DataSummary, Notice, Progress, RoundModel, TrainedUpdate, WorkCancelled
 from silo_agent.service.privacy import SharingPort
 from silo_agent.service.refusals import RULES
-from silo_agent.task.machine import Ready, Stopped
 from silo_wire.canonical import Digest
 from silo_wire.manifest import manifest_of
 from silo_wire.messages import (
@@ -55,7 +55,7 @@ from silo_wire.messages import (
     Train,
     TrainingSummary,
 )
-from silo_wire.plan import PlanBundle
+from silo_wire.plans.plan import PlanBundle
 from tests.support.agent_parts import Notes
 from tests.support.federation_peer import (
     FEDERATION,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from security.errors import ConfigurationError, PolicyRefusal
+from lorica_security.errors import ConfigurationError, PolicyRefusal
 from silo_agent.policy import PolicyRules, SiloPolicy
 from silo_agent.settings import Settings
 from silo_wire.manifest import manifest_of

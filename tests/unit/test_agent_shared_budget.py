@@ -10,23 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from security.chain import Head
-from security.errors import LoricaError, PolicyRefusal
-from security.files import write_private
-from security.privacy.accounting import Budget, GaussianRelease
-from security.privacy.ledger import Entry, head_of
-from security.privacy.ledger_file import PrivacyLedgerFile
-from security.privacy.renyi_filter import favoured_order, filtered_epsilon
-from silo_agent.edges import shared_budget
-from silo_agent.edges.shared_budget import SharedBudget, sharing_of
-from silo_agent.edges.silo_folder import SiloFolder
+from lorica_security.audit.chain import Head
+from lorica_security.errors import LoricaError, PolicyRefusal
+from lorica_security.host.files import write_private
+from lorica_security.on_disk.ledger_file import PrivacyLedgerFile
+from lorica_security.privacy.accounting import Budget, GaussianRelease
+from lorica_security.privacy.ledger import Entry, head_of
+from lorica_security.privacy.renyi_filter import favoured_order, filtered_epsilon
+from silo_agent.edges.accounts import shared_budget
+from silo_agent.edges.accounts.shared_budget import SharedBudget, sharing_of
+from silo_agent.edges.disk.silo_folder import SiloFolder
 from silo_agent.service.privacy import BudgetSpent, NotShared, PrivacyGuard, SharedRecords
 from silo_agent.service.told import BUDGET_SPENT, told
-from silo_agent.training.schema import Schema
-from silo_agent.training.text_to_sql_data import Example, SiloData
+from silo_agent.training.data.schema import Schema
+from silo_agent.training.data.text_to_sql_data import Example, SiloData
 from silo_wire.canonical import digest_of
 from silo_wire.messages import RoundKey
-from silo_wire.privacy import Release
+from silo_wire.plans.privacy import Release
 
 ROUND: list[Release] = [("gradients", GaussianRelease(5.0)), ("loss_reduction", GaussianRelease(20.0))]
 ONCE = [release for _, release in ROUND]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from security.errors import (
+from lorica_security.errors import (
     ConfigurationError,
     Conflict,
     IntegrityError,
@@ -19,23 +19,15 @@ from security.errors import (
     StateError,
     StorageError,
 )
-from security.identifiers import FederationName, Identity, Role, SiloName
-from security.pki.identity_key import new_identity_key, public_key_bytes
-from security.pki.key_text import key_text
-from security.pki.seal import Seal
-from security.pki.succession import Succession, succession_statement
-from silo_agent.edges.key_store import store_credentials
-from silo_agent.edges.silo_folder import SiloFolder
-from silo_agent.edges.trust_store import (
-    MOST_PEERS,
-    MOST_PREDECESSORS,
-    How,
-    PinnedPeer,
-    Taken,
-    TrustStore,
-    silo_identity,
-    trust_store,
-)
+from lorica_security.identifiers import FederationName, Identity, Role, SiloName
+from lorica_security.identity.identity_key import new_identity_key, public_key_bytes
+from lorica_security.identity.key_text import key_text
+from lorica_security.identity.seal import Seal
+from lorica_security.identity.succession import Succession, succession_statement
+from silo_agent.edges.disk.silo_folder import SiloFolder
+from silo_agent.edges.keys.key_store import store_credentials
+from silo_agent.edges.memory.pins_file import MOST_PEERS, MOST_PREDECESSORS, How, PinnedPeer
+from silo_agent.edges.memory.trust_store import Taken, TrustStore, silo_identity, trust_store
 from tests.support.federation_peer import FEDERATION, SILO, TestNet
 
 BANK, CLINIC = SiloName("bank-b"), SiloName("clinic-c")

@@ -13,9 +13,9 @@ from torch import Tensor
 from coordinator.aggregation.delta_norm import norm_of, sum_of_squares
 from coordinator.aggregation.round_arithmetic import aggregate_slab
 from coordinator.aggregation.weighting import NO_CAPS, SiloSummary, WeightCaps, weigh
-from security.errors import ConfigurationError, MalformedMessage
-from security.identifiers import SiloName, silo_name
-from silo_wire.lorar import Weighting
+from lorica_security.errors import ConfigurationError, MalformedMessage
+from lorica_security.identifiers import SiloName, silo_name
+from silo_wire.plans.lorar import Weighting
 from silo_wire.server_step.pseudo_gradient import pseudo_gradient
 from silo_wire.server_step.server_optimizer import FED_AVG, Adagrad, Adam, ServerOptimizer, Sgd, Yogi, slots
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from security.errors import ConfigurationError
+from lorica_security.errors import ConfigurationError
 from silo_wire.server_step.rounding import round_to_bfloat16
 
 LARGEST = 0x7F7F << 16  # the largest bfloat16, as the bits of a float32

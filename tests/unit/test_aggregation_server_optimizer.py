@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from security.errors import ConfigurationError, StateError
+from lorica_security.errors import ConfigurationError, StateError
 from silo_wire.server_step.server_optimizer import (
     FED_AVG,
     OPTIMIZER_NAMES,

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from coordinator.aggregation.streaming_sum import Scratch, weighted_mean
 from coordinator.aggregation.weighting import CohortWeights, SiloSummary, WeightCaps, weigh
-from security.errors import MalformedMessage, StateError
-from security.identifiers import SiloName, silo_name
-from silo_wire.lorar import Weighting
+from lorica_security.errors import MalformedMessage, StateError
+from lorica_security.identifiers import SiloName, silo_name
+from silo_wire.plans.lorar import Weighting
 
 CPU = torch.device("cpu")
 NAMES = [silo_name(name) for name in ("bank", "clinic", "hospital", "insurer")]

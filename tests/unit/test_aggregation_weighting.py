@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.aggregation.weighting import Cap, CohortWeights, SiloSummary, WeightCaps, weigh
-from security.errors import ConfigurationError, Conflict, Fault, MalformedMessage, StateError
-from security.identifiers import silo_name
-from silo_wire.lorar import Weighting
+from lorica_security.errors import ConfigurationError, Conflict, Fault, MalformedMessage, StateError
+from lorica_security.identifiers import silo_name
+from silo_wire.plans.lorar import Weighting
 
 
 def summary(name: str, *, examples: int = 100, loss_reduction: float = 1.0, delta_norm: float = 1.0) -> SiloSummary:

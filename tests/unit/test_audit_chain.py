@@ -14,12 +14,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from security.audit.entry import Entry, Event, entry_from_line
-from security.audit.log_file import AuditLog, Line, lines, segment
-from security.audit.reading import read_log
-from security.audit.repeats import OTHERS, Repeats
-from security.audit.signed_head import SignedHead, check_one_history, heads_from_lines
-from security.audit.verification import (
+from lorica_security.audit.chain import NO_ENTRY, Head
+from lorica_security.audit.entry import Entry, Event, entry_from_line
+from lorica_security.audit.repeats import OTHERS, Repeats
+from lorica_security.audit.signed_head import SignedHead, check_one_history, heads_from_lines
+from lorica_security.audit.verification import (
     CLOCK_TOLERANCE_S,
     SEAL_EVERY,
     SEAL_WITHIN_S,
@@ -28,10 +27,11 @@ from security.audit.verification import (
     Verification,
     seal_particulars,
 )
-from security.chain import NO_ENTRY, Head
-from security.errors import IntegrityError, MalformedMessage, StorageError
-from security.pki.identity_key import new_identity_key
-from silo_wire import sealed_log
+from lorica_security.daemon import sealed_log
+from lorica_security.errors import IntegrityError, MalformedMessage, StorageError
+from lorica_security.identity.identity_key import new_identity_key
+from lorica_security.on_disk.log_file import AuditLog, Line, lines, segment
+from lorica_security.on_disk.reading import read_log
 
 KEY, OTHER_KEY = new_identity_key(), new_identity_key()
 WRITER = "spiffe://north/silo/hospital-a"

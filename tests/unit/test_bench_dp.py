@@ -7,11 +7,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from ops.bench.private.measure import Task, model_for, records
-from ops.bench.private.run import Choice, choice, run_bench_dp
-from ops.bench.private.ways import WAYS
-from security.errors import ConfigurationError, StateError
-from silo_agent.training.batches import collate
+from lorica.bench.private.measure import Task, model_for, records
+from lorica.bench.private.run import Choice, choice, run_bench_dp
+from lorica.bench.private.ways import WAYS
+from lorica_security.errors import ConfigurationError, StateError
+from silo_agent.training.data.batches import collate
 from silo_agent.training.private.clipping import clipping
 
 pytestmark = pytest.mark.slow

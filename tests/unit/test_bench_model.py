@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import T5ForConditionalGeneration
 
-from ops.bench.model import T5_3B_PARAMETERS, T5_BASE_PARAMETERS, shape
-from security.errors import ConfigurationError
+from lorica.bench.model import T5_3B_PARAMETERS, T5_BASE_PARAMETERS, shape
+from lorica_security.errors import ConfigurationError
 
 
 def parameters(asked: int) -> int:

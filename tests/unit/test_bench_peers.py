@@ -13,15 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ops.bench.peers import PEERS, virtual_environment
-from ops.bench.peers.app.constant_work import Vector, difference, initial, mark, read_layout, step
-from ops.bench.peers.deployment import Deployment, environment, run
-from ops.bench.peers.layout import T5_BASE_PARAMETERS, layout, t5_base, write_layout
-from ops.bench.peers.loopback_tls import write_certificates
-from ops.bench.peers.marks import Marks, follow
-from ops.bench.processes import Meter, loopback_bytes
-from ops.demo.ports import free_ports
-from security.errors import ConfigurationError, StateError
+from lorica.bench.peers import PEERS, virtual_environment
+from lorica.bench.peers.app.constant_work import Vector, difference, initial, mark, read_layout, step
+from lorica.bench.peers.deployment import Deployment, environment, run
+from lorica.bench.peers.layout import T5_BASE_PARAMETERS, layout, t5_base, write_layout
+from lorica.bench.peers.loopback_tls import write_certificates
+from lorica.bench.peers.marks import Marks, follow
+from lorica.bench.processes import Meter, loopback_bytes
+from lorica.demo.ports import free_ports
+from lorica_security.errors import ConfigurationError, StateError
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = [("a", (700, 768)), ("b", (700, 768)), ("c", (3,))]
@@ -113,7 +113,7 @@ def test_what_runs_inside_a_peer_imports_nothing_of_lorica() -> None:
         "print(sorted(name for name in sys.modules if name.split('.')[0] in "
         "{'ops', 'security', 'silo_wire', 'coordinator', 'silo_agent', 'torch', 'grpc'}))"
     )
-    folder = ROOT / "ops" / "bench" / "peers"
+    folder = ROOT / "ops" / "lorica" / "bench" / "peers"
     for file in (folder / "app").glob("*.py"):
         words = [line.split()[1] for line in file.read_text().splitlines() if line.startswith(("import ", "from "))]
         assert {word.split(".")[0] for word in words} <= {
@@ -151,7 +151,7 @@ class Application:
 
     def follow(self, *lines: tuple[object, ...], rounds: int) -> int:
         """The number of readings."""
-        app = ROOT / "ops" / "bench" / "peers" / "app"
+        app = ROOT / "ops" / "lorica" / "bench" / "peers" / "app"
         with Marks(self.folder / "marks") as marks, Deployment(self.folder) as deployment:
             idle = [sys.executable, "-c", "import threading; threading.Event().wait()"]
             root = deployment.start("root", idle, env=dict(os.environ), folder=self.folder)
@@ -191,7 +191,7 @@ def test_a_round_left_out_is_an_error(application: Application) -> None:
 
 def test_an_application_that_is_gone_is_noticed(tmp_path: Path) -> None:
     """It writes to the pipe while the follower reads, and then ends without a word."""
-    app = ROOT / "ops" / "bench" / "peers" / "app"
+    app = ROOT / "ops" / "lorica" / "bench" / "peers" / "app"
     with Marks(tmp_path / "marks") as marks, Deployment(tmp_path) as deployment:
         idle = [sys.executable, "-c", "import threading; threading.Event().wait()"]
         root = deployment.start("root", idle, env=dict(os.environ), folder=tmp_path)
@@ -279,7 +279,7 @@ def test_all_is_ended_on_an_interrupt(tmp_path: Path) -> None:
 
 
 def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ops.bench.peers.deployment.STOP_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("lorica.bench.peers.deployment.STOP_TIMEOUT_S", 0.2)
     code = (
         "import signal, threading; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
         "print('deaf', flush=True); threading.Event().wait()"
@@ -375,8 +375,8 @@ def test_the_servers_certificate_is_good_for_loopback(served: tuple[Path, ssl.SS
 def test_a_private_loopback_counts_its_own_bytes_alone() -> None:
     code = (
         "import json, socket, threading\n"
-        "from ops.bench.private_loopback import enter\n"
-        "from ops.bench.processes import loopback_bytes\n"
+        "from lorica.bench.private_loopback import enter\n"
+        "from lorica.bench.processes import loopback_bytes\n"
         "entered, before = enter(), loopback_bytes()\n"
         "server = socket.create_server(('127.0.0.1', 0))\n"
         "client = socket.create_connection(server.getsockname())\n"
@@ -385,7 +385,7 @@ def test_a_private_loopback_counts_its_own_bytes_alone() -> None:
         "reader = threading.Thread(target=lambda: seen.append(loopback_bytes())); reader.start(); reader.join()\n"
         "print(json.dumps([entered, before, seen[0]]))\n"
     )
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "proto")])
+    paths = os.pathsep.join(path for path in sys.path if path)
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": paths},

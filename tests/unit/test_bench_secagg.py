@@ -12,33 +12,34 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
 from rich.console import Console
 
-from ops.bench.figures import Figures, Run
-from ops.bench.masked import cryptography, run
-from ops.bench.masked.attempt import AttemptInMemory
-from ops.bench.masked.availability import DROP_OUT, availability
-from ops.bench.masked.checks import ModelCheck
-from ops.bench.masked.costs import Cost
-from ops.bench.masked.cryptography import MaskFigures, Unmasked, measure
-from ops.bench.masked.deltas import PERIOD, SCALES, Deltas
-from ops.bench.masked.figures import Entry, growth
-from ops.bench.masked.hybrid import watched
-from ops.bench.masked.run import FEDERATIONS, SILOS, choice, run_bench_secagg
-from ops.bench.masked.stand_ins import Encoded, net_masks, write_delta, write_sum, write_zeros
-from ops.bench.model import T5_BASE_PARAMETERS
-from ops.bench.peers.app.constant_work import initial, relative_error
-from ops.bench.peers.flwr_secagg import PeerMasks
-from security.errors import ConfigurationError, StateError
-from security.identifiers import SiloName
-from security.secure_aggregation import key_agreement, mask_stream
-from security.secure_aggregation.coordinator_machine import Unmask
-from security.secure_aggregation.fixed_point import EXTRA_WORDS, Ranges, decode, decode_tail
-from security.secure_aggregation.key_agreement import KeyPair
-from security.secure_aggregation.mask_stream import KeyStream, MaskSum, Words
-from security.secure_aggregation.parameters import Terms
-from security.secure_aggregation.release_groups import Partition, first_link
-from security.secure_aggregation.secret import Secret
-from security.secure_aggregation.silo_machine import MaskVector
-from silo_agent.training.masked_vector import write_masked_vector
+from lorica.bench.figures import Figures, Run
+from lorica.bench.masked import cryptography, run
+from lorica.bench.masked.attempt import AttemptInMemory
+from lorica.bench.masked.availability import DROP_OUT, availability
+from lorica.bench.masked.checks import ModelCheck
+from lorica.bench.masked.costs import Cost
+from lorica.bench.masked.cryptography import MaskFigures, Unmasked, measure
+from lorica.bench.masked.deltas import PERIOD, SCALES, Deltas
+from lorica.bench.masked.figures import Entry, growth
+from lorica.bench.masked.hybrid import watched
+from lorica.bench.masked.run import FEDERATIONS, SILOS, choice, run_bench_secagg
+from lorica.bench.masked.stand_ins import Encoded, net_masks, write_delta, write_sum, write_zeros
+from lorica.bench.model import T5_BASE_PARAMETERS
+from lorica.bench.peers.app.constant_work import initial, relative_error
+from lorica.bench.peers.flwr_secagg import PeerMasks
+from lorica_security.errors import ConfigurationError, StateError
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation.coordinator_machine import Unmask
+from lorica_security.secure_aggregation.groups.release_groups import Partition, first_link
+from lorica_security.secure_aggregation.keys import key_agreement
+from lorica_security.secure_aggregation.keys.key_agreement import KeyPair
+from lorica_security.secure_aggregation.keys.secret import Secret
+from lorica_security.secure_aggregation.masked_vectors import mask_stream
+from lorica_security.secure_aggregation.masked_vectors.fixed_point import EXTRA_WORDS, Ranges, decode, decode_tail
+from lorica_security.secure_aggregation.masked_vectors.mask_stream import KeyStream, MaskSum, Words
+from lorica_security.secure_aggregation.parameters import Terms
+from lorica_security.secure_aggregation.silo_machine import MaskVector
+from silo_agent.training.update.masked_vector import write_masked_vector
 from silo_wire.checked_chunk import FalseChunk
 from silo_wire.manifest import CHUNK_BYTES, Layout, TensorSpec, manifest_of, masked_layout
 from silo_wire.server_step.apply_mean import apply_mean
@@ -126,7 +127,7 @@ def test_a_model_that_its_sum_did_not_make_ends_the_run(tmp_path: Path, monkeypa
         apply_mean(*given, **named)
         given[0][0] += 1.0
 
-    monkeypatch.setattr("coordinator.edges.aggregator.apply_mean", another)
+    monkeypatch.setattr("coordinator.edges.sums.aggregator.apply_mean", another)
     monkeypatch.setattr(cryptography, "WORST_ERROR", 1e9)
     with pytest.raises(FalseChunk):
         measure(tmp_path, silos=3, parameters=1_000_000)

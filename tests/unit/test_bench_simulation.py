@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ops.bench.simulation import stopwatch
-from ops.bench.simulation.run import FOLDER, Choice, run_bench_simulation
-from ops.bench.simulation.stopwatch import EVALUATION, PARTS, REST, TRAINING, Stopwatch
-from ops.simulation import disk
-from security.errors import ConfigurationError
-from security.identifiers import SiloName
-from silo_agent.edges.round_journal import RoundJournal
+from lorica.bench.simulation import stopwatch
+from lorica.bench.simulation.run import FOLDER, Choice, run_bench_simulation
+from lorica.bench.simulation.stopwatch import EVALUATION, PARTS, REST, TRAINING, Stopwatch
+from lorica.simulation import disk
+from lorica_security.errors import ConfigurationError
+from lorica_security.identifiers import SiloName
+from silo_agent.edges.disk.round_journal import RoundJournal
 from silo_agent.training import local_trainer
 
 

@@ -29,7 +29,7 @@ SUBJECTS = {
     "views",
     "weight",
 }
-AUDIT = sorted((ROOT / "ops/privacy_audit").glob("*.py"))
+AUDIT = sorted((ROOT / "ops/lorica/privacy_audit").rglob("*.py"))
 PLANTED = ("entries that were edited", "max_weight that cuts nothing", "invitations that never expire")
 """Their tests load neither torch nor grpc's servers."""
 

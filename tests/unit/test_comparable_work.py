@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 
 from coordinator.plans.forecast import forecast
 from coordinator.plans.presets import preset
-from security.errors import ConfigurationError, MalformedMessage, PolicyRefusal
-from security.identifiers import SiloName
-from security.secure_aggregation.release_groups import Partition, first_link, successor
-from silo_agent.plan_review import unusual
+from lorica_security.errors import ConfigurationError, MalformedMessage, PolicyRefusal
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation.groups.release_groups import Partition, first_link, successor
+from silo_agent.commands.plan_review import unusual
 from silo_agent.policy import PolicyRules, SiloPolicy
 from silo_agent.service.masking import check_work_of_groups
 from silo_agent.training.local_optimizer import learning_rate_factor
 from silo_agent.training.local_trainer import optimizer_steps
-from silo_wire.plan import Plan, SiloTraining, TrainingSection
-from silo_wire.work import COMMON, MOST_SETTINGS, Work, widest_gap
+from silo_wire.plans.plan import Plan, SiloTraining, TrainingSection
+from silo_wire.plans.work import COMMON, MOST_SETTINGS, Work, widest_gap
 from tests.support.federation_peer import SILO, small_bundle
 from tests.support.secagg_federation import FEDERATION, silo_names
 

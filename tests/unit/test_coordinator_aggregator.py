@@ -15,19 +15,19 @@ import numpy as np
 import pytest
 import torch
 
-import coordinator.edges.aggregator as aggregator_module
+import coordinator.edges.sums.aggregator as aggregator_module
 from coordinator.aggregation.delta_norm import norm_of, sum_of_squares
 from coordinator.aggregation.round_arithmetic import aggregate_slab
 from coordinator.aggregation.weighting import CohortWeights, SiloSummary, SiloWeight, WeightCaps, weigh
-from coordinator.edges import slab_buffers
-from coordinator.edges.aggregator import device_for
-from coordinator.edges.slab_buffers import SlabBuffer
+from coordinator.edges.sums.aggregator import device_for
 from coordinator.rounds.updates import CommittedUpdate, Outcome
 from coordinator.service.ports import UnusableUpdate
-from security.errors import ConfigurationError, IntegrityError, StorageError
+from coordinator.vectors import slab_buffers
+from coordinator.vectors.slab_buffers import SlabBuffer
+from lorica_security.errors import ConfigurationError, IntegrityError, StorageError
 from silo_wire.canonical import Digest
-from silo_wire.lorar import Weighting
-from silo_wire.plan import AggregationSection, PlanBundle
+from silo_wire.plans.lorar import Weighting
+from silo_wire.plans.plan import AggregationSection, PlanBundle
 from silo_wire.server_step.server_optimizer import optimizer_named, slots
 from tests.support.coordinator_edges import (
     TYPES,

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from coordinator.edges.backup_file import About, BackupReader, BackupWriter, is_fit, new_backup, opened_backup
-from security.errors import ConfigurationError, IntegrityError, LoricaError, StorageError
-from security.pki.key_file import Passphrase
+from coordinator.edges.upkeep.backup_file import About, BackupReader, BackupWriter, is_fit, new_backup, opened_backup
+from lorica_security.errors import ConfigurationError, IntegrityError, LoricaError, StorageError
+from lorica_security.host.key_file import Passphrase
 
 ABOUT = About(federation="north", made_at=1.5, release="0.1.0", revision="0005")
 GIVEN = Passphrase(b"a passphrase of thirty characters", "P")

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import model_file
-from coordinator.edges.model_store import ModelStore
-from coordinator.service import chunk_cache
-from coordinator.service.chunk_cache import ChunkCache
+from coordinator.edges.models.model_store import ModelStore
 from coordinator.service.threads import MAX_TRANSFERS, Threads
-from security.errors import IntegrityError, MalformedMessage
+from coordinator.service.transfers import chunk_cache
+from coordinator.service.transfers.chunk_cache import ChunkCache
+from coordinator.vectors import model_file
+from lorica_security.errors import IntegrityError, MalformedMessage
 from silo_wire.canonical import Digest, digest_of
-from silo_wire.chunk_piece import reader
+from silo_wire.codecs.chunk_piece import reader
 from silo_wire.manifest import CHUNK_BYTES, Layout, TensorSpec
 from silo_wire.v1 import federation_pb2
 

@@ -9,22 +9,28 @@ from typing import Any, cast
 
 import pytest
 
-from coordinator.edges.round_evidence import RoundEvidence
+from coordinator.edges.sums.round_evidence import RoundEvidence
 from coordinator.service.ports import KeptRound
 from coordinator.service.round_checks import RoundChecks
-from security.errors import AuthorisationError, IntegrityError, MalformedMessage, StateError
-from security.identifiers import SiloName
-from security.secure_aggregation.evidence import Evidence, Lineage, SignedEvidence, opened, signed_evidence
-from security.secure_aggregation.mask_stream import Workspace
-from security.secure_aggregation.silo_machine import Demands
-from security.secure_aggregation.verdicts import Verdict, signed_verdict
-from silo_wire import secure_codec
+from lorica_security.errors import AuthorisationError, IntegrityError, MalformedMessage, StateError
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation.masked_vectors.mask_stream import Workspace
+from lorica_security.secure_aggregation.model_evidence.evidence import (
+    Evidence,
+    Lineage,
+    SignedEvidence,
+    opened,
+    signed_evidence,
+)
+from lorica_security.secure_aggregation.model_evidence.verdicts import Verdict, signed_verdict
+from lorica_security.secure_aggregation.silo_machine import Demands
 from silo_wire.canonical import Digest
 from silo_wire.checked_chunk import MASTER as MASTER_PART
 from silo_wire.checked_chunk import CheckedRound, FalseChunk, Pieces, StepRule
-from silo_wire.evidence_codec import checkable_from_bytes
+from silo_wire.codecs import secure_codec
+from silo_wire.codecs.evidence_codec import checkable_from_bytes
 from silo_wire.manifest import ParameterDtype
-from silo_wire.plan_optimizer import optimizer_of
+from silo_wire.plans.plan_optimizer import optimizer_of
 from tests.support.masked_round import LAYOUT, PLAN, FileFederation, MaskedPlace, t5_deltas
 from tests.support.secagg_federation import FEDERATION, identity_key, silo_names
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
 
-from coordinator.edges.export import export_model
-from security.errors import ConfigurationError, IntegrityError, StorageError
+from coordinator.edges.models.export import export_model
+from lorica_security.errors import ConfigurationError, IntegrityError, StorageError
 from silo_wire.canonical import digest_of
-from silo_wire.plan import PlanBundle
+from silo_wire.plans.plan import PlanBundle
 from tests.support.coordinator_edges import A, B, Workplace, make_plan, random_vector, stored_vector
 
 

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from coordinator.edges.backup import WORK_PREFIX
-from coordinator.edges.export_scratch import ExportScratch
-from coordinator.edges.garbage import DAY_S, GONE_PREFIX, Collector, Garbage
-from coordinator.edges.held_models import holding_models
-from coordinator.edges.round_store import SqlRoundStore
-from coordinator.edges.spool_key import make_key
-from coordinator.edges.upgrade_copies import copy_of
+from coordinator.edges.database.round_store import SqlRoundStore
+from coordinator.edges.models.export_scratch import ExportScratch
+from coordinator.edges.models.held_models import holding_models
+from coordinator.edges.upkeep.backup import WORK_PREFIX
+from coordinator.edges.upkeep.garbage import DAY_S, GONE_PREFIX, Collector, Garbage
+from coordinator.edges.upkeep.upgrade_copies import copy_of
 from coordinator.rounds.effects import ModelMade, PlanBegun
 from coordinator.rounds.states import Idle
 from coordinator.service.records import PresentPlan
 from coordinator.settings import RetentionSection
+from coordinator.vectors.spool_key import make_key
 from silo_wire.canonical import Digest, digest_of
 from tests.support.rounds import FEDERATION, PLAN, SIGNATURE, T0, A, B
 from tests.unit.test_rounds_store import enrol, live, whole_round

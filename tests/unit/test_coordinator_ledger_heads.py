@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.edges.round_store import SqlRoundStore
-from security.chain import Head
-from security.identifiers import SiloName
-from security.pki.identity_key import public_key_from_bytes
+from coordinator.edges.database.round_store import SqlRoundStore
+from lorica_security.audit.chain import Head
+from lorica_security.identifiers import SiloName
+from lorica_security.identity.identity_key import public_key_from_bytes
 from tests.support.coordinator_service import FEDERATION, Running, load_keys, make_coordinator_folder, running
 
 FIRST, SECOND, OTHER, THIRD = Head(2, "a1" * 32), Head(4, "b2" * 32), Head(4, "c3" * 32), Head(9, "d4" * 32)

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator.edges import slab_buffers
-from coordinator.edges.masked_sum import PIECE_WORDS, MaskedVectors, MeanReader
-from coordinator.edges.slab_buffers import SlabBuffer
+from coordinator.edges.sums.masked_sum import PIECE_WORDS, MaskedVectors, MeanReader
 from coordinator.rounds.updates import AggregationResult, Outcome
 from coordinator.service.ports import UnusableUpdate
-from security.errors import ConfigurationError, IntegrityError, StateError, StorageError
-from security.identifiers import SiloName
-from security.secure_aggregation.fixed_point import EXTRA_WORDS, Ranges, decode, decode_tail
+from coordinator.vectors import slab_buffers
+from coordinator.vectors.slab_buffers import SlabBuffer
+from lorica_security.errors import ConfigurationError, IntegrityError, StateError, StorageError
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation.masked_vectors.fixed_point import EXTRA_WORDS, Ranges, decode, decode_tail
 from silo_wire.canonical import Digest
 from silo_wire.manifest import masked_layout
 from silo_wire.server_step.apply_mean import apply_mean

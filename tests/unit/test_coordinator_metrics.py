@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from coordinator.edges.metrics import DROPPED, DROPPING_PHASES, CoordinatorMetrics
+from coordinator.edges.telemetry.metrics import DROPPED, DROPPING_PHASES, CoordinatorMetrics
 from coordinator.rounds.effects import Cause
 from coordinator.rounds.states import Collecting, Gathering, Idle, Stopped
 from coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome, SiloWeight
 from coordinator.service.attendance import Attendance
-from coordinator.service.disclosure import Means
-from coordinator.service.pulse import Pulse, pulse
-from security.identifiers import SiloName
-from security.secure_aggregation import coordinator_machine as protocol
-from security.secure_aggregation.scores import Scores
+from coordinator.service.views.disclosure import Means
+from coordinator.service.views.pulse import Pulse, pulse
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation import coordinator_machine as protocol
+from lorica_security.secure_aggregation.masked_vectors.scores import Scores
 from tests.support.rounds import COLLECTING, GATHERING, A, B, course, key, model_after, summary, terms
 
 ABOUT_SILOS = (

@@ -13,15 +13,15 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from coordinator import model_file
-from coordinator.edges.aggregator import Aggregator
-from coordinator.edges.model_store import ModelStore, Slab
-from coordinator.edges.plan_parts import model_store, plan_parts
-from coordinator.edges.spool import Spools
-from security.errors import ConfigurationError, IntegrityError, StorageError
+from coordinator.edges.models.model_store import ModelStore, Slab
+from coordinator.edges.models.spool import Spools
+from coordinator.edges.sums.aggregator import Aggregator
+from coordinator.edges.sums.plan_parts import model_store, plan_parts
+from coordinator.vectors import model_file
+from lorica_security.errors import ConfigurationError, IntegrityError, StorageError
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.manifest import CHUNK_BYTES, Layout, ParameterDtype, TensorSpec, manifest_of
-from silo_wire.plan import PlanBundle
+from silo_wire.plans.plan import PlanBundle
 from tests.support.coordinator_edges import content_of, make_plan, random_vector, stored_vector
 
 LAYOUT = Layout("float32", (TensorSpec("a", (2, 3)), TensorSpec("b", (4,))))

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from coordinator.aggregation.noised_sum import NoisedSum
-from coordinator.edges.aggregator import Aggregator
-from coordinator.edges.noised_mean import NoisedMeanReader
-from coordinator.edges.release_ledger import ReleaseLedger, release_statement
-from coordinator.edges.state_json import STATE_VERSION, state_from_json, state_to_json
+from coordinator.edges.database.state_json import STATE_VERSION, state_from_json, state_to_json
+from coordinator.edges.sums.aggregator import Aggregator
+from coordinator.edges.sums.noised_mean import NoisedMeanReader
+from coordinator.edges.sums.release_ledger import ReleaseLedger, release_statement
 from coordinator.rounds.effects import DiscardUpdates, ModelMade, RoundAbandoned
 from coordinator.rounds.events import Aggregated, BudgetExhausted
 from coordinator.rounds.machine import SPENT, step
@@ -27,14 +27,14 @@ from coordinator.rounds.orders import waiting_for
 from coordinator.rounds.states import Finished as StateFinished
 from coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome
 from coordinator.service.ports import BudgetSpent
-from security.errors import ConfigurationError, IntegrityError, StateError, WrongTime
-from security.privacy.accounting import GaussianRelease
-from security.privacy.discrete_gaussian import SIGMA
-from security.privacy.noise_streams import BLOCK_ELEMENTS, NoiseStream, bound_key
+from lorica_security.errors import ConfigurationError, IntegrityError, StateError, WrongTime
+from lorica_security.noise.discrete_gaussian import SIGMA
+from lorica_security.noise.noise_streams import BLOCK_ELEMENTS, NoiseStream, bound_key
+from lorica_security.privacy.accounting import GaussianRelease
 from silo_wire.canonical import digest_of
 from silo_wire.messages import Finished, RoundKey
-from silo_wire.plan import AggregationSection, PlanBundle
-from silo_wire.privacy import PrivacySection
+from silo_wire.plans.plan import AggregationSection, PlanBundle
+from silo_wire.plans.privacy import PrivacySection
 from tests.support.coordinator_edges import A, B, C, Workplace, make_plan, random_vector, round_key, stored_vector
 from tests.support.coordinator_service import add_plan, make_coordinator_folder, running
 from tests.support.rounds import AGGREGATING, FINISHED, T0

@@ -19,9 +19,9 @@ from coordinator.plans.plan_folder import compile_plan, create_plan
 from coordinator.plans.plan_shelf import PlanShelf
 from coordinator.plans.plan_text import plan_template, plan_text
 from coordinator.plans.presets import PRESETS, preset
-from security.errors import ConfigurationError, IntegrityError, LoricaError, StateError, Unreachable
+from lorica_security.errors import ConfigurationError, IntegrityError, LoricaError, StateError, Unreachable
 from silo_wire.canonical import digest_of
-from silo_wire.plan import (
+from silo_wire.plans.plan import (
     AggregationSection,
     EvaluationSection,
     ModelSection,
@@ -30,7 +30,7 @@ from silo_wire.plan import (
     ScheduleSection,
     TrainingSection,
 )
-from silo_wire.sizes import SIZES
+from silo_wire.plans.sizes import SIZES
 from tests.support.coordinator_edges import FEDERATION, make_plan
 
 
@@ -93,7 +93,7 @@ def test_vocabulary_is_the_tokenizers(made: tuple[Path, PlanBundle]) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_every_size_is_a_t5_with_the_parameters_that_the_table_states(size: str) -> None:
-    import silo_wire.sizes as sizes
+    import silo_wire.plans.sizes as sizes
 
     stated = re.search(rf"^    {size} +([0-9.]+) M ", sizes.__doc__ or "", re.MULTILINE)
     assert stated is not None

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.edges.groups_in_log import newest_groups
-from coordinator.edges.round_store import SqlRoundStore
+from coordinator.edges.database.round_store import SqlRoundStore
+from coordinator.edges.upkeep.groups_in_log import newest_groups
 from coordinator.service.records import EnrolledSilo, Invitation
 from coordinator.service.release_groups import EarlierGroups, ReleaseGroups
 from coordinator.service.threads import Threads
-from security.audit.entry import Event
-from security.audit.log_file import AuditLog
-from security.errors import AuthorisationError, Conflict, IntegrityError, MalformedMessage, StateError, WrongTime
-from security.identifiers import Identity, Role, SiloName
-from security.pki.identity_key import public_key_bytes
-from security.pki.succession import Succession, succession_statement
-from security.secure_aggregation.release_groups import (
+from lorica_security.audit.entry import Event
+from lorica_security.errors import AuthorisationError, Conflict, IntegrityError, MalformedMessage, StateError, WrongTime
+from lorica_security.identifiers import Identity, Role, SiloName
+from lorica_security.identity.identity_key import public_key_bytes
+from lorica_security.identity.succession import Succession, succession_statement
+from lorica_security.on_disk.log_file import AuditLog
+from lorica_security.secure_aggregation.groups.release_groups import (
     Link,
     Partition,
     Promise,

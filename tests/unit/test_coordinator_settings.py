@@ -8,8 +8,8 @@ import pytest
 from pydantic import BaseModel
 
 from coordinator.settings import Settings, settings_text
-from security.errors import ConfigurationError
-from silo_wire.listen_address import Address, address
+from lorica_security.daemon.listen_address import Address, address
+from lorica_security.errors import ConfigurationError
 
 
 def test_template_is_the_defaults() -> None:

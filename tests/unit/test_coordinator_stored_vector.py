@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.edges.stored_vector import StoredVector, VectorReader
-from coordinator.vector_file import VectorWriter
-from security.errors import IntegrityError
-from security.file_mark import FileMark
+from coordinator.vectors.stored_vector import StoredVector, VectorReader
+from coordinator.vectors.vector_file import VectorWriter
+from lorica_security.errors import IntegrityError
+from lorica_security.host.file_mark import FileMark
 from silo_wire.manifest import Layout, TensorSpec
 
 LAYOUT = Layout("float32", (TensorSpec("w", (2500,)),))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from security.errors import ConfigurationError, DataError
+from lorica_security.errors import ConfigurationError, DataError
 from silo_agent.edges.data_import import text_files
 from silo_agent.edges.data_import.findings import KEPT, Findings
 from silo_agent.edges.data_import.sources import Format, SourceFile, find_source

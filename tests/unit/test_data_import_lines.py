@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from security.errors import ConfigurationError, DataError
-from security.visible_text import visible
+from lorica_security.errors import ConfigurationError, DataError
+from lorica_security.visible_text import visible
 from silo_agent.edges.data_import.examples import Choices, Imported, Importer, mapping
 from silo_agent.edges.data_import.findings import Findings
 from silo_agent.edges.data_import.schemas import Schemas, schemas_of
@@ -19,8 +19,8 @@ from silo_agent.edges.data_import.sources import Source, find_source
 from silo_agent.edges.data_import.splits import Division, divide
 from silo_agent.edges.data_import.templates import Templates
 from silo_agent.edges.data_import.written import write_folder
-from silo_agent.training.schema import Column, ColumnType, Schema, Table
-from silo_agent.training.text_to_sql_data import Split, load_silo_data
+from silo_agent.training.data.schema import Column, ColumnType, Schema, Table
+from silo_agent.training.data.text_to_sql_data import Split, load_silo_data
 
 NAME = Column(name="name", sql_type="TEXT", type=ColumnType.TEXT, primary_key=True, foreign_key=False)
 SCHEMA = Schema("hospital", "sqlite:///hospital.sqlite", (Table("patient", (NAME,)),))

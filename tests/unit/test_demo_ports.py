@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ops.demo import ports
-from ops.demo.ports import END, FIRST, free_ports
-from security.errors import StateError
+from lorica.demo import ports
+from lorica.demo.ports import END, FIRST, free_ports
+from lorica_security.errors import StateError
 
 
 def test_no_port_is_given_twice() -> None:

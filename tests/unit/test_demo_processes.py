@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ops.demo import processes
-from ops.demo.processes import Processes, in_parallel, run
-from security.errors import StateError
+from lorica.demo import processes
+from lorica.demo.processes import Processes, in_parallel, run
+from lorica_security.errors import StateError
 from tests.support.waiting import until
 
 CHILD = """

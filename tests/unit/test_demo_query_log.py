@@ -4,9 +4,9 @@ from functools import cache
 
 import pytest
 
-from ops.demo.query_log import DEV, TEST, QueryLog, query_log
-from ops.demo.silos import SILOS
-from ops.demo.specification import SiloSpecification
+from lorica.demo.silos.query_log import DEV, TEST, QueryLog, query_log
+from lorica.demo.silos.silos import SILOS
+from lorica.demo.silos.specification import SiloSpecification
 
 RECORDS = 700
 

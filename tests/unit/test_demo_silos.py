@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ops.cli import app
-from ops.demo.nearest_neighbour import nearest_neighbour_answers, nearest_neighbour_exact_match
-from ops.demo.silos import SILOS, Record, Splits, fill_database, questions, schema, write_silo
-from ops.demo.specification import Shape, SiloSpecification, Table, key, text
-from security.errors import ConfigurationError
-from security.identifiers import silo_name
-from silo_agent.training.text_to_sql_data import load_silo_data
+from lorica.cli import app
+from lorica.demo.nearest_neighbour import nearest_neighbour_answers, nearest_neighbour_exact_match
+from lorica.demo.silos.silos import SILOS, Record, Splits, fill_database, questions, schema, write_silo
+from lorica.demo.silos.specification import Shape, SiloSpecification, Table, key, text
+from lorica_security.errors import ConfigurationError
+from lorica_security.identifiers import silo_name
+from silo_agent.training.data.text_to_sql_data import load_silo_data
 
 SEEDS = (0, 1, 7)
 

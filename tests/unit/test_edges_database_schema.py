@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from security.errors import ConfigurationError, DataError
-from silo_agent.edges.database_schema import read_schema
+from lorica_security.errors import ConfigurationError, DataError
+from silo_agent.edges.workshop.database_schema import read_schema
 from silo_agent.sql_sandbox import SqliteTarget
-from silo_agent.training.schema import ColumnType, Schema, serialise
+from silo_agent.training.data.schema import ColumnType, Schema, serialise
 
 TABLES = """
 CREATE TABLE ward (id INTEGER PRIMARY KEY, name VARCHAR(40), opened DATE);
@@ -90,7 +90,7 @@ def test_a_database_with_a_write_ahead_log_is_read_without_a_file_beside_it(
         beside.append([path.name for path in tmp_path.iterdir()])
         return connection  # type: ignore[no-any-return]
 
-    monkeypatch.setattr("silo_agent.edges.database_schema.sqlite3.connect", watched)
+    monkeypatch.setattr("silo_agent.edges.workshop.database_schema.sqlite3.connect", watched)
 
     assert len(read_schema(target).entry["tables"]) == 3
     assert beside

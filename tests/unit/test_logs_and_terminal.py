@@ -11,13 +11,13 @@ import pytest
 import structlog
 from rich.console import Console
 
-from coordinator.edges.gate import CALLER
-from coordinator.edges.logs import log_to_stderr
-from security.errors import ConfigurationError
-from security.identifiers import FederationName, Identity, Role, SiloName
-from silo_agent.edges.display import LogDisplay, TerminalDisplay
-from silo_agent.edges.logs import configure_logs
-from silo_agent.task.effects import Activity, JournalActivity
+from coordinator.edges.telemetry.caller import CALLER
+from coordinator.edges.telemetry.logs import log_to_stderr
+from lorica_security.errors import ConfigurationError
+from lorica_security.identifiers import FederationName, Identity, Role, SiloName
+from silo_agent.edges.console.display import LogDisplay, TerminalDisplay
+from silo_agent.edges.console.logs import configure_logs
+from silo_agent.rounds.effects import Activity, JournalActivity
 from silo_wire.canonical import Digest
 from silo_wire.messages import RoundKey
 from tests.support.waiting import until

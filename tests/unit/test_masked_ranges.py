@@ -9,12 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from security.errors import PolicyRefusal
-from security.secure_aggregation.fixed_point import EXTRA_WORDS, FixedPoint, Ranges, TensorRange, decode, decode_tail
-from security.secure_aggregation.mask_stream import KeyStream
-from security.secure_aggregation.secret import Secret
-from silo_wire.masked_ranges import CLOSING_RANGES, check_ranges, ranges_of
-from silo_wire.plan import PlanBundle
+from lorica_security.errors import PolicyRefusal
+from lorica_security.secure_aggregation.keys.secret import Secret
+from lorica_security.secure_aggregation.masked_vectors.fixed_point import (
+    EXTRA_WORDS,
+    FixedPoint,
+    Ranges,
+    TensorRange,
+    decode,
+    decode_tail,
+)
+from lorica_security.secure_aggregation.masked_vectors.mask_stream import KeyStream
+from silo_wire.plans.masked_ranges import CLOSING_RANGES, check_ranges, ranges_of
+from silo_wire.plans.plan import PlanBundle
 from tests.support.federation_peer import small_bundle
 from tests.support.secagg_federation import encoded, entropy
 

@@ -20,13 +20,13 @@ from hypothesis import HealthCheck, Phase, example, given, settings, target
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from silo_agent.plan_review import unusual
+from silo_agent.commands.plan_review import unusual
 from silo_agent.training.local_optimizer import learning_rate_factor
 from silo_agent.training.local_trainer import optimizer_steps
-from silo_agent.training.model import add_adapters, layout_of
-from silo_wire.adapters import adapter_layout
+from silo_agent.training.model.model import add_adapters, layout_of
 from silo_wire.messages import TrainingSummary
-from silo_wire.plan import BASE_LAYOUT_FILE, MOST_MASKED_MU, Plan, TrainingSection
+from silo_wire.plans.adapters import adapter_layout
+from silo_wire.plans.plan import BASE_LAYOUT_FILE, MOST_MASKED_MU, Plan, TrainingSection
 from tests.support.federation_peer import small_bundle
 from tests.support.tiny_t5 import random_model
 from tests.support.undisturbed_training import train_undisturbed

@@ -9,20 +9,20 @@ from typing import Any, cast
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from coordinator.edges.round_evidence import RoundEvidence
+from coordinator.edges.sums.round_evidence import RoundEvidence
 from coordinator.service.round_checks import RoundChecks
-from security.errors import IntegrityError, PolicyRefusal, StateError
-from security.identifiers import Identity, Role, SiloName
-from security.pki.succession import succession_statement
-from security.secure_aggregation.coordinator_machine import PhaseClosed
-from security.secure_aggregation.evidence import Checked
-from security.secure_aggregation.messages import Advertisement, signed
-from security.secure_aggregation.verdicts import Verdict, signed_verdict
-from silo_agent.edges.masking_party import party_of
-from silo_agent.edges.model_checking import check_party_of
-from silo_agent.edges.release_groups import group_chain
-from silo_agent.edges.silo_folder import SiloFolder
-from silo_agent.edges.trust_store import trust_store
+from lorica_security.errors import IntegrityError, PolicyRefusal, StateError
+from lorica_security.identifiers import Identity, Role, SiloName
+from lorica_security.identity.succession import succession_statement
+from lorica_security.secure_aggregation.coordinator_machine import PhaseClosed
+from lorica_security.secure_aggregation.messages import Advertisement, signed
+from lorica_security.secure_aggregation.model_evidence.evidence import Checked
+from lorica_security.secure_aggregation.model_evidence.verdicts import Verdict, signed_verdict
+from silo_agent.edges.disk.silo_folder import SiloFolder
+from silo_agent.edges.groups.release_groups import group_chain
+from silo_agent.edges.masks.masking_party import party_of
+from silo_agent.edges.masks.model_checking import check_party_of
+from silo_agent.edges.memory.trust_store import trust_store
 from silo_agent.policy import PolicyRules, SiloPolicy
 from silo_wire.canonical import Digest
 from silo_wire.checked_chunk import CheckableRound

@@ -14,10 +14,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from security.audit.log_file import AuditLog
-from security.audit.reading import read_log
-from security.chain import Head
-from security.errors import (
+from lorica_security.audit.chain import Head
+from lorica_security.errors import (
     EXIT_CODES,
     ConfigurationError,
     FalseModel,
@@ -29,13 +27,20 @@ from security.errors import (
     StorageError,
     exit_code,
 )
-from security.identifiers import Identity, Role, SiloName
-from security.pki.identity_key import public_key_bytes
-from security.pki.seal import Seal
-from security.pki.succession import succession_statement
-from security.secure_aggregation.evidence import VERIFY, Checked, Evidence, Lineage, signed_evidence
-from security.secure_aggregation.silo_machine import Demands
-from security.secure_aggregation.verdicts import (
+from lorica_security.identifiers import Identity, Role, SiloName
+from lorica_security.identity.identity_key import public_key_bytes
+from lorica_security.identity.seal import Seal
+from lorica_security.identity.succession import succession_statement
+from lorica_security.on_disk.log_file import AuditLog
+from lorica_security.on_disk.reading import read_log
+from lorica_security.secure_aggregation.model_evidence.evidence import (
+    VERIFY,
+    Checked,
+    Evidence,
+    Lineage,
+    signed_evidence,
+)
+from lorica_security.secure_aggregation.model_evidence.verdicts import (
     Verdict,
     beyond_others,
     checkers,
@@ -43,23 +48,24 @@ from security.secure_aggregation.verdicts import (
     signed_verdict,
     uncovered,
 )
-from silo_agent.edges.accepted_models import AcceptedModels, keep_proof
-from silo_agent.edges.audit_report import page, report_of
-from silo_agent.edges.model_checking import check_party_of
-from silo_agent.edges.own_copies import OwnFiles
-from silo_agent.edges.silo_folder import SiloFolder
-from silo_agent.edges.trust_store import trust_store
+from lorica_security.secure_aggregation.silo_machine import Demands
+from silo_agent.edges.accounts.audit_report import page, report_of
+from silo_agent.edges.disk.silo_folder import SiloFolder
+from silo_agent.edges.masks.model_checking import check_party_of
+from silo_agent.edges.masks.own_copies import OwnFiles
+from silo_agent.edges.memory.accepted_models import AcceptedModels, keep_proof
+from silo_agent.edges.memory.trust_store import trust_store
 from silo_agent.policy import PolicyRules, SiloPolicy
 from silo_agent.service import model_checks
 from silo_agent.service.audited import SiloAudit
 from silo_agent.service.model_checks import CheckParty, Mode, ModelChecks
 from silo_wire.canonical import Digest
 from silo_wire.checked_chunk import CheckableRound, FalseChunk, Proof, examined
-from silo_wire.evidence_codec import proof_from_bytes
+from silo_wire.codecs.evidence_codec import proof_from_bytes
+from silo_wire.codecs.update_receipt import silo_uri
 from silo_wire.manifest import Layout, Manifest, ParameterDtype, TensorSpec, manifest_of
 from silo_wire.messages import HeldPieces
-from silo_wire.plan import PlanBundle
-from silo_wire.update_receipt import silo_uri
+from silo_wire.plans.plan import PlanBundle
 from tests.support.evidence import OPTIMIZERS, Made, Rounds, Vectors, bits_of
 from tests.support.federation_peer import TestNet
 from tests.support.secagg_federation import FEDERATION, PLAN, identities, identity_key, silo_names

@@ -20,15 +20,15 @@ from tokenizers import pre_tokenizers
 
 from coordinator.plans import model_source
 from coordinator.plans.model_source import FolderModel, HubModel, write_model
-from security.errors import ConfigurationError, LoricaError, MalformedMessage, StorageError
-from silo_agent.training.initial_model import compare
-from silo_agent.training.tokenizer import SpecialTokens, TextTokenizer
-from silo_wire import confined_child, model_folder_read
-from silo_wire.confined import Limits, confined
-from silo_wire.model_files import MOST_BYTES, parsed
-from silo_wire.model_folder import prepared
-from silo_wire.plan import PlanBundle
-from silo_wire.tokenizer_trial import PANIC, try_tokenizer
+from lorica_security.errors import ConfigurationError, LoricaError, MalformedMessage, StorageError
+from silo_agent.training.data.tokenizer import SpecialTokens, TextTokenizer
+from silo_agent.training.model.initial_model import compare
+from silo_wire.model_folders import confined_child, model_folder_read
+from silo_wire.model_folders.confined import Limits, confined
+from silo_wire.model_folders.model_folder import prepared
+from silo_wire.model_folders.tokenizer_trial import PANIC, try_tokenizer
+from silo_wire.plans.model_files import MOST_BYTES, parsed
+from silo_wire.plans.plan import PlanBundle
 from tests.fuzz.mutations import spoilt_json
 from tests.support.tiny_t5 import (
     bundle_of,
@@ -226,7 +226,7 @@ def test_pickle_of_an_index_is_not_opened(folder: Path, tmp_path: Path, monkeypa
         write_model(FolderModel(folder), tmp_path, seed=1)
 
 
-@pytest.mark.parametrize("module", ["coordinator.plans.model_source", "silo_agent.training.initial_files"])
+@pytest.mark.parametrize("module", ["coordinator.plans.model_source", "silo_agent.training.model.initial_files"])
 def test_a_panic_in_this_very_process_is_a_refusal(
     origin: Path, bundle: PlanBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
 ) -> None:
@@ -375,10 +375,10 @@ def test_however_a_job_ends_it_is_a_refusal_with_the_reason(
     if code.startswith("__import__('threading')") and os.geteuid() == 0:
         pytest.skip("root may make threads beyond any limit")
     start = (
-        "import sys; sys.path[:0] = sys.argv[4:]; from silo_wire import confined_child as child; "
+        "import sys; sys.path[:0] = sys.argv[4:]; from silo_wire.model_folders import confined_child as child; "
         f"child.JOBS['folder'] = lambda request: {code}; child.main(*sys.argv[1:4])"
     )
-    monkeypatch.setattr("silo_wire.confined._START", start)
+    monkeypatch.setattr("silo_wire.model_folders.confined._START", start)
     limits = Limits(memory_bytes=64 << 20, seconds=60, answer_bytes=1 << 16)
     with pytest.raises(MalformedMessage, match=says):
         confined("folder", b"/", "model x:", limits)
@@ -424,7 +424,7 @@ def test_an_answer_that_no_folder_gives_is_refused(folder: Path, monkeypatch: py
         told({"files": {}, "weights": {"model.safetensors": {"a": "1"}}}),
         told({"files": {}, "weights": {"model.safetensors": []}}),
     ):
-        monkeypatch.setattr("silo_wire.model_folder.confined", lambda *_args, answer=answer: answer)
+        monkeypatch.setattr("silo_wire.model_folders.model_folder.confined", lambda *_args, answer=answer: answer)
         with pytest.raises(ConfigurationError):
             prepared(folder)
 

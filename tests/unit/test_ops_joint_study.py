@@ -9,13 +9,13 @@ import pytest
 from rich.console import Console
 
 from coordinator.plans.model_source import SizedModel
-from ops.demo.run import Layout
-from ops.demo.scoring import Score
-from ops.privacy_utility import joint as study
-from ops.privacy_utility.comparison import TODAY
-from ops.privacy_utility.joint import EIGHT, PARTS, WAYS, run_joint
-from ops.privacy_utility.silos import NAMES
-from silo_wire.plan import Plan
+from lorica.demo.run import Layout
+from lorica.demo.scoring import Score
+from lorica.privacy_utility import joint as study
+from lorica.privacy_utility.comparison import TODAY
+from lorica.privacy_utility.joint import EIGHT, PARTS, WAYS, run_joint
+from lorica.privacy_utility.silos import NAMES
+from silo_wire.plans.plan import Plan
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ from rich.console import Console
 
 from coordinator.plans.model_source import FolderModel, SizedModel
 from coordinator.plans.plan_folder import create_plan
-from ops.experiment import random_schemas, wikisql
-from ops.experiment.definition import StartSection
-from ops.experiment.random_schemas import Pair
-from ops.experiment.warm_up import start
-from security.errors import ConfigurationError
+from lorica.experiment.definition import StartSection
+from lorica.experiment.practice import random_schemas, wikisql
+from lorica.experiment.practice.random_schemas import Pair
+from lorica.experiment.practice.warm_up import start
+from lorica_security.console.strict_toml import parse_toml
+from lorica_security.errors import ConfigurationError
 from silo_agent.training.device import DeviceSettings
-from silo_wire.strict_toml import parse_toml
 
 ONE_CORE = DeviceSettings(device="cpu", threads=1)
 QUESTION = {

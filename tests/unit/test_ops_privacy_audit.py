@@ -16,10 +16,10 @@ from rich.console import Console
 from scipy import optimize, stats
 from typer.testing import CliRunner
 
-from ops.cli import app
-from ops.privacy_audit import run
-from ops.privacy_audit.bound import Guesses, ceiling, gaussian_shift, lower_bound, refuted
-from ops.privacy_audit.canaries import (
+from lorica.cli import app
+from lorica.privacy_audit import run
+from lorica.privacy_audit.attack.bound import Guesses, ceiling, gaussian_shift, lower_bound, refuted
+from lorica.privacy_audit.attack.canaries import (
     AdamWReader,
     Decoder,
     Weight,
@@ -31,16 +31,16 @@ from ops.privacy_audit.canaries import (
     section_for,
     trained,
 )
-from ops.privacy_audit.checks import Check
-from ops.privacy_audit.run import Choice, Finding, choice, run_audit
-from ops.privacy_audit.trainer import attack_trainer
-from ops.privacy_audit.weight import attack_weight
-from security.errors import ConfigurationError, StateError
-from security.privacy.accounting import GaussianRelease, epsilon_of, gaussian_epsilon
-from silo_agent.training.batches import collate
+from lorica.privacy_audit.attack.trainer import attack_trainer
+from lorica.privacy_audit.attack.weight import attack_weight
+from lorica.privacy_audit.checks import Check
+from lorica.privacy_audit.run import Choice, Finding, choice, run_audit
+from lorica_security.errors import ConfigurationError, StateError
+from lorica_security.privacy.accounting import GaussianRelease, epsilon_of, gaussian_epsilon
+from silo_agent.training.data.batches import collate
 from silo_agent.training.local_optimizer import local_optimizer
 from silo_agent.training.private.clipping import MARGIN, clipping
-from silo_wire.privacy import PrivacySection, calibrated_noise
+from silo_wire.plans.privacy import PrivacySection, calibrated_noise
 
 pytestmark = pytest.mark.slow
 

@@ -11,20 +11,20 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from ops.demo.query_log import query_log
-from ops.demo.specification import SiloSpecification
-from ops.privacy_utility import answers
-from ops.privacy_utility import run as study
-from ops.privacy_utility.comparison import VARIANTS, comparison_table, comparisons, student
-from ops.privacy_utility.pages import cost_picture, cost_table, ideas_table
-from ops.privacy_utility.picture import picture
-from ops.privacy_utility.rows import QUERY_LOGS, RESULTS, Row, by_epsilon, read_rows
-from ops.privacy_utility.run import NO_PRIVACY, run_utility
-from ops.privacy_utility.silos import HELD_OUT, NAMES, study_silos
-from security.errors import ConfigurationError
+from lorica.demo.silos.query_log import query_log
+from lorica.demo.silos.specification import SiloSpecification
+from lorica.privacy_utility import answers
+from lorica.privacy_utility import run as study
+from lorica.privacy_utility.comparison import VARIANTS, comparison_table, comparisons, student
+from lorica.privacy_utility.pages import cost_picture, cost_table, ideas_table
+from lorica.privacy_utility.picture import picture
+from lorica.privacy_utility.rows import QUERY_LOGS, RESULTS, Row, by_epsilon, read_rows
+from lorica.privacy_utility.run import NO_PRIVACY, run_utility
+from lorica.privacy_utility.silos import HELD_OUT, NAMES, study_silos
+from lorica_security.errors import ConfigurationError
 from silo_wire.canonical import Digest
 from silo_wire.messages import Evaluation
-from silo_wire.plan import Plan
+from silo_wire.plans.plan import Plan
 from tests.unit.test_wire_plan import plan_value
 
 

@@ -12,11 +12,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from security.errors import ConfigurationError, MalformedMessage
-from security.identifiers import FederationName, Identity, Role
-from security.pki.authority import Authority
-from security.pki.identity_key import identity_key_to_pem, new_identity_key
-from security.pki.tls_key import new_tls_key, tls_key_to_pem
+from lorica_security.errors import ConfigurationError, MalformedMessage
+from lorica_security.identifiers import FederationName, Identity, Role
+from lorica_security.identity.identity_key import identity_key_to_pem, new_identity_key
+from lorica_security.pki.authority import Authority
+from lorica_security.pki.tls_key import new_tls_key, tls_key_to_pem
 from tests.support.certificates import (
     ALL_IDENTITIES,
     COORDINATOR,

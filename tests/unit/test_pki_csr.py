@@ -11,11 +11,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from security.errors import AuthorisationError, ConfigurationError, MalformedMessage
-from security.identifiers import Identity, Role
-from security.pki.csr import certificate_request, check_request
-from security.pki.parsing import MAX_REQUEST_BYTES
-from security.pki.tls_key import new_tls_key, tls_key_from_pem, tls_key_to_pem
+from lorica_security.errors import AuthorisationError, ConfigurationError, MalformedMessage
+from lorica_security.identifiers import Identity, Role
+from lorica_security.pki.csr import certificate_request, check_request
+from lorica_security.pki.parsing import MAX_REQUEST_BYTES
+from lorica_security.pki.tls_key import new_tls_key, tls_key_from_pem, tls_key_to_pem
 from tests.support.certificates import BANK, FEDERATION, HOSPITAL, OTHER_FEDERATION, flip, forge_request, uri
 
 GOOD = certificate_request(new_tls_key(), HOSPITAL)

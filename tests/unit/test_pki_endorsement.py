@@ -1,11 +1,11 @@
 import pytest
 
-from security.errors import IntegrityError, MalformedMessage
-from security.identifiers import Identity, Role
-from security.pki.csr import certificate_request
-from security.pki.endorsement import check_endorsement, endorse_request
-from security.pki.identity_key import new_identity_key, public_key_bytes, sign
-from security.pki.tls_key import new_tls_key
+from lorica_security.errors import IntegrityError, MalformedMessage
+from lorica_security.identifiers import Identity, Role
+from lorica_security.identity.endorsement import check_endorsement, endorse_request
+from lorica_security.identity.identity_key import new_identity_key, public_key_bytes, sign
+from lorica_security.pki.csr import certificate_request
+from lorica_security.pki.tls_key import new_tls_key
 from tests.support.certificates import BANK, HOSPITAL, OTHER_FEDERATION
 
 KEY = new_identity_key()

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from security.errors import AuthenticationError, ConfigurationError
-from security.identifiers import FederationName, Identity, Role, SiloName
-from security.pki import enrolment_token
-from security.pki.enrolment_token import (
+from lorica_security.errors import AuthenticationError, ConfigurationError
+from lorica_security.identifiers import FederationName, Identity, Role, SiloName
+from lorica_security.identity import enrolment_token
+from lorica_security.identity.enrolment_token import (
     EnrolmentToken,
     check_unexpired,
     decode,
@@ -21,7 +21,7 @@ from security.pki.enrolment_token import (
     secret_digest,
     verify_secret,
 )
-from security.pki.pins import pin_from_digest
+from lorica_security.pki.pins import pin_from_digest
 from tests.support.certificates import FEDERATION, NOW
 
 SILO = SiloName("hospital-a")

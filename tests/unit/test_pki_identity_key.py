@@ -6,9 +6,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from security.errors import ConfigurationError, IntegrityError, MalformedMessage
-from security.pki import identity_key
-from security.pki.identity_key import (
+from lorica_security.errors import ConfigurationError, IntegrityError, MalformedMessage
+from lorica_security.identity import identity_key
+from lorica_security.identity.identity_key import (
     identity_key_from_pem,
     identity_key_to_pem,
     new_identity_key,
@@ -17,7 +17,7 @@ from security.pki.identity_key import (
     sign,
     verify,
 )
-from security.pki.tls_key import new_tls_key, tls_key_to_pem
+from lorica_security.pki.tls_key import new_tls_key, tls_key_to_pem
 
 KEY = new_identity_key()
 PUBLIC = KEY.public_key()

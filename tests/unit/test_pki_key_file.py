@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from security.errors import ConfigurationError
-from security.files import write_private
-from security.pki import key_file
-from security.pki.identity_key import identity_key_to_pem, new_identity_key
-from security.pki.key_file import (
+from lorica_security.errors import ConfigurationError
+from lorica_security.host import key_file
+from lorica_security.host.files import write_private
+from lorica_security.host.key_file import (
     NEW_PASSPHRASE,
     PASSPHRASE,
     WrongPassphrase,
@@ -22,7 +21,8 @@ from security.pki.key_file import (
     read_key_of_either,
     write_key,
 )
-from security.pki.tls_key import new_tls_key, tls_key_to_pem
+from lorica_security.identity.identity_key import identity_key_to_pem, new_identity_key
+from lorica_security.pki.tls_key import new_tls_key, tls_key_to_pem
 
 ONE, TWO = "the first passphrase, long enough", "the second passphrase, long enough"
 GIVEN = {PASSPHRASE: ONE}

@@ -6,10 +6,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from security.errors import ConfigurationError
-from security.identifiers import FederationName, Identity, Role
-from security.pki.identity_key import public_key_bytes
-from security.pki.key_text import key_from_text, key_text
+from lorica_security.errors import ConfigurationError
+from lorica_security.identifiers import FederationName, Identity, Role
+from lorica_security.identity.identity_key import public_key_bytes
+from lorica_security.identity.key_text import key_from_text, key_text
 from tests.support.certificates import BANK, HOSPITAL, OTHER_FEDERATION
 
 KEY = Ed25519PublicKey.from_public_bytes(

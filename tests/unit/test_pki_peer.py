@@ -10,12 +10,12 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, ObjectIdentifier
 from hypothesis import given
 from hypothesis import strategies as st
 
-from security.errors import AuthenticationError, OutsideValidity
-from security.identifiers import FederationName, Identity, coordinator_dns_name
-from security.pki.authority import Authority
-from security.pki.peer import check_coordinator, identify_client
-from security.pki.tls_key import new_tls_key
-from security.pki.trust_bundle import TrustBundle
+from lorica_security.errors import AuthenticationError, OutsideValidity
+from lorica_security.identifiers import FederationName, Identity, coordinator_dns_name
+from lorica_security.pki.authority import Authority
+from lorica_security.pki.peer import check_coordinator, identify_client
+from lorica_security.pki.tls_key import new_tls_key
+from lorica_security.pki.trust_bundle import TrustBundle
 from tests.support.certificates import (
     ALL_IDENTITIES,
     BANK,

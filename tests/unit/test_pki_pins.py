@@ -8,9 +8,9 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from hypothesis import given
 from hypothesis import strategies as st
 
-from security.errors import MalformedMessage
-from security.pki.authority import Authority
-from security.pki.pins import parse_pin, pin_digest, pin_from_digest, pins_equal, spki_pin
+from lorica_security.errors import MalformedMessage
+from lorica_security.pki.authority import Authority
+from lorica_security.pki.pins import parse_pin, pin_digest, pin_from_digest, pins_equal, spki_pin
 from tests.support.certificates import FEDERATION, NOW
 
 AUTHORITY = Authority.create(FEDERATION, now=NOW)

@@ -1,9 +1,9 @@
 import pytest
 
-from security.errors import IntegrityError
-from security.identifiers import Identity, Role
-from security.pki.identity_key import new_identity_key, public_key_bytes, sign
-from security.pki.succession import check_succession, succession_statement
+from lorica_security.errors import IntegrityError
+from lorica_security.identifiers import Identity, Role
+from lorica_security.identity.identity_key import new_identity_key, public_key_bytes, sign
+from lorica_security.identity.succession import check_succession, succession_statement
 from tests.support.certificates import BANK, HOSPITAL, OTHER_FEDERATION
 
 OLD, NEW, OTHER = new_identity_key(), new_identity_key(), new_identity_key()

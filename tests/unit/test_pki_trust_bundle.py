@@ -6,11 +6,11 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from hypothesis import given
 from hypothesis import strategies as st
 
-from security.errors import AuthenticationError, MalformedMessage
-from security.pki.authority import Authority
-from security.pki.pins import spki_pin
-from security.pki.tls_key import new_tls_key
-from security.pki.trust_bundle import MAX_AUTHORITIES, TrustBundle
+from lorica_security.errors import AuthenticationError, MalformedMessage
+from lorica_security.pki.authority import Authority
+from lorica_security.pki.pins import spki_pin
+from lorica_security.pki.tls_key import new_tls_key
+from lorica_security.pki.trust_bundle import MAX_AUTHORITIES, TrustBundle
 from tests.support.certificates import FEDERATION, HOSPITAL, NOW, forge
 
 OLD = Authority.create(FEDERATION, now=NOW)

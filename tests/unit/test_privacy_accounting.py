@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, optimize, stats
 
-from security.errors import ConfigurationError
-from security.privacy.accounting import (
+from lorica_security.errors import ConfigurationError
+from lorica_security.privacy.accounting import (
     LEAST_NOISE,
     MOST_NOISE,
     MOST_STEPS,
@@ -27,8 +27,8 @@ from security.privacy.accounting import (
     renyi_divergences,
     renyi_epsilon,
 )
-from security.privacy.renyi_filter import ORDERS, filtered_epsilon
-from security.privacy.replaced_unit import ReplacedUnit
+from lorica_security.privacy.renyi_filter import ORDERS, filtered_epsilon
+from lorica_security.privacy.replaced_unit import ReplacedUnit
 
 pytestmark = pytest.mark.slow
 

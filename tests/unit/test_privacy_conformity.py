@@ -15,10 +15,9 @@ import torch
 from scipy import stats
 
 from coordinator.aggregation.noised_sum import NoisedSum
-from coordinator.edges import aggregator
-from coordinator.edges.release_ledger import ReleaseLedger
-from ops.privacy_audit.audited_trainings import Audited, World, plans
-from ops.privacy_audit.checks import (
+from coordinator.edges.sums import aggregator
+from coordinator.edges.sums.release_ledger import ReleaseLedger
+from lorica.privacy_audit.checks import (
     FALSE_ALARM,
     Check,
     binomial,
@@ -30,19 +29,21 @@ from ops.privacy_audit.checks import (
     sizes_spread,
     spread_limits,
 )
-from ops.privacy_audit.conformity import conformity
-from ops.privacy_audit.joint_checks import joint_conformity
-from ops.privacy_audit.silo_level import at_the_coordinator, at_the_silos, silo_level
-from ops.privacy_audit.tape import summed
-from security.privacy import noise_streams
-from security.privacy.accounting import GaussianRelease
-from security.secure_aggregation import parameters
-from silo_agent.training import masked_vector, silo_trainer
+from lorica.privacy_audit.conformity.audited_trainings import Audited, World, plans
+from lorica.privacy_audit.conformity.conformity import conformity
+from lorica.privacy_audit.conformity.joint_checks import joint_conformity
+from lorica.privacy_audit.conformity.tape import summed
+from lorica.privacy_audit.silo_level import at_the_coordinator, at_the_silos, silo_level
+from lorica_security.noise import noise_streams
+from lorica_security.privacy.accounting import GaussianRelease
+from lorica_security.secure_aggregation import parameters
+from silo_agent.training import silo_trainer
 from silo_agent.training.private import joint_gradient, private_trainer
-from silo_agent.training.private.chunks import Chunks
-from silo_agent.training.private.ghost_norms import ExampleGradients
+from silo_agent.training.private.per_example.chunks import Chunks
+from silo_agent.training.private.per_example.ghost_norms import ExampleGradients
 from silo_agent.training.private.private_optimizer import PrivateOptimizer
-from silo_wire.plan import Plan
+from silo_agent.training.update import masked_vector
+from silo_wire.plans.plan import Plan
 
 pytestmark = pytest.mark.slow
 

@@ -8,10 +8,10 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 
-from security.privacy import discrete_gaussian
-from security.privacy.chance_table import ONE, ChanceTable
-from security.privacy.discrete_gaussian import SIGMA, draw, happens
-from security.privacy.random_words import RandomWords
+from lorica_security.noise import discrete_gaussian
+from lorica_security.noise.chance_table import ONE, ChanceTable
+from lorica_security.noise.discrete_gaussian import SIGMA, draw, happens
+from lorica_security.noise.random_words import RandomWords
 
 KEY = bytes(range(32))
 SAMPLES = 1 << 19

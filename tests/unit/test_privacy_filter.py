@@ -13,10 +13,10 @@ from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from security.errors import ConfigurationError
-from security.privacy.accounting import LEAST_NOISE, UNLIMITED, GaussianRelease, NeighbouringRelation, epsilon_of
-from security.privacy.renyi_filter import FAVOURED, ORDERS, favoured_order, filtered_epsilon
-from security.privacy.replaced_unit import ReplacedUnit
+from lorica_security.errors import ConfigurationError
+from lorica_security.privacy.accounting import LEAST_NOISE, UNLIMITED, GaussianRelease, NeighbouringRelation, epsilon_of
+from lorica_security.privacy.renyi_filter import FAVOURED, ORDERS, favoured_order, filtered_epsilon
+from lorica_security.privacy.replaced_unit import ReplacedUnit
 
 DP_DELTA = 1e-5
 GAUSSIANS = st.builds(
@@ -266,7 +266,7 @@ def test_attack_no_adversary_gets_past_the_filter(
 
 def test_the_adversary_of_these_tests_finds_what_a_gaussian_costs() -> None:
     """Twelve releases of noise 4 are one of noise 4 / sqrt(12)."""
-    from security.privacy.accounting import gaussian_delta
+    from lorica_security.privacy.accounting import gaussian_delta
 
     found = best_adversary([GaussianRelease(4.0)], "remove", 2.0, lambda counts: counts[0] <= 12)
     assert found == pytest.approx(gaussian_delta(math.sqrt(12) / 4, 2.0), rel=0.01)

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from security.chain import Head
-from security.errors import IntegrityError
-from security.privacy.accounting import GaussianRelease
-from security.privacy.ledger import Entry, check_head, head_of, read_ledger, releases_of
+from lorica_security.audit.chain import Head
+from lorica_security.errors import IntegrityError
+from lorica_security.privacy.accounting import GaussianRelease
+from lorica_security.privacy.ledger import Entry, check_head, head_of, read_ledger, releases_of
 
 WHERE = "privacy/ledger"
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from security.privacy.poisson_sampling import sample
-from security.privacy.random_words import RandomWords
+from lorica_security.noise.poisson_sampling import sample
+from lorica_security.noise.random_words import RandomWords
 
 KEY = bytes(range(1, 33))
 

@@ -3,9 +3,9 @@
 import pytest
 from pydantic import ValidationError
 
-from security.errors import ConfigurationError
-from security.privacy.accounting import GaussianRelease
-from silo_wire.privacy import PrivacySection, calibrated_noise
+from lorica_security.errors import ConfigurationError
+from lorica_security.privacy.accounting import GaussianRelease
+from silo_wire.plans.privacy import PrivacySection, calibrated_noise
 
 pytestmark = pytest.mark.slow
 

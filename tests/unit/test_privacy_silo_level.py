@@ -8,11 +8,11 @@ from pydantic import ValidationError
 from scipy import optimize, stats
 
 from coordinator.plans.forecast import forecast, require_worth
-from security.errors import ConfigurationError
-from security.privacy.accounting import GaussianRelease
+from lorica_security.errors import ConfigurationError
+from lorica_security.privacy.accounting import GaussianRelease
 from silo_wire.canonical import digest_of
-from silo_wire.plan import Plan
-from silo_wire.privacy import PrivacySection, calibrated_noise
+from silo_wire.plans.plan import Plan
+from silo_wire.plans.privacy import PrivacySection, calibrated_noise
 
 QUIET = {"every": 0, "initial": False, "last": False}
 LEVEL = {"level": "silo", "target_epsilon": 4.0, "noise_multiplier": 5.0, "nominal_silos": 400}

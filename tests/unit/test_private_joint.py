@@ -13,35 +13,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from security.errors import ConfigurationError, IntegrityError, MalformedMessage, PolicyRefusal, StateError
-from security.files import overwrite
-from security.identifiers import FederationName, SiloName
-from security.privacy.accounting import Budget, GaussianRelease, epsilon_of
-from security.privacy.ledger import head_of, read_ledger
-from security.privacy.ledger_file import PrivacyLedgerFile
-from security.privacy.random_words import RandomWords
-from security.privacy.renyi_filter import ORDERS, filtered_epsilon
-from security.secure_aggregation.fixed_point import EXTRA_WORDS, SIGNED_MAX, Ranges
-from security.secure_aggregation.key_agreement import noise_key
-from security.secure_aggregation.mask_stream import KeyStream, MaskSum
-from security.secure_aggregation.noise_shares import LEAST_BITS, TAIL, NoiseShares
-from security.secure_aggregation.parameters import NoiseTerms, Terms, threshold_for
-from security.secure_aggregation.release_groups import Partition, first_link
-from security.secure_aggregation.secret import Secret
-from security.secure_aggregation.silo_machine import MaskVector
-from silo_agent.task.update import TrainingStopped
-from silo_agent.training.batches import Batch, EncodedExamples
+from lorica_security.errors import ConfigurationError, IntegrityError, MalformedMessage, PolicyRefusal, StateError
+from lorica_security.host.files import overwrite
+from lorica_security.identifiers import FederationName, SiloName
+from lorica_security.noise.random_words import RandomWords
+from lorica_security.on_disk.ledger_file import PrivacyLedgerFile
+from lorica_security.privacy.accounting import Budget, GaussianRelease, epsilon_of
+from lorica_security.privacy.ledger import head_of, read_ledger
+from lorica_security.privacy.renyi_filter import ORDERS, filtered_epsilon
+from lorica_security.secure_aggregation.groups.release_groups import Partition, first_link
+from lorica_security.secure_aggregation.keys.key_agreement import noise_key
+from lorica_security.secure_aggregation.keys.secret import Secret
+from lorica_security.secure_aggregation.masked_vectors.fixed_point import EXTRA_WORDS, SIGNED_MAX, Ranges
+from lorica_security.secure_aggregation.masked_vectors.mask_stream import KeyStream, MaskSum
+from lorica_security.secure_aggregation.masked_vectors.noise_shares import LEAST_BITS, TAIL, NoiseShares
+from lorica_security.secure_aggregation.parameters import NoiseTerms, Terms, threshold_for
+from lorica_security.secure_aggregation.silo_machine import MaskVector
+from silo_agent.rounds.update import TrainingStopped
+from silo_agent.training.data.batches import Batch, EncodedExamples
 from silo_agent.training.device import DeviceSettings
-from silo_agent.training.masked_vector import BLOCK_ELEMENTS, KeptDelta, write_masked_vector
 from silo_agent.training.private.clipping import MARGIN
 from silo_agent.training.private.joint_gradient import sum_gradients, take_sums, write_sum
 from silo_agent.training.private.private_trainer import PrivateSchedule, drawn_examples
 from silo_agent.training.silo_trainer import SiloTrainer
+from silo_agent.training.update.masked_vector import BLOCK_ELEMENTS, KeptDelta, write_masked_vector
+from silo_wire.codecs.secure_journals_codec import _terms_from_stored, _terms_to_stored
 from silo_wire.manifest import Layout, TensorSpec
-from silo_wire.masked_ranges import ranges_of
-from silo_wire.noised_masks import GRADIENT_STEPS, check_noise_fits, noise_terms
-from silo_wire.plan import AggregationSection, Plan, PlanBundle, ScheduleSection
-from silo_wire.secure_codec import _terms_from_stored, _terms_to_stored
+from silo_wire.plans.masked_ranges import ranges_of
+from silo_wire.plans.noised_masks import GRADIENT_STEPS, check_noise_fits, noise_terms
+from silo_wire.plans.plan import AggregationSection, Plan, PlanBundle, ScheduleSection
 from tests.support.coordinator_edges import make_plan
 from tests.support.secagg_federation import ALONE, MODEL, attempt, entropy, silo_names
 from tests.support.tiny_t5 import bundle_of, random_model, silo_data, write_model

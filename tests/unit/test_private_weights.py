@@ -15,12 +15,12 @@ import pytest
 import torch
 from transformers import T5ForConditionalGeneration
 
-from silo_agent.training.batches import Batch, EncodedExamples, collate, sorted_batches
-from silo_agent.training.private import ghost_norms
-from silo_agent.training.private.chunks import Chunks, Shape, padded, shape_of
+from silo_agent.training.data.batches import Batch, EncodedExamples, collate, sorted_batches
 from silo_agent.training.private.clipping import clipping
-from silo_agent.training.private.example_losses import example_losses
-from silo_agent.training.private.ghost_norms import Use
+from silo_agent.training.private.per_example import ghost_norms
+from silo_agent.training.private.per_example.chunks import Chunks, Shape, padded, shape_of
+from silo_agent.training.private.per_example.example_losses import example_losses
+from silo_agent.training.private.per_example.ghost_norms import Use
 from tests.support.weight_search import VOCABULARY, Candidate, Found, moved_by_one, search, small_t5
 
 pytestmark = pytest.mark.slow
@@ -198,6 +198,6 @@ def test_rows_whose_bits_depend_on_others_are_computed_alone(monkeypatch: pytest
         made = real(entered, weight, bias)
         return made * (1 + 2**-22) if entered.shape[0] > 1 else made
 
-    monkeypatch.setattr("silo_agent.training.private.chunks._FOUND", {})
+    monkeypatch.setattr("silo_agent.training.private.per_example.chunks._FOUND", {})
     monkeypatch.setattr(torch.nn.functional, "linear", other_bits)
     assert all(len(indices) == 1 for indices, _ in Chunks(model, most=8).of(examples, range(8)))

@@ -7,18 +7,18 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from structlog.testing import capture_logs
 
-from coordinator.edges.metrics import CoordinatorMetrics
-from coordinator.edges.operator_servicer import round_record
+from coordinator.edges.server.operator_servicer import round_record
+from coordinator.edges.telemetry.metrics import CoordinatorMetrics
 from coordinator.rounds.effects import EvaluationClosed, RoundClosed, RoundOpened, UpdateAccepted
 from coordinator.rounds.scores import BestModel
 from coordinator.rounds.states import Report
 from coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome, SiloWeight
 from coordinator.service.attendance import Attendance
-from coordinator.service.disclosure import Means, means_of, of_all_silos
 from coordinator.service.journal import Journal
 from coordinator.service.records import EnrolledSilo, RoundRow, SiloRow
-from coordinator.service.standing import standing
-from security.identifiers import FederationName, SiloName
+from coordinator.service.views.disclosure import Means, means_of, of_all_silos
+from coordinator.service.views.standing import standing
+from lorica_security.identifiers import FederationName, SiloName
 from silo_wire.messages import AgentPhase
 from tests.support.rounds import (
     COLLECTING,

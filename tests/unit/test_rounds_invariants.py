@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from coordinator.edges.state_json import STATE_VERSION, state_from_json, state_to_json
+from coordinator.edges.database.state_json import STATE_VERSION, state_from_json, state_to_json
 from coordinator.rounds.effects import (
     Aggregate,
     ArmDeadline,
@@ -48,7 +48,7 @@ from coordinator.rounds.states import (
     round_of,
 )
 from coordinator.rounds.updates import Outcome
-from security.errors import LoricaError
+from lorica_security.errors import LoricaError
 from silo_wire.messages import Evaluate, RoundKey, Train
 from tests.support.rounds import (
     INITIAL,

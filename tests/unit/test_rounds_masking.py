@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coordinator.edges.state_json import STATE_VERSION, state_from_json, state_to_json
+from coordinator.edges.database.state_json import STATE_VERSION, state_from_json, state_to_json
 from coordinator.rounds.effects import (
     Aggregate,
     DiscardUpdates,
@@ -37,13 +37,13 @@ from coordinator.rounds.states import (
 from coordinator.rounds.updates import Outcome
 from coordinator.rounds.whole_groups import awaited_groups
 from coordinator.service.records import RoundRow, SiloRow
-from coordinator.service.round_rows import as_they_stand
-from security.errors import Conflict, WrongTime
-from security.identifiers import SiloName
-from security.secure_aggregation import mask_stream
-from security.secure_aggregation.fixed_point import EXTRA_WORDS
-from security.secure_aggregation.messages import Complaint, MaskedInput, signed
-from security.secure_aggregation.scores import NO_SCORES, Scores
+from coordinator.service.views.round_rows import as_they_stand
+from lorica_security.errors import Conflict, WrongTime
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation.masked_vectors import mask_stream
+from lorica_security.secure_aggregation.masked_vectors.fixed_point import EXTRA_WORDS
+from lorica_security.secure_aggregation.masked_vectors.scores import NO_SCORES, Scores
+from lorica_security.secure_aggregation.messages import Complaint, MaskedInput, signed
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.messages import Mask, Standby, StandbyReason
 from tests.support.masked_rounds import SILOS, D, MaskedRounds

@@ -4,7 +4,7 @@ from coordinator.rounds.events import PlanStopped, SiloLeft
 from coordinator.rounds.orders import order_for, waiting_for
 from coordinator.rounds.states import Gathering, Idle, State
 from coordinator.rounds.updates import IncludedUpdate
-from security.identifiers import SiloName
+from lorica_security.identifiers import SiloName
 from silo_wire.messages import Evaluate, Finished, Prepare, Standby, StandbyReason, Train
 from tests.support.rounds import (
     AGGREGATING,

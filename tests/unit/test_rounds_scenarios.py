@@ -48,8 +48,8 @@ from coordinator.rounds.states import (
     course_of,
 )
 from coordinator.rounds.updates import IncludedUpdate, Outcome
-from security.errors import AuthorisationError, Conflict, StateError, WrongTime
-from security.identifiers import SiloName
+from lorica_security.errors import AuthorisationError, Conflict, StateError, WrongTime
+from lorica_security.identifiers import SiloName
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.messages import RoundKey
 from tests.support.rounds import (

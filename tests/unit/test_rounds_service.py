@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from coordinator.edges.plan_parts import model_store
+from coordinator.edges.sums.plan_parts import model_store
 from coordinator.plans.plan_shelf import PlanShelf
 from coordinator.rounds.events import DeadlinePassed
 from coordinator.rounds.states import Collecting, population_of, round_of
 from coordinator.rounds.states import Finished as StateFinished
 from coordinator.service.federation import Federation
 from coordinator.service.release_groups import EarlierGroups
-from security.errors import (
+from lorica_security.errors import (
     AuthenticationError,
     AuthorisationError,
     ConfigurationError,
@@ -33,9 +33,10 @@ from security.errors import (
     StorageError,
     WrongTime,
 )
-from security.identifiers import Identity, Role, SiloName
-from security.pki import identity_key
+from lorica_security.identifiers import Identity, Role, SiloName
+from lorica_security.identity import identity_key
 from silo_wire.canonical import Digest, digest_of
+from silo_wire.codecs.update_receipt import UpdateReceipt
 from silo_wire.manifest import Layout, TensorSpec, manifest_of
 from silo_wire.messages import (
     AgentPhase,
@@ -48,9 +49,8 @@ from silo_wire.messages import (
     StandbyReason,
     Train,
 )
-from silo_wire.plan import PlanBundle
+from silo_wire.plans.plan import PlanBundle
 from silo_wire.statements import MODEL_DOMAIN, model_statement
-from silo_wire.update_receipt import UpdateReceipt
 from tests.support.coordinator_edges import chunk_of, stored_vector
 from tests.support.coordinator_service import (
     FEDERATION,

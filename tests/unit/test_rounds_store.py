@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.edges.backup import leave_out_what_is_under_way
-from coordinator.edges.database_copy import copy_database
-from coordinator.edges.round_store import BUSY_TIMEOUT_MS, EXPIRED_KEPT_S, SqlRoundStore
-from coordinator.edges.state_json import STATE_VERSION, state_from_json, state_to_json
+from coordinator.edges.database.database_copy import copy_database
+from coordinator.edges.database.round_store import BUSY_TIMEOUT_MS, EXPIRED_KEPT_S, SqlRoundStore
+from coordinator.edges.database.state_json import STATE_VERSION, state_from_json, state_to_json
+from coordinator.edges.upkeep.backup import leave_out_what_is_under_way
 from coordinator.rounds.effects import COMMANDS, Record
 from coordinator.rounds.events import DeadlinePassed, Event, PlanStopped
 from coordinator.rounds.machine import step
@@ -23,8 +23,8 @@ from coordinator.rounds.scores import BestModel
 from coordinator.rounds.states import Aggregating, Idle, State, Stopped, deadline_of
 from coordinator.rounds.updates import IncludedUpdate
 from coordinator.service.records import Certificate, EnrolledSilo, Invitation
-from security.errors import AuthenticationError, StorageError
-from security.identifiers import Identity, Role, SiloName
+from lorica_security.errors import AuthenticationError, StorageError
+from lorica_security.identifiers import Identity, Role, SiloName
 from silo_wire.canonical import digest_of
 from tests.support.masked_rounds import D, MaskedRounds
 from tests.support.rounds import (

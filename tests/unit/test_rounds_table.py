@@ -8,7 +8,7 @@ from coordinator.rounds.effects import ArmDeadline, DisarmDeadline
 from coordinator.rounds.events import EVENTS, Event
 from coordinator.rounds.machine import TABLE, step
 from coordinator.rounds.states import STATES, State, deadline_of
-from security.errors import LoricaError, WrongTime
+from lorica_security.errors import LoricaError, WrongTime
 from tests.support.rounds import ONE_OF_EACH_EVENT, ONE_OF_EACH_STATE
 
 ACCEPTED = {

@@ -4,10 +4,10 @@ import io
 
 import pytest
 
-from security import sealed_stream
-from security.errors import IntegrityError, LoricaError
-from security.pki.key_file import Passphrase, WrongPassphrase
-from security.sealed_stream import MAGIC, PIECE_BYTES, SealedReader, SealedWriter
+from lorica_security.errors import IntegrityError, LoricaError
+from lorica_security.host import sealed_stream
+from lorica_security.host.key_file import Passphrase, WrongPassphrase
+from lorica_security.host.sealed_stream import MAGIC, PIECE_BYTES, SealedReader, SealedWriter
 
 PASSPHRASE = Passphrase(b"correct horse battery staple", "LORICA_BACKUP_PASSPHRASE")
 TAG = 16

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from security.errors import (
+from lorica_security.errors import (
     Conflict,
     IntegrityError,
     LoricaError,
@@ -13,11 +13,11 @@ from security.errors import (
     PolicyRefusal,
     WrongTime,
 )
-from security.identifiers import SiloName
-from security.secure_aggregation import silo_machine as silo
-from security.secure_aggregation.fixed_point import FixedPoint
-from security.secure_aggregation.key_agreement import encapsulated, halves
-from security.secure_aggregation.messages import (
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation import silo_machine as silo
+from lorica_security.secure_aggregation.keys.key_agreement import encapsulated, halves
+from lorica_security.secure_aggregation.masked_vectors.fixed_point import FixedPoint
+from lorica_security.secure_aggregation.messages import (
     Advertisement,
     Agreement,
     Delivery,
@@ -28,9 +28,9 @@ from security.secure_aggregation.messages import (
     UnmaskRequest,
     signed,
 )
-from security.secure_aggregation.parameters import Parameters
-from security.secure_aggregation.roster import Roster
-from security.secure_aggregation.silo_memory import SiloMemory
+from lorica_security.secure_aggregation.parameters import Parameters
+from lorica_security.secure_aggregation.roster import Roster
+from lorica_security.secure_aggregation.silo_memory import SiloMemory
 from tests.support.secagg_federation import (
     PLAN,
     Federation,

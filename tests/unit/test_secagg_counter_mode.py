@@ -3,7 +3,7 @@
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from security.secure_aggregation.counter_mode import (
+from lorica_security.secure_aggregation.masked_vectors.counter_mode import (
     BLOCK_BYTES,
     COUNTER_BITS,
     Nonces,

@@ -7,14 +7,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from security.errors import Conflict, WrongTime
-from security.identifiers import SiloName
-from security.secure_aggregation import coordinator_machine as coordinator
-from security.secure_aggregation import share_box
-from security.secure_aggregation import silo_machine as silo
-from security.secure_aggregation.coordinator_machine import Offence
-from security.secure_aggregation.key_agreement import KEM_KEY_BYTES, Encapsulation, KeyPair, box_key, box_secret
-from security.secure_aggregation.messages import (
+from lorica_security.errors import Conflict, WrongTime
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation import coordinator_machine as coordinator
+from lorica_security.secure_aggregation import silo_machine as silo
+from lorica_security.secure_aggregation.coordinator_machine import Offence
+from lorica_security.secure_aggregation.keys import share_box
+from lorica_security.secure_aggregation.keys.key_agreement import (
+    KEM_KEY_BYTES,
+    Encapsulation,
+    KeyPair,
+    box_key,
+    box_secret,
+)
+from lorica_security.secure_aggregation.keys.secret import Secret
+from lorica_security.secure_aggregation.keys.secret_sharing import MASK_KEY, share_commitment
+from lorica_security.secure_aggregation.messages import (
     Advertisement,
     Agreement,
     Complaint,
@@ -24,8 +32,6 @@ from security.secure_aggregation.messages import (
     SharedKeys,
     signed,
 )
-from security.secure_aggregation.secret import Secret
-from security.secure_aggregation.secret_sharing import MASK_KEY, share_commitment
 from tests.support.secagg_federation import (
     Federation,
     attempt,

@@ -10,11 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from security.errors import IntegrityError, MalformedMessage, PolicyRefusal
-from security.identifiers import SiloName
-from security.secure_aggregation import mask_stream
-from security.secure_aggregation.coordinator_machine import PhaseClosed
-from security.secure_aggregation.evidence import (
+from lorica_security.errors import IntegrityError, MalformedMessage, PolicyRefusal
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation.coordinator_machine import PhaseClosed
+from lorica_security.secure_aggregation.masked_vectors import mask_stream
+from lorica_security.secure_aggregation.masked_vectors.fixed_point import EXTRA_WORDS, averaged, decode
+from lorica_security.secure_aggregation.masked_vectors.mask_stream import Workspace
+from lorica_security.secure_aggregation.messages import Agreement, MaskedInput, Reveal
+from lorica_security.secure_aggregation.model_evidence.evidence import (
     VERIFY,
     Checked,
     Evidence,
@@ -23,10 +26,7 @@ from security.secure_aggregation.evidence import (
     opened,
     signed_evidence,
 )
-from security.secure_aggregation.fixed_point import EXTRA_WORDS, averaged, decode
-from security.secure_aggregation.mask_stream import Workspace
-from security.secure_aggregation.messages import Agreement, MaskedInput, Reveal
-from security.secure_aggregation.silo_machine import Demands
+from lorica_security.secure_aggregation.silo_machine import Demands
 from silo_wire.checked_chunk import MASTER, MODEL, TAIL, CheckedRound, FalseChunk, StateManifests
 from silo_wire.manifest import ParameterDtype, manifest_of
 from silo_wire.server_step.apply_mean import apply_mean

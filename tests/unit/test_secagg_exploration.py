@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from security.secure_aggregation import silo_machine as silo
-from security.secure_aggregation.messages import Delivery, SurvivorSet, UnmaskRequest
-from security.secure_aggregation.roster import Roster
-from security.secure_aggregation.silo_memory import SiloMemory
+from lorica_security.secure_aggregation import silo_machine as silo
+from lorica_security.secure_aggregation.messages import Delivery, SurvivorSet, UnmaskRequest
+from lorica_security.secure_aggregation.roster import Roster
+from lorica_security.secure_aggregation.silo_memory import SiloMemory
 from tests.support.exploration import (
     PLANS,
     Broken,

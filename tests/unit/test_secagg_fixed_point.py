@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from security.errors import StateError
-from security.secure_aggregation.fixed_point import (
+from lorica_security.errors import StateError
+from lorica_security.secure_aggregation.keys.secret import Secret
+from lorica_security.secure_aggregation.masked_vectors.fixed_point import (
     BLOCK_ELEMENTS,
     EXTRA_WORDS,
     Encoder,
@@ -19,8 +20,7 @@ from security.secure_aggregation.fixed_point import (
     decode,
     decode_tail,
 )
-from security.secure_aggregation.mask_stream import KeyStream, Words
-from security.secure_aggregation.secret import Secret
+from lorica_security.secure_aggregation.masked_vectors.mask_stream import KeyStream, Words
 from tests.support.secagg_federation import entropy
 
 CUT = 1 - EXTRA_WORDS

@@ -9,12 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from security.errors import IntegrityError, MalformedMessage, PolicyRefusal, WrongTime
-from security.identifiers import SiloName
-from security.secure_aggregation import silo_machine as silo
-from security.secure_aggregation.group_changes import new_small_atoms, new_small_groups, objection, split_pieces
-from security.secure_aggregation.messages import MaskKeyShare, SurvivorSet
-from security.secure_aggregation.release_groups import (
+from lorica_security.errors import IntegrityError, MalformedMessage, PolicyRefusal, WrongTime
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation import silo_machine as silo
+from lorica_security.secure_aggregation.groups.group_changes import (
+    new_small_atoms,
+    new_small_groups,
+    objection,
+    split_pieces,
+)
+from lorica_security.secure_aggregation.groups.release_groups import (
     LEAST_PROMISE,
     Link,
     Partition,
@@ -29,6 +33,7 @@ from security.secure_aggregation.release_groups import (
     signers,
     successor,
 )
+from lorica_security.secure_aggregation.messages import MaskKeyShare, SurvivorSet
 from tests.support.secagg_federation import FEDERATION, Federation, identities, identity_key, silo_names, terms
 
 NAMES = silo_names(12)

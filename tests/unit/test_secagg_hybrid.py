@@ -13,16 +13,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from security.errors import IntegrityError, MalformedMessage
-from security.secure_aggregation import coordinator_machine as coordinator
-from security.secure_aggregation import key_agreement, pair_secret, share_box
-from security.secure_aggregation import silo_machine as silo
-from security.secure_aggregation.coordinator_machine import Offence
-from security.secure_aggregation.key_agreement import KEM_KEY_BYTES, Encapsulation, KeyPair, Link, encapsulated, halves
-from security.secure_aggregation.messages import Advertisement, SharedKeys, signed
-from security.secure_aggregation.pair_secret import PairCopy
-from security.secure_aggregation.secret import Secret
-from security.secure_aggregation.secret_sharing import SALT_BYTES, SHARE_BYTES
+from lorica_security.errors import IntegrityError, MalformedMessage
+from lorica_security.secure_aggregation import coordinator_machine as coordinator
+from lorica_security.secure_aggregation import silo_machine as silo
+from lorica_security.secure_aggregation.coordinator_machine import Offence
+from lorica_security.secure_aggregation.keys import key_agreement, pair_secret, share_box
+from lorica_security.secure_aggregation.keys.key_agreement import (
+    KEM_KEY_BYTES,
+    Encapsulation,
+    KeyPair,
+    Link,
+    encapsulated,
+    halves,
+)
+from lorica_security.secure_aggregation.keys.pair_secret import PairCopy
+from lorica_security.secure_aggregation.keys.secret import Secret
+from lorica_security.secure_aggregation.keys.secret_sharing import SALT_BYTES, SHARE_BYTES
+from lorica_security.secure_aggregation.messages import Advertisement, SharedKeys, signed
 from tests.support import ml_kem
 from tests.support.secagg_federation import Federation, entropy, identity_key, silo_names
 

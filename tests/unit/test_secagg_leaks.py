@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from security.identifiers import SiloName
-from security.secure_aggregation import release_groups, silo_machine
-from security.secure_aggregation.release_groups import Group, Link, Partition, successor
-from silo_agent.edges import group_chain
-from silo_wire.groups_codec import GroupsOffer
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation import silo_machine
+from lorica_security.secure_aggregation.groups import release_groups
+from lorica_security.secure_aggregation.groups.release_groups import Group, Link, Partition, successor
+from silo_agent.edges.groups import group_chain
+from silo_wire.codecs.groups_codec import GroupsOffer
 from tests.support.leak_search import World, least_support, seeded
 from tests.support.secagg_federation import silo_names
 

@@ -6,11 +6,17 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from security.errors import StateError
-from security.identifiers import SiloName
-from security.secure_aggregation import silo_machine as silo
-from security.secure_aggregation.mask_stream import BLOCK_WORDS, LONG_WORDS, KeyStream, MaskSum, Workspace
-from security.secure_aggregation.secret import Secret
+from lorica_security.errors import StateError
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation import silo_machine as silo
+from lorica_security.secure_aggregation.keys.secret import Secret
+from lorica_security.secure_aggregation.masked_vectors.mask_stream import (
+    BLOCK_WORDS,
+    LONG_WORDS,
+    KeyStream,
+    MaskSum,
+    Workspace,
+)
 from tests.support.secagg_federation import Federation, attempt, entropy
 
 WORDS = 10_000_000

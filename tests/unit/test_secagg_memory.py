@@ -11,15 +11,15 @@ from dataclasses import replace
 
 import pytest
 
-from security.errors import LoricaError, PolicyRefusal
-from security.identifiers import SiloName
-from security.secure_aggregation import silo_machine as silo
-from security.secure_aggregation.attempt import Attempt
-from security.secure_aggregation.messages import Advertisement, Delivery, SharedKeys, signed
-from security.secure_aggregation.release_groups import Partition, first_link
-from security.secure_aggregation.roster import Roster
-from security.secure_aggregation.secret import Secret
-from security.secure_aggregation.silo_memory import MASKING_MEMORY, MAX_ANNOUNCED, Forgotten, SiloMemory
+from lorica_security.errors import LoricaError, PolicyRefusal
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation import silo_machine as silo
+from lorica_security.secure_aggregation.attempt import Attempt
+from lorica_security.secure_aggregation.groups.release_groups import Partition, first_link
+from lorica_security.secure_aggregation.keys.secret import Secret
+from lorica_security.secure_aggregation.messages import Advertisement, Delivery, SharedKeys, signed
+from lorica_security.secure_aggregation.roster import Roster
+from lorica_security.secure_aggregation.silo_memory import MASKING_MEMORY, MAX_ANNOUNCED, Forgotten, SiloMemory
 from tests.support.leak_search import seeded
 from tests.support.secagg_federation import (
     FEDERATION,

@@ -10,22 +10,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from security.errors import ConfigurationError, MalformedMessage, PolicyRefusal
-from security.privacy.accounting import gaussian_delta
-from security.secure_aggregation import mask_stream
-from security.secure_aggregation.fixed_point import EXTRA_WORDS, SIGNED_MAX, Encoder, Ranges, Workspace, decode_tail
-from security.secure_aggregation.key_agreement import noise_key
-from security.secure_aggregation.mask_stream import KeyStream, MaskSum
-from security.secure_aggregation.noise_shares import CLIPPED_TO, LEAST_BITS, TAIL, NoiseShares
-from security.secure_aggregation.parameters import NoiseTerms, Parameters, Terms
-from security.secure_aggregation.scores import NO_SCORES
-from security.secure_aggregation.secret import Secret
-from security.secure_aggregation.silo_machine import MaskVector
-from silo_agent.training.masked_vector import BLOCK_ELEMENTS, write_masked_vector
+from lorica_security.errors import ConfigurationError, MalformedMessage, PolicyRefusal
+from lorica_security.privacy.accounting import gaussian_delta
+from lorica_security.secure_aggregation.keys.key_agreement import noise_key
+from lorica_security.secure_aggregation.keys.secret import Secret
+from lorica_security.secure_aggregation.masked_vectors import mask_stream
+from lorica_security.secure_aggregation.masked_vectors.fixed_point import (
+    EXTRA_WORDS,
+    SIGNED_MAX,
+    Encoder,
+    Ranges,
+    Workspace,
+    decode_tail,
+)
+from lorica_security.secure_aggregation.masked_vectors.mask_stream import KeyStream, MaskSum
+from lorica_security.secure_aggregation.masked_vectors.noise_shares import CLIPPED_TO, LEAST_BITS, TAIL, NoiseShares
+from lorica_security.secure_aggregation.masked_vectors.scores import NO_SCORES
+from lorica_security.secure_aggregation.parameters import NoiseTerms, Parameters, Terms
+from lorica_security.secure_aggregation.silo_machine import MaskVector
+from silo_agent.training.update.masked_vector import BLOCK_ELEMENTS, write_masked_vector
 from silo_wire.manifest import Layout, TensorSpec
-from silo_wire.masked_ranges import plan_ranges, ranges_of
-from silo_wire.noised_masks import check_noise_fits
-from silo_wire.plan import AggregationSection
+from silo_wire.plans.masked_ranges import plan_ranges, ranges_of
+from silo_wire.plans.noised_masks import check_noise_fits
+from silo_wire.plans.plan import AggregationSection
 from tests.support.coordinator_edges import make_plan
 from tests.support.masked_round import kept
 from tests.support.secagg_federation import ALONE, MODEL, attempt, entropy, silo_names

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from security.errors import MalformedMessage
-from security.secure_aggregation.fixed_point import FixedPoint, Ranges, TensorRange
-from security.secure_aggregation.parameters import Parameters, default_threshold, least_threshold
+from lorica_security.errors import MalformedMessage
+from lorica_security.secure_aggregation.masked_vectors.fixed_point import FixedPoint, Ranges, TensorRange
+from lorica_security.secure_aggregation.parameters import Parameters, default_threshold, least_threshold
 from tests.support.secagg_federation import alone, ranges, silo_names, terms
 
 

@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from security.errors import Conflict, IntegrityError, StateError
-from security.identifiers import SiloName
-from security.secure_aggregation import coordinator_machine as coordinator
-from security.secure_aggregation import mask_stream
-from security.secure_aggregation import silo_machine as silo
-from security.secure_aggregation.fixed_point import EXTRA_WORDS, decode, decode_tail
-from security.secure_aggregation.messages import MaskedInput
-from security.secure_aggregation.parameters import least_threshold
+from lorica_security.errors import Conflict, IntegrityError, StateError
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation import coordinator_machine as coordinator
+from lorica_security.secure_aggregation import silo_machine as silo
+from lorica_security.secure_aggregation.masked_vectors import mask_stream
+from lorica_security.secure_aggregation.masked_vectors.fixed_point import EXTRA_WORDS, decode, decode_tail
+from lorica_security.secure_aggregation.messages import MaskedInput
+from lorica_security.secure_aggregation.parameters import least_threshold
 from tests.support.secagg_federation import (
     PHASES,
     SIZES,

@@ -9,11 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from security.errors import MalformedMessage
-from security.secure_aggregation.fixed_point import EXTRA_WORDS, Encoder, FixedPoint, Ranges, Workspace, decode_tail
-from security.secure_aggregation.mask_stream import KeyStream, Words
-from security.secure_aggregation.scores import LOSS_UNITS, NO_SCORES, SCORE_WORDS, Scores
-from security.secure_aggregation.secret import Secret
+from lorica_security.errors import MalformedMessage
+from lorica_security.secure_aggregation.keys.secret import Secret
+from lorica_security.secure_aggregation.masked_vectors.fixed_point import (
+    EXTRA_WORDS,
+    Encoder,
+    FixedPoint,
+    Ranges,
+    Workspace,
+    decode_tail,
+)
+from lorica_security.secure_aggregation.masked_vectors.mask_stream import KeyStream, Words
+from lorica_security.secure_aggregation.masked_vectors.scores import LOSS_UNITS, NO_SCORES, SCORE_WORDS, Scores
 from tests.support.secagg_federation import Federation, entropy, scores_of
 
 RANGES = Ranges.of(sizes=[1], largest_delta=[1.0], largest_weight=1.0)

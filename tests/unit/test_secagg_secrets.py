@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from security.errors import StateError
-from security.secure_aggregation import silo_machine as silo
-from security.secure_aggregation.messages import MaskedInput, Reveal
-from security.secure_aggregation.secret import Secret
+from lorica_security.errors import StateError
+from lorica_security.secure_aggregation import silo_machine as silo
+from lorica_security.secure_aggregation.keys.secret import Secret
+from lorica_security.secure_aggregation.messages import MaskedInput, Reveal
 from tests.support import secagg_federation
 from tests.support.secagg_federation import PHASES, Federation, entropy, silo_names
 

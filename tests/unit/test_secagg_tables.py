@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from security.errors import LoricaError, WrongTime
-from security.secure_aggregation import coordinator_machine as coordinator
-from security.secure_aggregation import silo_machine as silo
-from security.secure_aggregation.messages import Complaint, signed
-from security.secure_aggregation.silo_memory import SiloMemory
+from lorica_security.errors import LoricaError, WrongTime
+from lorica_security.secure_aggregation import coordinator_machine as coordinator
+from lorica_security.secure_aggregation import silo_machine as silo
+from lorica_security.secure_aggregation.messages import Complaint, signed
+from lorica_security.secure_aggregation.silo_memory import SiloMemory
 from tests.support.secagg_federation import Federation, Silo, identity_key, opening
 
 SILO_ACCEPTS = {

@@ -6,19 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from security.errors import IntegrityError, MalformedMessage
-from security.identifiers import SiloName
-from security.secure_aggregation import (
-    fixed_point,
-    key_agreement,
-    mask_stream,
-    pair_secret,
-    secret_sharing,
-    share_box,
-    transcript,
-)
-from security.secure_aggregation.key_agreement import KEM_KEY_BYTES, KeyPair, Link
-from security.secure_aggregation.secret import Secret
+from lorica_security.errors import IntegrityError, MalformedMessage
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation import transcript
+from lorica_security.secure_aggregation.keys import key_agreement, pair_secret, secret_sharing, share_box
+from lorica_security.secure_aggregation.keys.key_agreement import KEM_KEY_BYTES, KeyPair, Link
+from lorica_security.secure_aggregation.keys.secret import Secret
+from lorica_security.secure_aggregation.masked_vectors import fixed_point, mask_stream
 from tests.support import secagg_vectors as vectors
 from tests.support.secagg_federation import MODEL, encoded, entropy
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from security import attempt_limit
-from security.attempt_limit import AttemptLimit, source_of
+from lorica_security.host import attempt_limit
+from lorica_security.host.attempt_limit import AttemptLimit, source_of
 
 
 def test_a_source_that_fails_too_often_waits_until_its_first_failure_is_old() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from security import files
-from security.errors import ConfigurationError, StorageError
+from lorica_security.errors import ConfigurationError, StorageError
+from lorica_security.host import files
 
 
 def mode(path: Path) -> int:

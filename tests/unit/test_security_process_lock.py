@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from security.errors import Conflict
-from security.process_lock import ProcessLock, holder
+from lorica_security.errors import Conflict
+from lorica_security.host.process_lock import ProcessLock, holder
 
 HOLD = """
 import sys
 from pathlib import Path
-from security.process_lock import ProcessLock
+from lorica_security.host.process_lock import ProcessLock
 with ProcessLock(Path(sys.argv[1]), "test"):
     print("held", flush=True)
     sys.stdin.read()

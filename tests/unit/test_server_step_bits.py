@@ -38,7 +38,7 @@ def test_step_has_the_same_bits_on_every_cpu_with_any_threads_stretches_and_alig
 DECODED = """
 import numpy as np
 from blake3 import blake3
-from security.secure_aggregation.fixed_point import FixedPoint, Ranges, averaged, decode
+from lorica_security.secure_aggregation.masked_vectors.fixed_point import FixedPoint, Ranges, averaged, decode
 sizes = [3, 1000, 70001]
 ranges = Ranges.of(sizes=sizes, largest_delta=[0.3, 1e-30, 7e-4], largest_weight=12345.678)
 point = averaged(FixedPoint.of(cohort=7, ranges=ranges), 1e-2)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from security.errors import DataError, StorageError
-from silo_agent.edges.silo_sources import SiloSources
+from lorica_security.errors import DataError, StorageError
+from silo_agent.edges.workshop.silo_sources import SiloSources
 from silo_agent.settings import Settings
 from silo_agent.sql_sandbox import SqliteTarget
 from tests.support.tiny_t5 import SCHEMA

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from ops.simulation.estimate import (
+from lorica.simulation.forecast.estimate import (
     Estimate,
     SiloCounts,
     SiloTimes,
@@ -14,23 +14,24 @@ from ops.simulation.estimate import (
     evaluations_of,
     optimizer_bytes,
 )
-from ops.simulation.estimate_report import bytes_text, seconds_text
-from ops.simulation.mask_traffic import mask_traffic
-from ops.simulation.traffic import Traffic
-from security.errors import MalformedMessage
-from security.identifiers import SiloName
-from security.secure_aggregation.fixed_point import EXTRA_WORDS
-from security.secure_aggregation.messages import MaskedInput
-from security.secure_aggregation.roster import Roster
+from lorica.simulation.forecast.estimate_report import bytes_text, seconds_text
+from lorica.simulation.forecast.mask_traffic import mask_traffic
+from lorica.simulation.forecast.traffic import Traffic
+from lorica_security.errors import MalformedMessage
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation.masked_vectors.fixed_point import EXTRA_WORDS
+from lorica_security.secure_aggregation.messages import MaskedInput
+from lorica_security.secure_aggregation.roster import Roster
 from silo_agent.training.local_optimizer import local_optimizer
 from silo_agent.training.local_trainer import optimizer_steps
-from silo_agent.training.model import bind, layout_of
+from silo_agent.training.model.model import bind, layout_of
 from silo_wire.canonical import Digest, digest_of
+from silo_wire.codecs.masked_orders_codec import mask_answer_to_wire, mask_to_wire
+from silo_wire.codecs.secure_codec import masked_input_to_wire
 from silo_wire.manifest import Layout, TensorSpec
-from silo_wire.masked_ranges import ranges_of
 from silo_wire.messages import Mask, RoundKey
-from silo_wire.plan import Plan, PlanBundle, TrainingSection
-from silo_wire.secure_codec import mask_answer_to_wire, mask_to_wire, masked_input_to_wire
+from silo_wire.plans.masked_ranges import ranges_of
+from silo_wire.plans.plan import Plan, PlanBundle, TrainingSection
 from tests.support import secagg_federation
 from tests.support.tiny_t5 import bundle_of, random_model
 

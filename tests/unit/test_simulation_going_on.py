@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from coordinator.service.records import RoundRow
-from ops.simulation.going_on import MOST_ATTEMPTS, PATIENCE_S, GoingOn
-from security.errors import StateError
+from lorica.simulation.going_on import MOST_ATTEMPTS, PATIENCE_S, GoingOn
+from lorica_security.errors import StateError
 from silo_wire.canonical import Digest
 
 ROW = RoundRow(

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ops.simulation.losses import MOST_POINTS, append, curve
-from security.errors import StorageError
+from lorica.simulation.losses import MOST_POINTS, append, curve
+from lorica_security.errors import StorageError
 
 
 def test_steps_are_counted_through_the_rounds(tmp_path: Path) -> None:

@@ -4,12 +4,12 @@ import pickle
 
 import pytest
 
-from ops.simulation.shares import shared_out, threads_of_a_worker
-from ops.simulation.worker_messages import Raised
-from security.errors import EXIT_CODES, LoricaError, PolicyRefusal
-from security.identifiers import SiloName
+from lorica.simulation.workers.shares import shared_out, threads_of_a_worker
+from lorica.simulation.workers.worker_messages import Raised
+from lorica_security.errors import EXIT_CODES, LoricaError, PolicyRefusal
+from lorica_security.identifiers import SiloName
+from silo_agent.rounds.update import TrainingDiverged
 from silo_agent.service.ports import WorkCancelled
-from silo_agent.task.update import TrainingDiverged
 
 SIZES = {SiloName(name): size for name, size in (("a", 10), ("b", 70), ("c", 20), ("d", 30), ("e", 20))}
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ops.simulation.silo_data import changed, lines, remember
-from security.errors import DataError
-from security.identifiers import SiloName
+from lorica.simulation.silo_data import changed, lines, remember
+from lorica_security.errors import DataError
+from lorica_security.identifiers import SiloName
 
 SPOILT_HEADER = 10
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from coordinator.edges.coordinator_folder import CoordinatorFolder
-from ops.soak.commands import MOST_ROTATIONS, Commander
-from ops.soak.federation import COORDINATOR
-from security.errors import StateError
-from silo_agent.edges.silo_folder import SiloFolder
+from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica.soak.commands import MOST_ROTATIONS, Commander
+from lorica.soak.federation import COORDINATOR
+from lorica_security.errors import StateError
+from silo_agent.edges.disk.silo_folder import SiloFolder
 
 
 class Scene:

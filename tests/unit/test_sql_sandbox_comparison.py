@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from security.errors import DataError
+from lorica_security.errors import DataError
 from silo_agent.sql_sandbox import (
     ExecutionMatch,
     ExecutionOutcome,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from security.errors import DataError
+from lorica_security.errors import DataError
 from silo_agent.sql_sandbox import (
     JailMissing,
     Limits,
@@ -133,9 +133,7 @@ def test_it_has_one_thread_and_lives(taken: Taken) -> None:
 
 def planted(code: str) -> str:
     """A worker's start with `code` in it, before it does anything."""
-    return (
-        f"import sys; sys.path.insert(0, sys.argv[1]); {code}; from silo_agent.sql_sandbox.worker import main; main()"
-    )
+    return f"import sys; sys.path[:0] = sys.argv[1:]; {code}; from silo_agent.sql_sandbox.worker import main; main()"
 
 
 NO_LANDLOCK = planted("from silo_agent.sql_sandbox import landlock; landlock.version = lambda: 0")
@@ -183,8 +181,8 @@ def test_no_statement_runs_where_a_wall_that_the_machine_has_does_not_stand(
 
 @pytest.mark.skipif(not systemd_unit.CAN, reason=systemd_unit.WHY_NOT)
 def test_both_stand_under_the_systemd_unit_of_the_agent() -> None:
-    code = "import sys; sys.path.insert(0, sys.argv[1]); from silo_agent.sql_sandbox import probe_jail; print(probe_jail().missing or 'none')"
-    words = systemd_unit.sandboxed([sys.executable, "-I", "-c", code, str(systemd_unit.ROOT)], unit="lorica-silo-agent")
+    code = "import sys; sys.path[:0] = sys.argv[1:]; from silo_agent.sql_sandbox import probe_jail; print(probe_jail().missing or 'none')"
+    words = systemd_unit.sandboxed([sys.executable, "-I", "-c", code, *sandbox.CODE], unit="lorica-silo-agent")
     assert subprocess.check_output(words, text=True) == "none\n"
 
 
@@ -198,13 +196,13 @@ def test_a_wall_that_is_claimed_and_lets_through_is_not_told_as_standing(monkeyp
 
 _ALONE = """
 import os, sys
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[3:]
 from pathlib import Path
 from silo_agent.sql_sandbox import jail, landlock, seccomp
 from silo_agent.sql_sandbox.results import Limits
 missing = {"landlock": (landlock, "version", lambda: 0), "seccomp": (seccomp, "library", lambda: None)}
-setattr(*missing[sys.argv[2]])
-path = Path(sys.argv[3])
+setattr(*missing[sys.argv[1]])
+path = Path(sys.argv[2])
 jail.enter(Limits(), readable=[path])
 os.close(os.open(path, os.O_RDONLY))
 for flags in (os.O_WRONLY, os.O_RDWR, os.O_RDONLY | os.O_TRUNC, os.O_WRONLY | os.O_CREAT):
@@ -221,9 +219,11 @@ def test_each_wall_alone_keeps_files_from_being_emptied_or_made(missing: str, tm
     kept = tmp_path / "kept"
     kept.write_text("a record")
 
-    code = Path(landlock.__file__).parents[2]
     run = subprocess.run(
-        [sys.executable, "-I", "-c", _ALONE, str(code), missing, str(kept)], capture_output=True, text=True, check=False
+        [sys.executable, "-I", "-c", _ALONE, missing, str(kept), *sandbox.CODE],
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
     assert (run.returncode, run.stderr) == (0, "")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from security.errors import ConfigurationError, DataError, UnsafeSql
+from lorica_security.errors import ConfigurationError, DataError, UnsafeSql
 from silo_agent.sql_sandbox import (
     Limits,
     QueryFailed,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from security.errors import ConfigurationError, DataError, UnsafeSql
+from lorica_security.errors import ConfigurationError, DataError, UnsafeSql
 from silo_agent.sql_sandbox import Limits, Sandbox, SqliteTarget, sandbox
 from silo_agent.sql_sandbox.frames import FrameEnd, read_frame, write_frame
 from silo_agent.sql_sandbox.results import ERRORS
@@ -68,7 +68,7 @@ def test_the_worker_starts_from_any_directory_and_ignores_python_code_found_ther
     database: SqliteTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sqlite3.py").write_text("raise SystemExit('planted')")
-    (tmp_path / "security").mkdir()
+    (tmp_path / "lorica_security").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with Sandbox(database, LIMITS) as box:
@@ -96,11 +96,10 @@ def test_memory_and_processor_time_are_bounded(box: Sandbox, name: str) -> None:
 
 def test_the_worker_loads_neither_torch_nor_the_network_stack_of_the_agent() -> None:
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import silo_agent.sql_sandbox.worker, silo_agent.sql_sandbox.sqlite_session;"
+        "import sys; sys.path[:0] = sys.argv[1:]; import silo_agent.sql_sandbox.worker, silo_agent.sql_sandbox.sqlite_session;"
         "print([m for m in ('torch', 'numpy', 'grpc', 'sqlalchemy', 'pydantic', 'psycopg') if m in sys.modules])"
     )
-    root = str(Path(sandbox.__file__).parents[2])
-    assert subprocess.check_output([sys.executable, "-I", "-c", code, root], text=True).strip() == "[]"
+    assert subprocess.check_output([sys.executable, "-I", "-c", code, *sandbox.CODE], text=True).strip() == "[]"
 
 
 def test_a_worker_killed_between_statements_is_replaced(box: Sandbox) -> None:

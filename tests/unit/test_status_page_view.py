@@ -6,22 +6,22 @@ from html.parser import HTMLParser
 import pytest
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from coordinator.edges.gate import Refusal
+from coordinator.edges.server.gate import Refusal
 from coordinator.edges.status_page import charts
 from coordinator.edges.status_page.charts import MOST_SERIES, line_chart, share_chart
 from coordinator.edges.status_page.refusals import KEPT, STRANGER, RecentRefusals
 from coordinator.edges.status_page.view import PageView, page_view
 from coordinator.plans.presets import preset
-from coordinator.service.disclosure import of_all_silos
 from coordinator.service.ports import AuthorityStanding
 from coordinator.service.records import MaskedTotals, RoundRow, SiloRow
 from coordinator.service.release_groups import GroupsStanding
-from coordinator.service.standing import SiloStanding, Standing
-from security.identifiers import FederationName, SiloName
-from security.secure_aggregation.release_groups import Partition, first_link
+from coordinator.service.views.disclosure import of_all_silos
+from coordinator.service.views.standing import SiloStanding, Standing
+from lorica_security.identifiers import FederationName, SiloName
+from lorica_security.secure_aggregation.groups.release_groups import Partition, first_link
 from silo_wire.canonical import Digest
 from silo_wire.messages import Evaluation
-from silo_wire.plan import Plan
+from silo_wire.plans.plan import Plan
 
 NOW = 1_800_000_000.0
 DAY = 86_400.0

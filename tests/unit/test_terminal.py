@@ -14,12 +14,12 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from coordinator.cli import main as coordinator
-from coordinator.edges.watch_view import Seen, picture
-from ops.docs_commands import PROGRAMS
-from security.errors import ConfigurationError
-from security.preflight import Check, Outcome
-from security.preflight_page import check_page
-from security.terminal import Page, show_table, terminal
+from coordinator.edges.operator_host.watch_view import Seen, picture
+from lorica.documentation.docs_commands import PROGRAMS
+from lorica_security.console.preflight import Check, Outcome
+from lorica_security.console.preflight_page import check_page
+from lorica_security.console.terminal import Page, show_table, terminal
+from lorica_security.errors import ConfigurationError
 from silo_wire.v1 import operator_pb2
 from tests.support.command_line import run_command
 

@@ -9,20 +9,20 @@ import pytest
 import torch
 from transformers import T5ForConditionalGeneration
 
-from coordinator.edges.export import export_model
-from coordinator.edges.plan_parts import base_store
-from coordinator.model_file import BASE_FILE, MODEL_FILE
+from coordinator.edges.models.export import export_model
+from coordinator.edges.sums.plan_parts import base_store
 from coordinator.plans.plan_folder import compile_plan
-from security.errors import ConfigurationError, IntegrityError, MalformedMessage, StateError
+from coordinator.vectors.model_file import BASE_FILE, MODEL_FILE
+from lorica_security.errors import ConfigurationError, IntegrityError, MalformedMessage, StateError
 from silo_agent.service.ports import RoundModel
+from silo_agent.training.data.text_to_sql_data import Example, SiloData
 from silo_agent.training.device import DeviceSettings
-from silo_agent.training.model import add_adapters, bind, build_model, layout_of
+from silo_agent.training.model.model import add_adapters, bind, build_model, layout_of
 from silo_agent.training.silo_trainer import SiloTrainer
-from silo_agent.training.text_to_sql_data import Example, SiloData
-from silo_wire.adapters import AdaptersSection, adapter_layout, adapter_names
 from silo_wire.canonical import Digest
 from silo_wire.manifest import manifest_of
-from silo_wire.plan import PlanBundle
+from silo_wire.plans.adapters import AdaptersSection, adapter_layout, adapter_names
+from silo_wire.plans.plan import PlanBundle
 from tests.support.coordinator_edges import A, B, Workplace, content_of, make_plan, random_vector, stored_vector
 from tests.support.tiny_t5 import SCHEMA, random_model, v1_1
 

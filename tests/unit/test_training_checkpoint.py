@@ -19,10 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from ops.demo.processes import environment
-from silo_agent.task.update import TrainingStopped
-from silo_agent.training.batches import EncodedExamples
+from lorica.demo.processes import environment
+from silo_agent.rounds.update import TrainingStopped
 from silo_agent.training.checkpoint import CheckpointFile, TrainingIdentity, TrainingState, training_identity
+from silo_agent.training.data.batches import EncodedExamples
 from silo_agent.training.loss_log import LossLog
 from silo_wire.canonical import Digest
 from tests.support.checkpointed_training import EPOCHS, PAIRS, STEPS_PER_EPOCH, SiloFiles

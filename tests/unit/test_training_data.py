@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from support.tiny_t5 import SCHEMA
 
-from security.errors import DataError
-from silo_agent.training.schema import Schema, Table
-from silo_agent.training.text_to_sql_data import DataLimits, UnitOwnsHalf, load_silo_data
+from lorica_security.errors import DataError
+from silo_agent.training.data.schema import Schema, Table
+from silo_agent.training.data.text_to_sql_data import DataLimits, UnitOwnsHalf, load_silo_data
 
 
 def line(number: int, **changes: Any) -> bytes:

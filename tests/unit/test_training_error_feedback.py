@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from support.tiny_t5 import bundle_of, random_model, silo_data
 from transformers import T5ForConditionalGeneration
 
-from security.errors import IntegrityError, StorageError
-from silo_agent.task.update import BLOCK_ELEMENTS, TrainingDiverged
-from silo_agent.training.client_update import Feedback, WrittenUpdate, write_update
+from lorica_security.errors import IntegrityError, StorageError
+from silo_agent.rounds.update import BLOCK_ELEMENTS, TrainingDiverged
 from silo_agent.training.device import DeviceSettings
-from silo_agent.training.model import bind, layout_of, vector_blocks
-from silo_agent.training.residual import Residuals
+from silo_agent.training.model.model import bind, layout_of, vector_blocks
+from silo_agent.training.model.vector_file import VectorReader
 from silo_agent.training.silo_trainer import SiloTrainer
-from silo_agent.training.vector_file import VectorReader
+from silo_agent.training.update.client_update import Feedback, WrittenUpdate, write_update
+from silo_agent.training.update.residual import Residuals
 from silo_wire.canonical import Digest
 from silo_wire.manifest import Dtype, Layout, Manifest, manifest_of
 

@@ -21,20 +21,20 @@ from support.tiny_t5 import (
 )
 from transformers import T5ForConditionalGeneration
 
-from security.errors import ConfigurationError, DataError, IntegrityError, MalformedMessage, StorageError
+from lorica_security.errors import ConfigurationError, DataError, IntegrityError, MalformedMessage, StorageError
+from silo_agent.rounds.update import TrainingDiverged, TrainingStopped
 from silo_agent.sql_sandbox import Limits, Sandbox, parse_database
-from silo_agent.task.update import TrainingDiverged, TrainingStopped
 from silo_agent.training import silo_trainer
-from silo_agent.training.batches import encode_examples
+from silo_agent.training.data.batches import encode_examples
+from silo_agent.training.data.text_to_sql_data import Example
+from silo_agent.training.data.tokenizer import SpecialTokens, TextTokenizer
 from silo_agent.training.device import DeviceSettings
 from silo_agent.training.evaluation import in_sandbox
 from silo_agent.training.generation import generated
 from silo_agent.training.silo_trainer import SiloTrainer
-from silo_agent.training.spread import MOST_ALIKE, alike
-from silo_agent.training.text_to_sql_data import Example
-from silo_agent.training.tokenizer import SpecialTokens, TextTokenizer
+from silo_agent.training.update.spread import MOST_ALIKE, alike
 from silo_wire.manifest import Manifest, manifest_of
-from silo_wire.plan import PlanBundle
+from silo_wire.plans.plan import PlanBundle
 
 CPU = DeviceSettings(device="cpu", threads=1)
 PAIRS = [(CORPUS[0], CORPUS[3]), (CORPUS[1], CORPUS[4]), (CORPUS[2], CORPUS[5])]

@@ -9,20 +9,20 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from security.secure_aggregation.fixed_point import FixedPoint
-from silo_agent.task.update import BLOCK_ELEMENTS
-from silo_agent.training.batches import EncodedExamples
-from silo_agent.training.client_update import Feedback, write_update
-from silo_agent.training.float_steps import StepNoise, binade
-from silo_agent.training.masked_vector import KeptDelta, own_share, own_weight, write_masked_vector
-from silo_agent.training.model import bind, layout_of
-from silo_agent.training.residual import Residuals
-from silo_agent.training.spread import Spread
-from silo_agent.training.vector_file import VectorReader
+from lorica_security.secure_aggregation.masked_vectors.fixed_point import FixedPoint
+from silo_agent.rounds.update import BLOCK_ELEMENTS
+from silo_agent.training.data.batches import EncodedExamples
+from silo_agent.training.model.model import bind, layout_of
+from silo_agent.training.model.vector_file import VectorReader
+from silo_agent.training.update.client_update import Feedback, write_update
+from silo_agent.training.update.float_steps import StepNoise, binade
+from silo_agent.training.update.masked_vector import KeptDelta, own_share, own_weight, write_masked_vector
+from silo_agent.training.update.residual import Residuals
+from silo_agent.training.update.spread import Spread
 from silo_wire.canonical import digest_of
-from silo_wire.masked_ranges import plan_ranges
 from silo_wire.messages import TrainingSummary
-from silo_wire.plan import AggregationSection, TrainingSection
+from silo_wire.plans.masked_ranges import plan_ranges
+from silo_wire.plans.plan import AggregationSection, TrainingSection
 from tests.support.tiny_t5 import random_model, write_model
 from tests.support.undisturbed_training import train_undisturbed
 from tests.unit.test_training_masked_vector import decoded_of, opened, work

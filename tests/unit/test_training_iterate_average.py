@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from silo_agent.task.update import TrainingStopped
+from silo_agent.rounds.update import TrainingStopped
 from silo_agent.training.private import private_trainer
 from silo_agent.training.private.iterate_average import IterateAverage
 from silo_agent.training.private.loss_sums import GRID
 from silo_agent.training.private.private_optimizer import PrivateOptimizer
 from silo_agent.training.private.private_trainer import schedule_of
-from silo_wire.plan import Plan
+from silo_wire.plans.plan import Plan
 from tests.unit.test_training_private_gradients import t5
 from tests.unit.test_training_private_trainer import SCHEDULE, examples_of, flat, loss_sum, train
 from tests.unit.test_wire_plan import plan_value

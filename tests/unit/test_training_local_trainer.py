@@ -10,13 +10,13 @@ import torch
 from support.tiny_t5 import random_model, vocabulary_size
 from transformers import T5ForConditionalGeneration
 
-from silo_agent.task.update import TrainingDiverged, TrainingStopped
-from silo_agent.training.batches import EncodedExamples, collate, shuffled_batches, sorted_batches
+from silo_agent.rounds.update import TrainingDiverged, TrainingStopped
+from silo_agent.training.data.batches import EncodedExamples, collate, shuffled_batches, sorted_batches
 from silo_agent.training.local_optimizer import learning_rate_factor, local_optimizer
 from silo_agent.training.local_trainer import accumulate_gradient, train_locally
 from silo_agent.training.loss_log import LossLog
 from silo_wire.messages import TrainingSummary
-from silo_wire.plan import TrainingSection
+from silo_wire.plans.plan import TrainingSection
 
 
 def encoded(count: int = 7, seed: int = 0) -> EncodedExamples:

@@ -15,21 +15,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coordinator.aggregation.weighting import SiloSummary, WeightCaps, weigh
-from security.errors import IntegrityError, StateError, StorageError
-from security.file_mark import FileMark
-from security.identifiers import SiloName
-from security.secure_aggregation import fixed_point, mask_stream
-from security.secure_aggregation.fixed_point import EXTRA_WORDS, FixedPoint, Ranges, WideBlock
-from security.secure_aggregation.mask_stream import KeyStream, MaskSum, Words
-from security.secure_aggregation.parameters import LEAST_COHORT, Parameters, default_threshold
-from security.secure_aggregation.secret import Secret
-from security.secure_aggregation.silo_machine import MaskVector
-from silo_agent.task.update import TrainingDiverged, TrainingStopped
-from silo_agent.training import masked_vector
-from silo_agent.training.masked_vector import BLOCK_ELEMENTS, own_weight, write_masked_vector
-from silo_wire.lorar import Weighting, raw_weight
+from lorica_security.errors import IntegrityError, StateError, StorageError
+from lorica_security.host.file_mark import FileMark
+from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation.keys.secret import Secret
+from lorica_security.secure_aggregation.masked_vectors import fixed_point, mask_stream
+from lorica_security.secure_aggregation.masked_vectors.fixed_point import EXTRA_WORDS, FixedPoint, Ranges, WideBlock
+from lorica_security.secure_aggregation.masked_vectors.mask_stream import KeyStream, MaskSum, Words
+from lorica_security.secure_aggregation.parameters import LEAST_COHORT, Parameters, default_threshold
+from lorica_security.secure_aggregation.silo_machine import MaskVector
+from silo_agent.rounds.update import TrainingDiverged, TrainingStopped
+from silo_agent.training.update import masked_vector
+from silo_agent.training.update.masked_vector import BLOCK_ELEMENTS, own_weight, write_masked_vector
 from silo_wire.manifest import manifest_of, masked_layout
-from silo_wire.plan import AggregationSection
+from silo_wire.plans.lorar import Weighting, raw_weight
+from silo_wire.plans.plan import AggregationSection
 from tests.support import secagg_from_page as page
 from tests.support.coordinator_edges import Vector, summary
 from tests.support.masked_round import kept

@@ -8,14 +8,14 @@ import torch
 from support.tiny_t5 import bundle_of, config_json, random_model, tokenizer_json, v1_1, vocabulary_size
 from transformers import T5ForConditionalGeneration
 
-from security.errors import IntegrityError, MalformedMessage, StorageError
-from security.file_mark import FileMark
-from silo_agent.task.update import BLOCK_ELEMENTS
-from silo_agent.training.batches import Batch
-from silo_agent.training.model import BoundParameters, bind, build_model, layout_of, load_vector, vector_blocks
+from lorica_security.errors import IntegrityError, MalformedMessage, StorageError
+from lorica_security.host.file_mark import FileMark
+from silo_agent.rounds.update import BLOCK_ELEMENTS
+from silo_agent.training.data.batches import Batch
+from silo_agent.training.data.tokenizer import SpecialTokens, TextTokenizer
+from silo_agent.training.model.model import BoundParameters, bind, build_model, layout_of, load_vector, vector_blocks
+from silo_agent.training.model.vector_file import VectorReader
 from silo_agent.training.task_loss import summed_loss
-from silo_agent.training.tokenizer import SpecialTokens, TextTokenizer
-from silo_agent.training.vector_file import VectorReader
 from silo_wire.manifest import Dtype, Layout, TensorSpec, manifest_of
 
 CPU = torch.device("cpu")

@@ -11,12 +11,12 @@ from torch.nn import functional
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from security.errors import StateError
-from silo_agent.training.batches import IGNORED, Batch
-from silo_agent.training.private.batched_bias import batched_bias
+from lorica_security.errors import StateError
+from silo_agent.training.data.batches import IGNORED, Batch
 from silo_agent.training.private.clipping import MARGIN, Backend, clip_factors, clipping
-from silo_agent.training.private.example_losses import example_losses
-from silo_agent.training.private.ghost_norms import check_covered
+from silo_agent.training.private.per_example.batched_bias import batched_bias
+from silo_agent.training.private.per_example.example_losses import example_losses
+from silo_agent.training.private.per_example.ghost_norms import check_covered
 
 VOCABULARY = 97
 EXACT = 1e-5

@@ -11,19 +11,19 @@ import torch
 from torch import nn
 from transformers import T5ForConditionalGeneration
 
-from security.errors import StateError
-from security.privacy.discrete_gaussian import SIGMA
-from security.privacy.random_words import RandomWords
-from silo_agent.task.update import TrainingStopped
-from silo_agent.training.batches import Batch, EncodedExamples
+from lorica_security.errors import StateError
+from lorica_security.noise.discrete_gaussian import SIGMA
+from lorica_security.noise.random_words import RandomWords
+from silo_agent.rounds.update import TrainingStopped
+from silo_agent.training.data.batches import Batch, EncodedExamples
 from silo_agent.training.private import clipping as clipping_module
 from silo_agent.training.private import private_optimizer, private_trainer
-from silo_agent.training.private.chunks import Chunks
 from silo_agent.training.private.clipping import Backend, clipping
 from silo_agent.training.private.exact_noise import DoubleBlock, FloatBlock, StepNoise
-from silo_agent.training.private.example_losses import example_losses
 from silo_agent.training.private.loss_sums import GRID, noised_reduction
 from silo_agent.training.private.loss_sums import loss_sum as loss_sum_of_chunks
+from silo_agent.training.private.per_example.chunks import Chunks
+from silo_agent.training.private.per_example.example_losses import example_losses
 from silo_agent.training.private.private_optimizer import PrivateOptimizer
 from silo_agent.training.private.private_trainer import (
     PrivateSchedule,
@@ -31,7 +31,7 @@ from silo_agent.training.private.private_trainer import (
     drawn_examples,
     train_privately,
 )
-from silo_wire.plan import TrainingSection
+from silo_wire.plans.plan import TrainingSection
 from tests.support.tiny_t5 import random_model
 from tests.unit.test_training_private_gradients import VOCABULARY, parameters_of, t5
 

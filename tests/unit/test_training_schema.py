@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from security.errors import DataError
-from silo_agent.training.schema import Column, ColumnType, Schema, Table, serialise
+from lorica_security.errors import DataError
+from silo_agent.training.data.schema import Column, ColumnType, Schema, Table, serialise
 
 PATH = Path("silo/schema.json")
 COLUMN = {"name": "ID", "sql_type": "int(11)", "type": "number", "primary_key": True, "foreign_key": False}

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from silo_agent.training.serialisation import exact_match, model_input, normalised
+from silo_agent.training.data.serialisation import exact_match, model_input, normalised
 
 
 def test_the_question_comes_before_the_schema() -> None:

@@ -18,15 +18,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from silo_agent.training.batches import EncodedExamples
-from silo_agent.training.client_update import Feedback, write_update
-from silo_agent.training.model import bind, layout_of
-from silo_agent.training.residual import Residuals
-from silo_agent.training.spread import DRAWN_TOGETHER, MOST_ALIKE, Spread, alike
-from silo_agent.training.vector_file import VectorReader
+from silo_agent.training.data.batches import EncodedExamples
+from silo_agent.training.model.model import bind, layout_of
+from silo_agent.training.model.vector_file import VectorReader
+from silo_agent.training.update.client_update import Feedback, write_update
+from silo_agent.training.update.residual import Residuals
+from silo_agent.training.update.spread import DRAWN_TOGETHER, MOST_ALIKE, Spread, alike
 from silo_wire.canonical import digest_of
 from silo_wire.manifest import TensorSpec
-from silo_wire.plan import TrainingSection
+from silo_wire.plans.plan import TrainingSection
 from tests.support.tiny_t5 import random_model, write_model
 from tests.support.undisturbed_training import train_undisturbed
 from tests.unit.test_comparable_training import SILOS, masked_plan, part

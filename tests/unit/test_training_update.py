@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from silo_agent.task.update import (
+from silo_agent.rounds.update import (
     BLOCK_ELEMENTS,
     bfloat16_bits,
     clip_factor,

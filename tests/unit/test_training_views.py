@@ -13,19 +13,19 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.nn import functional
 
-from silo_agent.training.batches import EncodedExamples
+from silo_agent.training.data.batches import EncodedExamples
+from silo_agent.training.data.schema import Schema, serialise
+from silo_agent.training.data.text_to_sql_data import Example
+from silo_agent.training.data.views import WORDINGS, other_views
 from silo_agent.training.device import DeviceSettings
-from silo_agent.training.private import chunks as chunks_module
-from silo_agent.training.private.chunks import Chunks, padded, shape_of
 from silo_agent.training.private.clipping import MARGIN, Backend, clipping
-from silo_agent.training.private.example_losses import example_losses
+from silo_agent.training.private.per_example import chunks as chunks_module
+from silo_agent.training.private.per_example.chunks import Chunks, padded, shape_of
+from silo_agent.training.private.per_example.example_losses import example_losses
 from silo_agent.training.private.private_trainer import schedule_of
-from silo_agent.training.schema import Schema, serialise
 from silo_agent.training.silo_trainer import SiloTrainer
-from silo_agent.training.text_to_sql_data import Example
-from silo_agent.training.views import WORDINGS, other_views
-from silo_wire.plan import Plan
-from silo_wire.privacy import MOST_VIEWS, PrivacySection
+from silo_wire.plans.plan import Plan
+from silo_wire.plans.privacy import MOST_VIEWS, PrivacySection
 from tests.support.coordinator_edges import A, make_plan
 from tests.support.tiny_t5 import SCHEMA
 from tests.unit.test_private_weights import LENGTHS, encoded, made
@@ -219,7 +219,8 @@ def test_a_record_that_is_its_only_view_is_trained_to_the_bits_that_it_had_befor
     with seen() as before, pytest.MonkeyPatch.context() as patched:
         # What was done with gradients before: nothing was put one behind the other, and losses were summed.
         patched.setattr(
-            "silo_agent.training.private.ghost_norms.ExampleGradients._by_example", lambda gradients, rows: rows
+            "silo_agent.training.private.per_example.ghost_norms.ExampleGradients._by_example",
+            lambda gradients, rows: rows,
         )
         train(models[0], examples)
     with seen() as after:

@@ -18,17 +18,17 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from prometheus_client import generate_latest
 
-from silo_agent.edges.privacy_ledger import PrivacyLedgerFile
-from silo_agent.edges.shared_budget import SharedBudget
-from silo_agent.edges.silo_sources import SiloSources
-from silo_agent.edges.workshop import Workshop
+from silo_agent.edges.accounts.privacy_ledger import PrivacyLedgerFile
+from silo_agent.edges.accounts.shared_budget import SharedBudget
+from silo_agent.edges.workshop.silo_sources import SiloSources
+from silo_agent.edges.workshop.workshop import Workshop
 from silo_agent.policy import PolicyRules, SiloPolicy
 from silo_agent.service.told import BUDGET_SPENT, FAILED, TOLD_UNDER_PRIVACY
 from silo_agent.settings import Settings
-from silo_agent.training.masked_vector import own_weight
-from silo_agent.training.model import bind, vector_blocks
+from silo_agent.training.model.model import bind, vector_blocks
+from silo_agent.training.update.masked_vector import own_weight
 from silo_wire.messages import DeclineReason, RoundKey, Train
-from silo_wire.plan import PlanBundle
+from silo_wire.plans.plan import PlanBundle
 from silo_wire.v1 import enrolment_pb2, federation_pb2
 from tests.support.federation_peer import FEDERATION, SILO, FederationPeer
 from tests.support.tiny_t5 import SCHEMA, bundle_of, random_model

@@ -6,7 +6,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from silo_wire.chunk_piece import HEAD_BYTES, ChunkPiece, chunk_piece, reader, write
+from silo_wire.codecs.chunk_piece import HEAD_BYTES, ChunkPiece, chunk_piece, reader, write
 from silo_wire.v1 import common_pb2, federation_pb2
 
 KINDS = (federation_pb2.ModelPiece, federation_pb2.UpdatePiece)

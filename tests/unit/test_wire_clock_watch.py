@@ -2,7 +2,7 @@
 
 import asyncio
 
-from silo_wire.clock_watch import LOOK_S, wall_ahead, watched_clock
+from lorica_security.daemon.clock_watch import LOOK_S, wall_ahead, watched_clock
 from tests.support.virtual_time import in_virtual_time
 
 

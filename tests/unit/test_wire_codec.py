@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from security.errors import MalformedMessage
-from security.identifiers import SiloName
-from silo_wire import codec
+from lorica_security.errors import MalformedMessage
+from lorica_security.identifiers import SiloName
 from silo_wire.canonical import Digest
+from silo_wire.codecs import common_codec, orders_codec, updates_codec
 from silo_wire.manifest import Layout, TensorSpec, manifest_of
 from silo_wire.messages import (
     AgentPhase,
@@ -64,8 +64,8 @@ def summaries(draw: st.DrawFn) -> TrainingSummary:
 
 @given(orders)
 def test_orders_round_trip(order: Order) -> None:
-    notice = federation_pb2.Notice.FromString(codec.order_to_wire(order, SILO).SerializeToString())
-    assert codec.order_from_wire(notice) == order
+    notice = federation_pb2.Notice.FromString(orders_codec.order_to_wire(order, SILO).SerializeToString())
+    assert orders_codec.order_from_wire(notice) == order
 
 
 @given(keys, digests, summaries(), st.binary(max_size=64), st.integers(0, 100))
@@ -77,9 +77,9 @@ def test_update_headers_round_trip(
     header = UpdateHeader(
         key=key, model=model, manifest=manifest, summary=summary, signature=signature, first_chunk=first
     )
-    assert codec.update_header_from_wire(codec.update_header_to_wire(header, SILO)) == header
+    assert updates_codec.update_header_from_wire(updates_codec.update_header_to_wire(header, SILO)) == header
     announced = ModelHeader(manifest=manifest, round=3, signature=signature)
-    assert codec.model_header_from_wire(codec.model_header_to_wire(announced)) == announced
+    assert updates_codec.model_header_from_wire(updates_codec.model_header_to_wire(announced)) == announced
 
 
 def test_evaluations_round_trip() -> None:
@@ -87,23 +87,28 @@ def test_evaluations_round_trip() -> None:
     value = Evaluation(
         split="dev", examples=9, exact_matches=4, executed=8, execution_matches=5, loss_per_token=0.25, seconds=1.5
     )
-    assert codec.evaluation_from_wire(codec.evaluation_to_wire(key, SILO, Digest("cd" * 32), value)) == value
+    assert (
+        updates_codec.evaluation_from_wire(updates_codec.evaluation_to_wire(key, SILO, Digest("cd" * 32), value))
+        == value
+    )
 
 
 @pytest.mark.parametrize("reason", [reason for reason in DeclineReason if reason is not DeclineReason.REVOKED])
 def test_decline_reasons_round_trip(reason: DeclineReason) -> None:
-    assert codec.decline_reason_from_wire(codec.decline_reason_to_wire(reason)) is reason
+    assert updates_codec.decline_reason_from_wire(updates_codec.decline_reason_to_wire(reason)) is reason
 
 
 def test_no_number_on_the_wire_says_that_a_silo_was_revoked() -> None:
     """It is the operator's word alone."""
-    said = [codec.decline_reason_from_wire(number) for number in federation_pb2.DeclineReason.values() if number]
+    said = [
+        updates_codec.decline_reason_from_wire(number) for number in federation_pb2.DeclineReason.values() if number
+    ]
     assert set(said) == set(DeclineReason) - {DeclineReason.REVOKED}
 
 
 @pytest.mark.parametrize("phase", AgentPhase)
 def test_phases_round_trip(phase: AgentPhase) -> None:
-    assert codec.phase_from_wire(codec.phase_to_wire(phase)) is phase
+    assert updates_codec.phase_from_wire(updates_codec.phase_to_wire(phase)) is phase
 
 
 GOOD = {
@@ -121,21 +126,21 @@ GOOD = {
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1.0])
 def test_losses_that_would_buy_an_infinite_or_negative_weight_are_refused(field: str, value: float) -> None:
     with pytest.raises(MalformedMessage, match=field):
-        codec.summary_from_wire(federation_pb2.TrainingSummary(**{**GOOD, field: value}))
+        updates_codec.summary_from_wire(federation_pb2.TrainingSummary(**{**GOOD, field: value}))
 
 
 def test_a_summary_with_minimum_above_maximum_or_no_examples_is_refused() -> None:
     with pytest.raises(MalformedMessage, match="loss_min"):
-        codec.summary_from_wire(federation_pb2.TrainingSummary(**{**GOOD, "loss_min": 3.0}))
+        updates_codec.summary_from_wire(federation_pb2.TrainingSummary(**{**GOOD, "loss_min": 3.0}))
     for examples in (0, 2**41):
         with pytest.raises(MalformedMessage, match="examples"):
-            codec.summary_from_wire(federation_pb2.TrainingSummary(**{**GOOD, "examples": examples}))
+            updates_codec.summary_from_wire(federation_pb2.TrainingSummary(**{**GOOD, "examples": examples}))
 
 
 @pytest.mark.parametrize("steps", [2**40 + 1, 2**63, 2**64 - 1])
 def test_a_step_count_that_no_database_holds_is_refused(steps: int) -> None:
     with pytest.raises(MalformedMessage, match=f"optimizer_steps is {steps}"):
-        codec.summary_from_wire(federation_pb2.TrainingSummary(**{**GOOD, "optimizer_steps": steps}))
+        updates_codec.summary_from_wire(federation_pb2.TrainingSummary(**{**GOOD, "optimizer_steps": steps}))
 
 
 SCORES = {"split": "dev", "examples": 4, "exact_matches": 2, "executed": 3, "execution_matches": 3}
@@ -154,26 +159,28 @@ SCORES = {"split": "dev", "examples": 4, "exact_matches": 2, "executed": 3, "exe
     ],
 )
 def test_scores_that_cannot_be_are_refused(changes: dict[str, object]) -> None:
-    codec.evaluation_from_wire(federation_pb2.EvaluationReport(**SCORES))  # type: ignore[arg-type]
+    updates_codec.evaluation_from_wire(federation_pb2.EvaluationReport(**SCORES))  # type: ignore[arg-type]
     with pytest.raises(MalformedMessage):
-        codec.evaluation_from_wire(federation_pb2.EvaluationReport(**{**SCORES, **changes}))  # type: ignore[arg-type]
+        updates_codec.evaluation_from_wire(federation_pb2.EvaluationReport(**{**SCORES, **changes}))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("size", [0, 31, 33])
 def test_digests_of_another_length_are_refused(size: int) -> None:
     with pytest.raises(MalformedMessage, match="plan_digest"):
-        codec.round_key_from_wire(common_pb2.CallKey(federation="north", plan_digest=bytes(size), round=1, attempt=1))
+        common_codec.round_key_from_wire(
+            common_pb2.CallKey(federation="north", plan_digest=bytes(size), round=1, attempt=1)
+        )
 
 
 def test_a_notice_without_an_order_or_from_the_future_is_refused() -> None:
     with pytest.raises(MalformedMessage, match="no order"):
-        codec.order_from_wire(federation_pb2.Notice())
+        orders_codec.order_from_wire(federation_pb2.Notice())
     with pytest.raises(MalformedMessage, match="not known"):
-        codec.order_from_wire(federation_pb2.Notice(standby=federation_pb2.Standby()))
+        orders_codec.order_from_wire(federation_pb2.Notice(standby=federation_pb2.Standby()))
     with pytest.raises(MalformedMessage):
-        codec.decline_reason_from_wire(federation_pb2.DECLINE_REASON_UNSPECIFIED)
+        updates_codec.decline_reason_from_wire(federation_pb2.DECLINE_REASON_UNSPECIFIED)
     with pytest.raises(MalformedMessage):
-        codec.phase_from_wire(federation_pb2.AGENT_PHASE_UNSPECIFIED)
+        updates_codec.phase_from_wire(federation_pb2.AGENT_PHASE_UNSPECIFIED)
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
@@ -181,17 +188,17 @@ def test_a_deadline_that_is_no_duration_is_refused(seconds: float) -> None:
     key = common_pb2.CallKey(federation="north", plan_digest=bytes(32), round=1, attempt=1)
     train = federation_pb2.Train(key=key, model_digest=bytes(32), seconds_left=seconds)
     with pytest.raises(MalformedMessage, match="seconds_left"):
-        codec.order_from_wire(federation_pb2.Notice(train=train))
+        orders_codec.order_from_wire(federation_pb2.Notice(train=train))
 
 
 def test_an_included_update_that_is_no_digest_is_refused() -> None:
     key = common_pb2.CallKey(federation="north", plan_digest=bytes(32), round=1, attempt=1)
     train = federation_pb2.Train(key=key, model_digest=bytes(32), seconds_left=1.0, included_update=b"short")
     with pytest.raises(MalformedMessage, match="included_update has 5 bytes"):
-        codec.order_from_wire(federation_pb2.Notice(train=train))
+        orders_codec.order_from_wire(federation_pb2.Notice(train=train))
 
 
 def test_free_text_of_a_peer_cannot_forge_a_log_line_or_a_terminal_sequence() -> None:
-    assert codec.detail_from_wire("fine\n[info] forged \x1b[2J") == "fine [info] forged  [2J"
+    assert common_codec.detail_from_wire("fine\n[info] forged \x1b[2J") == "fine [info] forged  [2J"
     with pytest.raises(MalformedMessage, match="characters"):
-        codec.detail_from_wire("x" * 501)
+        common_codec.detail_from_wire("x" * 501)

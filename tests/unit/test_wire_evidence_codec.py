@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from security.errors import IntegrityError, LoricaError, MalformedMessage, PolicyRefusal
-from security.secure_aggregation.coordinator_machine import OpenAttempt
-from security.secure_aggregation.evidence import opened, signed_evidence
-from security.secure_aggregation.parameters import NoiseTerms
-from security.secure_aggregation.silo_machine import Demands
+from lorica_security.errors import IntegrityError, LoricaError, MalformedMessage, PolicyRefusal
+from lorica_security.secure_aggregation.coordinator_machine import OpenAttempt
+from lorica_security.secure_aggregation.model_evidence.evidence import opened, signed_evidence
+from lorica_security.secure_aggregation.parameters import NoiseTerms
+from lorica_security.secure_aggregation.silo_machine import Demands
 from silo_wire.checked_chunk import MASTER, FalseChunk, Proof, examined
-from silo_wire.evidence_codec import evidence_from_wire, evidence_to_wire, proof_from_bytes, proof_to_bytes
+from silo_wire.codecs.evidence_codec import evidence_from_wire, evidence_to_wire, proof_from_bytes, proof_to_bytes
 from silo_wire.manifest import ParameterDtype
 from silo_wire.v1 import secure_aggregation_pb2 as pb
 from tests.support.evidence import OPTIMIZERS, Made, Rounds, Vectors

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from silo_wire import heartbeat
+from lorica_security.daemon import heartbeat
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from silo_wire.host_metrics import FOLDER, GPU, bytes_in, register_host
-from silo_wire.software_version import software_version
+from lorica_security.daemon.host_metrics import FOLDER, GPU, bytes_in, register_host
+from lorica_security.host.software_version import software_version
 from silo_wire.wire_version import OURS
 
 
 def test_a_folder_is_measured_at_each_scrape(tmp_path: Path) -> None:
     registry = CollectorRegistry()
-    register_host(registry, tmp_path)
+    register_host(registry, tmp_path, str(OURS))
     before = registry.get_sample_value("lorica_folder_bytes")
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "a").write_bytes(os.urandom(1 << 20))
@@ -36,7 +36,7 @@ def test_a_folder_is_measured_at_each_scrape(tmp_path: Path) -> None:
 
 def test_what_is_installed_is_told(tmp_path: Path) -> None:
     registry = CollectorRegistry()
-    register_host(registry, tmp_path)
+    register_host(registry, tmp_path, str(OURS))
     text = generate_latest(registry).decode()
     (told,) = [family for family in text_string_to_metric_families(text) if family.name == "lorica_build_info"]
     (sample,) = told.samples
@@ -47,7 +47,7 @@ def test_what_is_installed_is_told(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_gone_says_nothing_and_the_rest_is_told(tmp_path: Path) -> None:
     registry = CollectorRegistry()
-    register_host(registry, tmp_path / "nothing")
+    register_host(registry, tmp_path / "nothing", str(OURS))
     text = generate_latest(registry).decode()
     assert not any(f"\n{name} " in text for name in FOLDER)
     assert "process_resident_memory_bytes" in text
@@ -56,7 +56,7 @@ def test_a_folder_that_is_gone_says_nothing_and_the_rest_is_told(tmp_path: Path)
 
 def test_no_gpu_is_told_of_before_one_is_used(tmp_path: Path) -> None:
     registry = CollectorRegistry()
-    register_host(registry, tmp_path)
+    register_host(registry, tmp_path, str(OURS))
     text = generate_latest(registry).decode()
     assert not any(f"\n{name}{{" in text for name in GPU)
 
@@ -88,7 +88,7 @@ def test_a_gpu_that_cannot_be_asked_keeps_nothing_else_from_being_told(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", torch)  # type: ignore[arg-type]
     registry = CollectorRegistry()
-    register_host(registry, tmp_path)
+    register_host(registry, tmp_path, str(OURS))
     text = generate_latest(registry).decode()
     assert "process_resident_memory_bytes" in text
     assert registry.get_sample_value("lorica_gpu_memory_free_bytes", {"device": "0"}) == free

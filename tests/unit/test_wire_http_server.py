@@ -14,9 +14,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from silo_wire import http_server
-from silo_wire.http_server import HttpServer, Request, Response
-from silo_wire.listen_address import Address
+from lorica_security.daemon import http_server
+from lorica_security.daemon.http_server import HttpServer, Request, Response
+from lorica_security.daemon.listen_address import Address
 
 LARGE = b"x" * 400_000
 PATIENCE_S = 30.0

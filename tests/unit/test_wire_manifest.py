@@ -7,7 +7,7 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from security.errors import IntegrityError, MalformedMessage
+from lorica_security.errors import IntegrityError, MalformedMessage
 from silo_wire.canonical import Digest
 from silo_wire.manifest import Layout, Manifest, TensorSpec, manifest_of, masked_layout
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from security.errors import ConfigurationError, IntegrityError, MalformedMessage
-from security.secure_aggregation.fixed_point import Ranges
-from security.secure_aggregation.parameters import Terms, least_survivors
+from lorica_security.errors import ConfigurationError, IntegrityError, MalformedMessage
+from lorica_security.secure_aggregation.masked_vectors.fixed_point import Ranges
+from lorica_security.secure_aggregation.parameters import Terms, least_survivors
 from silo_wire.canonical import canonical_json, digest_of
 from silo_wire.manifest import Layout, TensorSpec
-from silo_wire.plan import AggregationSection, Plan, PlanBundle
-from silo_wire.privacy import PrivacySection
+from silo_wire.plans.plan import AggregationSection, Plan, PlanBundle
+from silo_wire.plans.privacy import PrivacySection
 from silo_wire.v1 import federation_pb2
 from tests.support.secagg_federation import ALONE, silo_names
 

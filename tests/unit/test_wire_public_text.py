@@ -5,8 +5,8 @@ from importlib.resources import files
 import pytest
 import sentencepiece
 
-from ops.demo.silos import SILOS, questions
-from security.errors import ConfigurationError
+from lorica.demo.silos.silos import SILOS, questions
+from lorica_security.errors import ConfigurationError
 from silo_wire.public_text import expand, public_text
 
 

@@ -14,12 +14,18 @@ from google.protobuf.message import DecodeError, Message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from security.errors import MalformedMessage
-from security.identifiers import FederationName, SiloName
-from security.secure_aggregation import coordinator_machine as coordinator
-from security.secure_aggregation import silo_machine as silo
-from security.secure_aggregation.attempt import MAX_NUMBER, Attempt
-from security.secure_aggregation.fixed_point import (
+from lorica_security.errors import MalformedMessage
+from lorica_security.identifiers import FederationName, SiloName
+from lorica_security.secure_aggregation import coordinator_machine as coordinator
+from lorica_security.secure_aggregation import silo_machine as silo
+from lorica_security.secure_aggregation.attempt import MAX_NUMBER, Attempt
+from lorica_security.secure_aggregation.groups.release_groups import Partition, Promise, first_link
+from lorica_security.secure_aggregation.keys.key_agreement import CIPHERTEXT_BYTES, PUBLIC_KEY_BYTES
+from lorica_security.secure_aggregation.keys.pair_secret import PairCopy
+from lorica_security.secure_aggregation.keys.secret import Secret
+from lorica_security.secure_aggregation.keys.secret_sharing import PRIME, SHARE_BYTES
+from lorica_security.secure_aggregation.keys.share_box import box_bytes
+from lorica_security.secure_aggregation.masked_vectors.fixed_point import (
     LARGEST_BOUND,
     MAX_ELEMENTS,
     SMALLEST_BOUND,
@@ -27,8 +33,7 @@ from security.secure_aggregation.fixed_point import (
     Ranges,
     TensorRange,
 )
-from security.secure_aggregation.key_agreement import CIPHERTEXT_BYTES, PUBLIC_KEY_BYTES
-from security.secure_aggregation.messages import (
+from lorica_security.secure_aggregation.messages import (
     Advertisement,
     Agreement,
     Complaint,
@@ -46,21 +51,14 @@ from security.secure_aggregation.messages import (
     check_signed,
     signed,
 )
-from security.secure_aggregation.pair_secret import PairCopy
-from security.secure_aggregation.parameters import Parameters, Terms, default_threshold
-from security.secure_aggregation.release_groups import Partition, Promise, first_link
-from security.secure_aggregation.roster import Roster
-from security.secure_aggregation.secret import Secret
-from security.secure_aggregation.secret_sharing import PRIME, SHARE_BYTES
-from security.secure_aggregation.share_box import box_bytes
-from security.secure_aggregation.silo_memory import PlanMemory, SiloMemory
-from silo_wire import codec, secure_codec
+from lorica_security.secure_aggregation.parameters import Parameters, Terms, default_threshold
+from lorica_security.secure_aggregation.roster import Roster
+from lorica_security.secure_aggregation.silo_memory import PlanMemory, SiloMemory
 from silo_wire.canonical import Digest, digest_of
-from silo_wire.groups_codec import groups_from_wire, groups_to_wire
-from silo_wire.manifest import Manifest, manifest_of, masked_layout
-from silo_wire.messages import Mask, MaskedHeader, RoundKey
-from silo_wire.secure_codec import (
-    MAX_COHORT,
+from silo_wire.codecs import common_codec, masked_orders_codec, orders_codec, secure_codec
+from silo_wire.codecs.groups_codec import groups_from_wire, groups_to_wire
+from silo_wire.codecs.secure_codec import MAX_COHORT
+from silo_wire.codecs.secure_journals_codec import (
     coordinator_event_from_bytes,
     coordinator_event_to_bytes,
     event_from_bytes,
@@ -69,6 +67,8 @@ from silo_wire.secure_codec import (
     memory_from_bytes,
     memory_to_bytes,
 )
+from silo_wire.manifest import Manifest, manifest_of, masked_layout
+from silo_wire.messages import Mask, MaskedHeader, RoundKey
 from silo_wire.transport import MAX_MESSAGE_BYTES
 from silo_wire.v1 import federation_pb2
 from silo_wire.v1 import secure_aggregation_pb2 as pb
@@ -324,16 +324,16 @@ class Wired(Federation):
     def _carried(self, to: str, message: Any) -> Any:
         if to:
             order = Mask(key=KEY, model=Digest(MODEL.hex()), seconds_left=9.5, attempt=self.attempt, message=message)
-            raw = codec.order_to_wire(order, SiloName(to)).SerializeToString()
-            read = codec.order_from_wire(federation_pb2.Notice.FromString(raw))
+            raw = orders_codec.order_to_wire(order, SiloName(to)).SerializeToString()
+            read = orders_codec.order_from_wire(federation_pb2.Notice.FromString(raw))
             assert read == order
             assert isinstance(read, Mask)
             after: Any = read.message
         elif isinstance(message, MaskedInput):  # before its vector, in a header: see below
             after = FORMS[MaskedInput].through_bytes(message)
         else:
-            raw = secure_codec.mask_answer_to_wire(KEY, message.silo, message).SerializeToString()
-            after = secure_codec.mask_answer_from_wire(federation_pb2.MaskAnswer.FromString(raw))
+            raw = masked_orders_codec.mask_answer_to_wire(KEY, message.silo, message).SerializeToString()
+            after = masked_orders_codec.mask_answer_from_wire(federation_pb2.MaskAnswer.FromString(raw))
         assert_same(message, after)
         self.carried.append(after)
         return after
@@ -385,8 +385,8 @@ def test_digests_are_those_of_before_the_wire(kind: type) -> None:
 
 def test_the_order_to_advertise_keys_round_trips() -> None:
     order = Mask(key=KEY, model=Digest(MODEL.hex()), seconds_left=0.0, attempt=attempt(number=3))
-    notice = federation_pb2.Notice.FromString(codec.order_to_wire(order, ONE).SerializeToString())
-    assert codec.order_from_wire(notice) == order
+    notice = federation_pb2.Notice.FromString(orders_codec.order_to_wire(order, ONE).SerializeToString())
+    assert orders_codec.order_from_wire(notice) == order
     assert notice.mask.WhichOneof("step") == "advertise"
 
 
@@ -405,8 +405,8 @@ def masked_header(words: int = 23, first_chunk: int = 1) -> MaskedHeader:
 @given(st.integers(1, 200), st.integers(0, 2**32 - 1))
 def test_masked_headers_round_trip(words: int, first_chunk: int) -> None:
     header = masked_header(words, first_chunk)
-    raw = secure_codec.masked_header_to_wire(header, ONE).SerializeToString()
-    after = secure_codec.masked_header_from_wire(federation_pb2.MaskedHeader.FromString(raw))
+    raw = masked_orders_codec.masked_header_to_wire(header, ONE).SerializeToString()
+    after = masked_orders_codec.masked_header_from_wire(federation_pb2.MaskedHeader.FromString(raw))
     assert after == header
     check_signed(after.masked, identities([ONE]))
 
@@ -429,27 +429,27 @@ def test_an_order_for_another_round_plan_or_federation_than_its_attempt_cannot_b
 
 def notice_of(message: Any) -> federation_pb2.Notice:
     order = Mask(key=KEY, model=Digest(MODEL.hex()), seconds_left=9.5, attempt=run().attempt, message=message)
-    return codec.order_to_wire(order, ONE)
+    return orders_codec.order_to_wire(order, ONE)
 
 
 def test_an_order_of_another_round_than_its_attempt_is_refused() -> None:
     notice = notice_of(messages()[Roster])
     notice.mask.key.round = 2
     with pytest.raises(MalformedMessage, match="round 2 is of another round"):
-        codec.order_from_wire(notice)
+        orders_codec.order_from_wire(notice)
 
 
 def test_the_identity_keys_beside_a_roster_arrive_and_a_bad_one_is_refused() -> None:
     keys = tuple(identities(silo_names(3)).items())
-    order = codec.order_from_wire(notice_of(messages()[Roster]))
+    order = orders_codec.order_from_wire(notice_of(messages()[Roster]))
     assert isinstance(order, Mask)
-    notice = codec.order_to_wire(replace(order, identities=keys), ONE)
-    received = codec.order_from_wire(notice)
+    notice = orders_codec.order_to_wire(replace(order, identities=keys), ONE)
+    received = orders_codec.order_from_wire(notice)
     assert isinstance(received, Mask)
     assert received.identities == keys
     notice.mask.identities[1].key = bytes(32)
     with pytest.raises(MalformedMessage, match="small order"):
-        codec.order_from_wire(notice)
+        orders_codec.order_from_wire(notice)
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
@@ -457,30 +457,30 @@ def test_a_masking_deadline_that_is_no_duration_is_refused(seconds: float) -> No
     notice = notice_of(None)
     notice.mask.seconds_left = seconds
     with pytest.raises(MalformedMessage, match="seconds_left"):
-        codec.order_from_wire(notice)
+        orders_codec.order_from_wire(notice)
 
 
 def test_an_order_without_a_step_and_an_answer_without_a_message_are_refused() -> None:
     notice = notice_of(None)
     notice.mask.ClearField("step")
     with pytest.raises(MalformedMessage, match="no step"):
-        codec.order_from_wire(notice)
+        orders_codec.order_from_wire(notice)
     with pytest.raises(MalformedMessage, match="no message"):
-        secure_codec.mask_answer_from_wire(federation_pb2.MaskAnswer(key=codec.round_call_key(KEY, ONE)))
+        masked_orders_codec.mask_answer_from_wire(federation_pb2.MaskAnswer(key=common_codec.round_call_key(KEY, ONE)))
 
 
 @pytest.mark.parametrize("kind", [Advertisement, SharedKeys, Complaint, Agreement, Reveal], ids=lambda it: it.__name__)
 def test_an_answer_of_another_silo_than_the_key_names_is_refused(kind: type) -> None:
     answer = messages()[kind]
-    message = secure_codec.mask_answer_to_wire(KEY, SiloName("mallory"), answer)
+    message = masked_orders_codec.mask_answer_to_wire(KEY, SiloName("mallory"), answer)
     with pytest.raises(MalformedMessage, match=f"'mallory' sends a message of silo {answer.silo}"):
-        secure_codec.mask_answer_from_wire(message)
+        masked_orders_codec.mask_answer_from_wire(message)
 
 
 def test_a_header_of_another_silo_is_refused() -> None:
-    message = secure_codec.masked_header_to_wire(masked_header(), OTHER)
+    message = masked_orders_codec.masked_header_to_wire(masked_header(), OTHER)
     with pytest.raises(MalformedMessage, match=f"of silo {ONE}"):
-        secure_codec.masked_header_from_wire(message)
+        masked_orders_codec.masked_header_from_wire(message)
 
 
 def test_a_header_whose_manifest_is_not_the_signed_one_is_refused() -> None:
@@ -498,10 +498,10 @@ def test_a_header_whose_manifest_is_not_the_signed_one_is_refused() -> None:
 
 @pytest.mark.parametrize("words", [0, (1 << 38) + 1, (1 << 62) - 1, 1 << 62])
 def test_a_header_of_a_vector_that_no_layout_has_is_refused(words: int) -> None:
-    message = secure_codec.masked_header_to_wire(masked_header(), ONE)
+    message = masked_orders_codec.masked_header_to_wire(masked_header(), ONE)
     message.masked_input.words = words
     with pytest.raises(MalformedMessage):
-        secure_codec.masked_header_from_wire(message)
+        masked_orders_codec.masked_header_from_wire(message)
 
 
 # --- fields that are wrong --------------------------------------------------------------------------------------------
@@ -712,7 +712,7 @@ def test_the_largest_cohort_s_messages_fit_into_one_message() -> None:
     )
     raw = notice_of(delivery).SerializeToString()
     assert len(raw) < MAX_MESSAGE_BYTES
-    order = codec.order_from_wire(federation_pb2.Notice.FromString(raw))
+    order = orders_codec.order_from_wire(federation_pb2.Notice.FromString(raw))
     assert isinstance(order, Mask)
     assert order.message == delivery
     tensors = tuple(TensorRange(MAX_ELEMENTS, LARGEST_BOUND) for _ in range(100_000))

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from security.errors import ConfigurationError
+from lorica_security.errors import ConfigurationError
+from silo_wire.model_folders.seeded_tokenizer import EXTRA_CHARACTERS, PRINTABLE_ASCII, train_tokenizer
 from silo_wire.public_text import public_text
-from silo_wire.seeded_tokenizer import EXTRA_CHARACTERS, PRINTABLE_ASCII, train_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("program", ["coordinator.cli", "coordinator.composition", "silo_agent.edges.grpc_client"])
+@pytest.mark.parametrize("program", ["coordinator.cli", "coordinator.composition", "silo_agent.edges.wire.grpc_client"])
 def test_each_program_sets_the_cipher_list_before_grpc_is_imported(program: str) -> None:
     code = f"""
 import builtins, os, sys
@@ -45,11 +45,11 @@ os.environ["GRPC_SSL_CIPHER_SUITES"] = "ECDHE-ECDSA-AES128-GCM-SHA256"
 import grpc
 os.environ["GRPC_SSL_CIPHER_SUITES"] = "ECDHE-RSA-AES128-GCM-SHA256"
 import grpc.aio
-from coordinator.edges.grpc_server import Listener
-from coordinator.edges.key_store import KeyStore
-from ops.demo.ports import free_ports
-from security.errors import StateError
-from security.identifiers import FederationName
+from coordinator.edges.server.grpc_server import Listener
+from coordinator.edges.keys.key_store import KeyStore
+from lorica.demo.ports import free_ports
+from lorica_security.errors import StateError
+from lorica_security.identifiers import FederationName
 
 async def main():
     folder = Path(tempfile.mkdtemp()) / "keys"

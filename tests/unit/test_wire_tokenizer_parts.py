@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from security.errors import PolicyRefusal
-from security.identifiers import SiloName
-from silo_agent.plan_review import unusual
+from lorica_security.errors import PolicyRefusal
+from lorica_security.identifiers import SiloName
+from silo_agent.commands.plan_review import unusual
 from silo_agent.policy import PolicyRules, SiloPolicy
-from silo_wire import tokenizer_parts
-from silo_wire.tokenizer_parts import LETTERS, odd_parts
+from silo_wire.model_folders import tokenizer_parts
+from silo_wire.model_folders.tokenizer_parts import LETTERS, odd_parts
 from tests.support.tiny_t5 import bundle_of, random_model, sized_tokenizer, tokenizer_json, trained_pieces
 
 RULES = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf")

@@ -11,8 +11,8 @@ import grpc.aio
 import pytest
 from grpc._cython import cygrpc
 
-from security import errors
-from security.errors import EXIT_CODES, DataError, LoricaError, PolicyRefusal, exit_code, kind_of
+from lorica_security import errors
+from lorica_security.errors import EXIT_CODES, DataError, LoricaError, PolicyRefusal, exit_code, kind_of
 from silo_wire.transport import CHANNEL_OPTIONS, SERVER_OPTIONS, answer_to, error_of, status_of
 
 

@@ -17,18 +17,18 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
-from coordinator.edges.authorisation import authorise
-from coordinator.edges.key_store import TlsPair
-from coordinator.edges.presented import Presented
-from security import files
-from security.errors import AuthenticationError, ConfigurationError
-from security.identifiers import FederationName, Identity
-from security.pki.authority_succession import certificate_digest
-from security.pki.parsing import parse_certificate
-from security.pki.peer import identify_client
-from security.pki.trust_bundle import TrustBundle
-from silo_wire.http_hosts import LOOPBACK_NAMES, require_host
-from silo_wire.http_server import Request
+from coordinator.edges.keys.key_store import TlsPair
+from coordinator.edges.server.authorisation import authorise
+from coordinator.edges.server.presented import Presented
+from lorica_security.daemon.http_hosts import LOOPBACK_NAMES, require_host
+from lorica_security.daemon.http_server import Request
+from lorica_security.errors import AuthenticationError, ConfigurationError
+from lorica_security.host import files
+from lorica_security.identifiers import FederationName, Identity
+from lorica_security.pki.authority_succession import certificate_digest
+from lorica_security.pki.parsing import parse_certificate
+from lorica_security.pki.peer import identify_client
+from lorica_security.pki.trust_bundle import TrustBundle
 
 LEAST_TOKEN: Final = 32
 MOST_TOKEN: Final = 1024

@@ -11,9 +11,9 @@ from typing import Final
 import structlog
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from coordinator.edges.gate import DEFECT, Refusal
-from coordinator.edges.key_store import KeyStore
-from coordinator.edges.presented import Presented
+from coordinator.edges.keys.key_store import KeyStore
+from coordinator.edges.server.gate import DEFECT, Refusal
+from coordinator.edges.server.presented import Presented
 from coordinator.edges.status_page import charts
 from coordinator.edges.status_page.entrance import (
     BehindTls,
@@ -28,11 +28,11 @@ from coordinator.edges.status_page.view import PageView, page_view
 from coordinator.service.federation import Federation
 from coordinator.service.ports import Clock
 from coordinator.settings import Settings
-from security.errors import AuthenticationError, AuthorisationError, ConfigurationError, LoricaError, kind_of
-from silo_wire.http_hosts import LOOPBACK_NAMES, AnotherHost
-from silo_wire.http_server import HttpServer, Request, Response
-from silo_wire.listen_address import Address, address
-from silo_wire.plan import Plan
+from lorica_security.daemon.http_hosts import LOOPBACK_NAMES, AnotherHost
+from lorica_security.daemon.http_server import HttpServer, Request, Response
+from lorica_security.daemon.listen_address import Address, address
+from lorica_security.errors import AuthenticationError, AuthorisationError, ConfigurationError, LoricaError, kind_of
+from silo_wire.plans.plan import Plan
 
 MOST_ROUNDS: Final = 200
 FRESH_S: Final = 1.0

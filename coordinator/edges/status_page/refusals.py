@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from coordinator.edges.gate import Refusal
+from coordinator.edges.server.gate import Refusal
 
 KEPT: Final = 20
 STRANGER: Final = "a stranger"

@@ -14,9 +14,9 @@ from coordinator.edges.status_page.refusals import SeenRefusal
 from coordinator.service.ports import AuthorityStanding
 from coordinator.service.records import RoundRow, SiloRow
 from coordinator.service.release_groups import GroupsStanding
-from coordinator.service.standing import SiloStanding, Standing
-from security.identifiers import SiloName
-from silo_wire.plan import Plan
+from coordinator.service.views.standing import SiloStanding, Standing
+from lorica_security.identifiers import SiloName
+from silo_wire.plans.plan import Plan
 
 SOON_S: Final = 2 * 86_400.0
 """A certificate that ends within this time should have been renewed: it is marked."""

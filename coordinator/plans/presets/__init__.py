@@ -4,7 +4,7 @@ import tomllib
 from importlib.resources import files
 from typing import Any
 
-from security.errors import ConfigurationError
+from lorica_security.errors import ConfigurationError
 
 PRESETS = ("default", "paper-text", "paper-code")
 

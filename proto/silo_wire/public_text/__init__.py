@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from string import Formatter
 
-from security.errors import ConfigurationError
+from lorica_security.errors import ConfigurationError
 
 
 def public_text() -> list[str]:

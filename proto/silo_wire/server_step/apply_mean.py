@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from security.errors import ConfigurationError
+from lorica_security.errors import ConfigurationError
 from silo_wire.server_step.finite import extremes
 from silo_wire.server_step.pseudo_gradient import pseudo_gradient
 from silo_wire.server_step.server_optimizer import ServerOptimizer, step

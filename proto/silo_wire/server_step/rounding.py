@@ -6,7 +6,7 @@ bfloat16 is float32 without its last 16 bits: the same range, 8 significant bits
 import torch
 from torch import Tensor
 
-from security.errors import ConfigurationError
+from lorica_security.errors import ConfigurationError
 from silo_wire.server_step.finite import extremes
 
 

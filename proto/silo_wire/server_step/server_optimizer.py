@@ -28,7 +28,7 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from security.errors import ConfigurationError, StateError
+from lorica_security.errors import ConfigurationError, StateError
 
 # tau must survive as a float32, and its square too.
 SMALLEST_TAU = 1e-12

@@ -21,7 +21,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Attempt(_message.Message):
-    """Secure aggregation: what security/secure_aggregation/messages.py holds, in the order of the protocol. Nothing is
+    """Secure aggregation: what security/lorica_security/secure_aggregation/messages.py holds, in the order of the protocol. Nothing is
     signed as it stands here; signatures are over the values. Names of silos ascend wherever they are listed.
 
     Federation and plan are those of the call key beside it.
@@ -1054,7 +1054,7 @@ class SiloEvent(_message.Message):
     """--- What never travels but as evidence: each side's journal of an attempt, and what a silo remembers across attempts. The federation
     is that of the one who keeps them.
 
-    One event of security.secure_aggregation.silo_machine.
+    One event of lorica_security.secure_aggregation.silo_machine.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1148,7 +1148,7 @@ Global___SiloOpening: _TypeAlias = SiloOpening  # noqa: Y015
 
 @_typing.final
 class CoordinatorEvent(_message.Message):
-    """One event of security.secure_aggregation.coordinator_machine."""
+    """One event of lorica_security.secure_aggregation.coordinator_machine."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

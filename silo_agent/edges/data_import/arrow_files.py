@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from security.errors import ConfigurationError, DataError
+from lorica_security.errors import ConfigurationError, DataError
 from silo_agent.edges.data_import.tables import NoText, Reading, Row
 from silo_agent.sql_sandbox.frames import FrameEnd, read_frame
 

@@ -6,14 +6,14 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
 
-from security.errors import ConfigurationError, DataError
-from security.visible_text import visible
+from lorica_security.errors import ConfigurationError, DataError
+from lorica_security.visible_text import visible
 from silo_agent.edges.data_import.findings import Findings, shortened
 from silo_agent.edges.data_import.schemas import Schemas
 from silo_agent.edges.data_import.sources import Source, SourceFile
 from silo_agent.edges.data_import.tables import Reading, Row
-from silo_agent.training.schema import Schema
-from silo_agent.training.text_to_sql_data import DataLimits, Split
+from silo_agent.training.data.schema import Schema
+from silo_agent.training.data.text_to_sql_data import DataLimits, Split
 
 REQUIRED = ("question", "query")
 OWN_KEYS = ("id", *REQUIRED, "db_id")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-from security.visible_text import visible
+from lorica_security.visible_text import visible
 
 KEPT = 10
 """Problems of one kind in one file that are kept with their lines."""

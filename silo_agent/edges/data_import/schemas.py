@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from security.errors import ConfigurationError, DataError
+from lorica_security.errors import ConfigurationError, DataError
 from silo_agent.edges.data_import.findings import Findings, shortened
 from silo_agent.edges.data_import.sources import Source
-from silo_agent.edges.database_schema import read_schema
+from silo_agent.edges.workshop.database_schema import read_schema
 from silo_agent.sql_sandbox import parse_database
-from silo_agent.training.schema import Schema
-from silo_agent.training.text_to_sql_data import DataLimits
+from silo_agent.training.data.schema import Schema
+from silo_agent.training.data.text_to_sql_data import DataLimits
 
 _NUMBERS: Final = ("number", "integer", "real", "boolean", "float", "double", "decimal", "numeric")
 _TIMES: Final = ("time", "date", "datetime", "timestamp")

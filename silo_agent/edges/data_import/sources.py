@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from security.errors import ConfigurationError, DataError
-from security.visible_text import visible
+from lorica_security.errors import ConfigurationError, DataError
+from lorica_security.visible_text import visible
 from silo_agent.edges.data_import.arrow_files import arrow_rows
 from silo_agent.edges.data_import.findings import shortened
 from silo_agent.edges.data_import.tables import Reading, Row, delimited, json_rows
-from silo_agent.training.text_to_sql_data import SCHEMA_FILE, SPLITS, Split
+from silo_agent.training.data.text_to_sql_data import SCHEMA_FILE, SPLITS, Split
 
 MAX_FILES = 1000
 MAX_DEPTH = 4

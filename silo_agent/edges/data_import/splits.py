@@ -8,11 +8,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from security.errors import ConfigurationError, DataError
+from lorica_security.errors import ConfigurationError, DataError
 from silo_agent.edges.data_import.examples import OWN_KEYS, Imported
 from silo_agent.edges.data_import.findings import shortened
 from silo_agent.edges.data_import.templates import Templates
-from silo_agent.training.text_to_sql_data import SPLITS, Split
+from silo_agent.training.data.text_to_sql_data import SPLITS, Split
 
 SOURCE, TEMPLATE = "source", "template"
 HELD_OUT: tuple[Split, ...] = ("dev", "test")

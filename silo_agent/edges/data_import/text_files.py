@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
-from security.errors import ConfigurationError, DataError
+from lorica_security.errors import ConfigurationError, DataError
 from silo_agent.edges.data_import.findings import Findings
 
 if TYPE_CHECKING:

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from security import files
-from security.errors import DataError
+from lorica_security.errors import DataError
+from lorica_security.host import files
 from silo_agent.edges.data_import.splits import Division
-from silo_agent.training.schema import Schema
-from silo_agent.training.text_to_sql_data import SCHEMA_FILE, DataLimits, load_silo_data
+from silo_agent.training.data.schema import Schema
+from silo_agent.training.data.text_to_sql_data import SCHEMA_FILE, DataLimits, load_silo_data
 
 
 def write_folder(folder: Path, division: Division, schemas: Sequence[Schema]) -> None:

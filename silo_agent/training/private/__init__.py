@@ -1,0 +1,1 @@
+"""Training under record-level differential privacy: clip each example, add noise, account."""

@@ -19,12 +19,12 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import nn
 
-from silo_agent.training.batches import Batch
-from silo_agent.training.model import T5
-from silo_agent.training.private.batched_bias import batched_bias
-from silo_agent.training.private.chunks import unpadded
-from silo_agent.training.private.example_losses import example_losses
-from silo_agent.training.private.ghost_norms import ExampleGradients
+from silo_agent.training.data.batches import Batch
+from silo_agent.training.model.model import T5
+from silo_agent.training.private.per_example.batched_bias import batched_bias
+from silo_agent.training.private.per_example.chunks import unpadded
+from silo_agent.training.private.per_example.example_losses import example_losses
+from silo_agent.training.private.per_example.ghost_norms import ExampleGradients
 
 Backend = Literal["ghost", "loop"]
 

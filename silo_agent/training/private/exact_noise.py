@@ -16,8 +16,8 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from security.privacy.discrete_gaussian import SIGMA, Integers
-from security.privacy.noise_streams import BLOCK_ELEMENTS, NoiseStream
+from lorica_security.noise.discrete_gaussian import SIGMA, Integers
+from lorica_security.noise.noise_streams import BLOCK_ELEMENTS, NoiseStream
 
 FloatBlock = NDArray[np.float32]
 DoubleBlock = NDArray[np.float64]

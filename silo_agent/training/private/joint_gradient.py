@@ -1,6 +1,6 @@
 """A silo's part of one step that several silos take together: the sum of clipped gradients of a Poisson sample, without noise.
 
-Noise comes under the mask, a part of it from each silo (security/secure_aggregation/noise_shares.py). There is no local optimizer: the
+Noise comes under the mask, a part of it from each silo (security/lorica_security/secure_aggregation/masked_vectors/noise_shares.py). There is no local optimizer: the
 server's takes the step. What is kept is minus the sum over the plan's expected batch size, coordinate by coordinate cut to the plan's
 range, and rounded to whole parts of it. To cut each coordinate is a projection, and brings two sums no further apart; to scale a long
 sum down would not be one where its length is not exact.
@@ -14,19 +14,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from security.privacy.random_words import RandomWords
-from security.secure_aggregation.fixed_point import WholeBlock
-from silo_agent.task.update import TrainingStopped
-from silo_agent.training.batches import EncodedExamples
-from silo_agent.training.client_update import WrittenUpdate, finished
-from silo_agent.training.model import T5
-from silo_agent.training.private.chunks import Chunks
+from lorica_security.noise.random_words import RandomWords
+from lorica_security.secure_aggregation.masked_vectors.fixed_point import WholeBlock
+from silo_agent.rounds.update import TrainingStopped
+from silo_agent.training.data.batches import EncodedExamples
+from silo_agent.training.model.model import T5
+from silo_agent.training.model.vector_file import new_vector_file
 from silo_agent.training.private.clipping import Backend, clipping
-from silo_agent.training.private.ghost_norms import check_covered
+from silo_agent.training.private.per_example.chunks import Chunks
+from silo_agent.training.private.per_example.ghost_norms import check_covered
 from silo_agent.training.private.private_trainer import PrivateSchedule, drawn_examples, require_no_dropout
-from silo_agent.training.vector_file import new_vector_file
+from silo_agent.training.update.client_update import WrittenUpdate, finished
 from silo_wire.manifest import Layout
-from silo_wire.noised_masks import GRADIENT_STEPS
+from silo_wire.plans.noised_masks import GRADIENT_STEPS
 
 _BLOCK = 1 << 20
 

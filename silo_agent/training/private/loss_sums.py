@@ -12,12 +12,12 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from security.privacy.discrete_gaussian import SIGMA, draw
-from security.privacy.random_words import RandomWords
-from silo_agent.training.batches import EncodedExamples
-from silo_agent.training.model import T5
-from silo_agent.training.private.chunks import Chunks
-from silo_agent.training.private.example_losses import example_losses
+from lorica_security.noise.discrete_gaussian import SIGMA, draw
+from lorica_security.noise.random_words import RandomWords
+from silo_agent.training.data.batches import EncodedExamples
+from silo_agent.training.model.model import T5
+from silo_agent.training.private.per_example.chunks import Chunks
+from silo_agent.training.private.per_example.example_losses import example_losses
 
 GRID = 1 << 16
 """Steps of the grid up to the bound B."""

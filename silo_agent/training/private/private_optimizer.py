@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from opacus.optimizers import DPOptimizer
 
-from security.privacy.random_words import KEY_BYTES, RandomWords
+from lorica_security.noise.random_words import KEY_BYTES, RandomWords
 from silo_agent.training.private.exact_noise import StepNoise
 
 

@@ -12,22 +12,22 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from security.errors import StateError
-from security.privacy.discrete_gaussian import SIGMA
-from security.privacy.poisson_sampling import sample
-from security.privacy.random_words import RandomWords
-from silo_agent.task.update import TrainingStopped
-from silo_agent.training.batches import EncodedExamples
+from lorica_security.errors import StateError
+from lorica_security.noise.discrete_gaussian import SIGMA
+from lorica_security.noise.poisson_sampling import sample
+from lorica_security.noise.random_words import RandomWords
+from silo_agent.rounds.update import TrainingStopped
+from silo_agent.training.data.batches import EncodedExamples
 from silo_agent.training.local_optimizer import learning_rate_factor, local_optimizer
-from silo_agent.training.model import T5
-from silo_agent.training.private.chunks import Chunks
+from silo_agent.training.model.model import T5
 from silo_agent.training.private.clipping import Backend, clipping
 from silo_agent.training.private.corrected_adam import CorrectedAdam
-from silo_agent.training.private.ghost_norms import check_covered
 from silo_agent.training.private.iterate_average import IterateAverage
 from silo_agent.training.private.loss_sums import loss_sum, noised_reduction
+from silo_agent.training.private.per_example.chunks import Chunks
+from silo_agent.training.private.per_example.ghost_norms import check_covered
 from silo_agent.training.private.private_optimizer import PrivateOptimizer
-from silo_wire.plan import Plan, TrainingSection
+from silo_wire.plans.plan import Plan, TrainingSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""The `coordinator` command, one module for each group of its subcommands."""

@@ -1,0 +1,1 @@
+"""`coordinator check`: what could keep this federation from working, found before silos do."""

@@ -1,0 +1,1 @@
+"""The coordinator's folder, and the keys and authorities in it."""

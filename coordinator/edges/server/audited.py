@@ -1,0 +1,254 @@
+"""Where things pass on their way to happen, and into the audit log first: the records, the operators' commands, the gate's refusals.
+
+Each class stands before the real one and hands on to it whatever it does not look at. What is written before it happens may stand
+twice, or for nothing, after a crash or a full disk; what happened is never missing.
+"""
+
+import inspect
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import structlog
+
+from coordinator.edges.keys.key_store import register_entry
+from coordinator.edges.server.authorisation import ALLOWED, OF_ITS_OWN
+from coordinator.edges.server.gate import Refusal
+from coordinator.edges.telemetry.caller import CALLER
+from coordinator.rounds.effects import (
+    EvaluationClosed,
+    PlanBegun,
+    Record,
+    RoundAbandoned,
+    RoundClosed,
+    RoundOpened,
+    SiloDropped,
+)
+from coordinator.rounds.states import State, course_of
+from coordinator.service.ports import AuditPort, IssuedCertificate, RoundStore
+from coordinator.service.records import EnrolledSilo
+from lorica_security.audit.entry import LOCAL, Event, Particular
+from lorica_security.audit.repeats import Repeats
+from lorica_security.errors import LoricaError
+from lorica_security.identifiers import Role, SiloName
+from lorica_security.identity.identity_key import public_key_bytes
+from lorica_security.identity.succession import Succession
+from lorica_security.pki.parsing import parse_certificate
+from lorica_security.privacy.ledger import Entry as LedgerEntry
+from silo_wire.messages import RoundKey
+from silo_wire.v1 import operator_pb2
+
+_SERVICE = operator_pb2.DESCRIPTOR.services_by_name["Operator"].full_name
+_log = structlog.get_logger(__name__)
+
+
+class AuditedStore:
+    """A RoundStore: enrolments, and what a transition records, are in the log before they are in the records."""
+
+    def __init__(self, store: RoundStore, audit: AuditPort) -> None:
+        self._store, self._audit = store, audit
+        self._phase = ""
+
+    def load(self, now: float = 0.0) -> State:
+        state = self._store.load(now)
+        self._phase = state.phase
+        return state
+
+    def transition(self, state: State, records: Sequence[Record], *, at: float, now: float) -> None:
+        for record in records:
+            if (told := _told(record)) is not None:
+                event, particulars = told
+                self._audit.append(event, **particulars)
+        course = course_of(state)
+        if course is not None and state.phase != self._phase:
+            if state.phase == "stopped":
+                self._audit.append(Event.PLAN_STOPPED, plan=course.terms.plan)
+            if state.phase == "finished":
+                best = course.best_model or course.model
+                self._audit.append(Event.PLAN_FINISHED, plan=course.terms.plan, model=course.model, best=best)
+        self._store.transition(state, records, at=at, now=now)
+        self._phase = state.phase
+
+    def enrol(self, silo: EnrolledSilo, *, secret_digest: bytes, authority: str = "", trust: str = "") -> None:
+        self._audit.append(
+            Event.ENROLLED,
+            silo=silo.silo,
+            identity_key=silo.identity_public_key.hex(),
+            certificate=silo.certificate_serial,
+            certificate_digest=silo.certificate_digest,
+            expires=int(silo.certificate_expires_unix_s),
+        )
+        self._store.enrol(silo, secret_digest=secret_digest, authority=authority, trust=trust)
+
+    def renew(
+        self, silo: SiloName, certificate: IssuedCertificate, *, identity_public_key: bytes, trust: str, at: float
+    ) -> None:
+        entry = certificate.entry
+        self._audit.append(
+            Event.CERTIFICATE_RENEWED,
+            silo=silo,
+            certificate=entry.serial,
+            certificate_digest=entry.digest,
+            expires=int(entry.expires_unix_s),
+        )
+        self._store.renew(silo, certificate, identity_public_key=identity_public_key, trust=trust, at=at)
+
+    def succeed(self, silo: SiloName, succession: Succession, *, at: float) -> None:
+        self._audit.append(
+            Event.IDENTITY_SUCCEEDED,
+            silo=silo,
+            predecessor=public_key_bytes(succession.predecessor).hex(),
+            identity_key=public_key_bytes(succession.successor).hex(),
+        )
+        self._store.succeed(silo, succession, at=at)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+class AuditedOperator:
+    """An Operator servicer: every command is in the log before it is done, with all that it says; what only looks is not.
+
+    A command that failed is followed by its refusal, where it came over the wire. No request holds a secret: tokens are replies.
+    """
+
+    def __init__(self, servicer: Any, audit: AuditPort) -> None:
+        self._servicer, self._audit = servicer, audit
+
+    def __getattr__(self, name: str) -> Any:
+        method: Any = getattr(self._servicer, name)
+        roles = ALLOWED.get(f"/{_SERVICE}/{name}")
+        if roles is None or only_looks(name):
+            return method
+
+        def tell(request: Any) -> str:
+            caller = CALLER.get(None)
+            said = {f"asked_{field.name}": _particular(value) for field, value in request.ListFields()}
+            who = LOCAL if caller is None else caller.uri
+            self._audit.append(Event.OPERATOR_COMMAND, who=who, command=name, **said)
+            return who
+
+        async def audited(request: Any, context: Any) -> Any:
+            who = tell(request)
+            reply = await method(request, context)
+            if isinstance(reply, operator_pb2.GrantAccessReply | operator_pb2.RenewAccessReply):
+                self._tell_granted(who, reply)
+            return reply
+
+        async def streaming(request: Any, context: Any) -> AsyncIterator[Any]:
+            tell(request)
+            async with aclosing(method(request, context)) as replies:
+                async for reply in replies:
+                    yield reply
+
+        return streaming if inspect.isasyncgenfunction(method) else audited
+
+    def _tell_granted(self, who: str, reply: operator_pb2.GrantAccessReply | operator_pb2.RenewAccessReply) -> None:
+        """Before the certificate is handed over; the register, which has it by now, can be held against this."""
+        certificate = parse_certificate(reply.certificate_pem)
+        entry = register_entry(certificate, certificate.not_valid_before_utc)
+        self._audit.append(
+            Event.ACCESS_GRANTED,
+            who=who,
+            to=entry.identity.uri,
+            certificate=entry.serial,
+            certificate_digest=entry.digest,
+            expires=int(entry.expires_unix_s),
+        )
+
+
+def only_looks(command: str) -> bool:
+    """Whether a viewer may call it, who changes nothing but the own access."""
+    method = f"/{_SERVICE}/{command}"
+    return Role.VIEWER in ALLOWED[method] and method not in OF_ITS_OWN
+
+
+class RefusalLog:
+    """What the gate turned away: the first of a kind as they come, of a flood how many there were."""
+
+    def __init__(self, audit: AuditPort, clock: Callable[[], float], repeats: Repeats | None = None) -> None:
+        self._audit, self._clock = audit, clock
+        self._repeats = repeats or Repeats()
+
+    def refused(self, refusal: Refusal) -> None:
+        """Whoever was refused is told so whether or not the log can be written."""
+        kind = f"{refusal.kind} {refusal.method} {refusal.peer}"
+        try:
+            self.tell_counts()
+            if self._repeats.is_news(kind, self._clock()):
+                self._audit.append(
+                    Event.REFUSED,
+                    who=refusal.peer,
+                    kind=refusal.kind,
+                    method=refusal.method,
+                    detail=refusal.detail,
+                )
+        except LoricaError as error:
+            _log.error("refusal could not be entered into the audit log", refused=kind, error=str(error))
+
+    def tell_counts(self, *, stopping: bool = False) -> None:
+        for kind, count in self._repeats.ended(self._clock(), stopping=stopping):
+            self._audit.append(Event.REPEATED, what=kind, times=count)
+
+
+def released(audit: AuditPort) -> Callable[[LedgerEntry], None]:
+    """For ReleaseLedger: a sum that is about to be entered there."""
+
+    def tell(entry: LedgerEntry) -> None:
+        audit.append(
+            Event.SUM_RELEASED,
+            plan=entry.plan,
+            round=entry.round,
+            attempt=entry.attempt,
+            ledger_entry=entry.sequence,
+            ledger_digest=entry.digest,
+        )
+
+    return tell
+
+
+def _told(record: Record) -> tuple[Event, dict[str, Any]] | None:
+    """None of what the log has from elsewhere (updates, from their receipts), or does not tell."""
+    match record:
+        case PlanBegun():
+            return Event.PLAN_OFFERED, {"plan": record.plan, "name": record.name}
+        case RoundOpened():
+            return Event.ROUND_OPENED, {**_where(record.key), "model": record.model, "cohort": " ".join(record.cohort)}
+        case SiloDropped():
+            return Event.SILO_DROPPED, {
+                **_where(record.key),
+                "silo": record.silo,
+                "outcome": record.outcome,
+                "detail": record.detail,
+            }
+        case RoundClosed():
+            silos = record.masked if record.masked is not None else [update.silo for update in record.updates]
+            return Event.ROUND_CLOSED, {
+                **_where(record.key),
+                "outcome": record.result.outcome.value,
+                "model": record.result.model,
+                "silos": " ".join(silos),
+                "updates": " ".join(update.digest for update in record.updates),
+            }
+        case RoundAbandoned():
+            return Event.ROUND_ABANDONED, {**_where(record.key), "reason": record.reason}
+        case EvaluationClosed():
+            return Event.MODEL_SCORED, {
+                **_where(record.key),
+                "silos": " ".join(report.silo for report in record.reports),
+                "best": "yes" if record.is_best else "no",
+            }
+        case _:
+            return None
+
+
+def _where(key: RoundKey) -> dict[str, Particular]:
+    return {"plan": key.plan, "round": key.round, "attempt": key.attempt}
+
+
+def _particular(value: object) -> Particular:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return value
+    return value.hex() if isinstance(value, bytes) else str(value)

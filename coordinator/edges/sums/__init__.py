@@ -1,0 +1,1 @@
+"""Committed updates become the next model here: in the clear, from masks, or with noise."""

@@ -1,0 +1,1 @@
+"""What keeps a federation for years: backup, restore, upgrade, garbage collection."""

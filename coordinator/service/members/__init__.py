@@ -1,0 +1,1 @@
+"""Who belongs to the federation: enrolment, certificates, authorities, who is connected."""

@@ -1,0 +1,1 @@
+"""What people and monitoring are told of a federation, from its state and records."""

@@ -1,0 +1,1 @@
+"""Flat vectors and models as files, and the memory that they pass through."""

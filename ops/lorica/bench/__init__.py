@@ -1,0 +1,1 @@
+"""A round's infrastructure, measured: Lorica beside its peers."""

@@ -1,0 +1,81 @@
+"""What a benchmark run gives: a reading at the end of each round, and the medians that are reported."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from lorica_security.errors import StateError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """Taken as a round ended: totals since the processes began, peaks since the reading before.
+
+    Memory is in bytes and includes the interpreter; `agent_peak_bytes` is the largest of the agents'.
+    """
+
+    at_s: float
+    cpu_s: float
+    wire_bytes: int
+    coordinator_bytes: int
+    coordinator_peak_bytes: int
+    agent_peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One system at one size. The first reading ends the round that is not counted, or opens the only one.
+
+    `*_imports_bytes` is what such a process has in memory once it has done its imports.
+    """
+
+    system: str
+    silos: int
+    parameters: int
+    readings: Sequence[Reading]
+    coordinator_imports_bytes: int
+    agent_imports_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Medians over the counted rounds: seconds, and bytes beyond the interpreter with its imports.
+
+    `growth_bytes_per_round` is the slope of the coordinator's memory at the rounds' ends (least squares).
+    """
+
+    system: str
+    silos: int
+    parameters: int
+    rounds: int
+    wall_s: float
+    cpu_s: float
+    coordinator_peak_bytes: int
+    agent_peak_bytes: int
+    wire_bytes: int
+    growth_bytes_per_round: int
+
+    def to_json(self) -> Mapping[str, str | int | float]:
+        return asdict(self)
+
+
+def figures(run: Run) -> Figures:
+    """Raises StateError when nothing was counted. A single round has no growth."""
+    counted = run.readings[1:]
+    if not counted:
+        raise StateError(f"{run.system}: no round was measured to its end")
+    steps = list(zip(run.readings, counted, strict=False))
+    ends = [reading.coordinator_bytes for reading in counted]
+    return Figures(
+        system=run.system,
+        silos=run.silos,
+        parameters=run.parameters,
+        rounds=len(counted),
+        wall_s=round(statistics.median(after.at_s - before.at_s for before, after in steps), 3),
+        cpu_s=round(statistics.median(after.cpu_s - before.cpu_s for before, after in steps), 3),
+        coordinator_peak_bytes=int(statistics.median(one.coordinator_peak_bytes for one in counted))
+        - run.coordinator_imports_bytes,
+        agent_peak_bytes=int(statistics.median(one.agent_peak_bytes for one in counted)) - run.agent_imports_bytes,
+        wire_bytes=int(statistics.median(after.wire_bytes - before.wire_bytes for before, after in steps)),
+        growth_bytes_per_round=round(statistics.linear_regression(range(len(ends)), ends).slope) if ends[1:] else 0,
+    )

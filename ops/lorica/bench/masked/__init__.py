@@ -1,0 +1,1 @@
+"""What masks cost: CPU, memory, bytes."""

@@ -1,0 +1,1 @@
+"""What record-level privacy costs beside plain training."""

@@ -1,0 +1,172 @@
+"""`lorica bench-dp`: what private training costs beside plain training, in time and in memory.
+
+One way after the other, each in a process of its own; ratios are of one run. What is timed is one step of `batch` records.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from lorica.bench.private.measure import Measured, Task
+from lorica.bench.private.ways import WAYS
+from lorica_security.console.terminal import show_table
+from lorica_security.errors import ConfigurationError, StateError
+from silo_wire.plans.sizes import size_named
+
+SIZES = ("mini", "small")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    sizes: Sequence[str]
+    ways: Sequence[str]
+    batch: int
+    physical: int
+    steps: int
+    device: str
+    threads: int
+    out: Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One way at one size. Ratios are to the way that it stands beside, and None where that was not measured."""
+
+    task: Task
+    measured: Measured
+    beside: str | None
+    time_ratio: float | None
+    cpu_ratio: float | None
+    memory_ratio: float | None
+
+    def to_json(self) -> Mapping[str, object]:
+        noise = self.measured.noise_s / self.measured.step_s
+        return {
+            **asdict(self.task),
+            **{key: round(value, 4) for key, value in asdict(self.measured).items()},
+            "noise_share": round(noise, 4),
+            "beside": self.beside,
+            "time_ratio": self.time_ratio,
+            "cpu_ratio": self.cpu_ratio,
+            "memory_ratio": self.memory_ratio,
+            "load_average": round(os.getloadavg()[0], 1),
+        }
+
+
+def choice(
+    *,
+    sizes: Sequence[str] | None,
+    ways: Sequence[str] | None,
+    batch: int,
+    physical: int,
+    steps: int,
+    device: str,
+    threads: int,
+    out: Path | None,
+) -> Choice:
+    """With what is left out filled in; raises ConfigurationError for what cannot be measured."""
+    for size in sizes or ():
+        size_named(size)
+    if unknown := set(ways or ()) - set(WAYS):
+        raise ConfigurationError(f"way {min(unknown)!r} to train is unknown: use {', '.join(WAYS)}")
+    if physical > batch:
+        raise ConfigurationError(f"PHYSICAL={physical} is more than BATCH={batch}: a step has no more records")
+    return Choice(
+        sizes=tuple(sizes or SIZES),
+        ways=tuple(way for way in WAYS if way in (ways or WAYS)),
+        batch=batch,
+        physical=physical,
+        steps=steps,
+        device=device if device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu"),
+        threads=threads,
+        out=out,
+    )
+
+
+def run_bench_dp(chosen: Choice, console: Console) -> list[Entry]:
+    """Measure every way at every size and print each size as it is done; raises StateError where one fails."""
+    results: list[Entry] = []
+    for size in chosen.sizes:
+        of_size: list[Entry] = []
+        for entry in _entries(chosen, size, console):
+            of_size.append(entry)
+            results.append(entry)
+            if chosen.out is not None:  # after each, so that a run that is cut short leaves what it has
+                chosen.out.write_text(json.dumps([one.to_json() for one in results], indent=1) + "\n")
+        show_table(console, _table(of_size))
+    return results
+
+
+def _entries(chosen: Choice, size: str, console: Console) -> Iterator[Entry]:
+    done: dict[str, Measured] = {}
+    for name in chosen.ways:
+        task = Task(
+            way=name,
+            size=size,
+            batch=chosen.batch,
+            physical=chosen.physical,
+            steps=chosen.steps,
+            device=chosen.device,
+            threads=chosen.threads,
+        )
+        with console.status(f"{size}: {name}"):
+            done[name] = measured = _in_a_process(task)
+        beside = WAYS[name].beside
+        other = done.get(beside) if beside is not None else None
+        yield Entry(
+            task=task,
+            measured=measured,
+            beside=beside,
+            time_ratio=None if other is None else round(measured.step_s / other.step_s, 3),
+            cpu_ratio=None if other is None else round(measured.cpu_s / other.cpu_s, 3),
+            memory_ratio=None if other is None else round(measured.peak_bytes / other.peak_bytes, 3),
+        )
+
+
+def _in_a_process(task: Task) -> Measured:
+    done = subprocess.run(
+        [sys.executable, "-m", "lorica.bench.private.measure"],
+        input=json.dumps(asdict(task)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        last = done.stderr.strip().splitlines()[-1:] or [f"ended with {done.returncode}: more memory is needed?"]
+        raise StateError(f"{task.size}, {task.way}: {last[0]}")
+    return Measured(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def _table(found: Sequence[Entry]) -> Table:
+    first = found[0]
+    table = Table(
+        title=f"{first.task.size}, {first.measured.parameters:,} parameters, {first.task.batch} records a step, "
+        f"{first.task.physical} at a time, {first.task.device}",
+        title_style="dim",
+    )
+    for column in ("way", "step s", "CPU s", "noise s", "share", "peak MB", "time", "CPU", "memory", "beside"):
+        table.add_column(column, justify="left" if column in ("way", "beside") else "right")
+    for one in found:
+        measured = one.measured
+        private = WAYS[one.task.way].backend is not None
+        table.add_row(
+            one.task.way,
+            f"{measured.step_s:.2f}",
+            f"{measured.cpu_s:.2f}",
+            f"{measured.noise_s:.2f}" if private else "",
+            f"{measured.noise_s / measured.step_s:.0%}" if private else "",
+            f"{measured.peak_bytes / 1e6:,.0f}",
+            "" if one.time_ratio is None else f"{one.time_ratio:.2f} x",
+            "" if one.cpu_ratio is None else f"{one.cpu_ratio:.2f} x",
+            "" if one.memory_ratio is None else f"{one.memory_ratio:.2f} x",
+            one.beside or "",
+        )
+    return table

@@ -1,0 +1,154 @@
+"""`lorica bench`: the infrastructure of a round, measured, for Lorica and on demand for a peer beside it.
+
+One configuration after the other, each in fresh processes and folders. What is printed and written are medians; where a
+peer ran too, its figures stand below Lorica's with the ratio.
+"""
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from lorica.bench.federation import run_lorica
+from lorica.bench.figures import Figures, figures
+from lorica.bench.model import T5_BASE_PARAMETERS
+from lorica.bench.peers import PEERS
+from lorica_security.console.terminal import show_table
+from lorica_security.errors import ConfigurationError, StorageError
+from silo_wire.manifest import Dtype
+
+SILOS = (2, 4, 8)
+PARAMETERS = (25_000_000, 50_000_000, T5_BASE_PARAMETERS)
+BYTES_PER_PARAMETER = 20
+BYTES_PER_PARAMETER_AND_SILO = 16
+"""On disk, at most: the plan's model, those kept and one to write over; models kept, update and residuals of a silo, its spool.
+A first round alone writes nothing twice and needs two thirds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What to measure. `work` is a folder of the benchmark's own, `out` the JSON file that is written, if any."""
+
+    silos: Sequence[int]
+    parameters: Sequence[int]
+    rounds: int
+    wire: Dtype
+    peer: str | None
+    work: Path
+    out: Path | None
+
+
+def install_peer(choice: Choice, console: Console) -> None:
+    """The only step that needs the network; raises ConfigurationError for an unknown peer, StateError when it fails."""
+    if choice.peer is None:
+        return
+    if choice.peer not in PEERS:
+        raise ConfigurationError(f"peer {choice.peer!r} is unknown: use one of {', '.join(PEERS)}")
+    if choice.rounds < 2:
+        raise ConfigurationError("a peer's first round is not counted: use ROUNDS=2 or more with PEER")
+    with console.status(f"{choice.peer}: installing"):
+        PEERS[choice.peer].install(_venv(choice, choice.peer))
+
+
+def run_bench(choice: Choice, console: Console) -> list[Figures]:
+    """Measure every configuration and print each as it is done; raises StorageError, StateError.
+
+    The peer, if any, is installed.
+    """
+    results: list[Figures] = []
+    for parameters in choice.parameters:
+        for silos in choice.silos:
+            here = _measure(choice, silos=silos, parameters=parameters, console=console)
+            show_table(console, table_of(here))
+            results += here
+            if choice.out is not None:  # after each, so that a run that is cut short leaves what it has
+                choice.out.write_text(json.dumps([one.to_json() for one in results], indent=1) + "\n")
+    return results
+
+
+def _measure(choice: Choice, *, silos: int, parameters: int, console: Console) -> list[Figures]:
+    what = f"{silos} silos, {parameters / 1e6:.1f} M parameters, {choice.rounds} rounds" + (
+        " and one to warm up" if choice.rounds > 1 else ""
+    )
+    needed = parameters * (BYTES_PER_PARAMETER + silos * BYTES_PER_PARAMETER_AND_SILO)
+    place = empty_folder(choice.work, "lorica", needed=needed if choice.rounds > 1 else needed * 2 // 3)
+    with console.status(f"lorica: {what}"):
+        run = run_lorica(place, silos=silos, parameters=parameters, rounds=choice.rounds, wire=choice.wire)
+    shutil.rmtree(place)
+    found = [figures(run)]
+    if choice.peer is not None:
+        peer, venv = PEERS[choice.peer], _venv(choice, choice.peer)
+        place = empty_folder(choice.work, choice.peer, needed=0)
+        with console.status(f"{choice.peer}: {what}"):
+            theirs = peer.run(venv=venv, work=place, silos=silos, parameters=run.parameters, rounds=choice.rounds)
+        shutil.rmtree(place)
+        found.append(figures(theirs))
+    return found
+
+
+def _venv(choice: Choice, peer: str) -> Path:
+    return choice.work / "venvs" / peer
+
+
+def empty_folder(work: Path, name: str, *, needed: int) -> Path:
+    """An empty folder; what an earlier run left in it goes."""
+    place = work / name
+    try:
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        free = shutil.disk_usage(place).free
+    except OSError as error:
+        raise StorageError(f"{place} cannot be made: {error.strerror or error}") from error
+    if free < needed:
+        raise StorageError(
+            f"{place} has {free / 1e9:.0f} GB free, this takes up to {needed / 1e9:.0f} GB: choose another WORK"
+        )
+    return place
+
+
+def table_of(found: Sequence[Figures]) -> Table:
+    """Of one size; below the first system's figures those of the others, and what they are as multiples of its own."""
+    first = found[0]
+    table = Table(
+        title=f"{first.silos} silos, {first.parameters:,} parameters: medians of {first.rounds} rounds",
+        title_style="dim",
+    )
+    for column in (
+        "system",
+        "wall s",
+        "CPU s",
+        "coordinator peak MB",
+        "agent peak MB",
+        "on the wire MB",
+        "growth MB/round",
+    ):
+        table.add_column(column, justify="left" if column == "system" else "right")
+    for one in found:
+        table.add_row(
+            one.system,
+            f"{one.wall_s:.2f}",
+            f"{one.cpu_s:.2f}",
+            *(f"{value / 1e6:,.0f}" for value in (one.coordinator_peak_bytes, one.agent_peak_bytes, one.wire_bytes)),
+            f"{one.growth_bytes_per_round / 1e6:+.2f}",
+        )
+    for one in found[1:]:
+        table.add_row(
+            f"{one.system} / {first.system}",
+            *(
+                f"{theirs / ours:.1f} x" if ours > 0 else ""
+                for theirs, ours in (
+                    (one.wall_s, first.wall_s),
+                    (one.cpu_s, first.cpu_s),
+                    (one.coordinator_peak_bytes, first.coordinator_peak_bytes),
+                    (one.agent_peak_bytes, first.agent_peak_bytes),
+                    (one.wire_bytes, first.wire_bytes),
+                )
+            ),
+            "",
+            style="bold",
+        )
+    return table

@@ -1,0 +1,1 @@
+"""How fast a simulated federation runs."""

@@ -1,0 +1,1 @@
+"""The demo's synthetic silos: public, generated, derived from nobody's records."""

@@ -1,0 +1,1 @@
+"""Tables and pictures of ops/docs that follow from the code."""

@@ -1,0 +1,200 @@
+"""What a study is: one TOML file, and the ten learning set-ups that it names (Zhang et al., ACL 2023, tables 2 and 3, figures 5 and 6).
+
+A set-up is a way to bring silos together and values of the plan. Everything else of the plan is the study's own, the same for each set-up.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final, Literal, TypeVar
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from lorica_security.console.strict_toml import NameText, Section, parse_toml
+from lorica_security.errors import ConfigurationError
+from silo_wire.canonical import canonical_json, digest_of
+
+Way = Literal["together", "alone", "centralized"]
+Value = str | int | float | bool
+"""Of a plan's key."""
+_Item = TypeVar("_Item")
+Listed = Annotated[tuple[_Item, ...], BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)]
+"""Which TOML has as a list."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """`together`: one federation. `alone`: a federation of one for each silo. `centralized`: one silo with all data."""
+
+    label: str
+    way: Way
+    values: Mapping[str, Value]
+
+
+_MU: Final = "training.fedprox_mu"
+_SGD: Final[dict[str, Value]] = {"aggregation.server_optimizer": "sgd", "aggregation.server_learning_rate": 1.0}
+_ONE: Final[dict[str, Value]] = {**_SGD, "aggregation.momentum": 0.0, "aggregation.weighting": "equal"}
+
+
+def _opt(weighting: str) -> dict[str, Value]:
+    return {**_SGD, "aggregation.momentum": 0.9, "aggregation.weighting": weighting}
+
+
+def _avg(weighting: str, mu: float = 0.0) -> dict[str, Value]:
+    return {**_SGD, "aggregation.momentum": 0.0, "aggregation.weighting": weighting, _MU: mu}
+
+
+PROXIMAL: Final = 0.01
+"""FedProx's mu, unless the study says otherwise."""
+
+SETUPS: Final[Mapping[str, Setup]] = {
+    "finetuning": Setup("Finetuning", "alone", _ONE),
+    "centralized": Setup("Centralized", "centralized", _ONE),
+    "fedopt": Setup("FedOPT", "together", _opt("size")),
+    "fedopt-lorar": Setup("FedOPT + Lorar", "together", _opt("lorar")),
+    "fedavg": Setup("FedAvg", "together", _avg("size")),
+    "fedavg-lorar": Setup("FedAvg + Lorar", "together", _avg("lorar")),
+    "fedprox": Setup("FedProx", "together", _avg("size", PROXIMAL)),
+    "fedprox-lorar": Setup("FedProx + Lorar", "together", _avg("lorar", PROXIMAL)),
+    "fedopt-loss-reduction": Setup("FedOPT, loss reduction alone", "together", _opt("loss_reduction")),
+    "fedopt-equal": Setup("FedOPT, equal weights", "together", _opt("equal")),
+}
+
+
+class PracticeSection(Section):
+    """Public text-to-SQL for a model from scratch: what its tokenizer is made from, and what it is warmed up on (warm_up.py)."""
+
+    pairs: Annotated[int, Field(ge=1)]  # over random schemas
+    wikisql: str = ""  # a .jsonl.gz of its labelled questions
+    seed: int = 1
+    training: dict[str, Value] = Field(
+        default_factory=dict
+    )  # keys of a plan's [training]; without epochs: the tokenizer alone
+
+    @model_validator(mode="after")
+    def _training_has_an_end(self) -> "PracticeSection":
+        if self.training and not self.warms_up:
+            raise ValueError("[start.practice.training] has no epochs, so that nothing would be trained: add them")
+        return self
+
+    @property
+    def warms_up(self) -> bool:
+        return "epochs" in self.training
+
+
+class StartSection(Section):
+    """The model that every run begins with: `folder` (Hugging Face's form), or `size` from scratch, maybe warmed up by `practice`."""
+
+    folder: str = ""
+    size: str = ""
+    vocabulary: Annotated[int, Field(ge=0)] = 0  # with size; 0: the size's own
+    practice: PracticeSection | None = None  # with size
+    added_tokens: Listed[str] = ()  # with folder: what its tokenizer has no piece for
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> "StartSection":
+        if bool(self.folder) == bool(self.size):
+            raise ValueError("[start] needs either folder or size: give one of them")
+        if self.folder and self.vocabulary:
+            raise ValueError("[start] vocabulary goes with size: a folder has its own, remove it")
+        if self.folder and self.practice:
+            raise ValueError("[start.practice] is for a model from scratch: remove it, or give size instead of folder")
+        if self.added_tokens and not self.folder:
+            raise ValueError(
+                "[start] added_tokens goes with folder: a tokenizer that is made has pieces for all of ASCII"
+            )
+        return self
+
+
+class Study(Section):
+    """Paths are as the file has them, from the folder of the data (by default its own), and only `run_study` goes there."""
+
+    name: NameText
+    silos: Annotated[str, Field(min_length=1)]  # folder of the silos' folders
+    start: StartSection
+    setups: Listed[str] = tuple(SETUPS)
+    seeds: Annotated[Listed[int], Field(min_length=1)] = (1,)
+    preset: str = "default"
+    at_most: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)  # training examples of a silo
+    plan: dict[str, Value] = Field(default_factory=dict)
+    grid: dict[str, Annotated[Listed[Value], Field(min_length=1)]] = Field(default_factory=dict)
+    only: dict[str, dict[str, Value]] = Field(default_factory=dict)  # values for one set-up
+
+    @field_validator("setups")
+    @classmethod
+    def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if name not in SETUPS:
+                raise ValueError(f"set-up {name!r} is unknown: use {', '.join(SETUPS)}")
+        return value
+
+    @field_validator("only")
+    @classmethod
+    def _only_known(cls, value: dict[str, dict[str, Value]]) -> dict[str, dict[str, Value]]:
+        cls._known(tuple(value))
+        return value
+
+    @model_validator(mode="after")
+    def _mu_is_of_fedprox(self) -> "Study":
+        if _MU in self.plan:
+            raise ValueError(
+                f"[plan] {_MU} would make every set-up but FedAvg and FedProx proximal: "
+                "write it into [only.fedprox] and [only.fedprox-lorar]"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _each_run_once(self) -> "Study":
+        seen: set[str] = set()
+        for run in self.runs():
+            if run.key in seen:
+                raise ValueError(
+                    f"{run.setup}, seed {run.seed}{run.at} would be run twice: name each set-up, seed and value of the grid "
+                    f"once, and in [only.{run.setup}] nothing that the grid goes over"
+                )
+            seen.add(run.key)
+        return self
+
+    @classmethod
+    def read(cls, path: Path) -> "Study":
+        """Raises ConfigurationError naming the file, the key, the value and the remedy."""
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigurationError(f"{path} is not UTF-8 text: save it as such") from error
+        return parse_toml(cls, text, str(path))
+
+    def runs(self) -> "Iterator[Run]":
+        """Seed by seed, so that a study that is cut off has as many seeds of each set-up as possible."""
+        points = [dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())]
+        for seed, point, setup in itertools.product(self.seeds, points, self.setups):
+            yield Run(study=self, setup=setup, seed=seed, point=point)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    study: Study
+    setup: str
+    seed: int
+    point: Mapping[str, Value]
+
+    @property
+    def values(self) -> dict[str, object]:
+        """Of the plan: the study's, the set-up's, the grid's, and what the study has for this set-up alone; later ones win."""
+        return {**self.study.plan, **SETUPS[self.setup].values, **self.point, **self.study.only.get(self.setup, {})}
+
+    @property
+    def at(self) -> str:
+        """The point of the grid, to stand behind a name; empty without a grid."""
+        return "".join(f", {key} = {value}" for key, value in self.point.items())
+
+    @property
+    def key(self) -> str:
+        """Tells this run from every other of any study: of all that its result depends on but the data."""
+        # What a study does not say is not in its key: keys that this file has learnt since leave those of earlier results alone.
+        start = self.study.start.model_dump(exclude_defaults=True)
+        content = [self.setup, self.seed, self.values, start, self.study.preset, self.study.at_most]
+        return f"{self.setup}-{self.seed}-{digest_of(canonical_json(content))[:12]}"

@@ -1,0 +1,1 @@
+"""Public data that a model is warmed up on, and random checkpoints in the form of real ones."""

@@ -1,0 +1,84 @@
+"""The model that a study begins with, made once and used by all its runs; and the practice that stands in for T5's pre-training.
+
+A start without training keeps the practice's tokenizer, so that a study from scratch and one from a warm start differ in the parameters alone.
+"""
+
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+from rich.console import Console
+
+from coordinator.plans.model_source import FolderModel, ModelSource, SizedModel
+from lorica.experiment.definition import PracticeSection, StartSection
+from lorica.experiment.practice import random_schemas, wikisql
+from lorica.experiment.practice.random_schemas import Pair
+from lorica.warm_start import write_warm_start
+from lorica_security.host import files
+from silo_agent.training.data.schema import serialise
+from silo_agent.training.data.serialisation import model_input
+from silo_agent.training.data.text_to_sql_data import SiloData
+from silo_agent.training.device import DeviceSettings
+from silo_wire.canonical import canonical_json, digest_of
+
+TOKENIZER_PAIRS = 8000
+"""More teach a tokenizer nothing, and take minutes."""
+
+
+def start(section: StartSection, data: Path, out: Path, device: DeviceSettings, console: Console) -> ModelSource:
+    """What the runs' plans are made from; trained here if it is to be and is not in `out` yet."""
+    if section.folder:
+        return FolderModel(data / section.folder, section.added_tokens)
+    practice, vocabulary = section.practice, section.vocabulary or None
+    if practice is None:
+        return SizedModel(section.size, vocabulary)
+    name = digest_of(canonical_json(section.model_dump()))[:12]
+    text = out / f"practice-{name}.txt"
+    if not text.exists():
+        out.mkdir(parents=True, exist_ok=True)
+        files.replace(text, "".join(_text(practice, data)).encode())
+    source = SizedModel(section.size, vocabulary, text)
+    if not practice.warms_up:
+        return source
+    folder = out / f"start-{name}"
+    if not folder.exists():
+        console.print(f"warming up a {section.size} model, once for all runs", highlight=False)
+        with console.status("") as status:
+            write_warm_start(
+                folder,
+                source,
+                _as_data(_pairs(practice, data)),
+                {f"training.{key}": value for key, value in practice.training.items()},
+                seed=practice.seed,
+                device=device,
+                on_progress=lambda done, loss: status.update(f"{done:.0%}, loss {loss:.3f}"),
+            )
+    return FolderModel(folder)
+
+
+def _pairs(practice: PracticeSection, data: Path, most: int | None = None) -> Iterator[Pair]:
+    count = practice.pairs if most is None else min(practice.pairs, most)
+    questions = wikisql.pairs(data / practice.wikisql) if practice.wikisql else iter(())
+    return chain(questions, random_schemas.pairs(count, seed=practice.seed))
+
+
+def _text(practice: PracticeSection, data: Path) -> Iterator[str]:
+    for pair in _pairs(practice, data, TOKENIZER_PAIRS):
+        for line in (model_input(pair.question, serialise(pair.schema)), pair.query):
+            yield f"{' '.join(line.split())}\n"
+
+
+def _as_data(pairs: Iterator[Pair]) -> SiloData:
+    examples, schemas = [], []
+    for pair in pairs:
+        examples.append(pair.example)
+        schemas.append(pair.schema)
+    return SiloData(
+        train=tuple(examples),
+        dev=(),
+        test=(),
+        schema=schemas[0],
+        further_schemas=tuple(schemas[1:]),
+        database=None,
+        bad_lines=(),
+    )

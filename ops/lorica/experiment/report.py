@@ -1,0 +1,375 @@
+"""What a study found: a page in Markdown with tables, and the paper's figures, from results.jsonl alone.
+
+Means stand with the standard deviation over seeds (n - 1). A score is exact match on test unless a table says otherwise.
+"""
+
+import itertools
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coordinator.service.records import COMPLETED
+from lorica.experiment.averages import Score, macro_average, micro_average
+from lorica.experiment.definition import SETUPS, Study
+from lorica.experiment.pictures import Curve, Curves, Dots, Picture, draw
+from lorica.experiment.results_file import RESULTS, results
+from lorica_security.errors import ConfigurationError
+
+PAGE = "report.md"
+Line = Mapping[str, Any]
+
+
+def write_report(study: Study, out: Path) -> Path:
+    """The page and its pictures in `out`; raises ConfigurationError where no run of the study is done."""
+    page = out / PAGE
+    page.write_text(report_text(study, out), encoding="utf-8")  # first: it needs no matplotlib
+    for figure in _figures(_by_setup(require_done(study, out))):
+        draw(figure, out)
+    return page
+
+
+def report_text(study: Study, out: Path) -> str:
+    """The page; raises ConfigurationError where no run of the study is done."""
+    lines = require_done(study, out)
+    by_setup, seeds = _by_setup(lines), len(study.seeds)
+    parts = [
+        f"# Study {study.name}\n",
+        _provenance(study, lines),
+        "## Exact match on test\n",
+        _scores(by_setup, "exact_match", seeds),
+        "## Execution accuracy on test, where a silo has a database\n",
+        _scores(by_setup, "execution_accuracy", seeds),
+        "## Loss per target token on test, in nats\n",
+        _scores(by_setup, "loss_per_token", seeds, share=False),
+        "## Loss per target token on dev after the last round, whose model need not be the one that was tested\n",
+        _last_losses(by_setup, seeds),
+        "## What Lorar changes\n",
+        "The run with it less that of the same seed without; silos from the one with the fewest training examples on. More of "
+        "exact match is better, less of loss.\n",
+        _lorar(by_setup, "exact_match", "points of exact match more than without", seeds),
+        _lorar(by_setup, "loss_per_token", "nats of loss per token more than without", seeds, share=False),
+        "## Whose update counted\n",
+        _shares(by_setup, seeds),
+        *(f"![{figure.title}]({figure.file})\n" for figure in _figures(by_setup)),
+    ]
+    return "\n".join(parts)
+
+
+def require_done(study: Study, out: Path) -> list[Line]:
+    """Results of this study alone; raises ConfigurationError where there is none.
+
+    In the paper's order, whichever run ended first; then points of the grid and seeds in the file's. What a run is, the study
+    says: a value that has moved to the grid since has the same run, whose line knows no point.
+    """
+    runs = {run.key: run for run in study.runs()}
+    lines = {line["run"]: line for line in results(out)}
+    points = [run.point for run in runs.values()]
+    order = sorted(
+        (run for key, run in runs.items() if key in lines),
+        key=lambda run: (list(SETUPS).index(run.setup), points.index(run.point)),
+    )
+    if not order:
+        raise ConfigurationError(f"{out / RESULTS} has no run of study {study.name}: run it first")
+    return [{**lines[run.key], "point": dict(run.point)} for run in order]
+
+
+Group = tuple[str, str]
+"""A set-up and its point of the grid, in words; "" without a grid."""
+
+
+def _by_setup(lines: Iterable[Line]) -> dict[Group, list[Line]]:
+    """The seeds of each set-up at each point, in the order of the lines."""
+    by_setup: dict[Group, list[Line]] = defaultdict(list)
+    for line in lines:
+        by_setup[line["setup"], ", ".join(f"{key} = {value}" for key, value in line["point"].items())].append(line)
+    return by_setup
+
+
+def _points(by_setup: Iterable[Group]) -> list[str]:
+    return list(dict.fromkeys(point for _, point in by_setup))
+
+
+def _named(group: Group, done: int, seeds: int) -> str:
+    """A row's name; it tells where its mean is one of fewer seeds than the study has."""
+    setup, point = group
+    facts = [*([point] if point else []), *([f"{done} of {seeds} seeds"] if done < seeds else [])]
+    return SETUPS[setup].label + (f" ({'; '.join(facts)})" if facts else "")
+
+
+def _provenance(study: Study, lines: Sequence[Line]) -> str:
+    commits = sorted({line["commit"] for line in lines if line["commit"]})
+    seeds = sorted({line["seed"] for line in lines})
+    seconds = sum(line["seconds"] for line in lines)
+    return (
+        f"{len(lines)} runs, seeds {', '.join(map(str, seeds))}, {seconds / 3600:.1f} hours; begun with "
+        f"{(study.start.folder and Path(study.start.folder).name) or study.start.size}; commit {', '.join(commits) or 'unknown'}. "
+        f"Values of the plan: {_values(study.plan) or 'the preset alone'}."
+        + "".join(f" Of {SETUPS[name].label} alone: {_values(values)}." for name, values in study.only.items())
+        + (f" Training examples at most: {_values(study.at_most)}." if study.at_most else "")
+        + "\n"
+    )
+
+
+def _values(values: Mapping[str, object]) -> str:
+    return ", ".join(f"`{key} = {value}`" for key, value in values.items())
+
+
+def spread(values: Sequence[float], *, share: bool = True) -> str:
+    """Mean and standard deviation over seeds; one seed has none."""
+    if not values:
+        return ""
+    scale, digits = (100.0, 1) if share else (1.0, 3)
+    text = f"{scale * statistics.fmean(values):.{digits}f}"
+    return text if len(values) == 1 else f"{text} ± {scale * statistics.stdev(values):.{digits}f}"
+
+
+def _scores(by_setup: Mapping[Group, Sequence[Line]], of: str, seeds: int, *, share: bool = True) -> str:
+    silos = sorted(
+        {silo for lines in by_setup.values() for line in lines for silo, score in line["test"].items() if of in score}
+    )
+    if not silos:
+        return "No silo has one.\n"
+    rows = []
+    for group, lines in by_setup.items():
+        cells = [
+            spread([line["test"][silo][of] for line in lines if of in line["test"].get(silo, {})], share=share)
+            for silo in silos
+        ]
+        # An average over fewer silos would stand beside averages that it cannot be compared with.
+        whole = [line for line in lines if all(of in line["test"].get(silo, {}) for silo in silos)]
+        macro = [macro_average(_of(line, silos), of) for line in whole]
+        micro = [micro_average(_of(line, silos), of) for line in whole]
+        rows.append((_named(group, len(lines), seeds), *cells, spread(macro, share=share), spread(micro, share=share)))
+    return _table(("set-up", *silos, "MacroAvg", "MicroAvg"), rows)
+
+
+def _of(line: Line, silos: Sequence[str]) -> list[Score]:
+    return [line["test"][silo] for silo in silos]
+
+
+def _last_losses(by_setup: Mapping[Group, Sequence[Line]], seeds: int) -> str:
+    """Of a set-up that is one federation. MacroAvg is the mean of the silos."""
+    rows: list[Sequence[str]] = []
+    silos = sorted({silo for lines in by_setup.values() for line in lines for silo in line["test"]})
+    for group, lines in by_setup.items():
+        last = [losses for line in lines if (losses := _last_dev(line)).keys() == set(silos)]
+        if last:
+            cells = (spread([losses[silo] for losses in last], share=False) for silo in silos)
+            macro = spread([statistics.fmean(losses.values()) for losses in last], share=False)
+            rows.append((_named(group, len(last), seeds), *cells, macro))
+    return _table(("set-up", *silos, "MacroAvg"), rows) if rows else "No run has several silos together.\n"
+
+
+def _last_dev(line: Line) -> dict[str, float]:
+    """By silo, the loss of the last round that was scored; {} where silos train alone."""
+    return next(filter(None, map(_dev_losses, reversed(_rounds(line)))), {})
+
+
+def _rounds(line: Line) -> Sequence[Line]:
+    """Of a run that is one federation; none of one whose silos train alone, which has as many as silos."""
+    return line["rounds"][0] if len(line["rounds"]) == 1 else ()
+
+
+def _dev_losses(row: Line) -> dict[str, float]:
+    return {silo: facts["loss_per_token"] for silo, facts in row["silos"].items() if "loss_per_token" in facts}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Lorar less its base algorithm at one point of the grid: the differences of seeds, by silo and average."""
+
+    lorar: Group
+    by_silo: Mapping[str, Sequence[float]]
+
+    @property
+    def seeds(self) -> int:
+        return len(self.by_silo["MacroAvg"])
+
+
+def changes(by_setup: Mapping[Group, Sequence[Line]], of: str) -> Iterator[Change]:
+    """Of those that have a seed in common. Silos from the one with the fewest training examples on."""
+    for base, point in itertools.product(("fedopt", "fedavg", "fedprox"), _points(by_setup)):
+        plain = {line["seed"]: line for line in by_setup.get((base, point), ())}
+        group = f"{base}-lorar", point
+        pairs = [(plain[line["seed"]], line) for line in by_setup.get(group, ()) if line["seed"] in plain]
+        if not pairs:
+            continue
+        silos = _from_the_smallest(pairs[0][0])
+        by_silo = {silo: [b["test"][silo][of] - a["test"][silo][of] for a, b in pairs] for silo in silos}
+        for average, name in ((macro_average, "MacroAvg"), (micro_average, "MicroAvg")):
+            by_silo[name] = [average(_of(b, silos), of) - average(_of(a, silos), of) for a, b in pairs]
+        yield Change(group, by_silo)
+
+
+def _from_the_smallest(line: Line) -> list[str]:
+    """Its silos by their training examples; where masks hide those, by those of the test split."""
+    sizes = {silo: score["examples"] for silo, score in line["test"].items()}
+    for row in line["rounds"][0]:
+        told = {silo: facts["examples"] for silo, facts in row["silos"].items() if "examples" in facts}
+        if told.keys() == sizes.keys():
+            sizes = told
+            break
+    return sorted(sizes, key=lambda silo: (sizes[silo], silo))
+
+
+def _lorar(by_setup: Mapping[Group, Sequence[Line]], of: str, title: str, seeds: int, *, share: bool = True) -> str:
+    found = list(changes(by_setup, of))
+    if not found:
+        return "Its set-ups are not in this study.\n"
+    return _table(
+        (title, *found[0].by_silo),
+        [
+            (
+                _named(change.lorar, change.seeds, seeds),
+                *(spread(values, share=share) for values in change.by_silo.values()),
+            )
+            for change in found
+        ],
+    )
+
+
+def _shares(by_setup: Mapping[Group, Sequence[Line]], seeds: int) -> str:
+    """Of the sum of weights, in percent, as a mean over the rounds of a run."""
+    rows, silos = [], sorted({silo for lines in by_setup.values() for line in lines for silo in line["test"]})
+    for group, lines in by_setup.items():
+        if SETUPS[group[0]].way != "together":
+            continue
+        means = [mean for line in lines if (mean := _mean_shares(line["rounds"][0], silos))]
+        if means:  # under masks no silo has a weight that anybody knows
+            cells = (spread([mean[silo] for mean in means]) for silo in silos)
+            rows.append((_named(group, len(means), seeds), *cells))
+    return _table(("percent of the sum of weights", *silos), rows) if rows else "No run has several silos together.\n"
+
+
+def _mean_shares(rounds: Sequence[Line], silos: Sequence[str]) -> dict[str, float]:
+    counted = [
+        row["silos"] for row in rounds if _made_a_model(row) and any("share" in silo for silo in row["silos"].values())
+    ]
+    if not counted:
+        return {}
+    return {silo: statistics.fmean(row.get(silo, {}).get("share", 0.0) for row in counted) for silo in silos}
+
+
+def _made_a_model(row: Line) -> bool:
+    """Not so an attempt that was abandoned, though silos trained in it."""
+    return row["outcome"] in COMPLETED
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ("---", *["---:"] * (len(head) - 1)), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+# --- pictures
+
+
+def dev_curve(lines: Sequence[Line]) -> Curve:
+    """MicroAvg exact match on dev over rounds, of runs that are one federation each."""
+    return _curve(lines, lambda row: row["micro_exact_match"])
+
+
+def dev_loss_curve(lines: Sequence[Line]) -> Curve:
+    """Loss of a target token on dev over rounds, a mean over silos, of runs that are one federation each."""
+
+    def mean_loss(row: Line) -> float | None:
+        losses = _dev_losses(row)
+        return statistics.fmean(losses.values()) if losses else None
+
+    return _curve(lines, mean_loss)
+
+
+def _curve(lines: Sequence[Line], value_of: Callable[[Line], float | None]) -> Curve:
+    curve: Curve = defaultdict(list)
+    for line in lines:
+        for row in _rounds(line):
+            if (value := value_of(row)) is not None:
+                curve[row["round"]].append(value)
+    return curve
+
+
+def loss_curves(lines: Sequence[Line]) -> dict[str, Curve]:
+    """By silo, the training loss over its optimizer steps, of runs that are one federation each."""
+    curves: dict[str, Curve] = defaultdict(lambda: defaultdict(list))
+    for line in lines:
+        for silo, points in line["losses"][0].items() if len(line["losses"]) == 1 else ():
+            for step, loss in points:
+                curves[silo][step].append(loss)
+    return curves
+
+
+def share_curves(lines: Sequence[Line]) -> dict[str, Curve]:
+    """By silo, its percent of the sum of weights, as a mean of the rounds up to each tenth, of runs that are one federation each."""
+    curves: dict[str, Curve] = defaultdict(lambda: defaultdict(list))
+    for line in lines:
+        rows = list(filter(_made_a_model, _rounds(line)))
+        tenth = math.ceil(len(rows) / 10)
+        for start in range(0, len(rows), tenth or 1):
+            part = rows[start : start + tenth]
+            for silo, share in _mean_shares(part, list(line["test"])).items():
+                curves[silo][part[-1]["round"]].append(100 * share)
+    return curves
+
+
+_ALGORITHMS = ("fedopt", "fedopt-lorar", "fedavg", "fedavg-lorar", "fedprox", "fedprox-lorar")
+_WEIGHTINGS = ("fedopt", "fedopt-lorar", "fedopt-loss-reduction", "fedopt-equal")
+
+
+def _figures(by_setup: Mapping[Group, Sequence[Line]]) -> Iterator[Picture]:
+    """The paper's and what Lorar changes, for each point of the grid by itself."""
+    points = _points(by_setup)
+    for number, point in enumerate(points, 1):
+        at = {setup: lines for (setup, where), lines in by_setup.items() if where == point}
+        suffix, title = (f"-{number}", f", {point}") if len(points) > 1 else ("", "")
+        yield from (figure for figure in _figures_at(at, suffix, title) if any(figure.shown.values()))
+
+
+def _figures_at(at: Mapping[str, Sequence[Line]], suffix: str, point: str) -> Iterator[Picture]:
+    alone = {(name, ""): lines for name, lines in at.items()}
+    for file, score, shown, unit, scale in (
+        ("figure-lorar", "exact_match", "What Lorar adds to exact match on test", "points more than without", 100.0),
+        (
+            "figure-lorar-loss",
+            "loss_per_token",
+            "What Lorar adds to loss on test",
+            "nats a token more than without",
+            1.0,
+        ),
+    ):
+        dots = {
+            SETUPS[change.lorar[0]].label: {
+                silo: [scale * value for value in values] for silo, values in change.by_silo.items()
+            }
+            for change in changes(alone, score)
+        }
+        yield Dots(f"{file}{suffix}.svg", f"{shown}{point}", dots, unit)
+
+    def of(curve: Callable[[Sequence[Line]], Curve], names: Iterable[str]) -> dict[str, Curve]:
+        return {SETUPS[name].label: curve(at.get(name, ())) for name in names}
+
+    for number, names, shown in (
+        (5, _ALGORITHMS, "With Lorar and without (as the paper's figure 5)"),
+        (6, _WEIGHTINGS, "Other weightings of FedOPT (as figure 6)"),
+    ):
+        yield Curves(
+            f"figure-{number}{suffix}.svg", f"{shown}{point}", of(dev_curve, names), "MicroAvg exact match, dev"
+        )
+        yield Curves(
+            f"figure-{number}-loss{suffix}.svg",
+            f"{shown}: loss{point}",
+            of(dev_loss_curve, names),
+            "loss of a target token on dev, mean of silos",
+        )
+    for name in ("fedopt-lorar", "fedavg-lorar"):
+        shown = f"Whose update counted in each tenth of the rounds, {SETUPS[name].label}{point}"
+        curves = share_curves(at.get(name, ()))
+        yield Curves(f"figure-shares-{name}{suffix}.svg", shown, curves, "percent of the sum of weights")
+    for number, name in ((3, "fedopt"), (4, "fedopt-lorar")):
+        shown = f"Training loss of each silo, {SETUPS[name].label} (as figure {number}){point}"
+        curves = loss_curves(at.get(name, ()))
+        yield Curves(
+            f"figure-{number}{suffix}.svg", shown, curves, "loss of a target token", "optimizer steps of the silo"
+        )

@@ -1,0 +1,48 @@
+"""results.jsonl: one line for each run that is done, appended as it ends, each run once.
+
+A kill, or a disk that is full, may tear the last line. A torn line is no result, and takes no later one with it.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from lorica_security.errors import StorageError
+
+RESULTS = "results.jsonl"
+
+
+def results(out: Path) -> Iterator[dict[str, Any]]:
+    """The runs that are done, as they were written; of a run that stands there twice the first."""
+    path = out / RESULTS
+    if not path.exists():
+        return
+    seen: set[str] = set()
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(line, dict) and "run" in line and line["run"] not in seen:
+            seen.add(line["run"])
+            yield line
+
+
+def append_result(out: Path, facts: Mapping[str, Any]) -> None:
+    """On the disk when this returns, for what the line was made from is deleted next; raises StorageError."""
+    path = out / RESULTS
+    try:
+        with path.open("ab+") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")
+            file.write(f"{json.dumps(facts)}\n".encode())
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be written: {error.strerror or error}; the run is kept: free some space and run the same command again"
+        ) from error

@@ -1,0 +1,258 @@
+"""`lorica experiment`: every run of a study, each appended to results.jsonl as it ends; those that are there are not done again.
+
+A run is a simulated federation (ops/lorica/simulation), or one for each silo (`alone`), or one silo that has all data (`centralized`): the same rounds,
+the same number of epochs over the same examples for each. The best model by MicroAvg on dev is scored on each silo's test split. Runs need nothing
+of each other, so several are done at a time, each in a process of its own.
+"""
+
+import gc
+import multiprocessing
+import shutil
+import subprocess
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from coordinator.plans.model_source import ModelSource
+from coordinator.plans.plan_folder import create_plan, require_valid
+from lorica.experiment.averages import macro_average, micro_average
+from lorica.experiment.data import merged, own_copy, require_same, require_test
+from lorica.experiment.definition import SETUPS, Run, Study
+from lorica.experiment.practice.warm_up import start
+from lorica.experiment.results_file import append_result, results
+from lorica.experiment.scoring import scores
+from lorica.simulation.out_folder import make_folder
+from lorica.simulation.report import round_facts
+from lorica.simulation.run import Simulated, logging_to, silos_in, simulate
+from lorica.simulation.workers.children import children, end_with_parent
+from lorica.simulation.workers.shares import threads_of_a_worker
+from lorica_security.errors import ConfigurationError, Conflict, LoricaError, StateError, StorageError
+from lorica_security.host.process_lock import ProcessLock
+from lorica_security.identifiers import SiloName
+from silo_agent.training.device import DeviceSettings
+
+ALL = SiloName("all")
+_FEDERATION = "study"
+_QUORUM = "schedule.min_silos"
+_OVERRIDES = "training.overrides."
+_Outcome = dict[str, Any] | StateError
+"""A run's line of results, or why it has none."""
+
+
+def run_study(
+    study: Study, out: Path, *, data: Path, console: Console, device: str = "auto", threads: int = 0, jobs: int = 1
+) -> None:
+    """Do what is not done yet, `jobs` runs at a time; `data` is where the study's paths begin. `threads` are a run's own; 0 shares the cores.
+
+    A run that fails by itself (StateError: its training diverged, say) leaves the others alone, and StateError tells of it at the end. Raises
+    what would end all of them, and Conflict while another study works in `out`. What was under way goes on the next time.
+    """
+    make_folder(out)
+    with ProcessLock(out / "lock", "study"):
+        found = silos_in(data / study.silos)
+        _require_sound(study, found)
+        require_same(found, out)
+        silos = own_copy(found, out / "data", study.at_most)
+        source = start(study.start, data, out, DeviceSettings(device=device, threads=threads), console)
+        settings = DeviceSettings(device=device, threads=threads_of_a_worker(threads, jobs))
+        done = {line["run"] for line in results(out)}
+        runs = list(study.runs())
+        left = [run for run in runs if run.key not in done]
+        for key in {run.key for run in runs} & done:
+            shutil.rmtree(out / "runs" / key, ignore_errors=True)  # of a kill between the line and this
+        console.print(f"{len(runs)} runs, {len(runs) - len(left)} of them done", highlight=False)
+        began_with = commit()  # now, not when a run ends: the code on disk may be another by then
+        doings = [_Doing(run, silos, source, out / "runs" / run.key, settings, began_with) for run in left]
+        failed: list[str] = []
+        with closing(_each(doings, jobs)) as each:
+            for doing, facts in each:
+                if isinstance(facts, StateError):
+                    failed.append(f"{_described(doing.run)}: {facts}")
+                    console.print(f"failed: {failed[-1]}", highlight=False, markup=False)
+                    continue
+                append_result(out, facts)
+                shutil.rmtree(doing.work)
+                console.print(_line(doing.run, facts), highlight=False, markup=False)
+    if failed:
+        raise StateError(
+            f"{len(failed)} of {len(left)} runs failed; the first: {failed[0]}; the same command tries them again, "
+            "and with --report it shows the others"
+        )
+
+
+def _require_sound(study: Study, silos: Mapping[SiloName, Path]) -> None:
+    """Raises, before hours of work, what a later run would: ConfigurationError for its plan, DataError for a silo that cannot be scored."""
+    require_test(silos)
+    for run in study.runs():
+        for key in run.values:
+            named = key.removeprefix(_OVERRIDES).split(".")[0]
+            if key.startswith(_OVERRIDES) and named not in (*silos, ALL):
+                raise ConfigurationError(f"{_OVERRIDES}{named} names no silo: the silos are {', '.join(silos)}")
+        count = len(silos) if SETUPS[run.setup].way == "together" else 1
+        require_valid(
+            name=run.setup,
+            federation=_FEDERATION,
+            preset=run.study.preset,
+            seed=run.seed,
+            overrides={**run.values, _QUORUM: count},
+        )
+
+
+def _each(doings: "Sequence[_Doing]", jobs: int) -> "Generator[tuple[_Doing, _Outcome]]":
+    """As they end."""
+    if jobs == 1:
+        yield from ((doing, _done(doing)) for doing in doings)
+        return
+    with _workers(jobs) as workers:
+        waiting: dict[Future[_Outcome], _Doing] = {workers.submit(_done, doing): doing for doing in doings}
+        for future in as_completed(waiting):
+            try:
+                facts = future.result()
+            except BrokenProcessPool as error:
+                raise StateError(
+                    "a process of this study was killed: run the same command again, with fewer --jobs if memory ran out"
+                ) from error
+            yield waiting[future], facts
+
+
+@contextmanager
+def _workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that end with this one, however it ends; an exception inside does not wait for what they are at.
+
+    The executor's own thread is waited for in each case: Python, as it exits, writes to a pipe that this thread closes as it ends.
+    """
+    workers = ProcessPoolExecutor(jobs, children(), initializer=end_with_parent)
+    try:
+        yield workers
+    except BaseException:
+        for child in multiprocessing.active_children():
+            child.terminate()
+        raise
+    finally:
+        workers.shutdown(cancel_futures=True)
+
+
+def _done(doing: "_Doing") -> _Outcome:
+    begun_before = doing.work.exists()
+    with logging_to(doing.work / "run.log"):
+        try:
+            return doing.facts()
+        except (StorageError, Conflict):
+            raise
+        except LoricaError as error:
+            if begun_before:  # by another version, perhaps
+                return StateError(f"{error}; it was begun earlier: to begin it anew, delete {doing.work}")
+            if isinstance(error, StateError):
+                return error
+            raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Doing:
+    run: Run
+    silos: Mapping[SiloName, Path]
+    source: ModelSource
+    work: Path
+    settings: DeviceSettings
+    commit: str
+
+    def facts(self) -> dict[str, Any]:
+        began = time.monotonic()
+        commits = self._commits()
+        match SETUPS[self.run.setup].way:
+            case "together":
+                parts = [(self.silos, self._simulated("plan", self.silos))]
+            case "alone":
+                parts = [({silo: path}, self._simulated(silo, {silo: path})) for silo, path in self.silos.items()]
+            case "centralized":
+                folder = merged(self.silos, self.work / "merged" / ALL)
+                parts = [(self.silos, self._simulated("plan", {ALL: folder}))]
+        by_silo: dict[str, dict[str, float]] = {}
+        for silos, simulated in parts:
+            by_silo |= scores(simulated, silos, self.settings, work=self.work)
+        return {
+            "run": self.run.key,
+            "study": self.run.study.name,
+            "setup": self.run.setup,
+            "seed": self.run.seed,
+            "point": dict(self.run.point),
+            "commit": " then ".join(commits),
+            "torch": torch.__version__,
+            "threads": self.settings.threads,
+            "plans": [simulated.plan for _, simulated in parts],
+            "test": by_silo,
+            "macro_exact_match": macro_average(by_silo.values(), "exact_match"),
+            "micro_exact_match": micro_average(by_silo.values(), "exact_match"),
+            "rounds": [[round_facts(row) for row in simulated.rows] for _, simulated in parts],
+            "losses": [simulated.losses for _, simulated in parts],
+            "seconds": time.monotonic() - began,
+        }
+
+    def _commits(self) -> list[str]:
+        """Of the code that this run was begun with, and those that it went on with."""
+        file = self.work / "commits"
+        known = file.read_text(encoding="utf-8").split() if file.exists() else []
+        if self.commit and self.commit not in known:
+            known.append(self.commit)
+            file.write_text("\n".join(known), encoding="utf-8")
+        return known
+
+    def _simulated(self, name: str, silos: Mapping[SiloName, Path]) -> Simulated:
+        plans = self.work / "plans"
+        if not (plans / name).exists():
+            create_plan(
+                plans,
+                name=name,
+                federation=_FEDERATION,
+                source=self.source,
+                preset=self.run.study.preset,
+                seed=self.run.seed,
+                overrides={**self.run.values, _QUORUM: len(silos)},
+            )
+        simulated = simulate(
+            plans / name,
+            silos,
+            self.work / f"of-{name}",
+            device=self.settings.device,
+            threads=self.settings.threads,
+        )
+        gc.collect()  # its agents hold each other, and its model: each simulation of a process would leave one behind
+        return simulated
+
+
+def commit() -> str:
+    """Of the code that runs, with a `+` where it was changed since; empty outside a repository."""
+    git = shutil.which("git")
+    if git is None:
+        return ""
+    try:
+        done = subprocess.run(
+            [git, "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return done.stdout.strip()
+
+
+def _line(run: Run, facts: Mapping[str, Any]) -> str:
+    silos = ", ".join(f"{silo} {score['exact_match']:.1%}" for silo, score in facts["test"].items())
+    return (
+        f"{_described(run)}: exact match on test: MacroAvg {facts['macro_exact_match']:.1%}, "
+        f"MicroAvg {facts['micro_exact_match']:.1%}; {silos}; {facts['seconds']:.0f} s"
+    )
+
+
+def _described(run: Run) -> str:
+    return f"{SETUPS[run.setup].label}, seed {run.seed}{run.at}"

@@ -1,0 +1,1 @@
+"""Target `conformity`: every noised step on a tape, held against the ledger."""

@@ -1,0 +1,287 @@
+"""`lorica simulate`: a plan, from its first round to its last, among silos that are folders of this machine, in one process.
+
+The coordinator's service with its round machine, arithmetic, stores and keys, and each silo's agent with its policy, trainer and ledger, are what
+a federation runs; between them are calls instead of a network. Nobody is late here, however long a silo trains: the clock that deadlines are
+measured by stands still. Everything lies in one folder, and a run that was cut off goes on there where it was.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from coordinator.composition import Coordinator
+from coordinator.edges.telemetry.metrics import CoordinatorMetrics
+from coordinator.plans.plan_folder import compile_plan
+from coordinator.service.federation import Federation
+from coordinator.service.records import RoundRow
+from lorica.simulation import disk
+from lorica.simulation.direct_coordinator import DirectCoordinator, SharedModels
+from lorica.simulation.going_on import GoingOn
+from lorica.simulation.losses import curve
+from lorica.simulation.out_folder import make_folder
+from lorica.simulation.own_coordinator import put_on_shelf, require_same, simulated_coordinator
+from lorica.simulation.silo import SimulatedSilo, enrolled, settings_of
+from lorica.simulation.silo_data import lines
+from lorica.simulation.workers.one_bench import OneBench, TakingTurns
+from lorica.simulation.workers.shares import shared_out, threads_of_a_worker
+from lorica.simulation.workers.worker_pool import Died, WorkerPool
+from lorica_security.errors import ConfigurationError, LoricaError, StateError
+from lorica_security.host.process_lock import ProcessLock
+from lorica_security.identifiers import SiloName, federation_name, silo_name
+from silo_agent.edges.disk.silo_folder import SiloFolder
+from silo_agent.service.group_keeper import GroupKeeper
+from silo_agent.service.ports import TrainerPort
+from silo_agent.training.device import DeviceSettings, chosen_device
+from silo_wire.canonical import Digest
+from silo_wire.plans.plan import Plan
+
+OnRound = Callable[[RoundRow], None]
+LOOK_S = 1.0
+"""Between two looks for rounds that have ended, which are told to people; the rounds wait for nobody."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """How it ended. `rows` are all attempts at rounds, oldest first, with what single silos told.
+
+    `losses` are those of training by silo: optimizer steps since the first round, and the mean of the steps since the point before.
+    `seconds` are those since it began, or went on: the clock that rounds are dated by stands still.
+    """
+
+    coordinator: Coordinator
+    plan: Digest
+    best: Digest
+    final: Digest
+    rows: Sequence[RoundRow]
+    seconds: float
+    losses: Mapping[SiloName, Sequence[tuple[int, float]]]
+
+
+@contextmanager
+def logging_to(file: Path) -> Iterator[None]:
+    """What coordinator and agents log goes to `file`, in lines of JSON, while inside. Raises StorageError where it cannot be written."""
+    make_folder(file.parent)
+    with file.open("a", encoding="utf-8") as lines:
+        structlog.configure(
+            processors=[
+                structlog.contextvars.merge_contextvars,
+                structlog.processors.add_log_level,
+                structlog.processors.TimeStamper(fmt="iso", utc=True),
+                structlog.processors.format_exc_info,
+                structlog.processors.JSONRenderer(),
+            ],
+            logger_factory=structlog.PrintLoggerFactory(lines),
+        )
+        try:
+            yield
+        finally:
+            structlog.reset_defaults()
+
+
+def silos_in(folder: Path) -> dict[SiloName, Path]:
+    """The silos below `folder`: every folder with a train.jsonl, by its name; raises ConfigurationError where there is none."""
+    found = sorted({path.parent for name in ("train.jsonl", "train.jsonl.gz") for path in folder.glob(f"*/{name}")})
+    if not found:
+        raise ConfigurationError(f"no folder in {folder} holds a train.jsonl: give the folder of the silos' folders")
+    return {silo_name(path.name): path for path in found}
+
+
+def simulate(
+    plan_folder: Path,
+    silos: Mapping[SiloName, Path],
+    out: Path,
+    *,
+    device: str = "auto",
+    threads: int = 0,
+    workers: int = 1,
+    on_round: OnRound = lambda row: None,
+) -> Simulated:
+    """Run the plan in `plan_folder` to its end, in `out`, with `threads` of PyTorch in each of `workers` processes; with 1 in this one.
+
+    Raises what stopped it: of the plan, the data, a silo's policy, or a worker that died.
+    """
+    threads = threads_of_a_worker(threads, min(workers, len(silos)))
+    plan = compile_plan(plan_folder).plan
+    coordinator = simulated_coordinator(out / "coordinator", federation_name(plan.federation))
+    with ProcessLock(coordinator.folder.lock, "simulation"), disk.not_waited_for():
+        return asyncio.run(
+            _Simulation(coordinator, plan, plan_folder, silos, out, device, threads, workers, on_round).run()
+        )
+
+
+@dataclass(slots=True)
+class _Simulation:
+    coordinator: Coordinator
+    plan: Plan
+    plan_folder: Path
+    data: Mapping[SiloName, Path]
+    out: Path
+    device: str
+    threads: int
+    workers: int
+    on_round: OnRound
+    _heard: set[tuple[int, int]] = field(default_factory=set)
+
+    async def run(self) -> Simulated:
+        began, started = time.monotonic(), datetime.now(UTC).timestamp()
+        audit = self.coordinator.audit()
+        metrics = CoordinatorMetrics(CollectorRegistry())
+        async with self.coordinator.service(metrics, audit=audit, clock=lambda: started, steady=lambda: 0.0) as (
+            service,
+            loop,
+        ):
+            await require_same(service, self.plan, self.data, self.out)
+            put_on_shelf(self.coordinator, self.plan, self.plan_folder)
+            with ExitStack() as open_here:
+                silos = [open_here.enter_context(await self._silo(service, name)) for name in sorted(self.data)]
+                for silo in silos:
+                    silo.pin([other.credentials for other in silos])
+                await self._play(service, loop, silos)
+            standing = await service.status()
+        assert standing.plan is not None
+        assert standing.model is not None
+        assert standing.best_model is not None
+        store = self.coordinator.open_store()
+        try:
+            rows = store.rounds(standing.plan, 0)
+        finally:
+            store.close()
+        return Simulated(
+            coordinator=self.coordinator,
+            plan=standing.plan,
+            best=standing.best_model,
+            final=standing.model,
+            rows=rows,
+            seconds=time.monotonic() - began,
+            losses={silo.credentials.silo: curve(silo.work.losses) for silo in silos},
+        )
+
+    async def _silo(self, service: Federation, name: SiloName) -> SimulatedSilo:
+        folder = SiloFolder(self.out / "silos" / name)
+        folder.make()
+        credentials = await enrolled(service, self.coordinator.federation, name, folder)
+        return SimulatedSilo.opened(
+            folder, settings_of(self.data[name], device=self.device, threads=self.threads), credentials
+        )
+
+    async def _play(self, service: Federation, loop: "asyncio.Task[None]", silos: Sequence[SimulatedSilo]) -> None:
+        """Until every agent knows that the plan has ended, or somebody will not go on."""
+        here = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = here.create_future()
+
+        def ends(error: LoricaError) -> None:
+            if not ended.done():
+                ended.set_exception(error)
+
+        def died(error: LoricaError) -> None:
+            here.call_soon_threadsafe(ends, error)
+
+        with self._trainers(silos, died) as trainer_of:
+            await self._play_with(trainer_of, service, loop, silos, ended)
+
+    @contextmanager
+    def _trainers(self, silos: Sequence[SimulatedSilo], died: Died) -> Iterator[Callable[[SiloName], TrainerPort]]:
+        """Each silo's, in worker processes or on the one bench of this one."""
+        named = {silo.credentials.silo: silo for silo in silos}
+        if self.workers > 1:
+            # For aggregation, as beside one bench.
+            chosen_device(DeviceSettings(device=self.device, threads=self.threads))
+            sizes = {name: sum(1 for _ in lines(self.data[name], "train")) for name in named}
+            shares = shared_out(sizes, self.workers)
+            work = {name: silo.work for name, silo in named.items()}
+            with WorkerPool(work, shares, died) as pool:
+                yield pool.trainer
+            return
+        bench = OneBench()
+
+        yield lambda name: TakingTurns(bench, bench.workshop(named[name].work))
+
+    async def _play_with(
+        self,
+        trainer_of: Callable[[SiloName], TrainerPort],
+        service: Federation,
+        loop: "asyncio.Task[None]",
+        silos: Sequence[SimulatedSilo],
+        ended: "asyncio.Future[None]",
+    ) -> None:
+        models = SharedModels(self.out / "models")
+        finished: set[SiloName] = set()
+
+        def refused(silo: SimulatedSilo, told: str) -> None:
+            if not ended.done():
+                # The coordinator is told nothing of a silo's files, and under privacy next to nothing: here both are one person's.
+                why = told if silo.notes.failure in told else f"{told}: {silo.notes.failure}"
+                ended.set_exception(StateError(f"silo {silo.credentials.silo} does not take part: {why}"))
+
+        def is_finished(silo: SiloName) -> None:
+            finished.add(silo)
+            if len(finished) == len(silos) and not ended.done():
+                ended.set_result(None)
+
+        agents, keepers = [], list[GroupKeeper]()
+        for silo in silos:
+            name = silo.credentials.silo
+            direct = DirectCoordinator(
+                service,
+                silo.credentials,
+                models,
+                refused=lambda told, silo=silo: refused(silo, told),  # type: ignore[misc]
+                finished=lambda name=name: is_finished(name),  # type: ignore[misc]
+            )
+            agents.append(silo.agent(direct, trainer_of(name)))
+            keepers.append(silo.groups(direct))
+        telling = asyncio.create_task(self._tell(service))
+        tasks = [asyncio.create_task(agent.run()) for agent in agents]
+        try:
+            everybody = [silo.credentials.silo for silo in silos]
+            masked = self.plan.aggregation.secure_aggregation and len(everybody) >= self.plan.schedule.min_silos
+            if masked and service.groups.head is None:
+                await service.groups.propose_first(everybody, colluders=self.plan.aggregation.colluders)
+                for silo, keeper in zip(silos, keepers, strict=True):
+                    await keeper.sync()
+                    if silo.allow_groups():
+                        await keeper.sync()
+                    # each has signed; who has not heard of the last signature asks before its first roster
+            if (await service.status()).phase != "finished":
+                await service.start_plan(self.plan.name)
+            await asyncio.wait((ended, loop, telling, *tasks), return_when=asyncio.FIRST_COMPLETED)
+            for task in (loop, telling, *tasks):
+                if task.done():
+                    task.result()
+            ended.result()
+        finally:
+            ended.cancel()  # what agents say while they stop ends nothing any more
+            for agent in agents:
+                agent.stop()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            telling.cancel()
+            await asyncio.gather(telling, return_exceptions=True)
+            self._told(await service.rounds(), to_the_end=True)
+
+    async def _tell(self, service: Federation) -> None:
+        """Raises StateError where the rounds will not come to their end by themselves."""
+        going_on = GoingOn()
+        while True:
+            rows = await service.rounds()
+            self._told(rows)
+            going_on.require(rows, service.fault, now=time.monotonic())
+            await asyncio.sleep(LOOK_S)
+
+    def _told(self, rows: Sequence[RoundRow], *, to_the_end: bool = False) -> None:
+        """Each attempt once: when it has ended and is scored, or so many came after it that it will not be: scores of a masked
+        round's model come with the next round's sum."""
+        last = len(rows) - 1
+        for number, row in enumerate(rows):
+            if (row.round, row.attempt) in self._heard or row.outcome == "running":
+                continue
+            settled = last - number >= (1 if row.masked is None else 2)
+            if row.micro_exact_match is not None or settled or to_the_end:
+                self._heard.add((row.round, row.attempt))
+                self.on_round(row)

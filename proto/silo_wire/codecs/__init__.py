@@ -1,0 +1,1 @@
+"""Protobuf messages to and from frozen values; every fault is MalformedMessage."""

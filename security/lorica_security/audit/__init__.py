@@ -1,0 +1,1 @@
+"""Audit logs: chained entries, signed heads, and how a stranger verifies them."""

@@ -1,0 +1,1 @@
+"""What commands of both programs show, and the settings files that people edit."""

@@ -1,0 +1,1 @@
+"""What both long-running programs do beside their work: heartbeat, metrics port, clock watch, sealed log."""

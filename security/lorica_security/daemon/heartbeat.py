@@ -1,0 +1,47 @@
+"""A sign of life that costs nothing to look at: a file that the event loop touches, and systemd's watchdog where systemd asks for it.
+
+A loop that hangs touches nothing, also where threads beside it still answer. Whoever looks (a container's health check) asks the file's
+age alone: no command is started, no port and no key is needed.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from lorica_security.daemon.beside import beside
+
+BEAT_S: Final = 10.0
+STALE_S: Final = 60.0
+"""As old as the file may be; the health checks of ops/ say it in minutes (`find -mmin -1`)."""
+
+
+@asynccontextmanager
+async def beating(file: Path) -> AsyncIterator[None]:
+    """`file`, which is there, is touched every BEAT_S while inside, and a service manager is told: ready, alive, stopping."""
+    _tell_systemd("READY=1")
+    try:
+        async with beside(_beat(file)):
+            yield
+    finally:
+        _tell_systemd("STOPPING=1")
+
+
+async def _beat(file: Path) -> None:
+    while True:
+        with suppress(OSError):  # a file that grows old says so itself
+            os.utime(file)
+        _tell_systemd("WATCHDOG=1")
+        await asyncio.sleep(BEAT_S)
+
+
+def _tell_systemd(word: str) -> None:
+    """sd_notify(3): one datagram to the socket that systemd names; nothing where it names none."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:  # its watchdog notices silence
+        to.sendto(word.encode(), f"\0{address[1:]}" if address.startswith("@") else address)

@@ -1,0 +1,1 @@
+"""Audit logs and privacy ledgers as files: appended to, synced, never rewritten."""

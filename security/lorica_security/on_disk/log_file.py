@@ -1,0 +1,234 @@
+"""An audit log on disk: numbered files of JSON lines in a private folder, appended to and never rewritten.
+
+    log.000001, log.000002, ...     each goes on where the one before ends, which is with a seal
+    audit.lock                      held while a process appends: the daemon, or a command beside it
+
+An entry is durable when `append` returns. A last line that a crash tore never was one, and is cut off by the next append.
+The writer seals what it wrote with its identity key (verification.py says when); a log that does not end with a seal was ended by
+a crash, or is being written.
+"""
+
+import fcntl
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from lorica_security.audit.chain import Head
+from lorica_security.audit.entry import (
+    LOCAL,
+    MOST_LINE_BYTES,
+    MOST_TEXT_CHARACTERS,
+    SALT_BYTES,
+    Entry,
+    Event,
+    Particular,
+    entry_from_line,
+)
+from lorica_security.audit.signed_head import SignedHead
+from lorica_security.audit.verification import Position, Verification, seal_particulars
+from lorica_security.errors import IntegrityError, StorageError
+from lorica_security.host.files import append_private, make_private_folder, read_private
+
+SEGMENT_BYTES = 4 << 20
+"""From this size on a file is not added to: the newest one is read whole when a process begins to append."""
+_REMEDY = "free some space; nothing goes on that the audit log cannot tell of"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A whole line of a log, with its newline, and where it stands."""
+
+    content: bytes
+    where: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tail:
+    """The newest file as this process left it: `number` from 1, `size` in bytes that are whole lines, `torn` what follows them."""
+
+    number: int
+    size: int
+    torn: int = 0
+    position: Position
+
+    def is_full(self, most: int) -> bool:
+        """Whether the next entry begins another file: this one has to end with a seal, and nothing torn behind it."""
+        return self.size >= most and not self.position.unsealed and not self.torn
+
+
+class AuditLog:
+    """One side's log. Safe to use from several threads and processes. Raises StorageError, IntegrityError naming the file."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        writer: str,
+        key: Ed25519PrivateKey,
+        clock: Callable[[], float],
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        """`writer` is the URI of whose log it is, `key` its identity key; `clock` gives seconds since 1970."""
+        self.folder, self.writer, self.clock = folder, writer, clock
+        self._key, self._segment_bytes = key, segment_bytes
+        self._tail: _Tail | None = None
+
+    def append(self, event: Event, *, who: str = LOCAL, **details: Particular) -> Head:
+        """Durable when this returns, as the head that is given."""
+        with self._alone() as tail:
+            now = int(self.clock())
+            fresh: list[Entry] = []
+            position = tail.position
+
+            def add(kind: Event, by: str, particulars: dict[str, Particular]) -> None:
+                nonlocal position
+                head = position.head
+                entry = Entry(
+                    sequence=head.sequence + 1,
+                    previous=head.digest,
+                    at=now,
+                    event=kind,
+                    who=by,
+                    details=particulars,
+                    salt=secrets.token_hex(SALT_BYTES),
+                )
+                fresh.append(entry)
+                position = position.after(entry)
+
+            def seal() -> None:
+                signed = SignedHead.sign(self._key, writer=self.writer, head=position.head)
+                add(Event.SEALED, self.writer, seal_particulars(signed))
+
+            def is_full() -> bool:
+                size = 0 if tail.is_full(self._segment_bytes) else tail.size
+                return size + sum(len(entry.line()) for entry in fresh) >= self._segment_bytes
+
+            if position.clock_went_back(now):
+                add(Event.CLOCK_WENT_BACK, self.writer, {"seconds": position.at - now})
+            if position.seal_is_due(now):
+                seal()
+            if event is not Event.SEALED:
+                add(event, who, _bounded(details))
+            if position.seal_is_due(now) or (position.unsealed and (event is Event.SEALED or is_full())):
+                seal()
+            self._write(tail, fresh, position)
+            return position.head
+
+    def seal(self) -> None:
+        """Sign what is not signed yet, at a clean stop; nothing happens where this process has added nothing."""
+        if self._tail is not None:
+            self.append(Event.SEALED)
+
+    def seal_if_due(self) -> None:
+        """To be called every now and then, so that nothing waits long."""
+        with self._alone() as tail:
+            due = tail.position.seal_is_due(int(self.clock()))
+        if due:
+            self.append(Event.SEALED)
+
+    def head(self) -> Head:
+        with self._alone() as tail:
+            return tail.position.head
+
+    def signed_head(self) -> SignedHead:
+        """How far the log is, as evidence for the other side."""
+        return SignedHead.sign(self._key, writer=self.writer, head=self.head())
+
+    @contextmanager
+    def _alone(self) -> Iterator[_Tail]:
+        make_private_folder(self.folder)
+        try:
+            descriptor = os.open(self.folder / "audit.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StorageError(f"{self.folder / 'lock'} cannot be opened: {error.strerror}") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if self._tail is None or not self._is_current(self._tail):
+                self._tail = _read_tail(self.folder)
+            yield self._tail
+        finally:
+            os.close(descriptor)
+
+    def _is_current(self, tail: _Tail) -> bool:
+        path = segment(self.folder, tail.number)
+        size = path.stat().st_size if path.exists() else 0
+        return size == tail.size and not segment(self.folder, tail.number + 1).exists()
+
+    def _write(self, tail: _Tail, entries: Sequence[Entry], position: Position) -> None:
+        if not entries:
+            return
+        data = b"".join(entry.line() for entry in entries)
+        full = tail.is_full(self._segment_bytes)
+        number, at = (tail.number + 1, 0) if full else (tail.number, tail.size)
+        self._tail = None  # until it is known to be written
+        append_private(segment(self.folder, number), data, at, remedy=_REMEDY)
+        self._tail = _Tail(number=number, size=at + len(data), position=position)
+
+
+def segment(folder: Path, number: int) -> Path:
+    return folder / f"log.{number:06}"
+
+
+def segments(folder: Path) -> list[Path]:
+    """The files of a log, oldest first. Raises IntegrityError naming one that is missing between two."""
+    numbers = sorted(int(path.suffix[1:]) for path in folder.glob("log.*") if path.suffix[1:].isdigit())
+    for due, number in enumerate(numbers, 1):
+        if number != due:
+            raise IntegrityError(f"{segment(folder, due)} is missing: the entries in it were left out")
+    return [segment(folder, number) for number in numbers]
+
+
+def lines(folder: Path) -> Iterator[Line]:
+    """Every whole line of a log, oldest first. Raises IntegrityError for a file that ends within a line though another follows it."""
+    paths = segments(folder)
+    for path in paths:
+        content, torn = _whole_lines(path)
+        yield from content
+        if torn and path != paths[-1]:
+            raise IntegrityError(
+                f"{path} ends within a line though {paths[-1].name} follows: the file was cut or damaged"
+            )
+
+
+def _whole_lines(path: Path) -> tuple[list[Line], int]:
+    """And how many bytes follow the last of them."""
+    *whole, torn = read_private(path).split(b"\n")
+    return [Line(line + b"\n", f"{path} line {number}") for number, line in enumerate(whole, 1)], len(torn)
+
+
+def _read_tail(folder: Path) -> _Tail:
+    """Raises IntegrityError for a newest file that is not as a writer left it: it is not added to."""
+    paths = segments(folder)
+    if not paths:
+        return _Tail(number=1, size=0, position=Position())
+    newest, torn = _whole_lines(paths[-1])
+    walk = Verification(at=_end_of(paths[-2]) if len(paths) > 1 else None)
+    for line in newest:
+        walk.take(line.content, line.where)
+    size = sum(len(line.content) for line in newest)
+    return _Tail(number=len(paths), size=size, torn=torn, position=walk.position)
+
+
+def _end_of(path: Path) -> Position:
+    """Of a file that another one follows: it ends with a seal."""
+    content, _ = _whole_lines(path)
+    if not content:
+        raise IntegrityError(f"{path} holds no entry though another file follows: it was emptied")
+    entry = entry_from_line(content[-1].content, content[-1].where)
+    return Position(head=entry.head, at=entry.at, sealed=entry.sequence)
+
+
+def _bounded(details: dict[str, Particular]) -> dict[str, Particular]:
+    """With texts cut until the line is one that is read again: a character may take twelve bytes there."""
+    longest = MOST_TEXT_CHARACTERS
+    while True:
+        kept = {name: value[:longest] if isinstance(value, str) else value for name, value in details.items()}
+        if len(json.dumps(kept)) <= MOST_LINE_BYTES // 2 or longest == 0:
+            return kept
+        longest //= 2

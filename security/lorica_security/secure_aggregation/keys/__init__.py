@@ -1,0 +1,1 @@
+"""Key agreement and secret sharing between the silos of one attempt."""

@@ -1,0 +1,1 @@
+"""Vectors as integers under masks: fixed point, key streams, noise shares, scores."""

@@ -1,0 +1,1 @@
+"""The `silo-agent` command, one module for each group of its subcommands."""

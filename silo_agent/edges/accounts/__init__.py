@@ -1,0 +1,1 @@
+"""What left this silo, for whoever answers for its data: privacy ledger, shared budget, audit log."""

@@ -1,0 +1,1 @@
+"""`silo-agent check`: what could keep this silo from taking part, found before a round does."""

@@ -1,0 +1,1 @@
+"""What people and monitoring see of the agent: terminal, log, metrics."""

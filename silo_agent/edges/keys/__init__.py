@@ -1,0 +1,1 @@
+"""The silo's keys on disk, and what it signs with them."""

@@ -1,0 +1,1 @@
+"""What secure aggregation needs of the folder: who this silo is in it, and its checks of round models."""

@@ -1,0 +1,1 @@
+"""What a silo must never forget of masked rounds: pins, models it saw, masked attempts; each counts its changes."""

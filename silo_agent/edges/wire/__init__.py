@@ -1,0 +1,1 @@
+"""The agent as a client: one channel to the coordinator, its certificate, its calls."""

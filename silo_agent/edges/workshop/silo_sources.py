@@ -1,0 +1,106 @@
+"""What a silo has of its own: the data folder and the database that a model's SQL may be tried on."""
+
+import gzip
+import os
+import zlib
+from pathlib import Path
+from typing import IO
+
+from lorica_security.errors import DataError, StorageError
+from lorica_security.host.files import make_private_folder
+from silo_agent.service.ports import DataSummary
+from silo_agent.settings import Settings
+from silo_agent.sql_sandbox import DatabaseTarget, Limits, SqliteTarget, parse_database, run_select
+from silo_agent.training.data.text_to_sql_data import DataLimits, SiloData, load_silo_data
+
+SHOWN_BAD_LINES = 20
+_BLOCK_BYTES = 1 << 20
+
+
+class SiloSources:
+    """`scratch` is a private folder for a database that comes compressed."""
+
+    def __init__(self, settings: Settings, scratch: Path) -> None:
+        self._settings = settings
+        self._scratch = scratch
+        self._data: SiloData | None = None
+        self._read_for: tuple[str, bool] | None = None
+
+    def data(self) -> SiloData:
+        """As it was read last; raises DataError, also for more bad lines than [data] max_bad_lines_share."""
+        return self.data_for(*(self._read_for or ("", False)))
+
+    def data_for(self, unit_field: str, private: bool) -> SiloData:
+        """Read once for plans that group lines alike; raises what `data` raises."""
+        if self._data is None or (unit_field, private) != self._read_for:
+            folder = self._settings.data.folder
+            if not folder:
+                raise DataError("no data folder is given: use --data DIR, or set [data] folder in silo.toml")
+            limits = DataLimits(max_bad_fraction=self._settings.data.max_bad_lines_share)
+            self._data = load_silo_data(Path(folder), limits, unit_field=unit_field, private=private)
+            self._read_for = unit_field, private
+        return self._data
+
+    def summary(self) -> DataSummary:
+        data = self.data()
+        return DataSummary(
+            train_examples=len(data.train),
+            dev_examples=len(data.dev),
+            test_examples=len(data.test),
+            bad_lines=len(data.bad_lines),
+            problems=[str(line) for line in data.bad_lines[:SHOWN_BAD_LINES]],
+        )
+
+    def database(self) -> DatabaseTarget | None:
+        """[database] url, else the database that lies beside the data."""
+        if self._settings.database.url:
+            return parse_database(self._settings.database.url)
+        beside = self.data().database
+        if beside is None:
+            return None
+        return SqliteTarget((self._unpacked(beside) if beside.suffix == ".gz" else beside).absolute())
+
+    def check_database(self) -> str:
+        """How the database is called, if it answers; empty without one. Raises DataError."""
+        target = self.database()
+        if target is None:
+            return ""
+        run_select(target, "SELECT 1", self.limits())
+        return target.shown
+
+    def limits(self) -> Limits:
+        sql = self._settings.sql
+        return Limits(**sql.model_dump())
+
+    def _unpacked(self, packed: Path) -> Path:
+        if not packed.is_file():
+            raise DataError(f"{packed} is no ordinary file: put the packed database there")
+        facts = packed.stat()
+        target = self._scratch / f"database-{facts.st_mtime_ns}-{facts.st_size}.sqlite"
+        if target.exists():
+            return target
+        make_private_folder(self._scratch)
+        for old in self._scratch.glob("database-*"):
+            old.unlink()
+        part = target.with_suffix(".part")
+        try:
+            with gzip.open(packed) as source, part.open("wb") as file:
+                self._unpack(source, file, packed)
+            os.replace(part, target)
+        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+            raise DataError(f"{packed} is not a whole gzip file ({error}): copy it again") from error
+        except OSError as error:
+            raise StorageError(f"{packed} cannot be unpacked to {self._scratch}: {error.strerror}") from error
+        finally:
+            part.unlink(missing_ok=True)
+        return target
+
+    def _unpack(self, source: gzip.GzipFile, target: IO[bytes], packed: Path) -> None:
+        left = most = self._settings.database.max_unpacked_bytes
+        while block := source.read(_BLOCK_BYTES):
+            left -= len(block)
+            if left < 0:
+                raise DataError(
+                    f"{packed} holds more than {most} bytes: put the database itself there, or raise [database] max_unpacked_bytes"
+                )
+            target.write(block)

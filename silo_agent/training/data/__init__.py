@@ -1,0 +1,1 @@
+"""A silo's examples: read, put into text, tokenised, grouped into batches."""

@@ -1,0 +1,260 @@
+"""A silo's data set: train, dev and test JSONL with one question and its SQL a line, schema.json, maybe a database.
+
+Lines are parsed once, strictly, here. A bad line is left out and reported with file, line number and reason; a split with
+too many of them is refused, because then the file is most likely not what its owner thinks it is.
+"""
+
+import gzip
+import json
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal
+
+from lorica_security.errors import DataError
+from silo_agent.training.data.schema import Schema
+
+Split = Literal["train", "dev", "test"]
+SPLITS: tuple[Split, ...] = ("train", "dev", "test")
+SCHEMA_FILE = "schema.json"
+_SHOWN = 60
+
+
+class UnitOwnsHalf(DataError):
+    """One unit has half of the training lines or more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One labelled question. `unit` is whom it belongs to, where a plan groups lines; keys beyond these are not read."""
+
+    id: str
+    question: str
+    query: str
+    db_id: str
+    unit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    file: Path
+    line: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataLimits:
+    """`max_bad_fraction` holds for each file by itself; the byte and line bounds keep a wrong or hostile file from filling memory."""
+
+    max_bad_fraction: float = 0.01
+    max_line_bytes: int = 1 << 18
+    max_lines: int = 2_000_000
+    max_schema_bytes: int = 16 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiloData:
+    """`test` is empty where there is no such file. `database` is db.sqlite or db.sqlite.gz (to be unpacked before use), of `schema`.
+
+    `further_schemas` are those of other databases that questions are asked of.
+    """
+
+    train: tuple[Example, ...]
+    dev: tuple[Example, ...]
+    test: tuple[Example, ...]
+    schema: Schema
+    database: Path | None
+    bad_lines: tuple[BadLine, ...]
+    further_schemas: tuple[Schema, ...] = ()
+
+    @property
+    def schemas(self) -> tuple[Schema, ...]:
+        return (self.schema, *self.further_schemas)
+
+    def split(self, name: Split) -> tuple[Example, ...]:
+        match name:
+            case "train":
+                return self.train
+            case "dev":
+                return self.dev
+            case "test":
+                return self.test
+
+
+def load_silo_data(
+    folder: Path, limits: DataLimits | None = None, *, unit_field: str = "", private: bool = False
+) -> SiloData:
+    """Read the folder; raises DataError naming the file where one is missing, unreadable, empty or bad beyond the limit.
+
+    With `unit_field`, the key of a training line that says whom it belongs to; a line without it is a bad one. For `private`
+    training no line keeps another one out: a repeated id is a bad line everywhere else. Raises UnitOwnsHalf for `private` training
+    on lines of which one unit has half or more.
+    """
+    limits = limits or DataLimits()
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder: give the one that holds train.jsonl, dev.jsonl and {SCHEMA_FILE}")
+    schema, *further = _schemas(folder / SCHEMA_FILE, limits)
+    databases = {schema.db_id, *(other.db_id for other in further)}
+    seen: dict[str, str] = {}
+    bad: list[BadLine] = []
+    splits: dict[Split, tuple[Example, ...]] = {}
+    for name in SPLITS:
+        path = _one_of(folder, f"{name}.jsonl", f"{name}.jsonl.gz")
+        if path is None:
+            if name == "test":
+                splits[name] = ()
+                continue
+            raise DataError(f"{folder / f'{name}.jsonl'} is missing: put the {name} split there (or {name}.jsonl.gz)")
+        known = {} if private and name == "train" else seen
+        grouped_by = unit_field if name == "train" else ""
+        splits[name], of_file = _read_split(
+            path, databases, known, limits, grouped_by, distinct=not (private and name == "train")
+        )
+        bad.extend(of_file)
+        if private and grouped_by:
+            _check_units(path, splits[name], grouped_by)
+    return SiloData(
+        train=splits["train"],
+        dev=splits["dev"],
+        test=splits["test"],
+        schema=schema,
+        database=_one_of(folder, "db.sqlite", "db.sqlite.gz"),
+        bad_lines=tuple(bad),
+        further_schemas=tuple(further),
+    )
+
+
+def _check_units(path: Path, examples: tuple[Example, ...], unit_field: str) -> None:
+    """A step sees one line of each unit: of such data next to nothing would be learnt, or the key does not say whose lines are."""
+    unit, lines = Counter(example.unit for example in examples).most_common(1)[0]
+    if 2 * lines >= len(examples):
+        raise UnitOwnsHalf(
+            f"{path}: {unit_field} {_short(unit)} has {lines} of {len(examples)} training lines, half or more: nothing is trained; "
+            f"correct the key {unit_field!r} of the lines, or leave lines of this {unit_field} out"
+        )
+
+
+def _schemas(path: Path, limits: DataLimits) -> tuple[Schema, ...]:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(limits.max_schema_bytes + 1)
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is missing: make it with 'silo-agent schema URL'") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}): correct its permissions") from error
+    if len(raw) > limits.max_schema_bytes:
+        raise DataError(f"{path} has more than {limits.max_schema_bytes} bytes: it is not a schema")
+    return Schema.all_from_json(raw, path)
+
+
+def _one_of(folder: Path, plain: str, packed: str) -> Path | None:
+    there = [path for path in (folder / plain, folder / packed) if path.exists()]
+    if len(there) == 2:
+        raise DataError(f"{folder} holds both {plain} and {packed}: remove the one that is out of date")
+    return there[0] if there else None
+
+
+def _read_split(
+    path: Path, databases: Set[str], seen: dict[str, str], limits: DataLimits, unit_field: str, *, distinct: bool
+) -> tuple[tuple[Example, ...], list[BadLine]]:
+    """The good lines and the bad ones; `seen` maps each id of all splits to where it stands, and grows."""
+    examples: list[Example] = []
+    bad: list[BadLine] = []
+    for number, raw in _lines(path, limits):
+        try:
+            example = _example(raw, databases, limits, unit_field)
+            if distinct and example.id in seen:
+                raise _BadLine(f"id {_short(example.id)} stands already at {seen[example.id]}")
+        except _BadLine as error:
+            bad.append(BadLine(path, number, str(error)))
+            continue
+        seen[example.id] = f"{path.name}:{number}"
+        examples.append(example)
+    lines = len(examples) + len(bad)
+    if lines and len(bad) > limits.max_bad_fraction * lines:
+        raise DataError(
+            f"{path} has {len(bad)} bad lines of {lines}, allowed is a share of {limits.max_bad_fraction:g} "
+            f"([data] max_bad_lines_share); the first: line {bad[0].line}: {bad[0].reason}"
+        )
+    if not examples:
+        raise DataError(f"{path} holds no example: put one JSON object a line there, or remove the file")
+    return tuple(examples), bad
+
+
+def _lines(path: Path, limits: DataLimits) -> Iterator[tuple[int, bytes | None]]:
+    """Numbered lines that are not blank; None for one longer than the limit, whose rest is skipped."""
+    with _opened(path) as file:
+        number = 0
+        while raw := file.readline(limits.max_line_bytes + 1):
+            number += 1
+            if number > limits.max_lines:
+                raise DataError(f"{path} has more than {limits.max_lines} lines: split the data set")
+            if len(raw) > limits.max_line_bytes:
+                while raw and not raw.endswith(b"\n"):
+                    raw = file.readline(limits.max_line_bytes)
+                yield number, None
+            elif raw.strip():
+                yield number, raw
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            yield file  # type: ignore[misc]  # gzip.GzipFile reads as IO[bytes] does, but is declared apart
+    except (OSError, EOFError, zlib.error) as error:  # gzip.BadGzipFile is an OSError
+        raise DataError(f"{path} cannot be read ({error}): correct or replace it") from error
+
+
+class _BadLine(ValueError):
+    pass
+
+
+def _example(raw: bytes | None, databases: Set[str], limits: DataLimits, unit_field: str) -> Example:
+    if raw is None:
+        raise _BadLine(f"longer than {limits.max_line_bytes} bytes")
+    try:
+        value = json.loads(raw.decode())
+    except UnicodeDecodeError as error:
+        raise _BadLine(f"not UTF-8 at byte {error.start}") from error
+    except (ValueError, RecursionError) as error:
+        raise _BadLine(f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise _BadLine(f"a {type(value).__name__}, expected an object")
+    id_, question, query, named = (_text(value, key) for key in ("id", "question", "query", "db_id"))
+    example = Example(id_, question, query, named, _unit(value, unit_field) if unit_field else "")
+    if example.db_id not in databases:
+        known = _short(", ".join(sorted(databases)))
+        raise _BadLine(f"db_id {_short(example.db_id)} is not the {known} of {SCHEMA_FILE}")
+    return example
+
+
+def _unit(value: dict[str, object], key: str) -> str:
+    """A number stands for itself: patients often have one."""
+    number = value.get(key)
+    return str(number) if type(number) is int else _text(value, key)
+
+
+def _text(value: dict[str, object], key: str) -> str:
+    if key not in value:
+        raise _BadLine(f"key {key} is missing")
+    text = value[key]
+    if not isinstance(text, str):
+        raise _BadLine(f"{key} is a {type(text).__name__}, expected text")
+    if not text.strip():
+        raise _BadLine(f"{key} is empty")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise _BadLine(f"{key} holds half of a surrogate pair") from error
+    return text
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "...")

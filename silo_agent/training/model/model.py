@@ -1,0 +1,209 @@
+"""The T5 of a plan bundle and its parameters as one flat vector in canonical order.
+
+Built from config.json alone: model_type t5, transformers' own class, no folder, no network, no code of others. Parameters
+are allocated, not initialised: a round model must be loaded before use. The layout decides what is tied: transformers ties
+every T5's output layer to its embedding, also v1.1's, so a layout that lists both gets them apart again. Under a plan with
+adapters the T5 is their base, loaded once and frozen; PEFT adds the adapters, and they are what is bound, loaded and sent.
+"""
+
+import math
+import sys
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from transformers import T5ForConditionalGeneration
+
+from lorica_security.errors import ConfigurationError, MalformedMessage
+from silo_agent.rounds.update import BLOCK_ELEMENTS, FloatBlock, squared_norm
+from silo_agent.training.model.vector_file import VectorReader, blocks
+from silo_wire.manifest import Layout, TensorSpec
+from silo_wire.model_folders.t5_config import NO_CONFIGURATION, t5_config
+from silo_wire.plans.adapters import AdaptersSection
+from silo_wire.plans.model_files import CONFIG_FILE
+
+_OUTPUT = "lm_head.weight"
+_PEFT_NAME = ".default."
+"""What PEFT calls the adapter that is added first, in the middle of its parameters' names."""
+T5 = Any
+"""A T5ForConditionalGeneration. Not typed as one: to the type checker a module's children are `Tensor | Module`."""
+
+
+@dataclass(frozen=True)
+class BoundParameters:
+    """A model's parameters in the order of a layout, each once; `specs` and `tensors` run side by side."""
+
+    specs: tuple[TensorSpec, ...]
+    tensors: tuple[nn.Parameter, ...]
+
+    @cached_property
+    def _starts(self) -> tuple[int, ...]:
+        """Where each tensor begins in the flat vector, and where the last one ends."""
+        return tuple(accumulate((spec.elements for spec in self.specs), initial=0))
+
+    @property
+    def elements(self) -> int:
+        return self._starts[-1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.tensors[0].device
+
+    def slices(self, begin: int, end: int) -> Iterator[tuple[TensorSpec, torch.Tensor]]:
+        """The flat vector's elements from `begin` until `end` as views of the tensors that hold them, in order."""
+        index = bisect_right(self._starts, begin) - 1
+        while begin < end:
+            start, stop = self._starts[index], min(self._starts[index + 1], end)
+            yield self.specs[index], self.tensors[index].detach().view(-1)[begin - start : stop - start]
+            begin, index = stop, index + 1
+
+    def beside(self, values: FloatBlock, begin: int) -> Iterator[tuple[TensorSpec, torch.Tensor, FloatBlock]]:
+        """The same for as many elements as `values` has, each view with its part of `values`."""
+        position = 0
+        for spec, tensor in self.slices(begin, begin + len(values)):
+            yield spec, tensor, values[position : position + len(tensor)]
+            position += len(tensor)
+
+
+def build_model(
+    files: Mapping[str, bytes], layout: Layout, *, device: torch.device, dropout: float | None = None
+) -> T5:
+    """A T5ForConditionalGeneration of `layout` with uninitialised float32 parameters on `device`.
+
+    Raises MalformedMessage where config.json is not a plain T5 or does not make exactly the tensors of `layout`; that is
+    found out before memory is taken.
+    """
+    config = t5_config(files[CONFIG_FILE], dropout)
+    if not 1 <= config.num_layers + (config.num_decoder_layers or 0) <= len(layout.tensors):
+        raise MalformedMessage(f"{CONFIG_FILE} has more layers than layout.json has tensors: they belong to two models")
+    try:
+        with torch.device("meta"):
+            model = T5ForConditionalGeneration(config)
+    except NO_CONFIGURATION as error:
+        raise MalformedMessage(f"{CONFIG_FILE} makes no T5: {' '.join(str(error).split())}") from error
+    if _OUTPUT in {tensor.name for tensor in layout.tensors} and model.lm_head.weight is model.shared.weight:
+        model.lm_head.weight = nn.Parameter(torch.empty_like(model.lm_head.weight, device="meta"))
+    bind(model, layout)
+    _allocate(model, device)
+    return model
+
+
+def layout_of(model: T5ForConditionalGeneration) -> Layout:
+    """The canonical layout: parameters sorted by name, a tied one once, under the first of its names."""
+    seen: set[int] = set()
+    tensors = []
+    for name, parameter in sorted(model.named_parameters(remove_duplicate=False), key=lambda item: item[0]):
+        if id(parameter) not in seen:
+            seen.add(id(parameter))
+            tensors.append(TensorSpec(name, tuple(parameter.shape)))
+    return Layout("float32", tuple(tensors))
+
+
+def bind(model: T5ForConditionalGeneration, layout: Layout) -> BoundParameters:
+    """The parameters that `layout` names; raises MalformedMessage unless it is exactly the model's own layout."""
+    own = layout_of(model)
+    if own.dtype != layout.dtype:
+        raise MalformedMessage(f"plan's layout has dtype {layout.dtype}: only float32 is taken")
+    if own != layout:
+        raise MalformedMessage(f"plan's {CONFIG_FILE} and layout.json disagree: {_first_difference(own, layout)}")
+    named = dict(model.named_parameters(remove_duplicate=False))
+    return BoundParameters(layout.tensors, tuple(named[tensor.name] for tensor in layout.tensors))
+
+
+def add_adapters(model: T5, section: AdaptersSection, layout: Layout) -> BoundParameters:
+    """Freeze `model` and have PEFT add the adapters of `section`, which `layout` names; uninitialised, on the model's device.
+
+    Raises MalformedMessage unless they are exactly those of `layout`.
+    """
+    # Here, not above: it takes a second to load, which plans without adapters need not wait for.
+    from peft import LoraConfig, inject_adapter_in_model
+
+    wanted = LoraConfig(
+        r=section.rank, lora_alpha=section.alpha, lora_dropout=0.0, bias="none", target_modules=list(section.layers)
+    )
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    inject_adapter_in_model(wanted, model)
+    added = {
+        name.replace(_PEFT_NAME, "."): parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+    own = Layout("float32", tuple(TensorSpec(name, tuple(added[name].shape)) for name in sorted(added)))
+    if own != layout:
+        raise MalformedMessage(f"plan's [adapters] and layout.json disagree: {_first_difference(own, layout)}")
+    return BoundParameters(layout.tensors, tuple(added[tensor.name] for tensor in layout.tensors))
+
+
+def _first_difference(own: Layout, layout: Layout) -> str:
+    mine, theirs = ({tensor.name: tensor.shape for tensor in each.tensors} for each in (own, layout))
+    for name in sorted(mine.keys() | theirs.keys()):
+        if mine.get(name) != theirs.get(name):
+            return (
+                f"tensor {name} is {mine.get(name, 'absent')} by the former, {theirs.get(name, 'absent')} by the latter"
+            )
+    return "the order of tensors"
+
+
+def _allocate(model: T5ForConditionalGeneration, device: torch.device) -> None:
+    """Real memory for each meta parameter, shared where it was shared (Module.to_empty would split tied ones)."""
+    if next(model.buffers(), None) is not None:
+        raise ConfigurationError("this T5 has buffers, which a flat vector does not carry: use transformers 5")
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for _, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if id(parameter) not in made:
+                made[id(parameter)] = nn.Parameter(torch.empty(parameter.shape, dtype=torch.float32, device=device))
+    # All at once at the end: an id may be reused as soon as the last name of a meta parameter is gone.
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            module.register_parameter(name, made.get(id(parameter), parameter))
+
+
+def load_vector(parameters: BoundParameters, vector: VectorReader) -> None:
+    """Read a whole vector into the parameters' own memory, on a GPU block by block through the host's.
+
+    Raises what `vector` raises, MalformedMessage for a value that is not finite. After an error the parameters hold parts of
+    both: load again before use.
+    """
+    _require_little_endian()
+    on_cpu = parameters.device.type == "cpu"
+    memory: FloatBlock = np.empty(0 if on_cpu else BLOCK_ELEMENTS, dtype=np.float32)
+    for begin, end in blocks(parameters.elements):
+        slices = list(parameters.slices(begin, end))
+        if on_cpu:
+            values = [tensor.numpy() for _, tensor in slices]
+            vector.read(values)
+        else:
+            vector.read([memory[: end - begin]])
+            values = [part for _, _, part in parameters.beside(memory[: end - begin], begin)]
+        for (spec, tensor), part in zip(slices, values, strict=True):
+            if not math.isfinite(squared_norm(part)):
+                raise MalformedMessage(f"round model tensor {spec.name} has values that are not finite")
+            if not on_cpu:
+                with torch.no_grad():
+                    tensor.copy_(torch.from_numpy(part))
+
+
+def vector_blocks(parameters: BoundParameters) -> Iterator[bytes]:
+    """The parameters as a flat little-endian float32 vector, one block per tensor."""
+    _require_little_endian()
+    for tensor in parameters.tensors:
+        yield _values(tensor).tobytes()
+
+
+def _values(tensor: torch.Tensor) -> NDArray[np.float32]:
+    values: NDArray[np.float32] = tensor.detach().cpu().contiguous().numpy().reshape(-1)
+    return values
+
+
+def _require_little_endian() -> None:
+    if sys.byteorder != "little":
+        raise ConfigurationError("this machine is big-endian: Lorica's vectors are little-endian and used in place")

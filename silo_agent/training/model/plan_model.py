@@ -1,0 +1,80 @@
+"""A plan's T5 in memory: its parameters bound to the plan's layout, its tokenizer, and which round model is in it now.
+
+One silo's agent has one. Where several silos are trained in turn in one process they share one: what is in it is a round model of
+the plan, or nobody's, and whoever needs one loads it.
+"""
+
+from pathlib import Path
+
+import torch
+
+from lorica_security.errors import StateError
+from lorica_security.host.file_mark import FileMark
+from silo_agent.service.ports import RoundModel
+from silo_agent.training.data.tokenizer import SpecialTokens, TextTokenizer
+from silo_agent.training.device import DeviceSettings, chosen_device
+from silo_agent.training.model.model import T5, add_adapters, bind, build_model, load_vector
+from silo_agent.training.model.vector_file import VectorReader
+from silo_wire.canonical import Digest
+from silo_wire.manifest import Manifest
+from silo_wire.plans.plan import PlanBundle
+
+
+class PlanModel:
+    """Not for use by several threads at once."""
+
+    def __init__(self, bundle: PlanBundle, settings: DeviceSettings, *, base: RoundModel | None = None) -> None:
+        """`base` is what the plan's adapters are for, where it has adapters.
+
+        Raises MalformedMessage where the bundle does not make a T5 of its own layout, ConfigurationError for the device,
+        IntegrityError for a damaged base, StateError for one that is not here.
+        """
+        self.bundle = bundle
+        self.device = chosen_device(settings)
+        whole = bundle.whole_layout
+        self.t5: T5 = build_model(bundle.files, whole, device=self.device, dropout=bundle.plan.training.dropout)
+        self.parameters = bind(self.t5, whole)
+        if bundle.base_layout is not None:
+            if base is None:
+                raise StateError(
+                    f"plan {bundle.plan.name} trains adapters, and the model that they are for is not here"
+                )
+            with VectorReader(base.file, base.manifest, whole, base.mark) as vector:
+                load_vector(self.parameters, vector)
+                vector.checked()
+            self.parameters = add_adapters(self.t5, bundle.plan.adapters, bundle.layout)
+        config = self.t5.config
+        self.tokenizer = TextTokenizer(
+            bundle.files,
+            special=SpecialTokens(
+                pad=config.pad_token_id, end=config.eos_token_id, start=config.decoder_start_token_id
+            ),
+            vocabulary=config.vocab_size,
+        )
+        self._loaded: Digest | None = None
+        self._mark: FileMark | None = None
+        """Of the round model's file that was checked last, of which there is one at a time."""
+
+    def load(self, path: Path, model: Manifest, mark: FileMark | None = None) -> None:
+        """Have the round model in `path` in the parameters; read only where it is not there yet. Raises IntegrityError."""
+        if mark is not None:
+            self._mark = mark
+        if self._loaded == model.digest:
+            return
+        self._loaded = None
+        with self.reader(path, model) as vector:
+            load_vector(self.parameters, vector)
+            self._mark = vector.checked()
+        self._loaded = model.digest
+
+    def largest_parameter(self) -> float:
+        """In size, of all parameters; not a number where one is none."""
+        ends = [torch.stack(torch.aminmax(parameter.detach())) for parameter in self.t5.parameters()]
+        return float(torch.stack(ends).abs().max())
+
+    def begin_training(self) -> None:
+        """From here on the parameters are no round model."""
+        self._loaded = None
+
+    def reader(self, path: Path, model: Manifest) -> VectorReader:
+        return VectorReader(path, model, self.bundle.model_layout, self._mark)

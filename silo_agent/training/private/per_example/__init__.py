@@ -1,0 +1,1 @@
+"""Losses and gradient norms of single examples, whatever else is in the batch."""

@@ -1,0 +1,175 @@
+"""Local model minus round model, on its way into the file that will leave: one pass over blocks that stay in cache.
+
+Each block is read, subtracted, given what earlier rounding cut off, measured, encoded, digested and written before the next
+is looked at. Clipping needs the norm before the first byte, so it takes one pass more.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lorica_security.host import files
+from lorica_security.host.file_mark import FileMark
+from silo_agent.rounds.update import (
+    BLOCK_ELEMENTS,
+    BitsBlock,
+    FloatBlock,
+    TrainingDiverged,
+    bfloat16_bits,
+    clip_factor,
+    round_to_bfloat16,
+    squared_norm,
+)
+from silo_agent.training.model.model import BoundParameters
+from silo_agent.training.model.vector_file import VectorReader, VectorWriter, blocks, new_vector_file
+from silo_agent.training.update.float_steps import binade
+from silo_agent.training.update.residual import ResidualReader, Residuals, ResidualWriter
+from silo_agent.training.update.spread import Spread
+from silo_wire.canonical import Digest
+from silo_wire.manifest import Layout, Manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenUpdate:
+    """`manifest` describes the file, which is on disk; `norm` is the L2 norm of what was to leave, before clipping."""
+
+    manifest: Manifest
+    norm: float
+    mark: FileMark
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feedback:
+    """Where residuals are, and the update whose residual to begin with."""
+
+    residuals: Residuals
+    included: Digest | None
+
+
+def write_update(
+    path: Path,
+    layout: Layout,
+    *,
+    parameters: BoundParameters,
+    round_model: Callable[[], VectorReader],
+    feedback: Feedback,
+    clipping_norm: float = 0.0,
+    spread: Spread | None = None,
+) -> WrittenUpdate:
+    """Write the update that `parameters` make of `round_model` to `path`, of type and order of `layout`.
+
+    Where it is to be masked, `spread` is what numbers that are too much alike are spread by, and all have noise by within their own
+    steps. In bfloat16 the residual of `feedback.included` is added first, and what rounding leaves is kept for the new update.
+    Raises TrainingDiverged for a value that is not finite or beyond bfloat16's range, IntegrityError and StorageError for
+    the round model's file, StorageError for the update's. After an error there is no file.
+    """
+    narrow = layout.dtype == "bfloat16"
+
+    def deltas() -> Iterator[tuple[FloatBlock, float]]:
+        with (
+            round_model() as reader,
+            feedback.residuals.opened(feedback.included) if narrow else nullcontext() as earlier,
+        ):
+            yield from _deltas(parameters, layout, reader, earlier, spread)
+
+    norm = 0.0
+    if clipping_norm:
+        norm = math.sqrt(math.fsum(square for _, square in deltas()))
+    factor = np.float32(clip_factor(norm, clipping_norm))
+    squares: list[float] = []
+    with (
+        new_vector_file(path) as writer,
+        feedback.residuals.written(begun_with=feedback.included) if narrow else nullcontext() as left,
+    ):
+        encode = writer.write if left is None else _bfloat16_encoder(writer, left)
+        for values, square in deltas():
+            squares.append(square)
+            if factor != 1:
+                np.multiply(values, factor, out=values)
+            encode(values)
+        written = finished(writer, path, layout, norm=math.sqrt(math.fsum(squares)))
+        if left is not None:
+            left.keep_for(written.manifest.digest)
+    return written
+
+
+def write_no_delta(path: Path, layout: Layout) -> WrittenUpdate:
+    """Write zeros of `layout`, which is small, to `path`. Raises StorageError; after an error there is no file."""
+    with new_vector_file(path) as writer:
+        writer.write(np.zeros(layout.parameters, dtype=np.float32))
+        return finished(writer, path, layout)
+
+
+def finished(writer: VectorWriter, path: Path, layout: Layout, *, norm: float = 0.0) -> WrittenUpdate:
+    """All of the update is written to `path`: have it on disk."""
+    manifest = writer.manifest(layout)
+    writer.finish()
+    mark = writer.sync()
+    files.sync_folder(path.parent)
+    return WrittenUpdate(manifest=manifest, norm=norm, mark=mark)
+
+
+def _deltas(
+    parameters: BoundParameters,
+    layout: Layout,
+    round_model: VectorReader,
+    residual: ResidualReader | None,
+    spread: Spread | None,
+) -> Iterator[tuple[FloatBlock, float]]:
+    """Finite blocks of local - round model + residual, spread, each in the memory of the one before, with their squared norms."""
+    memory: FloatBlock = np.empty(BLOCK_ELEMENTS, dtype=np.float32)
+    sizes: FloatBlock = np.empty(BLOCK_ELEMENTS if spread is not None else 0, dtype=np.float32)
+    starts = dict(layout.placed())
+    for begin, end in blocks(parameters.elements):
+        values = memory[: end - begin]
+        round_model.read([values])
+        at = 0
+        for _, local, part in parameters.beside(values, begin):
+            own = local.cpu().numpy()
+            if spread is not None:
+                binade(own, part, out=sizes[at : at + len(part)])
+                at += len(part)
+            np.subtract(own, part, out=part)
+        if residual is not None:
+            residual.add_to(values, begin)
+        if spread is not None:
+            noise, at = spread.noise(sizes[: len(values)], begin), 0
+            for spec, _, part in parameters.beside(values, begin):
+                spread.over(part, begin + at, spec, starts[spec], noise[at : at + len(part)])
+                at += len(part)
+        square = squared_norm(values)
+        if not math.isfinite(square):
+            raise TrainingDiverged(
+                f"delta tensor {_first_not_finite(parameters, values, begin)} has values that are not finite: "
+                "lower learning_rate in the plan"
+            )
+        yield values, square
+    round_model.checked()
+
+
+def _first_not_finite(parameters: BoundParameters, values: FloatBlock, begin: int) -> str:
+    return next(spec.name for spec, _, part in parameters.beside(values, begin) if not np.isfinite(part).all())
+
+
+def _bfloat16_encoder(writer: VectorWriter, residual: ResidualWriter) -> Callable[[FloatBlock], None]:
+    memory: FloatBlock = np.empty(BLOCK_ELEMENTS, dtype=np.float32)
+    bits: BitsBlock = np.empty(BLOCK_ELEMENTS, dtype=np.uint16)
+
+    def encode(values: FloatBlock) -> None:
+        """Write `values` as bfloat16; what that cuts off is left in them, and written too."""
+        rounded = memory[: len(values)]
+        round_to_bfloat16(values, rounded)
+        np.subtract(values, rounded, out=values)
+        if not np.isfinite(values).all():
+            raise TrainingDiverged(
+                "update has values that bfloat16 cannot hold (above 3.39e38): lower learning_rate in the plan"
+            )
+        bfloat16_bits(rounded, bits[: len(values)])
+        writer.write(bits[: len(values)])
+        residual.write(values)
+
+    return encode
