@@ -13,8 +13,10 @@ from hypothesis import settings
 # Before anything imports torch: its threads, two workers' and those of the processes that tests start, would fight for the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import silo_wire  # noqa: F401  # before any test module imports grpc
 from lorica.demo import ports
+from silo_wire.tls import leave_tls_1_3_alone
+
+leave_tls_1_3_alone()  # before any test module imports grpc
 
 PORTS_OF_A_WORKER = 5000  # a whole run chooses some 2000
 

@@ -11,19 +11,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
-from prometheus_client import CollectorRegistry
 
-from coordinator.composition import Coordinator, disks
 from coordinator.edges.keys.coordinator_folder import CoordinatorFolder, chosen_folder
 from coordinator.edges.operator_host.access_folder import AccessFolder
 from coordinator.edges.operator_host.operator_client import CALL_TIMEOUT_S, OperatorAccess
-from coordinator.edges.server.audited import AuditedOperator
-from coordinator.edges.server.operator_servicer import OperatorServicer
-from coordinator.edges.telemetry.logs import log_to_stderr
-from coordinator.edges.telemetry.metrics import CoordinatorMetrics
+from coordinator.opened import Coordinator, disks
 from coordinator.settings import Settings
 from lorica_security.audit.entry import Event
 from lorica_security.console.terminal import terminal
@@ -33,7 +28,10 @@ from lorica_security.host.process_lock import ProcessLock, holder
 from lorica_security.identifiers import Identity, Role, federation_name
 from lorica_security.identity.identity_key import identity_key_from_pem
 from lorica_security.on_disk.log_file import AuditLog
-from silo_wire.v1 import operator_pb2_grpc
+
+if TYPE_CHECKING:
+    from coordinator.edges.server.audited import AuditedOperator
+    from silo_wire.v1 import operator_pb2_grpc
 
 Dir = Annotated[
     Path | None,
@@ -69,14 +67,11 @@ class OnTheHost:
         return self.coordinator.operator_access().call(ask, timeout_s=timeout_s)
 
     async def _ask_offline(self, ask: "Ask[Reply]") -> Reply:
-        log_to_stderr("error")
-        audit = self.coordinator.audit()
-        async with self.coordinator.service(CoordinatorMetrics(CollectorRegistry()), audit=audit) as (service, _):
-            servicer = AuditedOperator(OperatorServicer(service, self.coordinator.on_this_host), audit)
-            try:
-                return await ask(_Direct(servicer))  # type: ignore[arg-type]  # the same calls, without a wire
-            finally:
-                audit.seal()
+        # Here, not above: where a coordinator runs, nothing of what it is made of is needed.
+        from coordinator.composition import offline_operator
+
+        async with offline_operator(self.coordinator) as servicer:
+            return await ask(_Direct(servicer))  # type: ignore[arg-type]  # the same calls, without a wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +85,7 @@ class FromElsewhere:
 class _Direct:
     """A stub whose calls go straight to the servicer."""
 
-    def __init__(self, servicer: AuditedOperator) -> None:
+    def __init__(self, servicer: "AuditedOperator") -> None:
         self._servicer = servicer
 
     def __getattr__(self, name: str) -> Callable[[object], Awaitable[object]]:

@@ -14,6 +14,7 @@ from coordinator.rounds.effects import Cause, Record
 from coordinator.rounds.secure_attempt import MaskedSum
 from coordinator.rounds.states import State
 from coordinator.rounds.updates import AggregationResult, CommittedUpdate
+from coordinator.service.issued import AuthorityStanding, IssuedCertificate, Trusted
 from coordinator.service.records import (
     Certificate,
     EnrolledSilo,
@@ -27,7 +28,6 @@ from coordinator.service.views.pulse import Pulse
 from lorica_security.audit.chain import Head
 from lorica_security.audit.entry import Event, Particular
 from lorica_security.audit.signed_head import SignedHead
-from lorica_security.errors import IntegrityError, StateError
 from lorica_security.identifiers import Identity, SiloName
 from lorica_security.identity.succession import Succession
 from lorica_security.pki.authority_succession import AuthoritySuccession
@@ -79,18 +79,6 @@ class ModelStore(Protocol):
 
     def clear_spares(self) -> None:
         """Delete the files that are kept to be written over: no further model is made of this plan."""
-
-
-class UnusableUpdate(IntegrityError):
-    """One committed update cannot be summed (damaged spool, NaN found late); the round goes on without `silo`."""
-
-    def __init__(self, silo: SiloName, message: str) -> None:
-        super().__init__(message)
-        self.silo = silo
-
-
-class BudgetSpent(StateError):
-    """Another release would cost more epsilon than its plan promises: the plan ends with the model that it has."""
 
 
 class Aggregator(Protocol):
@@ -316,40 +304,6 @@ class RoundStore(Protocol):
 
     def rounds(self, plan: Digest, last: int) -> tuple[RoundRow, ...]:
         """The last attempts of a plan, oldest first; 0: all."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IssuedCertificate:
-    """`authority`: hexadecimal SHA-256 of the certificate of the one that issued it."""
-
-    pem: bytes
-    entry: Certificate
-    authority: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuthorityStanding:
-    """One of the federation's authorities. `stage`: issuing, successor, trusted.
-
-    `digest`: hexadecimal SHA-256 of its certificate; `pin`: what tokens have of it.
-    """
-
-    name: str
-    stage: str
-    subject: str
-    pin: str
-    digest: str
-    begins_unix_s: float
-    expires_unix_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trusted:
-    """A trust bundle, its digest of 32 bytes, and since when it stands: Unix seconds, more with each bundle."""
-
-    pem: bytes
-    digest: bytes
-    since: int
 
 
 class Authorities(Protocol):

@@ -42,10 +42,11 @@ from coordinator.rounds.states import Aggregating, Finished, Idle, Masking, Stat
 from coordinator.rounds.updates import Outcome
 from coordinator.service.journal import Journal
 from coordinator.service.plan_desk import OpenedPlan, PlanDesk
-from coordinator.service.ports import BudgetSpent, Clock, Keys, Observer, RoundStore, Spools, Steady, UnusableUpdate
+from coordinator.service.ports import Clock, Keys, Observer, RoundStore, Spools, Steady
 from coordinator.service.release_groups import ReleaseGroups
 from coordinator.service.round_checks import RoundChecks
 from coordinator.service.threads import Threads
+from coordinator.service.unusable import BudgetSpent, UnusableUpdate
 from lorica_security.errors import ConfigurationError, LoricaError, MalformedMessage, StorageError, Unreachable, kind_of
 from lorica_security.identifiers import FederationName
 from lorica_security.identity.identity_key import public_key_from_bytes

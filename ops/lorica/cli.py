@@ -13,6 +13,7 @@ from lorica_security.console.terminal import list_whole_summaries, terminal
 from lorica_security.errors import ConfigurationError, LoricaError, exit_code
 from lorica_security.host.program import begin_program
 from lorica_security.host.software_version import software_version
+from silo_wire.tls import leave_tls_1_3_alone
 
 app = typer.Typer(
     help="Lorica: a whole federation on one machine.",
@@ -40,6 +41,7 @@ def lorica(
 def main() -> None:
     """Entry point: an error of Lorica is one line on stderr and its exit code (ops/docs/exit-codes.md)."""
     begin_program()
+    leave_tls_1_3_alone()
     signal.signal(signal.SIGTERM, _end)
     if (
         signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN

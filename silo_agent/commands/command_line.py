@@ -1,4 +1,5 @@
-"""What the modules of the `silo-agent` command share: options, who the silo is, its settings, and word to a running agent."""
+"""What the modules of the `silo-agent` command share: options, who the silo is, its settings,
+its data and its workshop, and word to a running agent."""
 
 import codecs
 import json
@@ -18,9 +19,13 @@ from lorica_security.host.files import is_there
 from silo_agent.edges.disk.silo_folder import ENVIRONMENT_VARIABLE, SiloFolder
 
 if TYPE_CHECKING:
+    from silo_agent.edges.accounts.shared_budget import SharedBudget
     from silo_agent.edges.disk.round_journal import RoundJournal
     from silo_agent.edges.keys.key_store import SiloCredentials
+    from silo_agent.edges.workshop.silo_sources import SiloSources
+    from silo_agent.edges.workshop.workshop import Workshop
     from silo_agent.policy import SiloPolicy
+    from silo_agent.service.privacy import NotShared
     from silo_agent.settings import Settings
 
 Dir = Annotated[
@@ -178,3 +183,24 @@ def json_text(value: object, *, indent: int | None = None) -> str:
     """For stdout: letters as they are where it is UTF-8, as JSON's are, else JSON's escapes."""
     encoding = codecs.lookup(sys.stdout.encoding or "utf-8").name
     return json.dumps(value, indent=indent, ensure_ascii=encoding != "utf-8")
+
+
+def silo_sources(folder: SiloFolder, settings: "Settings") -> "SiloSources":
+    from silo_agent.edges.workshop.silo_sources import SiloSources
+
+    return SiloSources(settings, scratch=folder.root / "database")
+
+
+def workshop_of(
+    settings: "Settings",
+    policy: "SiloPolicy",
+    sources: "SiloSources",
+    entropy: bytes | None = None,
+    sharing: "SharedBudget | NotShared | None" = None,
+) -> "Workshop":
+    """`sharing` hears which records private plans are prepared on."""
+    from silo_agent.edges.workshop.workshop import Workshop
+    from silo_agent.service.privacy import NotShared
+
+    register = (sharing or NotShared()).register
+    return Workshop(settings=settings, policy=policy, sources=sources, own_entropy=entropy, on_private_data=register)

@@ -22,7 +22,7 @@ from silo_agent.rounds.events import SavedUpdate
 from silo_agent.service.ports import CoordinatorPort, ObserverPort, PlanGatePort, Progress
 from silo_agent.service.refusals import rule_of
 from silo_wire.canonical import Digest
-from silo_wire.checked_chunk import Proof
+from silo_wire.checkable_round import Proof
 from silo_wire.codecs.update_receipt import UpdateReceipt, coordinator_uri, silo_uri
 from silo_wire.manifest import Manifest
 from silo_wire.messages import DeclineReason, Evaluation, MaskAnswer, RoundKey

@@ -15,7 +15,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
@@ -43,10 +43,13 @@ from lorica_security.secure_aggregation.parameters import Parameters
 from lorica_security.secure_aggregation.silo_machine import Demands
 from silo_agent.service.masking import check_promises
 from silo_wire.canonical import Digest
-from silo_wire.checked_chunk import CheckableRound, CheckedRound, FalseChunk, Pieces, Proof, StepRule
+from silo_wire.checkable_round import CheckableRound, FalseChunk, Pieces, Proof
 from silo_wire.manifest import Manifest
 from silo_wire.messages import HeldPieces
 from silo_wire.plans.plan import PlanBundle
+
+if TYPE_CHECKING:
+    from silo_wire.checked_chunk import CheckedRound, StepRule
 
 Mode = Literal["joint", "spot", "off"]
 SPOT_CHUNKS: Final = 1
@@ -173,7 +176,7 @@ def _signed(event: Advertisement, key: Ed25519PublicKey) -> bool:
 
 
 def _unchecked(
-    made: Collection[int], verdicts: Iterable[Verdict], evidence: Evidence, check: CheckedRound, party: CheckParty
+    made: Collection[int], verdicts: Iterable[Verdict], evidence: Evidence, check: "CheckedRound", party: CheckParty
 ) -> frozenset[int]:
     """Chunks of a round that neither this silo, which has `made` some, nor enough others made again."""
     return uncovered(
@@ -195,13 +198,15 @@ class CheckedPlan:
     """What rounds of a plan are held to. `promises` raises PolicyRefusal for a roster's parameters that offer less than the plan."""
 
     digest: Digest
-    rule: StepRule
+    rule: "StepRule"
     rounds: int
     colluders: int
     promises: Callable[[Parameters], None]
 
     @classmethod
     def of(cls, bundle: PlanBundle) -> "CheckedPlan":
+        from silo_wire.checked_chunk import StepRule  # here, not above: torch is for plans with masks
+
         plan = bundle.plan
         return cls(
             digest=plan.digest,
@@ -322,7 +327,7 @@ class ModelChecks:
             raise _refused_model(model, "the evidence that came is of another model or state")
         return checkable
 
-    async def _missed(self, plan: Digest, evidence: Evidence, check: CheckedRound, party: CheckParty) -> Checked:
+    async def _missed(self, plan: Digest, evidence: Evidence, check: "CheckedRound", party: CheckParty) -> Checked:
         """How far a round is checked of which the coordinator has the evidence alone. Raises PolicyRefusal where that is not enough."""
         await asyncio.to_thread(self._accepted.bind, evidence)
         if self._mode == "spot":
@@ -340,7 +345,7 @@ class ModelChecks:
         return Checked.JOINT
 
     async def _left(
-        self, made: Collection[int], plan: Digest, evidence: Evidence, check: CheckedRound, party: CheckParty
+        self, made: Collection[int], plan: Digest, evidence: Evidence, check: "CheckedRound", party: CheckParty
     ) -> tuple[frozenset[int], Sequence[SiloName]]:
         """Chunks that neither this silo, which has `made` some, nor enough others made again; and who says that it did."""
         try:
@@ -351,7 +356,7 @@ class ModelChecks:
         return left, sorted({verdict.silo for verdict in verdicts} - {party.silo})
 
     async def _check(
-        self, plan: Digest, model: Digest, newest: CheckableRound, check: CheckedRound, party: CheckParty
+        self, plan: Digest, model: Digest, newest: CheckableRound, check: "CheckedRound", party: CheckParty
     ) -> None:
         evidence = newest.evidence
         made = set[int]()
@@ -393,7 +398,7 @@ class ModelChecks:
                 raise
 
     async def _make_again(
-        self, plan: Digest, model: Digest, newest: CheckableRound, check: CheckedRound, chunk: int, silo: SiloName
+        self, plan: Digest, model: Digest, newest: CheckableRound, check: "CheckedRound", chunk: int, silo: SiloName
     ) -> None:
         vector, master = await asyncio.to_thread(self._own_pieces, newest, chunk, silo)
         held = HeldPieces(vector_of=None if vector is None else silo, master=master is not None)
@@ -433,6 +438,8 @@ class _Check:
     def __init__(
         self, of: CheckedPlan, checkable: CheckableRound, party: CheckParty, lineage: Lineage, least: Checked
     ) -> None:
+        from silo_wire.checked_chunk import CheckedRound
+
         evidence = checkable.evidence
         lineage.require_next(evidence, least)
         self._opened = opened(evidence, party.identities_in(evidence), party.demands)
@@ -443,14 +450,14 @@ class _Check:
             self._opened.unmask.masks.erase()
             raise
 
-    def __enter__(self) -> CheckedRound:
+    def __enter__(self) -> "CheckedRound":
         return self._check
 
     def __exit__(self, *_: object) -> None:
         self._opened.unmask.masks.erase()
 
 
-def _made_again(check: CheckedRound, chunk: int, pieces: Pieces) -> None:
+def _made_again(check: "CheckedRound", chunk: int, pieces: Pieces) -> None:
     workspace = mask_stream.Workspace()
     try:
         check.check(chunk, pieces, workspace)
@@ -458,7 +465,7 @@ def _made_again(check: CheckedRound, chunk: int, pieces: Pieces) -> None:
         workspace.erase()
 
 
-def _draw(check: CheckedRound) -> Sequence[int]:
+def _draw(check: "CheckedRound") -> Sequence[int]:
     return secrets.SystemRandom().sample(check.chunks, min(SPOT_CHUNKS, len(check.chunks)))
 
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-import silo_wire  # noqa: F401  # before whatever imports grpc
 from lorica.soak.federation import COORDINATOR
 from tests.support.kill_plan import AGENT_KILLS, COORDINATOR_KILLS
 from tests.support.kill_points import COORDINATOR as COORDINATOR_POINTS

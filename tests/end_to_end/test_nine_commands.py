@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer, T5ForConditionalGeneration
 
-from coordinator.composition import Coordinator
 from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from coordinator.opened import Coordinator
 from lorica.demo.silos.clinic import CLINIC
 from lorica.demo.silos.insurer import INSURER
 from lorica.demo.silos.silos import keep_first, write_silo

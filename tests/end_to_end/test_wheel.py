@@ -22,8 +22,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from coordinator.composition import Coordinator
 from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from coordinator.opened import Coordinator
 from lorica.demo.observer import FederationView
 from lorica.demo.ports import free_ports
 from lorica.demo.silos.clinic import CLINIC

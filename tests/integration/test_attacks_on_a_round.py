@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import grpc
+import grpc.aio
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
@@ -57,9 +59,6 @@ from tests.support.coordinator import (
     vector,
 )
 from tests.support.coordinator import federation_template as federation_template
-
-import grpc  # isort: skip
-import grpc.aio  # isort: skip
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 DAMAGED = grpc.StatusCode.DATA_LOSS

@@ -10,6 +10,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -17,10 +19,10 @@ from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from coordinator.cli import app
-from coordinator.composition import Coordinator
 from coordinator.edges.keys.key_store import register_entry
 from coordinator.edges.models import export
 from coordinator.edges.operator_host.access_folder import AccessFolder, granted_text
+from coordinator.opened import Coordinator
 from coordinator.rounds.states import Aggregating, Collecting
 from lorica_security.audit.entry import Event
 from lorica_security.errors import (
@@ -66,9 +68,6 @@ from tests.support.coordinator import (
 from tests.support.coordinator import federation_template as federation_template
 from tests.support.every_call import FEDERATION_CALLS, OPERATOR_CALLS, call, request_for
 from tests.support.lifecycle import kept_agent, silo_at
-
-import grpc  # isort: skip
-import grpc.aio  # isort: skip
 
 NAMES = {Role.OPERATOR: "olga", Role.VIEWER: "victor"}
 

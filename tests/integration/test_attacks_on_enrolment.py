@@ -12,6 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
@@ -52,9 +54,6 @@ from tests.support.coordinator import (
 )
 from tests.support.every_call import FEDERATION_CALLS, OPERATOR_CALLS, call, request_for
 from tests.support.tls_attempt import CUT_OFF, greeted
-
-import grpc  # isort: skip
-import grpc.aio  # isort: skip
 
 CLINIC = SiloName("clinic-c")
 CLINIC_IDENTITY = Identity(FEDERATION, Role.SILO, CLINIC)

@@ -6,6 +6,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import grpc
+import grpc.aio
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 
@@ -58,9 +60,6 @@ from tests.support.coordinator import (
 )
 from tests.support.coordinator import federation_template as federation_template
 from tests.support.lifecycle import kept_agent, silo_at
-
-import grpc  # isort: skip
-import grpc.aio  # isort: skip
 
 HOSPITAL_IDENTITY = Identity(FEDERATION, Role.SILO, HOSPITAL)
 

@@ -37,7 +37,8 @@ from silo_agent.edges.masks.model_checking import examine
 from silo_agent.edges.memory.accepted_models import AcceptedModels
 from silo_agent.service.model_checks import Mode
 from silo_wire.canonical import Digest
-from silo_wire.checked_chunk import CheckableRound, Pieces, Proof, StepRule, examined
+from silo_wire.checkable_round import CheckableRound, Pieces, Proof
+from silo_wire.checked_chunk import StepRule, examined
 from silo_wire.codecs.evidence_codec import checkable_from_bytes, checkable_to_bytes, proof_from_bytes, proof_to_bytes
 from silo_wire.messages import DeclineReason, HeldPieces, RoundKey
 from tests.support.coordinator import FEDERATION, FederationTemplate

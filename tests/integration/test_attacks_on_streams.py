@@ -24,13 +24,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import psutil
 import pytest
 
-from coordinator.composition import Coordinator
 from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from coordinator.edges.server.gate import OF_ALL_STRANGERS, OF_ONE_CALLER
 from coordinator.edges.server.places import Places
+from coordinator.opened import Coordinator
 from coordinator.plans.model_source import SizedModel
 from coordinator.plans.plan_folder import create_plan
 from lorica_security.daemon.listen_address import address
@@ -65,8 +66,6 @@ from tests.support.coordinator import federation_template as federation_template
 from tests.support.federation_peer import FederationPeer, OfferedModel, TestNet
 from tests.support.raw_http2 import Gone, RawConnection, client_context, grpc_message, nobody, raw_connection
 from tests.support.tiny_t5 import bundle_of, random_model
-
-import grpc.aio  # isort: skip
 
 MB = 1_000_000
 GROWTH_BYTES = 100 * MB

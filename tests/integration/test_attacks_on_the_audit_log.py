@@ -10,14 +10,15 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import grpc.aio
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.cli import main as coordinator_main
-from coordinator.composition import Coordinator
 from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from coordinator.edges.server.audited import RefusalLog
 from coordinator.edges.server.gate import Refusal
+from coordinator.opened import Coordinator
 from lorica_security.audit.chain import Head
 from lorica_security.audit.entry import Entry, Event
 from lorica_security.audit.repeats import Repeats
@@ -54,8 +55,6 @@ from tests.support.coordinator import Silo as Caller
 from tests.support.coordinator import federation_template as federation_template
 from tests.support.federation_peer import FederationPeer
 from tests.unit.test_agent_service import BUNDLE, DATA, NET, Silo, train_order
-
-import grpc.aio  # isort: skip
 
 COORDINATOR = f"spiffe://{FEDERATION}/coordinator"
 SILO = f"spiffe://{FEDERATION}/silo/{HOSPITAL}"

@@ -10,8 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from coordinator.composition import Coordinator, serve
+from coordinator.composition import serve
 from coordinator.edges.telemetry.logs import Whereabouts
+from coordinator.opened import Coordinator
 from lorica.demo.ports import free_ports
 from lorica_security.daemon import http_server
 from lorica_security.daemon.listen_address import address

@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 
-from coordinator.composition import Coordinator
+from coordinator.opened import Coordinator
 from lorica_security.audit.chain import Head
 from lorica_security.errors import AuthorisationError, MalformedMessage
 from lorica_security.privacy.ledger import head_of
 from silo_agent.edges.accounts.privacy_ledger import PrivacyLedgerFile
+from silo_agent.service.ports import TrainedUpdate
 from silo_agent.service.told import NOT_INTACT
 from silo_wire.canonical import Digest
 from silo_wire.codecs import ledger_receipt
@@ -36,10 +38,6 @@ from tests.support.coordinator import (
 from tests.support.coordinator import Silo as Caller
 from tests.support.coordinator import federation_template as federation_template
 from tests.unit.test_agent_service import ByteTrainer, Silo
-
-from silo_agent.service.ports import TrainedUpdate  # isort: skip
-
-import grpc.aio  # isort: skip
 
 PRIVATE = "private"
 PER_ROUND = 2  # entries: gradients and loss reduction

@@ -13,11 +13,11 @@ import grpc
 import pytest
 
 from coordinator.cli import main
-from coordinator.composition import Coordinator
 from coordinator.edges.database.round_tables import TABLES_REVISION
 from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from coordinator.edges.keys.key_store import OPERATOR_NAME
 from coordinator.edges.upkeep.backup_file import PASSPHRASE, new_backup, opened_backup
+from coordinator.opened import Coordinator
 from coordinator.rounds.states import Stopped
 from coordinator.service.federation import Federation
 from lorica_security.audit.entry import Event

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from coordinator.cli import main as coordinator_main
-from coordinator.composition import Coordinator
 from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from coordinator.opened import Coordinator
 from coordinator.settings import Settings
 from lorica.demo.ports import free_ports
 from lorica_security.errors import (

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from coordinator.cli import main
-from coordinator.composition import load_keys
 from coordinator.edges.check.misconfigurations import Mistake
 from coordinator.edges.check.preflight import Ground, preflight
 from coordinator.edges.database.round_store import SqlRoundStore
 from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from coordinator.edges.keys.key_store import key_files
+from coordinator.opened import load_keys
 from coordinator.service.records import EnrolledSilo, Invitation
 from coordinator.settings import Settings
 from lorica_security.console.preflight import Check, Outcome

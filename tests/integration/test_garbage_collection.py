@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 from coordinator.cli import main
-from coordinator.composition import Coordinator
 from coordinator.edges.upkeep.garbage import DAY_S
+from coordinator.opened import Coordinator
 from coordinator.service.records import PresentPlan
 from silo_wire.messages import Evaluate, Train
 from silo_wire.v1 import operator_pb2

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import grpc
+import grpc.aio
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -38,9 +40,6 @@ from tests.support.coordinator import (
 from tests.support.coordinator import federation_template as federation_template
 from tests.support.every_call import FEDERATION_CALLS, OPERATOR_CALLS, call, request_for
 from tests.support.tls_attempt import CUT_OFF, greeted
-
-import grpc  # isort: skip
-import grpc.aio  # isort: skip
 
 CLINIC = SiloName("clinic-c")
 OPERATOR = Identity(FEDERATION, Role.OPERATOR, "operator")

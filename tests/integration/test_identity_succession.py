@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from lorica_security.audit.entry import Event, entry_from_line
@@ -50,8 +51,6 @@ from tests.support.killed_commands import Killed, dying, each_death
 from tests.support.lifecycle import silo_at
 from tests.support.rogue_silos import ROGUE, SILOS, Attack, Declared, Play, PlayedSilo, make_rogue_template, played
 from tests.support.secagg_federation import attempt, opening
-
-import grpc  # isort: skip
 
 HOSPITAL_IDENTITY = Identity(FEDERATION, Role.SILO, HOSPITAL)
 Playing = Callable[..., AbstractAsyncContextManager[Play]]

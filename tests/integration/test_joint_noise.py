@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator.composition import Coordinator
 from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from coordinator.opened import Coordinator
 from coordinator.plans.model_source import SizedModel
 from coordinator.plans.plan_folder import create_plan
 from lorica_security.privacy.ledger import Entry

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,8 +20,6 @@ from silo_agent.edges.wire.key_exchange import HYBRID, agreed_group, key_exchang
 from silo_wire.v1 import federation_pb2, federation_pb2_grpc
 from tests.support.connect_proxy import ConnectProxy
 from tests.support.federation_peer import SILO, FederationPeer, TestNet
-
-import grpc.aio  # isort: skip
 
 NET = TestNet.create()
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.composition import Coordinator
 from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from coordinator.opened import Coordinator
 from coordinator.plans.model_source import SizedModel
 from coordinator.plans.plan_folder import create_plan
 from lorica_security.audit.chain import Head

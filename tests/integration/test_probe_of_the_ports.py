@@ -7,13 +7,12 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+import grpc
+import grpc.aio
 import pytest
 
 from tests.support.coordinator import FederationTemplate, RunningCoordinator, channel_to, federation_template, running
 from tests.support.every_call import FEDERATION_CALLS, OPERATOR_CALLS
-
-import grpc  # isort: skip
-import grpc.aio  # isort: skip
 
 __all__ = ["federation_template"]
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 
 from lorica.demo.ports import free_ports
@@ -35,8 +36,6 @@ from tests.architecture.test_alert_rules import ALERTS, DASHBOARDS
 from tests.support.federation import Federation
 from tests.support.prometheus import LONGEST_S, Prometheus, found, prometheus
 from tests.support.warm_processes import WarmProcesses
-
-import grpc.aio  # isort: skip
 
 SILOS = HOSPITAL, BANK, INSURER = "hospital", "bank", "insurer"
 LATE = "late"

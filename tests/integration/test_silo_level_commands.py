@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from coordinator import cli
-from coordinator.composition import Coordinator
 from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from coordinator.edges.server.audited import released
 from coordinator.edges.sums.release_ledger import ReleaseLedger
-from coordinator.service.ports import BudgetSpent
+from coordinator.opened import Coordinator
+from coordinator.service.unusable import BudgetSpent
 from lorica_security.audit.entry import Event
 from lorica_security.errors import ConfigurationError, IntegrityError
 from lorica_security.on_disk.reading import read_log

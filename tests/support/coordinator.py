@@ -16,14 +16,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+import grpc
+import grpc.aio
 import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from coordinator.composition import Coordinator, Serving, serving
+from coordinator.composition import Serving, serving
 from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from coordinator.edges.keys.key_store import KeyStore
 from coordinator.edges.telemetry.metrics import CoordinatorMetrics
+from coordinator.opened import Coordinator
 from coordinator.rounds.states import State
 from coordinator.service.federation import Federation
 from coordinator.settings import settings_text
@@ -45,9 +48,6 @@ from silo_wire.statements import UPDATE_DOMAIN, update_statement
 from silo_wire.transport import CHANNEL_OPTIONS, answer_to, error_of
 from silo_wire.v1 import common_pb2, federation_pb2, federation_pb2_grpc, operator_pb2_grpc
 from silo_wire.wire_version import OURS
-
-import grpc  # isort: skip
-import grpc.aio  # isort: skip
 
 FEDERATION = FederationName("test-net")
 HOSPITAL = SiloName("hospital-a")

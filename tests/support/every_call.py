@@ -3,12 +3,11 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc.aio
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from silo_wire.v1 import common_pb2, federation_pb2, operator_pb2
-
-import grpc.aio  # isort: skip
 
 TIMEOUT_S = 20.0
 FEDERATION_CALLS: list[MethodDescriptor] = list(federation_pb2.DESCRIPTOR.services_by_name["Federation"].methods)

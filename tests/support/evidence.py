@@ -26,7 +26,8 @@ from lorica_security.secure_aggregation.model_evidence.evidence import (
     signed_evidence,
 )
 from lorica_security.secure_aggregation.silo_machine import Demands
-from silo_wire.checked_chunk import CheckableRound, CheckedRound, Pieces, StateManifests, StepRule
+from silo_wire.checkable_round import CheckableRound, Pieces, StateManifests
+from silo_wire.checked_chunk import CheckedRound, StepRule
 from silo_wire.manifest import Layout, Manifest, ParameterDtype, TensorSpec, manifest_of, masked_layout
 from silo_wire.server_step.apply_mean import apply_mean
 from silo_wire.server_step.rounding import round_to_bfloat16

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.cli import main as coordinator_main
-from coordinator.composition import Coordinator
 from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from coordinator.opened import Coordinator
 from lorica.demo.observer import FederationView
 from lorica.demo.ports import free_ports
 from lorica.demo.processes import Processes, run

@@ -15,6 +15,8 @@ from enum import Enum
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
+import grpc
+import grpc.aio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 
@@ -60,9 +62,6 @@ from silo_wire.plans.plan import Plan, PlanBundle
 from silo_wire.statements import MODEL_DOMAIN, model_statement
 from silo_wire.transport import SERVER_OPTIONS, status_of
 from silo_wire.v1 import common_pb2, enrolment_pb2, enrolment_pb2_grpc, federation_pb2, federation_pb2_grpc
-
-import grpc  # isort: skip
-import grpc.aio  # isort: skip
 
 FEDERATION = FederationName("test-net")
 SILO = SiloName("hospital-a")

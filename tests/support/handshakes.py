@@ -10,6 +10,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
+import grpc.aio
+
 from coordinator.edges.keys.key_store import TlsPair
 from coordinator.edges.server.presented import Presented
 from lorica_security.identifiers import FederationName, Identity, Role
@@ -18,8 +20,6 @@ from lorica_security.pki.trust_bundle import TrustBundle
 from silo_wire.transport import SERVER_OPTIONS
 from tests.support.certificates import forged
 from tests.support.raw_http2 import nobody
-
-import grpc.aio  # isort: skip  # after silo_wire, which leaves TLS 1.3 alone
 
 STRANGERS = 16
 FEDERATION = FederationName("clinics")

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.composition import Coordinator
 from coordinator.edges.database.round_store import SqlRoundStore
 from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from coordinator.opened import Coordinator
 from coordinator.rounds.states import State, course_of
 from coordinator.service.records import RoundRow
 from lorica.demo.processes import Processes

@@ -22,6 +22,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from silo_wire.tls import leave_tls_1_3_alone
 from tests.support.kill_points import PROGRAMS, Arguments, Point
 from tests.support.repeatable_draws import Draws
 
@@ -170,7 +171,7 @@ def main() -> None:
     parser.add_argument("arguments", nargs="+")
     given = parser.parse_args()
     rounds = Rounds()
-    import silo_wire  # noqa: F401  # before whatever imports grpc
+    leave_tls_1_3_alone()  # before whatever imports grpc
 
     if given.at is not None:
         point = PROGRAMS[given.program][given.at]

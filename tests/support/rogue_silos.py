@@ -13,13 +13,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
-from coordinator.composition import Coordinator
 from coordinator.edges.telemetry.metrics import DROPPING_PHASES
+from coordinator.opened import Coordinator
 from coordinator.plans.model_source import SizedModel
 from coordinator.plans.plan_folder import create_plan
 from coordinator.rounds.events import DeadlinePassed
@@ -93,8 +94,6 @@ from tests.support.coordinator import (
 from tests.support.coordinator_edges import stored_vector
 from tests.support.release_groups import hold_groups, no_newer_groups
 from tests.support.secagg_federation import entropy
-
-import grpc.aio  # isort: skip
 
 BANK, CLINIC, HOSPITAL, ROGUE = SILOS = tuple(map(SiloName, ("bank-b", "clinic-c", "hospital-a", "rogue-d")))
 HONEST = SILOS[:3]

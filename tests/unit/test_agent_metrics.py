@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import urlopen
 
+import grpc.aio
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
@@ -36,8 +37,6 @@ from silo_wire.messages import RoundKey
 from silo_wire.transport import error_of, status_of
 from tests.support.agent_parts import Notes
 from tests.support.federation_peer import SILO
-
-import grpc.aio  # isort: skip
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = RoundKey(federation=FederationName("care"), plan=Digest("a1" * 32), round=3, attempt=1)

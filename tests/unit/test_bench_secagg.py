@@ -40,7 +40,7 @@ from lorica_security.secure_aggregation.masked_vectors.mask_stream import KeyStr
 from lorica_security.secure_aggregation.parameters import Terms
 from lorica_security.secure_aggregation.silo_machine import MaskVector
 from silo_agent.training.update.masked_vector import write_masked_vector
-from silo_wire.checked_chunk import FalseChunk
+from silo_wire.checkable_round import FalseChunk
 from silo_wire.manifest import CHUNK_BYTES, Layout, TensorSpec, manifest_of, masked_layout
 from silo_wire.server_step.apply_mean import apply_mean
 from tests.support import secagg_federation

@@ -21,7 +21,7 @@ from coordinator.aggregation.round_arithmetic import aggregate_slab
 from coordinator.aggregation.weighting import CohortWeights, SiloSummary, SiloWeight, WeightCaps, weigh
 from coordinator.edges.sums.aggregator import device_for
 from coordinator.rounds.updates import CommittedUpdate, Outcome
-from coordinator.service.ports import UnusableUpdate
+from coordinator.service.unusable import UnusableUpdate
 from coordinator.vectors import slab_buffers
 from coordinator.vectors.slab_buffers import SlabBuffer
 from lorica_security.errors import ConfigurationError, IntegrityError, StorageError

@@ -25,8 +25,9 @@ from lorica_security.secure_aggregation.model_evidence.evidence import (
 from lorica_security.secure_aggregation.model_evidence.verdicts import Verdict, signed_verdict
 from lorica_security.secure_aggregation.silo_machine import Demands
 from silo_wire.canonical import Digest
+from silo_wire.checkable_round import FalseChunk, Pieces
 from silo_wire.checked_chunk import MASTER as MASTER_PART
-from silo_wire.checked_chunk import CheckedRound, FalseChunk, Pieces, StepRule
+from silo_wire.checked_chunk import CheckedRound, StepRule
 from silo_wire.codecs import secure_codec
 from silo_wire.codecs.evidence_codec import checkable_from_bytes
 from silo_wire.manifest import ParameterDtype

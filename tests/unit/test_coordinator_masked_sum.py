@@ -16,7 +16,7 @@ import torch
 
 from coordinator.edges.sums.masked_sum import PIECE_WORDS, MaskedVectors, MeanReader
 from coordinator.rounds.updates import AggregationResult, Outcome
-from coordinator.service.ports import UnusableUpdate
+from coordinator.service.unusable import UnusableUpdate
 from coordinator.vectors import slab_buffers
 from coordinator.vectors.slab_buffers import SlabBuffer
 from lorica_security.errors import ConfigurationError, IntegrityError, StateError, StorageError

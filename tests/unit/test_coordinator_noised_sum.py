@@ -26,7 +26,7 @@ from coordinator.rounds.machine import SPENT, step
 from coordinator.rounds.orders import waiting_for
 from coordinator.rounds.states import Finished as StateFinished
 from coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome
-from coordinator.service.ports import BudgetSpent
+from coordinator.service.unusable import BudgetSpent
 from lorica_security.errors import ConfigurationError, IntegrityError, StateError, WrongTime
 from lorica_security.noise.discrete_gaussian import SIGMA
 from lorica_security.noise.noise_streams import BLOCK_ELEMENTS, NoiseStream, bound_key

@@ -25,7 +25,7 @@ from silo_agent.edges.masks.model_checking import check_party_of
 from silo_agent.edges.memory.trust_store import trust_store
 from silo_agent.policy import PolicyRules, SiloPolicy
 from silo_wire.canonical import Digest
-from silo_wire.checked_chunk import CheckableRound
+from silo_wire.checkable_round import CheckableRound
 from silo_wire.messages import Mask, RoundKey
 from tests.support.evidence import Made, Rounds, Vectors
 from tests.support.federation_peer import TestNet

@@ -56,11 +56,11 @@ from silo_agent.edges.masks.own_copies import OwnFiles
 from silo_agent.edges.memory.accepted_models import AcceptedModels, keep_proof
 from silo_agent.edges.memory.trust_store import trust_store
 from silo_agent.policy import PolicyRules, SiloPolicy
-from silo_agent.service import model_checks
 from silo_agent.service.audited import SiloAudit
 from silo_agent.service.model_checks import CheckParty, Mode, ModelChecks
 from silo_wire.canonical import Digest
-from silo_wire.checked_chunk import CheckableRound, FalseChunk, Proof, examined
+from silo_wire.checkable_round import CheckableRound, FalseChunk, Proof
+from silo_wire.checked_chunk import StepRule, examined
 from silo_wire.codecs.evidence_codec import proof_from_bytes
 from silo_wire.codecs.update_receipt import silo_uri
 from silo_wire.manifest import Layout, Manifest, ParameterDtype, TensorSpec, manifest_of
@@ -258,7 +258,7 @@ class Checker:
 
 @pytest.fixture(autouse=True)
 def _rule_of_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_checks, "StepRule", SimpleNamespace(of=lambda bundle: bundle.rule))
+    monkeypatch.setattr(StepRule, "of", lambda bundle: bundle.rule)
 
 
 def checker(*made: Made, rounds: Rounds, **changes: Any) -> Checker:

@@ -27,7 +27,8 @@ from lorica_security.secure_aggregation.model_evidence.evidence import (
     signed_evidence,
 )
 from lorica_security.secure_aggregation.silo_machine import Demands
-from silo_wire.checked_chunk import MASTER, MODEL, TAIL, CheckedRound, FalseChunk, StateManifests
+from silo_wire.checkable_round import FalseChunk, StateManifests
+from silo_wire.checked_chunk import MASTER, MODEL, TAIL, CheckedRound
 from silo_wire.manifest import ParameterDtype, manifest_of
 from silo_wire.server_step.apply_mean import apply_mean
 from tests.support.evidence import OPTIMIZERS, Made, Rounds, Vectors, bits_of

@@ -12,7 +12,7 @@ from coordinator.edges.status_page.charts import MOST_SERIES, line_chart, share_
 from coordinator.edges.status_page.refusals import KEPT, STRANGER, RecentRefusals
 from coordinator.edges.status_page.view import PageView, page_view
 from coordinator.plans.presets import preset
-from coordinator.service.ports import AuthorityStanding
+from coordinator.service.issued import AuthorityStanding
 from coordinator.service.records import MaskedTotals, RoundRow, SiloRow
 from coordinator.service.release_groups import GroupsStanding
 from coordinator.service.views.disclosure import of_all_silos

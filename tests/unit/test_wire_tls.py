@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,8 +14,12 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("program", ["coordinator.cli", "coordinator.composition", "silo_agent.edges.wire.grpc_client"])
-def test_each_program_sets_the_cipher_list_before_grpc_is_imported(program: str) -> None:
+COMMANDS = {"coordinator.cli": ["serve"], "silo_agent.cli": ["start"], "lorica.cli": ["silos", "/dev/null/x"]}
+"""Of each program one that fails, for want of a folder."""
+
+
+@pytest.mark.parametrize("program", COMMANDS)
+def test_each_program_sets_the_cipher_list_before_grpc_is_imported(program: str, tmp_path: Path) -> None:
     code = f"""
 import builtins, os, sys
 real = builtins.__import__
@@ -23,16 +28,58 @@ def watched(name, *rest):
         print(os.environ.get("GRPC_SSL_CIPHER_SUITES", "unset"))
     return real(name, *rest)
 builtins.__import__ = watched
-import {program}
+from {program} import main
+print("grpc" in sys.modules)
+os.environ["HOME"] = {str(tmp_path)!r}
+sys.argv[1:] = {COMMANDS[program]!r}
+try:
+    main()
+finally:
+    import grpc
 """
     done = python(code)
-    assert done.stdout.split() == ["ECDHE-RSA-AES128-GCM-SHA256"], done.stderr
+    assert done.stdout.split() == ["False", "ECDHE-RSA-AES128-GCM-SHA256"], done.stdout + done.stderr
+
+
+def test_no_import_of_ours_changes_the_process() -> None:
+    done = python("""
+import os, signal, sys
+def state():
+    return dict(os.environ), signal.getsignal(signal.SIGINT), sys.excepthook, sys.getrecursionlimit()
+before = state()
+import coordinator.composition, coordinator.cli, silo_agent.cli, silo_agent.edges.wire.grpc_client, lorica.cli
+import silo_agent.service.agent, lorica_security.daemon.metrics_port, silo_wire.codecs.orders_codec
+print(before == state())
+""")
+    assert done.stdout == "True\n", done.stdout + done.stderr
 
 
 def test_grpc_imported_first_is_refused() -> None:
-    done = python("import grpc, silo_wire")
+    done = python("import grpc; from silo_wire.tls import leave_tls_1_3_alone; leave_tls_1_3_alone()")
     assert done.returncode != 0
-    assert "grpc was imported before silo_wire, with TLS 1.2 enabled" in done.stderr
+    assert "grpc was imported with TLS 1.2 enabled" in done.stderr
+
+
+def test_nothing_is_dialled_or_served_by_a_process_that_would_speak_tls_1_2() -> None:
+    done = python("""
+from types import SimpleNamespace
+from coordinator.edges.operator_host.operator_client import OperatorAccess
+from coordinator.edges.server.presented import Presented
+from lorica_security.errors import StateError
+from lorica_security.identifiers import FederationName
+from silo_agent.edges.wire.channel import pinned_channel
+nobody = SimpleNamespace()
+for opened in (
+    lambda: pinned_channel("localhost:1", FederationName("north"), b""),
+    lambda: OperatorAccess(address="localhost:1", federation="north", pair=nobody, trust=nobody).call(None),
+    lambda: Presented(nobody, nobody).credentials(clients=True),
+):
+    try:
+        opened()
+    except StateError as error:
+        print("speaks TLS 1.2" in str(error))
+""")
+    assert done.stdout.split() == ["True"] * 3, done.stdout + done.stderr
 
 
 def test_a_listener_that_would_speak_tls_1_2_does_not_serve() -> None:

@@ -72,7 +72,7 @@ from coordinator.rounds.effects import (
     UpdateAccepted,
 )
 from coordinator.rounds.states import Idle, State
-from coordinator.service.ports import IssuedCertificate
+from coordinator.service.issued import IssuedCertificate
 from coordinator.service.records import (
     COMPLETED,
     BegunPlan,

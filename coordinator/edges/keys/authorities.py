@@ -20,7 +20,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from coordinator.service.ports import AuthorityStanding
+from coordinator.service.issued import AuthorityStanding
 from lorica_security.errors import ConfigurationError, LoricaError, MalformedMessage, StateError
 from lorica_security.host import files, key_file
 from lorica_security.identifiers import FederationName

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from coordinator.edges.keys.authorities import Authorities, require_none
-from coordinator.service.ports import IssuedCertificate, Trusted
+from coordinator.service.issued import IssuedCertificate, Trusted
 from coordinator.service.records import Certificate
 from lorica_security.errors import ConfigurationError, MalformedMessage, StateError
 from lorica_security.host import files, key_file

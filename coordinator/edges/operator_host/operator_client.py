@@ -5,15 +5,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+import grpc
+import grpc.aio
+
 from coordinator.edges.keys.key_store import TlsPair
 from lorica_security.errors import Unreachable
 from lorica_security.identifiers import FederationName, coordinator_dns_name
 from lorica_security.pki.trust_bundle import TrustBundle
+from silo_wire.tls import require_tls_1_3
 from silo_wire.transport import CHANNEL_OPTIONS, error_of
 from silo_wire.v1 import operator_pb2_grpc
-
-import grpc  # isort: skip  # after silo_wire, which leaves TLS 1.3 alone
-import grpc.aio  # isort: skip
 
 CALL_TIMEOUT_S = 60.0
 CONNECT_TIMEOUT_S = 15.0
@@ -45,6 +46,7 @@ class OperatorAccess:
         ask: Callable[["operator_pb2_grpc.OperatorAsyncStub"], Awaitable[Reply]],
         timeout_s: float | None,
     ) -> Reply:
+        require_tls_1_3()
         credentials = grpc.ssl_channel_credentials(self.trust.to_pem(), self.pair.key_pem, self.pair.certificate_pem)
         options = [
             *(option for option in CHANNEL_OPTIONS if option[0] != "grpc.enable_http_proxy"),

@@ -25,7 +25,8 @@ from coordinator.rounds.effects import (
     SiloDropped,
 )
 from coordinator.rounds.states import State, course_of
-from coordinator.service.ports import AuditPort, IssuedCertificate, RoundStore
+from coordinator.service.issued import IssuedCertificate
+from coordinator.service.ports import AuditPort, RoundStore
 from coordinator.service.records import EnrolledSilo
 from lorica_security.audit.entry import LOCAL, Event, Particular
 from lorica_security.audit.repeats import Repeats

@@ -4,6 +4,8 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from typing import Any, TypeVar
 
+import grpc
+
 from coordinator.edges.server.places import Places
 from coordinator.edges.telemetry.caller import CALLER
 from coordinator.service.federation import Federation
@@ -29,8 +31,6 @@ from silo_wire.messages import HeldPieces, MaskedHeader, UpdateHeader
 from silo_wire.transport import give_memory_back
 from silo_wire.v1 import common_pb2, federation_pb2, federation_pb2_grpc
 from silo_wire.wire_version import Speaker, require_compatible
-
-import grpc  # isort: skip  # after silo_wire, which leaves TLS 1.3 alone
 
 INSTANCE_BYTES = 16
 SERVICE = federation_pb2.DESCRIPTOR.services_by_name["Federation"].full_name

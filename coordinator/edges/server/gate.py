@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, NoReturn
 
+import grpc
+import grpc.aio
 import structlog
 from cryptography.x509 import Certificate
 from google.protobuf.message import DecodeError
@@ -42,9 +44,6 @@ from lorica_security.pki.peer import identify_client
 from lorica_security.pki.trust_bundle import TrustBundle
 from lorica_security.pki.validity import Window
 from silo_wire.transport import status_of
-
-import grpc  # isort: skip  # after silo_wire, which leaves TLS 1.3 alone
-import grpc.aio  # isort: skip
 
 DEFECT: Final = "Defect"
 LOOK_S: Final = 60.0

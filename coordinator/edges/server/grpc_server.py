@@ -10,6 +10,9 @@ import socket
 import ssl
 from collections.abc import Callable
 
+import grpc
+import grpc.aio
+
 from coordinator.edges.server.federation_servicer import FederationServicer
 from coordinator.edges.server.gate import OF_ALL_STRANGERS, OF_ONE_CALLER, Gate, Refusal, anyone, by_certificate
 from coordinator.edges.server.presented import Presented
@@ -22,9 +25,6 @@ from lorica_security.errors import ConfigurationError, StateError
 from lorica_security.identifiers import FederationName
 from silo_wire.transport import ENROLMENT_OPTIONS, SERVER_OPTIONS
 from silo_wire.v1 import enrolment_pb2_grpc, operator_pb2_grpc
-
-import grpc  # isort: skip  # after silo_wire, which leaves TLS 1.3 alone
-import grpc.aio  # isort: skip
 
 OPEN_FILES = 65_536
 STOP_GRACE_S = 2.0

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+import grpc
+
 from coordinator.edges.keys.key_store import TlsPair
 from lorica_security.pki.trust_bundle import TrustBundle
-
-import grpc  # isort: skip  # after silo_wire, which leaves TLS 1.3 alone
+from silo_wire.tls import require_tls_1_3
 
 BEFORE_A_CHANGE_S: Final = 1.0
 """gRPC frees what it presented before while another thread's handshake may be about to take hold of it, and the process dies
@@ -75,5 +76,6 @@ class Presented:
             shown = face
             return face.configuration(clients=clients)
 
+        require_tls_1_3()
         first = shown.configuration(clients=clients)
         return grpc.dynamic_ssl_server_credentials(first, changed, clients)  # type: ignore[arg-type]  # None: as before

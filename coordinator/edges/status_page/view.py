@@ -11,7 +11,7 @@ from typing import Final
 
 from coordinator.edges.status_page.charts import Chart, Points, figure, line_chart, percent, share_chart
 from coordinator.edges.status_page.refusals import SeenRefusal
-from coordinator.service.ports import AuthorityStanding
+from coordinator.service.issued import AuthorityStanding
 from coordinator.service.records import RoundRow, SiloRow
 from coordinator.service.release_groups import GroupsStanding
 from coordinator.service.views.standing import SiloStanding, Standing

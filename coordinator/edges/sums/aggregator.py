@@ -29,7 +29,7 @@ from coordinator.edges.sums.noised_mean import NoisedMeanReader
 from coordinator.edges.sums.release_ledger import ReleaseLedger, release_statement
 from coordinator.rounds.secure_attempt import MaskedSum
 from coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome, SiloWeight
-from coordinator.service.ports import UnusableUpdate
+from coordinator.service.unusable import UnusableUpdate
 from coordinator.vectors.slab_buffers import SlabBuffer, SlabBuffers, ahead
 from coordinator.vectors.stored_vector import StoredVector, VectorReader
 from lorica_security.errors import ConfigurationError, IntegrityError, MalformedMessage, StateError

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from coordinator.service.ports import UnusableUpdate
+from coordinator.service.unusable import UnusableUpdate
 from coordinator.vectors.slab_buffers import SlabBuffer, SlabBuffers, ahead
 from coordinator.vectors.stored_vector import StoredVector, VectorReader
 from lorica_security.errors import IntegrityError, StorageError

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from coordinator.service.ports import BudgetSpent
+from coordinator.service.unusable import BudgetSpent
 from lorica_security.errors import IntegrityError
 from lorica_security.host import files
 from lorica_security.identifiers import SiloName

@@ -27,7 +27,7 @@ from silo_wire.canonical import Digest
 from silo_wire.messages import NOTHING_HELD, HeldPieces, RoundKey
 
 if TYPE_CHECKING:
-    from silo_wire.checked_chunk import CheckableRound, StateManifests
+    from silo_wire.checkable_round import CheckableRound, StateManifests
 
 _SUFFIX = ".evidence"
 _VERDICTS = ".verdicts"
@@ -60,7 +60,7 @@ class RoundEvidence:
         A step that gave a model that was there before makes no link: whoever checks models has that one. Raises StorageError.
         """
         from coordinator.edges.sums.masked_sum import MaskedVectors
-        from silo_wire.checked_chunk import CheckableRound
+        from silo_wire.checkable_round import CheckableRound
         from silo_wire.codecs.evidence_codec import checkable_to_bytes
 
         before, steps = self._manifests(base_model)
@@ -162,7 +162,7 @@ class RoundEvidence:
 
         Raises StateError where its vectors are there no more, MalformedMessage for a chunk that it does not have, IntegrityError.
         """
-        from silo_wire.checked_chunk import Pieces
+        from silo_wire.checkable_round import Pieces
 
         kept = next((it for it in self.kept() if it.model == model), None)
         if kept is None:
@@ -216,7 +216,7 @@ class RoundEvidence:
             raise StorageError(f"{self._record(model)} cannot be deleted: {error.strerror or error}") from error
 
     def _manifests(self, model: Digest) -> "tuple[StateManifests, int]":
-        from silo_wire.checked_chunk import StateManifests
+        from silo_wire.checkable_round import StateManifests
 
         state = self._models.state(model)
         manifests = StateManifests(

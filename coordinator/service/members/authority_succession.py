@@ -17,10 +17,11 @@ from datetime import UTC, datetime
 
 import structlog
 
+from coordinator.service.issued import AuthorityStanding
 from coordinator.service.members.enrolment import Enrolment
 from coordinator.service.members.held_trust import HeldTrusts
 from coordinator.service.members.register import Register
-from coordinator.service.ports import AuthorityStanding, Clock, Keys, RoundStore
+from coordinator.service.ports import Clock, Keys, RoundStore
 from coordinator.service.threads import Threads
 from lorica_security.errors import MalformedMessage, StateError
 from lorica_security.identifiers import Identity, Role, SiloName

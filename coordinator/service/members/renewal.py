@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import structlog
 
 from coordinator.rounds.states import Masking, State
+from coordinator.service.issued import IssuedCertificate, Trusted
 from coordinator.service.members.held_trust import HeldTrusts
 from coordinator.service.members.register import Register
-from coordinator.service.ports import Clock, IssuedCertificate, Keys, RoundStore, Trusted
+from coordinator.service.ports import Clock, Keys, RoundStore
 from coordinator.service.records import EnrolledSilo
 from coordinator.service.threads import Threads
 from lorica_security.errors import AuthorisationError, ConfigurationError, Conflict, StateError, Unreachable

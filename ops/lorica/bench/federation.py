@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from coordinator.composition import Coordinator
 from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from coordinator.opened import Coordinator
 from coordinator.vectors.model_file import MODEL_FILE
 from lorica.bench.constant_silo import STEP, moved
 from lorica.bench.figures import Reading, Run

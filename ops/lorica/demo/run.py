@@ -18,8 +18,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from coordinator.composition import Coordinator
 from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from coordinator.opened import Coordinator
 from coordinator.service.records import COMPLETED
 from lorica.demo.display import RoundDisplay, round_table
 from lorica.demo.observer import FederationView

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from coordinator.composition import Coordinator
 from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from coordinator.edges.keys.key_store import KeyStore
+from coordinator.opened import Coordinator
 from coordinator.plans.plan_folder import compile_plan
 from coordinator.service.federation import Federation
 from coordinator.settings import settings_text

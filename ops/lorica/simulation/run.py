@@ -16,8 +16,9 @@ from pathlib import Path
 import structlog
 from prometheus_client import CollectorRegistry
 
-from coordinator.composition import Coordinator
+from coordinator.composition import service_of
 from coordinator.edges.telemetry.metrics import CoordinatorMetrics
+from coordinator.opened import Coordinator
 from coordinator.plans.plan_folder import compile_plan
 from coordinator.service.federation import Federation
 from coordinator.service.records import RoundRow
@@ -133,7 +134,7 @@ class _Simulation:
         began, started = time.monotonic(), datetime.now(UTC).timestamp()
         audit = self.coordinator.audit()
         metrics = CoordinatorMetrics(CollectorRegistry())
-        async with self.coordinator.service(metrics, audit=audit, clock=lambda: started, steady=lambda: 0.0) as (
+        async with service_of(self.coordinator, metrics, audit=audit, clock=lambda: started, steady=lambda: 0.0) as (
             service,
             loop,
         ):

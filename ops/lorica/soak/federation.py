@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coordinator.composition import Coordinator
 from coordinator.edges.database.round_store import SqlRoundStore
 from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from coordinator.opened import Coordinator
 from coordinator.rounds.states import Finished, Idle
 from lorica.demo.ports import free_ports
 from lorica.demo.processes import Processes, run

@@ -22,7 +22,7 @@ from lorica_security.secure_aggregation.model_evidence.evidence import (
 )
 from lorica_security.secure_aggregation.model_evidence.verdicts import Verdict
 from lorica_security.secure_aggregation.transcript import DIGEST_BYTES, check_bytes
-from silo_wire.checked_chunk import CheckableRound, Pieces, Proof, StateManifests
+from silo_wire.checkable_round import CheckableRound, Pieces, Proof, StateManifests
 from silo_wire.codecs.common_codec import manifest_from_wire, manifest_to_wire
 from silo_wire.codecs.secure_codec import (
     MAX_COHORT,

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import grpc.aio
 import psutil
 
 from lorica_security.console.preflight import Check, Checks, Misconfigured, meaning, mebibytes, misconfigured
@@ -66,8 +67,6 @@ from silo_wire.codecs.common_codec import call_key
 from silo_wire.plans.plan import PlanBundle
 from silo_wire.transport import error_of
 from silo_wire.v1 import federation_pb2, federation_pb2_grpc
-
-import grpc.aio  # isort: skip  # after silo_wire, which leaves TLS 1.3 alone
 
 LEAST_CERTIFICATE_LIFE_S = 24 * 3600
 CLOCK_TOLERANCE_S = 300

@@ -18,7 +18,7 @@ from silo_agent.edges.memory.trust_store import TrustStore, trust_store
 from silo_agent.policy import SiloPolicy
 from silo_agent.service.model_checks import CheckParty, EvidencePort, ModelChecks
 from silo_wire.canonical import Digest
-from silo_wire.checked_chunk import FalseChunk, Proof, StepRule, examined
+from silo_wire.checkable_round import FalseChunk, Proof
 from silo_wire.codecs.evidence_codec import MAX_PROOF_BYTES, proof_from_bytes
 
 
@@ -66,6 +66,8 @@ def examine(folder: SiloFolder, credentials: SiloCredentials, file: Path) -> Fal
             content = opened.read(MAX_PROOF_BYTES + 1)
     except OSError as error:
         raise ConfigurationError(f"{file} cannot be read: {error.strerror or error}") from error
+    from silo_wire.checked_chunk import StepRule, examined  # here, not above: it brings torch
+
     proof = proof_from_bytes(content, credentials.federation)
     evidence = proof.checkable.evidence
     plan = Digest(evidence.attempt.plan.hex())

@@ -20,7 +20,7 @@ from lorica_security.secure_aggregation.model_evidence.evidence import (
 )
 from lorica_security.secure_aggregation.model_evidence.verdicts import MAX_CHUNKS, bits_of, numbers_of
 from silo_agent.edges.disk.private_record import PrivateRecord
-from silo_wire.checked_chunk import Proof
+from silo_wire.checkable_round import Proof
 from silo_wire.codecs.evidence_codec import proof_to_bytes
 from silo_wire.plans.plan import DigestText, PlanBundle
 

@@ -1,12 +1,13 @@
 """A gRPC channel to the coordinator: its certificate must carry the federation's own name, whatever address is dialled."""
 
+import grpc
+import grpc.aio
+
 from lorica_security.identifiers import FederationName, coordinator_dns_name
 from silo_agent.edges.keys.key_store import SiloCredentials, split_address
 from silo_agent.edges.wire.https_proxy import ConnectProxy, proxy_for
+from silo_wire.tls import require_tls_1_3
 from silo_wire.transport import CHANNEL_OPTIONS
-
-import grpc  # isort: skip  # after silo_wire, which leaves TLS 1.3 alone
-import grpc.aio  # isort: skip
 
 
 def mutual_channel(credentials: SiloCredentials, *, relay: str = "") -> grpc.aio.Channel:
@@ -35,6 +36,7 @@ def _proxy(address: str) -> ConnectProxy | None:
 def _channel(
     address: str, federation: FederationName, tls: grpc.ChannelCredentials, proxy: ConnectProxy | None
 ) -> grpc.aio.Channel:
+    require_tls_1_3()
     options: list[tuple[str, str | int]] = [
         *((key, value) for key, value in CHANNEL_OPTIONS if key != "grpc.enable_http_proxy"),
         ("grpc.ssl_target_name_override", coordinator_dns_name(federation)),

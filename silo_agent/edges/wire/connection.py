@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import grpc.aio
+
 from silo_wire.codecs.chunk_piece import write
 from silo_wire.v1 import federation_pb2, federation_pb2_grpc
-
-import grpc.aio  # isort: skip  # after silo_wire, which leaves TLS 1.3 alone
 
 _SERVICE = federation_pb2.DESCRIPTOR.services_by_name["Federation"].full_name
 

@@ -10,6 +10,7 @@
 import asyncio
 from datetime import datetime
 
+import grpc.aio
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
@@ -29,8 +30,6 @@ from silo_agent.edges.wire.tls_probe import Answer, probe
 from silo_wire.codecs.renewal import authority_successions_from_wire
 from silo_wire.transport import error_of
 from silo_wire.v1 import enrolment_pb2, enrolment_pb2_grpc
-
-import grpc.aio  # isort: skip  # after silo_wire, which leaves TLS 1.3 alone
 
 TIMEOUT_S = 30.0
 TRIES = 3

@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
+import grpc.aio
 from google.protobuf.message import DecodeError
 
 from lorica_security.audit.chain import Head
@@ -51,7 +52,7 @@ from silo_agent.rounds.events import SavedUpdate
 from silo_agent.service.ports import Progress, RoundModel
 from silo_wire import wire_version
 from silo_wire.canonical import Digest, digest_to_wire
-from silo_wire.checked_chunk import CheckableRound
+from silo_wire.checkable_round import CheckableRound
 from silo_wire.codecs.chunk_piece import ChunkPiece, chunk_piece, reader
 from silo_wire.codecs.common_codec import NO_DIGEST, call_key, detail_to_wire, round_call_key
 from silo_wire.codecs.evidence_codec import MAX_CHECKABLE_BYTES, checkable_from_bytes
@@ -98,8 +99,6 @@ from silo_wire.transport import answer_to, error_of, give_memory_back
 from silo_wire.v1 import common_pb2, federation_pb2
 from silo_wire.wire_version import Speaker, require_compatible
 from silo_wire.work_behind import WorkBehind
-
-import grpc.aio  # isort: skip  # after silo_wire, which leaves TLS 1.3 alone
 
 CALL_TIMEOUT_S = 30.0
 BATCH_BYTES = 2 << 20

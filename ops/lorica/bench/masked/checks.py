@@ -28,7 +28,8 @@ from lorica_security.secure_aggregation.model_evidence.verdicts import Verdict, 
 from lorica_security.secure_aggregation.silo_machine import Demands
 from silo_agent.service.model_checks import CheckedPlan, CheckParty, Mode, ModelChecks
 from silo_wire.canonical import Digest
-from silo_wire.checked_chunk import CheckableRound, StepRule
+from silo_wire.checkable_round import CheckableRound
+from silo_wire.checked_chunk import StepRule
 from silo_wire.codecs.evidence_codec import checkable_from_bytes
 from silo_wire.manifest import Manifest
 from silo_wire.messages import HeldPieces

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import numpy as np
 
 from silo_wire.manifest import CHUNK_BYTES
 from silo_wire.transport import CHANNEL_OPTIONS, SERVER_OPTIONS, keep_chunks_in_memory
-
-import grpc.aio  # isort: skip  # after silo_wire, which leaves TLS 1.3 alone
 
 _SERVICE = "Floor"
 

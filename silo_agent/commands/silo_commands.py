@@ -1,0 +1,168 @@
+"""What a silo's people ask beside the agent: `silo-agent check`, `ask`, `schema`."""
+
+import asyncio
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lorica_security.console.terminal import Page, terminal
+from lorica_security.errors import (
+    DataError,
+    PolicyRefusal,
+    StateError,
+    UnsafeSql,
+)
+from silo_agent.commands.command_line import (
+    Choice,
+    Config,
+    Data,
+    Database,
+    Dir,
+    Json,
+    chosen,
+    credentials_of,
+    json_text,
+    one_line,
+    open_journal,
+    policy_of,
+    silo_sources,
+    workshop_of,
+)
+from silo_agent.edges.disk.silo_folder import SiloFolder, silo_folder
+
+if TYPE_CHECKING:
+    from silo_agent.edges.disk.model_cache import ModelCache
+    from silo_agent.service.ports import RoundModel
+    from silo_wire.plans.plan import PlanBundle
+
+
+def check(
+    data: Data = None, database: Database = None, config: Config = None, directory: Dir = None, as_json: Json = False
+) -> None:
+    """Look at everything that could keep this silo from taking part; exit with 3 if something does."""
+    from lorica_security.console.preflight import failures
+    from lorica_security.console.preflight_page import check_json, check_page
+    from silo_agent.edges.check.preflight import Ground, preflight
+
+    folder = silo_folder(directory)
+    ground = Ground(
+        folder=folder,
+        settings=lambda enrolled: _given(folder, data, database, config, recorded=enrolled).settings(folder),
+        now=lambda: datetime.now(UTC),
+        sources=lambda settings: silo_sources(folder, settings),
+    )
+    checks = asyncio.run(preflight(ground))
+    if as_json:
+        print(check_json(checks))
+    else:
+        check_page(checks, f"silo-agent check of {folder.root}").show(terminal())
+    if problem := failures(checks):
+        raise problem
+
+
+def ask(
+    question: Annotated[str, typer.Argument(help="In the language of the training questions.")],
+    data: Data = None,
+    database: Database = None,
+    config: Config = None,
+    directory: Dir = None,
+    as_json: Json = False,
+) -> None:
+    """Answer with the newest global model: its SQL, and what that gives on this silo's database, in the sandbox."""
+    from silo_agent.edges.disk.model_cache import ModelCache
+    from silo_agent.edges.disk.plan_store import PlanStore
+    from silo_agent.service.ports import RoundModel
+
+    folder = silo_folder(directory)
+    credentials = credentials_of(folder)
+    settings = chosen(folder, data, database, config).settings(folder)
+    with open_journal(folder, credentials) as journal:
+        newest = journal.last_model()
+    models = ModelCache(folder.models, kept=settings.storage.models_kept)
+    header = models.header(newest.model) if newest else None
+    bundle = PlanStore(folder.plans).load(newest.plan) if newest else None
+    nothing = StateError("no global model is here yet: let `silo-agent start` take part in a round first")
+    if newest is None or header is None or bundle is None or header.manifest.digest != newest.model:
+        raise nothing
+    with models.held(newest.model, folder.root) as file:
+        if file is None:
+            raise nothing
+        workshop = workshop_of(settings, policy_of(folder, credentials, settings), silo_sources(folder, settings))
+        model = RoundModel(file=file, manifest=header.manifest)
+        sql = workshop.answer(bundle=bundle, base=_base(models, bundle), model=model, question=question)
+    if not as_json:
+        print(one_line(sql))
+    rows, problem = None, None
+    try:
+        rows = workshop.run(sql)
+    except (PolicyRefusal, UnsafeSql, DataError) as error:
+        problem = error
+    if as_json:
+        result = {"columns": rows.columns, "rows": rows.rows} if rows else {}
+        not_run = str(problem) if problem else ""
+        print(json_text({"question": question, "sql": sql, "not_run": not_run, **result}))
+    elif rows is not None:
+        _print_rows(rows.columns, rows.rows)
+    if isinstance(problem, PolicyRefusal):
+        print(f"not run: {problem}", file=sys.stderr)  # the answer is the SQL; that it was not run is this silo's wish
+    elif problem is not None:
+        raise problem
+
+
+def schema(
+    url: Annotated[str, typer.Argument(help="sqlite:///PATH or postgresql://USER:PASSWORD@HOST/DATABASE.")],
+    db_id: Annotated[
+        str | None, typer.Option("--db-id", help="What the data's lines call it; else the database's own name.")
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="SCHEMA", help="Of PostgreSQL: take this schema and no other; repeatable."),
+    ] = None,
+) -> None:
+    """Print the schema.json of a live database: every table that its role may read. What is left out is said on stderr."""
+    from silo_agent.edges.workshop.database_schema import read_schema
+    from silo_agent.sql_sandbox import parse_database
+
+    live = read_schema(parse_database(url), db_id=db_id, only=only or ())
+    for each in live.left_out:
+        print(f"left out: {one_line(each)}", file=sys.stderr)
+    print(json_text(live.entry, indent=1))
+
+
+def _print_rows(columns: tuple[str, ...], rows: tuple[tuple[object, ...], ...]) -> None:
+    Page(
+        columns=[one_line(column) for column in columns], rows=[[one_line(value) for value in row] for row in rows]
+    ).show(terminal())
+
+
+def _given(
+    folder: SiloFolder, data: Path | None, database: str | None, config: Path | None, *, recorded: bool
+) -> Choice:
+    """This command line, over what `start` recorded if that can be read."""
+    if recorded:
+        return chosen(folder, data, database, config)
+    return Choice(
+        data=str(data.absolute()) if data else "",
+        database=database or "",
+        config=str(config.absolute()) if config else "",
+    )
+
+
+def _base(models: "ModelCache", bundle: "PlanBundle") -> "RoundModel | None":
+    """The model that the plan's adapters are for, where it has adapters; raises StateError when it is not here."""
+    from silo_agent.service.ports import RoundModel
+    from silo_wire.canonical import Digest
+
+    if bundle.plan.model.base is None:
+        return None
+    digest = Digest(bundle.plan.model.base)
+    bases = models.base()
+    header = bases.header(digest)
+    if header is None or header.manifest.digest != digest:
+        raise StateError(
+            f"the model that the adapters of plan {bundle.plan.name} are for is not here: start silo-agent once more"
+        )
+    return RoundModel(file=bases.file(digest), manifest=header.manifest)
