@@ -165,9 +165,23 @@ def test_the_same_commit_gives_the_same_bytes(wheel: Path, tmp_path: Path) -> No
 def test_the_wheel_has_what_git_tracks_of_the_packages_and_nothing_else(wheel: Path) -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
     tracked = {re.sub("^(proto|security|ops)/", "", path) for path in listed if path.startswith(SOURCES)}
-    shipped = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    shipped = {name for name in zipfile.ZipFile(wheel).namelist() if not re.match(r"[^/]*\.(dist-info|data)/", name)}
     assert shipped == tracked
     assert {name.partition("/")[0] for name in shipped} == set(PACKAGES)
+
+
+def test_units_rules_and_dashboards_come_with_it(wheel: Path) -> None:
+    (data,) = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist() if ".data/" in name}
+    with zipfile.ZipFile(wheel) as archive:
+        for kind, pattern in {
+            "systemd": "systemd/*",
+            "prometheus": "prometheus/*",
+            "grafana": "grafana/dashboards/*.json",
+        }.items():
+            files = {path.name: path.read_bytes() for path in (ROOT / "ops").glob(pattern)}
+            assert files
+            for name, content in files.items():
+                assert archive.read(f"{data}/data/share/lorica/{kind}/{name}") == content
 
 
 def test_no_private_key_is_in_the_wheel(wheel: Path) -> None:

@@ -287,9 +287,7 @@ def schema(tmp_path: Path) -> tuple[str, ...]:
 
 @pytest.fixture
 def arrow() -> Iterator[Any]:
-    return pytest.importorskip(
-        "pyarrow", reason="pyarrow is not installed: make install, or pip install 'lorica[import]'"
-    )
+    return pytest.importorskip("pyarrow", reason="pyarrow is not installed: make install")
 
 
 def test_a_parquet_file_is_imported(tmp_path: Path, schema: tuple[str, ...], arrow: Any) -> None:
@@ -427,5 +425,5 @@ def test_without_pyarrow_the_extra_is_named(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "rows.parquet").write_bytes(b"PAR1")
     run("rows.parquet", *schema).is_refusal(
-        ConfigurationError, "pyarrow is not installed: pip install 'lorica[import]'"
+        ConfigurationError, "pyarrow is not installed: install Lorica's wheel with [silo,import]"
     )
