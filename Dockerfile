@@ -17,20 +17,29 @@ RUN pip download --quiet --no-deps --only-binary=:all: --require-hashes --dest /
 COPY pyproject.toml README.md LICENSE ./
 COPY proto proto
 COPY security security
+RUN pip install --quiet --no-index --find-links /wheels -c ops/constraints.txt setuptools
+
+# A side's wheel has its own packages and command: nothing of the other side, of the laboratory, and of what lies beside a wheel.
+FROM build AS build-coordinator
 COPY coordinator coordinator
-COPY silo_agent silo_agent
-COPY ops ops
-RUN pip install --quiet --no-index --find-links /wheels -c ops/constraints.txt setuptools \
+RUN sed -i -E '/^(silo-agent|lorica) = "/d; /^\[tool.setuptools.data-files\]/,/^$/d' pyproject.toml \
     && pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheels . \
     && python -m venv --without-pip /opt/lorica \
-    && pip --python /opt/lorica/bin/python install --quiet --no-index --find-links /wheels -c ops/constraints.txt lorica \
+    && pip --python /opt/lorica/bin/python install --quiet --no-index --find-links /wheels -c ops/constraints.txt 'lorica[coordinator]' \
+    && pip --python /opt/lorica/bin/python check
+
+FROM build AS build-silo-agent
+COPY silo_agent silo_agent
+RUN sed -i -E '/^(coordinator|lorica) = "/d; /^\[tool.setuptools.data-files\]/,/^$/d' pyproject.toml \
+    && pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheels . \
+    && python -m venv --without-pip /opt/lorica \
+    && pip --python /opt/lorica/bin/python install --quiet --no-index --find-links /wheels -c ops/constraints.txt 'lorica[silo]' \
     && pip --python /opt/lorica/bin/python check
 
 FROM ${BASE} AS common
 RUN groupadd --gid 10001 lorica \
     && useradd --uid 10001 --gid lorica --home-dir /var/lib/lorica --create-home --shell /usr/sbin/nologin lorica \
     && chmod 0700 /var/lib/lorica
-COPY --from=build /opt/lorica /opt/lorica
 # Everything that is written goes below /var/lib/lorica, and what does not last to /tmp: the rest may be read-only.
 ENV PATH=/opt/lorica/bin:$PATH HOME=/var/lib/lorica PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER 10001:10001
@@ -39,6 +48,7 @@ VOLUME /var/lib/lorica
 
 # The health checks look at how old the file is that the event loop touches every ten seconds: no second Python, no port, no key.
 FROM common AS coordinator
+COPY --from=build-coordinator /opt/lorica /opt/lorica
 ENV LORICA_COORDINATOR_DIR=/var/lib/lorica/federation
 # 7443 silos and operators (mutual TLS), 7444 enrolment (open while an invitation is), 9464 metrics
 EXPOSE 7443 7444 9464
@@ -48,6 +58,7 @@ ENTRYPOINT ["coordinator"]
 CMD ["serve"]
 
 FROM common AS silo-agent
+COPY --from=build-silo-agent /opt/lorica /opt/lorica
 ENV LORICA_SILO_DIR=/var/lib/lorica/silo
 # An agent dials out, and listens nowhere unless its silo.toml says where metrics are served.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=60s --retries=2 \

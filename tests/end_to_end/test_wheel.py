@@ -184,6 +184,39 @@ def test_units_rules_and_dashboards_come_with_it(wheel: Path) -> None:
                 assert archive.read(f"{data}/data/share/lorica/{kind}/{name}") == content
 
 
+OF_A_SIDE = {"coordinator": ("coordinator", "coordinator"), "silo-agent": ("silo_agent", "silo")}
+"""By command: its package, and its extra."""
+
+
+@pytest.mark.parametrize("command", OF_A_SIDE)
+def test_the_wheel_of_an_image_has_one_side_alone(command: str, tmp_path: Path) -> None:
+    """Made as the Dockerfile makes it, by its own line of sed."""
+    package, extra = OF_A_SIDE[command]
+    stage = (
+        (ROOT / "Dockerfile")
+        .read_text(encoding="utf-8")
+        .split(f"FROM build AS build-{command}\n")[1]
+        .split("\nFROM ")[0]
+    )
+    assert f"'lorica[{extra}]'" in stage
+    folders = ("proto", "security", re.search(r"^COPY (\w+)", stage, re.MULTILINE)[1])  # type: ignore[index]
+    edit = re.search(r"sed -i -E '([^']+)' pyproject.toml", stage)
+    assert edit is not None
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    for folder in folders:
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    subprocess.run(["sed", "-i", "-E", edit[1], "pyproject.toml"], cwd=tmp_path, check=True)
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    subprocess.run([*build, "--no-build-isolation", "--wheel-dir", "out", "."], cwd=tmp_path, check=True)
+    (made,) = (tmp_path / "out").glob("*.whl")
+    with zipfile.ZipFile(made) as archive:
+        tops = {name.partition("/")[0] for name in archive.namelist() if ".dist-info/" not in name}
+        (points,) = (archive.read(name).decode() for name in archive.namelist() if name.endswith("entry_points.txt"))
+    assert tops == {package, "lorica_security", "silo_wire"}
+    assert re.findall(r"^([\w-]+) = ", points, re.MULTILINE) == [command]
+
+
 def test_no_private_key_is_in_the_wheel(wheel: Path) -> None:
     marks = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----\s+[A-Za-z0-9+/=]{40}")
     with zipfile.ZipFile(wheel) as archive:
