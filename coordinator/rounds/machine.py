@@ -115,7 +115,10 @@ from coordinator.rounds.which_plan import check_start
 from coordinator.rounds.whole_groups import wanting
 from lorica_security.errors import AuthorisationError, Conflict, MalformedMessage, StateError, WrongTime
 from lorica_security.identifiers import SiloName
-from lorica_security.secure_aggregation import coordinator_machine as protocol
+from lorica_security.secure_aggregation.coordinator import effects as protocol_effects
+from lorica_security.secure_aggregation.coordinator import events as protocol_events
+from lorica_security.secure_aggregation.coordinator import requests as protocol_requests
+from lorica_security.secure_aggregation.coordinator import states as protocol_states
 from lorica_security.secure_aggregation.messages import Complaint, MaskedInput, Reveal
 from silo_wire.canonical import Digest
 from silo_wire.messages import DeclineReason, RoundKey
@@ -340,8 +343,10 @@ def _without(state: Collecting | Masking | Evaluating, event: SiloRevoked) -> St
             after, effects = replace(state, declined=declined), ()
         case Masking(secure=SecureAttempt() as secure):
             after, effects = replace(state, declined=declined), ()
-            if protocol.takes_part(secure.state, silo):
-                after, effects = _protocol_step(after, protocol.SiloDropped(silo, "revoked"), event.now, told=silo)
+            if protocol_requests.takes_part(secure.state, silo):
+                after, effects = _protocol_step(
+                    after, protocol_events.SiloDropped(silo, "revoked"), event.now, told=silo
+                )
         case Evaluating():
             reports = tuple(report for report in state.reports if report.silo != silo)
             return _settle_evaluating(replace(state, reports=reports, declined=declined), event.now)
@@ -454,9 +459,9 @@ def check_may_send_masked(state: State, key: RoundKey, silo: SiloName) -> Secure
         )
     _check_key(state, key)
     # Not isinstance: the protocol's later phases are kinds of this one.
-    if state.secure is None or type(state.secure.state) is not protocol.Masking:
+    if state.secure is None or type(state.secure.state) is not protocol_states.Masking:
         raise WrongTime(f"a masked vector of silo {silo} does not fit the present phase of secure aggregation")
-    if not protocol.is_awaited(state.secure.state, silo):
+    if not protocol_requests.is_awaited(state.secure.state, silo):
         raise WrongTime(f"no masked vector of silo {silo} is waited for in round {key.round} attempt {key.attempt}")
     return state.secure
 
@@ -622,7 +627,7 @@ def _masking_opened(state: Masking, event: MaskingOpened) -> Step:
     for silo in (item.silo for item in state.declined):  # before there was anything to drop them from
         current, effects = after
         if isinstance(current, Masking):
-            further, more = _protocol_step(current, protocol.SiloDropped(silo, "declined"), event.now, told=silo)
+            further, more = _protocol_step(current, protocol_events.SiloDropped(silo, "declined"), event.now, told=silo)
             after = further, (*effects, *more)
     return after
 
@@ -661,9 +666,9 @@ def _decline_masking(state: Masking, event: SiloDeclined) -> Step:
     state = replace(state, course=_unready(state.course, event.silo), declined=(*state.declined, _declined(event)))
     if state.secure is None:
         return state, (_dropped(event),)
-    if not protocol.takes_part(state.secure.state, event.silo):
+    if not protocol_requests.takes_part(state.secure.state, event.silo):
         return state, ()  # was dropped before, and is on record for that
-    dropped = protocol.SiloDropped(event.silo, "declined")
+    dropped = protocol_events.SiloDropped(event.silo, "declined")
     after, effects = _protocol_step(state, dropped, event.now, told=event.silo)
     return after, (_dropped(event), *effects)
 
@@ -672,18 +677,18 @@ def _masking_deadline(state: Masking, event: DeadlinePassed) -> Step:
     _check_deadline(state, event)
     if state.secure is None:  # the coordinator itself could not open it; it keeps trying
         return replace(state, deadline=event.now + state.course.terms.masking_deadline_s), ()
-    return _protocol_step(state, protocol.PhaseClosed(state.secure.state.phase), event.now)
+    return _protocol_step(state, protocol_events.PhaseClosed(state.secure.state.phase), event.now)
 
 
-def _protocol_step(state: Masking, event: protocol.Event, now: float, *, told: SiloName | None = None) -> Step:
+def _protocol_step(state: Masking, event: protocol_events.Event, now: float, *, told: SiloName | None = None) -> Step:
     """`told`: whose silence is on record already."""
     assert state.secure is not None
     before = state.secure.state
     secure, effects = state.secure.stepped(event)
     course, records = state.course, list[Effect]()
-    for blame in (effect for effect in effects if isinstance(effect, protocol.Blame)):
-        silent = blame.offence is protocol.Offence.SILENCE
-        if blame.offence is protocol.Offence.DISPUTED:
+    for blame in (effect for effect in effects if isinstance(effect, protocol_effects.Blame)):
+        silent = blame.offence is protocol_effects.Offence.SILENCE
+        if blame.offence is protocol_effects.Offence.DISPUTED:
             course = _disputing(course, event, state.round)
         elif not silent:
             course = _barring(course, blame.silo, state.round)
@@ -694,10 +699,10 @@ def _protocol_step(state: Masking, event: protocol.Event, now: float, *, told: S
     after: State
     then = replace(state, course=course)
     match secure.state:
-        case protocol.Abandoned(reason=reason):
+        case protocol_states.Abandoned(reason=reason):
             after, further = _abandon(then, Cause.MASKING, reason, now)
-        case protocol.Unmasked():
-            assert isinstance(before, protocol.Unmasking)
+        case protocol_states.Unmasked():
+            assert isinstance(before, protocol_states.Unmasking)
             vectors = tuple(
                 MaskedVector(silo=item.silo, digest=Digest(item.vector.hex()))
                 for item in before.inputs
@@ -718,7 +723,7 @@ def _barring(course: Course, silo: SiloName, round_number: int) -> Course:
     return replace(course, barred=(*others, Barred(silo=silo, round=round_number + 1)))
 
 
-def _disputing(course: Course, complaint: protocol.Event, round_number: int) -> Course:
+def _disputing(course: Course, complaint: protocol_events.Event, round_number: int) -> Course:
     assert isinstance(complaint, Complaint), "nothing else can be in dispute"
     dispute = Dispute(accuser=complaint.silo, dealer=complaint.dealer, round=round_number + 1)
     others = (it for it in course.disputes if it.round >= round_number and set(it.silos) != set(dispute.silos))
@@ -731,7 +736,7 @@ def _after_masking(state: Masking | Aggregating) -> Opening | None:
     None: that was the plan's last round.
     """
     if isinstance(state, Masking) and not (
-        state.secure is not None and isinstance(state.secure.state, protocol.Unmasking)
+        state.secure is not None and isinstance(state.secure.state, protocol_states.Unmasking)
     ):
         return _again(state)
     if state.round >= state.course.terms.timetable.last_round:

@@ -23,7 +23,7 @@ from coordinator.rounds.states import Finished as PlanFinished
 from coordinator.rounds.updates import CommittedUpdate
 from coordinator.rounds.whole_groups import awaited_groups
 from lorica_security.identifiers import SiloName
-from lorica_security.secure_aggregation.coordinator_machine import is_awaited, request_to, takes_part
+from lorica_security.secure_aggregation.coordinator.requests import is_awaited, request_to, takes_part
 from lorica_security.secure_aggregation.roster import Roster
 from silo_wire.messages import Evaluate, Finished, Mask, Order, Prepare, Standby, StandbyReason, Train
 

@@ -28,7 +28,7 @@ from lorica_security.errors import (
 from lorica_security.host.file_mark import FileMark
 from lorica_security.identifiers import FederationName
 from lorica_security.secure_aggregation.masked_vectors.scores import NO_SCORES, Scores
-from lorica_security.secure_aggregation.silo_machine import MaskVector
+from lorica_security.secure_aggregation.silo.effects import MaskVector
 from silo_agent.rounds.as_planned import AsPlanned
 from silo_agent.rounds.effects import (
     AnswerMask,
