@@ -247,6 +247,8 @@ class Finished:
 
 
 State = Idle | Gathering | Collecting | Masking | Aggregating | Evaluating | Stopped | Finished
+Running = Gathering | Collecting | Masking | Aggregating | Evaluating | Stopped | Finished
+"""There is a plan."""
 STATES: tuple[type[State], ...] = (
     Idle,
     Gathering,
