@@ -72,7 +72,8 @@ from silo_agent.rounds.events import (
     WorkFailed,
     WorkUnwanted,
 )
-from silo_agent.rounds.machine import Agent, Holding, Idle, Stopped, step
+from silo_agent.rounds.machine import step
+from silo_agent.rounds.states import Agent, Holding, Idle, Stopped
 from silo_agent.rounds.update import TrainingDiverged
 from silo_agent.service.masking import Masking
 from silo_agent.service.ports import (
