@@ -25,7 +25,7 @@ from silo_wire.plans.plan import DigestText, Plan, PlanBundle
 from silo_wire.plans.work import MOST_SETTINGS, MOST_WORK_RATIO, widest_gap
 
 if TYPE_CHECKING:
-    from lorica_security.secure_aggregation.silo_machine import Demands
+    from lorica_security.secure_aggregation.silo.party import Demands
 
 LEAST_SILOS = 3
 """Of a cohort, a threshold or a sum: in a sum of two each sees the other."""
@@ -302,7 +302,7 @@ class SiloPolicy:
     def demands(self) -> "Demands":
         """What every roster of secure aggregation is held to."""
         # Here, not above: numpy, which this brings, is for rounds with masks alone.
-        from lorica_security.secure_aggregation.silo_machine import Demands
+        from lorica_security.secure_aggregation.silo.party import Demands
 
         rules = self.rules
         return Demands(

@@ -8,7 +8,7 @@ from enum import Enum
 
 from coordinator.rounds.scores import BestModel
 from coordinator.rounds.secure_attempt import MaskedSum, MaskedVector
-from coordinator.rounds.states import Report
+from coordinator.rounds.states import Course, Report, State
 from coordinator.rounds.updates import AggregationResult, CommittedUpdate
 from lorica_security.identifiers import SiloName
 from lorica_security.secure_aggregation.masked_vectors.scores import Scores
@@ -206,7 +206,15 @@ class RetainModels:
     plan: Digest
     models: frozenset[Digest]
 
+    @classmethod
+    def of(cls, course: Course) -> "RetainModels":
+        """The newest model of a plan, and its best."""
+        return cls(plan=course.terms.plan, models=frozenset({course.model, course.best_model}))
+
 
 Command = ArmDeadline | DisarmDeadline | OpenMasking | Aggregate | DiscardUpdates | RetainModels
 Effect = Record | Command
 COMMANDS = (ArmDeadline, DisarmDeadline, OpenMasking, Aggregate, DiscardUpdates, RetainModels)
+
+Step = tuple[State, tuple[Effect, ...]]
+"""What a handler of the machine returns."""

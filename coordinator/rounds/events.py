@@ -13,7 +13,7 @@ from coordinator.rounds.terms import PlanTerms
 from coordinator.rounds.updates import AggregationResult, CommittedUpdate
 from lorica_security.identifiers import SiloName
 from lorica_security.identity.succession import Succession
-from lorica_security.secure_aggregation import coordinator_machine as protocol
+from lorica_security.secure_aggregation.coordinator import events as protocol_events
 from lorica_security.secure_aggregation.groups.release_groups import Partition
 from lorica_security.secure_aggregation.messages import MaskedInput
 from silo_wire.canonical import Digest
@@ -132,7 +132,7 @@ class MaskingOpened:
 
     now: float
     key: RoundKey
-    opening: protocol.OpenAttempt
+    opening: protocol_events.OpenAttempt
     identities: tuple[tuple[SiloName, Ed25519PublicKey], ...]
     successions: Mapping[SiloName, tuple[Succession, ...]] = field(default_factory=dict)
 

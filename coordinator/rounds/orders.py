@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 
-from coordinator.rounds.cohort import cohort_of, named, outstanding
+from coordinator.rounds.cohorts.cohort import cohort_of, named, outstanding
+from coordinator.rounds.cohorts.whole_groups import awaited_groups
 from coordinator.rounds.secure_attempt import MaskedSum, SecureAttempt
 from coordinator.rounds.states import (
     Aggregating,
@@ -21,9 +22,8 @@ from coordinator.rounds.states import (
 )
 from coordinator.rounds.states import Finished as PlanFinished
 from coordinator.rounds.updates import CommittedUpdate
-from coordinator.rounds.whole_groups import awaited_groups
 from lorica_security.identifiers import SiloName
-from lorica_security.secure_aggregation.coordinator_machine import is_awaited, request_to, takes_part
+from lorica_security.secure_aggregation.coordinator.requests import is_awaited, request_to, takes_part
 from lorica_security.secure_aggregation.roster import Roster
 from silo_wire.messages import Evaluate, Finished, Mask, Order, Prepare, Standby, StandbyReason, Train
 

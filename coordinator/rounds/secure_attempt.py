@@ -1,6 +1,6 @@
 """One attempt of secure aggregation as the round machine holds it: the coordinator's half, and the journal that makes it again.
 
-Persisted is the journal: a restarted coordinator replays it and stands where it stood (coordinator_machine.restored).
+Persisted is the journal: a restarted coordinator replays it and stands where it stood (secure_aggregation/coordinator/machine.py).
 """
 
 from base64 import b64decode, b64encode
@@ -12,8 +12,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from lorica_security.identifiers import FederationName, SiloName
 from lorica_security.identity.identity_key import public_key_bytes, public_key_from_bytes
 from lorica_security.identity.succession import Succession
-from lorica_security.secure_aggregation import coordinator_machine as protocol
 from lorica_security.secure_aggregation.attempt import Attempt
+from lorica_security.secure_aggregation.coordinator import effects as protocol_effects
+from lorica_security.secure_aggregation.coordinator import events as protocol_events
+from lorica_security.secure_aggregation.coordinator import machine as protocol_machine
+from lorica_security.secure_aggregation.coordinator import states as protocol_states
 from lorica_security.secure_aggregation.messages import Identities, MaskedInput
 from silo_wire.canonical import Digest
 from silo_wire.codecs.secure_journals_codec import coordinator_event_from_bytes, coordinator_event_to_bytes
@@ -41,20 +44,20 @@ class SecureAttempt:
     federation: FederationName
     members: tuple[MemberKey, ...]
     journal: tuple[str, ...]
-    held: protocol.State | None = field(default=None, compare=False, repr=False)
+    held: protocol_states.State | None = field(default=None, compare=False, repr=False)
 
     @property
-    def state(self) -> protocol.State:
+    def state(self) -> protocol_states.State:
         if self.held is not None:
             return self.held
-        state, effects = protocol.restored(self.events, self._identities())
+        state, effects = protocol_machine.restored(self.events, self._identities())
         _erase_masks(effects)
         return state
 
     @property
     def attempt(self) -> Attempt:
         state = self.state
-        assert not isinstance(state, protocol.Idle), "an attempt begins with its opening"
+        assert not isinstance(state, protocol_states.Idle), "an attempt begins with its opening"
         return state.attempt
 
     @property
@@ -70,7 +73,7 @@ class SecureAttempt:
     def words(self) -> int:
         """Length of a masked vector; once there is a roster."""
         state = self.state
-        assert isinstance(state, protocol.Sharing), f"no vector has a length in the phase {state.phase}"
+        assert isinstance(state, protocol_states.Sharing), f"no vector has a length in the phase {state.phase}"
         return state.roster.parameters.fixed_point.words
 
     def would_take(self, masked: MaskedInput) -> bool:
@@ -79,29 +82,29 @@ class SecureAttempt:
         Raises WrongTime or Conflict as `stepped` does.
         """
         _, effects = self.stepped(masked)
-        return not any(isinstance(effect, protocol.Blame) for effect in effects)
+        return not any(isinstance(effect, protocol_effects.Blame) for effect in effects)
 
-    def stepped(self, event: protocol.Event) -> "tuple[SecureAttempt, tuple[protocol.Effect, ...]]":
+    def stepped(self, event: protocol_events.Event) -> "tuple[SecureAttempt, tuple[protocol_effects.Effect, ...]]":
         """After `event`, and what follows but for what the journal and the state already say; `unmask` gives the masks.
 
         Raises WrongTime or Conflict and changes nothing; MalformedMessage for an opening whose terms do not hold.
         """
-        after, effects = protocol.step(self.state, event, self._identities())
+        after, effects = protocol_machine.step(self.state, event, self._identities())
         _erase_masks(effects)
-        added = (coordinator_event_to_bytes(it.event) for it in effects if isinstance(it, protocol.Journal))
+        added = (coordinator_event_to_bytes(it.event) for it in effects if isinstance(it, protocol_effects.Journal))
         journal = (*self.journal, *(b64encode(item).decode() for item in added))
         then = SecureAttempt(federation=self.federation, members=self.members, journal=journal, held=after)
-        of_the_attempt = (protocol.Journal, protocol.Send, protocol.Unmask)
+        of_the_attempt = (protocol_effects.Journal, protocol_effects.Send, protocol_effects.Unmask)
         return then, tuple(it for it in effects if not isinstance(it, of_the_attempt))
 
-    def unmask(self) -> protocol.Unmask:
+    def unmask(self) -> protocol_effects.Unmask:
         """How to unmask the sum, of an attempt that is unmasked. The caller erases its masks."""
-        _, effects = protocol.restored(self.events, self._identities())
-        (unmask,) = (it for it in effects if isinstance(it, protocol.Unmask))
+        _, effects = protocol_machine.restored(self.events, self._identities())
+        (unmask,) = (it for it in effects if isinstance(it, protocol_effects.Unmask))
         return unmask
 
     @property
-    def events(self) -> tuple[protocol.Event, ...]:
+    def events(self) -> tuple[protocol_events.Event, ...]:
         """The journal, decoded."""
         return tuple(coordinator_event_from_bytes(b64decode(item), self.federation) for item in self.journal)
 
@@ -109,9 +112,9 @@ class SecureAttempt:
         return {member.silo: public_key_from_bytes(bytes.fromhex(member.key)) for member in self.members}
 
 
-def _erase_masks(effects: Sequence[protocol.Effect]) -> None:
+def _erase_masks(effects: Sequence[protocol_effects.Effect]) -> None:
     for effect in effects:
-        if isinstance(effect, protocol.Unmask):
+        if isinstance(effect, protocol_effects.Unmask):
             effect.masks.erase()
 
 
@@ -145,10 +148,10 @@ def _successions(member: MemberKey) -> tuple[Succession, ...]:
 
 
 def opened(
-    opening: protocol.OpenAttempt,
+    opening: protocol_events.OpenAttempt,
     identities: Sequence[tuple[SiloName, Ed25519PublicKey]],
     successions: Mapping[SiloName, Sequence[Succession]],
-) -> tuple[SecureAttempt, tuple[protocol.Effect, ...]]:
+) -> tuple[SecureAttempt, tuple[protocol_effects.Effect, ...]]:
     """A new attempt; raises MalformedMessage when its terms do not hold for those invited."""
     members = tuple(
         MemberKey(
@@ -161,5 +164,7 @@ def opened(
         )
         for silo, key in identities
     )
-    attempt = SecureAttempt(federation=opening.attempt.federation, members=members, journal=(), held=protocol.Idle())
+    attempt = SecureAttempt(
+        federation=opening.attempt.federation, members=members, journal=(), held=protocol_states.Idle()
+    )
     return attempt.stepped(opening)

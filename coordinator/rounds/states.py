@@ -2,7 +2,7 @@
 
     Idle -> Gathering -> Collecting -> (Masking) -> Aggregating -> Evaluating -> Gathering ... -> Finished
                  ^------- abandoned ------/                 (or straight on, when no evaluation is due)
-    Masking is secure aggregation's, and has phases of its own (security/lorica_security/secure_aggregation/coordinator_machine.py).
+    Masking is secure aggregation's, and has phases of its own (security/lorica_security/secure_aggregation/coordinator/machine.py).
     Stopped stands beside all of them but Idle and Finished.
 
 `deadline` is an instant of the coordinator's steady clock (events.py), of one process: what is stored is how much is left until then
@@ -247,6 +247,8 @@ class Finished:
 
 
 State = Idle | Gathering | Collecting | Masking | Aggregating | Evaluating | Stopped | Finished
+Running = Gathering | Collecting | Masking | Aggregating | Evaluating | Stopped | Finished
+"""There is a plan."""
 STATES: tuple[type[State], ...] = (
     Idle,
     Gathering,

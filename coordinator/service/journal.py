@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 import structlog
 
+from coordinator.rounds.cohorts.whole_groups import awaited_groups
 from coordinator.rounds.effects import (
     EvaluationClosed,
     MaskedAccepted,
@@ -18,7 +19,6 @@ from coordinator.rounds.effects import (
 from coordinator.rounds.events import Event
 from coordinator.rounds.states import Masking, State, course_of, round_of
 from coordinator.rounds.terms import PlanTerms
-from coordinator.rounds.whole_groups import awaited_groups
 from coordinator.service.ports import Observer
 from coordinator.service.views.disclosure import Means, closed_of_all_silos, evaluation_of_all_silos, means_of
 from silo_wire.messages import RoundKey

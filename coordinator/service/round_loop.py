@@ -51,7 +51,7 @@ from lorica_security.errors import ConfigurationError, LoricaError, MalformedMes
 from lorica_security.identifiers import FederationName
 from lorica_security.identity.identity_key import public_key_from_bytes
 from lorica_security.secure_aggregation.attempt import ATTEMPT_ID_BYTES, Attempt
-from lorica_security.secure_aggregation.coordinator_machine import OpenAttempt
+from lorica_security.secure_aggregation.coordinator.events import OpenAttempt
 from lorica_security.secure_aggregation.parameters import Terms
 from silo_wire.canonical import Digest
 from silo_wire.messages import RoundKey

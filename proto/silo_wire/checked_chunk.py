@@ -36,7 +36,7 @@ from lorica_security.secure_aggregation.model_evidence.evidence import (
     refused,
 )
 from lorica_security.secure_aggregation.model_evidence.evidence import opened as open_evidence
-from lorica_security.secure_aggregation.silo_machine import Demands
+from lorica_security.secure_aggregation.silo.party import Demands
 from silo_wire.checkable_round import CheckableRound, FalseChunk, Pieces, Proof
 from silo_wire.manifest import Layout, Manifest, masked_layout
 from silo_wire.plans.plan import PlanBundle

@@ -28,7 +28,7 @@ from lorica_security.errors import (
 from lorica_security.host.file_mark import FileMark
 from lorica_security.identifiers import FederationName
 from lorica_security.secure_aggregation.masked_vectors.scores import NO_SCORES, Scores
-from lorica_security.secure_aggregation.silo_machine import MaskVector
+from lorica_security.secure_aggregation.silo.effects import MaskVector
 from silo_agent.rounds.as_planned import AsPlanned
 from silo_agent.rounds.effects import (
     AnswerMask,
@@ -72,7 +72,8 @@ from silo_agent.rounds.events import (
     WorkFailed,
     WorkUnwanted,
 )
-from silo_agent.rounds.machine import Agent, Holding, Idle, Stopped, step
+from silo_agent.rounds.machine import step
+from silo_agent.rounds.states import Agent, Holding, Idle, Stopped
 from silo_agent.rounds.update import TrainingDiverged
 from silo_agent.service.masking import Masking
 from silo_agent.service.ports import (

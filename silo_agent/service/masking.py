@@ -13,7 +13,6 @@ from typing import Any
 
 from lorica_security.errors import IntegrityError, PolicyRefusal
 from lorica_security.identifiers import SiloName
-from lorica_security.secure_aggregation import silo_machine as protocol
 from lorica_security.secure_aggregation.attempt import Attempt
 from lorica_security.secure_aggregation.groups.release_groups import Link
 from lorica_security.secure_aggregation.keys.key_agreement import ROOT_BYTES, encapsulated
@@ -21,7 +20,14 @@ from lorica_security.secure_aggregation.keys.secret import Secret
 from lorica_security.secure_aggregation.messages import MaskedInput, Reveal, SurvivorSet
 from lorica_security.secure_aggregation.parameters import Parameters, default_threshold
 from lorica_security.secure_aggregation.roster import Roster
-from lorica_security.secure_aggregation.silo_memory import COORDINATOR, Forgotten
+from lorica_security.secure_aggregation.silo import effects as protocol_effects
+from lorica_security.secure_aggregation.silo import events as protocol_events
+from lorica_security.secure_aggregation.silo import states as protocol_states
+from lorica_security.secure_aggregation.silo.machine import step
+from lorica_security.secure_aggregation.silo.memory import COORDINATOR, Forgotten
+from lorica_security.secure_aggregation.silo.party import Party
+from lorica_security.secure_aggregation.silo.phases.own_dealing import shared_keys
+from lorica_security.secure_aggregation.silo.resumption import restored
 from silo_agent.rounds.events import SavedUpdate
 from silo_agent.service.ports import CoordinatorPort, MaskedFile, MaskingJournalPort, Progress
 from silo_wire.canonical import Digest
@@ -35,7 +41,7 @@ from silo_wire.plans.work import Work
 Unmasks = Callable[[RoundKey, Digest, SurvivorSet, bytes], None]
 """Is told, before a share leaves, of which model's deltas and of which silos a sum will come out, and under which link of the
 release groups, by its digest; durable when it returns."""
-Masker = Callable[[protocol.MaskVector], Awaitable[MaskedFile]]
+Masker = Callable[[protocol_effects.MaskVector], Awaitable[MaskedFile]]
 """Encodes and masks the delta of this round into the journal's vector file."""
 
 
@@ -50,7 +56,7 @@ class Masking:
         *,
         journal: MaskingJournalPort,
         coordinator: CoordinatorPort,
-        party: Callable[[Mask], protocol.Party],
+        party: Callable[[Mask], Party],
         newer_groups: Callable[[], Awaitable[None]],
         unmasks: Unmasks,
     ) -> None:
@@ -60,7 +66,7 @@ class Masking:
         self._party = party
         self._unmasks = unmasks
         self._lock = asyncio.Lock()
-        self._state: protocol.State | None = None
+        self._state: protocol_states.State | None = None
         self._written: MaskedFile | None = None
         """The masked vector that this process wrote last."""
 
@@ -114,14 +120,14 @@ class Masking:
             try:
                 if order.message is None and order.seen is not None:
                     at.memory.check_remembers({COORDINATOR: order.seen})
-                state, effects = await asyncio.to_thread(protocol.step, at, event, party)
+                state, effects = await asyncio.to_thread(step, at, event, party)
             except Forgotten as forgotten:
                 self._journal.forgot(forgotten)
                 self._erase()
                 self.check_memory()  # says it with the remedy, as from now on
                 raise
             finally:
-                if isinstance(event, protocol.OpenAttempt) and state == at:
+                if isinstance(event, protocol_events.OpenAttempt) and state == at:
                     event.root.erase()  # the attempt is open already, with another one, or is not to be opened
             sent = await self._do(order.key, state, effects, party, mask, progress)
             return isinstance(sent, Reveal)
@@ -131,11 +137,11 @@ class Masking:
         async with self._lock:
             self._erase()
 
-    def _event(self, order: Mask, update: SavedUpdate, bundle: PlanBundle) -> protocol.Event:
+    def _event(self, order: Mask, update: SavedUpdate, bundle: PlanBundle) -> protocol_events.Event:
         if order.message is not None:
             return order.message
         layout = SCORES_ALONE if bundle.plan.timetable.is_closing(update.key.round) else bundle.layout
-        return protocol.OpenAttempt(
+        return protocol_events.OpenAttempt(
             attempt=order.attempt,
             model=bytes.fromhex(update.model),
             tensors=tuple(tensor.elements for tensor in layout.tensors),
@@ -144,31 +150,31 @@ class Masking:
 
     def _is_under_way(self, attempt: Attempt) -> bool:
         if self._state is not None:
-            return isinstance(self._state, protocol.Advertised) and self._state.attempt == attempt
+            return isinstance(self._state, protocol_states.Advertised) and self._state.attempt == attempt
         events = self._journal.events()
         _erase_roots(events)
-        return bool(events) and isinstance(events[0], protocol.OpenAttempt) and events[0].attempt == attempt
+        return bool(events) and isinstance(events[0], protocol_events.OpenAttempt) and events[0].attempt == attempt
 
-    def _restored(self, party: protocol.Party) -> protocol.State:
+    def _restored(self, party: Party) -> protocol_states.State:
         if self._state is None:
             memory, events = self._journal.memory(), self._journal.events()
             try:
-                self._state, effects = protocol.restored(memory, events, party)
+                self._state, effects = restored(memory, events, party)
             except PolicyRefusal:
                 _erase_roots(events)
                 self._journal.erase()  # the attempt is forfeited: nobody plays it again
                 raise
             for effect in effects:  # an order asks for it again
-                if isinstance(effect, protocol.MaskVector):
+                if isinstance(effect, protocol_effects.MaskVector):
                     effect.erase()
         return self._state
 
     async def _do(
         self,
         key: RoundKey,
-        state: protocol.State,
-        effects: tuple[protocol.Effect, ...],
-        party: protocol.Party,
+        state: protocol_states.State,
+        effects: tuple[protocol_effects.Effect, ...],
+        party: Party,
         mask: Masker,
         progress: Progress,
     ) -> Any:
@@ -177,38 +183,43 @@ class Masking:
         durable = False
         for effect in effects:
             match effect:
-                case protocol.Remember(memory):
+                case protocol_effects.Remember(memory):
                     self._journal.remember(memory)
-                case protocol.Journal(event):
+                case protocol_effects.Journal(event):
                     self._journal.append(event)
-                case protocol.Erase(root=root):
+                case protocol_effects.Erase(root=root):
                     root.erase()
                     self._state, durable = state, True
                     self._erase()
-                case protocol.ShareKeys():
+                case protocol_effects.ShareKeys():
                     self._state, durable = state, True
                     sent = await self._share(key, party, mask, progress)
-                case protocol.MaskVector():
+                case protocol_effects.MaskVector():
                     self._state, durable = state, True
                     sent = await self._mask(key, effect, party, mask, progress)
-                case protocol.Send(message):
-                    if not durable and not isinstance(state, protocol.Resting):
+                case protocol_effects.Send(message):
+                    if not durable and not isinstance(state, protocol_states.Resting):
                         self._state, durable = state, True
-                    if isinstance(message, Reveal) and isinstance(state, protocol.Revealed):
+                    if isinstance(message, Reveal) and isinstance(state, protocol_states.Revealed):
                         self._unmasks(key, Digest(state.opening.model.hex()), state.survivors, state.roster.link)
                     await self._send(key, message, progress)
                     sent = message
         return sent
 
-    async def _share(self, key: RoundKey, party: protocol.Party, mask: Masker, progress: Progress) -> Any:
+    async def _share(self, key: RoundKey, party: Party, mask: Masker, progress: Progress) -> Any:
         at = self._restored(party)
-        assert isinstance(at, protocol.Sharing), "keys are shared by a roster"
-        shared = await asyncio.to_thread(protocol.shared_keys, at, party, encapsulated)
-        state, effects = protocol.step(at, shared, party)
+        assert isinstance(at, protocol_states.Sharing), "keys are shared by a roster"
+        shared = await asyncio.to_thread(shared_keys, at, party, encapsulated)
+        state, effects = step(at, shared, party)
         return await self._do(key, state, effects, party, mask, progress)
 
     async def _mask(
-        self, key: RoundKey, work: protocol.MaskVector, party: protocol.Party, mask: Masker, progress: Progress
+        self,
+        key: RoundKey,
+        work: protocol_effects.MaskVector,
+        party: Party,
+        mask: Masker,
+        progress: Progress,
     ) -> Any:
         try:
             written = await mask(work)
@@ -216,8 +227,8 @@ class Masking:
             work.erase()
         self._journal.keep_manifest(written.manifest)
         self._written = written
-        masked = protocol.VectorMasked(bytes.fromhex(written.manifest.digest))
-        state, effects = protocol.step(self._restored(party), masked, party)
+        masked = protocol_events.VectorMasked(bytes.fromhex(written.manifest.digest))
+        state, effects = step(self._restored(party), masked, party)
         return await self._do(key, state, effects, party, mask, progress)
 
     async def _send(self, key: RoundKey, message: Any, progress: Progress) -> None:
@@ -237,15 +248,15 @@ class Masking:
 
     def _erase(self) -> None:
         """Also what this process knows of the memory: the next attempt looks at the disk."""
-        if isinstance(self._state, protocol.Advertised):
+        if isinstance(self._state, protocol_states.Advertised):
             self._state.opening.root.erase()
         self._state = None
         self._journal.erase()
 
 
-def _erase_roots(events: Sequence[protocol.Event]) -> None:
+def _erase_roots(events: Sequence[protocol_events.Event]) -> None:
     for event in events:
-        if isinstance(event, protocol.OpenAttempt):
+        if isinstance(event, protocol_events.OpenAttempt):
             event.root.erase()
 
 

@@ -40,7 +40,7 @@ from lorica_security.secure_aggregation.model_evidence.verdicts import (
     uncovered,
 )
 from lorica_security.secure_aggregation.parameters import Parameters
-from lorica_security.secure_aggregation.silo_machine import Demands
+from lorica_security.secure_aggregation.silo.party import Demands
 from silo_agent.service.masking import check_promises
 from silo_wire.canonical import Digest
 from silo_wire.checkable_round import CheckableRound, FalseChunk, Pieces, Proof

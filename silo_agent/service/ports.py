@@ -13,9 +13,9 @@ from typing import Protocol
 from lorica_security.audit.chain import Head
 from lorica_security.host.file_mark import FileMark
 from lorica_security.secure_aggregation.messages import MaskedInput
-from lorica_security.secure_aggregation.silo_machine import Event as MaskingEvent
-from lorica_security.secure_aggregation.silo_machine import MaskVector
-from lorica_security.secure_aggregation.silo_memory import Forgotten, SiloMemory
+from lorica_security.secure_aggregation.silo.effects import MaskVector
+from lorica_security.secure_aggregation.silo.events import Event as MaskingEvent
+from lorica_security.secure_aggregation.silo.memory import Forgotten, SiloMemory
 from silo_agent.rounds.as_planned import ModelOf
 from silo_agent.rounds.effects import JournalActivity, JournalEffect, JournalOutcome
 from silo_agent.rounds.events import SavedUpdate

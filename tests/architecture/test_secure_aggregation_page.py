@@ -9,8 +9,13 @@ from typing import Any
 
 import pytest
 
-from lorica_security.secure_aggregation import coordinator_machine, silo_machine
+from lorica_security.secure_aggregation.coordinator import events as coordinator_events
+from lorica_security.secure_aggregation.coordinator import machine as coordinator_machine
+from lorica_security.secure_aggregation.coordinator import states as coordinator_states
 from lorica_security.secure_aggregation.messages import Delivery, SharedKeys, signed
+from lorica_security.secure_aggregation.silo import events as silo_events
+from lorica_security.secure_aggregation.silo import machine as silo_machine
+from lorica_security.secure_aggregation.silo import states as silo_states
 from tests.support.secagg_federation import PHASES, Federation, identity_key
 
 PAGE = Path(__file__).parents[2] / "ops/docs/secure-aggregation.md"
@@ -62,7 +67,7 @@ def silence(phase: str, silos: int, *, told: bool) -> None:
         run.deliver()
     for name in quiet:
         if run.coordinator.phase == phase:
-            run.tell_coordinator(coordinator_machine.SiloDropped(name, "left"))
+            run.tell_coordinator(coordinator_events.SiloDropped(name, "left"))
 
 
 def false_box() -> None:
@@ -91,16 +96,16 @@ def test_the_diagrams_show_every_transition_of_the_machines_and_no_other(watched
         silence(phase, silos, told=told)
     false_box()
     for state, party in list(silo.states.values()):
-        if isinstance(state, silo_machine.Advertised):
-            silo(state, silo_machine.AttemptEnded(state.attempt), party)
+        if isinstance(state, silo_states.Advertised):
+            silo(state, silo_events.AttemptEnded(state.attempt), party)
     assert silo.transitions == drawn(0)
     assert coordinator.transitions == drawn(1)
 
 
 def test_the_diagrams_name_every_state() -> None:
-    for index, machine in enumerate((silo_machine, coordinator_machine)):
+    for index, states in enumerate((silo_states.STATES, coordinator_states.STATES)):
         named = {name for before, _, after in drawn(index) for name in (before, after)}
-        assert named == {state.__name__ for state in machine.STATES}
+        assert named == {state.__name__ for state in states}
 
 
 def test_each_message_stands_in_the_page_with_its_phase() -> None:

@@ -37,7 +37,7 @@ from lorica_security.pki.peer import identify_client
 from lorica_security.pki.pins import spki_pin
 from lorica_security.pki.tls_key import new_tls_key
 from lorica_security.pki.trust_bundle import TrustBundle
-from lorica_security.secure_aggregation import coordinator_machine, silo_machine
+from lorica_security.secure_aggregation.coordinator import events as coordinator_events
 from lorica_security.secure_aggregation.messages import (
     Advertisement,
     Complaint,
@@ -50,7 +50,9 @@ from lorica_security.secure_aggregation.messages import (
 from lorica_security.secure_aggregation.model_evidence.evidence import Evidence, ModelState, SignedEvidence, opened
 from lorica_security.secure_aggregation.model_evidence.verdicts import Verdict
 from lorica_security.secure_aggregation.roster import Roster
-from lorica_security.secure_aggregation.silo_memory import PlanMemory, SiloMemory
+from lorica_security.secure_aggregation.silo import events as silo_events
+from lorica_security.secure_aggregation.silo import party as silo_party
+from lorica_security.secure_aggregation.silo.memory import PlanMemory, SiloMemory
 from silo_wire.canonical import Digest, canonical_json, digest_of
 from silo_wire.codecs import (
     common_codec,
@@ -230,11 +232,11 @@ def stamped(message: Message) -> bytes:
     return bytes.fromhex(digest_of(raw)) + raw
 
 
-def read_event(message: pb.SiloEvent) -> silo_machine.Event:
+def read_event(message: pb.SiloEvent) -> silo_events.Event:
     return secure_journals_codec.event_from_bytes(stamped(message), secagg.FEDERATION)
 
 
-def read_coordinator_event(message: pb.CoordinatorEvent) -> coordinator_machine.Event:
+def read_coordinator_event(message: pb.CoordinatorEvent) -> coordinator_events.Event:
     return secure_journals_codec.coordinator_event_from_bytes(stamped(message), secagg.FEDERATION)
 
 
@@ -260,7 +262,7 @@ def use_masked_header(header: MaskedHeader) -> None:
     assert masked_orders_codec.masked_header_from_wire(message) == header
 
 
-def use_event(event: silo_machine.Event) -> None:
+def use_event(event: silo_events.Event) -> None:
     assert (
         secure_journals_codec.event_from_bytes(secure_journals_codec.event_to_bytes(event), secagg.FEDERATION) == event
     )
@@ -269,12 +271,12 @@ def use_event(event: silo_machine.Event) -> None:
 def use_evidence(signed: SignedEvidence) -> None:
     assert evidence_codec.evidence_from_wire(evidence_codec.evidence_to_wire(signed), secagg.FEDERATION) == signed
     refused(lambda: signed.check(IDENTITY_KEY))
-    if (sum_ := refused(lambda: opened(signed.evidence, RUN.identities, silo_machine.Demands()))) is not None:
+    if (sum_ := refused(lambda: opened(signed.evidence, RUN.identities, silo_party.Demands()))) is not None:
         assert sum_.roster.digest == signed.evidence.survivors.roster
         sum_.unmask.masks.erase()
 
 
-def use_coordinator_event(event: coordinator_machine.Event) -> None:
+def use_coordinator_event(event: coordinator_events.Event) -> None:
     raw = secure_journals_codec.coordinator_event_to_bytes(event)
     assert secure_journals_codec.coordinator_event_from_bytes(raw, secagg.FEDERATION) == event
 
@@ -348,7 +350,7 @@ PARSERS: dict[str, tuple[tuple[Message, ...], Callable[[Any], Any], Callable[[An
     "coordinator event": (
         tuple(
             pb.CoordinatorEvent.FromString(secure_journals_codec.coordinator_event_to_bytes(event)[32:])
-            for event in (*RUN.journal, coordinator_machine.SiloDropped(FIRST, "declined"))
+            for event in (*RUN.journal, coordinator_events.SiloDropped(FIRST, "declined"))
         ),
         read_coordinator_event,
         use_coordinator_event,

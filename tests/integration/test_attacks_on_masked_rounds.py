@@ -30,8 +30,7 @@ from lorica_security.errors import (
     WrongTime,
 )
 from lorica_security.identifiers import Role, SiloName
-from lorica_security.secure_aggregation import silo_machine
-from lorica_security.secure_aggregation.coordinator_machine import is_awaited
+from lorica_security.secure_aggregation.coordinator.requests import is_awaited
 from lorica_security.secure_aggregation.keys.key_agreement import KEM_KEY_BYTES, PUBLIC_KEY_BYTES
 from lorica_security.secure_aggregation.keys.secret import Secret
 from lorica_security.secure_aggregation.keys.share_box import KeyShares
@@ -46,6 +45,9 @@ from lorica_security.secure_aggregation.messages import (
     SharedKeys,
     signed,
 )
+from lorica_security.secure_aggregation.silo import states as silo_states
+from lorica_security.secure_aggregation.silo.phases import own_dealing as silo_own_dealing
+from lorica_security.secure_aggregation.silo.phases import unmasking as silo_unmasking
 from silo_wire.codecs import common_codec
 from silo_wire.codecs.masked_orders_codec import mask_answer_to_wire, masked_header_to_wire
 from silo_wire.codecs.secure_codec import masked_input_to_wire
@@ -327,15 +329,16 @@ async def test_boxes_that_do_not_open(playing: Playing) -> None:
 async def test_shares_of_another_secret(playing: Playing, monkeypatch: pytest.MonkeyPatch) -> None:
     """Boxes and commitments fit each other; what the shares give back is not what it committed to. That is seen when all
     have revealed theirs for this round, so that the plan goes on with the next."""
-    deal, plays = silo_machine._dealt_shares, list[Play]()
+    deal, plays = silo_own_dealing.dealt_shares, list[Play]()
 
-    def deal_another(state: silo_machine.Sharing, dealer: SiloName) -> Any:
+    def deal_another(state: silo_states.Sharing, dealer: SiloName) -> Any:
         at = plays[0].rogue.at
-        if isinstance(at, silo_machine.Advertised) and state.opening is at.opening:
+        if isinstance(at, silo_states.Advertised) and state.opening is at.opening:
             state = replace(state, opening=replace(state.opening, root=Secret(bytes(32))))
         return deal(state, dealer)
 
-    monkeypatch.setattr(silo_machine, "_dealt_shares", deal_another)
+    for module in (silo_own_dealing, silo_unmasking):
+        monkeypatch.setattr(module, "dealt_shares", deal_another)
     async with playing(honestly) as play:
         plays.append(play)
         row = await play.closed(1)

@@ -30,7 +30,7 @@ from lorica_security.identity.seal import Seal
 from lorica_security.secure_aggregation.messages import Reveal
 from lorica_security.secure_aggregation.model_evidence.evidence import Checked, signed_evidence
 from lorica_security.secure_aggregation.model_evidence.verdicts import Verdict
-from lorica_security.secure_aggregation.silo_machine import Demands
+from lorica_security.secure_aggregation.silo.party import Demands
 from silo_agent.cli import app
 from silo_agent.edges.keys.key_store import store_credentials
 from silo_agent.edges.masks.model_checking import examine

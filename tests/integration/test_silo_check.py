@@ -19,7 +19,7 @@ from lorica_security.identity.identity_key import identity_key_to_pem, new_ident
 from lorica_security.pki.trust_bundle import TrustBundle
 from lorica_security.privacy.accounting import GaussianRelease
 from lorica_security.secure_aggregation.groups.release_groups import Partition, SignedLink, first_link, signature_of
-from lorica_security.secure_aggregation.silo_memory import SiloMemory
+from lorica_security.secure_aggregation.silo.memory import SiloMemory
 from silo_agent.cli import main
 from silo_agent.commands.command_line import Choice
 from silo_agent.edges.accounts.privacy_ledger import guard_of

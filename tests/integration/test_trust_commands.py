@@ -35,7 +35,7 @@ from lorica_security.identity.seal import Seal, unsealed
 from lorica_security.identity.succession import succession_statement
 from lorica_security.on_disk.reading import read_log
 from lorica_security.secure_aggregation.groups.release_groups import Partition, SignedLink, first_link
-from lorica_security.secure_aggregation.silo_memory import SiloMemory
+from lorica_security.secure_aggregation.silo.memory import SiloMemory
 from silo_agent.cli import main
 from silo_agent.edges.accounts.audit_log import audited
 from silo_agent.edges.check.preflight import Ground, preflight

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from torch import Tensor
 
 from lorica_security.identifiers import SiloName
-from lorica_security.secure_aggregation import coordinator_machine as coordinator
-from lorica_security.secure_aggregation import silo_machine as silo
+from lorica_security.secure_aggregation.coordinator import events as coordinator_events
+from lorica_security.secure_aggregation.coordinator import states as coordinator_states
 from lorica_security.secure_aggregation.masked_vectors import mask_stream
 from lorica_security.secure_aggregation.masked_vectors.fixed_point import EXTRA_WORDS, averaged, decode
 from lorica_security.secure_aggregation.masked_vectors.mask_stream import Workspace
@@ -25,7 +25,8 @@ from lorica_security.secure_aggregation.model_evidence.evidence import (
     opened,
     signed_evidence,
 )
-from lorica_security.secure_aggregation.silo_machine import Demands
+from lorica_security.secure_aggregation.silo import effects as silo_effects
+from lorica_security.secure_aggregation.silo.party import Demands
 from silo_wire.checkable_round import CheckableRound, Pieces, StateManifests
 from silo_wire.checked_chunk import CheckedRound, StepRule
 from silo_wire.manifest import Layout, Manifest, ParameterDtype, TensorSpec, manifest_of, masked_layout
@@ -72,7 +73,7 @@ class ManifestSilo(Silo):
     chunk_bytes: int = 16
     manifest: Manifest | None = None
 
-    def mask(self, effect: silo.MaskVector) -> bytes:
+    def mask(self, effect: silo_effects.MaskVector) -> bytes:
         delta = delta_of(f"{self.name} {self.state.attempt}", self.sizes)  # type: ignore[union-attr]
         self.encoded = encoded(effect.fixed_point, effect.rounding, delta, weight_of(self.name))
         self.masked = self.encoded.copy()
@@ -84,7 +85,9 @@ class ManifestSilo(Silo):
 
 class ManifestFederation(Federation):
     def begin(self, *, model: bytes = b"") -> None:
-        self.tell_coordinator(coordinator.OpenAttempt(attempt=self.attempt, terms=self.terms, invited=self.names))
+        self.tell_coordinator(
+            coordinator_events.OpenAttempt(attempt=self.attempt, terms=self.terms, invited=self.names)
+        )
         for name in self.names:
             of = opening(name, self.attempt, model=self.terms.model, sizes=self.terms.ranges.sizes)
             self.tell_silo(name, of)
@@ -241,7 +244,7 @@ class Rounds:
         )
         federation.identities.update(known or {})
         federation.run(drops=drops)
-        assert isinstance(federation.coordinator, coordinator.Unmasked), federation.coordinator
+        assert isinstance(federation.coordinator, coordinator_states.Unmasked), federation.coordinator
         assert federation.unmask is not None
         total = federation.true_sum()
         tail = tuple(int(word) for word in total[-EXTRA_WORDS:])

@@ -17,7 +17,6 @@ from typing import Any
 
 from lorica_security.errors import LoricaError
 from lorica_security.identifiers import SiloName
-from lorica_security.secure_aggregation import silo_machine as silo
 from lorica_security.secure_aggregation.attempt import Attempt
 from lorica_security.secure_aggregation.messages import (
     Agreement,
@@ -32,7 +31,14 @@ from lorica_security.secure_aggregation.messages import (
     signed,
 )
 from lorica_security.secure_aggregation.roster import Roster
-from lorica_security.secure_aggregation.silo_memory import SiloMemory
+from lorica_security.secure_aggregation.silo import effects as silo_effects
+from lorica_security.secure_aggregation.silo import events as silo_events
+from lorica_security.secure_aggregation.silo import machine as silo_machine
+from lorica_security.secure_aggregation.silo import party as silo_party
+from lorica_security.secure_aggregation.silo import resumption as silo_resumption
+from lorica_security.secure_aggregation.silo import states as silo_states
+from lorica_security.secure_aggregation.silo.memory import SiloMemory
+from lorica_security.secure_aggregation.silo.phases import own_dealing as silo_own_dealing
 from tests.support.secagg_federation import (
     Silo,
     alone,
@@ -71,16 +77,16 @@ class Pool:
     rounds: int
     attempts: int
     size: str = "full"
-    events: dict[Label, silo.Event] = field(default_factory=dict)
+    events: dict[Label, silo_events.Event] = field(default_factory=dict)
     label_of: dict[object, Label] = field(default_factory=dict)
     when_of: dict[bytes, When] = field(default_factory=dict)
     signers: dict[Label, tuple[SiloName, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        demands = silo.Demands(colluders=COLLUDERS)
+        demands = silo_party.Demands(colluders=COLLUDERS)
         self.party = party(VICTIM, NAMES, demands=demands, link=LINK)
         self.parties = {name: party(name, NAMES, demands=demands, link=LINK) for name in NAMES}
-        self.own: dict[bytes, silo.Event] = {}
+        self.own: dict[bytes, silo_events.Event] = {}
         for plan in range(self.plans):
             for round_ in range(1, self.rounds + 1):
                 for number in range(1, self.attempts + 1):
@@ -90,17 +96,17 @@ class Pool:
     def full(self) -> bool:
         return self.size == "full"
 
-    def _add(self, event: silo.Event, *label: Any) -> None:
+    def _add(self, event: silo_events.Event, *label: Any) -> None:
         self.events[label] = event
         self.label_of[_name(event)] = label
 
-    def label(self, event: silo.Event) -> Any:
+    def label(self, event: silo_events.Event) -> Any:
         return self.label_of[_name(event)]
 
     def _fill(self, when: When) -> None:
         of = attempt(round=when[1], number=when[2], plan=PLANS[when[0]], salt=f"explored/{when[0]}")
         self._add(opening(VICTIM, of), when, "open")
-        self._add(silo.AttemptEnded(of), when, "end")
+        self._add(silo_events.AttemptEnded(of), when, "end")
         self._fill_roster(when, of, NAMES, "all")
         if self.full:
             self._fill_roster(when, of, NAMES[:-1], "three")
@@ -157,25 +163,25 @@ class Pool:
             self._add(UnmaskRequest(roster=roster.digest, agreements=agreements), *label)
             self.signers[label] = asked
 
-    def shared(self, state: silo.Sharing) -> silo.Event:
+    def shared(self, state: silo_states.Sharing) -> silo_events.Event:
         """What the silo deals, made once for each roster."""
         key = state.roster.digest
         if key not in self.own:
-            self.own[key] = silo.shared_keys(state, self.party, encapsulate_of(VICTIM))
+            self.own[key] = silo_own_dealing.shared_keys(state, self.party, encapsulate_of(VICTIM))
             self.label_of[_name(self.own[key])] = (self.when_of[key], "shared", key)
         return self.own[key]
 
-    def masked(self, state: silo.Masking) -> silo.Event:
+    def masked(self, state: silo_states.Masking) -> silo_events.Event:
         key = state.delivery.dealings_digest
         if key not in self.own:
-            self.own[key] = silo.VectorMasked(vector_of(VICTIM, key))
+            self.own[key] = silo_events.VectorMasked(vector_of(VICTIM, key))
             self.label_of[_name(self.own[key])] = (self.when_of[state.roster.digest], "masked", key)
         return self.own[key]
 
 
-def _name(event: silo.Event) -> object:
+def _name(event: silo_events.Event) -> object:
     """The machine journals what it was brought, but for an opening, which it completes."""
-    return event.attempt.digest if isinstance(event, silo.OpenAttempt) else id(event)
+    return event.attempt.digest if isinstance(event, silo_events.OpenAttempt) else id(event)
 
 
 def vector_of(name: SiloName, dealings: bytes) -> bytes:
@@ -187,9 +193,9 @@ def vector_of(name: SiloName, dealings: bytes) -> bytes:
 class Node:
     """A silo: the state in its process, and memory and journal on its disk; equal by `key`."""
 
-    state: silo.State
+    state: silo_states.State
     memory: SiloMemory
-    journal: tuple[silo.Event, ...]
+    journal: tuple[silo_events.Event, ...]
     key: tuple[Any, ...]
 
     def __str__(self) -> str:
@@ -249,7 +255,7 @@ class Exploration:
 
     # ---- the real machine -------------------------------------------------------------------------------------------
 
-    def node(self, state: silo.State, memory: SiloMemory, journal: tuple[silo.Event, ...]) -> Node:
+    def node(self, state: silo_states.State, memory: SiloMemory, journal: tuple[silo_events.Event, ...]) -> Node:
         """`sequence` only numbers the changes of a memory: no rule of the machine reads it."""
         labels = tuple(self.pool.label(event) for event in journal)
         key = (type(state).__name__, frozenset(state.memory.plans), frozenset(memory.plans), labels)
@@ -257,31 +263,31 @@ class Exploration:
             self.nodes[key] = Node(state, memory, journal, key)
         return self.nodes[key]
 
-    def restart(self, memory: SiloMemory, journal: tuple[silo.Event, ...]) -> tuple[Node, tuple[Any, ...]]:
+    def restart(self, memory: SiloMemory, journal: tuple[silo_events.Event, ...]) -> tuple[Node, tuple[Any, ...]]:
         """From what is on the disk alone, hence once for each disk."""
         disk = frozenset(memory.plans), tuple(self.pool.label(event) for event in journal)
         if disk not in self.restarts:
-            state, effects = silo.restored(memory, journal, self.pool.party)
+            state, effects = silo_resumption.restored(memory, journal, self.pool.party)
             self.restarts[disk] = self._done(self.node(state, memory, journal), state, effects, len(effects))
         return self.restarts[disk]
 
     def _done(
-        self, before: Node, state: silo.State, effects: tuple[silo.Effect, ...], count: int
+        self, before: Node, state: silo_states.State, effects: tuple[silo_effects.Effect, ...], count: int
     ) -> tuple[Node, tuple[Any, ...]]:
         """The first `count` effects; roots stay, since other states that are looked at still have them."""
         memory, journal, sent = before.memory, before.journal, []
         for effect in effects[:count]:
             match effect:
-                case silo.Remember():
+                case silo_effects.Remember():
                     memory = effect.memory
-                case silo.Journal():
+                case silo_effects.Journal():
                     journal = (*journal, effect.event)
-                case silo.Erase():
+                case silo_effects.Erase():
                     journal = ()
-                case silo.Send():
+                case silo_effects.Send():
                     sent.append(effect.message)
         for effect in effects:
-            if isinstance(effect, silo.MaskVector):
+            if isinstance(effect, silo_effects.MaskVector):
                 effect.erase()
         if count < len(effects):
             node, again = self.restart(memory, journal)
@@ -296,7 +302,7 @@ class Exploration:
         before = repr((node.state, node.memory))
         for label, event in self._offered(node):
             try:
-                state, effects = silo.step(node.state, event, self.pool.party)
+                state, effects = silo_machine.step(node.state, event, self.pool.party)
             except LoricaError as error:
                 self.refusals[type(error).__name__] += 1
                 continue
@@ -316,12 +322,12 @@ class Exploration:
         self.moves[node.key] = list(found.values())
         return self.moves[node.key]
 
-    def _offered(self, node: Node) -> Iterator[tuple[Label, silo.Event]]:
+    def _offered(self, node: Node) -> Iterator[tuple[Label, silo_events.Event]]:
         yield from self.pool.events.items()
-        if type(node.state) in (silo.Sharing, silo.Dealt):
+        if type(node.state) in (silo_states.Sharing, silo_states.Dealt):
             event = self.pool.shared(node.state)  # type: ignore[arg-type]
             yield self.pool.label(event), event
-        if type(node.state) in (silo.Masking, silo.Masked):
+        if type(node.state) in (silo_states.Masking, silo_states.Masked):
             event = self.pool.masked(node.state)  # type: ignore[arg-type]
             yield self.pool.label(event), event
 
@@ -428,7 +434,7 @@ def same(one: Node, other: Node) -> bool:
     )
 
 
-def _without_memory(state: silo.State) -> silo.State:
+def _without_memory(state: silo_states.State) -> silo_states.State:
     return replace(state, memory=SiloMemory())
 
 

@@ -24,15 +24,19 @@ from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
 from lorica_security.identifiers import SiloName
-from lorica_security.secure_aggregation import coordinator_machine as protocol
 from lorica_security.secure_aggregation.attempt import Attempt
+from lorica_security.secure_aggregation.coordinator import effects as protocol_effects
+from lorica_security.secure_aggregation.coordinator import events as protocol_events
+from lorica_security.secure_aggregation.coordinator import machine as protocol_machine
+from lorica_security.secure_aggregation.coordinator import requests as protocol_requests
+from lorica_security.secure_aggregation.coordinator import states as protocol_states
 from lorica_security.secure_aggregation.groups.release_groups import Link
 from lorica_security.secure_aggregation.masked_vectors import fixed_point, mask_stream
 from lorica_security.secure_aggregation.masked_vectors.fixed_point import EXTRA_WORDS
 from lorica_security.secure_aggregation.messages import MaskedInput, Reveal, SurvivorSet
 from lorica_security.secure_aggregation.parameters import Terms
 from lorica_security.secure_aggregation.roster import Roster
-from lorica_security.secure_aggregation.silo_machine import MaskVector
+from lorica_security.secure_aggregation.silo.effects import MaskVector
 from silo_agent.edges.accounts.audit_log import audit_log
 from silo_agent.edges.accounts.privacy_ledger import guard_of
 from silo_agent.edges.console.metrics import SiloMetrics
@@ -380,8 +384,8 @@ class HostileCoordinator:
         self.model = self.offer(0)
         self.key = RoundKey(federation=FEDERATION, plan=bundle.plan.digest, round=1, attempt=1)
         self.attempt: Attempt
-        self.state: protocol.State = protocol.Idle()
-        self.unmask: protocol.Unmask | None = None
+        self.state: protocol_states.State = protocol_states.Idle()
+        self.unmask: protocol_effects.Unmask | None = None
         self.rounds: dict[bytes, int] = {}  # by the digest of each roster that was sent
         self._trained_from: dict[SiloName, Digest] = {}
         self._heard: Counter[SiloName] = Counter()
@@ -414,12 +418,12 @@ class HostileCoordinator:
         )
         closing = self.bundle.plan.timetable.is_closing(self.key.round)
         ranges = CLOSING_RANGES if closing else ranges_of(self.bundle)
-        opening = protocol.OpenAttempt(
+        opening = protocol_events.OpenAttempt(
             attempt=self.attempt,
             terms=Terms(**{"model": bytes.fromhex(self.model.digest), "ranges": ranges, "link": self.link, **terms}),
             invited=tuple(sorted(invited or self.silos)),
         )
-        self.state, self.unmask = protocol.Idle(), None
+        self.state, self.unmask = protocol_states.Idle(), None
         self.step(opening)
 
     async def play(self, until: str) -> None:
@@ -441,11 +445,11 @@ class HostileCoordinator:
 
     @property
     def awaited(self) -> tuple[SiloName, ...]:
-        return tuple(silo for silo in self.silos if protocol.is_awaited(self.state, silo))
+        return tuple(silo for silo in self.silos if protocol_requests.is_awaited(self.state, silo))
 
     def request(self, silo: SiloName) -> Any:
         """What an honest coordinator asks of it now."""
-        return protocol.request_to(self.state, silo)
+        return protocol_requests.request_to(self.state, silo)
 
     def requested(self, kind: type[M], silo: SiloName) -> M:
         """The same, of a kind that the caller knows."""
@@ -456,18 +460,20 @@ class HostileCoordinator:
     def drop(self, *silos: SiloName) -> None:
         """These are waited for no longer, whatever they have sent."""
         for silo in silos:
-            self.step(protocol.SiloDropped(silo, "gone"))
+            self.step(protocol_events.SiloDropped(silo, "gone"))
 
-    def step(self, event: protocol.Event) -> None:
-        self.state, effects = protocol.step(self.state, event, self.identities)
+    def step(self, event: protocol_events.Event) -> None:
+        self.state, effects = protocol_machine.step(self.state, event, self.identities)
         for effect in effects:
-            assert not isinstance(effect, protocol.Blame) or effect.offence is protocol.Offence.SILENCE, effect
-            if isinstance(effect, protocol.Unmask):
+            assert (
+                not isinstance(effect, protocol_effects.Blame) or effect.offence is protocol_effects.Offence.SILENCE
+            ), effect
+            if isinstance(effect, protocol_effects.Unmask):
                 self.unmask = effect
 
     def words(self) -> NDArray[np.uint32]:
         """What comes out, as it is."""
-        assert isinstance(self.state, protocol.Unmasked)
+        assert isinstance(self.state, protocol_states.Unmasked)
         assert self.unmask is not None
         roster, survivors, encoding = self.state.roster.digest, self.unmask.survivors, self.unmask.fixed_point
         total = np.zeros(encoding.words, dtype="<u4")
@@ -501,7 +507,7 @@ class HostileCoordinator:
 
     def require_sum_of(self, *silos: SiloName) -> None:
         """The attempt came out as the sum over these, and as nothing else."""
-        assert isinstance(self.state, protocol.Unmasked)
+        assert isinstance(self.state, protocol_states.Unmasked)
         assert self.state.survivors.silos == tuple(sorted(silos))
         np.testing.assert_allclose(self.sum(), weighted_sum(self.model.digest, silos), atol=1e-5)
 

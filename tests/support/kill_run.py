@@ -23,7 +23,7 @@ from lorica.soak.comparison import Result, timeless
 from lorica.soak.federation import COORDINATOR, MortalFederation
 from lorica_security.identifiers import FederationName, SiloName
 from lorica_security.identity.seal import Seal, unsealed
-from lorica_security.secure_aggregation.silo_memory import SiloMemory
+from lorica_security.secure_aggregation.silo.memory import SiloMemory
 from silo_agent.edges.disk.round_journal import RecordedOutcome, RoundJournal
 from silo_agent.edges.disk.silo_folder import SiloFolder
 from silo_agent.edges.keys.key_store import load_credentials

@@ -23,7 +23,6 @@ from blake3 import blake3
 from lorica_security.errors import LoricaError
 from lorica_security.identifiers import SiloName
 from lorica_security.identity.seal import Seal
-from lorica_security.secure_aggregation import silo_machine as silo
 from lorica_security.secure_aggregation.groups.release_groups import (
     Link,
     Partition,
@@ -49,6 +48,10 @@ from lorica_security.secure_aggregation.messages import (
 )
 from lorica_security.secure_aggregation.parameters import Terms
 from lorica_security.secure_aggregation.roster import Roster
+from lorica_security.secure_aggregation.silo import effects as silo_effects
+from lorica_security.secure_aggregation.silo import events as silo_events
+from lorica_security.secure_aggregation.silo import party as silo_party
+from lorica_security.secure_aggregation.silo import states as silo_states
 from silo_agent.edges.groups.group_chain import GroupChain
 from silo_wire.codecs.groups_codec import GroupsOffer
 from tests.support.secagg_federation import (
@@ -71,7 +74,7 @@ MODELS = (bytes(31) + b"\x03", bytes(31) + b"\x04")
 class PlayedSilo(Silo):
     """Whose vector costs nothing: what it sends is a digest."""
 
-    def mask(self, effect: silo.MaskVector) -> bytes:
+    def mask(self, effect: silo_effects.MaskVector) -> bytes:
         effect.erase()
         return blake3(self.name.encode() + self.state.opening.attempt.id).digest()  # type: ignore[union-attr]
 
@@ -98,11 +101,11 @@ class World:
         self.names = silo_names(self.count)
         self.honest = self.names[: self.count - self.colluders]
         keys = identities(self.names)
-        strict = silo.Demands(smallest_group=self.smallest_group, colluders=self.colluders)
+        strict = silo_party.Demands(smallest_group=self.smallest_group, colluders=self.colluders)
         self.mixed = self.strict_share < 1
         others = (name for name in self.honest[1:] if not self.mixed or self.draw.random() < self.strict_share)
         self.strict = [self.names[0], *others]
-        self.demands = {name: strict if name in self.strict else silo.Demands() for name in self.names}
+        self.demands = {name: strict if name in self.strict else silo_party.Demands() for name in self.names}
         self.promise = Promise(colluders=self.colluders, smallest_group=strict.least_group)
         self.chains = {
             name: GroupChain(
@@ -358,7 +361,7 @@ class World:
         threshold = roster.parameters.threshold
         return bool(wanted) and all(shown.get(one, 0) + colluding >= threshold for one in wanted)
 
-    def _take(self, name: SiloName, event: silo.Event, link: Link) -> list[object]:  # type: ignore[valid-type]
+    def _take(self, name: SiloName, event: silo_events.Event, link: Link) -> list[object]:  # type: ignore[valid-type]
         each = self.silos[name]
         if name not in self.honest:
             each.party = replace(each.party, link=link, approved=frozenset((*link.atoms, *link.partition.groups)))
@@ -369,8 +372,8 @@ class World:
 
     def _end(self, name: SiloName) -> None:
         each = self.silos[name]
-        if isinstance(each.state, silo.Advertised):
-            each.take(silo.AttemptEnded(each.state.attempt))
+        if isinstance(each.state, silo_states.Advertised):
+            each.take(silo_events.AttemptEnded(each.state.attempt))
 
     def everybody(self) -> Link:
         return first_link(FEDERATION, Partition.of([self.names]), self.promise)

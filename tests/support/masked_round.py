@@ -22,15 +22,17 @@ from coordinator.rounds.updates import AggregationResult, CommittedUpdate
 from coordinator.vectors import model_file
 from lorica_security.identifiers import SiloName
 from lorica_security.identity.identity_key import public_key_bytes
-from lorica_security.secure_aggregation import coordinator_machine as coordinator
-from lorica_security.secure_aggregation import silo_machine as silo
 from lorica_security.secure_aggregation.attempt import Attempt
-from lorica_security.secure_aggregation.coordinator_machine import Unmask
+from lorica_security.secure_aggregation.coordinator import events as coordinator_events
+from lorica_security.secure_aggregation.coordinator import machine as coordinator_machine
+from lorica_security.secure_aggregation.coordinator.effects import Unmask
 from lorica_security.secure_aggregation.keys.secret import Secret
 from lorica_security.secure_aggregation.masked_vectors.fixed_point import Encoder, FixedPoint, Ranges, Workspace
 from lorica_security.secure_aggregation.masked_vectors.mask_stream import KeyStream
 from lorica_security.secure_aggregation.messages import MaskedInput
 from lorica_security.secure_aggregation.parameters import Terms
+from lorica_security.secure_aggregation.silo import effects as silo_effects
+from lorica_security.secure_aggregation.silo import events as silo_events
 from silo_agent.rounds.update import clip_factor, squared_norm
 from silo_agent.training.update.masked_vector import KeptDelta, own_weight, write_masked_vector
 from silo_agent.training.update.within_range import WithinRange, peaks
@@ -125,7 +127,7 @@ class FileSilo(Silo):
     def file(self) -> Path:
         return self.folder / f"{self.name}.masked"
 
-    def mask(self, effect: silo.MaskVector) -> bytes:
+    def mask(self, effect: silo_effects.MaskVector) -> bytes:
         assert self.trained is not None
         weight = own_weight(self.section, self.trained.summary)
         # In memory, for comparison; the masks and the rounding are gone once the file is written.
@@ -167,10 +169,12 @@ class FileFederation(Federation):
         )
 
     def begin(self, *, model: bytes = b"") -> None:
-        self.tell_coordinator(coordinator.OpenAttempt(attempt=self.attempt, terms=self.terms, invited=self.names))
+        self.tell_coordinator(
+            coordinator_events.OpenAttempt(attempt=self.attempt, terms=self.terms, invited=self.names)
+        )
         for name in self.names:
             root = Secret(entropy("root", name, self.attempt.id.hex()))
-            opening = silo.OpenAttempt(
+            opening = silo_events.OpenAttempt(
                 attempt=self.attempt, model=self.terms.model, tensors=self.terms.ranges.sizes, root=root
             )
             self.tell_silo(name, opening)
@@ -178,7 +182,7 @@ class FileFederation(Federation):
     @property
     def unmasking(self) -> Unmask:
         """With masks of their own: an aggregation's caller erases them."""
-        _, effects = coordinator.restored(tuple(self.journal), self.identities)
+        _, effects = coordinator_machine.restored(tuple(self.journal), self.identities)
         (unmask,) = (effect for effect in effects if isinstance(effect, Unmask))
         return unmask
 

@@ -11,8 +11,10 @@ from coordinator.rounds.orders import order_for
 from coordinator.rounds.states import Masking, State
 from lorica_security.errors import LoricaError
 from lorica_security.identifiers import SiloName
-from lorica_security.secure_aggregation import silo_machine
 from lorica_security.secure_aggregation.keys.secret import Secret
+from lorica_security.secure_aggregation.silo import events as silo_events
+from lorica_security.secure_aggregation.silo import party as silo_party
+from lorica_security.secure_aggregation.silo import states as silo_states
 from silo_wire.messages import Mask
 from tests.support.rounds import FEDERATION, LINK, T0, A, B, C, after, enrolled, masking_opened, ready, started, trained
 from tests.support.rounds import IDLE as NOBODY
@@ -23,7 +25,7 @@ SILOS = (A, B, C, D)
 
 
 def silo(name: SiloName) -> Silo:
-    party = silo_machine.Party(
+    party = silo_party.Party(
         federation=FEDERATION,
         silo=name,
         identity_key=identity_key(name),
@@ -81,11 +83,11 @@ class MaskedRounds:
             return []
         if order.message is not None:
             return self.silos[name].take(order.message)
-        if isinstance(at := self.silos[name].state, silo_machine.Advertised) and at.attempt != order.attempt:
-            self.silos[name].take(silo_machine.AttemptEnded(at.attempt))
+        if isinstance(at := self.silos[name].state, silo_states.Advertised) and at.attempt != order.attempt:
+            self.silos[name].take(silo_events.AttemptEnded(at.attempt))
         root = Secret(entropy("root", name, order.attempt.id.hex()))
         return self.silos[name].take(
-            silo_machine.OpenAttempt(attempt=order.attempt, model=bytes.fromhex(order.model), tensors=SIZES, root=root)
+            silo_events.OpenAttempt(attempt=order.attempt, model=bytes.fromhex(order.model), tensors=SIZES, root=root)
         )
 
     def answer(self, *names: SiloName) -> None:

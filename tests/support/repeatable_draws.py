@@ -57,7 +57,7 @@ class Draws:
         RoundLoop._masking_opened = opening  # type: ignore[method-assign]
 
     def _of_a_silo(self, process: str) -> None:
-        from lorica_security.secure_aggregation.silo_machine import OpenAttempt
+        from lorica_security.secure_aggregation.silo.events import OpenAttempt
         from silo_agent.service.masking import Masking
 
         event_of = Masking._event

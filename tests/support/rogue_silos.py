@@ -28,9 +28,8 @@ from coordinator.rounds.states import Finished, Masking, State, course_of, deadl
 from coordinator.service.records import RoundRow, SiloRow
 from lorica_security.errors import LoricaError
 from lorica_security.identifiers import SiloName
-from lorica_security.secure_aggregation import coordinator_machine as protocol
-from lorica_security.secure_aggregation import silo_machine
-from lorica_security.secure_aggregation.coordinator_machine import is_awaited
+from lorica_security.secure_aggregation.coordinator import states as protocol_states
+from lorica_security.secure_aggregation.coordinator.requests import is_awaited
 from lorica_security.secure_aggregation.groups.release_groups import signature_of
 from lorica_security.secure_aggregation.keys import share_box
 from lorica_security.secure_aggregation.keys.key_agreement import (
@@ -43,6 +42,8 @@ from lorica_security.secure_aggregation.keys.key_agreement import (
 from lorica_security.secure_aggregation.keys.secret import Secret
 from lorica_security.secure_aggregation.keys.share_box import KeyShares
 from lorica_security.secure_aggregation.messages import MaskedInput, Reveal, SealedShare, SharedKeys, signed
+from lorica_security.secure_aggregation.silo import states as silo_states
+from lorica_security.secure_aggregation.silo.phases import own_dealing as silo_own_dealing
 from silo_agent.edges.accounts.privacy_ledger import guard_of
 from silo_agent.edges.console.metrics import SiloMetrics
 from silo_agent.edges.console.observer import SiloObserver
@@ -358,7 +359,7 @@ class PlayedSilo:
     def key_of_box(self, dealer: SiloName) -> Secret:
         """Of the box from `dealer` to this silo."""
         at = self.at
-        assert isinstance(at, silo_machine.Masking)
+        assert isinstance(at, silo_states.Masking)
         share = next(share for share in at.delivery.boxes if share.dealer == dealer)
         keys = KeyPair(box_secret(at.opening.root, at.attempt))
         kem = Encapsulation(keys.decapsulated(share.ciphertext), share.ciphertext)
@@ -370,11 +371,11 @@ class PlayedSilo:
     def resealed(self, share: SealedShare, alter: Callable[[KeyShares], None]) -> SealedShare:
         """What this silo has for the holder of `share`, altered, in another box that opens."""
         at, holder = self.at, share.holder
-        assert isinstance(at, silo_machine.Dealt)
+        assert isinstance(at, silo_states.Dealt)
         keys = KeyPair(box_secret(at.opening.root, at.attempt))
         kem = encapsulated(at.roster.member(holder).box_key)
         key = box_key(keys, at.roster.box_link(self.name, holder), own=self.name, kem=kem)
-        dealt = silo_machine._dealt_shares(at, self.name)
+        dealt = silo_own_dealing.dealt_shares(at, self.name)
         shares = dealt[at.roster.place(holder) - 1]
         alter(shares)
         box = share_box.sealed(shares, key, roster=at.roster.digest, dealer=self.name, holder=holder)
@@ -469,10 +470,10 @@ class Play:
         return self.at.service._loop.state
 
     @property
-    def secure(self) -> protocol.State:
+    def secure(self) -> protocol_states.State:
         """Where secure aggregation stands; Idle where it is not open."""
         state = self.state
-        return state.secure.state if isinstance(state, Masking) and state.secure is not None else protocol.Idle()
+        return state.secure.state if isinstance(state, Masking) and state.secure is not None else protocol_states.Idle()
 
     @property
     def phase(self) -> str:

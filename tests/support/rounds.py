@@ -45,7 +45,7 @@ from coordinator.rounds.terms import PlanTerms
 from coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome, SiloWeight
 from lorica_security.identifiers import FederationName, SiloName
 from lorica_security.secure_aggregation.attempt import Attempt
-from lorica_security.secure_aggregation.coordinator_machine import OpenAttempt
+from lorica_security.secure_aggregation.coordinator.events import OpenAttempt
 from lorica_security.secure_aggregation.groups.release_groups import Partition, first_link
 from lorica_security.secure_aggregation.messages import Advertisement
 from lorica_security.secure_aggregation.parameters import Terms

@@ -14,9 +14,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from lorica_security.errors import WrongTime
 from lorica_security.identifiers import FederationName, SiloName
-from lorica_security.secure_aggregation import coordinator_machine as coordinator
-from lorica_security.secure_aggregation import silo_machine as silo
 from lorica_security.secure_aggregation.attempt import Attempt
+from lorica_security.secure_aggregation.coordinator import effects as coordinator_effects
+from lorica_security.secure_aggregation.coordinator import events as coordinator_events
+from lorica_security.secure_aggregation.coordinator import machine as coordinator_machine
+from lorica_security.secure_aggregation.coordinator import states as coordinator_states
 from lorica_security.secure_aggregation.groups.release_groups import Link, Partition, Promise, first_link, least_group
 from lorica_security.secure_aggregation.keys import key_agreement
 from lorica_security.secure_aggregation.keys.secret import Secret
@@ -32,7 +34,14 @@ from lorica_security.secure_aggregation.masked_vectors.mask_stream import Words
 from lorica_security.secure_aggregation.masked_vectors.scores import NO_SCORES, Scores
 from lorica_security.secure_aggregation.messages import Reveal, SelfMaskShare, SharedKeys
 from lorica_security.secure_aggregation.parameters import Terms
-from lorica_security.secure_aggregation.silo_memory import SiloMemory
+from lorica_security.secure_aggregation.silo import effects as silo_effects
+from lorica_security.secure_aggregation.silo import events as silo_events
+from lorica_security.secure_aggregation.silo import machine as silo_machine
+from lorica_security.secure_aggregation.silo import party as silo_party
+from lorica_security.secure_aggregation.silo import resumption as silo_resumption
+from lorica_security.secure_aggregation.silo import states as silo_states
+from lorica_security.secure_aggregation.silo.memory import SiloMemory
+from lorica_security.secure_aggregation.silo.phases import own_dealing as silo_own_dealing
 
 FEDERATION = FederationName("test")
 PLAN = bytes.fromhex("11" * 32)
@@ -75,8 +84,8 @@ ALONE = alone(silo_names(64))
 """Every silo is a group of its own, as people may allow: what the rest of the protocol keeps is seen without what groups keep."""
 
 
-def party(name: SiloName, peers: Iterable[SiloName], **more: Any) -> silo.Party:
-    return silo.Party(
+def party(name: SiloName, peers: Iterable[SiloName], **more: Any) -> silo_party.Party:
+    return silo_party.Party(
         **{
             "federation": FEDERATION,
             "silo": name,
@@ -101,8 +110,10 @@ def terms(**more: Any) -> Terms:
     return Terms(model=MODEL, ranges=more.pop("ranges", ranges()), link=more.pop("link", ALONE), **more)
 
 
-def opening(name: str, of: Attempt, *, model: bytes = MODEL, sizes: tuple[int, ...] = SIZES) -> silo.OpenAttempt:
-    return silo.OpenAttempt(attempt=of, model=model, tensors=sizes, root=Secret(entropy("root", name, of.id.hex())))
+def opening(name: str, of: Attempt, *, model: bytes = MODEL, sizes: tuple[int, ...] = SIZES) -> silo_events.OpenAttempt:
+    return silo_events.OpenAttempt(
+        attempt=of, model=model, tensors=sizes, root=Secret(entropy("root", name, of.id.hex()))
+    )
 
 
 def delta_of(name: str, sizes: Sequence[int] = SIZES) -> np.ndarray:
@@ -170,10 +181,10 @@ def public_key(*names: object) -> bytes:
 class Silo:
     """One silo: its machine, its disk (memory and journal) and the vectors that it made."""
 
-    party: silo.Party
-    state: silo.State = field(default_factory=lambda: silo.Resting(SiloMemory()))
+    party: silo_party.Party
+    state: silo_states.State = field(default_factory=lambda: silo_states.Resting(SiloMemory()))
     memory: SiloMemory = field(default_factory=SiloMemory)
-    journal: list[silo.Event] = field(default_factory=list)
+    journal: list[silo_events.Event] = field(default_factory=list)
     encoded: Words | None = None
     masked: Words | None = None
     sent: list[Any] = field(default_factory=list)
@@ -183,37 +194,37 @@ class Silo:
     def name(self) -> SiloName:
         return self.party.silo
 
-    def take(self, event: silo.Event) -> list[Any]:
+    def take(self, event: silo_events.Event) -> list[Any]:
         """What it sends in answer to `event`, with its own work done in between."""
-        self.state, effects = silo.step(self.state, event, self.party)
+        self.state, effects = silo_machine.step(self.state, event, self.party)
         return self.do(effects)
 
     def shared_keys(self) -> SharedKeys:
-        assert isinstance(self.state, silo.Sharing)
-        return silo.shared_keys(self.state, self.party, encapsulate_of(self.name))
+        assert isinstance(self.state, silo_states.Sharing)
+        return silo_own_dealing.shared_keys(self.state, self.party, encapsulate_of(self.name))
 
-    def do(self, effects: Sequence[silo.Effect]) -> list[Any]:
+    def do(self, effects: Sequence[silo_effects.Effect]) -> list[Any]:
         messages = []
         for effect in effects:
             match effect:
-                case silo.Remember():
+                case silo_effects.Remember():
                     self.memory = effect.memory
-                case silo.Journal():
+                case silo_effects.Journal():
                     self.journal.append(effect.event)
-                case silo.Send():
+                case silo_effects.Send():
                     messages.append(effect.message)
-                case silo.ShareKeys():
+                case silo_effects.ShareKeys():
                     messages += self.take(self.shared_keys())
-                case silo.MaskVector():
-                    messages += self.take(silo.VectorMasked(self.mask(effect)))
-                case silo.Erase():
+                case silo_effects.MaskVector():
+                    messages += self.take(silo_events.VectorMasked(self.mask(effect)))
+                case silo_effects.Erase():
                     effect.root.erase()
                     self.erased.append(effect.root)
                     self.journal.clear()
         self.sent += messages
         return messages
 
-    def mask(self, effect: silo.MaskVector) -> bytes:
+    def mask(self, effect: silo_effects.MaskVector) -> bytes:
         self.encoded = encoded(
             effect.fixed_point, effect.rounding, delta_of(self.name), weight_of(self.name), scores_of(self.name)
         )
@@ -226,7 +237,7 @@ class Silo:
 
     def restart(self) -> list[Any]:
         """As after `kill -9`: all that is left is the disk."""
-        self.state, effects = silo.restored(self.memory, tuple(self.journal), self.party)
+        self.state, effects = silo_resumption.restored(self.memory, tuple(self.journal), self.party)
         return self.do(effects)
 
 
@@ -240,7 +251,7 @@ class Federation:
         of: Attempt | None = None,
         terms_: Terms | None = None,
         silos: Mapping[SiloName, Silo] | None = None,
-        demands: silo.Demands | None = None,
+        demands: silo_party.Demands | None = None,
         link: Link = ALONE,
     ) -> None:
         self.names = silo_names(count)
@@ -249,33 +260,35 @@ class Federation:
         self.terms = terms_ or terms(link=link)
         more = {"link": link} if demands is None else {"link": link, "demands": demands}
         self.silos = silos or {name: Silo(party(name, self.names, **more)) for name in self.names}
-        self.coordinator: coordinator.State = coordinator.Idle()
-        self.journal: list[coordinator.Event] = []
-        self.blames: list[coordinator.Blame] = []
-        self.unmask: coordinator.Unmask | None = None
+        self.coordinator: coordinator_states.State = coordinator_states.Idle()
+        self.journal: list[coordinator_events.Event] = []
+        self.blames: list[coordinator_effects.Blame] = []
+        self.unmask: coordinator_effects.Unmask | None = None
         self.queue: list[tuple[str, Any]] = []
         self.seen: list[Any] = []
         self.alter: Callable[[str, Any], Any] = lambda to, message: message
 
     def begin(self, *, model: bytes = MODEL) -> None:
-        self.tell_coordinator(coordinator.OpenAttempt(attempt=self.attempt, terms=self.terms, invited=self.names))
+        self.tell_coordinator(
+            coordinator_events.OpenAttempt(attempt=self.attempt, terms=self.terms, invited=self.names)
+        )
         for name in self.names:
             self.tell_silo(name, opening(name, self.attempt, model=model))
 
-    def tell_coordinator(self, event: coordinator.Event) -> None:
-        self.coordinator, effects = coordinator.step(self.coordinator, event, self.identities)
+    def tell_coordinator(self, event: coordinator_events.Event) -> None:
+        self.coordinator, effects = coordinator_machine.step(self.coordinator, event, self.identities)
         for effect in effects:
             match effect:
-                case coordinator.Journal():
+                case coordinator_effects.Journal():
                     self.journal.append(effect.event)
-                case coordinator.Send():
+                case coordinator_effects.Send():
                     self.queue.append((effect.to, effect.message))
-                case coordinator.Blame():
+                case coordinator_effects.Blame():
                     self.blames.append(effect)
-                case coordinator.Unmask():
+                case coordinator_effects.Unmask():
                     self.unmask = effect
 
-    def tell_silo(self, name: SiloName, event: silo.Event) -> None:
+    def tell_silo(self, name: SiloName, event: silo_events.Event) -> None:
         for message in self.silos[name].take(event):
             self.queue.append(("", message))
 
@@ -292,7 +305,7 @@ class Federation:
 
     @property
     def over(self) -> bool:
-        return isinstance(self.coordinator, coordinator.Unmasked | coordinator.Abandoned)
+        return isinstance(self.coordinator, coordinator_states.Unmasked | coordinator_states.Abandoned)
 
     def run(
         self,
@@ -302,12 +315,12 @@ class Federation:
         order: Callable[[int], int] = lambda waiting: 0,
     ) -> "Federation":
         """Until the attempt is over, or the coordinator's phase is `until`; `drops` says in which phase who falls silent."""
-        if isinstance(self.coordinator, coordinator.Idle):
+        if isinstance(self.coordinator, coordinator_states.Idle):
             self.begin()
         silent = drops or {}
         while not self.over and self.coordinator.phase != until:
             if not self.queue:
-                self.tell_coordinator(coordinator.PhaseClosed(self.coordinator.phase))
+                self.tell_coordinator(coordinator_events.PhaseClosed(self.coordinator.phase))
                 continue
             index = order(len(self.queue))
             to, message = self.queue[index]
@@ -328,8 +341,8 @@ class Federation:
         for each in self.silos.values():
             each.do(self._ended(each))
 
-    def _ended(self, each: Silo) -> tuple[silo.Effect, ...]:
-        each.state, effects = silo.step(each.state, silo.AttemptEnded(self.attempt), each.party)
+    def _ended(self, each: Silo) -> tuple[silo_effects.Effect, ...]:
+        each.state, effects = silo_machine.step(each.state, silo_events.AttemptEnded(self.attempt), each.party)
         return effects
 
     def sum(self) -> Words:

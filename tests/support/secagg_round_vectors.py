@@ -9,8 +9,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from lorica_security.identifiers import SiloName
-from lorica_security.secure_aggregation import coordinator_machine as coordinator
 from lorica_security.secure_aggregation import messages
+from lorica_security.secure_aggregation.coordinator import states as coordinator_states
 from lorica_security.secure_aggregation.groups import release_groups
 from lorica_security.secure_aggregation.groups.release_groups import Link, Partition, Promise
 from lorica_security.secure_aggregation.masked_vectors.noise_shares import NoiseShares
@@ -106,7 +106,7 @@ def _course(
     state = federation.coordinator
     roots = {each.name: entropy("root", each.name, federation.attempt.id.hex()) for each in federation.silos.values()}
     outcome: dict[str, Any]
-    if isinstance(state, coordinator.Unmasked):
+    if isinstance(state, coordinator_states.Unmasked):
         assert federation.unmask is not None
         words = federation.sum()
         outcome = {
@@ -116,7 +116,7 @@ def _course(
             "survivors_digest": to_json(state.survivors.digest),
         }
     else:
-        assert isinstance(state, coordinator.Abandoned)
+        assert isinstance(state, coordinator_states.Abandoned)
         outcome = {"abandoned": True}
     return {
         "name": name,

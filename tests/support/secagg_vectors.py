@@ -21,13 +21,22 @@ import numpy as np
 from lorica_security.errors import LoricaError
 from lorica_security.identifiers import SiloName
 from lorica_security.secure_aggregation import attempt as attempt_module
-from lorica_security.secure_aggregation import coordinator_machine as coordinator
-from lorica_security.secure_aggregation import messages, parameters, roster, silo_memory, transcript
-from lorica_security.secure_aggregation import silo_machine as silo
+from lorica_security.secure_aggregation import messages, parameters, roster, transcript
+from lorica_security.secure_aggregation.coordinator import effects as coordinator_effects
+from lorica_security.secure_aggregation.coordinator import events as coordinator_events
+from lorica_security.secure_aggregation.coordinator import machine as coordinator_machine
+from lorica_security.secure_aggregation.coordinator import states as coordinator_states
 from lorica_security.secure_aggregation.groups import release_groups
 from lorica_security.secure_aggregation.keys import key_agreement, pair_secret, secret_sharing, share_box
 from lorica_security.secure_aggregation.keys.secret import Secret
 from lorica_security.secure_aggregation.masked_vectors import fixed_point, mask_stream, scores
+from lorica_security.secure_aggregation.silo import effects as silo_effects
+from lorica_security.secure_aggregation.silo import events as silo_events
+from lorica_security.secure_aggregation.silo import machine as silo_machine
+from lorica_security.secure_aggregation.silo import memory as silo_memory
+from lorica_security.secure_aggregation.silo import party as silo_party
+from lorica_security.secure_aggregation.silo import states as silo_states
+from lorica_security.secure_aggregation.silo.phases import own_dealing as silo_own_dealing
 from tests.support import ml_kem
 from tests.support.evidence import ManifestSilo
 from tests.support.secagg_federation import (
@@ -56,18 +65,21 @@ _SHARED = (
 TYPES = {
     name: {
         kind.__name__: kind
-        for module in (*_SHARED, machine)
+        for module in (*_SHARED, *machine)
         for kind in vars(module).values()
         if isinstance(kind, type) and dataclasses.is_dataclass(kind)
     }
-    for name, machine in (("silo", silo), ("coordinator", coordinator))
+    for name, machine in (
+        ("silo", (silo_party, silo_events, silo_effects, silo_states)),
+        ("coordinator", (coordinator_events, coordinator_effects, coordinator_states)),
+    )
 }
 
 
 def to_json(value: Any) -> Any:
     if isinstance(value, Secret):
         return {"secret": value.buffer.hex()}
-    if isinstance(value, coordinator.Journal | silo.Journal):
+    if isinstance(value, coordinator_effects.Journal | silo_effects.Journal):
         return {"type": "Journal"}
     if dataclasses.is_dataclass(value):
         fields = {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
@@ -188,11 +200,7 @@ def _sharing() -> dict[str, Any]:
             )
         ),
         "seed_commitment": to_json(secret_sharing.seed_commitment(roster=entropy("roster"), dealer=one, seed=secret)),
-        "not_a_share": [
-            to_json(secret_sharing.PRIME.to_bytes(66, "big")),
-            to_json(b"\xff" * 66),
-            to_json(bytes(65)),
-        ],
+        "not_a_share": [to_json(secret_sharing.PRIME.to_bytes(66, "big")), to_json(b"\xff" * 66), to_json(bytes(65))],
     }
 
 
@@ -283,8 +291,8 @@ class Coins(Silo):
         def encapsulate(public: bytes) -> key_agreement.Encapsulation:
             return encapsulated_with(public, entropy("coins", self.name, public.hex()))
 
-        assert isinstance(self.state, silo.Sharing)
-        return silo.shared_keys(self.state, self.party, encapsulate)
+        assert isinstance(self.state, silo_states.Sharing)
+        return silo_own_dealing.shared_keys(self.state, self.party, encapsulate)
 
 
 class ManifestWithCoins(Coins, ManifestSilo):
@@ -305,23 +313,23 @@ class Recorded(Federation):
         super().__init__(COUNT, link=LINK, silos={name: Coins(party(name, names, link=LINK)) for name in names})
         self.steps: list[dict[str, Any]] = []
 
-    def tell_coordinator(self, event: coordinator.Event) -> None:
-        _, effects = coordinator.step(self.coordinator, event, self.identities)
+    def tell_coordinator(self, event: coordinator_events.Event) -> None:
+        _, effects = coordinator_machine.step(self.coordinator, event, self.identities)
         self.steps.append({"actor": "coordinator", "event": to_json(event), "effects": to_json(effects)})
         super().tell_coordinator(event)
 
-    def tell_silo(self, name: Any, event: silo.Event) -> None:
+    def tell_silo(self, name: Any, event: silo_events.Event) -> None:
         each = self.silos[name]
-        state, effects = silo.step(each.state, event, each.party)
+        state, effects = silo_machine.step(each.state, event, each.party)
         self.steps.append({"actor": name, "event": to_json(event), "effects": to_json(effects)})
         super().tell_silo(name, event)
-        if any(isinstance(effect, silo.ShareKeys) for effect in effects):
+        if any(isinstance(effect, silo_effects.ShareKeys) for effect in effects):
             shared = each.state.shared  # type: ignore[union-attr]
-            _, effects = silo.step(state, shared, each.party)
+            _, effects = silo_machine.step(state, shared, each.party)
             self.steps.append({"actor": name, "event": to_json(shared), "effects": to_json(effects)})
-        if any(isinstance(effect, silo.MaskVector) for effect in effects):
-            masked = silo.VectorMasked(each.state.vector)  # type: ignore[union-attr]
-            _, effects = silo.step(state, masked, each.party)
+        if any(isinstance(effect, silo_effects.MaskVector) for effect in effects):
+            masked = silo_events.VectorMasked(each.state.vector)  # type: ignore[union-attr]
+            _, effects = silo_machine.step(state, masked, each.party)
             self.steps.append({"actor": name, "event": to_json(masked), "effects": to_json(effects)})
 
 
@@ -329,7 +337,7 @@ def exchange() -> dict[str, Any]:
     federation = Recorded()
     federation.run(drops={DROPPED: "masked input"})
     for name in federation.names:
-        federation.tell_silo(name, silo.AttemptEnded(federation.attempt))
+        federation.tell_silo(name, silo_events.AttemptEnded(federation.attempt))
     # `effects` were written before the roots in them were erased
     return {
         "identity_keys": {name: {"secret": identity_key(name).private_bytes_raw().hex()} for name in federation.names},
@@ -428,11 +436,11 @@ def replayed(steps: list[dict[str, Any]], actor: str, before: int) -> tuple[Any,
     """(machine's step, state, context) of one actor, after its own steps up to `before`."""
     names = silo_names(COUNT)
     if actor == "coordinator":
-        step: Any = coordinator.step
-        state: Any = coordinator.Idle()
+        step: Any = coordinator_machine.step
+        state: Any = coordinator_states.Idle()
         context: Any = {name: identity_key(name).public_key() for name in names}
     else:
-        step, state = silo.step, silo.Resting(silo_memory.SiloMemory())
+        step, state = silo_machine.step, silo_states.Resting(silo_memory.SiloMemory())
         context = party(actor, names, link=LINK)  # type: ignore[arg-type]
     for each in steps[:before]:
         if each["actor"] == actor:
@@ -451,7 +459,7 @@ def outcome(steps: list[dict[str, Any]], actor: str, at: int, event: Any) -> Any
         _, effects = step(state, from_json(event, side(actor)), context)
     except LoricaError as error:
         return {"error": type(error).__name__}
-    return {"blamed": [[it.silo, it.offence.value] for it in effects if isinstance(it, coordinator.Blame)]}
+    return {"blamed": [[it.silo, it.offence.value] for it in effects if isinstance(it, coordinator_effects.Blame)]}
 
 
 def files() -> dict[str, str]:

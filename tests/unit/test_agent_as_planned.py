@@ -33,7 +33,8 @@ from silo_agent.rounds.events import (
     Uploaded,
     WorkFailed,
 )
-from silo_agent.rounds.machine import FAILURES_IN_A_ROW, Agent, Ready, step
+from silo_agent.rounds.machine import step
+from silo_agent.rounds.states import FAILURES_IN_A_ROW, Agent, Ready
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.manifest import Manifest
 from silo_wire.messages import (

@@ -16,7 +16,6 @@ from lorica_security.errors import ConfigurationError, PolicyRefusal
 from lorica_security.host.files import write_private
 from lorica_security.identifiers import SiloName
 from lorica_security.identity.seal import Seal, unsealed
-from lorica_security.secure_aggregation import silo_machine as silo
 from lorica_security.secure_aggregation.groups.release_groups import (
     Link,
     Partition,
@@ -25,7 +24,10 @@ from lorica_security.secure_aggregation.groups.release_groups import (
     signature_of,
     successor,
 )
-from lorica_security.secure_aggregation.silo_memory import Forgotten, SiloMemory
+from lorica_security.secure_aggregation.silo import effects as silo_effects
+from lorica_security.secure_aggregation.silo import machine as silo_machine
+from lorica_security.secure_aggregation.silo import states as silo_states
+from lorica_security.secure_aggregation.silo.memory import Forgotten, SiloMemory
 from silo_agent.edges.disk.silo_folder import SiloFolder
 from silo_agent.edges.groups.group_chain import GroupChain
 from silo_agent.edges.groups.release_groups import ReleaseGroups, group_chain
@@ -205,8 +207,10 @@ def test_a_kill_between_the_two_files_costs_nothing(tmp_path: Path) -> None:
     for number in range(2, 12):
         journal(folder).saw(BUNDLE, Digest(f"{number:064x}"))
         memory = journal(folder).memory()
-        _, effects = silo.step(silo.Resting(memory), opening("silo-00", attempt(plan=PLAN, round=number)), each)
-        (joined,) = [effect.memory for effect in effects if isinstance(effect, silo.Remember)]
+        _, effects = silo_machine.step(
+            silo_states.Resting(memory), opening("silo-00", attempt(plan=PLAN, round=number)), each
+        )
+        (joined,) = [effect.memory for effect in effects if isinstance(effect, silo_effects.Remember)]
         answered = joined.answered(attempt(plan=PLAN, round=number))
         for before, after in ((memory, joined), (joined, answered)):
             journal(folder).remember(before)  # makes up for what the kill before left

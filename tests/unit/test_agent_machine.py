@@ -50,11 +50,10 @@ from silo_agent.rounds.events import (
     WorkFailed,
     WorkUnwanted,
 )
-from silo_agent.rounds.machine import (
-    EVENTS,
+from silo_agent.rounds.machine import EVENTS, TABLE, step
+from silo_agent.rounds.states import (
     FAILURES_IN_A_ROW,
     PAUSED,
-    TABLE,
     Agent,
     Answering,
     Collecting,
@@ -73,7 +72,6 @@ from silo_agent.rounds.machine import (
     Stopped,
     Training,
     Uploading,
-    step,
 )
 from silo_wire.canonical import Digest
 from silo_wire.manifest import Manifest

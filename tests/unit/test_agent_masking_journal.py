@@ -7,8 +7,8 @@ import pytest
 
 from lorica_security.errors import ConfigurationError, IntegrityError, PolicyRefusal
 from lorica_security.identity.seal import Seal
-from lorica_security.secure_aggregation.silo_machine import AttemptEnded, OpenAttempt, VectorMasked
-from lorica_security.secure_aggregation.silo_memory import SiloMemory
+from lorica_security.secure_aggregation.silo.events import AttemptEnded, OpenAttempt, VectorMasked
+from lorica_security.secure_aggregation.silo.memory import SiloMemory
 from silo_agent.edges.memory.masking_journal import MaskingJournal
 from silo_wire.manifest import manifest_of, masked_layout
 from tests.support.secagg_federation import FEDERATION, attempt, entropy, identity_key, opening

@@ -28,7 +28,7 @@ from lorica_security.secure_aggregation.groups.release_groups import (
     signature_of,
     successor,
 )
-from lorica_security.secure_aggregation.silo_memory import MAX_ANNOUNCED, PlanMemory, SiloMemory
+from lorica_security.secure_aggregation.silo.memory import MAX_ANNOUNCED, PlanMemory, SiloMemory
 from silo_agent.edges.disk.private_record import AS_HELD
 from silo_agent.edges.disk.silo_folder import SiloFolder
 from silo_agent.edges.groups.group_chain import GroupChain

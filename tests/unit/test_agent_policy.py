@@ -13,7 +13,7 @@ from lorica_security.privacy.accounting import GaussianRelease, gaussian_epsilon
 from lorica_security.privacy.renyi_filter import favoured_order, filtered_epsilon
 from lorica_security.secure_aggregation.masked_vectors.fixed_point import FixedPoint, Ranges
 from lorica_security.secure_aggregation.parameters import LEAST_COHORT, Parameters, default_threshold
-from lorica_security.secure_aggregation.silo_machine import Demands
+from lorica_security.secure_aggregation.silo.party import Demands
 from silo_agent.policy import LEAST_SILOS, Lineage, PolicyRules, Record, SiloPolicy, beginnings, loosened
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.manifest import Layout, TensorSpec, manifest_of

@@ -33,7 +33,7 @@ from silo_agent.edges.wire.backoff import Backoff
 from silo_agent.edges.wire.channel import mutual_channel
 from silo_agent.edges.wire.grpc_client import GrpcCoordinator
 from silo_agent.policy import PolicyRules, SiloPolicy
-from silo_agent.rounds.machine import Ready, Stopped
+from silo_agent.rounds.states import Ready, Stopped
 from silo_agent.service import agent
 from silo_agent.service.agent import AgentService
 from silo_agent.service.audited import AuditedCoordinator, AuditedGate, AuditedObserver, SiloAudit

@@ -29,7 +29,7 @@ from lorica.bench.peers.app.constant_work import initial, relative_error
 from lorica.bench.peers.flwr_secagg import PeerMasks
 from lorica_security.errors import ConfigurationError, StateError
 from lorica_security.identifiers import SiloName
-from lorica_security.secure_aggregation.coordinator_machine import Unmask
+from lorica_security.secure_aggregation.coordinator.effects import Unmask
 from lorica_security.secure_aggregation.groups.release_groups import Partition, first_link
 from lorica_security.secure_aggregation.keys import key_agreement
 from lorica_security.secure_aggregation.keys.key_agreement import KeyPair
@@ -38,7 +38,7 @@ from lorica_security.secure_aggregation.masked_vectors import mask_stream
 from lorica_security.secure_aggregation.masked_vectors.fixed_point import EXTRA_WORDS, Ranges, decode, decode_tail
 from lorica_security.secure_aggregation.masked_vectors.mask_stream import KeyStream, MaskSum, Words
 from lorica_security.secure_aggregation.parameters import Terms
-from lorica_security.secure_aggregation.silo_machine import MaskVector
+from lorica_security.secure_aggregation.silo.effects import MaskVector
 from silo_agent.training.update.masked_vector import write_masked_vector
 from silo_wire.checkable_round import FalseChunk
 from silo_wire.manifest import CHUNK_BYTES, Layout, TensorSpec, manifest_of, masked_layout

@@ -23,7 +23,7 @@ from lorica_security.secure_aggregation.model_evidence.evidence import (
     signed_evidence,
 )
 from lorica_security.secure_aggregation.model_evidence.verdicts import Verdict, signed_verdict
-from lorica_security.secure_aggregation.silo_machine import Demands
+from lorica_security.secure_aggregation.silo.party import Demands
 from silo_wire.canonical import Digest
 from silo_wire.checkable_round import FalseChunk, Pieces
 from silo_wire.checked_chunk import MASTER as MASTER_PART

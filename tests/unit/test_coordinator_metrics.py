@@ -16,7 +16,7 @@ from coordinator.service.attendance import Attendance
 from coordinator.service.views.disclosure import Means
 from coordinator.service.views.pulse import Pulse, pulse
 from lorica_security.identifiers import SiloName
-from lorica_security.secure_aggregation import coordinator_machine as protocol
+from lorica_security.secure_aggregation.coordinator import states as protocol_states
 from lorica_security.secure_aggregation.masked_vectors.scores import Scores
 from tests.support.rounds import COLLECTING, GATHERING, A, B, course, key, model_after, summary, terms
 
@@ -100,7 +100,13 @@ def test_attempts_without_a_model_count_by_cause(metrics: CoordinatorMetrics) ->
 
 
 def test_every_phase_that_can_drop_a_silo_has_its_counters(metrics: CoordinatorMetrics) -> None:
-    asking = (protocol.Advertising, protocol.Sharing, protocol.Masking, protocol.Agreeing, protocol.Unmasking)
+    asking = (
+        protocol_states.Advertising,
+        protocol_states.Sharing,
+        protocol_states.Masking,
+        protocol_states.Agreeing,
+        protocol_states.Unmasking,
+    )
     phases = [phase.phase.replace(" ", "_") for phase in asking]
     assert set(phases) < set(DROPPING_PHASES)
     for phase in DROPPING_PHASES:

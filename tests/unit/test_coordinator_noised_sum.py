@@ -22,8 +22,9 @@ from coordinator.edges.sums.noised_mean import NoisedMeanReader
 from coordinator.edges.sums.release_ledger import ReleaseLedger, release_statement
 from coordinator.rounds.effects import DiscardUpdates, ModelMade, RoundAbandoned
 from coordinator.rounds.events import Aggregated, BudgetExhausted
-from coordinator.rounds.machine import SPENT, step
+from coordinator.rounds.machine import step
 from coordinator.rounds.orders import waiting_for
+from coordinator.rounds.phases.aggregating import SPENT
 from coordinator.rounds.states import Finished as StateFinished
 from coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome
 from coordinator.service.unusable import BudgetSpent

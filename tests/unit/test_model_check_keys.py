@@ -14,7 +14,7 @@ from coordinator.service.round_checks import RoundChecks
 from lorica_security.errors import IntegrityError, PolicyRefusal, StateError
 from lorica_security.identifiers import Identity, Role, SiloName
 from lorica_security.identity.succession import succession_statement
-from lorica_security.secure_aggregation.coordinator_machine import PhaseClosed
+from lorica_security.secure_aggregation.coordinator.events import PhaseClosed
 from lorica_security.secure_aggregation.messages import Advertisement, signed
 from lorica_security.secure_aggregation.model_evidence.evidence import Checked
 from lorica_security.secure_aggregation.model_evidence.verdicts import Verdict, signed_verdict

@@ -48,7 +48,7 @@ from lorica_security.secure_aggregation.model_evidence.verdicts import (
     signed_verdict,
     uncovered,
 )
-from lorica_security.secure_aggregation.silo_machine import Demands
+from lorica_security.secure_aggregation.silo.party import Demands
 from silo_agent.edges.accounts.audit_report import page, report_of
 from silo_agent.edges.disk.silo_folder import SiloFolder
 from silo_agent.edges.masks.model_checking import check_party_of

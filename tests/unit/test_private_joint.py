@@ -28,7 +28,7 @@ from lorica_security.secure_aggregation.masked_vectors.fixed_point import EXTRA_
 from lorica_security.secure_aggregation.masked_vectors.mask_stream import KeyStream, MaskSum
 from lorica_security.secure_aggregation.masked_vectors.noise_shares import LEAST_BITS, TAIL, NoiseShares
 from lorica_security.secure_aggregation.parameters import NoiseTerms, Terms, threshold_for
-from lorica_security.secure_aggregation.silo_machine import MaskVector
+from lorica_security.secure_aggregation.silo.effects import MaskVector
 from silo_agent.rounds.update import TrainingStopped
 from silo_agent.training.data.batches import Batch, EncodedExamples
 from silo_agent.training.device import DeviceSettings

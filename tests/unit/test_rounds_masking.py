@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from coordinator.edges.database.state_json import STATE_VERSION, state_from_json, state_to_json
+from coordinator.rounds.cohorts.whole_groups import awaited_groups
 from coordinator.rounds.effects import (
     Aggregate,
     DiscardUpdates,
@@ -20,8 +21,9 @@ from coordinator.rounds.effects import (
     SiloDropped,
 )
 from coordinator.rounds.events import AggregationFailed, DeadlinePassed, MaskAnswered, PlanStopped, Resumed, SiloLeft
-from coordinator.rounds.machine import check_may_send_masked, step
+from coordinator.rounds.machine import step
 from coordinator.rounds.orders import waiting_for
+from coordinator.rounds.phases.masking import check_may_send_masked
 from coordinator.rounds.states import (
     Aggregating,
     Barred,
@@ -35,7 +37,6 @@ from coordinator.rounds.states import (
     course_of,
 )
 from coordinator.rounds.updates import Outcome
-from coordinator.rounds.whole_groups import awaited_groups
 from coordinator.service.records import RoundRow, SiloRow
 from coordinator.service.views.round_rows import as_they_stand
 from lorica_security.errors import Conflict, WrongTime

@@ -33,7 +33,8 @@ from coordinator.rounds.events import (
     Resumed,
     SiloLeft,
 )
-from coordinator.rounds.machine import check_may_commit, step
+from coordinator.rounds.machine import step
+from coordinator.rounds.phases.collecting import check_may_commit
 from coordinator.rounds.states import (
     Aggregating,
     Collecting,

@@ -14,7 +14,6 @@ from lorica_security.errors import (
     WrongTime,
 )
 from lorica_security.identifiers import SiloName
-from lorica_security.secure_aggregation import silo_machine as silo
 from lorica_security.secure_aggregation.keys.key_agreement import encapsulated, halves
 from lorica_security.secure_aggregation.masked_vectors.fixed_point import FixedPoint
 from lorica_security.secure_aggregation.messages import (
@@ -30,7 +29,13 @@ from lorica_security.secure_aggregation.messages import (
 )
 from lorica_security.secure_aggregation.parameters import Parameters
 from lorica_security.secure_aggregation.roster import Roster
-from lorica_security.secure_aggregation.silo_memory import SiloMemory
+from lorica_security.secure_aggregation.silo import effects as silo_effects
+from lorica_security.secure_aggregation.silo import events as silo_events
+from lorica_security.secure_aggregation.silo import machine as silo_machine
+from lorica_security.secure_aggregation.silo import party as silo_party
+from lorica_security.secure_aggregation.silo import states as silo_states
+from lorica_security.secure_aggregation.silo.memory import SiloMemory
+from lorica_security.secure_aggregation.silo.phases import own_dealing as silo_own_dealing
 from tests.support.secagg_federation import (
     PLAN,
     Federation,
@@ -49,7 +54,7 @@ NAMES = silo_names(5)
 VICTIM = NAMES[0]
 
 
-def refused(each: Silo, event: silo.Event, error: type[LoricaError], says: str, *, rule: str = "") -> None:
+def refused(each: Silo, event: silo_events.Event, error: type[LoricaError], says: str, *, rule: str = "") -> None:
     """The event is refused, and the silo stands where it stood, with nothing sent or journalled."""
     before, journal, sent = each.state, list(each.journal), list(each.sent)
     with pytest.raises(error, match=says) as raised:
@@ -171,13 +176,13 @@ def test_a_roster_under_old_keys_but_the_present_attempt_is_refused() -> None:
 @pytest.mark.parametrize(
     ("wanted", "rule"),
     [
-        (silo.Demands(min_cohort=6), "min_cohort"),
-        (silo.Demands(min_threshold=5), "min_threshold"),
-        (silo.Demands(min_survivors=4), "min_survivors"),
-        (silo.Demands(colluders=1), "colluders"),
+        (silo_party.Demands(min_cohort=6), "min_cohort"),
+        (silo_party.Demands(min_threshold=5), "min_threshold"),
+        (silo_party.Demands(min_survivors=4), "min_survivors"),
+        (silo_party.Demands(colluders=1), "colluders"),
     ],
 )
-def test_lowering_what_the_silo_demands_is_refused(wanted: silo.Demands, rule: str) -> None:
+def test_lowering_what_the_silo_demands_is_refused(wanted: silo_party.Demands, rule: str) -> None:
     federation = Federation(5, demands=wanted).run(until="share keys")
     roster = federation.queue[0][1]
     refused(federation.silos[VICTIM], roster, PolicyRefusal, f"{rule} of this silo", rule=rule)
@@ -204,7 +209,7 @@ def test_shrinking_the_cohort_to_two_cannot_be_expressed() -> None:
 
 
 def test_a_policy_that_asks_for_less_than_three_still_gets_three() -> None:
-    _, victim, roster = at("share keys", demands=silo.Demands(min_cohort=1, min_threshold=1, min_survivors=1))
+    _, victim, roster = at("share keys", demands=silo_party.Demands(min_cohort=1, min_threshold=1, min_survivors=1))
     assert victim.take(roster)
 
 
@@ -249,12 +254,12 @@ def test_keys_of_another_attempt_of_the_round_make_no_roster() -> None:
 def test_what_another_silo_dealt_does_not_stand_for_what_this_one_did() -> None:
     federation, victim, roster = at("share keys")
     other = federation.silos[NAMES[1]]
-    state, _ = silo.step(victim.state, roster, victim.party)
-    sharing, _ = silo.step(other.state, roster, other.party)
-    assert isinstance(sharing, silo.Sharing)
-    dealt = silo.shared_keys(sharing, other.party, encapsulated)
+    state, _ = silo_machine.step(victim.state, roster, victim.party)
+    sharing, _ = silo_machine.step(other.state, roster, other.party)
+    assert isinstance(sharing, silo_states.Sharing)
+    dealt = silo_own_dealing.shared_keys(sharing, other.party, encapsulated)
     with pytest.raises(IntegrityError, match=f"what silo {NAMES[1]} dealt stands for what this silo dealt"):
-        silo.step(state, dealt, victim.party)
+        silo_machine.step(state, dealt, victim.party)
 
 
 def test_one_public_key_for_two_members_is_refused() -> None:
@@ -309,13 +314,13 @@ def test_a_delivery_for_another_silo_is_refused_and_changes_nothing() -> None:
 
 def test_a_second_delivery_is_refused() -> None:
     federation, victim, delivery = at("masked input")
-    state, effects = silo.step(victim.state, delivery, victim.party)
-    assert isinstance(effects[-1], silo.MaskVector)
+    state, effects = silo_machine.step(victim.state, delivery, victim.party)
+    assert isinstance(effects[-1], silo_effects.MaskVector)
     fewer = replace(delivery, dealings=delivery.dealings[:4], boxes=delivery.boxes[:3])
-    masked, _ = silo.step(state, silo.VectorMasked(bytes(32)), victim.party)
+    masked, _ = silo_machine.step(state, silo_events.VectorMasked(bytes(32)), victim.party)
     for after in (state, masked):
         with pytest.raises(Conflict, match="second delivery"):
-            silo.step(after, fewer, victim.party)
+            silo_machine.step(after, fewer, victim.party)
     assert federation.unmask is None
 
 
@@ -383,10 +388,10 @@ def test_too_few_signatures_reveal_nothing(held: int) -> None:
 def test_what_policy_asks_for_since_the_roster_holds_for_what_is_signed_and_revealed() -> None:
     """An agent that goes on after a restart has the policy of today."""
     _, victim, survivors = at("consistency check")
-    victim.party = replace(victim.party, demands=silo.Demands(min_survivors=6))
+    victim.party = replace(victim.party, demands=silo_party.Demands(min_survivors=6))
     refused(victim, survivors, PolicyRefusal, "at least 6 are needed", rule="min_survivors")
     _, victim, request = at("unmasking")
-    victim.party = replace(victim.party, demands=silo.Demands(min_threshold=6))
+    victim.party = replace(victim.party, demands=silo_party.Demands(min_threshold=6))
     refused(victim, request, PolicyRefusal, "at least 6 must", rule="min_threshold")
 
 
@@ -449,7 +454,7 @@ def test_both_shares_of_one_silo_are_not_given_across_two_requests() -> None:
     victim = federation.silos[VICTIM]
     reveal = victim.sent[-1]
     assert [type(it).__name__ for it in reveal.shares] == ["SelfMaskShare"] * 4 + ["MaskKeyShare"]
-    assert isinstance(victim.state, silo.Revealed)
+    assert isinstance(victim.state, silo_states.Revealed)
     survivors = victim.state.survivors
     refused(victim, with_survivors(survivors, NAMES), WrongTime, "Revealed")
     request = next(it for it in victim.journal if isinstance(it, UnmaskRequest))
@@ -463,7 +468,7 @@ def test_both_shares_are_not_given_after_a_restart_either() -> None:
     victim = federation.silos[VICTIM]
     reveal = victim.sent[-1]
     assert victim.restart() == [reveal]
-    assert isinstance(victim.state, silo.Revealed)
+    assert isinstance(victim.state, silo_states.Revealed)
     refused(victim, with_survivors(victim.state.survivors, NAMES), WrongTime, "Revealed")
 
 
@@ -473,7 +478,7 @@ def test_both_shares_are_not_given_after_a_restart_either() -> None:
 def rested(federation: Federation) -> Silo:
     federation.end()
     victim = federation.silos[VICTIM]
-    assert isinstance(victim.state, silo.Resting)
+    assert isinstance(victim.state, silo_states.Resting)
     return victim
 
 
@@ -547,7 +552,7 @@ def test_opening_another_attempt_during_one_is_refused() -> None:
 
 def test_the_end_of_another_attempt_ends_nothing() -> None:
     _, victim, _ = at("masked input")
-    refused(victim, silo.AttemptEnded(attempt(number=9)), WrongTime, "during round 1 attempt 1")
+    refused(victim, silo_events.AttemptEnded(attempt(number=9)), WrongTime, "during round 1 attempt 1")
 
 
 def test_a_restored_disk_is_one_colluder_and_the_others_stand_by_their_set() -> None:

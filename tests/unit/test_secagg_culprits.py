@@ -9,9 +9,11 @@ import pytest
 
 from lorica_security.errors import Conflict, WrongTime
 from lorica_security.identifiers import SiloName
-from lorica_security.secure_aggregation import coordinator_machine as coordinator
-from lorica_security.secure_aggregation import silo_machine as silo
-from lorica_security.secure_aggregation.coordinator_machine import Offence
+from lorica_security.secure_aggregation.coordinator import effects as coordinator_effects
+from lorica_security.secure_aggregation.coordinator import events as coordinator_events
+from lorica_security.secure_aggregation.coordinator import machine as coordinator_machine
+from lorica_security.secure_aggregation.coordinator import states as coordinator_states
+from lorica_security.secure_aggregation.coordinator.effects import Offence
 from lorica_security.secure_aggregation.keys import share_box
 from lorica_security.secure_aggregation.keys.key_agreement import (
     KEM_KEY_BYTES,
@@ -32,6 +34,9 @@ from lorica_security.secure_aggregation.messages import (
     SharedKeys,
     signed,
 )
+from lorica_security.secure_aggregation.silo import states as silo_states
+from lorica_security.secure_aggregation.silo.phases import own_dealing as silo_own_dealing
+from lorica_security.secure_aggregation.silo.phases import unmasking as silo_unmasking
 from tests.support.secagg_federation import (
     Federation,
     attempt,
@@ -154,10 +159,10 @@ def test_a_message_that_was_refused_is_not_in_the_journal_its_senders_drop_is(ki
 
     federation = played(kind, forged)
     assert not any(isinstance(it, kind) and it.silo == ROGUE for it in federation.journal)
-    (dropped,) = (it for it in federation.journal if isinstance(it, coordinator.SiloDropped))
+    (dropped,) = (it for it in federation.journal if isinstance(it, coordinator_events.SiloDropped))
     assert dropped.silo == ROGUE
     assert dropped.detail.startswith("bad signature: ")
-    state, _ = coordinator.restored(tuple(federation.journal), federation.identities)
+    state, _ = coordinator_machine.restored(tuple(federation.journal), federation.identities)
     assert state == federation.coordinator
 
 
@@ -191,13 +196,13 @@ def test_a_complaint_about_who_dealt_its_silo_nothing_names_that_silo_and_ends_n
 def test_silence_is_named_in_every_phase() -> None:
     federation = Federation(6).run(drops={ROGUE: "masked input"})
     assert federation.blames == [
-        coordinator.Blame(silo=ROGUE, offence=Offence.SILENCE, detail="no answer in the phase masked input")
+        coordinator_effects.Blame(silo=ROGUE, offence=Offence.SILENCE, detail="no answer in the phase masked input")
     ]
 
 
 def test_where_too_few_sign_the_survivor_set_nobody_is_asked_for_shares() -> None:
     federation = Federation(6).run(drops=dict.fromkeys(NAMES[1:4], "consistency check"))
-    assert isinstance(federation.coordinator, coordinator.Abandoned)
+    assert isinstance(federation.coordinator, coordinator_states.Abandoned)
     assert federation.coordinator.reason == "3 silos signed the survivor set, at least 5 must"
     assert not any(isinstance(it, Reveal) for it in federation.seen)
 
@@ -264,7 +269,7 @@ def dealt_falsely(
 
 def test_a_share_that_does_not_fit_its_commitment_convicts_the_dealer_before_anybody_is_unmasked() -> None:
     federation = dealt_falsely(1, commit=False).run()
-    assert isinstance(federation.coordinator, coordinator.Abandoned)
+    assert isinstance(federation.coordinator, coordinator_states.Abandoned)
     assert [(it.silo, it.offence) for it in federation.blames] == [(ROGUE, Offence.BAD_SHARE)]
     assert not any(isinstance(it, Reveal) for it in federation.seen)
     assert federation.silos[NAMES[1]].erased, "the accuser is done with this attempt"
@@ -277,7 +282,7 @@ def test_a_box_of_what_no_mask_comes_of_convicts_its_dealer_though_all_in_it_is_
     victim: int, commit: bool, spoil: Callable[[share_box.KeyShares], None]
 ) -> None:
     federation = dealt_falsely(victim, commit=commit, spoil=spoil).run()
-    assert isinstance(federation.coordinator, coordinator.Abandoned)
+    assert isinstance(federation.coordinator, coordinator_states.Abandoned)
     assert [(it.silo, it.offence) for it in federation.blames] == [(ROGUE, Offence.BAD_SHARE)]
     assert not any(isinstance(it, Reveal) for it in federation.seen)
 
@@ -296,7 +301,7 @@ def test_the_next_attempt_goes_on_without_the_rogue() -> None:
 
 def test_a_box_that_does_not_open_is_a_dispute_between_two() -> None:
     federation = dealt_falsely(1, commit=False, right_key=False).run()
-    assert isinstance(federation.coordinator, coordinator.Abandoned)
+    assert isinstance(federation.coordinator, coordinator_states.Abandoned)
     assert [(it.silo, it.offence) for it in federation.blames] == [
         (NAMES[1], Offence.DISPUTED),
         (ROGUE, Offence.DISPUTED),
@@ -306,7 +311,7 @@ def test_a_box_that_does_not_open_is_a_dispute_between_two() -> None:
 def test_shares_of_no_one_secret_convict_the_dealer_when_they_are_put_together() -> None:
     """The rogue commits to its false share, so that nobody can see it but when it drops and its key is needed."""
     federation = dealt_falsely(1, commit=True).run(drops={ROGUE: "masked input"})
-    assert isinstance(federation.coordinator, coordinator.Abandoned)
+    assert isinstance(federation.coordinator, coordinator_states.Abandoned)
     assert [(it.silo, it.offence) for it in federation.blames] == [
         (ROGUE, Offence.SILENCE),
         (ROGUE, Offence.BAD_SHARE),
@@ -351,8 +356,8 @@ def test_a_second_different_answer_is_a_conflict_and_the_same_one_is_nothing() -
 
 def test_a_late_answer_does_not_come_back_in() -> None:
     federation = Federation(6).run(until="masked input")
-    federation.tell_coordinator(coordinator.SiloDropped(ROGUE, "upload failed"))
-    federation.tell_coordinator(coordinator.SiloDropped(ROGUE, "upload failed"))
+    federation.tell_coordinator(coordinator_events.SiloDropped(ROGUE, "upload failed"))
+    federation.tell_coordinator(coordinator_events.SiloDropped(ROGUE, "upload failed"))
     assert len(federation.blames) == 1
     (late,) = federation.silos[ROGUE].take(next(message for to, message in federation.queue if to == ROGUE))
     with pytest.raises(WrongTime, match="not waited for"):
@@ -362,22 +367,23 @@ def test_a_late_answer_does_not_come_back_in() -> None:
 def test_a_deadline_of_another_phase_closes_nothing() -> None:
     federation = Federation(6).run(until="masked input")
     with pytest.raises(WrongTime, match="came in the phase masked input"):
-        federation.tell_coordinator(coordinator.PhaseClosed("share keys"))
+        federation.tell_coordinator(coordinator_events.PhaseClosed("share keys"))
 
 
 @pytest.mark.parametrize("drops", [False, True], ids=["whose seed is needed", "whose mask key is needed"])
 def test_sound_shares_of_another_secret_convict_the_dealer(drops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """All boxes and commitments fit each other; what they give back is not what the rogue committed to or advertised."""
-    deal = silo._dealt_shares
+    deal = silo_own_dealing.dealt_shares
 
-    def deal_another_secret(state: silo.Sharing, dealer: SiloName) -> tuple[share_box.KeyShares, ...]:
+    def deal_another_secret(state: silo_states.Sharing, dealer: SiloName) -> tuple[share_box.KeyShares, ...]:
         if state.opening.root == opening(ROGUE, state.attempt).root:
             state = replace(state, opening=replace(state.opening, root=Secret(entropy("another root"))))
         return deal(state, dealer)
 
-    monkeypatch.setattr(silo, "_dealt_shares", deal_another_secret)
+    for module in (silo_own_dealing, silo_unmasking):
+        monkeypatch.setattr(module, "dealt_shares", deal_another_secret)
     federation = Federation(6).run(drops={ROGUE: "masked input"} if drops else {})
-    assert isinstance(federation.coordinator, coordinator.Abandoned)
+    assert isinstance(federation.coordinator, coordinator_states.Abandoned)
     assert federation.unmask is None
     assert (ROGUE, Offence.BAD_SHARE) in [(it.silo, it.offence) for it in federation.blames]
     assert {it.silo for it in federation.blames} == {ROGUE}

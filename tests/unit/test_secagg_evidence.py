@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lorica_security.errors import IntegrityError, MalformedMessage, PolicyRefusal
 from lorica_security.identifiers import SiloName
-from lorica_security.secure_aggregation.coordinator_machine import PhaseClosed
+from lorica_security.secure_aggregation.coordinator.events import PhaseClosed
 from lorica_security.secure_aggregation.masked_vectors import mask_stream
 from lorica_security.secure_aggregation.masked_vectors.fixed_point import EXTRA_WORDS, averaged, decode
 from lorica_security.secure_aggregation.masked_vectors.mask_stream import Workspace
@@ -26,7 +26,7 @@ from lorica_security.secure_aggregation.model_evidence.evidence import (
     opened,
     signed_evidence,
 )
-from lorica_security.secure_aggregation.silo_machine import Demands
+from lorica_security.secure_aggregation.silo.party import Demands
 from silo_wire.checkable_round import FalseChunk, StateManifests
 from silo_wire.checked_chunk import MASTER, MODEL, TAIL, CheckedRound
 from silo_wire.manifest import ParameterDtype, manifest_of

@@ -11,10 +11,17 @@ from typing import Any
 
 import pytest
 
-from lorica_security.secure_aggregation import silo_machine as silo
 from lorica_security.secure_aggregation.messages import Delivery, SurvivorSet, UnmaskRequest
 from lorica_security.secure_aggregation.roster import Roster
-from lorica_security.secure_aggregation.silo_memory import SiloMemory
+from lorica_security.secure_aggregation.silo import effects as silo_effects
+from lorica_security.secure_aggregation.silo import events as silo_events
+from lorica_security.secure_aggregation.silo import machine as silo_machine
+from lorica_security.secure_aggregation.silo import party as silo_party
+from lorica_security.secure_aggregation.silo import states as silo_states
+from lorica_security.secure_aggregation.silo.memory import SiloMemory
+from lorica_security.secure_aggregation.silo.phases import consistency_check as silo_consistency_check
+from lorica_security.secure_aggregation.silo.phases import masked_input as silo_masked_input
+from lorica_security.secure_aggregation.silo.phases import unmasking as silo_unmasking
 from tests.support.exploration import (
     PLANS,
     Broken,
@@ -34,7 +41,7 @@ whole_alone = pytest.mark.skipif(
 def check_covered(exploration: Exploration, states: int) -> None:
     """The states are those that were counted when this was written, or more, and none of the machine's is missing."""
     assert len(exploration.seen) >= states, f"{len(exploration.seen)} states were reached, {states} are there"
-    assert set(exploration.kinds) == {state.__name__ for state in silo.STATES}
+    assert set(exploration.kinds) == {state.__name__ for state in silo_states.STATES}
     assert {"WrongTime", "Conflict", "PolicyRefusal"} <= set(exploration.refusals)
 
 
@@ -97,12 +104,12 @@ def own_promises(attempts: int = 1, check: Check = own_promises_broken) -> Explo
 
 def changed(
     monkeypatch: pytest.MonkeyPatch,
-    at: tuple[type[silo.State], type[silo.Event]],
-    change: Callable[[Any, tuple[silo.Effect, ...]], silo.Step],
+    at: tuple[type[silo_states.State], type[silo_events.Event]],
+    change: Callable[[Any, tuple[silo_effects.Effect, ...]], silo_states.Step],
 ) -> None:
     """The step of the machine's table at `at`, and then `change` of the state and the effects that it led to."""
-    handler = silo.TABLE[at]
-    monkeypatch.setitem(silo.TABLE, at, lambda state, event, party: change(*handler(state, event, party)))
+    handler = silo_machine.TABLE[at]
+    monkeypatch.setitem(silo_machine.TABLE, at, lambda state, event, party: change(*handler(state, event, party)))
 
 
 def test_nothing_is_found_in_the_small_worlds_as_they_are() -> None:
@@ -110,13 +117,13 @@ def test_nothing_is_found_in_the_small_worlds_as_they_are() -> None:
 
 
 def test_finds_a_silo_that_signs_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(silo.TABLE, (silo.Agreed, SurvivorSet), silo._agree)
+    monkeypatch.setitem(silo_machine.TABLE, (silo_states.Agreed, SurvivorSet), silo_consistency_check.take_survivors)
     with pytest.raises(Broken, match="2 different things were signed"):
         own_promises()
 
 
 def test_finds_a_silo_that_signs_before_it_writes_down_what(monkeypatch: pytest.MonkeyPatch) -> None:
-    changed(monkeypatch, (silo.Masked, SurvivorSet), lambda state, effects: (state, effects[::-1]))
+    changed(monkeypatch, (silo_states.Masked, SurvivorSet), lambda state, effects: (state, effects[::-1]))
     with pytest.raises(Broken, match=r"2 different things were signed .* killed after 1 effects"):
         own_promises()
 
@@ -139,11 +146,11 @@ def test_finds_a_silo_that_takes_any_attempt(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_finds_a_silo_that_reveals_before_it_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
-    def first(state: Any, effects: tuple[silo.Effect, ...]) -> silo.Step:
+    def first(state: Any, effects: tuple[silo_effects.Effect, ...]) -> silo_states.Step:
         remember, journal, send = effects
         return state, (send, remember, journal)
 
-    changed(monkeypatch, (silo.Agreed, UnmaskRequest), first)
+    changed(monkeypatch, (silo_states.Agreed, UnmaskRequest), first)
     with pytest.raises(Broken, match="before the request was written down"):
         own_promises()
 
@@ -151,32 +158,32 @@ def test_finds_a_silo_that_reveals_before_it_remembers(monkeypatch: pytest.Monke
 def test_finds_a_silo_that_masks_whatever_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The difference of two masked vectors of one delta is what was masked with, and nothing else."""
 
-    def anew(state: silo.Masked, event: Delivery, party: silo.Party) -> silo.Step:
-        dealt = silo.Dealt(memory=state.memory, opening=state.opening, roster=state.roster, shared=state.shared)
-        return silo._receive(dealt, event, party)
+    def anew(state: silo_states.Masked, event: Delivery, party: silo_party.Party) -> silo_states.Step:
+        dealt = silo_states.Dealt(memory=state.memory, opening=state.opening, roster=state.roster, shared=state.shared)
+        return silo_masked_input.take_delivery(dealt, event, party)
 
-    monkeypatch.setitem(silo.TABLE, (silo.Masked, Delivery), anew)
+    monkeypatch.setitem(silo_machine.TABLE, (silo_states.Masked, Delivery), anew)
     with pytest.raises(Broken, match="2 different things were masked"):
         Exploration(Pool(plans=1, rounds=1, attempts=1)).run(own_promises_broken)
 
 
 def test_finds_a_refusal_that_changes_something(monkeypatch: pytest.MonkeyPatch) -> None:
-    handler = silo.TABLE[silo.Advertised, Roster]
+    handler = silo_machine.TABLE[silo_states.Advertised, Roster]
 
-    def erasing(state: silo.Advertised, event: Any, party: silo.Party) -> silo.Step:
+    def erasing(state: silo_states.Advertised, event: Any, party: silo_party.Party) -> silo_states.Step:
         try:
             return handler(state, event, party)
         except Exception:
             object.__setattr__(state, "memory", replace(state.memory, sequence=99))
             raise
 
-    monkeypatch.setitem(silo.TABLE, (silo.Advertised, Roster), erasing)
+    monkeypatch.setitem(silo_machine.TABLE, (silo_states.Advertised, Roster), erasing)
     with pytest.raises(Broken, match="what was brought to it changed"):
         own_promises(attempts=2)
 
 
 def test_finds_that_too_few_signatures_make_a_restored_disk_reveal_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(silo, "check_agreements", lambda *_: None)
+    monkeypatch.setattr(silo_unmasking, "check_agreements", lambda *_: None)
     pool = Pool(plans=1, rounds=1, attempts=1, size="bare")
     with pytest.raises(Broken, match=r"both shares of silo-03 were revealed .* put the snapshot back"):
         Exploration(pool, restores=1, honest_peers=True).run(restored_promises_broken)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from lorica_security.errors import IntegrityError, MalformedMessage, PolicyRefusal, WrongTime
 from lorica_security.identifiers import SiloName
-from lorica_security.secure_aggregation import silo_machine as silo
 from lorica_security.secure_aggregation.groups.group_changes import (
     new_small_atoms,
     new_small_groups,
@@ -34,6 +33,8 @@ from lorica_security.secure_aggregation.groups.release_groups import (
     successor,
 )
 from lorica_security.secure_aggregation.messages import MaskKeyShare, SurvivorSet
+from lorica_security.secure_aggregation.silo import machine as silo_machine
+from lorica_security.secure_aggregation.silo import party as silo_party
 from tests.support.secagg_federation import FEDERATION, Federation, identities, identity_key, silo_names, terms
 
 NAMES = silo_names(12)
@@ -525,10 +526,10 @@ def test_no_silo_signs_a_set_that_breaks_a_group(size: int) -> None:
         for chosen in combinations(NAMES[:7], size):
             asked = survivor_set(like, vectors, chosen)
             if set(chosen) in ({*NAMES[:3]}, {*NAMES[3:7]}, {*NAMES[:7]}):
-                silo.step(each.state, asked, each.party)
+                silo_machine.step(each.state, asked, each.party)
                 continue
             with pytest.raises(PolicyRefusal, match="only whole groups are summed") as refused:
-                silo.step(each.state, asked, each.party)
+                silo_machine.step(each.state, asked, each.party)
             assert refused.value.rule == "release_groups"
 
 
@@ -540,7 +541,7 @@ def test_a_set_with_another_vector_of_this_silo_is_not_signed() -> None:
     for vector in (bytes(32), own[:-1] + bytes([own[-1] ^ 1])):
         other = replace(like, inputs=(vector, *like.inputs[1:]))
         with pytest.raises(IntegrityError, match="another vector for this silo"):
-            silo.step(each.state, other, each.party)
+            silo_machine.step(each.state, other, each.party)
 
 
 def test_no_groups_or_other_ones_or_smaller_ones_share_no_keys() -> None:
@@ -551,13 +552,13 @@ def test_no_groups_or_other_ones_or_smaller_ones_share_no_keys() -> None:
         ({"link": None}, "holds no release groups"),
         ({"link": link_of(6)}, "is for release groups"),
         ({"link": link_of(3, 4)}, "is for release groups"),
-        ({"demands": silo.Demands(smallest_group=4)}, "smallest_group of this silo is 4"),
+        ({"demands": silo_party.Demands(smallest_group=4)}, "smallest_group of this silo is 4"),
     )
     for change, says in cases:
         with pytest.raises(PolicyRefusal, match=says) as refused:
-            silo.step(each.state, roster, replace(each.party, **change))
+            silo_machine.step(each.state, roster, replace(each.party, **change))
         assert refused.value.rule == "release_groups"
-    silo.step(each.state, roster, replace(each.party, demands=silo.Demands(smallest_group=3)))
+    silo_machine.step(each.state, roster, replace(each.party, demands=silo_party.Demands(smallest_group=3)))
 
 
 def test_no_keys_are_shared_where_the_group_of_others_is_small_and_people_did_not_allow_it() -> None:
@@ -565,8 +566,8 @@ def test_no_keys_are_shared_where_the_group_of_others_is_small_and_people_did_no
     roster = next(message for to, message in federation.queue if to == NAMES[0])
     each = federation.silos[NAMES[0]]
     with pytest.raises(PolicyRefusal, match="release group silo-03, silo-04 has 2 silos"):
-        silo.step(each.state, roster, replace(each.party, approved=frozenset()))
-    silo.step(each.state, roster, replace(each.party, approved=frozenset({NAMES[3:5]})))
+        silo_machine.step(each.state, roster, replace(each.party, approved=frozenset()))
+    silo_machine.step(each.state, roster, replace(each.party, approved=frozenset({NAMES[3:5]})))
 
 
 def test_no_keys_are_shared_with_one_who_is_in_no_release_group() -> None:
@@ -574,7 +575,7 @@ def test_no_keys_are_shared_with_one_who_is_in_no_release_group() -> None:
     roster = next(message for to, message in federation.queue if to == NAMES[0])
     each = federation.silos[NAMES[0]]
     with pytest.raises(PolicyRefusal, match="silo-03, who are in no release group") as refused:
-        silo.step(each.state, roster, each.party)
+        silo_machine.step(each.state, roster, each.party)
     assert refused.value.rule == "release_groups"
 
 
@@ -588,7 +589,7 @@ def test_a_whole_group_that_dealt_is_not_enough_where_fewer_than_the_threshold_d
         boxes=tuple(it for it in delivery.boxes if it.dealer in NAMES[3:7]),
     )
     with pytest.raises(PolicyRefusal, match="4 silos dealt, for a sum to come out at least 5 must") as refused:
-        silo.step(each.state, fewer, each.party)
+        silo_machine.step(each.state, fewer, each.party)
     assert refused.value.rule == "min_survivors"
 
 
@@ -598,13 +599,13 @@ def test_no_keys_are_shared_where_the_groups_promise_less_than_policy_or_roster(
     each = federation.silos[NAMES[0]]
     asked = {"colluders": 1, "smallest_group": 4}
     for demands, says in (
-        (silo.Demands(smallest_group=4), "smallest_group 3 instead of 4"),
-        (silo.Demands(), "the roster is to hold against 1 colluders, release groups 1 hold against 0"),
-        (silo.Demands(**asked), "colluders 0 instead of 1, smallest_group 3 instead of 4"),
+        (silo_party.Demands(smallest_group=4), "smallest_group 3 instead of 4"),
+        (silo_party.Demands(), "the roster is to hold against 1 colluders, release groups 1 hold against 0"),
+        (silo_party.Demands(**asked), "colluders 0 instead of 1, smallest_group 3 instead of 4"),
     ):
         parameters = replace(roster.parameters, colluders=1)
         with pytest.raises(PolicyRefusal, match=says) as refused:
-            silo.step(each.state, replace(roster, parameters=parameters), replace(each.party, demands=demands))
+            silo_machine.step(each.state, replace(roster, parameters=parameters), replace(each.party, demands=demands))
         assert refused.value.rule == "release_groups"
         assert "--colluders" in str(refused.value), "the remedy"
     link = first_link(FEDERATION, groups(4, 4), Promise(**asked))
@@ -619,20 +620,22 @@ def test_an_atom_that_people_allowed_is_no_group_that_they_allowed() -> None:
     each = federation.silos[NAMES[0]]
     own = frozenset({NAMES[:1]})
     with pytest.raises(PolicyRefusal, match="has 1 silos"):
-        silo.step(each.state, roster, replace(each.party, approved=frozenset(), approved_atoms=own))
-    silo.step(each.state, roster, replace(each.party, approved=own, approved_atoms=frozenset()))
+        silo_machine.step(each.state, roster, replace(each.party, approved=frozenset(), approved_atoms=own))
+    silo_machine.step(each.state, roster, replace(each.party, approved=own, approved_atoms=frozenset()))
     joined = successor(link_of(3), groups(4))
     federation = Federation(4, link=joined).run(until="share keys")
     roster = next(message for to, message in federation.queue if to == NAMES[3])
     each = federation.silos[NAMES[3]]
-    silo.step(each.state, roster, replace(each.party, approved=frozenset(), approved_atoms=frozenset({NAMES[3:4]})))
+    silo_machine.step(
+        each.state, roster, replace(each.party, approved=frozenset(), approved_atoms=frozenset({NAMES[3:4]}))
+    )
     with pytest.raises(PolicyRefusal, match="release group silo-03 has 1 silos"):
-        silo.step(each.state, roster, replace(each.party, approved=frozenset(), approved_atoms=frozenset()))
+        silo_machine.step(each.state, roster, replace(each.party, approved=frozenset(), approved_atoms=frozenset()))
 
 
 def test_colluders_raise_the_least_size_of_a_group() -> None:
-    assert silo.Demands(colluders=2).least_group == 4
-    assert silo.Demands(colluders=2, smallest_group=6).least_group == 6
+    assert silo_party.Demands(colluders=2).least_group == 4
+    assert silo_party.Demands(colluders=2, smallest_group=6).least_group == 6
 
 
 def test_a_roster_that_promises_a_sum_of_fewer_is_refused() -> None:
@@ -641,7 +644,7 @@ def test_a_roster_that_promises_a_sum_of_fewer_is_refused() -> None:
     each = federation.silos[NAMES[0]]
     other = replace(roster.parameters, least_sum=roster.parameters.least_sum + 1)
     with pytest.raises(PolicyRefusal, match="least sum"):
-        silo.step(each.state, replace(roster, parameters=other), each.party)
+        silo_machine.step(each.state, replace(roster, parameters=other), each.party)
 
 
 def test_groups_that_change_in_the_middle_end_the_attempt() -> None:
@@ -650,7 +653,7 @@ def test_groups_that_change_in_the_middle_end_the_attempt() -> None:
     each = federation.silos[NAMES[0]]
     newer = replace(each.party, link=successor(link_of(3, 3), groups(6)))
     with pytest.raises(PolicyRefusal, match="is for release groups"):
-        silo.step(each.state, like, newer)
+        silo_machine.step(each.state, like, newer)
 
 
 def test_groups_that_change_before_shares_are_shown_keep_them_here() -> None:
@@ -659,8 +662,8 @@ def test_groups_that_change_before_shares_are_shown_keep_them_here() -> None:
     each = federation.silos[NAMES[0]]
     newer = replace(each.party, link=successor(link_of(3, 3), groups(6)))
     with pytest.raises(PolicyRefusal, match="is for release groups"):
-        silo.step(each.state, request, newer)
-    silo.step(each.state, request, each.party)
+        silo_machine.step(each.state, request, newer)
+    silo_machine.step(each.state, request, each.party)
 
 
 def test_a_survivor_set_of_other_dealings_is_refused_first() -> None:
@@ -668,4 +671,4 @@ def test_a_survivor_set_of_other_dealings_is_refused_first() -> None:
     to, like = next((to, message) for to, message in federation.queue if to)
     each = federation.silos[SiloName(to)]
     with pytest.raises(WrongTime):
-        silo.step(each.state, replace(like, dealings=bytes(32)), each.party)
+        silo_machine.step(each.state, replace(like, dealings=bytes(32)), each.party)

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lorica_security.errors import IntegrityError, MalformedMessage
-from lorica_security.secure_aggregation import coordinator_machine as coordinator
-from lorica_security.secure_aggregation import silo_machine as silo
-from lorica_security.secure_aggregation.coordinator_machine import Offence
+from lorica_security.secure_aggregation import roster as silo_roster
+from lorica_security.secure_aggregation.coordinator import states as coordinator_states
+from lorica_security.secure_aggregation.coordinator.effects import Offence
 from lorica_security.secure_aggregation.keys import key_agreement, pair_secret, share_box
 from lorica_security.secure_aggregation.keys.key_agreement import (
     KEM_KEY_BYTES,
@@ -185,7 +185,7 @@ def test_a_copy_of_another_pair_secret_convicts_its_dealer_when_the_second_drops
     change = {part: spoilt}
     federation = dealt_with(lambda copy: replace(copy, **{part: change[part](getattr(copy, part))}))
     federation.run(drops={SECOND: "masked input"})
-    assert isinstance(federation.coordinator, coordinator.Abandoned)
+    assert isinstance(federation.coordinator, coordinator_states.Abandoned)
     assert federation.unmask is None
     lied = [(it.silo, it.offence) for it in federation.blames if it.offence is not Offence.SILENCE]
     assert lied == [(FIRST, Offence.BAD_SHARE)]
@@ -208,7 +208,7 @@ def test_a_silo_refuses_a_roster_in_which_one_half_of_a_key_is_another(part: str
     _, keys = keys_of("of the coordinator")
 
     def alter(to: str, message: object) -> object:
-        if not isinstance(message, silo.Roster):
+        if not isinstance(message, silo_roster.Roster):
             return message
         member = message.members[2]
         mixed = list(halves(getattr(member, part)))

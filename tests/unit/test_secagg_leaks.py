@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from lorica_security.identifiers import SiloName
-from lorica_security.secure_aggregation import silo_machine
 from lorica_security.secure_aggregation.groups import release_groups
 from lorica_security.secure_aggregation.groups.release_groups import Group, Link, Partition, successor
+from lorica_security.secure_aggregation.silo.phases import unmasking as silo_unmasking
 from silo_agent.edges.groups import group_chain
 from silo_wire.codecs.groups_codec import GroupsOffer
 from tests.support.leak_search import World, least_support, seeded
@@ -196,7 +196,7 @@ def test_the_search_finds_two_survivor_sets_of_one_attempt_where_few_signatures_
 ) -> None:
     """With groups broken as well: under whole groups two sets tell nobody apart."""
     monkeypatch.setattr(Partition, "is_union", any_union)
-    monkeypatch.setattr(silo_machine, "check_agreements", lambda *_: None)
+    monkeypatch.setattr(silo_unmasking, "check_agreements", lambda *_: None)
     assert found(tmp_path, SHAPES[0], "few signatures")
 
 

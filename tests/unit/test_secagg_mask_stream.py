@@ -8,7 +8,6 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from lorica_security.errors import StateError
 from lorica_security.identifiers import SiloName
-from lorica_security.secure_aggregation import silo_machine as silo
 from lorica_security.secure_aggregation.keys.secret import Secret
 from lorica_security.secure_aggregation.masked_vectors.mask_stream import (
     BLOCK_WORDS,
@@ -17,6 +16,8 @@ from lorica_security.secure_aggregation.masked_vectors.mask_stream import (
     MaskSum,
     Workspace,
 )
+from lorica_security.secure_aggregation.silo import effects as silo_effects
+from lorica_security.secure_aggregation.silo import machine as silo_machine
 from tests.support.secagg_federation import Federation, attempt, entropy
 
 WORDS = 10_000_000
@@ -111,8 +112,8 @@ def masked(kind: str, name: str) -> np.ndarray:
     federation = Federation(5, of=attempt(salt=name)).run(until="masked input")
     to, delivery = federation.queue[2]
     each = federation.silos[SiloName(to)]
-    _, effects = silo.step(each.state, delivery, each.party)
-    masks = next(effect.masks for effect in effects if isinstance(effect, silo.MaskVector))
+    _, effects = silo_machine.step(each.state, delivery, each.party)
+    masks = next(effect.masks for effect in effects if isinstance(effect, silo_effects.MaskVector))
     assert (len(masks.added), len(masks.subtracted)) == (3, 2)
     vector = vector_of(kind)
     masks.apply(vector, 0, Workspace())

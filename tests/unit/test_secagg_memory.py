@@ -13,13 +13,17 @@ import pytest
 
 from lorica_security.errors import LoricaError, PolicyRefusal
 from lorica_security.identifiers import SiloName
-from lorica_security.secure_aggregation import silo_machine as silo
 from lorica_security.secure_aggregation.attempt import Attempt
 from lorica_security.secure_aggregation.groups.release_groups import Partition, first_link
 from lorica_security.secure_aggregation.keys.secret import Secret
 from lorica_security.secure_aggregation.messages import Advertisement, Delivery, SharedKeys, signed
 from lorica_security.secure_aggregation.roster import Roster
-from lorica_security.secure_aggregation.silo_memory import MASKING_MEMORY, MAX_ANNOUNCED, Forgotten, SiloMemory
+from lorica_security.secure_aggregation.silo import events as silo_events
+from lorica_security.secure_aggregation.silo import party as silo_party
+from lorica_security.secure_aggregation.silo import resumption as silo_resumption
+from lorica_security.secure_aggregation.silo import states as silo_states
+from lorica_security.secure_aggregation.silo.memory import MASKING_MEMORY, MAX_ANNOUNCED, Forgotten, SiloMemory
+from lorica_security.secure_aggregation.silo.phases import masked_input as silo_masked_input
 from tests.support.leak_search import seeded
 from tests.support.secagg_federation import (
     FEDERATION,
@@ -43,10 +47,10 @@ LINK = first_link(FEDERATION, Partition.of([NAMES[:3], NAMES[3:]]))
 def disk_of(each: Silo) -> Silo:
     """The silo as it is after its disk was put back to what it is now."""
     journal = [
-        replace(event, root=Secret(event.root.buffer)) if isinstance(event, silo.OpenAttempt) else event
+        replace(event, root=Secret(event.root.buffer)) if isinstance(event, silo_events.OpenAttempt) else event
         for event in each.journal
     ]
-    state, _ = silo.restored(each.memory, tuple(journal), each.party)
+    state, _ = silo_resumption.restored(each.memory, tuple(journal), each.party)
     return Silo(each.party, state=state, memory=each.memory, journal=journal)
 
 
@@ -68,8 +72,8 @@ class Schemer:
 
     def advertised(self, name: SiloName) -> Advertisement | None:
         each = self.silos[name]
-        if isinstance(each.state, silo.Advertised):
-            each.take(silo.AttemptEnded(each.state.attempt))
+        if isinstance(each.state, silo_states.Advertised):
+            each.take(silo_events.AttemptEnded(each.state.attempt))
         of = attempt(round=self.round, salt=str(self.draw.random()))
         try:
             (made,) = each.take(opening(f"{name}{self.draw.random()}", replace(of, id=self.id)))
@@ -181,12 +185,12 @@ def test_attack_a_disk_that_went_back_never_deals_beside_one_honest_silo_of_its_
     assert sum(world.refused for world in worlds) > 0
 
 
-def seen_in_rosters(state: silo.Dealt, delivery: Delivery, party: silo.Party) -> SiloMemory:
+def seen_in_rosters(state: silo_states.Dealt, delivery: Delivery, party: silo_party.Party) -> SiloMemory:
     """Of everybody in the roster, dealt or not."""
     return state.memory.with_seen({it.silo: it.digest for it in state.roster.members}, members=NAMES)
 
 
-def nothing_seen(state: silo.Dealt, delivery: Delivery, party: silo.Party) -> SiloMemory:
+def nothing_seen(state: silo_states.Dealt, delivery: Delivery, party: silo_party.Party) -> SiloMemory:
     return state.memory
 
 
@@ -194,7 +198,7 @@ def nothing_seen(state: silo.Dealt, delivery: Delivery, party: silo.Party) -> Si
 def test_without_the_rule_the_schemes_find_what_it_is_there_for(
     monkeypatch: pytest.MonkeyPatch, broken: Callable[..., SiloMemory]
 ) -> None:
-    monkeypatch.setattr(silo, "_having_seen", broken)
+    monkeypatch.setattr(silo_masked_input, "_having_seen", broken)
     assert any(played("broken", number).dealt_behind for number in range(60))
 
 
@@ -209,8 +213,8 @@ def group_of_three(rounds: int) -> dict[SiloName, Silo]:
 def deal(silos: dict[SiloName, Silo], number: int, *, heard_by: Sequence[SiloName] = NAMES) -> list[SharedKeys]:
     """What each deals in round `number`, of which those in `heard_by` are told."""
     for each in silos.values():
-        if isinstance(each.state, silo.Advertised):
-            each.take(silo.AttemptEnded(each.state.attempt))
+        if isinstance(each.state, silo_states.Advertised):
+            each.take(silo_events.AttemptEnded(each.state.attempt))
     of = attempt(round=number)
     link = next(iter(silos.values())).party.link
     assert link is not None
@@ -242,7 +246,9 @@ def test_attack_attempts_that_come_to_nothing_do_not_make_up_for_what_was_forgot
         deal(silos, number)
     silos[VICTIM] = before
     for number in range(5, 30):
-        before.take(silo.AttemptEnded(before.state.attempt)) if isinstance(before.state, silo.Advertised) else None
+        before.take(silo_events.AttemptEnded(before.state.attempt)) if isinstance(
+            before.state, silo_states.Advertised
+        ) else None
         before.take(opening(f"{VICTIM}/{number}", attempt(round=number)))
     with pytest.raises(Forgotten):
         deal(silos, 30)
@@ -252,8 +258,8 @@ def test_silos_that_lost_nothing_go_on_whoever_was_away_for_how_long() -> None:
     silos = group_of_three(3)
     for number in range(4, 40):  # the victim is asked alone, and nobody hears of it
         each = silos[VICTIM]
-        if isinstance(each.state, silo.Advertised):
-            each.take(silo.AttemptEnded(each.state.attempt))
+        if isinstance(each.state, silo_states.Advertised):
+            each.take(silo_events.AttemptEnded(each.state.attempt))
         each.take(opening(f"{VICTIM}/{number}", attempt(round=number)))
     assert len(deal(silos, 40)) == 3
     for each in silos.values():
@@ -269,12 +275,12 @@ def test_silos_that_lost_nothing_go_on_after_more_attempts_than_there_is_room_fo
     silos = group_of_three(1)
     deal(silos, 2, heard_by=heard_by)
     for name, each in silos.items():
-        silos[name] = Silo(each.party, state=silo.Resting(each.memory), memory=each.memory)
+        silos[name] = Silo(each.party, state=silo_states.Resting(each.memory), memory=each.memory)
     victim = silos[VICTIM]
     memory = victim.memory
     for number in range(2 * MAX_ANNOUNCED):
         memory = memory.with_announced(number.to_bytes(32, "big"))
-    silos[VICTIM] = Silo(victim.party, state=silo.Resting(memory), memory=memory)
+    silos[VICTIM] = Silo(victim.party, state=silo_states.Resting(memory), memory=memory)
     assert len(deal(silos, 3)) == 3
     assert len(deal(silos, 4)) == 3
 
@@ -286,7 +292,7 @@ def test_what_people_were_shown_is_known_from_then_on() -> None:
         deal(silos, 3)
     each = silos[VICTIM]
     memory = each.memory.with_announced(*found.value.witnesses)
-    silos[VICTIM] = Silo(each.party, state=silo.Resting(memory), memory=memory)
+    silos[VICTIM] = Silo(each.party, state=silo_states.Resting(memory), memory=memory)
     assert len(deal(silos, 4)) == 3
 
 
@@ -315,7 +321,7 @@ def test_others_than_those_of_its_group_are_not_asked() -> None:
 def test_a_silo_says_what_it_saw_of_those_of_its_group_alone() -> None:
     """Also where it saw others before the groups were changed."""
     memory = SiloMemory(seen=((NAMES[1], bytes(32)), (NAMES[4], bytes(32))))
-    each = Silo(party(VICTIM, NAMES, link=LINK, approved=frozenset()), state=silo.Resting(memory), memory=memory)
+    each = Silo(party(VICTIM, NAMES, link=LINK, approved=frozenset()), state=silo_states.Resting(memory), memory=memory)
     (advertised,) = each.take(opening(VICTIM, attempt()))
     assert advertised.seen == ((NAMES[1], bytes(32)),)
 
@@ -333,17 +339,17 @@ def test_a_memory_keeps_the_newest_of_its_own_keys_and_forgets_silos_that_left()
     assert seen.with_seen({NAMES[1]: digests[0]}, members=NAMES) is seen
 
 
-def kept(journal: Sequence[silo.Event]) -> tuple[silo.Event, ...]:
+def kept(journal: Sequence[silo_events.Event]) -> tuple[silo_events.Event, ...]:
     """A copy of the file, whose root outlives the attempt."""
     return tuple(
-        replace(event, root=Secret(event.root.buffer)) if isinstance(event, silo.OpenAttempt) else event
+        replace(event, root=Secret(event.root.buffer)) if isinstance(event, silo_events.OpenAttempt) else event
         for event in journal
     )
 
 
-def not_followed(each: Silo, memory: SiloMemory, journal: Sequence[silo.Event], says: str) -> None:
+def not_followed(each: Silo, memory: SiloMemory, journal: Sequence[silo_events.Event], says: str) -> None:
     with pytest.raises(PolicyRefusal, match=says) as refusal:
-        silo.restored(memory, kept(journal), each.party)
+        silo_resumption.restored(memory, kept(journal), each.party)
     assert refusal.value.rule == MASKING_MEMORY
     assert "forfeit the attempt" in str(refusal.value)
 
@@ -354,7 +360,7 @@ def test_attack_the_journal_of_an_attempt_that_is_over_put_back_beside_the_memor
     federation = Federation(4).run(until="consistency check")
     each = federation.silos[federation.names[0]]
     copy = kept(each.journal)
-    each.take(silo.AttemptEnded(federation.attempt))
+    each.take(silo_events.AttemptEnded(federation.attempt))
     each.take(opening(each.name, after))
     not_followed(
         each, each.memory, copy, f"by its memory this silo came to attempt {after.number} of round {after.round}"
@@ -367,12 +373,12 @@ def test_attack_the_journal_of_an_attempt_put_back_to_before_the_silo_answered_i
     each = federation.silos[federation.names[0]]
     copies = [kept(each.journal[:count]) for count in range(1, len(each.journal) + 1)]
     federation.run()
-    assert isinstance(each.state, silo.Revealed)
+    assert isinstance(each.state, silo_states.Revealed)
     for copy in copies[:-1]:
         not_followed(each, each.memory, copy, "by its memory this silo answered it")
     killed_before_the_request_was_journalled = kept(each.journal[:-1])
-    state, _ = silo.restored(each.memory, killed_before_the_request_was_journalled, each.party)
-    assert (type(state), state.memory) == (silo.Agreed, each.memory)
+    state, _ = silo_resumption.restored(each.memory, killed_before_the_request_was_journalled, each.party)
+    assert (type(state), state.memory) == (silo_states.Agreed, each.memory)
 
 
 def test_attack_the_journal_of_keys_that_the_memory_does_not_have() -> None:
@@ -401,4 +407,4 @@ def test_what_one_step_remembers_is_one_change() -> None:
         before = each.memory.sequence
         each.take(opening(VICTIM, attempt(number=number)))
         assert each.memory.sequence == before + 1
-        each.take(silo.AttemptEnded(each.state.attempt))  # type: ignore[union-attr]
+        each.take(silo_events.AttemptEnded(each.state.attempt))  # type: ignore[union-attr]

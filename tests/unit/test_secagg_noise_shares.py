@@ -27,7 +27,7 @@ from lorica_security.secure_aggregation.masked_vectors.mask_stream import KeyStr
 from lorica_security.secure_aggregation.masked_vectors.noise_shares import CLIPPED_TO, LEAST_BITS, TAIL, NoiseShares
 from lorica_security.secure_aggregation.masked_vectors.scores import NO_SCORES
 from lorica_security.secure_aggregation.parameters import NoiseTerms, Parameters, Terms
-from lorica_security.secure_aggregation.silo_machine import MaskVector
+from lorica_security.secure_aggregation.silo.effects import MaskVector
 from silo_agent.training.update.masked_vector import BLOCK_ELEMENTS, write_masked_vector
 from silo_wire.manifest import Layout, TensorSpec
 from silo_wire.plans.masked_ranges import plan_ranges, ranges_of

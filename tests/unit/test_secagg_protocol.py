@@ -7,12 +7,19 @@ from hypothesis import strategies as st
 
 from lorica_security.errors import Conflict, IntegrityError, StateError
 from lorica_security.identifiers import SiloName
-from lorica_security.secure_aggregation import coordinator_machine as coordinator
-from lorica_security.secure_aggregation import silo_machine as silo
+from lorica_security.secure_aggregation.coordinator import effects as coordinator_effects
+from lorica_security.secure_aggregation.coordinator import events as coordinator_events
+from lorica_security.secure_aggregation.coordinator import machine as coordinator_machine
+from lorica_security.secure_aggregation.coordinator import states as coordinator_states
 from lorica_security.secure_aggregation.masked_vectors import mask_stream
 from lorica_security.secure_aggregation.masked_vectors.fixed_point import EXTRA_WORDS, decode, decode_tail
 from lorica_security.secure_aggregation.messages import MaskedInput
 from lorica_security.secure_aggregation.parameters import least_threshold
+from lorica_security.secure_aggregation.silo import effects as silo_effects
+from lorica_security.secure_aggregation.silo import events as silo_events
+from lorica_security.secure_aggregation.silo import machine as silo_machine
+from lorica_security.secure_aggregation.silo import resumption as silo_resumption
+from lorica_security.secure_aggregation.silo import states as silo_states
 from tests.support.secagg_federation import (
     PHASES,
     SIZES,
@@ -55,17 +62,17 @@ def test_the_survivors_sum_comes_out_exactly_or_nothing_can_be_put_together(
         whole = [kind for kind in ("self mask", "mask key") if len(shares.get((name, kind), ())) >= threshold]
         assert len(whole) <= 1, f"{name} could be unmasked: {whole}"
     if expected_to_end_well(cohort, threshold, drops):
-        assert isinstance(federation.coordinator, coordinator.Unmasked)
+        assert isinstance(federation.coordinator, coordinator_states.Unmasked)
         assert federation.unmask is not None
         before_upload = [name for name, phase in drops.items() if phase in PHASES[:3]]
         assert set(federation.unmask.survivors) == set(federation.names) - set(before_upload)
         assert np.array_equal(federation.sum(), federation.true_sum())
         assert {blame.silo for blame in federation.blames} <= set(drops)
     else:
-        assert isinstance(federation.coordinator, coordinator.Abandoned)
+        assert isinstance(federation.coordinator, coordinator_states.Abandoned)
         assert all(len(holders) < threshold for holders in shares.values())
     federation.end()
-    assert all(type(each.state) is silo.Resting for each in federation.silos.values())
+    assert all(type(each.state) is silo_states.Resting for each in federation.silos.values())
     assert all(secret.erased for each in federation.silos.values() for secret in each.erased)
 
 
@@ -76,7 +83,7 @@ def test_two_of_seven_drop_out_in_any_phase(phase: str) -> None:
     federation.run(drops=drops)
     assert np.array_equal(federation.sum(), federation.true_sum())
     assert {(blame.silo, blame.offence) for blame in federation.blames} <= {
-        (name, coordinator.Offence.SILENCE) for name in drops
+        (name, coordinator_effects.Offence.SILENCE) for name in drops
     }
 
 
@@ -143,11 +150,11 @@ def test_a_silo_that_is_killed_while_it_masks_makes_the_same_vector() -> None:
     federation = Federation(4).run(until="masked input")
     to, delivery = federation.queue.pop(0)
     killed = federation.silos[SiloName(to)]
-    killed.state, effects = silo.step(killed.state, delivery, killed.party)
-    killed.journal += [effect.event for effect in effects if isinstance(effect, silo.Journal)]
+    killed.state, effects = silo_machine.step(killed.state, delivery, killed.party)
+    killed.journal += [effect.event for effect in effects if isinstance(effect, silo_effects.Journal)]
     (first,) = killed.restart()
     assert isinstance(first, MaskedInput)
-    assert federation.silos[SiloName(to)].take(silo.VectorMasked(first.vector)) == [first]
+    assert federation.silos[SiloName(to)].take(silo_events.VectorMasked(first.vector)) == [first]
     federation.queue.append(("", first))
     federation.run()
     assert np.array_equal(federation.sum(), federation.true_sum())
@@ -156,12 +163,12 @@ def test_a_silo_that_is_killed_while_it_masks_makes_the_same_vector() -> None:
 def test_a_restarted_coordinator_stands_where_it_stood() -> None:
     for phase in PHASES:
         federation = Federation(4).run(until=phase)
-        state, effects = coordinator.restored(tuple(federation.journal), federation.identities)
+        state, effects = coordinator_machine.restored(tuple(federation.journal), federation.identities)
         assert state == federation.coordinator
-        sent = [(effect.to, effect.message) for effect in effects if isinstance(effect, coordinator.Send)]
+        sent = [(effect.to, effect.message) for effect in effects if isinstance(effect, coordinator_effects.Send)]
         assert all(item in federation.queue for item in sent)
     federation = Federation(4).run()
-    state, effects = coordinator.restored(tuple(federation.journal), federation.identities)
+    state, effects = coordinator_machine.restored(tuple(federation.journal), federation.identities)
     assert state == federation.coordinator
     (unmask,) = effects
     assert unmask == federation.unmask
@@ -171,9 +178,9 @@ def test_a_vector_that_cannot_be_made_again_forfeits_the_attempt() -> None:
     federation = Federation(4).run(until="consistency check")
     each = federation.silos[federation.names[0]]
     with pytest.raises(Conflict, match="forfeit"):
-        each.take(silo.VectorMasked(bytes(32)))
+        each.take(silo_events.VectorMasked(bytes(32)))
     with pytest.raises(IntegrityError, match="begins with Roster"):
-        silo.restored(each.memory, tuple(each.journal[1:]), each.party)
+        silo_resumption.restored(each.memory, tuple(each.journal[1:]), each.party)
 
 
 def test_a_journal_without_its_root_is_worth_nothing() -> None:
@@ -182,7 +189,7 @@ def test_a_journal_without_its_root_is_worth_nothing() -> None:
     journal = tuple(each.journal)
     federation.end()
     with pytest.raises(StateError, match="erased"):
-        silo.restored(each.memory, journal, each.party)
+        silo_resumption.restored(each.memory, journal, each.party)
 
 
 def test_the_next_attempt_shares_no_mask_with_the_last() -> None:
@@ -205,7 +212,7 @@ def test_the_federation_goes_on_to_the_next_round_after_a_drop_out() -> None:
 def test_silos_with_different_models_or_openings_get_no_sum() -> None:
     federation = Federation(4)
     federation.tell_coordinator(
-        coordinator.OpenAttempt(attempt=federation.attempt, terms=federation.terms, invited=federation.names)
+        coordinator_events.OpenAttempt(attempt=federation.attempt, terms=federation.terms, invited=federation.names)
     )
     other = opening(federation.names[3], federation.attempt, model=bytes(32))
     assert other.model != federation.terms.model

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from lorica_security.errors import StateError
-from lorica_security.secure_aggregation import silo_machine as silo
 from lorica_security.secure_aggregation.keys.secret import Secret
 from lorica_security.secure_aggregation.messages import MaskedInput, Reveal
+from lorica_security.secure_aggregation.silo import events as silo_events
+from lorica_security.secure_aggregation.silo import states as silo_states
 from tests.support import secagg_federation
 from tests.support.secagg_federation import PHASES, Federation, entropy, silo_names
 
@@ -55,10 +56,10 @@ def test_a_restart_in_any_phase_leaves_nothing_more(phase: str, owned: list[tupl
     """The keys that a process had go with it; those that the next one makes of the journal go at the end."""
     federation = Federation(4).run(until=phase)
     for each in federation.silos.values():
-        assert isinstance(each.state, silo.Advertised)
+        assert isinstance(each.state, silo_states.Advertised)
         each.state.opening.root.erase()
         for event in each.journal:
-            if isinstance(event, silo.OpenAttempt):
+            if isinstance(event, silo_events.OpenAttempt):
                 each.journal[0] = replace(event, root=Secret(entropy("root", each.name, event.attempt.id.hex())))
         each.restart()
     federation.run()
@@ -80,7 +81,7 @@ def test_an_abandoned_attempt_leaves_nothing_that_its_messages_could_be_opened_w
     federation.end()
     assert not any(any(buffer) for buffer, _ in owned)
     for each in federation.silos.values():
-        assert isinstance(each.state, silo.Resting)
+        assert isinstance(each.state, silo_states.Resting)
         assert not each.journal
         (root,) = each.erased
         with pytest.raises(StateError, match="erased"):

@@ -6,10 +6,18 @@ from typing import Any
 import pytest
 
 from lorica_security.errors import LoricaError, WrongTime
-from lorica_security.secure_aggregation import coordinator_machine as coordinator
-from lorica_security.secure_aggregation import silo_machine as silo
+from lorica_security.secure_aggregation.coordinator import effects as coordinator_effects
+from lorica_security.secure_aggregation.coordinator import events as coordinator_events
+from lorica_security.secure_aggregation.coordinator import machine as coordinator_machine
+from lorica_security.secure_aggregation.coordinator import states as coordinator_states
 from lorica_security.secure_aggregation.messages import Complaint, signed
-from lorica_security.secure_aggregation.silo_memory import SiloMemory
+from lorica_security.secure_aggregation.silo import effects as silo_effects
+from lorica_security.secure_aggregation.silo import events as silo_events
+from lorica_security.secure_aggregation.silo import machine as silo_machine
+from lorica_security.secure_aggregation.silo import party as silo_party
+from lorica_security.secure_aggregation.silo import resumption as silo_resumption
+from lorica_security.secure_aggregation.silo import states as silo_states
+from lorica_security.secure_aggregation.silo.memory import SiloMemory
 from tests.support.secagg_federation import Federation, Silo, identity_key, opening
 
 SILO_ACCEPTS = {
@@ -34,36 +42,38 @@ COORDINATOR_ACCEPTS = {
 }
 
 
-def silo_samples() -> tuple[dict[str, silo.State], dict[str, silo.Event], silo.Party]:
+def silo_samples() -> tuple[dict[str, silo_states.State], dict[str, silo_events.Event], silo_party.Party]:
     """A state of each type and an event of each type, of the first silo of one attempt; made anew at every call."""
     federation = Federation(3).run()
     each = federation.silos[federation.names[0]]
     journal = list(each.journal)
-    events: dict[str, silo.Event] = {type(event).__name__: event for event in journal}
-    events["AttemptEnded"] = silo.AttemptEnded(federation.attempt)
-    states: dict[str, silo.State] = {"Resting": silo.Resting(SiloMemory())}
+    events: dict[str, silo_events.Event] = {type(event).__name__: event for event in journal}
+    events["AttemptEnded"] = silo_events.AttemptEnded(federation.attempt)
+    states: dict[str, silo_states.State] = {"Resting": silo_states.Resting(SiloMemory())}
     (answered,) = each.memory.plans
     before = replace(each.memory, plans=(replace(answered, answered=False),))
     for last in range(1, len(journal) + 1):
         memory = each.memory if last == len(journal) else before
-        state, _ = silo.restored(memory, tuple(journal[:last]), each.party)
+        state, _ = silo_resumption.restored(memory, tuple(journal[:last]), each.party)
         states[type(state).__name__] = state
     return states, events, each.party
 
 
-def coordinator_samples() -> tuple[dict[str, coordinator.State], dict[str, coordinator.Event], Federation]:
+def coordinator_samples() -> tuple[
+    dict[str, coordinator_states.State], dict[str, coordinator_events.Event], Federation
+]:
     federation = Federation(3).run()
-    events: dict[str, coordinator.Event] = {type(event).__name__: event for event in federation.journal}
-    states: dict[str, coordinator.State] = {"Idle": coordinator.Idle()}
+    events: dict[str, coordinator_events.Event] = {type(event).__name__: event for event in federation.journal}
+    states: dict[str, coordinator_states.State] = {"Idle": coordinator_states.Idle()}
     for last in range(1, len(federation.journal) + 1):
-        state, _ = coordinator.restored(tuple(federation.journal[:last]), federation.identities)
+        state, _ = coordinator_machine.restored(tuple(federation.journal[:last]), federation.identities)
         states[type(state).__name__] = state
-    states["Abandoned"] = coordinator.Abandoned(attempt=federation.attempt, reason="sample")
+    states["Abandoned"] = coordinator_states.Abandoned(attempt=federation.attempt, reason="sample")
     one, other = federation.names[:2]
     roster = events["Reveal"].roster  # type: ignore[union-attr]
     events["Complaint"] = signed(Complaint(roster=roster, silo=one, dealer=other, key=bytes(32)), identity_key(one))
-    events["SiloDropped"] = coordinator.SiloDropped(one, "sample")
-    events["PhaseClosed"] = coordinator.PhaseClosed("share keys")
+    events["SiloDropped"] = coordinator_events.SiloDropped(one, "sample")
+    events["PhaseClosed"] = coordinator_events.PhaseClosed("share keys")
     return states, events, federation
 
 
@@ -73,14 +83,16 @@ UNTOUCHED_SILO_STATES, UNTOUCHED_COORDINATOR_STATES = silo_samples()[0], coordin
 
 
 def test_the_samples_cover_every_state_and_event() -> None:
-    assert {type(it) for it in SILO_STATES.values()} == set(silo.STATES)
-    assert {type(it) for it in SILO_EVENTS.values()} == set(silo.EVENTS)
-    assert {type(it) for it in COORDINATOR_STATES.values()} == set(coordinator.STATES)
-    assert {type(it) for it in COORDINATOR_EVENTS.values()} == set(coordinator.EVENTS)
+    assert {type(it) for it in SILO_STATES.values()} == set(silo_states.STATES)
+    assert {type(it) for it in SILO_EVENTS.values()} == set(silo_events.EVENTS)
+    assert {type(it) for it in COORDINATOR_STATES.values()} == set(coordinator_states.STATES)
+    assert {type(it) for it in COORDINATOR_EVENTS.values()} == set(coordinator_events.EVENTS)
 
 
 @pytest.mark.parametrize(
-    ("table", "accepts"), [(silo.TABLE, SILO_ACCEPTS), (coordinator.TABLE, COORDINATOR_ACCEPTS)], ids=["silo", "coord"]
+    ("table", "accepts"),
+    [(silo_machine.TABLE, SILO_ACCEPTS), (coordinator_machine.TABLE, COORDINATOR_ACCEPTS)],
+    ids=["silo", "coord"],
 )
 def test_the_tables_hold_exactly_the_pairs_listed_here(table: Any, accepts: dict[str, str]) -> None:
     listed = {(state, event) for state, events in accepts.items() for event in events.split()}
@@ -93,12 +105,12 @@ def test_every_pair_of_the_silo(state: str, event: str) -> None:
     before = SILO_STATES[state]
     if event not in SILO_ACCEPTS[state].split():
         with pytest.raises(WrongTime, match=state):
-            silo.step(before, SILO_EVENTS[event], PARTY)
+            silo_machine.step(before, SILO_EVENTS[event], PARTY)
     else:
-        after, effects = silo.step(before, SILO_EVENTS[event], PARTY)
-        repeated, same = silo.step(before, SILO_EVENTS[event], PARTY)
+        after, effects = silo_machine.step(before, SILO_EVENTS[event], PARTY)
+        repeated, same = silo_machine.step(before, SILO_EVENTS[event], PARTY)
         assert (after, effects) == (repeated, same)
-        durable = [isinstance(effect, silo.Remember | silo.Journal) for effect in effects]
+        durable = [isinstance(effect, silo_effects.Remember | silo_effects.Journal) for effect in effects]
         assert durable == sorted(durable, reverse=True), "what is durable comes before what is sent"
     assert before == UNTOUCHED_SILO_STATES[state]
 
@@ -109,14 +121,16 @@ def test_every_pair_of_the_coordinator(state: str, event: str) -> None:
     before = COORDINATOR_STATES[state]
     if event not in COORDINATOR_ACCEPTS[state].split():
         with pytest.raises(WrongTime, match=before.phase):
-            coordinator.step(before, COORDINATOR_EVENTS[event], FEDERATION.identities)
+            coordinator_machine.step(before, COORDINATOR_EVENTS[event], FEDERATION.identities)
     else:
         try:
-            _, effects = coordinator.step(before, COORDINATOR_EVENTS[event], FEDERATION.identities)
+            _, effects = coordinator_machine.step(before, COORDINATOR_EVENTS[event], FEDERATION.identities)
         except LoricaError:
             pass  # the sample does not fit this state's values; test_secagg_culprits pins which error it is
         else:
-            journals = [index for index, effect in enumerate(effects) if isinstance(effect, coordinator.Journal)]
+            journals = [
+                index for index, effect in enumerate(effects) if isinstance(effect, coordinator_effects.Journal)
+            ]
             assert journals in ([], [0])
     assert before == UNTOUCHED_COORDINATOR_STATES[state]
 
@@ -128,7 +142,7 @@ def test_the_answer_to_a_repeated_message_is_the_same_bytes() -> None:
         event = SILO_EVENTS[name]
         first[name] = each.take(event)
         if name == "Delivery":
-            assert each.take(silo.VectorMasked(each.state.vector)) == first[name]  # type: ignore[union-attr]
+            assert each.take(silo_events.VectorMasked(each.state.vector)) == first[name]  # type: ignore[union-attr]
         assert each.take(event) == first[name]
 
 

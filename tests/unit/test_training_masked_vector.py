@@ -23,7 +23,7 @@ from lorica_security.secure_aggregation.masked_vectors import fixed_point, mask_
 from lorica_security.secure_aggregation.masked_vectors.fixed_point import EXTRA_WORDS, FixedPoint, Ranges, WideBlock
 from lorica_security.secure_aggregation.masked_vectors.mask_stream import KeyStream, MaskSum, Words
 from lorica_security.secure_aggregation.parameters import LEAST_COHORT, Parameters, default_threshold
-from lorica_security.secure_aggregation.silo_machine import MaskVector
+from lorica_security.secure_aggregation.silo.effects import MaskVector
 from silo_agent.rounds.update import TrainingDiverged, TrainingStopped
 from silo_agent.training.update import masked_vector
 from silo_agent.training.update.masked_vector import BLOCK_ELEMENTS, own_weight, write_masked_vector

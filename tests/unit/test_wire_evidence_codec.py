@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lorica_security.errors import IntegrityError, LoricaError, MalformedMessage, PolicyRefusal
-from lorica_security.secure_aggregation.coordinator_machine import OpenAttempt
+from lorica_security.secure_aggregation.coordinator.events import OpenAttempt
 from lorica_security.secure_aggregation.model_evidence.evidence import opened, signed_evidence
 from lorica_security.secure_aggregation.parameters import NoiseTerms
-from lorica_security.secure_aggregation.silo_machine import Demands
+from lorica_security.secure_aggregation.silo.party import Demands
 from silo_wire.checkable_round import FalseChunk, Proof
 from silo_wire.checked_chunk import MASTER, examined
 from silo_wire.codecs.evidence_codec import evidence_from_wire, evidence_to_wire, proof_from_bytes, proof_to_bytes

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from lorica_security.errors import MalformedMessage
 from lorica_security.identifiers import FederationName, SiloName
-from lorica_security.secure_aggregation import coordinator_machine as coordinator
-from lorica_security.secure_aggregation import silo_machine as silo
 from lorica_security.secure_aggregation.attempt import MAX_NUMBER, Attempt
+from lorica_security.secure_aggregation.coordinator import events as coordinator_events
+from lorica_security.secure_aggregation.coordinator import machine as coordinator_machine
+from lorica_security.secure_aggregation.coordinator import states as coordinator_states
 from lorica_security.secure_aggregation.groups.release_groups import Partition, Promise, first_link
 from lorica_security.secure_aggregation.keys.key_agreement import CIPHERTEXT_BYTES, PUBLIC_KEY_BYTES
 from lorica_security.secure_aggregation.keys.pair_secret import PairCopy
@@ -53,7 +54,11 @@ from lorica_security.secure_aggregation.messages import (
 )
 from lorica_security.secure_aggregation.parameters import Parameters, Terms, default_threshold
 from lorica_security.secure_aggregation.roster import Roster
-from lorica_security.secure_aggregation.silo_memory import PlanMemory, SiloMemory
+from lorica_security.secure_aggregation.silo import effects as silo_effects
+from lorica_security.secure_aggregation.silo import events as silo_events
+from lorica_security.secure_aggregation.silo import resumption as silo_resumption
+from lorica_security.secure_aggregation.silo import states as silo_states
+from lorica_security.secure_aggregation.silo.memory import PlanMemory, SiloMemory
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.codecs import common_codec, masked_orders_codec, orders_codec, secure_codec
 from silo_wire.codecs.groups_codec import groups_from_wire, groups_to_wire
@@ -795,20 +800,20 @@ def test_random_bytes_are_refused(kind: type, raw: bytes) -> None:
 # --- journals and memory ----------------------------------------------------------------------------------------------
 
 any_openings = st.builds(
-    silo.OpenAttempt,
+    silo_events.OpenAttempt,
     attempt=any_attempts,
     model=digests,
     tensors=st.lists(st.integers(1, MAX_ELEMENTS), max_size=6).map(tuple),
     root=digests.map(Secret),
 )
-any_events: st.SearchStrategy[silo.Event] = st.one_of(
+any_events: st.SearchStrategy[silo_events.Event] = st.one_of(
     any_openings,
     any_rosters(),
     any_deliveries(),
-    st.builds(silo.VectorMasked, digests),
+    st.builds(silo_events.VectorMasked, digests),
     VALUES[SurvivorSet],
     any_unmask_requests(),
-    st.builds(silo.AttemptEnded, any_attempts),
+    st.builds(silo_events.AttemptEnded, any_attempts),
 )
 any_promises = st.integers(0, 10_000).flatmap(
     lambda colluders: st.builds(
@@ -832,11 +837,11 @@ any_terms = st.builds(
     colluders=st.integers(0, 2**32 - 1),
     threshold=st.none() | st.integers(0, 2**32 - 1),
 )
-any_coordinator_events: st.SearchStrategy[coordinator.Event] = st.one_of(
-    st.builds(coordinator.OpenAttempt, attempt=any_attempts, terms=any_terms, invited=members),
+any_coordinator_events: st.SearchStrategy[coordinator_events.Event] = st.one_of(
+    st.builds(coordinator_events.OpenAttempt, attempt=any_attempts, terms=any_terms, invited=members),
     *(VALUES[kind] for kind in (Advertisement, SharedKeys, Complaint, MaskedInput, Agreement, Reveal)),
-    st.builds(coordinator.SiloDropped, names, st.text(st.characters(exclude_categories=["Cs"]), max_size=40)),
-    st.builds(coordinator.PhaseClosed, st.sampled_from([state.phase for state in coordinator.STATES])),
+    st.builds(coordinator_events.SiloDropped, names, st.text(st.characters(exclude_categories=["Cs"]), max_size=40)),
+    st.builds(coordinator_events.PhaseClosed, st.sampled_from([state.phase for state in coordinator_states.STATES])),
 )
 any_memories = st.lists(
     st.builds(
@@ -852,7 +857,7 @@ any_memories = st.lists(
 
 
 @given(any_events)
-def test_events_of_a_silo_round_trip(event: silo.Event) -> None:
+def test_events_of_a_silo_round_trip(event: silo_events.Event) -> None:
     assert_same(event, event_from_bytes(event_to_bytes(event), FEDERATION))
 
 
@@ -868,7 +873,7 @@ def test_release_groups_that_promise_what_none_can_are_refused(colluders: int, s
 
 
 @given(any_coordinator_events)
-def test_events_of_the_coordinator_round_trip(event: coordinator.Event) -> None:
+def test_events_of_the_coordinator_round_trip(event: coordinator_events.Event) -> None:
     assert_same(event, coordinator_event_from_bytes(coordinator_event_to_bytes(event), FEDERATION))
 
 
@@ -883,23 +888,23 @@ def test_both_sides_stand_where_they_stood_after_their_journals_were_bytes(phase
     federation = Federation(5).run(drops={ONE: "masked input"}, until=phase)
     events = [coordinator_event_to_bytes(event) for event in federation.journal]
     journal = tuple(coordinator_event_from_bytes(raw, FEDERATION) for raw in events)
-    state, effects = coordinator.restored(journal, federation.identities)
+    state, effects = coordinator_machine.restored(journal, federation.identities)
     assert state == federation.coordinator
     assert effects
     for each in federation.silos.values():
-        if type(each.state) is silo.Resting:
+        if type(each.state) is silo_states.Resting:
             continue
         own = tuple(event_from_bytes(event_to_bytes(event), FEDERATION) for event in each.journal)
         memory = memory_from_bytes(memory_to_bytes(each.memory))
-        restored, done = silo.restored(memory, own, each.party)
+        restored, done = silo_resumption.restored(memory, own, each.party)
         assert restored == each.state
-        assert [effect.message for effect in done if isinstance(effect, silo.Send)] in ([each.sent[-1]], [])
+        assert [effect.message for effect in done if isinstance(effect, silo_effects.Send)] in ([each.sent[-1]], [])
 
 
 def test_a_silo_s_root_comes_back_as_a_secret() -> None:
     event = opening(ONE, attempt())
     after = event_from_bytes(event_to_bytes(event), FEDERATION)
-    assert isinstance(after, silo.OpenAttempt)
+    assert isinstance(after, silo_events.OpenAttempt)
     assert isinstance(after.root, Secret)
     assert after.root == event.root
     assert after.root.buffer is not event.root.buffer
@@ -907,7 +912,7 @@ def test_a_silo_s_root_comes_back_as_a_secret() -> None:
 
 
 def stored() -> dict[str, tuple[bytes, Callable[[bytes], Any]]]:
-    opened = coordinator.OpenAttempt(attempt=attempt(), terms=terms(threshold=3), invited=silo_names(3))
+    opened = coordinator_events.OpenAttempt(attempt=attempt(), terms=terms(threshold=3), invited=silo_names(3))
     memory = SiloMemory((PlanMemory(plan=PLAN, round=4, number=2, answered=True),))
     return {
         "silo": (event_to_bytes(opening(ONE, attempt())), lambda raw: event_from_bytes(raw, FEDERATION)),
@@ -940,7 +945,7 @@ def restamped(message: Message) -> bytes:
     return bytes.fromhex(digest_of(raw)) + raw
 
 
-def event_message(event: silo.Event) -> pb.SiloEvent:
+def event_message(event: silo_events.Event) -> pb.SiloEvent:
     return pb.SiloEvent.FromString(event_to_bytes(event)[32:])
 
 
@@ -967,7 +972,7 @@ def test_a_stored_opening_with_a_wrong_field_is_refused(change: dict[str, Any]) 
 def test_what_is_stored_of_another_federation_or_without_an_event_is_refused_or_another() -> None:
     raw = event_to_bytes(opening(ONE, attempt()))
     after = event_from_bytes(raw, FederationName("south"))
-    assert isinstance(after, silo.OpenAttempt)
+    assert isinstance(after, silo_events.OpenAttempt)
     assert after.attempt != attempt()
     for message, read in (
         (pb.SiloEvent(), lambda raw: event_from_bytes(raw, FEDERATION)),
@@ -992,7 +997,7 @@ def test_what_is_stored_of_another_federation_or_without_an_event_is_refused_or_
 
 def test_more_silos_than_can_be_served_are_not_invited() -> None:
     """Before anything is kept, so that no journal holds what cannot be read again."""
-    most = coordinator.OpenAttempt(attempt=attempt(), terms=terms(), invited=silo_names(100) + hundred("x"))
+    most = coordinator_events.OpenAttempt(attempt=attempt(), terms=terms(), invited=silo_names(100) + hundred("x"))
     assert coordinator_event_from_bytes(coordinator_event_to_bytes(most), FEDERATION) == most
     with pytest.raises(MalformedMessage, match="those invited are 201: at most 200"):
         coordinator_event_to_bytes(replace(most, invited=(*most.invited, SiloName("z"))))

@@ -35,7 +35,7 @@ from coordinator.vectors.stored_vector import StoredVector, VectorReader
 from lorica_security.errors import ConfigurationError, IntegrityError, MalformedMessage, StateError
 from lorica_security.identifiers import SiloName
 from lorica_security.noise.noise_streams import NoiseStream
-from lorica_security.secure_aggregation.coordinator_machine import Unmask
+from lorica_security.secure_aggregation.coordinator.effects import Unmask
 from silo_wire.canonical import Digest
 from silo_wire.manifest import ParameterDtype, masked_layout
 from silo_wire.messages import RoundKey

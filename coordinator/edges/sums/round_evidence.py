@@ -20,7 +20,7 @@ from coordinator.vectors.stored_vector import read_record, write_record
 from lorica_security.errors import IntegrityError, MalformedMessage, StateError, StorageError
 from lorica_security.host import files
 from lorica_security.identifiers import FederationName
-from lorica_security.secure_aggregation.coordinator_machine import Unmasked
+from lorica_security.secure_aggregation.coordinator.states import Unmasked
 from lorica_security.secure_aggregation.model_evidence.evidence import Evidence, SignedEvidence
 from lorica_security.secure_aggregation.model_evidence.verdicts import Verdict
 from silo_wire.canonical import Digest

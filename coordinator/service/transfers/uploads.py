@@ -18,7 +18,8 @@ from functools import partial
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from coordinator.rounds.events import MaskAnswered, UpdateCommitted
-from coordinator.rounds.machine import check_may_commit, check_may_send_masked
+from coordinator.rounds.phases.collecting import check_may_commit
+from coordinator.rounds.phases.masking import check_may_send_masked
 from coordinator.rounds.states import Masking, course_of
 from coordinator.rounds.updates import CommittedUpdate
 from coordinator.service.plan_desk import PlanDesk

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from coordinator.rounds.cohorts.whole_groups import awaited_groups
 from coordinator.rounds.states import (
     Aggregating,
     Collecting,
@@ -13,7 +14,6 @@ from coordinator.rounds.states import (
     course_of,
     population_of,
 )
-from coordinator.rounds.whole_groups import awaited_groups
 from coordinator.service.attendance import Attendance
 from lorica_security.identifiers import SiloName
 

@@ -7,7 +7,7 @@ from coordinator.rounds.secure_attempt import SecureAttempt
 from coordinator.rounds.states import Collecting, Masking, State, course_of, round_of
 from coordinator.service.records import RoundRow
 from lorica_security.identifiers import SiloName
-from lorica_security.secure_aggregation.coordinator_machine import takes_part
+from lorica_security.secure_aggregation.coordinator.requests import takes_part
 from silo_wire.canonical import Digest
 
 TRAINING = "training"

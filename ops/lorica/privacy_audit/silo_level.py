@@ -45,7 +45,7 @@ from lorica_security.secure_aggregation.masked_vectors.fixed_point import EXTRA_
 from lorica_security.secure_aggregation.masked_vectors.mask_stream import KeyStream, MaskSum
 from lorica_security.secure_aggregation.masked_vectors.noise_shares import NoiseShares
 from lorica_security.secure_aggregation.parameters import Parameters, Terms
-from lorica_security.secure_aggregation.silo_machine import MaskVector
+from lorica_security.secure_aggregation.silo.effects import MaskVector
 from silo_agent.training.update.masked_vector import KeptDelta, write_masked_vector
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.manifest import Layout, TensorSpec, manifest_of

@@ -38,7 +38,7 @@ from lorica_security.secure_aggregation.messages import (
 )
 from lorica_security.secure_aggregation.parameters import Parameters
 from lorica_security.secure_aggregation.roster import Roster
-from lorica_security.secure_aggregation.silo_memory import Seen
+from lorica_security.secure_aggregation.silo.memory import Seen
 from silo_wire.manifest import MAX_TENSORS
 from silo_wire.v1 import secure_aggregation_pb2 as pb
 

@@ -9,8 +9,9 @@ from google.protobuf.message import DecodeError, Message
 
 from lorica_security.errors import MalformedMessage
 from lorica_security.identifiers import FederationName, SiloName
-from lorica_security.secure_aggregation import coordinator_machine, silo_machine
 from lorica_security.secure_aggregation.attempt import MAX_NUMBER
+from lorica_security.secure_aggregation.coordinator import events as coordinator_events
+from lorica_security.secure_aggregation.coordinator import states as coordinator_states
 from lorica_security.secure_aggregation.keys.key_agreement import ROOT_BYTES
 from lorica_security.secure_aggregation.keys.secret import Secret
 from lorica_security.secure_aggregation.masked_vectors.fixed_point import MAX_ELEMENTS
@@ -29,7 +30,8 @@ from lorica_security.secure_aggregation.messages import (
 from lorica_security.secure_aggregation.model_evidence.verdicts import Verdict
 from lorica_security.secure_aggregation.parameters import NoiseTerms, Terms
 from lorica_security.secure_aggregation.roster import Roster
-from lorica_security.secure_aggregation.silo_memory import MAX_ANNOUNCED, MAX_PLANS, PlanMemory, SiloMemory
+from lorica_security.secure_aggregation.silo import events as silo_events
+from lorica_security.secure_aggregation.silo.memory import MAX_ANNOUNCED, MAX_PLANS, PlanMemory, SiloMemory
 from lorica_security.secure_aggregation.transcript import check_bytes
 from silo_wire.canonical import DIGEST_BYTES, digest_of, digest_to_wire
 from silo_wire.codecs.groups_codec import groups_from_wire, groups_to_wire
@@ -69,7 +71,7 @@ from silo_wire.codecs.secure_codec import (
 from silo_wire.manifest import MAX_TENSORS
 from silo_wire.v1 import secure_aggregation_pb2 as pb
 
-_PHASES = frozenset(state.phase for state in coordinator_machine.STATES)
+_PHASES = frozenset(state.phase for state in coordinator_states.STATES)
 
 
 # --- journals and memory ----------------------------------------------------------------------------------------------
@@ -90,14 +92,14 @@ def _read(kind: type[M], data: bytes) -> M:
         raise MalformedMessage(f"a stored {kind.DESCRIPTOR.name} of {len(data)} bytes does not parse") from error
 
 
-def event_to_bytes(event: silo_machine.Event) -> bytes:
+def event_to_bytes(event: silo_events.Event) -> bytes:
     """One event of a silo's journal. That of an OpenAttempt holds its root: keep it as secret, and erase it as soon."""
     return _stored(_event_to_stored(event))
 
 
-def _event_to_stored(event: silo_machine.Event) -> pb.SiloEvent:
+def _event_to_stored(event: silo_events.Event) -> pb.SiloEvent:
     match event:
-        case silo_machine.OpenAttempt():
+        case silo_events.OpenAttempt():
             opening = pb.SiloOpening(
                 attempt=attempt_to_wire(event.attempt),
                 model_digest=event.model,
@@ -112,17 +114,17 @@ def _event_to_stored(event: silo_machine.Event) -> pb.SiloEvent:
             return pb.SiloEvent(shared_keys=shared_keys_to_wire(event))
         case Delivery():
             return pb.SiloEvent(delivery=delivery_to_wire(event))
-        case silo_machine.VectorMasked():
+        case silo_events.VectorMasked():
             return pb.SiloEvent(masked_vector=event.vector)
         case SurvivorSet():
             return pb.SiloEvent(survivors=survivor_set_to_wire(event))
         case UnmaskRequest():
             return pb.SiloEvent(unmask=unmask_request_to_wire(event))
-        case silo_machine.AttemptEnded():
+        case silo_events.AttemptEnded():
             return pb.SiloEvent(plan_digest=event.attempt.plan, ended=attempt_to_wire(event.attempt))
 
 
-def event_from_bytes(data: bytes, federation: FederationName) -> silo_machine.Event:
+def event_from_bytes(data: bytes, federation: FederationName) -> silo_events.Event:
     """The event that `event_to_bytes` was given, of a silo of `federation`; raises MalformedMessage for anything else."""
     message = _read(pb.SiloEvent, data)
     match message.WhichOneof("event"):
@@ -135,13 +137,13 @@ def event_from_bytes(data: bytes, federation: FederationName) -> silo_machine.Ev
         case "delivery":
             return delivery_from_wire(message.delivery)
         case "masked_vector":
-            return silo_machine.VectorMasked(message.masked_vector)
+            return silo_events.VectorMasked(message.masked_vector)
         case "survivors":
             return survivor_set_from_wire(message.survivors)
         case "unmask":
             return unmask_request_from_wire(message.unmask)
         case "ended":
-            return silo_machine.AttemptEnded(
+            return silo_events.AttemptEnded(
                 attempt_from_wire(message.ended, federation=federation, plan=message.plan_digest)
             )
         case _:
@@ -150,12 +152,12 @@ def event_from_bytes(data: bytes, federation: FederationName) -> silo_machine.Ev
 
 def _opening_from_stored(
     message: pb.SiloOpening, *, federation: FederationName, plan: bytes
-) -> silo_machine.OpenAttempt:
+) -> silo_events.OpenAttempt:
     bounded("tensors of an attempt", message.tensors, MAX_TENSORS)
     if any(not 1 <= elements <= MAX_ELEMENTS for elements in message.tensors):
         raise MalformedMessage(f"an attempt names a tensor whose elements are not 1 to {MAX_ELEMENTS}")
     check_bytes("attempt", ROOT_BYTES, root=message.root)
-    return silo_machine.OpenAttempt(
+    return silo_events.OpenAttempt(
         attempt=attempt_from_wire(message.attempt, federation=federation, plan=plan),
         model=message.model_digest,
         tensors=tuple(message.tensors),
@@ -242,14 +244,14 @@ def verdict_from_wire(message: pb.Verdict) -> Verdict:
     )
 
 
-def coordinator_event_to_bytes(event: coordinator_machine.Event) -> bytes:
+def coordinator_event_to_bytes(event: coordinator_events.Event) -> bytes:
     """One event of the coordinator's journal; raises MalformedMessage for more silos than a delivery can be sent to."""
     return _stored(_coordinator_event_to_stored(event))
 
 
-def _coordinator_event_to_stored(event: coordinator_machine.Event) -> pb.CoordinatorEvent:
+def _coordinator_event_to_stored(event: coordinator_events.Event) -> pb.CoordinatorEvent:
     match event:
-        case coordinator_machine.OpenAttempt():
+        case coordinator_events.OpenAttempt():
             bounded("those invited", event.invited, MAX_COHORT)
             opening = pb.CoordinatorOpening(
                 attempt=attempt_to_wire(event.attempt), terms=_terms_to_stored(event.terms), invited=event.invited
@@ -267,19 +269,19 @@ def _coordinator_event_to_stored(event: coordinator_machine.Event) -> pb.Coordin
             return pb.CoordinatorEvent(agreement=agreement_to_wire(event))
         case Reveal():
             return pb.CoordinatorEvent(reveal=reveal_to_wire(event))
-        case coordinator_machine.SiloDropped():
+        case coordinator_events.SiloDropped():
             return pb.CoordinatorEvent(dropped=pb.SiloDropped(silo=event.silo, detail=event.detail))
-        case coordinator_machine.PhaseClosed():
+        case coordinator_events.PhaseClosed():
             return pb.CoordinatorEvent(phase_closed=event.phase)
 
 
-def coordinator_event_from_bytes(data: bytes, federation: FederationName) -> coordinator_machine.Event:
+def coordinator_event_from_bytes(data: bytes, federation: FederationName) -> coordinator_events.Event:
     """What `coordinator_event_to_bytes` was given, by a coordinator of `federation`; raises MalformedMessage otherwise."""
     message = _read(pb.CoordinatorEvent, data)
     plan = message.plan_digest
     match message.WhichOneof("event"):
         case "opening":
-            return coordinator_machine.OpenAttempt(
+            return coordinator_events.OpenAttempt(
                 attempt=attempt_from_wire(message.opening.attempt, federation=federation, plan=plan),
                 terms=_terms_from_stored(message.opening.terms, federation),
                 invited=silos_from_wire("those invited", message.opening.invited),
@@ -299,11 +301,11 @@ def coordinator_event_from_bytes(data: bytes, federation: FederationName) -> coo
         case "dropped":
             silo = checked_silo(message.dropped.silo)
             check_names("dropped silo", silo)
-            return coordinator_machine.SiloDropped(silo, message.dropped.detail)
+            return coordinator_events.SiloDropped(silo, message.dropped.detail)
         case "phase_closed":
             if message.phase_closed not in _PHASES:
                 raise MalformedMessage(f"secure aggregation has no phase {message.phase_closed[:80]!r}")
-            return coordinator_machine.PhaseClosed(message.phase_closed)
+            return coordinator_events.PhaseClosed(message.phase_closed)
         case _:
             raise MalformedMessage("a stored CoordinatorEvent holds no event that this version knows")
 

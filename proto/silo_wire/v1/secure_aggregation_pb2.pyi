@@ -1054,7 +1054,7 @@ class SiloEvent(_message.Message):
     """--- What never travels but as evidence: each side's journal of an attempt, and what a silo remembers across attempts. The federation
     is that of the one who keeps them.
 
-    One event of lorica_security.secure_aggregation.silo_machine.
+    One event of lorica_security.secure_aggregation.silo.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1148,7 +1148,7 @@ Global___SiloOpening: _TypeAlias = SiloOpening  # noqa: Y015
 
 @_typing.final
 class CoordinatorEvent(_message.Message):
-    """One event of lorica_security.secure_aggregation.coordinator_machine."""
+    """One event of lorica_security.secure_aggregation.coordinator."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

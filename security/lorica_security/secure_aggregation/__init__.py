@@ -1,13 +1,15 @@
 """Secure aggregation: Bonawitz et al. 2017 (CCS '17), active-adversary variant. The directory listing is the protocol.
 
-    attempt, roster           what is agreed on: one attempt at one round; who takes part, with which keys and parameters
-    parameters, fixed_point   numbers that cannot overflow: threshold, cohort; reals to integers mod 2^32 and back
-    key_agreement             one root of entropy per silo and attempt; everything secret is expanded from it
-    secret_sharing, share_box key shares, their commitments; sealed silo to silo
-    mask_stream, counter_mode AES-256-CTR, addressable, expanded and added in blocks that stay in cache
-    messages                  what travels
-    silo_machine, silo_memory what a silo does and refuses, within one attempt and across attempts
-    coordinator_machine       what the coordinator relays, checks and sums
+    attempt, roster    what is agreed on: one attempt at one round; who takes part, with which keys and parameters
+    parameters         numbers that cannot overflow: threshold, cohort, fixed point
+    messages           what travels
+    dealings           how what was dealt is checked, on both sides
+    silo               what a silo does and refuses: machine (the table), phases (the handlers), memory (across attempts)
+    coordinator        what the coordinator relays, checks and sums: machine (the table), phases (the handlers)
+    keys               one root of entropy per silo and attempt; keys, key shares, their commitments, sealed boxes
+    masked_vectors     reals to integers mod 2^32 and back; AES-256-CTR masks, added in blocks that stay in cache
+    groups             release groups, and the chain of their changes
+    model_evidence     what shows a silo that a model came from the sums that it knows
 
 Nothing here does input or output, reads a clock, or draws randomness: entropy and the identity key are arguments.
 Python can copy bytes where it likes, so erasing a `Secret` overwrites every buffer that this package owns and no more.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from lorica_security.errors import MalformedMessage
 from lorica_security.identifiers import SiloName
-from lorica_security.secure_aggregation.groups.release_groups import Link
+from lorica_security.secure_aggregation.groups.release_groups import Link, Partition
 from lorica_security.secure_aggregation.masked_vectors.fixed_point import FixedPoint, Ranges
 from lorica_security.secure_aggregation.masked_vectors.noise_shares import NoiseShares
 from lorica_security.secure_aggregation.transcript import Part
@@ -90,6 +90,16 @@ class Parameters:
             self.least_sum,
             self.fixed_point.parts,
         )
+
+
+def too_few(partition: Partition, parameters: Parameters, silos: Collection[SiloName]) -> str | None:
+    """What is wanting for a sum over those of `silos` whose groups are among them whole; None: nothing."""
+    if len(silos) < parameters.threshold:
+        return f"at least {parameters.threshold} must"
+    whole = len(partition.whole(silos))
+    if whole < parameters.least_sum:
+        return f"at least {parameters.least_sum} must, in whole release groups: {whole} of these are"
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)

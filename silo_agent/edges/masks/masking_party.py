@@ -6,7 +6,7 @@ from lorica_security.audit.entry import Event
 from lorica_security.identity.identity_key import public_key_bytes
 from lorica_security.on_disk.log_file import AuditLog
 from lorica_security.secure_aggregation.roster import Roster
-from lorica_security.secure_aggregation.silo_machine import Party
+from lorica_security.secure_aggregation.silo.party import Party
 from silo_agent.edges.disk.silo_folder import SiloFolder
 from silo_agent.edges.groups.release_groups import group_chain
 from silo_agent.edges.keys.key_store import SiloCredentials

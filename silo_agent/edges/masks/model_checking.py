@@ -6,7 +6,7 @@ from pathlib import Path
 from lorica_security.errors import ConfigurationError, StateError
 from lorica_security.identity.identity_key import public_key_from_bytes
 from lorica_security.identity.seal import Seal
-from lorica_security.secure_aggregation.silo_machine import Demands
+from lorica_security.secure_aggregation.silo.party import Demands
 from silo_agent.edges.disk.plan_store import PlanStore
 from silo_agent.edges.disk.silo_folder import SiloFolder
 from silo_agent.edges.keys.key_store import SiloCredentials

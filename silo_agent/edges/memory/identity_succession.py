@@ -36,7 +36,7 @@ from lorica_security.identity.identity_key import (
 )
 from lorica_security.identity.seal import Seal
 from lorica_security.identity.succession import Succession, check_succession, possession_statement, succession_statement
-from lorica_security.secure_aggregation.silo_machine import OpenAttempt
+from lorica_security.secure_aggregation.silo.events import OpenAttempt
 from silo_agent.edges.disk.private_record import PrivateRecord
 from silo_agent.edges.disk.silo_folder import SiloFolder
 from silo_agent.edges.keys.key_store import SiloCredentials, check_settled, succession_is_finished

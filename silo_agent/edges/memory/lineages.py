@@ -3,7 +3,7 @@
 It stands apart from `masking/memory`, so that each of the two shows that the other was lost, or comes from a backup: a silo that
 forgot could be led into two sums over one delta. Each counts its own changes and notes the other's count; a change is written where
 it is made, then noted in the other. So a kill leaves a note one behind, and what comes from a backup is behind the other's
-note. Where both were put back, others find it out (silo_memory.py), and it is noted here what they saw.
+note. Where both were put back, others find it out (secure_aggregation/silo/memory.py), and it is noted here what they saw.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from lorica_security.console.strict_toml import NameText, Section
 from lorica_security.errors import ConfigurationError, PolicyRefusal
 from lorica_security.host.files import is_there
 from lorica_security.identity.seal import Seal
-from lorica_security.secure_aggregation.silo_memory import (
+from lorica_security.secure_aggregation.silo.memory import (
     MASKING_MEMORY,
     MAX_ANNOUNCED,
     MAX_PLANS,

@@ -26,8 +26,8 @@ from lorica_security.host.files import (
 )
 from lorica_security.identifiers import FederationName, SiloName
 from lorica_security.identity.seal import Seal, unsealed
-from lorica_security.secure_aggregation.silo_machine import Event
-from lorica_security.secure_aggregation.silo_memory import Forgotten, SiloMemory
+from lorica_security.secure_aggregation.silo.events import Event
+from lorica_security.secure_aggregation.silo.memory import Forgotten, SiloMemory
 from silo_agent.edges.disk.private_record import AS_HELD, RESET, alone
 from silo_agent.edges.disk.silo_folder import SiloFolder
 from silo_agent.edges.keys.key_store import SiloCredentials

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lorica_security.host.file_mark import FileMark
-from lorica_security.secure_aggregation.silo_machine import MaskVector
+from lorica_security.secure_aggregation.silo.effects import MaskVector
 from silo_agent.rounds.events import SavedUpdate
 from silo_agent.service.ports import (
     Cancelled,

@@ -13,7 +13,7 @@ import torch
 
 from lorica_security.errors import DataError, LoricaError, StateError, StorageError
 from lorica_security.host.file_mark import FileMark
-from lorica_security.secure_aggregation.silo_machine import MaskVector
+from lorica_security.secure_aggregation.silo.effects import MaskVector
 from silo_agent.edges.workshop.silo_sources import SiloSources
 from silo_agent.policy import SiloPolicy
 from silo_agent.rounds.events import SavedUpdate

@@ -32,7 +32,7 @@ from lorica_security.secure_aggregation.masked_vectors.fixed_point import EXTRA_
 from lorica_security.secure_aggregation.masked_vectors.mask_stream import Words
 from lorica_security.secure_aggregation.masked_vectors.noise_shares import CLIPPED_TO, NoiseShares
 from lorica_security.secure_aggregation.masked_vectors.scores import NO_SCORES, Scores
-from lorica_security.secure_aggregation.silo_machine import MaskVector
+from lorica_security.secure_aggregation.silo.effects import MaskVector
 from silo_agent.rounds.update import FloatBlock, TrainingDiverged, TrainingStopped, clip_factor, squared_norm
 from silo_agent.training.model.vector_file import ChunkWriter, new_chunk_file
 from silo_agent.training.update.within_range import WithinRange, peaks

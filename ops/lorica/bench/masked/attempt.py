@@ -12,15 +12,24 @@ from coordinator.rounds.secure_attempt import MaskedSum, MaskedVector, MemberKey
 from lorica_security.errors import StateError
 from lorica_security.identifiers import FederationName, SiloName
 from lorica_security.identity.identity_key import public_key_bytes
-from lorica_security.secure_aggregation import coordinator_machine, silo_machine
 from lorica_security.secure_aggregation.attempt import ATTEMPT_ID_BYTES, Attempt
-from lorica_security.secure_aggregation.coordinator_machine import Unmask
+from lorica_security.secure_aggregation.coordinator import effects as coordinator_effects
+from lorica_security.secure_aggregation.coordinator import events as coordinator_events
+from lorica_security.secure_aggregation.coordinator import machine as coordinator_machine
+from lorica_security.secure_aggregation.coordinator import states as coordinator_states
+from lorica_security.secure_aggregation.coordinator.effects import Unmask
 from lorica_security.secure_aggregation.keys.key_agreement import ROOT_BYTES, encapsulated
 from lorica_security.secure_aggregation.keys.secret import Secret
 from lorica_security.secure_aggregation.messages import Identities
 from lorica_security.secure_aggregation.parameters import Terms
-from lorica_security.secure_aggregation.silo_machine import MaskVector
-from lorica_security.secure_aggregation.silo_memory import SiloMemory
+from lorica_security.secure_aggregation.silo import effects as silo_effects
+from lorica_security.secure_aggregation.silo import events as silo_events
+from lorica_security.secure_aggregation.silo import machine as silo_machine
+from lorica_security.secure_aggregation.silo import states as silo_states
+from lorica_security.secure_aggregation.silo.effects import MaskVector
+from lorica_security.secure_aggregation.silo.memory import SiloMemory
+from lorica_security.secure_aggregation.silo.party import Party
+from lorica_security.secure_aggregation.silo.phases.own_dealing import shared_keys
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.codecs.secure_journals_codec import coordinator_event_to_bytes
 
@@ -36,7 +45,7 @@ class AttemptInMemory:
         self.keys = keys = {name: Ed25519PrivateKey.generate() for name in names}
         self._identities: Identities = {name: key.public_key() for name, key in keys.items()}
         self._parties = {
-            name: silo_machine.Party(
+            name: Party(
                 federation=FEDERATION,
                 silo=name,
                 identity_key=key,
@@ -53,14 +62,14 @@ class AttemptInMemory:
             number=1,
             id=secrets.token_bytes(ATTEMPT_ID_BYTES),
         )
-        states = _States(coordinator_machine.Idle(), dict.fromkeys(keys, silo_machine.Resting(SiloMemory())))
+        states = _States(coordinator_states.Idle(), dict.fromkeys(keys, silo_states.Resting(SiloMemory())))
         self._tell(
             states,
-            ("", coordinator_machine.OpenAttempt(attempt=attempt, terms=terms, invited=tuple(keys))),
+            ("", coordinator_events.OpenAttempt(attempt=attempt, terms=terms, invited=tuple(keys))),
             *(
                 (
                     name,
-                    silo_machine.OpenAttempt(
+                    silo_events.OpenAttempt(
                         attempt=attempt,
                         model=terms.model,
                         tensors=terms.ranges.sizes,
@@ -99,8 +108,8 @@ class AttemptInMemory:
         lost = [name for name in self._parties if name not in vectors]
         self._tell(
             states,
-            *((name, silo_machine.VectorMasked(digest)) for name, digest in vectors.items()),
-            *(("", coordinator_machine.SiloDropped(name, "lost")) for name in lost),
+            *((name, silo_events.VectorMasked(digest)) for name, digest in vectors.items()),
+            *(("", coordinator_events.SiloDropped(name, "lost")) for name in lost),
         )
         if states.unmask is None:
             raise StateError(f"no sum of {len(vectors)} of {len(self._parties)} silos comes out: {states.coordinator}")
@@ -117,15 +126,15 @@ class AttemptInMemory:
                 else states.coordinator_takes(event, self._identities)
             ):
                 match effect:
-                    case silo_machine.ShareKeys():
+                    case silo_effects.ShareKeys():
                         name = SiloName(to)
-                        shared = silo_machine.shared_keys(states.sharing(name), self._parties[name], encapsulated)
+                        shared = shared_keys(states.sharing(name), self._parties[name], encapsulated)
                         queue.append((to, shared))
-                    case silo_machine.Send():
+                    case silo_effects.Send():
                         queue.append(("", effect.message))
-                    case coordinator_machine.Send():
+                    case coordinator_effects.Send():
                         queue.append((effect.to, effect.message))
-                    case coordinator_machine.Abandon():
+                    case coordinator_effects.Abandon():
                         raise StateError(f"the attempt was abandoned: {effect.reason}")
 
 
@@ -134,9 +143,9 @@ class _States:
 
     def __init__(
         self,
-        coordinator: coordinator_machine.State,
-        silos: dict[SiloName, silo_machine.State],
-        journal: Iterable[coordinator_machine.Event] = (),
+        coordinator: coordinator_states.State,
+        silos: dict[SiloName, silo_states.State],
+        journal: Iterable[coordinator_events.Event] = (),
     ) -> None:
         self.coordinator = coordinator
         self.silos = silos
@@ -144,23 +153,23 @@ class _States:
         self.works: dict[SiloName, MaskVector] = {}
         self.unmask: Unmask | None = None
 
-    def sharing(self, name: SiloName) -> silo_machine.Sharing:
+    def sharing(self, name: SiloName) -> silo_states.Sharing:
         state = self.silos[name]
-        assert isinstance(state, silo_machine.Sharing), f"{name} has no roster"
+        assert isinstance(state, silo_states.Sharing), f"{name} has no roster"
         return state
 
-    def silo_takes(self, party: silo_machine.Party, event: Any) -> tuple[silo_machine.Effect, ...]:
+    def silo_takes(self, party: Party, event: Any) -> tuple[silo_effects.Effect, ...]:
         self.silos[party.silo], effects = silo_machine.step(self.silos[party.silo], event, party)
         for effect in effects:
             if isinstance(effect, MaskVector):
                 self.works[party.silo] = effect
         return effects
 
-    def coordinator_takes(self, event: Any, identities: Identities) -> tuple[coordinator_machine.Effect, ...]:
+    def coordinator_takes(self, event: Any, identities: Identities) -> tuple[coordinator_effects.Effect, ...]:
         self.coordinator, effects = coordinator_machine.step(self.coordinator, event, identities)
         for effect in effects:
             if isinstance(effect, Unmask):
                 self.unmask = effect
-            elif isinstance(effect, coordinator_machine.Journal):
+            elif isinstance(effect, coordinator_effects.Journal):
                 self.journal.append(event)
         return effects

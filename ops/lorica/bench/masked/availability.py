@@ -1,7 +1,7 @@
 """What release groups cost in rounds: how often an attempt brings no sum, and how many silos a sum is of, where silos drop out.
 
 Each silo falls silent with the same probability, on its own, before its vector has come. All sets of silent silos are gone
-through, by the rule that the machines follow (`silo_machine.too_few`): figures are exact.
+through, by the rule that the machines follow (`parameters.too_few`): figures are exact.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,8 +13,7 @@ from rich.table import Table
 from lorica_security.identifiers import FederationName, SiloName
 from lorica_security.secure_aggregation.groups.release_groups import Partition, first_link
 from lorica_security.secure_aggregation.masked_vectors.fixed_point import Ranges
-from lorica_security.secure_aggregation.parameters import Terms
-from lorica_security.secure_aggregation.silo_machine import too_few
+from lorica_security.secure_aggregation.parameters import Terms, too_few
 from lorica_security.secure_aggregation.transcript import DIGEST_BYTES
 
 SILOS = tuple(range(3, 13))

@@ -25,7 +25,7 @@ from lorica_security.secure_aggregation.model_evidence.evidence import (
     signed_evidence,
 )
 from lorica_security.secure_aggregation.model_evidence.verdicts import Verdict, checkers, part_of, signed_verdict
-from lorica_security.secure_aggregation.silo_machine import Demands
+from lorica_security.secure_aggregation.silo.party import Demands
 from silo_agent.service.model_checks import CheckedPlan, CheckParty, Mode, ModelChecks
 from silo_wire.canonical import Digest
 from silo_wire.checkable_round import CheckableRound

@@ -35,7 +35,7 @@ from lorica.bench.masked.stand_ins import BLOCK, Encoded, blocks, write_delta, w
 from lorica.bench.peers.layout import layout as t5_tensors
 from lorica_security.errors import StateError
 from lorica_security.identifiers import SiloName
-from lorica_security.secure_aggregation.coordinator_machine import Unmask
+from lorica_security.secure_aggregation.coordinator.effects import Unmask
 from lorica_security.secure_aggregation.groups.release_groups import Partition, first_link
 from lorica_security.secure_aggregation.masked_vectors.fixed_point import FloatBlock, WideBlock
 from lorica_security.secure_aggregation.parameters import Terms

@@ -17,7 +17,7 @@ from lorica_security.host.file_mark import FileMark
 from lorica_security.secure_aggregation.masked_vectors import fixed_point, mask_stream
 from lorica_security.secure_aggregation.masked_vectors.fixed_point import Encoder, FloatBlock
 from lorica_security.secure_aggregation.masked_vectors.mask_stream import KeyStream, MaskSum, Words
-from lorica_security.secure_aggregation.silo_machine import MaskVector
+from lorica_security.secure_aggregation.silo.effects import MaskVector
 from silo_agent.training.model.vector_file import VectorWriter, new_vector_file
 from silo_agent.training.update.masked_vector import KeptDelta
 from silo_wire.manifest import CHUNK_BYTES, Layout, manifest_of, masked_layout

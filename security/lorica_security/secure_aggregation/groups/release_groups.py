@@ -1,7 +1,7 @@
 """Release groups: standing sets of silos that enter a sum together or not at all, and the chain that every change of them joins.
 
 Masks hide one vector inside one sum; whoever chooses the sums can subtract one from another. A *partition* puts every silo into
-one group, and a silo signs a survivor set only where it is a union of whole groups (silo_machine). Every sum under one
+one group, and a silo signs a survivor set only where it is a union of whole groups (silo/phases). Every sum under one
 partition is then constant on its groups, and so is every linear combination of such sums.
 
 Partitions change, and memories of single silos do not suffice: of seven silos, sums over {1..7}, over {2,3,4} under 1567|234 and over

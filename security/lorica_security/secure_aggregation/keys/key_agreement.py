@@ -96,6 +96,12 @@ class KeyPair:
         return Secret(self._kem.decapsulate(ciphertext))
 
 
+def erase_all(*secrets: Secret | KeyPair) -> None:
+    """Erase each of these."""
+    for secret in secrets:
+        secret.erase()
+
+
 def halves(public: bytes) -> tuple[bytes, bytes]:
     """Of a public key: that of ML-KEM-768, that of X25519."""
     return public[:KEM_KEY_BYTES], public[KEM_KEY_BYTES:]

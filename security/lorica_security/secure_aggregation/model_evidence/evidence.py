@@ -24,11 +24,14 @@ from lorica_security.errors import LoricaError, MalformedMessage, PolicyRefusal
 from lorica_security.identifiers import FederationName
 from lorica_security.identity.identity_key import sign, verify
 from lorica_security.secure_aggregation.attempt import MAX_NUMBER, Attempt
-from lorica_security.secure_aggregation.coordinator_machine import Blame, Event, Idle, State, Unmask, Unmasked, step
+from lorica_security.secure_aggregation.coordinator.effects import Blame, Unmask
+from lorica_security.secure_aggregation.coordinator.events import Event
+from lorica_security.secure_aggregation.coordinator.machine import step
+from lorica_security.secure_aggregation.coordinator.states import Idle, State, Unmasked
 from lorica_security.secure_aggregation.masked_vectors.fixed_point import EXTRA_WORDS, UNSIGNED_MAX
 from lorica_security.secure_aggregation.messages import Identities, SurvivorSet
 from lorica_security.secure_aggregation.roster import Roster
-from lorica_security.secure_aggregation.silo_machine import Demands
+from lorica_security.secure_aggregation.silo.party import Demands
 from lorica_security.secure_aggregation.transcript import DIGEST_BYTES, check_bytes, digest
 
 VERIFY = "verify"

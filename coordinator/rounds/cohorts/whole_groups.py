@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from coordinator.rounds.cohort import named
+from coordinator.rounds.cohorts.cohort import named
 from coordinator.rounds.states import Course, Gathering, State, Task
 from lorica_security.identifiers import SiloName
 from lorica_security.secure_aggregation.groups.release_groups import Group

@@ -1,0 +1,56 @@
+"""What several phases check of an event, and how a decline is recorded."""
+
+from dataclasses import replace
+
+from coordinator.rounds.effects import SiloDropped
+from coordinator.rounds.events import DeadlinePassed, SiloDeclined
+from coordinator.rounds.states import (
+    Aggregating,
+    Collecting,
+    Course,
+    Declined,
+    Evaluating,
+    Gathering,
+    Masking,
+    State,
+    population_of,
+)
+from lorica_security.errors import AuthorisationError, WrongTime
+from lorica_security.identifiers import SiloName
+from silo_wire.messages import RoundKey
+
+
+def check_key(state: Collecting | Masking | Aggregating | Evaluating, key: RoundKey) -> None:
+    if key != state.key:
+        raise WrongTime(
+            f"message for plan {key.plan[:12]} round {key.round} attempt {key.attempt}, "
+            f"now is plan {state.key.plan[:12]} round {state.round} attempt {state.attempt}: wait for the next order"
+        )
+
+
+def check_in_cohort(state: Collecting | Evaluating, silo: SiloName) -> None:
+    if silo not in state.cohort:
+        raise WrongTime(f"silo {silo} is not in the cohort of round {state.round} attempt {state.attempt}")
+
+
+def check_enrolled(state: State, silo: SiloName) -> None:
+    if silo not in population_of(state):
+        raise AuthorisationError(f"silo {silo} is not enrolled in this federation: enrol it with a new invitation")
+
+
+def check_deadline(state: Gathering | Collecting | Masking | Evaluating, event: DeadlinePassed) -> None:
+    if event.deadline != state.deadline or event.now < event.deadline:
+        raise WrongTime(f"deadline {event.deadline} is not the one of phase {state.phase}, or has not passed")
+
+
+def unready(course: Course, silo: SiloName) -> Course:
+    return replace(course, ready=course.ready - {silo})
+
+
+def declined_by(event: SiloDeclined) -> Declined:
+    return Declined(silo=event.silo, reason=event.reason, detail=event.detail)
+
+
+def dropped_by(event: SiloDeclined) -> SiloDropped:
+    detail = f"{event.reason.value}: {event.detail}" if event.detail else event.reason.value
+    return SiloDropped(key=event.key, silo=event.silo, outcome="declined", detail=detail)

@@ -1,0 +1,1 @@
+"""A silo's side: the states, events and effects of an attempt, the table between them, and what a silo remembers."""

@@ -1,0 +1,28 @@
+"""How a silo opens the boxes that others sealed for it."""
+
+from lorica_security.secure_aggregation.keys import key_agreement, share_box
+from lorica_security.secure_aggregation.keys.key_agreement import Encapsulation, KeyPair
+from lorica_security.secure_aggregation.keys.secret import Secret
+from lorica_security.secure_aggregation.keys.share_box import KeyShares
+from lorica_security.secure_aggregation.messages import SealedShare
+from lorica_security.secure_aggregation.silo.states import Masking, Sharing
+
+
+def own_box_keys(state: Sharing) -> KeyPair:
+    return KeyPair(key_agreement.box_secret(state.opening.root, state.attempt))
+
+
+def key_of_box(state: Sharing, share: SealedShare, keys: KeyPair) -> Secret:
+    """By the box keys of the holder."""
+    kem = Encapsulation(keys.decapsulated(share.ciphertext), share.ciphertext)
+    link = state.roster.box_link(share.dealer, share.holder)
+    key = key_agreement.box_key(keys, link, own=share.holder, kem=kem)
+    kem.secret.erase()
+    return key
+
+
+def opened_box(state: Masking, share: SealedShare, keys: KeyPair) -> KeyShares:
+    key = key_of_box(state, share, keys)
+    shares = share_box.opened(share.box, key, roster=state.roster.digest, dealer=share.dealer, holder=share.holder)
+    key.erase()
+    return shares

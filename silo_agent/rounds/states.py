@@ -1,0 +1,176 @@
+"""Where the agent stands: its phase, one flat value each, and what outlasts a phase."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from silo_agent.rounds.as_planned import AsPlanned, ModelOf
+from silo_agent.rounds.effects import Effect
+from silo_agent.rounds.events import SavedUpdate
+from silo_wire.canonical import Digest
+from silo_wire.messages import DeclineReason, Evaluate, Evaluation, Finished, Mask, Prepare, Standby, Train
+
+PAUSED = "the silo is paused: its people resume it with `silo-agent resume`"
+FAILURES_IN_A_ROW = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Preparing:
+    """A plan is being fetched and checked; `then` is the order that waits for it, `held` the update that was held before."""
+
+    plan: Digest
+    then: Train | Mask | Evaluate | Finished | None = None
+    held: SavedUpdate | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    plan: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """The delta is here to be masked; others still train, or answer."""
+
+    update: SavedUpdate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """`detail` stays in this silo, `told` goes to the coordinator; so in Declined."""
+
+    plan: Digest
+    reason: DeclineReason
+    detail: str
+    told: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fetching:
+    order: Train | Evaluate
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    order: Train
+
+
+@dataclass(frozen=True, slots=True)
+class Uploading:
+    order: Train
+    update: SavedUpdate
+    then: Prepare | Train | Mask | Evaluate | Finished | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """A step of secure aggregation is being taken."""
+
+    order: Mask
+    update: SavedUpdate
+    then: Prepare | Standby | Train | Mask | Evaluate | Finished | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluating:
+    order: Evaluate
+
+
+@dataclass(frozen=True, slots=True)
+class Reporting:
+    order: Evaluate
+    evaluation: Evaluation
+    then: Prepare | Train | Mask | Evaluate | Finished | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """This silo's part of the phase is delivered; `evaluation` is kept in case it is asked for again."""
+
+    order: Train | Mask | Evaluate
+    evaluation: Evaluation | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declined:
+    order: Train | Mask | Evaluate
+    reason: DeclineReason
+    told: str
+
+
+@dataclass(frozen=True, slots=True)
+class Collecting:
+    """The plan is finished and its best model is on the way, for `silo-agent ask`."""
+
+    order: Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    order: Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    pass
+
+
+Phase = (
+    Idle
+    | Preparing
+    | Ready
+    | Refused
+    | Fetching
+    | Training
+    | Uploading
+    | Holding
+    | Answering
+    | Evaluating
+    | Reporting
+    | Done
+    | Declined
+    | Collecting
+    | Complete
+    | Stopped
+)
+ON_AN_ORDER = (Fetching, Training, Uploading, Answering, Evaluating, Reporting)
+DELIVERING = (Uploading, Answering, Reporting)
+WORKING = (Preparing, Collecting, *ON_AN_ORDER)
+COUNTED_ON = (Ready, Done, Declined, Holding)  # the coordinator may open the next round with this silo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    """Where the agent stands.
+
+    `prepared` was checked in this process, and `allows` is what may be ordered under it; `saved` is on disk, perhaps from an earlier
+    one, and so are the `models` that orders were about; `failures` came since the last work that succeeded, `trouble` is what the
+    coordinator was told of the latest.
+    """
+
+    phase: Phase = Idle()
+    paused: bool = False
+    prepared: Digest | None = None
+    allows: AsPlanned | None = None
+    models: Mapping[ModelOf, Digest] = field(default_factory=dict)
+    saved: SavedUpdate | None = None
+    failures: int = 0
+    trouble: str = ""
+
+    @property
+    def unready(self) -> str:
+        """Why this silo takes no new round; empty when it does."""
+        if self.paused:
+            return PAUSED
+        if self.failures >= FAILURES_IN_A_ROW:
+            return (
+                f"{self.failures} pieces of work failed here in a row, the last: {self.trouble}; mend it, then restart"
+            )
+        return ""
+
+
+Step = tuple[Agent, tuple[Effect, ...]]
