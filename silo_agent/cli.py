@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from silo_agent.edges.keys.key_store import SiloCredentials
     from silo_agent.edges.workshop.silo_sources import SiloSources
     from silo_agent.edges.workshop.workshop import Workshop
-    from silo_agent.policy import SiloPolicy
+    from silo_agent.policy.silo_policy import SiloPolicy
     from silo_agent.service.ports import RoundModel
     from silo_agent.service.privacy import NotShared
     from silo_agent.settings import Settings

@@ -20,7 +20,7 @@ from silo_agent.edges.disk.silo_folder import ENVIRONMENT_VARIABLE, SiloFolder
 if TYPE_CHECKING:
     from silo_agent.edges.disk.round_journal import RoundJournal
     from silo_agent.edges.keys.key_store import SiloCredentials
-    from silo_agent.policy import SiloPolicy
+    from silo_agent.policy.silo_policy import SiloPolicy
     from silo_agent.settings import Settings
 
 Dir = Annotated[
@@ -141,7 +141,7 @@ def settled_credentials_of(folder: SiloFolder) -> "SiloCredentials":
 def policy_of(folder: SiloFolder, credentials: "SiloCredentials", settings: "Settings") -> "SiloPolicy":
     """The silo's rules, with the approvals that its people gave by command."""
     from silo_agent.edges.memory.silo_record import record_of
-    from silo_agent.policy import SiloPolicy
+    from silo_agent.policy.silo_policy import SiloPolicy
 
     return SiloPolicy(rules=settings.policy, silo=credentials.silo, record=record_of(folder, credentials))
 

@@ -12,7 +12,7 @@ import pytest
 
 from lorica_security.errors import DataError
 from lorica_security.secure_aggregation.attempt import ATTEMPT_ID_BYTES, Attempt
-from silo_agent.policy import PolicyRules
+from silo_agent.policy.rules import PolicyRules
 from silo_agent.rounds.machine import Holding
 from silo_agent.service import agent
 from silo_agent.service.ports import TrainedUpdate

@@ -19,7 +19,7 @@ from lorica_security.privacy.ledger import head_of
 from silo_agent.edges.accounts.privacy_ledger import PrivacyLedgerFile
 from silo_agent.edges.disk.round_journal import LastModel, RoundJournal
 from silo_agent.edges.wire.grpc_client import GrpcCoordinator
-from silo_agent.policy import PolicyRules
+from silo_agent.policy.rules import PolicyRules
 from silo_agent.service.told import BUDGET_SPENT, FAILED, NOT_INTACT
 from silo_wire.codecs.ledger_receipt import LEDGER_DOMAIN, LedgerReceipt, ledger_statement
 from silo_wire.messages import DeclineReason, Evaluate, Prepare, RoundKey, Standby, StandbyReason, Train

@@ -32,7 +32,8 @@ from silo_agent.edges.memory.masking_journal import masking_journal
 from silo_agent.edges.wire.backoff import Backoff
 from silo_agent.edges.wire.channel import mutual_channel
 from silo_agent.edges.wire.grpc_client import GrpcCoordinator
-from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_agent.policy.rules import PolicyRules
+from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.rounds.machine import Ready, Stopped
 from silo_agent.service import agent
 from silo_agent.service.agent import AgentService

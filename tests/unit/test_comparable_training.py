@@ -16,7 +16,8 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_agent.policy.rules import PolicyRules
+from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.training.data.batches import EncodedExamples
 from silo_wire.messages import TrainingSummary
 from silo_wire.plans.plan import AggregationSection, TrainingSection

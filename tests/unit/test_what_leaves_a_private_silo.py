@@ -22,7 +22,8 @@ from silo_agent.edges.accounts.privacy_ledger import PrivacyLedgerFile
 from silo_agent.edges.accounts.shared_budget import SharedBudget
 from silo_agent.edges.workshop.silo_sources import SiloSources
 from silo_agent.edges.workshop.workshop import Workshop
-from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_agent.policy.rules import PolicyRules
+from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.service.told import BUDGET_SPENT, FAILED, TOLD_UNDER_PRIVACY
 from silo_agent.settings import Settings
 from silo_agent.training.model.model import bind, vector_blocks
