@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Field
 
 from lorica_security.console.strict_toml import Section
 from silo_wire.manifest import MAX_NAME_CHARACTERS
-from silo_wire.plans.plan import DigestText
+from silo_wire.plans.sections.model import DigestText
 from silo_wire.plans.work import MOST_WORK_RATIO
 
 if TYPE_CHECKING:

@@ -42,7 +42,9 @@ from silo_wire.codecs.secure_journals_codec import _terms_from_stored, _terms_to
 from silo_wire.manifest import Layout, TensorSpec
 from silo_wire.plans.masked_ranges import ranges_of
 from silo_wire.plans.noised_masks import GRADIENT_STEPS, check_noise_fits, noise_terms
-from silo_wire.plans.plan import AggregationSection, Plan, PlanBundle, ScheduleSection
+from silo_wire.plans.plan import Plan, PlanBundle
+from silo_wire.plans.sections.aggregation import AggregationSection
+from silo_wire.plans.sections.schedule import ScheduleSection
 from tests.support.coordinator_edges import make_plan
 from tests.support.secagg_federation import ALONE, MODEL, attempt, entropy, silo_names
 from tests.support.tiny_t5 import bundle_of, random_model, silo_data, write_model

@@ -13,7 +13,7 @@ from lorica_security.identity.seal import Seal
 from silo_agent.edges.disk.private_record import PrivateRecord
 from silo_agent.policy.record import Lineage, Record
 from silo_wire.canonical import Digest
-from silo_wire.plans.plan import DigestText
+from silo_wire.plans.sections.model import DigestText
 
 
 class Comparison(Enum):
