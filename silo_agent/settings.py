@@ -16,7 +16,7 @@ from pydantic import Field, field_validator
 from lorica_security.console.strict_toml import Section, parse_toml
 from lorica_security.daemon.listen_address import address
 from lorica_security.errors import ConfigurationError
-from silo_agent.policy import PolicyRules
+from silo_agent.policy.rules import PolicyRules
 
 
 class DataSection(Section):

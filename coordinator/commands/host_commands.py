@@ -136,7 +136,8 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Look at everything that could keep this federation from working; exit with 3 if something does."""
-    from coordinator.edges.check.preflight import Ground, preflight
+    from coordinator.edges.check.found import Ground
+    from coordinator.edges.check.preflight import preflight
     from lorica_security.console.preflight import failures
     from lorica_security.console.preflight_page import check_json, check_page
 

@@ -8,7 +8,7 @@ from coordinator.vectors.model_file import BASE_FILE, MODEL_FILE
 from silo_wire.manifest import Layout, Manifest
 from silo_wire.model_folders.seeded_model import seeded_adapters
 from silo_wire.plans.adapters import AdaptersSection, adapter_layout
-from silo_wire.plans.plan import BASE_LAYOUT_FILE, LAYOUT_FILE
+from silo_wire.plans.sections.model import BASE_LAYOUT_FILE, LAYOUT_FILE
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from silo_wire.model_folders.seeded_tokenizer import train_tokenizer
 from silo_wire.model_folders.t5_config import t5_config
 from silo_wire.model_folders.tokenizer_trial import require_family, without_panics
 from silo_wire.plans.model_files import CONFIG_FILE, INDEX_FILE, MOST_BYTES
-from silo_wire.plans.plan import BUNDLE_FILES, LAYOUT_FILE
+from silo_wire.plans.sections.model import BUNDLE_FILES, LAYOUT_FILE
 from silo_wire.plans.sizes import size_named
 from silo_wire.public_text import public_text
 

@@ -26,8 +26,9 @@ from silo_wire.canonical import Digest, digest_of
 from silo_wire.manifest import Layout, manifest_of
 from silo_wire.model_folders.tokenizer_trial import require_family
 from silo_wire.plans.model_files import TOKENIZER_FILE
-from silo_wire.plans.plan import BASE_LAYOUT_FILE, LAYOUT_FILE, Plan, PlanBundle
+from silo_wire.plans.plan import Plan, PlanBundle
 from silo_wire.plans.privacy import calibrated_noise
+from silo_wire.plans.sections.model import BASE_LAYOUT_FILE, LAYOUT_FILE
 
 if TYPE_CHECKING:
     from coordinator.plans.model_source import ModelSource

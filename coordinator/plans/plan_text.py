@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from silo_wire.plans.plan import ModelSection, Plan
+from silo_wire.plans.plan import Plan
+from silo_wire.plans.sections.model import ModelSection
 
 _KEY_LINE = re.compile(r"(?:# )?([a-z_0-9]+) = \S.*")
 _HEADING = re.compile(r"\[([a-z.]+)\]")

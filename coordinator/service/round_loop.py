@@ -10,7 +10,6 @@ back, so that no number of restarts puts a deadline off. One that is stopped sav
 """
 
 import asyncio
-import secrets
 from collections.abc import Callable, Sequence
 
 import structlog
@@ -38,25 +37,20 @@ from coordinator.rounds.events import (
     SiloRevoked,
 )
 from coordinator.rounds.machine import step
-from coordinator.rounds.states import Aggregating, Finished, Idle, Masking, State, course_of, deadline_of, round_of
+from coordinator.rounds.states import Aggregating, Idle, Masking, State, course_of, deadline_of
 from coordinator.rounds.updates import Outcome
 from coordinator.service.journal import Journal
-from coordinator.service.plan_desk import OpenedPlan, PlanDesk
+from coordinator.service.masking_opening import masking_opened
+from coordinator.service.plan_desk import PlanDesk
 from coordinator.service.ports import Clock, Keys, Observer, RoundStore, Spools, Steady
 from coordinator.service.release_groups import ReleaseGroups
 from coordinator.service.round_checks import RoundChecks
 from coordinator.service.threads import Threads
+from coordinator.service.tidying import Tidying, plan_under_way
 from coordinator.service.unusable import BudgetSpent, UnusableUpdate
 from lorica_security.errors import ConfigurationError, LoricaError, MalformedMessage, StorageError, Unreachable, kind_of
-from lorica_security.identifiers import FederationName
-from lorica_security.identity.identity_key import public_key_from_bytes
-from lorica_security.secure_aggregation.attempt import ATTEMPT_ID_BYTES, Attempt
-from lorica_security.secure_aggregation.coordinator.events import OpenAttempt
-from lorica_security.secure_aggregation.parameters import Terms
 from silo_wire.canonical import Digest
 from silo_wire.messages import RoundKey
-from silo_wire.plans.masked_ranges import CLOSING_RANGES, ranges_of
-from silo_wire.plans.noised_masks import noise_terms
 from silo_wire.statements import MODEL_DOMAIN, model_statement
 
 RETRY_S = 10.0
@@ -93,7 +87,6 @@ class RoundLoop:
         self._threads = threads
         self._desk = desk
         self._groups = groups
-        self._spools = spools
         self._keys = keys
         self._observer = observer
         self._journal = Journal(observer)
@@ -107,6 +100,9 @@ class RoundLoop:
         self._inbox: asyncio.Queue[tuple[Event, asyncio.Future[State]]] = asyncio.Queue()
         self._owed: list[Command] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._tidying = Tidying(
+            desk=desk, spools=spools, checks=checks, state=lambda: self._state, complain=self._complain
+        )
         self._aggregating = asyncio.Lock()
         self._tasks: asyncio.TaskGroup | None = None
         self._ended = False
@@ -158,9 +154,9 @@ class RoundLoop:
                 self._count_epsilon()
                 for command in self._owed:
                     await self._do(command)
-                if _under_way(self._state) is None:
+                if plan_under_way(self._state) is None:
                     course = course_of(self._state)
-                    await self._let_go_of(None if course is None else course.terms.plan)
+                    await self._tidying.let_go_of(None if course is None else course.terms.plan)
                 while True:
                     try:
                         async with asyncio.timeout(self._until_save()):
@@ -228,8 +224,8 @@ class RoundLoop:
                 await self._do(effect)
         for changed in self.on_change:
             changed()
-        if (ended := _under_way(before)) != _under_way(after):
-            await self._let_go_of(ended)
+        if (ended := plan_under_way(before)) != plan_under_way(after):
+            await self._tidying.let_go_of(ended)
         return after
 
     async def _do(self, command: Command) -> None:
@@ -245,48 +241,9 @@ class RoundLoop:
                 assert self._tasks is not None
                 self._tasks.create_task(self._aggregate(command))
             case DiscardUpdates(key=key):
-                await self._discard(key)
+                await self._tidying.discard(key)
             case RetainModels(plan=plan, models=models):
-                await self._retain(plan, set(models))
-
-    async def _let_go_of(self, ended: Digest | None) -> None:
-        """What is kept for further rounds goes with the plan that has ended: its spools, and files to write over."""
-        plan = _under_way(self._state)
-        await self._tidy(lambda: self._spools.retain(plan))
-        if ended is not None and (opened := await self._opened(ended)) is not None:
-            await self._tidy(opened.parts.models.clear_spares)
-
-    async def _discard(self, key: RoundKey) -> None:
-        """Let the updates of an attempt go, unless they are what the present model can be checked with."""
-
-        def discard(opened: OpenedPlan | None) -> None:
-            if opened is None or not self._checks.is_kept(opened, key, self._present_model):
-                self._spools.discard(key)
-
-        course = course_of(self._state)
-        opened = await self._opened(key.plan) if course is not None and course.terms.plan == key.plan else None
-        await self._tidy(lambda: discard(opened))
-
-    async def _retain(self, plan: Digest, models: set[Digest]) -> None:
-        opened = await self._opened(plan)
-        if opened is not None:
-            await self._tidy(lambda: self._keep_alone(opened, models))
-
-    def _keep_alone(self, opened: OpenedPlan, models: set[Digest]) -> None:
-        self._checks.let_go(opened, but=self._present_model, under_way=round_of(self._state))
-        opened.parts.models.retain(models | self._checks.bases(opened))
-
-    @property
-    def _present_model(self) -> Digest | None:
-        course = course_of(self._state)
-        return None if course is None else course.model
-
-    async def _opened(self, plan: Digest) -> OpenedPlan | None:
-        try:
-            return await self._desk.opened(plan)
-        except LoricaError as error:
-            self._complain("models could not be tidied", error)
-            return None
+                await self._tidying.retain(plan, set(models))
 
     def _fault(self, why: str | None) -> None:
         self.fault = why
@@ -313,13 +270,6 @@ class RoundLoop:
                 self._complain("epsilon could not be counted", error)
                 return
         self._observer.epsilon(spent=spent, allowed=allowed)
-
-    async def _tidy(self, work: Callable[[], None]) -> None:
-        """Deleting what is needed no more may fail without harm to the round."""
-        try:
-            await asyncio.to_thread(work)
-        except LoricaError as error:
-            self._complain("files could not be deleted", error)
 
     def _complain(self, what: str, error: LoricaError) -> None:
         kind = kind_of(error).__name__
@@ -376,7 +326,14 @@ class RoundLoop:
     async def _open_masking(self, command: OpenMasking) -> None:
         while isinstance(self._state, Masking) and self._state.key == command.key and self._state.secure is None:
             try:
-                event = await self._masking_opened(command)
+                event = await masking_opened(
+                    command,
+                    desk=self._desk,
+                    groups=self._groups,
+                    store=self._store,
+                    threads=self._threads,
+                    steady=self._steady,
+                )
             except LoricaError as error:
                 self._fault(str(error))
                 self._complain("secure aggregation cannot be opened, it is tried again", error)
@@ -384,47 +341,6 @@ class RoundLoop:
             else:
                 await self._insist(event)
                 return
-
-    async def _masking_opened(self, command: OpenMasking) -> MaskingOpened:
-        key = command.key
-        opened = await self._desk.opened(key.plan)
-        plan = opened.bundle.plan
-        section, schedule = plan.aggregation, plan.schedule
-        enrolled = await self._threads.store(self._store.silos)
-        allowed = [item.silo for item in enrolled if item.revoked_unix_s is None]
-        await self._groups.propose_first(allowed, colluders=section.colluders)
-        attempt = Attempt(
-            federation=FederationName(key.federation),
-            plan=bytes.fromhex(key.plan),
-            round=key.round,
-            number=key.attempt,
-            id=secrets.token_bytes(ATTEMPT_ID_BYTES),
-        )
-        terms = Terms(
-            model=bytes.fromhex(command.model),
-            ranges=CLOSING_RANGES if command.closing else ranges_of(opened.bundle),
-            link=self._groups.require_head(colluders=section.colluders),
-            min_cohort=schedule.min_silos,
-            min_survivors=section.min_survivors,
-            colluders=section.colluders,
-            threshold=section.threshold or None,
-            noise=noise_terms(plan),
-        )
-        return MaskingOpened(
-            now=self._steady(),
-            key=key,
-            opening=OpenAttempt(attempt=attempt, terms=terms, invited=command.silos),
-            identities=tuple(
-                (item.silo, public_key_from_bytes(item.identity_public_key))
-                for item in enrolled
-                if item.silo in command.silos
-            ),
-            successions={
-                item.silo: await self._threads.store(self._store.successions, item.silo)
-                for item in enrolled
-                if item.silo in command.silos
-            },
-        )
 
     # --- aggregation
 
@@ -498,12 +414,6 @@ class RoundLoop:
 def paid_until_next_save(left: float) -> float:
     """Of the seconds that are `left` of a deadline, how many count as over when that is saved: until it is saved again."""
     return max(PAID_LEAST_S, min(PAID_MOST_S, left * PAID_PART))
-
-
-def _under_way(state: State) -> Digest | None:
-    """The plan that further rounds may be of."""
-    course = course_of(state)
-    return None if course is None or isinstance(state, Finished) else course.terms.plan
 
 
 class _Stopping(Unreachable):

@@ -15,7 +15,7 @@ from silo_agent.training.data.text_to_sql_data import SiloData
 from silo_agent.training.device import DeviceSettings
 from silo_agent.training.local_trainer import Progress
 from silo_agent.training.silo_trainer import SiloTrainer
-from silo_wire.plans.plan import LAYOUT_FILE
+from silo_wire.plans.sections.model import LAYOUT_FILE
 
 _ONCE = {"schedule.rounds": 1, "schedule.min_silos": 1}
 

@@ -185,9 +185,10 @@ async def _run_agent(
     from silo_agent.edges.memory.masking_journal import masking_journal
     from silo_agent.edges.memory.trust_store import trust_store
     from silo_agent.edges.wire.backoff import Backoff
+    from silo_agent.edges.wire.calls.repeated_calls import Traffic
     from silo_agent.edges.wire.certificate import SiloCertificate
     from silo_agent.edges.wire.channel import mutual_channel
-    from silo_agent.edges.wire.grpc_client import GrpcCoordinator, Traffic
+    from silo_agent.edges.wire.grpc_client import GrpcCoordinator
     from silo_agent.edges.workshop.late_workshop import LateWorkshop
     from silo_agent.service.agent import AgentService
     from silo_agent.service.audited import AuditedCoordinator, AuditedGate, AuditedObserver, SiloAudit

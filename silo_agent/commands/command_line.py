@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from silo_agent.edges.keys.key_store import SiloCredentials
     from silo_agent.edges.workshop.silo_sources import SiloSources
     from silo_agent.edges.workshop.workshop import Workshop
-    from silo_agent.policy import SiloPolicy
+    from silo_agent.policy.silo_policy import SiloPolicy
     from silo_agent.service.privacy import NotShared
     from silo_agent.settings import Settings
 
@@ -146,7 +146,7 @@ def settled_credentials_of(folder: SiloFolder) -> "SiloCredentials":
 def policy_of(folder: SiloFolder, credentials: "SiloCredentials", settings: "Settings") -> "SiloPolicy":
     """The silo's rules, with the approvals that its people gave by command."""
     from silo_agent.edges.memory.silo_record import record_of
-    from silo_agent.policy import SiloPolicy
+    from silo_agent.policy.silo_policy import SiloPolicy
 
     return SiloPolicy(rules=settings.policy, silo=credentials.silo, record=record_of(folder, credentials))
 

@@ -22,7 +22,8 @@ from silo_agent.edges.disk.silo_folder import SiloFolder, silo_folder
 
 if TYPE_CHECKING:
     from silo_agent.edges.disk.plan_store import PlanStore
-    from silo_agent.policy import Lineage, SiloPolicy
+    from silo_agent.policy.record import Lineage
+    from silo_agent.policy.silo_policy import SiloPolicy
     from silo_wire.canonical import Digest
     from silo_wire.plans.plan import PlanBundle
 

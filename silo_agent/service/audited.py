@@ -16,7 +16,7 @@ from lorica_security.errors import LoricaError
 from lorica_security.host.file_mark import FileMark
 from lorica_security.identifiers import FederationName, SiloName
 from lorica_security.secure_aggregation.messages import MaskedInput, SurvivorSet
-from silo_agent.policy import PolicyRules
+from silo_agent.policy.rules import PolicyRules
 from silo_agent.rounds.effects import JournalOutcome
 from silo_agent.rounds.events import SavedUpdate
 from silo_agent.service.ports import CoordinatorPort, ObserverPort, PlanGatePort, Progress

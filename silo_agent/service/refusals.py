@@ -17,7 +17,7 @@ from lorica_security.errors import (
     WrongTime,
 )
 from lorica_security.secure_aggregation.model_evidence.evidence import VERIFY
-from silo_agent.policy import PolicyRules
+from silo_agent.policy.rules import PolicyRules
 
 PROTOCOL_RULES: Final = (
     *("federation", "trusted_peers", "one_model", "release_groups", "one_sum_per_round"),

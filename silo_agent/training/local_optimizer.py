@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import Adafactor
 
-from silo_wire.plans.plan import TrainingSection
+from silo_wire.plans.sections.training import TrainingSection
 
 _adafactor: Callable[..., torch.optim.Optimizer] = Adafactor  # its constructor has no types
 

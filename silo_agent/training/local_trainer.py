@@ -23,7 +23,7 @@ from silo_agent.training.loss_log import LossLog
 from silo_agent.training.model.model import T5
 from silo_agent.training.task_loss import summed_loss
 from silo_wire.messages import TrainingSummary
-from silo_wire.plans.plan import TrainingSection
+from silo_wire.plans.sections.training import TrainingSection
 
 Progress = Callable[[float, float], None]
 """Called after each optimizer step with the fraction done (0 to 1) and the effective batch's task loss."""

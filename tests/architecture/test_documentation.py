@@ -23,7 +23,8 @@ from silo_agent.cli import app as silo_app
 from silo_agent.settings import Settings as SiloSettings
 from silo_agent.sql_sandbox import Limits, Sandbox, parse_database
 from silo_agent.training.data.text_to_sql_data import load_silo_data
-from silo_wire.plans.plan import ModelSection, Plan
+from silo_wire.plans.plan import Plan
+from silo_wire.plans.sections.model import ModelSection
 from tests.support.postgresql import running_postgresql
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -36,7 +36,7 @@ from lorica_security.secure_aggregation.messages import (
 )
 from lorica_security.secure_aggregation.parameters import Terms
 from lorica_security.secure_aggregation.roster import Roster
-from silo_agent.policy import PolicyRules
+from silo_agent.policy.rules import PolicyRules
 from silo_wire.messages import DeclineReason, Prepare, Standby, StandbyReason, Train
 from silo_wire.v1 import federation_pb2, secure_aggregation_pb2
 from tests.support.federation_peer import TestNet, small_bundle, vector_of

@@ -23,7 +23,7 @@ from silo_agent.edges.accounts.audit_report import report_of
 from silo_agent.edges.disk.plan_approvals import Comparison, PlanApprovals
 from silo_agent.edges.memory.masking_journal import masking_journal
 from silo_agent.edges.memory.trust_store import trust_store
-from silo_agent.policy import PolicyRules
+from silo_agent.policy.rules import PolicyRules
 from silo_agent.rounds.update import TrainingDiverged
 from silo_agent.service.told import FAILED
 from silo_wire.canonical import Digest

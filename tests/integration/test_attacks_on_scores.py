@@ -14,7 +14,7 @@ import pytest
 
 from lorica_security.identifiers import SiloName
 from lorica_security.secure_aggregation.masked_vectors.scores import NO_SCORES, Scores
-from silo_agent.policy import PolicyRules
+from silo_agent.policy.rules import PolicyRules
 from silo_wire.canonical import Digest
 from silo_wire.messages import DeclineReason, Evaluate, Standby, StandbyReason, Train
 from tests.support.federation_peer import OfferedModel, TestNet, small_bundle

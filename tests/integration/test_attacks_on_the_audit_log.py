@@ -36,21 +36,14 @@ from lorica_security.privacy.ledger import head_of
 from silo_agent.cli import main as silo_main
 from silo_agent.edges.disk.silo_folder import SiloFolder
 from silo_agent.edges.keys.key_store import SiloCredentials, store_credentials
-from silo_agent.policy import PolicyRules
+from silo_agent.policy.rules import PolicyRules
 from silo_wire.codecs.update_receipt import UpdateReceipt
 from silo_wire.messages import Train
 from silo_wire.transport import error_of
 from silo_wire.v1 import operator_pb2
 from tests.integration.test_attacks_on_the_privacy_ledger import SmallSteps, played
 from tests.support.command_line import Done, run_command
-from tests.support.coordinator import (
-    BANK,
-    FEDERATION,
-    HOSPITAL,
-    PLAN,
-    FederationTemplate,
-    running,
-)
+from tests.support.coordinator import BANK, FEDERATION, HOSPITAL, PLAN, FederationTemplate, running
 from tests.support.coordinator import Silo as Caller
 from tests.support.coordinator import federation_template as federation_template
 from tests.support.federation_peer import FederationPeer

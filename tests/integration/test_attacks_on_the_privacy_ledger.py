@@ -14,8 +14,8 @@ import pytest
 from coordinator.opened import Coordinator
 from lorica_security.audit.chain import Head
 from lorica_security.errors import AuthorisationError, MalformedMessage
+from lorica_security.on_disk.ledger_file import PrivacyLedgerFile
 from lorica_security.privacy.ledger import head_of
-from silo_agent.edges.accounts.privacy_ledger import PrivacyLedgerFile
 from silo_agent.service.ports import TrainedUpdate
 from silo_agent.service.told import NOT_INTACT
 from silo_wire.canonical import Digest

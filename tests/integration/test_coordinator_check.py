@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from coordinator.cli import main
+from coordinator.edges.check.found import Ground
 from coordinator.edges.check.misconfigurations import Mistake
-from coordinator.edges.check.preflight import Ground, preflight
+from coordinator.edges.check.preflight import preflight
 from coordinator.edges.database.round_store import SqlRoundStore
 from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from coordinator.edges.keys.key_store import key_files

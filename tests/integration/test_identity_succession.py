@@ -32,7 +32,8 @@ from silo_agent.edges.memory.identity_succession import predecessors, succeed
 from silo_agent.edges.memory.masking_journal import masking_journal
 from silo_agent.edges.memory.pins_file import How
 from silo_agent.edges.memory.trust_store import trust_store
-from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_agent.policy.rules import PolicyRules
+from silo_agent.policy.silo_policy import SiloPolicy
 from silo_wire.codecs.renewal import succession_request
 from silo_wire.messages import RoundKey
 from tests.support.command_line import run_command

@@ -18,8 +18,8 @@ from coordinator.plans.model_source import SizedModel
 from coordinator.plans.plan_folder import create_plan
 from lorica_security.privacy.ledger import Entry
 from lorica_security.secure_aggregation.messages import MaskedInput
-from silo_agent.service import agent
 from silo_agent.service.ports import TrainedUpdate
+from silo_agent.service.work import joint_timing
 from silo_agent.training.private.joint_gradient import write_sum
 from silo_wire.messages import RoundKey
 from silo_wire.plans.noised_masks import noise_terms
@@ -59,7 +59,7 @@ SETTINGS: dict[str, object] = {
 @pytest.fixture(autouse=True)
 def soon_after_being_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that others use may be late, too; what follows then is in test_agent_joint_timing.py."""
-    monkeypatch.setattr(agent, "LATE_S", 0.1)
+    monkeypatch.setattr(joint_timing, "LATE_S", 0.1)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,8 @@ from silo_agent.edges.disk.plan_store import PlanStore
 from silo_agent.edges.disk.round_journal import RoundJournal
 from silo_agent.edges.disk.silo_folder import SiloFolder
 from silo_agent.edges.keys.key_store import store_credentials
-from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_agent.policy.rules import PolicyRules
+from silo_agent.policy.silo_policy import SiloPolicy
 from silo_wire.codecs.ledger_receipt import LedgerReceipt
 from silo_wire.messages import RoundKey
 from tests.support.command_line import Done, run_command

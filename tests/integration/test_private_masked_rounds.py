@@ -12,10 +12,11 @@ from coordinator.opened import Coordinator
 from coordinator.plans.model_source import SizedModel
 from coordinator.plans.plan_folder import create_plan
 from lorica_security.audit.chain import Head
+from lorica_security.on_disk.ledger_file import PrivacyLedgerFile
 from lorica_security.privacy.ledger import head_of
 from lorica_security.secure_aggregation.messages import MaskedInput
-from silo_agent.edges.accounts.privacy_ledger import PrivacyLedgerFile
 from silo_agent.edges.wire import grpc_client
+from silo_agent.edges.wire.calls import uploads
 from silo_agent.edges.wire.grpc_client import GrpcCoordinator
 from silo_wire.codecs.ledger_receipt import LedgerReceipt
 from silo_wire.messages import RoundKey
@@ -87,14 +88,14 @@ def receipts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def wired(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Every message of secure aggregation as it goes onto the wire."""
     sent: list[Any] = []
-    for name in ("mask_answer_to_wire", "masked_header_to_wire"):
-        whole = getattr(grpc_client, name)
+    for home, name in ((grpc_client, "mask_answer_to_wire"), (uploads, "masked_header_to_wire")):
+        whole = getattr(home, name)
 
         def kept(*arguments: Any, whole: Any = whole) -> Any:
             sent.append(whole(*arguments))
             return sent[-1]
 
-        monkeypatch.setattr(grpc_client, name, kept)
+        monkeypatch.setattr(home, name, kept)
     return sent
 
 

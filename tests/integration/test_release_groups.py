@@ -34,7 +34,8 @@ from silo_agent.edges.groups.release_groups import ReleaseGroups, group_chain
 from silo_agent.edges.keys.key_store import load_credentials
 from silo_agent.edges.memory.trust_store import trust_store
 from silo_agent.edges.wire.backoff import Backoff
-from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_agent.policy.rules import PolicyRules
+from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.service.group_keeper import GroupKeeper
 from silo_wire.codecs.groups_codec import GroupsOffer
 from tests.support.command_line import Done, run_command

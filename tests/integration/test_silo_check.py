@@ -34,7 +34,8 @@ from silo_agent.edges.keys.key_store import SiloCredentials, load_credentials, s
 from silo_agent.edges.memory.masking_journal import masking_journal
 from silo_agent.edges.memory.trust_store import trust_store
 from silo_agent.edges.workshop.silo_sources import SiloSources
-from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_agent.policy.rules import PolicyRules
+from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.rounds.effects import JournalOutcome
 from silo_agent.rounds.effects import Outcome as RoundOutcome
 from silo_agent.sql_sandbox import Walls, landlock, probe_jail

@@ -28,7 +28,7 @@ from lorica.simulation.workers.worker_messages import Call, Done, Progressed, Wo
 from lorica.simulation.workers.worker_pool import WorkerPool
 from lorica_security.errors import LoricaError, StateError
 from lorica_security.identifiers import FederationName, SiloName
-from silo_agent.policy import SiloPolicy
+from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.service.ports import RoundModel, TrainedUpdate, TrainerPort, WorkCancelled
 from silo_wire.canonical import Digest
 from silo_wire.messages import RoundKey

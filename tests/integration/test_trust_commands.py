@@ -49,7 +49,8 @@ from silo_agent.edges.memory.identity_succession import seal_anew
 from silo_agent.edges.memory.masking_journal import masking_journal
 from silo_agent.edges.memory.trust_store import silo_identity, trust_store
 from silo_agent.edges.workshop.silo_sources import SiloSources
-from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_agent.policy.rules import PolicyRules
+from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.settings import Settings
 from silo_wire.codecs.groups_codec import GroupsOffer
 from silo_wire.plans.plan import PlanBundle

@@ -12,8 +12,8 @@ from coordinator.cli import main
 from coordinator.edges.server import federation_servicer
 from lorica_security.errors import LoricaError, StateError
 from silo_agent.edges.disk.model_cache import ModelCache
-from silo_agent.edges.wire import grpc_client
 from silo_agent.edges.wire.backoff import Backoff
+from silo_agent.edges.wire.calls import order_stream
 from silo_agent.edges.wire.grpc_client import GrpcCoordinator
 from silo_wire import wire_version
 from silo_wire.messages import Standby
@@ -102,7 +102,7 @@ async def test_agents_of_other_releases_at_the_real_coordinator(
     folder = federation_template.copy(tmp_path / "coordinator")
     async with running(folder) as at:
         for minor in range(max(0, OURS.minor - 1), OURS.minor + 2):
-            monkeypatch.setattr(grpc_client, "wire_version", Apart(minor))
+            monkeypatch.setattr(order_stream, "wire_version", Apart(minor))
             async with agent(at, federation_template, tmp_path) as one:
                 async for order in one.client.orders():
                     assert isinstance(order, Standby)
@@ -111,7 +111,7 @@ async def test_agents_of_other_releases_at_the_real_coordinator(
                 assert one.refusals.empty()
             (standing,) = [silo for silo in (await at.service.status()).silos if silo.silo == HOSPITAL]
             assert (standing.agent_version, standing.agent_wire) == ("9.9", f"{OURS.major}.{minor}")
-        monkeypatch.setattr(grpc_client, "wire_version", Apart(OURS.minor + 2))
+        monkeypatch.setattr(order_stream, "wire_version", Apart(OURS.minor + 2))
         async with agent(at, federation_template, tmp_path) as far:
             waiting = asyncio.ensure_future(anext(aiter(far.client.orders())))
             problem = await far.refusals.get()
@@ -143,7 +143,7 @@ async def test_a_coordinator_that_is_too_far_ahead_refuses_and_one_that_does_not
             assert f"upgrade the agent of silo {HOSPITAL} to a release that speaks 2.1 or newer" in str(problem)
         monkeypatch.setattr(federation_servicer, "wire_version", Apart(0))  # of a release that knows no minor versions
         monkeypatch.setattr(federation_servicer, "require_compatible", lambda **_: None)
-        monkeypatch.setattr(grpc_client, "wire_version", Apart(2))
+        monkeypatch.setattr(order_stream, "wire_version", Apart(2))
         async with agent(at, federation_template, tmp_path) as newer:
             waiting = asyncio.ensure_future(anext(aiter(newer.client.orders())))
             problem = await newer.refusals.get()

@@ -19,7 +19,8 @@ from lorica_security.identifiers import SiloName
 from silo_wire.canonical import Digest
 from silo_wire.manifest import Dtype, Layout, manifest_of
 from silo_wire.messages import RoundKey, TrainingSummary, UpdateHeader
-from silo_wire.plans.plan import AggregationSection, PlanBundle
+from silo_wire.plans.plan import PlanBundle
+from silo_wire.plans.sections.aggregation import AggregationSection
 
 FEDERATION = "health-net"
 A, B, C = SiloName("bank-a"), SiloName("bank-b"), SiloName("clinic-c")

@@ -56,50 +56,27 @@ from silo_agent.edges.wire.backoff import Backoff
 from silo_agent.edges.wire.channel import mutual_channel
 from silo_agent.edges.wire.grpc_client import GrpcCoordinator
 from silo_agent.edges.workshop.workshop import Workshop
-from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_agent.policy.rules import PolicyRules
+from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.rounds.events import SavedUpdate
 from silo_agent.service.agent import AgentService
 from silo_agent.service.audited import AuditedCoordinator, AuditedGate, AuditedObserver, SiloAudit
 from silo_agent.service.group_keeper import GroupKeeper
 from silo_agent.service.masking import Masking
 from silo_agent.service.model_checks import Mode
-from silo_agent.service.ports import (
-    Cancelled,
-    DataSummary,
-    MaskedFile,
-    Notice,
-    Progress,
-    RoundModel,
-    TrainedUpdate,
-)
+from silo_agent.service.ports import Cancelled, DataSummary, MaskedFile, Notice, Progress, RoundModel, TrainedUpdate
 from silo_agent.service.refusals import RULES
 from silo_agent.training.update.masked_vector import KeptDelta, own_weight, write_masked_vector
 from silo_wire.canonical import Digest
 from silo_wire.codecs import orders_codec
 from silo_wire.codecs.groups_codec import GroupsOffer
 from silo_wire.manifest import manifest_of
-from silo_wire.messages import (
-    DeclineReason,
-    Evaluation,
-    Mask,
-    RoundKey,
-    Standby,
-    StandbyReason,
-    Train,
-    TrainingSummary,
-)
+from silo_wire.messages import DeclineReason, Evaluation, Mask, RoundKey, Standby, StandbyReason, Train, TrainingSummary
 from silo_wire.plans.masked_ranges import CLOSING_RANGES, ranges_of
 from silo_wire.plans.plan import PlanBundle
 from silo_wire.v1 import federation_pb2
 from tests.support.agent_parts import Notes
-from tests.support.federation_peer import (
-    FEDERATION,
-    FederationPeer,
-    OfferedModel,
-    TestNet,
-    small_bundle,
-    vector_of,
-)
+from tests.support.federation_peer import FEDERATION, FederationPeer, OfferedModel, TestNet, small_bundle, vector_of
 from tests.support.release_groups import hold_groups
 from tests.support.secagg_federation import entropy
 

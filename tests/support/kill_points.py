@@ -294,12 +294,12 @@ SILO_AGENT: Mapping[str, Point] = {
     "update-journalled": _journalled("the update is journalled, no byte of it has left", "JournalUpdate"),
     "mid-upload": Point(
         meaning="some chunks of the update have left",
-        where="silo_agent.edges.wire.grpc_client:_pieces",
+        where="silo_agent.edges.wire.calls.uploads:_pieces",
         side="item",
     ),
     "last-chunk-sent": Point(
         meaning="the whole update has left, there is no receipt",
-        where="silo_agent.edges.wire.grpc_client:_pieces",
+        where="silo_agent.edges.wire.calls.uploads:_pieces",
         side="end",
     ),
     "receipt-not-journalled": Point(

@@ -15,7 +15,8 @@ from lorica_security.secure_aggregation.groups.release_groups import (
 from silo_agent.edges.disk.silo_folder import SiloFolder
 from silo_agent.edges.groups.release_groups import group_chain
 from silo_agent.edges.keys.key_store import SiloCredentials
-from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_agent.policy.rules import PolicyRules
+from silo_agent.policy.silo_policy import SiloPolicy
 from silo_wire.codecs.groups_codec import GroupsOffer
 
 

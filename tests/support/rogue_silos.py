@@ -61,19 +61,13 @@ from silo_agent.edges.wire.backoff import Backoff
 from silo_agent.edges.wire.channel import mutual_channel
 from silo_agent.edges.wire.grpc_client import GrpcCoordinator
 from silo_agent.edges.workshop.workshop import Workshop
-from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_agent.policy.rules import PolicyRules
+from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.rounds.events import SavedUpdate
 from silo_agent.service.agent import AgentService
 from silo_agent.service.masking import Masking as SiloMasking
 from silo_agent.service.model_checks import Mode
-from silo_agent.service.ports import (
-    Cancelled,
-    DataSummary,
-    Notice,
-    Progress,
-    RoundModel,
-    TrainedUpdate,
-)
+from silo_agent.service.ports import Cancelled, DataSummary, Notice, Progress, RoundModel, TrainedUpdate
 from silo_wire.canonical import Digest
 from silo_wire.manifest import CHUNK_BYTES as MASKED_CHUNK_BYTES
 from silo_wire.manifest import Manifest, manifest_of, masked_layout

@@ -9,7 +9,7 @@ from silo_agent.training.data.batches import EncodedExamples
 from silo_agent.training.local_trainer import train_locally
 from silo_agent.training.model.model import T5
 from silo_wire.messages import TrainingSummary
-from silo_wire.plans.plan import TrainingSection
+from silo_wire.plans.sections.training import TrainingSection
 
 
 def train_undisturbed(

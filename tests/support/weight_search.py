@@ -30,7 +30,7 @@ from silo_agent.training.private.clipping import MARGIN
 from silo_agent.training.private.loss_sums import GRID
 from silo_agent.training.private.private_optimizer import PrivateOptimizer
 from silo_agent.training.private.private_trainer import PrivateSchedule, train_privately
-from silo_wire.plans.plan import TrainingSection
+from silo_wire.plans.sections.training import TrainingSection
 
 VOCABULARY = 24
 MOST_TOKENS = 40

@@ -30,7 +30,8 @@ from silo_agent.edges.disk.silo_folder import SiloFolder
 from silo_agent.edges.groups.group_chain import GroupChain, Taken
 from silo_agent.edges.groups.release_groups import ReleaseGroups, group_chain
 from silo_agent.edges.memory.trust_store import trust_store
-from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_agent.policy.rules import PolicyRules
+from silo_agent.policy.silo_policy import SiloPolicy
 from silo_wire.codecs.groups_codec import GroupsOffer, KnownIdentity
 from tests.support.federation_peer import TestNet
 from tests.support.secagg_federation import FEDERATION, identities, identity_key, silo_names

@@ -12,10 +12,10 @@ import pytest
 
 from lorica_security.errors import DataError
 from lorica_security.secure_aggregation.attempt import ATTEMPT_ID_BYTES, Attempt
-from silo_agent.policy import PolicyRules
+from silo_agent.policy.rules import PolicyRules
 from silo_agent.rounds.states import Holding
-from silo_agent.service import agent
 from silo_agent.service.ports import TrainedUpdate
+from silo_agent.service.work import joint_timing, progress_reports
 from silo_wire.messages import DeclineReason, Mask, Prepare, RoundKey, Standby, StandbyReason, Train
 from tests.support.federation_peer import FEDERATION, FederationPeer, OfferedModel, small_bundle, vector_of
 from tests.unit.test_agent_service import NET, Silo
@@ -42,8 +42,8 @@ PLAN = BUNDLE.plan.digest
 
 @pytest.fixture
 def silo(peer: FederationPeer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Silo:
-    monkeypatch.setattr(agent, "LATE_S", LATE_S)
-    monkeypatch.setattr(agent, "PROGRESS_S", 0.0)
+    monkeypatch.setattr(joint_timing, "LATE_S", LATE_S)
+    monkeypatch.setattr(progress_reports, "PROGRESS_S", 0.0)
     made = Silo(tmp_path / "silo", NET.credentials(peer.address))
     made.rules = PolicyRules(max_epsilon=1e3, max_epsilon_alone=1e3)
     return made
@@ -167,7 +167,7 @@ async def test_who_is_late_says_so_though_its_gradients_do_not_end(
 async def test_a_silo_that_its_people_stop_waits_for_nothing(
     peer: FederationPeer, silo: Silo, model: OfferedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent, "LATE_S", 1e6)
+    monkeypatch.setattr(joint_timing, "LATE_S", 1e6)
     async with silo.running():
         await prepared(peer)
         silo.trainer.hold = True

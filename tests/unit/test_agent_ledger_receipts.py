@@ -11,9 +11,10 @@ from lorica_security.audit.chain import NO_ENTRY, Head
 from lorica_security.errors import IntegrityError, MalformedMessage
 from lorica_security.host.files import write_private
 from lorica_security.identity.identity_key import new_identity_key, sign
+from lorica_security.on_disk.ledger_file import PrivacyLedgerFile
 from lorica_security.privacy.accounting import Budget, GaussianRelease
 from lorica_security.privacy.ledger import head_of
-from silo_agent.edges.accounts.privacy_ledger import LedgerReceiptFile, PrivacyLedgerFile
+from silo_agent.edges.accounts.privacy_ledger import LedgerReceiptFile
 from silo_agent.edges.keys.key_store import SiloCredentials
 from silo_agent.service.privacy import PrivacyGuard
 from silo_wire.canonical import digest_of

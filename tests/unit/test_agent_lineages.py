@@ -35,7 +35,9 @@ from silo_agent.edges.memory.identity_succession import seal_anew
 from silo_agent.edges.memory.lineages import MORE_MODELS, Lineages
 from silo_agent.edges.memory.masking_journal import MaskingJournal, masking_journal
 from silo_agent.edges.memory.trust_store import trust_store
-from silo_agent.policy import PolicyRules, SiloPolicy, beginnings
+from silo_agent.policy.record import beginnings
+from silo_agent.policy.rules import PolicyRules
+from silo_agent.policy.silo_policy import SiloPolicy
 from silo_wire.canonical import Digest
 from silo_wire.codecs.groups_codec import GroupsOffer, KnownIdentity
 from silo_wire.codecs.secure_journals_codec import memory_to_bytes

@@ -38,7 +38,8 @@ from silo_agent.edges.memory.identity_succession import predecessors, seal_anew,
 from silo_agent.edges.memory.lineages import Lineages
 from silo_agent.edges.memory.masking_journal import MaskingJournal, masking_journal
 from silo_agent.edges.memory.trust_store import TrustStore, trust_store
-from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_agent.policy.rules import PolicyRules
+from silo_agent.policy.silo_policy import SiloPolicy
 from silo_wire.canonical import Digest
 from silo_wire.codecs.groups_codec import GroupsOffer, signed_groups_to_bytes
 from silo_wire.codecs.secure_journals_codec import memory_to_bytes

@@ -28,7 +28,7 @@ from lorica_security.identifiers import FederationName
 from silo_agent.edges.console.metrics import ENDS, EVALUATION, TRAINING, SiloMetrics, metrics_served
 from silo_agent.edges.console.observer import SiloObserver
 from silo_agent.edges.disk.round_journal import MOST_REFUSALS, RoundJournal
-from silo_agent.policy import PolicyRules
+from silo_agent.policy.rules import PolicyRules
 from silo_agent.rounds.effects import JournalOutcome, Outcome
 from silo_agent.service.refusals import PROTOCOL_RULES, REFUSED_AS, RULES, rule_of
 from silo_agent.settings import Settings

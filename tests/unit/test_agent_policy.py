@@ -14,7 +14,10 @@ from lorica_security.privacy.renyi_filter import favoured_order, filtered_epsilo
 from lorica_security.secure_aggregation.masked_vectors.fixed_point import FixedPoint, Ranges
 from lorica_security.secure_aggregation.parameters import LEAST_COHORT, Parameters, default_threshold
 from lorica_security.secure_aggregation.silo.party import Demands
-from silo_agent.policy import LEAST_SILOS, Lineage, PolicyRules, Record, SiloPolicy, beginnings, loosened
+from silo_agent.policy.loosenings import loosened
+from silo_agent.policy.record import Lineage, Record, beginnings
+from silo_agent.policy.rules import LEAST_SILOS, PolicyRules
+from silo_agent.policy.silo_policy import SiloPolicy
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.manifest import Layout, TensorSpec, manifest_of
 from silo_wire.plans.adapters import AdaptersSection, adapter_layout

@@ -15,11 +15,11 @@ import pytest
 from lorica_security.audit.chain import Head
 from lorica_security.errors import DataError, StateError
 from lorica_security.identity.identity_key import new_identity_key, sign, verify
+from lorica_security.on_disk.ledger_file import PrivacyLedgerFile
 from lorica_security.privacy.ledger import head_of
-from silo_agent.edges.accounts.privacy_ledger import PrivacyLedgerFile
 from silo_agent.edges.disk.round_journal import LastModel, RoundJournal
 from silo_agent.edges.wire.grpc_client import GrpcCoordinator
-from silo_agent.policy import PolicyRules
+from silo_agent.policy.rules import PolicyRules
 from silo_agent.service.told import BUDGET_SPENT, FAILED, NOT_INTACT
 from silo_wire.codecs.ledger_receipt import LEDGER_DOMAIN, LedgerReceipt, ledger_statement
 from silo_wire.messages import DeclineReason, Evaluate, Prepare, RoundKey, Standby, StandbyReason, Train

@@ -12,7 +12,8 @@ from lorica_security.errors import DataError, LoricaError, PolicyRefusal
 from lorica_security.secure_aggregation.masked_vectors.scores import MOST_LOSS, NO_SCORES, Scores
 from silo_agent.edges.workshop.silo_sources import SiloSources
 from silo_agent.edges.workshop.workshop import Workshop
-from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_agent.policy.rules import PolicyRules
+from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.rounds.effects import JournalRoundModel, JournalUpdate
 from silo_agent.rounds.update import TrainingDiverged
 from silo_agent.service.ports import RoundModel

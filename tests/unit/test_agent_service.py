@@ -32,15 +32,16 @@ from silo_agent.edges.memory.masking_journal import masking_journal
 from silo_agent.edges.wire.backoff import Backoff
 from silo_agent.edges.wire.channel import mutual_channel
 from silo_agent.edges.wire.grpc_client import GrpcCoordinator
-from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_agent.policy.rules import PolicyRules
+from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.rounds.states import Ready, Stopped
-from silo_agent.service import agent
 from silo_agent.service.agent import AgentService
 from silo_agent.service.audited import AuditedCoordinator, AuditedGate, AuditedObserver, SiloAudit
 from silo_agent.service.masking import Masking
 from silo_agent.service.ports import Cancelled, DataSummary, Notice, Progress, RoundModel, TrainedUpdate, WorkCancelled
 from silo_agent.service.privacy import SharingPort
 from silo_agent.service.refusals import RULES
+from silo_agent.service.work import progress_reports
 from silo_wire.canonical import Digest
 from silo_wire.manifest import manifest_of
 from silo_wire.messages import (
@@ -296,7 +297,7 @@ SILO_LEVEL = small_bundle(
 async def test_steps_of_training_are_told_where_a_number_of_records_may_be(
     peer: FederationPeer, silo: Silo, monkeypatch: pytest.MonkeyPatch, bundle: PlanBundle, told: set[float]
 ) -> None:
-    monkeypatch.setattr(agent, "PROGRESS_S", 0.0)
+    monkeypatch.setattr(progress_reports, "PROGRESS_S", 0.0)
     model = peer.offer(bundle, DATA)
     key = replace(KEY, plan=bundle.plan.digest)
     # Held until fetching was told: of reports that come due while one is under way, only the newest is.

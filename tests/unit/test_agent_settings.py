@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from lorica_security.errors import ConfigurationError, PolicyRefusal
-from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_agent.policy.rules import PolicyRules
+from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.settings import Settings
 from silo_wire.manifest import manifest_of
 from tests.support.federation_peer import SILO, small_bundle, vector_of

@@ -16,10 +16,12 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_agent.policy.rules import PolicyRules
+from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.training.data.batches import EncodedExamples
 from silo_wire.messages import TrainingSummary
-from silo_wire.plans.plan import AggregationSection, TrainingSection
+from silo_wire.plans.sections.aggregation import AggregationSection
+from silo_wire.plans.sections.training import TrainingSection
 from tests.support.federation_peer import SILO, small_bundle
 from tests.support.masked_round import summed
 from tests.support.secagg_federation import silo_names

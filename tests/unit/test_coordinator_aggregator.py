@@ -27,7 +27,8 @@ from coordinator.vectors.slab_buffers import SlabBuffer
 from lorica_security.errors import ConfigurationError, IntegrityError, StorageError
 from silo_wire.canonical import Digest
 from silo_wire.plans.lorar import Weighting
-from silo_wire.plans.plan import AggregationSection, PlanBundle
+from silo_wire.plans.plan import PlanBundle
+from silo_wire.plans.sections.aggregation import AggregationSection
 from silo_wire.server_step.server_optimizer import optimizer_named, slots
 from tests.support.coordinator_edges import (
     TYPES,

@@ -34,8 +34,9 @@ from lorica_security.noise.noise_streams import BLOCK_ELEMENTS, NoiseStream, bou
 from lorica_security.privacy.accounting import GaussianRelease
 from silo_wire.canonical import digest_of
 from silo_wire.messages import Finished, RoundKey
-from silo_wire.plans.plan import AggregationSection, PlanBundle
+from silo_wire.plans.plan import PlanBundle
 from silo_wire.plans.privacy import PrivacySection
+from silo_wire.plans.sections.aggregation import AggregationSection
 from tests.support.coordinator_edges import A, B, C, Workplace, make_plan, random_vector, round_key, stored_vector
 from tests.support.coordinator_service import add_plan, make_coordinator_folder, running
 from tests.support.rounds import AGGREGATING, FINISHED, T0

@@ -21,15 +21,11 @@ from coordinator.plans.plan_text import plan_template, plan_text
 from coordinator.plans.presets import PRESETS, preset
 from lorica_security.errors import ConfigurationError, IntegrityError, LoricaError, StateError, Unreachable
 from silo_wire.canonical import digest_of
-from silo_wire.plans.plan import (
-    AggregationSection,
-    EvaluationSection,
-    ModelSection,
-    Plan,
-    PlanBundle,
-    ScheduleSection,
-    TrainingSection,
-)
+from silo_wire.plans.plan import Plan, PlanBundle
+from silo_wire.plans.sections.aggregation import AggregationSection
+from silo_wire.plans.sections.model import ModelSection
+from silo_wire.plans.sections.schedule import EvaluationSection, ScheduleSection
+from silo_wire.plans.sections.training import TrainingSection
 from silo_wire.plans.sizes import SIZES
 from tests.support.coordinator_edges import FEDERATION, make_plan
 

@@ -19,7 +19,8 @@ from lorica_security.secure_aggregation.masked_vectors import mask_stream
 from silo_agent.rounds.update import TrainingDiverged
 from silo_agent.training.data.batches import EncodedExamples
 from silo_wire.checkable_round import FalseChunk
-from silo_wire.plans.plan import AggregationSection, TrainingSection
+from silo_wire.plans.sections.aggregation import AggregationSection
+from silo_wire.plans.sections.training import TrainingSection
 from silo_wire.server_step.server_optimizer import Sgd
 from tests.support.evidence import Made, Rounds, Vectors
 from tests.support.masked_round import summed

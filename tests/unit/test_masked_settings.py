@@ -26,7 +26,9 @@ from silo_agent.training.local_trainer import optimizer_steps
 from silo_agent.training.model.model import add_adapters, layout_of
 from silo_wire.messages import TrainingSummary
 from silo_wire.plans.adapters import adapter_layout
-from silo_wire.plans.plan import BASE_LAYOUT_FILE, MOST_MASKED_MU, Plan, TrainingSection
+from silo_wire.plans.plan import Plan
+from silo_wire.plans.sections.model import BASE_LAYOUT_FILE
+from silo_wire.plans.sections.training import MOST_MASKED_MU, TrainingSection
 from tests.support.federation_peer import small_bundle
 from tests.support.tiny_t5 import random_model
 from tests.support.undisturbed_training import train_undisturbed

@@ -23,7 +23,8 @@ from silo_agent.edges.groups.release_groups import group_chain
 from silo_agent.edges.masks.masking_party import party_of
 from silo_agent.edges.masks.model_checking import check_party_of
 from silo_agent.edges.memory.trust_store import trust_store
-from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_agent.policy.rules import PolicyRules
+from silo_agent.policy.silo_policy import SiloPolicy
 from silo_wire.canonical import Digest
 from silo_wire.checkable_round import CheckableRound
 from silo_wire.messages import Mask, RoundKey

@@ -55,7 +55,8 @@ from silo_agent.edges.masks.model_checking import check_party_of
 from silo_agent.edges.masks.own_copies import OwnFiles
 from silo_agent.edges.memory.accepted_models import AcceptedModels, keep_proof
 from silo_agent.edges.memory.trust_store import trust_store
-from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_agent.policy.rules import PolicyRules
+from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.service.audited import SiloAudit
 from silo_agent.service.model_checks import CheckParty, Mode, ModelChecks
 from silo_wire.canonical import Digest

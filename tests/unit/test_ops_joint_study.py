@@ -12,8 +12,8 @@ from coordinator.plans.model_source import SizedModel
 from lorica.demo.run import Layout
 from lorica.demo.scoring import Score
 from lorica.privacy_utility import joint as study
-from lorica.privacy_utility.comparison import TODAY
-from lorica.privacy_utility.joint import EIGHT, PARTS, WAYS, run_joint
+from lorica.privacy_utility.joint import PARTS, WAYS, run_joint
+from lorica.privacy_utility.rows import EIGHT, TODAY
 from lorica.privacy_utility.silos import NAMES
 from silo_wire.plans.plan import Plan
 

@@ -29,6 +29,7 @@ from lorica_security.secure_aggregation.masked_vectors.mask_stream import KeyStr
 from lorica_security.secure_aggregation.masked_vectors.noise_shares import LEAST_BITS, TAIL, NoiseShares
 from lorica_security.secure_aggregation.parameters import NoiseTerms, Terms, threshold_for
 from lorica_security.secure_aggregation.silo.effects import MaskVector
+from silo_agent.policy.privacy_rules import filtered_cost
 from silo_agent.rounds.update import TrainingStopped
 from silo_agent.training.data.batches import Batch, EncodedExamples
 from silo_agent.training.device import DeviceSettings
@@ -41,7 +42,9 @@ from silo_wire.codecs.secure_journals_codec import _terms_from_stored, _terms_to
 from silo_wire.manifest import Layout, TensorSpec
 from silo_wire.plans.masked_ranges import ranges_of
 from silo_wire.plans.noised_masks import GRADIENT_STEPS, check_noise_fits, noise_terms
-from silo_wire.plans.plan import AggregationSection, Plan, PlanBundle, ScheduleSection
+from silo_wire.plans.plan import Plan, PlanBundle
+from silo_wire.plans.sections.aggregation import AggregationSection
+from silo_wire.plans.sections.schedule import ScheduleSection
 from tests.support.coordinator_edges import make_plan
 from tests.support.secagg_federation import ALONE, MODEL, attempt, entropy, silo_names
 from tests.support.tiny_t5 import bundle_of, random_model, silo_data, write_model
@@ -220,8 +223,8 @@ def test_nothing_joint_is_taken_unless_people_allow_what_it_costs_alone(bundle: 
     rounds = bundle.plan.schedule.rounds
     lavish = policy(max_epsilon=1e3, max_epsilon_alone=1e3)
     assert list(lavish.objections(bundle)) == []
-    together = lavish._cost([replace(release, steps=rounds)], [release], bundle.plan)
-    alone = lavish._cost([replace(release.alone, steps=rounds)], [release], bundle.plan)
+    together = filtered_cost(lavish.rules, [replace(release, steps=rounds)], [release], bundle.plan)
+    alone = filtered_cost(lavish.rules, [replace(release.alone, steps=rounds)], [release], bundle.plan)
     assert together < alone
     between = policy(max_epsilon=1e3, max_epsilon_alone=(together + alone) / 2)
     assert [it.rule for it in between.objections(bundle)] == ["max_epsilon_alone"]

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.edges.database.certificate_records import EXPIRED_KEPT_S
 from coordinator.edges.database.database_copy import copy_database
-from coordinator.edges.database.round_store import BUSY_TIMEOUT_MS, EXPIRED_KEPT_S, SqlRoundStore
+from coordinator.edges.database.round_store import SqlRoundStore
+from coordinator.edges.database.sqlite_database import BUSY_TIMEOUT_MS
 from coordinator.edges.database.state_json import STATE_VERSION, state_from_json, state_to_json
 from coordinator.edges.upkeep.backup import leave_out_what_is_under_way
 from coordinator.rounds.effects import COMMANDS, Record

@@ -32,7 +32,7 @@ from silo_agent.training.update.masked_vector import BLOCK_ELEMENTS, write_maske
 from silo_wire.manifest import Layout, TensorSpec
 from silo_wire.plans.masked_ranges import plan_ranges, ranges_of
 from silo_wire.plans.noised_masks import check_noise_fits
-from silo_wire.plans.plan import AggregationSection
+from silo_wire.plans.sections.aggregation import AggregationSection
 from tests.support.coordinator_edges import make_plan
 from tests.support.masked_round import kept
 from tests.support.secagg_federation import ALONE, MODEL, attempt, entropy, silo_names

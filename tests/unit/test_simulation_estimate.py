@@ -31,7 +31,8 @@ from silo_wire.codecs.secure_codec import masked_input_to_wire
 from silo_wire.manifest import Layout, TensorSpec
 from silo_wire.messages import Mask, RoundKey
 from silo_wire.plans.masked_ranges import ranges_of
-from silo_wire.plans.plan import Plan, PlanBundle, TrainingSection
+from silo_wire.plans.plan import Plan, PlanBundle
+from silo_wire.plans.sections.training import TrainingSection
 from tests.support import secagg_federation
 from tests.support.tiny_t5 import bundle_of, random_model
 

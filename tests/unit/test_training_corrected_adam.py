@@ -16,7 +16,8 @@ from silo_agent.training.loss_log import LossLog
 from silo_agent.training.private import private_trainer
 from silo_agent.training.private.corrected_adam import CorrectedAdam
 from silo_wire.canonical import Digest
-from silo_wire.plans.plan import Plan, TrainingSection
+from silo_wire.plans.plan import Plan
+from silo_wire.plans.sections.training import TrainingSection
 from tests.unit.test_training_private_gradients import parameters_of, t5
 from tests.unit.test_training_private_trainer import SCHEDULE, SECTION, examples_of, flat, loss_sum, train
 from tests.unit.test_wire_plan import plan_value

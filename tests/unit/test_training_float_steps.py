@@ -22,7 +22,8 @@ from silo_agent.training.update.spread import Spread
 from silo_wire.canonical import digest_of
 from silo_wire.messages import TrainingSummary
 from silo_wire.plans.masked_ranges import plan_ranges
-from silo_wire.plans.plan import AggregationSection, TrainingSection
+from silo_wire.plans.sections.aggregation import AggregationSection
+from silo_wire.plans.sections.training import TrainingSection
 from tests.support.tiny_t5 import random_model, write_model
 from tests.support.undisturbed_training import train_undisturbed
 from tests.unit.test_training_masked_vector import decoded_of, opened, work

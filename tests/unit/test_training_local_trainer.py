@@ -16,7 +16,7 @@ from silo_agent.training.local_optimizer import learning_rate_factor, local_opti
 from silo_agent.training.local_trainer import accumulate_gradient, train_locally
 from silo_agent.training.loss_log import LossLog
 from silo_wire.messages import TrainingSummary
-from silo_wire.plans.plan import TrainingSection
+from silo_wire.plans.sections.training import TrainingSection
 
 
 def encoded(count: int = 7, seed: int = 0) -> EncodedExamples:

@@ -29,7 +29,7 @@ from silo_agent.training.update import masked_vector
 from silo_agent.training.update.masked_vector import BLOCK_ELEMENTS, own_weight, write_masked_vector
 from silo_wire.manifest import manifest_of, masked_layout
 from silo_wire.plans.lorar import Weighting, raw_weight
-from silo_wire.plans.plan import AggregationSection
+from silo_wire.plans.sections.aggregation import AggregationSection
 from tests.support import secagg_from_page as page
 from tests.support.coordinator_edges import Vector, summary
 from tests.support.masked_round import kept

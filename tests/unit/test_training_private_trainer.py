@@ -25,13 +25,8 @@ from silo_agent.training.private.loss_sums import loss_sum as loss_sum_of_chunks
 from silo_agent.training.private.per_example.chunks import Chunks
 from silo_agent.training.private.per_example.example_losses import example_losses
 from silo_agent.training.private.private_optimizer import PrivateOptimizer
-from silo_agent.training.private.private_trainer import (
-    PrivateSchedule,
-    clipping_norm,
-    drawn_examples,
-    train_privately,
-)
-from silo_wire.plans.plan import TrainingSection
+from silo_agent.training.private.private_trainer import PrivateSchedule, clipping_norm, drawn_examples, train_privately
+from silo_wire.plans.sections.training import TrainingSection
 from tests.support.tiny_t5 import random_model
 from tests.unit.test_training_private_gradients import VOCABULARY, parameters_of, t5
 

@@ -26,7 +26,7 @@ from silo_agent.training.update.residual import Residuals
 from silo_agent.training.update.spread import DRAWN_TOGETHER, MOST_ALIKE, Spread, alike
 from silo_wire.canonical import digest_of
 from silo_wire.manifest import TensorSpec
-from silo_wire.plans.plan import TrainingSection
+from silo_wire.plans.sections.training import TrainingSection
 from tests.support.tiny_t5 import random_model, write_model
 from tests.support.undisturbed_training import train_undisturbed
 from tests.unit.test_comparable_training import SILOS, masked_plan, part

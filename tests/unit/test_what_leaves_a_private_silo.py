@@ -18,11 +18,12 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from prometheus_client import generate_latest
 
-from silo_agent.edges.accounts.privacy_ledger import PrivacyLedgerFile
+from lorica_security.on_disk.ledger_file import PrivacyLedgerFile
 from silo_agent.edges.accounts.shared_budget import SharedBudget
 from silo_agent.edges.workshop.silo_sources import SiloSources
 from silo_agent.edges.workshop.workshop import Workshop
-from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_agent.policy.rules import PolicyRules
+from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.service.told import BUDGET_SPENT, FAILED, TOLD_UNDER_PRIVACY
 from silo_agent.settings import Settings
 from silo_agent.training.model.model import bind, vector_blocks

@@ -12,8 +12,9 @@ from lorica_security.secure_aggregation.masked_vectors.fixed_point import Ranges
 from lorica_security.secure_aggregation.parameters import Terms, least_survivors
 from silo_wire.canonical import canonical_json, digest_of
 from silo_wire.manifest import Layout, TensorSpec
-from silo_wire.plans.plan import AggregationSection, Plan, PlanBundle
+from silo_wire.plans.plan import Plan, PlanBundle
 from silo_wire.plans.privacy import PrivacySection
+from silo_wire.plans.sections.aggregation import AggregationSection
 from silo_wire.v1 import federation_pb2
 from tests.support.secagg_federation import ALONE, silo_names
 

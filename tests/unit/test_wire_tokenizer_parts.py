@@ -19,7 +19,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from lorica_security.errors import PolicyRefusal
 from lorica_security.identifiers import SiloName
 from silo_agent.commands.plan_review import unusual
-from silo_agent.policy import PolicyRules, SiloPolicy
+from silo_agent.policy.rules import PolicyRules
+from silo_agent.policy.silo_policy import SiloPolicy
 from silo_wire.model_folders import tokenizer_parts
 from silo_wire.model_folders.tokenizer_parts import LETTERS, odd_parts
 from tests.support.tiny_t5 import bundle_of, random_model, sized_tokenizer, tokenizer_json, trained_pieces

@@ -11,28 +11,18 @@ import sqlite3
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import structlog
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Row,
-    Table,
-    and_,
-    create_engine,
-    delete,
-    event,
-    exists,
-    func,
-    insert,
-    or_,
-    select,
-    update,
-)
+from sqlalchemy import ColumnElement, Connection, Table, and_, delete, exists, func, insert, or_, select, update
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.pool import ConnectionPoolEntry
 
+from coordinator.edges.database.certificate_records import (
+    hold_trust,
+    register_certificate,
+    revoke_certificates,
+    send_trust,
+)
+from coordinator.edges.database.round_records import of_attempt, put_row, write_record
 from coordinator.edges.database.round_tables import (
     TABLES_REVISION,
     TABLES_VERSION,
@@ -53,37 +43,21 @@ from coordinator.edges.database.round_tables import (
     successions,
     updates,
 )
+from coordinator.edges.database.rows import certificate_of, evaluation_of, round_of_rows, silo_of
+from coordinator.edges.database.sqlite_database import BUSY_TIMEOUT_MS, durable_engine
 from coordinator.edges.database.state_json import STATE_VERSION, state_from_json, state_to_json
 from coordinator.edges.database.tables_revision import require_current, revision_of
-from coordinator.rounds.effects import (
-    EvaluationAbandoned,
-    EvaluationAccepted,
-    EvaluationClosed,
-    EvaluationOpened,
-    MaskedAccepted,
-    ModelMade,
-    PlanBegun,
-    Record,
-    RoundAbandoned,
-    RoundClosed,
-    RoundOpened,
-    SiloDropped,
-    SiloLastSeen,
-    UpdateAccepted,
-)
+from coordinator.rounds.effects import Record, RoundAbandoned, RoundClosed
 from coordinator.rounds.states import Idle, State
 from coordinator.service.issued import IssuedCertificate
 from coordinator.service.records import (
-    COMPLETED,
     BegunPlan,
     Certificate,
     EnrolledSilo,
     HeldTrust,
     Invitation,
-    MaskedTotals,
     RoundRow,
     SignedModel,
-    SiloRow,
 )
 from lorica_security.audit.chain import Head
 from lorica_security.errors import AuthenticationError, Conflict, StateError, StorageError
@@ -98,9 +72,6 @@ from silo_wire.messages import Evaluation, RoundKey
 from silo_wire.wire_version import Speaker
 
 _log = structlog.get_logger(__name__)
-
-EXPIRED_KEPT_S = 30 * 86_400.0
-BUSY_TIMEOUT_MS = 10_000
 _MACHINE_ID = 1
 _FULL = "disk is full"
 """What SQLite says of SQLITE_FULL."""
@@ -113,9 +84,7 @@ class SqlRoundStore:
         """Open or create the database file; raises StorageError naming it, also for tables of another release."""
         self._path = path
         self._federation = federation
-        self._database = create_engine(f"sqlite:///{path}")
-        event.listen(self._database, "connect", _set_up_sqlite)
-        event.listen(self._database, "begin", _begin)
+        self._database = durable_engine(path)
         with self._transaction() as connection:
             revision = revision_of(connection)
             if revision is None:
@@ -158,8 +127,8 @@ class SqlRoundStore:
         values = {"version": STATE_VERSION, "phase": state.phase, "state": state_to_json(state, now=now)}
         with self._transaction() as connection:
             for record in records:
-                _write(connection, record, at)
-            _put(connection, machine, {"id": _MACHINE_ID}, values)
+                write_record(connection, record, at)
+            put_row(connection, machine, {"id": _MACHINE_ID}, values)
         if any(isinstance(record, RoundClosed | RoundAbandoned) for record in records):
             self._log_is_clear = False
         if not self._log_is_clear:
@@ -183,12 +152,12 @@ class SqlRoundStore:
 
     def silos(self) -> tuple[EnrolledSilo, ...]:
         with self._transaction() as connection:
-            return tuple(_silo(row) for row in connection.execute(select(silos).order_by(silos.c.silo)))
+            return tuple(silo_of(row) for row in connection.execute(select(silos).order_by(silos.c.silo)))
 
     def silo(self, name: SiloName) -> EnrolledSilo | None:
         with self._transaction() as connection:
             row = connection.execute(select(silos).where(silos.c.silo == name)).one_or_none()
-        return None if row is None else _silo(row)
+        return None if row is None else silo_of(row)
 
     def seen(self, name: SiloName, at: float, speaker: Speaker | None = None) -> None:
         told = {} if speaker is None else {"agent_version": speaker.release, "agent_wire": str(speaker.wire)}
@@ -260,7 +229,7 @@ class SqlRoundStore:
                     f"invitation of silo {silo.silo} is spent, expired or replaced: "
                     f"have a new one made with `coordinator invite {silo.silo}`"
                 )
-            _put(
+            put_row(
                 connection,
                 silos,
                 {"silo": silo.silo},
@@ -282,20 +251,20 @@ class SqlRoundStore:
                 issued_unix_s=now,
                 expires_unix_s=silo.certificate_expires_unix_s,
             )
-            _revoke(connection, identity, now)
-            _register(connection, certificate)
-            _hold(connection, identity, authority=authority, trust=trust)
+            revoke_certificates(connection, identity, now)
+            register_certificate(connection, certificate)
+            hold_trust(connection, identity, authority=authority, trust=trust)
 
     # --- the register of certificates
 
     def certificates(self) -> tuple[Certificate, ...]:
         with self._transaction() as connection:
             found = connection.execute(select(certificates).order_by(certificates.c.issued_at, certificates.c.serial))
-            return tuple(_certificate(row) for row in found)
+            return tuple(certificate_of(row) for row in found)
 
     def register(self, certificate: Certificate) -> None:
         with self._transaction() as connection:
-            _register(connection, certificate)
+            register_certificate(connection, certificate)
 
     def grant(self, certificate: IssuedCertificate, *, trust: str) -> None:
         entry = certificate.entry
@@ -306,15 +275,15 @@ class SqlRoundStore:
         )
         with self._transaction() as connection:
             had_access = connection.execute(select(certificates.c.serial).where(good).limit(1)).first() is not None
-            _register(connection, entry)
+            register_certificate(connection, entry)
             if had_access:
-                _send(connection, certificate, trust)
+                send_trust(connection, certificate, trust)
             else:
-                _hold(connection, entry.identity, authority=certificate.authority, trust=trust)
+                hold_trust(connection, entry.identity, authority=certificate.authority, trust=trust)
 
     def revoke(self, identity: Identity, at: float) -> None:
         with self._transaction() as connection:
-            _revoke(connection, identity, at)
+            revoke_certificates(connection, identity, at)
             if identity.role is Role.SILO:
                 present = and_(silos.c.silo == identity.name, silos.c.revoked_at.is_(None))
                 connection.execute(update(silos).where(present).values(revoked_at=at))
@@ -339,8 +308,8 @@ class SqlRoundStore:
         with self._transaction() as connection:
             if connection.execute(update(silos).where(enrolled).values(**values)).rowcount != 1:
                 raise StateError(f"silo {silo} is not enrolled any longer: invite it again")
-            _register(connection, certificate.entry)
-            _send(connection, certificate, trust)
+            register_certificate(connection, certificate.entry)
+            send_trust(connection, certificate, trust)
 
     def held_trust(self) -> Mapping[Identity, HeldTrust]:
         with self._transaction() as connection:
@@ -362,7 +331,7 @@ class SqlRoundStore:
         with self._transaction() as connection:
             if connection.execute(update(silos).where(present).values(identity_public_key=new)).rowcount != 1:
                 raise Conflict(f"the identity key that silo {silo} succeeds is not the one that is enrolled")
-            _put(connection, successions, {"silo": silo, "predecessor": old}, values)
+            put_row(connection, successions, {"silo": silo, "predecessor": old}, values)
 
     def successions(self, silo: SiloName) -> tuple[Succession, ...]:
         with self._transaction() as connection:
@@ -417,7 +386,7 @@ class SqlRoundStore:
         with self._transaction() as connection:
             replaced = and_(release_groups.c.stands.is_(False), release_groups.c.number <= signed.link.number)
             connection.execute(delete(release_groups).where(replaced))
-            _put(connection, release_groups, {"digest": signed.link.digest.hex()}, values)
+            put_row(connection, release_groups, {"digest": signed.link.digest.hex()}, values)
 
     # --- rounds
 
@@ -457,16 +426,16 @@ class SqlRoundStore:
         return None if row is None else SignedModel(model=model, round=row.round, signature=row.signature)
 
     def committed_update(self, key: RoundKey, silo: SiloName) -> Digest | None:
-        query = select(updates.c.update_digest).where(*_of(updates, key), updates.c.silo == silo)
+        query = select(updates.c.update_digest).where(*of_attempt(updates, key), updates.c.silo == silo)
         with self._transaction() as connection:
             digest = connection.execute(query).scalar_one_or_none()
         return None if digest is None else Digest(digest)
 
     def evaluation(self, key: RoundKey, silo: SiloName) -> Evaluation | None:
-        query = select(evaluations).where(*_of(evaluations, key), evaluations.c.silo == silo)
+        query = select(evaluations).where(*of_attempt(evaluations, key), evaluations.c.silo == silo)
         with self._transaction() as connection:
             row = connection.execute(query).one_or_none()
-        return None if row is None else _evaluation(row)
+        return None if row is None else evaluation_of(row)
 
     def closed_attempts(self, last: int) -> tuple[RoundKey, ...]:
         query = select(rounds).where(rounds.c.closed_at.is_not(None)).order_by(rounds.c.closed_at.desc()).limit(last)
@@ -484,12 +453,12 @@ class SqlRoundStore:
             found = list(connection.execute(newest))[::-1]
             of_silos = list(connection.execute(select(updates).where(updates.c.plan == plan).order_by(updates.c.silo)))
             scores = {
-                (row.round, row.silo): _evaluation(row)
+                (row.round, row.silo): evaluation_of(row)
                 for row in connection.execute(
                     select(evaluations).where(evaluations.c.plan == plan).order_by(evaluations.c.silo)
                 )
             }
-        return tuple(_round(row, of_silos, scores) for row in found)
+        return tuple(round_of_rows(row, of_silos, scores) for row in found)
 
 
 def _closed_before(table: Table, before: float) -> ColumnElement[bool]:
@@ -502,296 +471,4 @@ def _closed_before(table: Table, before: float) -> ColumnElement[bool]:
             .where(same, or_(rounds.c.closed_at.is_(None), rounds.c.closed_at >= before))
             .correlate(table)
         ),
-    )
-
-
-def _begin(connection: Connection) -> None:
-    connection.exec_driver_sql("BEGIN")
-
-
-def _set_up_sqlite(connection: Any, _: ConnectionPoolEntry) -> None:
-    connection.isolation_level = None  # the driver would begin before some statements only, and not before DDL
-    cursor = connection.cursor()
-    for pragma in (
-        f"busy_timeout = {BUSY_TIMEOUT_MS}",
-        "journal_mode = WAL",
-        "synchronous = FULL",
-        "foreign_keys = ON",
-        "secure_delete = ON",
-    ):
-        cursor.execute(f"PRAGMA {pragma}")
-    cursor.close()
-
-
-def _put(connection: Connection, table: Table, identity: Mapping[str, object], values: Mapping[str, object]) -> None:
-    """Update the row with this identity or insert it."""
-    matches = [table.c[name] == value for name, value in identity.items()]
-    if connection.execute(update(table).where(*matches).values(**values)).rowcount == 0:
-        connection.execute(insert(table).values(**identity, **values))
-
-
-def _identity(key: RoundKey) -> dict[str, object]:
-    return {"plan": key.plan, "round": key.round, "attempt": key.attempt}
-
-
-def _of(table: Table, key: RoundKey) -> list[Any]:
-    return [table.c[name] == value for name, value in _identity(key).items()]
-
-
-def _write(connection: Connection, record: Record, at: float) -> None:
-    match record:
-        case PlanBegun():
-            _put(connection, plans, {"digest": record.plan}, {"name": record.name, "begun_at": at})
-        case ModelMade():
-            _put(
-                connection,
-                checkpoints,
-                {"plan": record.plan, "model": record.model},
-                {"round": record.round, "signature": record.signature, "made_at": at},
-            )
-        case SiloLastSeen():
-            connection.execute(update(silos).where(silos.c.silo == record.silo).values(last_seen=at))
-        case RoundOpened():
-            _open(connection, record, at)
-            for silo in record.cohort:
-                connection.execute(insert(updates).values(**_identity(record.key), silo=silo, outcome="training"))
-        case UpdateAccepted():
-            _accept(connection, record, at)
-        case MaskedAccepted():
-            _of_silo(
-                connection,
-                record.key,
-                record.vector.silo,
-                outcome="committed",
-                update_digest=record.vector.digest,
-                signature=record.signature,
-                committed_at=at,
-            )
-        case SiloDropped():
-            _of_silo(connection, record.key, record.silo, outcome=record.outcome, detail=record.detail)
-        case RoundClosed():
-            _close(
-                connection,
-                record.key,
-                at,
-                outcome=record.result.outcome.value,
-                model=record.result.model,
-                weight_fallback=record.result.fallback,
-                **_of_masked_sum(record),
-            )
-            for silo in record.masked or ():  # also of those who fell silent, or lied, when their vectors were counted
-                _of_silo(connection, record.key, silo, outcome="committed")
-            for item in record.result.weights:
-                _of_silo(connection, record.key, item.silo, weight=item.weight, share=item.share, capped=item.capped)
-        case RoundAbandoned():
-            _close(connection, record.key, at, outcome="abandoned", detail=record.reason)
-        case EvaluationOpened():
-            if record.key.round == 0:  # later ones belong to the row of the round that made the model
-                _open(connection, record, at)
-        case EvaluationAccepted():
-            _score(connection, record, at)
-        case EvaluationClosed():
-            _average(connection, record, at)
-        case EvaluationAbandoned():
-            if record.key.round == 0:
-                _close(connection, record.key, at, outcome="abandoned", detail=record.reason)
-
-
-def _of_masked_sum(record: RoundClosed) -> dict[str, object]:
-    result = record.result
-    if record.masked is None:
-        return {}
-    return {"weight_sum": result.weight_sum, "saturated": result.saturated, "coordinates": result.coordinates}
-
-
-def _open(connection: Connection, record: RoundOpened | EvaluationOpened, at: float) -> None:
-    connection.execute(
-        insert(rounds).values(**_identity(record.key), outcome="running", opened_at=at, model=record.model)
-    )
-
-
-def _close(connection: Connection, key: RoundKey, at: float, **values: object) -> None:
-    connection.execute(update(rounds).where(*_of(rounds, key)).values(closed_at=at, **values))
-
-
-def _of_silo(connection: Connection, key: RoundKey, silo: SiloName, **values: object) -> None:
-    connection.execute(update(updates).where(*_of(updates, key), updates.c.silo == silo).values(**values))
-
-
-def _accept(connection: Connection, record: UpdateAccepted, at: float) -> None:
-    summary = record.update.summary
-    _of_silo(
-        connection,
-        record.key,
-        record.update.silo,
-        outcome="committed",
-        update_digest=record.update.digest,
-        signature=record.signature,
-        examples=summary.examples,
-        loss_max=summary.loss_max,
-        loss_min=summary.loss_min,
-        loss_first=summary.loss_first,
-        loss_last=summary.loss_last,
-        optimizer_steps=summary.optimizer_steps,
-        seconds=summary.seconds,
-        delta_norm=record.update.delta_norm,
-        committed_at=at,
-    )
-
-
-def _score(connection: Connection, record: EvaluationAccepted, at: float) -> None:
-    scored = record.report.evaluation
-    _put(
-        connection,
-        evaluations,
-        {"plan": record.key.plan, "round": record.key.round, "silo": record.report.silo},
-        {
-            "attempt": record.key.attempt,
-            "model": record.model,
-            "split": scored.split,
-            "examples": scored.examples,
-            "exact_matches": scored.exact_matches,
-            "executed": scored.executed,
-            "execution_matches": scored.execution_matches,
-            "loss_per_token": scored.loss_per_token,
-            "seconds": scored.seconds,
-            "reported_at": at,
-        },
-    )
-
-
-def _average(connection: Connection, record: EvaluationClosed, at: float) -> None:
-    averages = {
-        "macro_exact_match": record.macro,
-        "micro_exact_match": None if record.score is None else record.score.micro_average,
-    }
-    if record.key.round == 0:
-        _close(connection, record.key, at, outcome="evaluated", **averages)
-    else:
-        made_the_model = and_(
-            rounds.c.plan == record.key.plan, rounds.c.round == record.key.round, rounds.c.outcome.in_(COMPLETED)
-        )
-        connection.execute(update(rounds).where(made_the_model).values(**averages))
-
-
-def _revoke(connection: Connection, identity: Identity, at: float) -> None:
-    still_good = and_(certificates.c.uri == identity.uri, certificates.c.revoked_at.is_(None))
-    connection.execute(update(certificates).where(still_good).values(revoked_at=at))
-
-
-def _hold(connection: Connection, identity: Identity, *, authority: str, trust: str) -> None:
-    values = {"authority": authority, "trust": trust, "sent_serial": ""}
-    _put(connection, held_trust, {"uri": identity.uri}, values)
-
-
-def _send(connection: Connection, certificate: IssuedCertificate, trust: str) -> None:
-    """What its holder has stays on record until a call with this certificate comes."""
-    values = {
-        "sent_serial": certificate.entry.serial,
-        "sent_authority": certificate.authority,
-        "sent_trust": trust,
-    }
-    connection.execute(update(held_trust).where(held_trust.c.uri == certificate.entry.identity.uri).values(**values))
-
-
-def _register(connection: Connection, certificate: Certificate) -> None:
-    """Its holder's own that ended long ago go: their dates alone keep them out, and renewals are many.
-
-    Nobody else's: a clock that is far ahead for an hour, in which the coordinator renews its own, would shut out every silo.
-    """
-    long_ago = and_(
-        certificates.c.uri == certificate.identity.uri,
-        certificates.c.expires_at < certificate.issued_unix_s - EXPIRED_KEPT_S,
-    )
-    connection.execute(delete(certificates).where(long_ago))
-    connection.execute(insert(certificates).values(_certificate_row(certificate)))
-
-
-def _certificate_row(certificate: Certificate) -> dict[str, object]:
-    return {
-        "serial": certificate.serial,
-        "digest": certificate.digest,
-        "uri": certificate.identity.uri,
-        "issued_at": certificate.issued_unix_s,
-        "expires_at": certificate.expires_unix_s,
-        "revoked_at": certificate.revoked_unix_s,
-    }
-
-
-def _certificate(row: Row[Any]) -> Certificate:
-    return Certificate(
-        serial=row.serial,
-        digest=row.digest,
-        identity=Identity.from_uri(row.uri),
-        issued_unix_s=row.issued_at,
-        expires_unix_s=row.expires_at,
-        revoked_unix_s=row.revoked_at,
-    )
-
-
-def _silo(row: Row[Any]) -> EnrolledSilo:
-    return EnrolledSilo(
-        silo=SiloName(row.silo),
-        identity_public_key=row.identity_public_key,
-        certificate_serial=row.certificate_serial,
-        certificate_digest=row.certificate_digest,
-        certificate_expires_unix_s=row.certificate_expires,
-        enrolled_unix_s=row.enrolled_at,
-        last_seen_unix_s=row.last_seen,
-        revoked_unix_s=row.revoked_at,
-        agent_version=row.agent_version,
-        agent_wire=row.agent_wire,
-    )
-
-
-def _evaluation(row: Row[Any]) -> Evaluation:
-    return Evaluation(
-        split=row.split,
-        examples=row.examples,
-        exact_matches=row.exact_matches,
-        executed=row.executed,
-        execution_matches=row.execution_matches,
-        loss_per_token=row.loss_per_token,
-        seconds=row.seconds,
-    )
-
-
-def _round(row: Row[Any], of_silos: Sequence[Row[Any]], scores: Mapping[tuple[int, str], Evaluation]) -> RoundRow:
-    members = [item for item in of_silos if (item.round, item.attempt) == (row.round, row.attempt)]
-    scored = row.outcome in (*COMPLETED, "evaluated")
-    found = {silo: score for (number, silo), score in scores.items() if number == row.round} if scored else {}
-    trained = tuple(
-        SiloRow(
-            silo=SiloName(item.silo),
-            outcome=item.outcome,
-            detail=item.detail,
-            examples=item.examples,
-            loss_max=item.loss_max,
-            loss_min=item.loss_min,
-            weight=item.weight,
-            share=item.share,
-            delta_norm=item.delta_norm,
-            evaluation=found.pop(item.silo, None),
-        )
-        for item in members
-    )
-    # Whoever only evaluated: round 0, or an evaluation that was done again after a stop, by another cohort.
-    further = tuple(
-        SiloRow(silo=SiloName(silo), outcome="evaluated", evaluation=score) for silo, score in sorted(found.items())
-    )
-    return RoundRow(
-        round=row.round,
-        attempt=row.attempt,
-        outcome=row.outcome,
-        detail=row.detail,
-        opened_unix_s=row.opened_at,
-        closed_unix_s=row.closed_at,
-        model=Digest(row.model),
-        weight_fallback=row.weight_fallback,
-        masked=None
-        if row.coordinates is None
-        else MaskedTotals(weight_sum=row.weight_sum, saturated=row.saturated, coordinates=row.coordinates),
-        silos=trained + further,
-        macro_exact_match=row.macro_exact_match,
-        micro_exact_match=row.micro_exact_match,
     )

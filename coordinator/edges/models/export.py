@@ -13,7 +13,8 @@ from coordinator.vectors.merged_model import merged_blocks
 from coordinator.vectors.model_file import MODEL_FILE
 from lorica_security.host import files
 from silo_wire.canonical import Digest
-from silo_wire.plans.plan import BASE_LAYOUT_FILE, LAYOUT_FILE, PlanBundle
+from silo_wire.plans.plan import PlanBundle
+from silo_wire.plans.sections.model import BASE_LAYOUT_FILE, LAYOUT_FILE
 
 
 def export_model(

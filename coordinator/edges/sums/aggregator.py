@@ -40,9 +40,9 @@ from silo_wire.canonical import Digest
 from silo_wire.manifest import ParameterDtype, masked_layout
 from silo_wire.messages import RoundKey
 from silo_wire.plans.lorar import Weighting, raw_weight
-from silo_wire.plans.plan import AggregationSection
 from silo_wire.plans.plan_optimizer import optimizer_of
 from silo_wire.plans.privacy import PrivacySection
+from silo_wire.plans.sections.aggregation import AggregationSection
 from silo_wire.server_step.apply_mean import apply_mean
 from silo_wire.server_step.rounding import round_to_bfloat16
 from silo_wire.server_step.server_optimizer import slots

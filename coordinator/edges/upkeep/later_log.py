@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from sqlalchemy import Connection, and_, create_engine, delete, insert, select, update
+from sqlalchemy import Connection, and_, delete, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from coordinator.edges.database.round_tables import certificates, held_trust, silos
+from coordinator.edges.database.sqlite_database import database_engine
 from coordinator.edges.keys.key_store import OPERATOR_NAME
 from lorica_security.audit.entry import Entry, Event
 from lorica_security.audit.verification import Known
@@ -202,7 +203,7 @@ def _register(connection: Connection, identity: Identity, entry: Entry) -> None:
 
 @contextmanager
 def _transaction(database: Path) -> Iterator[Connection]:
-    engine = create_engine(f"sqlite:///{database}")
+    engine = database_engine(database)
     try:
         with engine.begin() as connection:
             yield connection

@@ -14,12 +14,13 @@ from typing import Any
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, create_engine, event
+from sqlalchemy import Connection, event
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from coordinator.edges.database.database_copy import copy_database
 from coordinator.edges.database.round_tables import FIRST_REVISION, TABLES_REVISION, revisions
+from coordinator.edges.database.sqlite_database import database_engine
 from coordinator.edges.database.tables_revision import require_current, revision_of
 from coordinator.edges.upkeep.upgrade_copies import copy_of
 from lorica_security.errors import ConfigurationError, StorageError
@@ -75,7 +76,7 @@ def migrate(connection: Connection, to: str) -> None:
 @contextmanager
 def in_transaction(path: Path) -> Iterator[Connection]:
     """A transaction, in which a table may be made anew while others refer to it."""
-    engine = create_engine(f"sqlite:///{path}")
+    engine = database_engine(path)
     event.listen(engine, "connect", _set_up)
     event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
     try:
@@ -89,6 +90,6 @@ def in_transaction(path: Path) -> Iterator[Connection]:
 
 
 def _set_up(connection: Any, _: ConnectionPoolEntry) -> None:
-    connection.isolation_level = None  # as in round_store.py
+    connection.isolation_level = None  # as in sqlite_database.py
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA secure_delete = ON")

@@ -37,8 +37,9 @@ from silo_agent.edges.check.misconfigurations import Mistake as SiloMistake
 from silo_agent.edges.console.metrics import SiloMetrics
 from silo_agent.settings import Settings as SiloSettings
 from silo_wire.canonical import digest_of
-from silo_wire.plans.plan import ModelSection, Plan
+from silo_wire.plans.plan import Plan
 from silo_wire.plans.privacy import calibrated_noise
+from silo_wire.plans.sections.model import ModelSection
 from silo_wire.transport import ENROLMENT_OPTIONS, MAX_MESSAGE_BYTES, SERVER_OPTIONS
 from silo_wire.wire_version import OURS
 

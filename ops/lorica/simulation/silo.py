@@ -31,7 +31,7 @@ from silo_agent.edges.masks.masking_party import party_of
 from silo_agent.edges.memory.masking_journal import masking_journal
 from silo_agent.edges.memory.trust_store import trust_store
 from silo_agent.edges.wire.backoff import Backoff
-from silo_agent.policy import SiloPolicy
+from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.rounds.effects import JournalActivity
 from silo_agent.service.agent import AgentService
 from silo_agent.service.group_keeper import GroupKeeper

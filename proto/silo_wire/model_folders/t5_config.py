@@ -9,7 +9,7 @@ from transformers import T5Config
 from lorica_security.errors import MalformedMessage
 from silo_wire.model_folders.t5_form import t5_values
 from silo_wire.plans.model_files import CONFIG_FILE
-from silo_wire.plans.plan import MOST_DROPOUT
+from silo_wire.plans.sections.training import MOST_DROPOUT
 
 LEAST_EPSILON, MOST_EPSILON = 1e-12, 1e-2
 """Of layer norms; T5's own is 1e-6."""

@@ -9,7 +9,8 @@ from typing import Final
 from lorica_security.errors import PolicyRefusal
 from lorica_security.secure_aggregation.masked_vectors.fixed_point import Ranges
 from silo_wire.manifest import SCORES_ALONE, Layout
-from silo_wire.plans.plan import AggregationSection, PlanBundle
+from silo_wire.plans.plan import PlanBundle
+from silo_wire.plans.sections.aggregation import AggregationSection
 
 RANGES: Final = "ranges"
 CLOSING_RANGES: Final = Ranges.of(sizes=(SCORES_ALONE.parameters,), largest_delta=(1.0,), largest_weight=1.0)

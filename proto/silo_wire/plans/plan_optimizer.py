@@ -1,6 +1,6 @@
 """The server optimizer that a plan asks for."""
 
-from silo_wire.plans.plan import AggregationSection
+from silo_wire.plans.sections.aggregation import AggregationSection
 from silo_wire.server_step.server_optimizer import ServerOptimizer, optimizer_named
 
 

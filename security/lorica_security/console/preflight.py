@@ -71,8 +71,14 @@ class Checks:
     def __init__(self) -> None:
         self.done: list[Check] = []
 
-    def run(self, name: str, look: Callable[[], str]) -> bool:
-        """Whether `look` found nothing wrong; what it raises of LoricaError becomes the outcome."""
+    def run(self, name: str, look: Callable[[], str], *, unless: str = "") -> bool:
+        """Whether `look` found nothing wrong; what it raises of LoricaError becomes the outcome.
+
+        `unless`: why the check is skipped instead; "": it is made.
+        """
+        if unless:
+            self.skip(name, because=unless)
+            return False
         try:
             self.done.append(Check(name=name, outcome=Outcome.PASSED, detail=look()))
         except LoricaError as error:

@@ -9,7 +9,7 @@ from lorica_security.on_disk.ledger_file import PrivacyLedgerFile
 from silo_agent.edges.disk.round_journal import RoundJournal
 from silo_agent.edges.disk.silo_folder import SiloFolder
 from silo_agent.edges.keys.key_store import SiloCredentials
-from silo_agent.policy import SiloPolicy
+from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.service.privacy import PrivacyGuard, SharingPort
 from silo_wire.codecs.ledger_receipt import LedgerReceipt
 

@@ -57,7 +57,7 @@ from silo_agent.edges.wire.channel import mutual_channel
 from silo_agent.edges.wire.key_exchange import HYBRID, key_exchange
 from silo_agent.edges.wire.tls_probe import probe
 from silo_agent.edges.workshop.silo_sources import SiloSources
-from silo_agent.policy import SiloPolicy
+from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.service.privacy import SharedRecords
 from silo_agent.settings import Settings
 from silo_agent.sql_sandbox import Walls, probe_jail

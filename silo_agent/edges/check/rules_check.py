@@ -13,7 +13,10 @@ from silo_agent.edges.keys.key_store import SiloCredentials
 from silo_agent.edges.memory.masking_journal import masking_journal
 from silo_agent.edges.memory.pins_file import How
 from silo_agent.edges.memory.trust_store import trust_store
-from silo_agent.policy import PolicyRules, Record, SiloPolicy, loosened
+from silo_agent.policy.loosenings import loosened
+from silo_agent.policy.record import Record
+from silo_agent.policy.rules import PolicyRules
+from silo_agent.policy.silo_policy import SiloPolicy
 from silo_wire.plans.plan import PlanBundle
 
 

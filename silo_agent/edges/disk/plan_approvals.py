@@ -11,9 +11,9 @@ from pydantic import AwareDatetime, Field
 from lorica_security.console.strict_toml import NameText, Section
 from lorica_security.identity.seal import Seal
 from silo_agent.edges.disk.private_record import PrivateRecord
-from silo_agent.policy import Lineage, Record
+from silo_agent.policy.record import Lineage, Record
 from silo_wire.canonical import Digest
-from silo_wire.plans.plan import DigestText
+from silo_wire.plans.sections.model import DigestText
 
 
 class Comparison(Enum):

@@ -17,7 +17,7 @@ from silo_agent.edges.keys.key_store import SiloCredentials
 from silo_agent.edges.memory.identity_succession import predecessors
 from silo_agent.edges.memory.masking_journal import masking_journal
 from silo_agent.edges.memory.trust_store import TrustStore, trust_store
-from silo_agent.policy import SiloPolicy
+from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.service.group_keeper import described
 from silo_wire.codecs.groups_codec import GroupsOffer
 

@@ -11,7 +11,7 @@ from silo_agent.edges.disk.silo_folder import SiloFolder
 from silo_agent.edges.groups.release_groups import group_chain
 from silo_agent.edges.keys.key_store import SiloCredentials
 from silo_agent.edges.memory.trust_store import trust_store
-from silo_agent.policy import SiloPolicy
+from silo_agent.policy.silo_policy import SiloPolicy
 from silo_wire.messages import Mask
 
 

@@ -15,7 +15,7 @@ from silo_agent.edges.memory.accepted_models import AcceptedModels, keep_proof
 from silo_agent.edges.memory.identity_succession import predecessors
 from silo_agent.edges.memory.pins_file import How, PinnedPeer
 from silo_agent.edges.memory.trust_store import TrustStore, trust_store
-from silo_agent.policy import SiloPolicy
+from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.service.model_checks import CheckParty, EvidencePort, ModelChecks
 from silo_wire.canonical import Digest
 from silo_wire.checkable_round import FalseChunk, Proof

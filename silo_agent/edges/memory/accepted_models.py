@@ -22,7 +22,8 @@ from lorica_security.secure_aggregation.model_evidence.verdicts import MAX_CHUNK
 from silo_agent.edges.disk.private_record import PrivateRecord
 from silo_wire.checkable_round import Proof
 from silo_wire.codecs.evidence_codec import proof_to_bytes
-from silo_wire.plans.plan import DigestText, PlanBundle
+from silo_wire.plans.plan import PlanBundle
+from silo_wire.plans.sections.model import DigestText
 
 
 class _State(Section):

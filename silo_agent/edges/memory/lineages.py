@@ -28,9 +28,10 @@ from lorica_security.secure_aggregation.silo.memory import (
 from silo_agent.edges.disk.counted_record import MOST_UNPROVEN, Number, require_plausible
 from silo_agent.edges.disk.private_record import RESET, PrivateRecord
 from silo_agent.edges.memory.group_file import GroupsNote, LinkNumber
-from silo_agent.policy import Lineage, beginnings
+from silo_agent.policy.record import Lineage, beginnings
 from silo_wire.canonical import Digest
-from silo_wire.plans.plan import DigestText, PlanBundle
+from silo_wire.plans.plan import PlanBundle
+from silo_wire.plans.sections.model import DigestText
 
 MORE_MODELS = 8
 """Of one plan, beside the one that it begins from and one after each round: what orders that end a plan may name."""

@@ -7,7 +7,7 @@ from silo_agent.edges.disk.plan_approvals import PlanApprovals
 from silo_agent.edges.disk.silo_folder import SiloFolder
 from silo_agent.edges.keys.key_store import SiloCredentials
 from silo_agent.edges.memory.lineages import Lineages
-from silo_agent.policy import Record
+from silo_agent.policy.record import Record
 
 
 def record_of(folder: SiloFolder, credentials: SiloCredentials) -> Callable[[], Record]:

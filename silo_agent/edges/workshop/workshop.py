@@ -15,7 +15,7 @@ from lorica_security.errors import DataError, LoricaError, StateError, StorageEr
 from lorica_security.host.file_mark import FileMark
 from lorica_security.secure_aggregation.silo.effects import MaskVector
 from silo_agent.edges.workshop.silo_sources import SiloSources
-from silo_agent.policy import SiloPolicy
+from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.rounds.events import SavedUpdate
 from silo_agent.rounds.update import TrainingStopped
 from silo_agent.service.ports import (

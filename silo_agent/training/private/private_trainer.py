@@ -27,7 +27,8 @@ from silo_agent.training.private.loss_sums import loss_sum, noised_reduction
 from silo_agent.training.private.per_example.chunks import Chunks
 from silo_agent.training.private.per_example.ghost_norms import check_covered
 from silo_agent.training.private.private_optimizer import PrivateOptimizer
-from silo_wire.plans.plan import Plan, TrainingSection
+from silo_wire.plans.plan import Plan
+from silo_wire.plans.sections.training import TrainingSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

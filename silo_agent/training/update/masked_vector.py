@@ -39,7 +39,7 @@ from silo_agent.training.update.within_range import WithinRange, peaks
 from silo_wire.manifest import CHUNK_BYTES, Manifest, masked_layout
 from silo_wire.messages import TrainingSummary
 from silo_wire.plans.lorar import Weighting, raw_weight
-from silo_wire.plans.plan import AggregationSection
+from silo_wire.plans.sections.aggregation import AggregationSection
 
 _ITEM = 4  # bytes of a float32 and of a word
 BLOCK_ELEMENTS = CHUNK_BYTES // _ITEM

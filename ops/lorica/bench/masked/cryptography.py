@@ -45,8 +45,8 @@ from silo_wire.checked_chunk import StepRule
 from silo_wire.manifest import Layout, TensorSpec
 from silo_wire.messages import RoundKey, TrainingSummary
 from silo_wire.plans.masked_ranges import plan_ranges
-from silo_wire.plans.plan import AggregationSection
 from silo_wire.plans.plan_optimizer import optimizer_of
+from silo_wire.plans.sections.aggregation import AggregationSection
 
 MEASURED = 2
 """Silos that are masked one by one."""

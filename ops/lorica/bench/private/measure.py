@@ -32,7 +32,7 @@ from silo_agent.training.model.model import T5
 from silo_agent.training.private.private_optimizer import PrivateOptimizer
 from silo_agent.training.private.private_trainer import PrivateSchedule, train_privately
 from silo_wire.model_folders.seeded_tokenizer import train_tokenizer
-from silo_wire.plans.plan import TrainingSection
+from silo_wire.plans.sections.training import TrainingSection
 from silo_wire.plans.sizes import size_named
 from silo_wire.public_text import public_text
 

@@ -24,7 +24,7 @@ from lorica.privacy_audit.conformity.audited_plan import END, SPECIAL
 from lorica_security.errors import ConfigurationError
 from silo_agent.training.data.batches import EncodedExamples
 from silo_agent.training.model.model import T5, bind, layout_of
-from silo_wire.plans.plan import TrainingSection
+from silo_wire.plans.sections.training import TrainingSection
 
 _EMBEDDING_SCALE = 0.02
 _SHAPE = {

@@ -11,8 +11,9 @@ from silo_agent.training.data.text_to_sql_data import Example, SiloData
 from silo_agent.training.model.model import T5, bind, layout_of, vector_blocks
 from silo_wire.canonical import digest_of
 from silo_wire.manifest import manifest_of
-from silo_wire.plans.plan import Plan, PlanBundle, TrainingSection
+from silo_wire.plans.plan import Plan, PlanBundle
 from silo_wire.plans.privacy import PrivacySection
+from silo_wire.plans.sections.training import TrainingSection
 
 SILO = "audited"
 SPECIAL = 3

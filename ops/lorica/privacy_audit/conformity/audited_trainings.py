@@ -33,8 +33,9 @@ from silo_agent.training.silo_trainer import SiloTrainer
 from silo_wire.codecs.ledger_receipt import LedgerReceipt
 from silo_wire.manifest import manifest_of
 from silo_wire.messages import RoundKey, TrainingSummary
-from silo_wire.plans.plan import PlanBundle, TrainingSection
+from silo_wire.plans.plan import PlanBundle
 from silo_wire.plans.privacy import PrivacySection
+from silo_wire.plans.sections.training import TrainingSection
 
 RECORDS = 24
 UNIT_SIZES = (1, 2, 3, 4)

@@ -24,7 +24,7 @@ from lorica_security.errors import LoricaError, StateError
 from lorica_security.identifiers import SiloName
 from silo_agent.edges.workshop.silo_sources import SiloSources
 from silo_agent.edges.workshop.workshop import enough_memory
-from silo_agent.policy import SiloPolicy
+from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.service.ports import RoundModel
 from silo_agent.training.device import DeviceSettings
 from silo_agent.training.model.plan_model import PlanModel

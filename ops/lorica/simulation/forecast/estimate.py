@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from coordinator.edges.check.preflight import needed_memory
+from coordinator.edges.check.machine_checks import needed_memory
 from coordinator.edges.models.plan_disk import plan_disk
 from lorica.simulation.forecast.traffic import Traffic
 from lorica.simulation.workers.shares import shared_out

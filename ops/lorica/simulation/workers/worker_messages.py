@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from lorica_security.identifiers import SiloName
-from silo_agent.policy import SiloPolicy
+from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.settings import Settings
 from silo_wire.canonical import Digest
 

@@ -1,0 +1,1 @@
+"""What in a plan does not go together, said key by key."""

@@ -1,0 +1,102 @@
+"""A plan's values, section by section, and what follows from several of them."""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from lorica_security.console.strict_toml import NameText, Section
+from silo_wire.canonical import Digest
+from silo_wire.plans.adapters import AdaptersSection
+from silo_wire.plans.privacy import PrivacySection, Release
+from silo_wire.plans.sections.aggregation import AggregationSection
+from silo_wire.plans.sections.model import ModelSection
+from silo_wire.plans.sections.schedule import EvaluationSection, ScheduleSection, WireSection
+from silo_wire.plans.sections.training import TrainingSection
+from silo_wire.plans.timetable import Timetable
+
+
+class PlanValues(Section):
+    """Every section of a plan, and what follows from several of them."""
+
+    version: Literal[1] = 1
+    name: NameText
+    federation: NameText
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    model: ModelSection
+    schedule: ScheduleSection
+    aggregation: AggregationSection = AggregationSection()
+    wire: WireSection = WireSection()
+    adapters: AdaptersSection = AdaptersSection()
+    training: TrainingSection = TrainingSection()
+    privacy: PrivacySection = PrivacySection()
+    evaluation: EvaluationSection = EvaluationSection()
+
+    @property
+    def releases_of_round(self) -> Sequence[Release]:
+        """What each silo enters into its own ledger for a round, whose unit is a record; nothing where it is promised nothing.
+
+        A delta that leaves in the clear, for the coordinator to noise, is not covered by anything. In a noised masked sum one record
+        more or less can turn a clipped delta into any other, which is twice as far as a silo that is not there: the noise
+        counts half.
+        """
+        privacy = self.privacy
+        if privacy.level == "record":
+            makers = {"makers": self.noise_makers} if self.joint else {}
+            return privacy.releases_of_round(weighted=self.weighted, **makers)
+        if self.noise_at == "silos":
+            return privacy.releases_of_round(weighted=self.weighted, noise_multiplier=privacy.noise_multiplier / 2)
+        return []
+
+    @property
+    def noise_at(self) -> Literal["nowhere", "coordinator", "silos"]:
+        """Who makes the noise of sums: of deltas, under silo-level privacy, the silos where the coordinator sees nothing but the sum."""
+        if self.joint:
+            return "silos"
+        if self.privacy.level != "silo":
+            return "nowhere"
+        return "silos" if self.aggregation.secure_aggregation else "coordinator"
+
+    @property
+    def joint(self) -> bool:
+        """Whether a round is one step of a masked sum of gradients, whose noise the silos make together."""
+        return self.privacy.level == "record" and self.privacy.noise == "joint"
+
+    @property
+    def noise_makers(self) -> int:
+        """Of joint noise: of how many silos it counts. So many of any sum make theirs, and are not among those who look at it.
+
+        As for the smallest cohort that may begin, without release groups; where groups leave fewer silos in a sum, no attempt begins
+        (parameters.NoiseTerms). It is 2 at least, by the rules of masks.
+        """
+        # Here, not above: numpy, which this brings, is for plans with masks alone.
+        from lorica_security.secure_aggregation.parameters import threshold_for
+
+        wanted = self.aggregation
+        threshold = threshold_for(self.schedule.min_silos, colluders=wanted.colluders, asked=wanted.threshold or None)
+        return max(threshold, wanted.min_survivors) - max(wanted.colluders, 1)
+
+    @property
+    def gradient_reach(self) -> float:
+        """Of joint noise: how many records of the largest gradient the range of a silo's sum has room for."""
+        return self.aggregation.delta_bound * self.privacy.expected_batch_size / self.training.max_grad_norm
+
+    @property
+    def timetable(self) -> Timetable:
+        return Timetable(
+            rounds=self.schedule.rounds,
+            every=self.evaluation.every,
+            initial=self.evaluation.initial,
+            last=self.evaluation.last,
+            masked=self.aggregation.secure_aggregation,
+        )
+
+    @property
+    def initial_model(self) -> Digest:
+        """The initial model as silos are handed it, by the digest of its manifest."""
+        return Digest(str(self.model.initial_bfloat16 if self.wire.model == "bfloat16" else self.model.initial))
+
+    @property
+    def weighted(self) -> bool:
+        """Whether updates weigh by the loss reduction of their silo."""
+        return self.aggregation.weighting in ("lorar", "loss_reduction")

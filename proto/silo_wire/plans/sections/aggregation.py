@@ -1,0 +1,71 @@
+"""`[aggregation]`: how updates become a new model."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from lorica_security.console.strict_toml import Section
+from silo_wire.plans.sections.numbers import (
+    LEAST_DELTA_NORM,
+    LEAST_MAX_WEIGHT,
+    MOST_MAX_WEIGHT,
+    MOST_NORM,
+    Bound,
+    ServerRate,
+)
+
+LEAST_SGD_RATE = 0.01
+
+
+class AggregationSection(Section):
+    """How updates become a new model (DESIGN sections 3 and 4). A cap of 0 means none.
+
+    Under secure aggregation the coordinator sees only sums: each silo itself applies `max_weight` and `max_delta_norm`.
+    """
+
+    weighting: Literal["lorar", "size", "loss_reduction", "equal"] = "lorar"
+    server_optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = "sgd"
+    server_learning_rate: ServerRate = 1.0
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta1: Annotated[float, Field(ge=0, le=0.99)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    tau: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1e-3
+    max_weight: Annotated[float, Field(ge=0, le=MOST_MAX_WEIGHT)] = 0.0
+    max_weight_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    max_delta_norm: Annotated[float, Field(ge=0, le=MOST_NORM)] = (
+        1000.0  # far above what training gives, far below what ruins a model for good
+    )
+    secure_aggregation: bool = False
+    threshold: Annotated[int, Field(ge=0, le=10_000)] = 0  # shares that open a secret; 0: the cohort's default
+    colluders: Annotated[int, Field(ge=0, le=10_000)] = 0
+    min_survivors: Annotated[int, Field(ge=3, le=10_000)] = 3
+    delta_bound: Bound = 1.0  # largest coordinate of a delta that a masked sum can express
+    max_weight_ratio: Annotated[float, Field(ge=1, le=900, allow_inf_nan=False)] = 100.0  # of two silos in a masked sum
+
+    @model_validator(mode="after")
+    def _no_value_near_zero(self) -> Self:
+        """What would leave the model as it was, or all weights at nothing, without being zero, which means "none"."""
+        for key, value, least in (
+            ("max_weight", self.max_weight, LEAST_MAX_WEIGHT),
+            ("max_delta_norm", self.max_delta_norm, LEAST_DELTA_NORM),
+        ):
+            if 0 < value < least:
+                raise ValueError(
+                    f"[aggregation] {key} = {value:g} is next to nothing: set 0 for none, or at least {least:g}"
+                )
+        if self.server_optimizer == "sgd" and self.server_learning_rate < LEAST_SGD_RATE:
+            raise ValueError(
+                f'[aggregation] server_learning_rate = {self.server_learning_rate:g} of server_optimizer = "sgd" leaves the '
+                f"model almost as it was: set at least {LEAST_SGD_RATE:g}"
+            )
+        return self
+
+    @property
+    def weight_cap(self) -> float:
+        """What a silo's weight is bounded by where it is taken as a share of that: in masked sums, under silo-level privacy."""
+        return 1.0 if self.weighting == "equal" else self.max_weight
+
+    @property
+    def least_weight(self) -> float:
+        """What a silo weighs at least in a masked sum, so that nobody's delta counts `max_weight_ratio` times another's."""
+        return self.weight_cap / self.max_weight_ratio

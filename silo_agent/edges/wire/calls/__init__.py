@@ -1,0 +1,1 @@
+"""What an agent calls at the coordinator: orders, downloads, evidence, uploads, each tried again until it is answered."""

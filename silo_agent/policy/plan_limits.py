@@ -1,0 +1,54 @@
+"""Limits on a plan of any kind: its size, the tensors that it trains, the questions that it scores."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from lorica_security.errors import PolicyRefusal
+from silo_wire.plans.plan import Plan, PlanBundle
+
+if TYPE_CHECKING:
+    pass
+from silo_agent.policy.rules import PolicyRules
+
+SHOWN = 3
+
+
+def some_of(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{', '.join(names[:SHOWN])}{more}"
+
+
+def above(rule: str, what: str, asked: int, most: int) -> Iterator[PolicyRefusal]:
+    if asked > most:
+        yield PolicyRefusal(
+            rule, f"the plan asks for {asked} {what}, [policy] {rule} of this silo allows {most}: change one of them"
+        )
+
+
+def tensor_refusals(rules: PolicyRules, bundle: PlanBundle) -> Iterator[PolicyRefusal]:
+    allowed = rules.allowed_tensors
+    if allowed == "any":
+        return
+    names = frozenset(pattern for pattern in allowed if not pattern.endswith("*"))
+    beginnings = tuple(pattern[:-1] for pattern in allowed if pattern.endswith("*"))
+    others = [
+        tensor.name
+        for tensor in bundle.layout.tensors
+        if tensor.name not in names and not tensor.name.startswith(beginnings)
+    ]
+    if others:
+        yield PolicyRefusal(
+            "allowed_tensors",
+            f"plan {bundle.plan.name} trains {some_of(others)}, which [policy] "
+            "allowed_tensors of this silo does not name: change one of them",
+        )
+
+
+def evaluation_refusals(rules: PolicyRules, plan: Plan) -> Iterator[PolicyRefusal]:
+    most = plan.evaluation.max_examples
+    if rules.tell_scores and plan.timetable.has_scores and 0 < most < rules.smallest_evaluation:
+        yield PolicyRefusal(
+            "smallest_evaluation",
+            f"plan {plan.name} has scores of {most} held-out questions, [policy] smallest_evaluation of this silo wants "
+            f"at least {rules.smallest_evaluation}: have the operator raise [evaluation] max_examples in the plan",
+        )
